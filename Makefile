@@ -1,0 +1,73 @@
+# The chores of this repository, the same for people and CI. Everything runs in .venv, with the versions that
+# constraints.txt pins. A Python other than the first suitable one: make test PYTHON=python3.12
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+IS_SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+PYTHON ?= $(shell for name in python3 python3.12 python3.11; do \
+	$$name -c '$(IS_SUITABLE)' 2>/dev/null && echo $$name && break; done)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint slow bench format clean
+
+help:
+	@echo "make demo    install what the demo needs into $(VENV) and run it"
+	@echo "make test    linters, types, import rules and the fast tests: what CI runs"
+	@echo "make lint    linters, types and import rules alone"
+	@echo "make slow    the tests marked slow"
+	@echo "make bench   the quick form of the benchmarks"
+	@echo "make format  format the code and apply the linter's safe fixes"
+	@echo "make clean   remove $(VENV) and every cache"
+
+demo: $(VENV)/.demo
+	$(BIN)/cellrt demo
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m "not slow" tests/core
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks overhead --quick
+	$(BIN)/python -m benchmarks chain --quick
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps below are older than what they were made from exactly when an install is due.
+
+$(VENV)/.created:
+	@test -n "$(PYTHON)" || { \
+		echo "cellrt needs Python 3.11 or 3.12; give its path: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c '$(IS_SUITABLE)' || { \
+		echo "cellrt needs Python 3.11 or 3.12, and $(PYTHON) is neither (or does not start)." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.created pyproject.toml constraints.txt
+	$(PIP_INSTALL) --editable '.[demo]'
+	@# Only its checkpoint is read: the packages it would import are not needed.
+	$(PIP_INSTALL) --no-deps g2p-en
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@

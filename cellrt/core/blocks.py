@@ -1,0 +1,131 @@
+"""Contiguous blocks of table rows: a buddy allocator that gives back the tail it does not need.
+
+Four regions (nodes, values, links, subgraphs) share one int32 array. A region is cut into granules of ``GRANULE``
+rows; free blocks are powers of two of granules, in doubly linked lists by size. An allocation takes the next
+larger power of two and returns the rest at once, so a block wastes less than one granule. All operations cost
+O(log size). (Knuth, The Art of Computer Programming, vol. 1, section 2.5, buddy system.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+GRANULE = 8
+NUM_ORDERS = 26
+NODES, VALUES, LINKS, SUBGRAPHS = 0, 1, 2, 3
+NUM_REGIONS = 4
+HEADER = 2 + NUM_ORDERS  # first granule index of the region's arrays, number of granules, list heads
+
+
+def make_blocks(capacities: tuple[int, int, int, int]) -> NDArray[np.int32]:
+    """Returns the array for four regions of at least these numbers of rows, all free."""
+    granules = [max(1, -(-capacity // GRANULE)) for capacity in capacities]
+    blocks = np.full(NUM_REGIONS * HEADER + 3 * sum(granules), -1, np.int32)
+    first = NUM_REGIONS * HEADER
+    for region, count in enumerate(granules):
+        blocks[region * HEADER] = first
+        blocks[region * HEADER + 1] = count
+        first += 3 * count
+    for region, count in enumerate(granules):
+        _release(blocks, region, 0, count)
+    return blocks
+
+
+@njit(cache=True, nogil=True)
+def _push(blocks, region, granule, order):
+    head_at = region * HEADER + 2 + order
+    base = blocks[region * HEADER] + 3 * granule
+    head = blocks[head_at]
+    blocks[base] = order
+    blocks[base + 1] = -1
+    blocks[base + 2] = head
+    if head >= 0:
+        blocks[blocks[region * HEADER] + 3 * head + 1] = granule
+    blocks[head_at] = granule
+
+
+@njit(cache=True, nogil=True)
+def _remove(blocks, region, granule):
+    first = blocks[region * HEADER]
+    base = first + 3 * granule
+    order, previous, following = blocks[base], blocks[base + 1], blocks[base + 2]
+    if previous >= 0:
+        blocks[first + 3 * previous + 2] = following
+    else:
+        blocks[region * HEADER + 2 + order] = following
+    if following >= 0:
+        blocks[first + 3 * following + 1] = previous
+    blocks[base] = -1
+
+
+@njit(cache=True, nogil=True)
+def _release_one(blocks, region, granule, order):
+    """Frees one aligned block and joins it with its free buddies."""
+    first, count = blocks[region * HEADER], blocks[region * HEADER + 1]
+    while order + 1 < NUM_ORDERS:
+        buddy = granule ^ (1 << order)
+        if buddy + (1 << order) > count or blocks[first + 3 * buddy] != order:
+            break
+        _remove(blocks, region, buddy)
+        granule = min(granule, buddy)
+        order += 1
+    _push(blocks, region, granule, order)
+
+
+@njit(cache=True, nogil=True)
+def _release(blocks, region, granule, count):
+    """Frees any run of granules as aligned powers of two."""
+    end = granule + count
+    while granule < end:
+        order = 0
+        while (
+            order + 1 < NUM_ORDERS
+            and granule & ((1 << (order + 1)) - 1) == 0
+            and granule + (1 << (order + 1)) <= end
+        ):
+            order += 1
+        _release_one(blocks, region, granule, order)
+        granule += 1 << order
+
+
+@njit(cache=True, nogil=True)
+def allocate_block(blocks, region, size):
+    """Returns the first of ``size`` contiguous free rows of the region, or -1 if there is no such block."""
+    wanted = max(1, (size + GRANULE - 1) // GRANULE)
+    order = 0
+    while (1 << order) < wanted:
+        order += 1
+    found = order
+    while found < NUM_ORDERS and blocks[region * HEADER + 2 + found] < 0:
+        found += 1
+    if found >= NUM_ORDERS:
+        return -1
+    granule = blocks[region * HEADER + 2 + found]
+    _remove(blocks, region, granule)
+    if (1 << found) > wanted:
+        _release(blocks, region, granule + wanted, (1 << found) - wanted)
+    return granule * GRANULE
+
+
+@njit(cache=True, nogil=True)
+def free_block(blocks, region, first, size):
+    """Gives back a block that ``allocate_block`` returned for the same size."""
+    _release(blocks, region, first // GRANULE, max(1, (size + GRANULE - 1) // GRANULE))
+
+
+def num_free_rows(blocks: NDArray[np.int32], region: int) -> int:
+    """Rows of the region that are free, counted by walking every free list."""
+    first, total = int(blocks[region * HEADER]), 0
+    for order in range(NUM_ORDERS):
+        granule = int(blocks[region * HEADER + 2 + order])
+        while granule >= 0:
+            total += GRANULE << order
+            granule = int(blocks[first + 3 * granule + 2])
+    return total
+
+
+def num_rows(blocks: NDArray[np.int32], region: int) -> int:
+    """Rows of the region, free or not."""
+    return int(blocks[region * HEADER + 1]) * GRANULE

@@ -1,0 +1,283 @@
+"""What happens when a task is done, a request ends early, or a worker is lost.
+
+Every end goes through ``release`` in ``admit.py``, once nothing of the request is in flight. What the caller must know comes back
+as notices ``(request, what)``.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from cellrt.core import task_layout as layout
+from cellrt.core.admit import release
+from cellrt.core.form import size_class
+from cellrt.core.queue import dequeue, enqueue, pin, push_ready
+from cellrt.core.rows import give_row
+from cellrt.core.story import tell
+from cellrt.core.tables import (
+    COMPLETED,
+    DEAD,
+    DONE,
+    FAILED,
+    LIVE,
+    LOCATION_SHIFT,
+    LOOP,
+    MIXED,
+    NUM_PERMANENT,
+    STEPS,
+)
+
+NOTICE_DONE = 1
+"""All nodes are complete: read the results, then call ``release``."""
+NOTICE_FAILED = 2
+"""A cell failed on this request: it is dead from now on."""
+NOTICE_RELEASED = 3
+"""A dead request gave back its last row."""
+NOTICE_STEPS = 4
+"""A streamed request has new results."""
+
+
+@njit(cache=True, nogil=True)
+def complete(t, task_id, elapsed_ns, notices):
+    """Takes a finished task out: releases what waited for it. Returns the number of notices written.
+
+    ``notices`` [4 * rows, 2] must have room. ``elapsed_ns`` is the measured time of the task, 0 if unknown.
+    """
+    settings, task = t.settings[0], t.tasks[task_id]
+    base = task_id * settings.buffer_ints
+    nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
+    failed_at = base + t.ints[base + layout.H_FAILED]
+    t.types[task.cell_type].num_running -= 1
+    if elapsed_ns > 0:
+        _measure_step(t, task, elapsed_ns)
+    if task.has_remote:
+        _free_remote(t, task_id)
+    count = 0
+    for row in range(task.rows):
+        node_id = t.ints[nodes_at + row]
+        subgraph = t.subgraphs[t.nodes[node_id].subgraph]
+        request_id = subgraph.request
+        request = t.requests[request_id]
+        tell(t, COMPLETED, request_id, task.number, t.ints[lengths_at + row])
+        subgraph.in_flight -= 1
+        request.in_flight -= 1
+        if t.ints[failed_at + row] and request.state == LIVE:
+            tell(t, FAILED, request_id, task.number, row)
+            kill(t, request_id)
+            notices[count, 0], notices[count, 1] = request_id, NOTICE_FAILED
+            count += 1
+        if request.state == LIVE:
+            if t.nodes[node_id].bits & LOOP:
+                _complete_loop(t, task_id, row, node_id)
+            else:
+                for k in range(t.ints[lengths_at + row]):
+                    _complete_node(t, node_id + k, True)
+                request.nodes_left -= t.ints[lengths_at + row]
+            unpin_if_idle(t, subgraph)
+            if request.nodes_left == 0:
+                request.state = DONE
+                notices[count, 0], notices[count, 1] = request_id, NOTICE_DONE
+                count += 1
+            elif request.streamed:
+                notices[count, 0], notices[count, 1] = request_id, NOTICE_STEPS
+                count += 1
+        elif request.state == DEAD and request.in_flight == 0:
+            release(t, request_id)
+            notices[count, 0], notices[count, 1] = request_id, NOTICE_RELEASED
+            count += 1
+    task.in_use = 0
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _measure_step(t, task, elapsed_ns):
+    """Smooths the measured time of one step at this task's size."""
+    at = size_class(task.rows)
+    step_ns = elapsed_ns / task.steps
+    old = t.step_ns[task.cell_type, at]
+    t.step_ns[task.cell_type, at] = step_ns if old == 0 else old + (step_ns - old) / 8
+
+
+@njit(cache=True, nogil=True)
+def unpin_if_idle(t, subgraph):
+    """A subgraph with nothing in flight may move to another worker."""
+    if subgraph.in_flight == 0 and subgraph.sent == 0:
+        pin(t, subgraph, 0)
+
+
+@njit(cache=True, nogil=True)
+def _complete_node(t, node_id, was_sent):
+    """Counts off the edges from a complete node to other subgraphs; ``was_sent``: ``update_dependencies`` counted them."""
+    node = t.nodes[node_id]
+    if node.num_consumers == 0:
+        return
+    first_node = t.requests[t.subgraphs[node.subgraph].request].first_node
+    for k in range(node.first_link + node.num_refs, node.first_link + node.num_refs + node.num_consumers):
+        consumer = t.nodes[first_node + t.links[k]]
+        if consumer.subgraph == node.subgraph:
+            continue
+        subgraph = t.subgraphs[consumer.subgraph]
+        subgraph.waiting -= 1
+        if was_sent and subgraph.sent > 0:
+            subgraph.sent -= 1
+        if subgraph.waiting == 0 and not subgraph.queued and subgraph.nodes_left > 0:
+            enqueue(t, consumer.subgraph)
+        elif subgraph.queued or subgraph.in_flight > 0:
+            unpin_if_idle(t, subgraph)
+
+
+@njit(cache=True, nogil=True)
+def _complete_loop(t, task_id, row, node_id):
+    """Takes in how many steps a loop's row took; ends the loop or makes its next step ready."""
+    base = task_id * t.settings[0].buffer_ints
+    ints, node = t.ints, t.nodes[node_id]
+    subgraph_id = node.subgraph
+    subgraph = t.subgraphs[subgraph_id]
+    request = t.requests[subgraph.request]
+    done = ints[base + ints[base + layout.H_DONE_STEPS] + row]
+    stopped = done < 0
+    subgraph.loop_steps += abs(done)
+    if not stopped and subgraph.loop_steps < subgraph.loop_limit:
+        push_ready(t, node_id)
+        return
+    cell_type = t.types[subgraph.cell_type]
+    length = ints[base + ints[base + layout.H_LENGTHS] + row]
+    for output in range(cell_type.num_outputs):
+        value = t.values[node.first_value + output]
+        if value.bits & STEPS:
+            first = request.results + value.result + subgraph.loop_steps
+            for k in range(first, first + length - abs(done)):
+                give_row(t, t.links[k], value.kind)
+                t.links[k] = -1
+        if value.readers == 0 and value.row >= NUM_PERMANENT:
+            give_row(t, value.row, value.kind)
+            value.row = -1
+    _free_loop_inputs(t, node, request, cell_type)
+    subgraph.nodes_left = 0
+    dequeue(t, subgraph_id)
+    request.nodes_left -= 1
+    _complete_node(t, node_id, False)
+
+
+@njit(cache=True, nogil=True)
+def _free_loop_inputs(t, node, request, cell_type):
+    """The inputs that every step of a loop read alike are read for the last time."""
+    at = node.first_link
+    for port in range(cell_type.num_inputs):
+        info = t.ports[cell_type.first_port + port]
+        count = 1
+        if info.ragged:
+            count = t.links[at]
+            at += 1
+        if info.carry < 0:
+            for k in range(count):
+                _read_remote(t, t.values[request.first_value + t.links[at + k]])
+        at += count
+
+
+@njit(cache=True, nogil=True)
+def _read_remote(t, value):
+    """Counts a read that was put off; gives the row back if it was the last."""
+    if value.row >= NUM_PERMANENT:
+        value.readers -= 1
+        if value.readers == 0:
+            give_row(t, value.row, value.kind)
+            value.row = -1
+
+
+@njit(cache=True, nogil=True)
+def _free_remote(t, task_id):
+    """Counts the reads of rows at other locations, which were put off until the task has read them."""
+    task = t.tasks[task_id]
+    base = task_id * t.settings[0].buffer_ints
+    ints, cell_type = t.ints, t.types[task.cell_type]
+    nodes_at, lengths_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_LENGTHS]
+    for row in range(task.rows):
+        first_id = ints[nodes_at + row]
+        subgraph = t.subgraphs[t.nodes[first_id].subgraph]
+        first_value = t.requests[subgraph.request].first_value
+        for step in range(1 if task.is_loop else ints[lengths_at + row]):
+            at = t.nodes[first_id + step].first_link
+            for port in range(cell_type.num_inputs):
+                info = t.ports[cell_type.first_port + port]
+                count = 1
+                if info.ragged:
+                    count = t.links[at]
+                    at += 1
+                if task.is_loop and (info.carry < 0 or subgraph.loop_steps > 0):
+                    if info.carry >= 0:
+                        _free_loop_state(t, base, port, row, task.worker, cell_type)
+                elif info.carry < 0 or step == 0:
+                    for k in range(count):
+                        value = t.values[first_value + t.links[at + k]]
+                        if value.row >> LOCATION_SHIFT != task.worker:
+                            _read_remote(t, value)
+                at += count
+
+
+@njit(cache=True, nogil=True)
+def _free_loop_state(t, base, port, row, worker, cell_type):
+    """Frees the old state of a loop that moved here from another worker."""
+    record = base + layout.HEADER + port * layout.INPUT
+    handle = t.ints[base + t.ints[record + layout.IN_ROWS] + row]
+    source = t.ints[record + layout.IN_SOURCE]
+    if source != MIXED:
+        if source < 0:
+            return
+        handle |= source << LOCATION_SHIFT
+    if handle >= NUM_PERMANENT and handle >> LOCATION_SHIFT != worker:
+        give_row(t, handle, t.ports[cell_type.first_port + port].kind)
+
+
+@njit(cache=True, nogil=True)
+def kill(t, request_id):
+    """Ends a live request early: nothing of it is scheduled any more. Its rows come back through ``release``."""
+    request = t.requests[request_id]
+    request.state = DEAD
+    for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
+        if t.subgraphs[k].queued:
+            dequeue(t, k)
+
+
+@njit(cache=True, nogil=True)
+def cancel(t, request_id):
+    """Kills a live request; returns True if its rows are back already, False if tasks in flight still hold some."""
+    kill(t, request_id)
+    if t.requests[request_id].in_flight == 0:
+        release(t, request_id)
+        return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def lose_worker(t, worker, notices):
+    """Kills every request that has a task or a row at a lost worker; returns the number of notices.
+
+    ``notices`` [3 * live requests, 2] must have room.
+    """
+    count = 0
+    for request_id in range(t.requests.size):
+        request = t.requests[request_id]
+        if request.state == LIVE and _touches(t, request, worker):
+            kill(t, request_id)
+            notices[count, 0], notices[count, 1] = request_id, NOTICE_FAILED
+            count += 1
+            if request.in_flight == 0:
+                release(t, request_id)
+                notices[count, 0], notices[count, 1] = request_id, NOTICE_RELEASED
+                count += 1
+    for task_id in range(t.tasks.size):
+        if t.tasks[task_id].in_use and t.tasks[task_id].worker == worker:
+            count += complete(t, task_id, 0, notices[count:])
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _touches(t, request, worker):
+    for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
+        if t.subgraphs[k].pinned == worker and t.subgraphs[k].in_flight > 0:
+            return True
+    for k in range(request.first_value, request.first_value + request.num_values):
+        if t.values[k].row >= NUM_PERMANENT and t.values[k].row >> LOCATION_SHIFT == worker:
+            return True
+    return False

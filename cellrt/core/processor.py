@@ -1,0 +1,302 @@
+"""The request processor: the tables and the compiled functions behind one small Python interface.
+
+It knows integers only. Whoever drives it (``engine.py`` with threads and tensors, ``simulate.py`` with a virtual clock) tells
+it what happened and when, and does what it answers: run these tasks, these requests are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core import blocks, tables
+from cellrt.core.admit import admit, note_arrival, release
+from cellrt.core.finish import cancel, complete, lose_worker
+from cellrt.core.program import Shape, compile_shape, draft_program
+from cellrt.core.rows import fill_arena
+from cellrt.core.schedule import schedule
+from cellrt.core.task_layout import HEADER, INPUT, OUTPUT
+from cellrt.errors import DefinitionError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes of the tables, fixed at start. A request that would not fit in empty tables is refused at once."""
+
+    max_requests: int = 16_384
+    max_nodes: int = 1 << 18
+    max_values: int = 1 << 20
+    max_links: int = 1 << 21
+    max_subgraphs: int = 1 << 17
+    max_tasks: int = 64
+    story_events: int = 1 << 16
+
+
+@dataclass(frozen=True)
+class SchedulerSettings:
+    """What the scheduler may be told; each optimisation has its switch.
+
+    Attributes:
+        max_tasks_to_submit: tasks of one type submitted in a row (``MaxTasksToSubmit``).
+        early_release: release a subgraph to the worker its producers were submitted to, before they complete.
+        runs: let a task hold several successive steps of each chain.
+        join_budget_s: how long a newcomer may have to wait for a run to end, in seconds.
+        order_by_arrival: among cell types, the one with the oldest request goes first, instead of priority.
+        max_passed_over: scheduling decisions after which a ready cell type is taken whatever its priority.
+        fair_every: every so many tasks of a type, the lane served longest ago goes first.
+    """
+
+    max_tasks_to_submit: int = 5
+    early_release: bool = True
+    runs: bool = True
+    join_budget_s: float = 1e-3
+    order_by_arrival: bool = False
+    max_passed_over: int = 64
+    fair_every: int = 16
+
+
+class Port(NamedTuple):
+    """One input or output of a cell type: kind of its rows; for an input, the output it is carried from, or -1."""
+
+    kind: int
+    carry: int = -1
+    ragged: bool = False
+
+
+class Notice(NamedTuple):
+    """What the driver must know after a completion: request id and one of the ``NOTICE_`` words of ``finish.py``."""
+
+    request: int
+    what: int
+
+
+@dataclass
+class _Growing:
+    """Rows of ``free_rows`` handed out so far, and of ``ports``."""
+
+    free_rows: int = 0
+    ports: int = 0
+    kind_rows: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Processor:
+    """The scheduler's state. Not safe for threads: one thread, the manager, owns it."""
+
+    def __init__(
+        self, num_workers: int, limits: Limits | None = None, settings: SchedulerSettings | None = None
+    ) -> None:
+        if not 1 <= num_workers <= tables.MAX_WORKERS:
+            raise DefinitionError(f"number of workers: expected 1 to {tables.MAX_WORKERS}, got {num_workers}")
+        self.limits = limits or Limits()
+        self.settings = settings or SchedulerSettings()
+        self.num_workers = num_workers
+        self._grown = _Growing()
+        self.tables = self._make_tables()
+        self._task_ids = np.zeros(self.limits.max_tasks, np.int32)
+        self._notices = np.zeros((64, 2), np.int32)
+        self._rows = np.zeros(0, np.int32)
+
+    def _make_tables(self) -> tables.Tables:
+        limits, new = self.limits, tables.new_table
+        settings = new(1, tables.SETTINGS)
+        for name in ("max_tasks_to_submit", "max_passed_over", "fair_every", "early_release", "runs", "order_by_arrival"):
+            settings[name] = getattr(self.settings, name)
+        settings["num_workers"] = self.num_workers
+        settings["join_budget_ns"] = self.settings.join_budget_s * 1e9
+        requests = new(limits.max_requests, tables.REQUEST)
+        requests["next_free"] = np.arange(1, limits.max_requests + 1)
+        requests["next_free"][-1] = -1
+        lanes = new(tables.MAX_TYPES * tables.NUM_LANES, tables.LANE)
+        lanes["head"] = lanes["tail"] = -1
+        free = blocks.make_blocks((limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs))
+        rows = [blocks.num_rows(free, region) for region in range(blocks.NUM_REGIONS)]
+        return tables.Tables(
+            settings=settings,
+            types=new(tables.MAX_TYPES, tables.TYPE),
+            ports=new(0, tables.PORT),
+            requests=requests,
+            subgraphs=new(rows[blocks.SUBGRAPHS], tables.SUBGRAPH),
+            nodes=new(rows[blocks.NODES], tables.NODE),
+            values=new(rows[blocks.VALUES], tables.VALUE),
+            links=np.zeros(rows[blocks.LINKS], np.int32),
+            tasks=new(limits.max_tasks, tables.TASK),
+            ints=np.zeros(0, np.int32),
+            blocks=free,
+            arenas=new((self.num_workers + 1) * tables.MAX_KINDS, tables.ARENA),
+            free_rows=np.zeros(0, np.int32),
+            kinds=new(tables.MAX_KINDS, tables.KIND),
+            lanes=lanes,
+            ready=np.zeros((tables.MAX_TYPES, self.num_workers + 1), np.int32),
+            step_ns=np.zeros((tables.MAX_TYPES, tables.NUM_SIZE_CLASSES), np.float32),
+            events=new(limits.story_events, tables.EVENT),
+        )
+
+    @property
+    def num_kinds(self) -> int:
+        """Kinds of rows (shape and dtype) added so far."""
+        return len(self._grown.kind_rows)
+
+    @property
+    def num_types(self) -> int:
+        """Cell types added so far."""
+        return int(self.tables.settings["num_types"][0])
+
+    @property
+    def num_live(self) -> int:
+        """Requests in the tables."""
+        return int(self.tables.settings["num_live"][0])
+
+    @property
+    def num_running(self) -> int:
+        """Tasks submitted and not complete."""
+        return int(self.tables.types["num_running"].sum())
+
+    def add_kind(self, worker_rows: int, host_rows: int) -> int:
+        """Adds a kind with that many free rows at each worker and at the host; returns its id."""
+        kind = self.num_kinds
+        if kind >= tables.MAX_KINDS:
+            raise DefinitionError(f"more than {tables.MAX_KINDS} different row shapes and dtypes in one engine")
+        first = self._grown.free_rows
+        total = host_rows + self.num_workers * worker_rows
+        grown = np.concatenate([self.tables.free_rows, np.zeros(total, np.int32)])
+        self.tables = self.tables._replace(free_rows=grown)
+        self.tables.kinds["worker_rows"][kind] = worker_rows
+        self.tables.kinds["host_rows"][kind] = host_rows
+        for location in range(self.num_workers + 1):
+            capacity = worker_rows if location else host_rows
+            fill_arena(self.tables, location, kind, first, capacity)
+            first += capacity
+        self._grown.free_rows = first
+        self._grown.kind_rows.append((worker_rows, host_rows))
+        return kind
+
+    def add_type(
+        self,
+        inputs: Sequence[Port],
+        outputs: Sequence[Port],
+        *,
+        max_batch: int,
+        min_batch: int = 1,
+        priority: int = 0,
+        max_steps: int = 1 << 20,
+    ) -> int:
+        """Adds a cell type; returns its id. Task buffers grow to hold its largest batch."""
+        type_id = self.num_types
+        if type_id >= tables.MAX_TYPES:
+            raise DefinitionError(f"more than {tables.MAX_TYPES} cell types in one engine")
+        ports = tables.new_table(self._grown.ports + len(inputs) + len(outputs), tables.PORT)
+        ports[: self._grown.ports] = self.tables.ports[: self._grown.ports]
+        for k, port in enumerate([*inputs, *outputs]):
+            ports[self._grown.ports + k] = (port.kind, port.carry, int(port.ragged))
+        row = self.tables.types[type_id]
+        row["priority"], row["max_batch"], row["min_batch"] = priority, max_batch, min_batch
+        row["max_steps"] = max_steps if any(port.carry >= 0 for port in inputs) else 1
+        row["num_inputs"], row["num_outputs"] = len(inputs), len(outputs)
+        row["first_port"] = self._grown.ports
+        row["per_row"] = 6 + 4 * len(inputs) + 4 * len(outputs)
+        self._grown.ports = len(ports)
+        header = HEADER + INPUT * len(inputs) + OUTPUT * len(outputs)
+        wanted = max(1 << 16, 4 * max_batch * (int(row["per_row"]) + 1) + header)
+        self.tables = self.tables._replace(ports=ports)
+        if wanted > int(self.tables.settings["buffer_ints"][0]):
+            if self.num_running:
+                raise DefinitionError("a larger cell type cannot be added while tasks are running: drain first")
+            self.tables.settings["buffer_ints"] = wanted
+            self.tables = self.tables._replace(ints=np.zeros(wanted * self.limits.max_tasks, np.int32))
+        self.tables.settings["num_types"] = type_id + 1
+        self._notices = np.zeros((max(len(self._notices), 4 * max_batch + 64), 2), np.int32)
+        return type_id
+
+    def set_priority(self, type_id: int, priority: int) -> None:
+        """Sets a cell type's priority: higher goes first."""
+        self.tables.types["priority"][type_id] = priority
+
+    def set_step_time(self, type_id: int, rows: int, seconds: float) -> None:
+        """Tells the scheduler how long one step of ``rows`` rows takes, before it has measured it."""
+        k = min(tables.NUM_SIZE_CLASSES - 1, max(0, rows - 1).bit_length())
+        self.tables.step_ns[type_id, k] = seconds * 1e9
+
+    def compile(self, program: NDArray[np.int32]) -> Shape:
+        """Compiles a program (``program.py``) into a shape. Safe from any thread: reads only types and ports."""
+        t = self.tables
+        return compile_shape(draft_program(program, t.types, t.ports), t.types, t.ports, self.num_kinds)
+
+    def why_too_large(self, shape: Shape) -> str | None:
+        """Says what of a shape would not fit even in an empty engine; None if it fits."""
+        limits, t = self.limits, self.tables
+        links = shape.links.size + 2 * shape.results.size + 2 * shape.needs.shape[0]
+        for what, wanted, limit in (
+            ("nodes", shape.nodes.size, limits.max_nodes),
+            ("values", shape.values.size, limits.max_values),
+            ("links", links, limits.max_links),
+            ("subgraphs", shape.subgraphs.size, limits.max_subgraphs),
+        ):
+            if wanted > limit:
+                return f"{wanted} {what}, the tables hold {limit}"
+        for kind, (worker, host) in enumerate(shape.needs.tolist()):
+            worker_rows, host_rows = self._grown.kind_rows[kind]
+            if worker > worker_rows or host > host_rows:
+                return f"{worker} worker and {host} host rows of kind {kind}, the arenas hold {worker_rows} and {host_rows}"
+        if shape.nodes.size:
+            most = int(shape.nodes["num_refs"].max())
+            per_row = int(t.types["per_row"][: self.num_types].max())
+            if 4 * most + 4 * per_row > int(t.settings["buffer_ints"][0]):
+                return f"a node with {most} inputs, a task's buffer holds {int(t.settings['buffer_ints'][0]) // 4}"
+        return None
+
+    def note_arrival(self, now_ns: int) -> None:
+        """Counts an arrival for the estimate of the load."""
+        note_arrival(self.tables, now_ns)
+
+    def admit(self, shape: Shape, sequence: int, lane: int = 0, streamed: bool = False) -> tuple[int, NDArray[np.int32]] | None:
+        """Admits a request: returns (id, host rows of its external values), or None if there is no room now."""
+        rows = np.empty(shape.externals.size, np.int32)
+        request = admit(self.tables, shape, sequence, lane, int(streamed), rows)
+        return None if request < 0 else (request, rows)
+
+    def set_time(self, now_ns: int) -> None:
+        """Sets the clock that scheduling decisions and the story use."""
+        self.tables.settings["now_ns"] = now_ns
+
+    def schedule(self, worker: int) -> list[int]:
+        """Forms tasks for a worker (location 1..) that can take work; returns their ids in order of submission."""
+        count = schedule(self.tables, worker, self._task_ids)
+        return self._task_ids[:count].tolist() if count else []
+
+    def complete(self, task: int, elapsed_ns: int) -> list[Notice]:
+        """Takes out a finished task; its buffer must hold the worker's answers."""
+        count = complete(self.tables, task, elapsed_ns, self._notices)
+        return [Notice(*pair) for pair in self._notices[:count].tolist()] if count else []
+
+    def results(self, request: int) -> NDArray[np.int32]:
+        """Host rows of a request's results in order, -1 where a loop stopped before."""
+        row = self.tables.requests[request]
+        first = int(row["results"])
+        return self.tables.links[first : first + int(row["num_results"])].copy()
+
+    def loop_steps(self, request: int, subgraph: int) -> int:
+        """Steps that a loop of the request has taken."""
+        return int(self.tables.subgraphs["loop_steps"][int(self.tables.requests["first_subgraph"][request]) + subgraph])
+
+    def release(self, request: int) -> None:
+        """Frees a request that is done, once its results are read."""
+        release(self.tables, request)
+
+    def cancel(self, request: int) -> bool:
+        """Ends a live request early. True if its rows are back; else a NOTICE_RELEASED follows."""
+        return bool(cancel(self.tables, request))
+
+    def lose_worker(self, worker: int) -> list[Notice]:
+        """Kills every request with work or state at a worker (location 1..)."""
+        notices = np.zeros((3 * self.limits.max_requests + 4 * len(self._notices), 2), np.int32)
+        count = lose_worker(self.tables, worker, notices)
+        return [Notice(*pair) for pair in notices[:count].tolist()]
+
+    def task_buffer(self, task: int) -> NDArray[np.int32]:
+        """The task's index arrays, laid out as ``task_layout.py`` says."""
+        size = int(self.tables.settings["buffer_ints"][0])
+        return self.tables.ints[task * size : (task + 1) * size]

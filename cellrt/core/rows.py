@@ -1,0 +1,51 @@
+"""Arena rows as a stack of free row numbers per location and kind, and the reservations that keep it from running dry.
+
+A request is admitted only when the most rows it can ever hold at once (``Shape.needs``) are still unreserved, so taking
+a row in the middle of the work cannot fail (DESIGN, rule 8). The reservation holds at every worker, because any of them
+may run any subgraph.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from cellrt.core.tables import LOCATION_SHIFT, MAX_KINDS, NUM_PERMANENT
+
+
+@njit(cache=True, nogil=True)
+def take_row(t, location, kind):
+    """Returns the handle of a free row. The caller holds a reservation; -1 if that rule was broken."""
+    arena = t.arenas[location * MAX_KINDS + kind]
+    if arena.num_free == 0:
+        return -1
+    arena.num_free -= 1
+    return t.free_rows[arena.first + arena.num_free]
+
+
+@njit(cache=True, nogil=True)
+def give_row(t, handle, kind):
+    """Gives back a row; permanent rows stay where they are."""
+    if handle < NUM_PERMANENT:
+        return
+    arena = t.arenas[(handle >> LOCATION_SHIFT) * MAX_KINDS + kind]
+    t.free_rows[arena.first + arena.num_free] = handle
+    arena.num_free += 1
+
+
+@njit(cache=True, nogil=True)
+def can_reserve(t, needs):
+    """Whether the rows ``needs[kind, (worker, host)]`` are unreserved."""
+    for kind in range(needs.shape[0]):
+        k = t.kinds[kind]
+        if k.reserved_worker + needs[kind, 0] > k.worker_rows or k.reserved_host + needs[kind, 1] > k.host_rows:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def fill_arena(t, location, kind, first, capacity):
+    """Makes rows NUM_PERMANENT .. NUM_PERMANENT + capacity - 1 of an arena free, the lowest on top."""
+    arena = t.arenas[location * MAX_KINDS + kind]
+    arena.first, arena.capacity, arena.num_free = first, capacity, capacity
+    for k in range(capacity):
+        t.free_rows[first + k] = (location << LOCATION_SHIFT) | (NUM_PERMANENT + capacity - 1 - k)

@@ -1,0 +1,219 @@
+"""All state of the scheduler: one NumPy structured array per concept, and the words for their fields.
+
+Who points where (ids are row numbers in the tables; -1 is "none")::
+
+    request --(first_subgraph, num_subgraphs)--> subgraph --(ready list)--> node
+    node --(first_link)--> links: value ids it reads, then node ids that read it (both relative to the request)
+    node --(first_value)--> its outputs, one value each
+    value --(row)--> a *handle*: location and row of an arena
+    task --(buffer)--> ints: the index arrays that a worker reads (layout in ``task_layout.py``)
+
+An arena holds all rows of one kind (one shape and dtype) at one location, so that any input of any node is one
+row number whoever produced it, and a gather is one ``index_select``. Location 0 is the host (request inputs
+and results), locations 1.. are the workers. Rows below ``NUM_PERMANENT`` hold constants, the same everywhere; row 0
+is zeros.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+HOST = 0
+LOCATION_SHIFT = 26
+ROW_MASK = (1 << LOCATION_SHIFT) - 1
+MAX_WORKERS = 30
+NUM_PERMANENT = 64
+MIXED = -1
+NUM_LANES = 64
+LANES_PER_PRIORITY = 16
+NUM_SIZE_CLASSES = 16
+MAX_READERS = 65_535
+NEVER = 1 << 62
+MAX_TYPES = 256
+MAX_KINDS = 64
+
+# Node flags.
+CHAIN_NEXT = 1
+"""Node n + 1 reads the outputs of node n exactly as its carried state: both may share a run."""
+LOOP = 2
+
+# Value flags.
+EXTERNAL = 1
+PERMANENT = 2
+CARRIED = 4
+"""Output of a loop that feeds the loop's next step."""
+LAST_ONLY = 8
+"""Result of a loop of which only the last step counts."""
+STEPS = 16
+"""Result of a loop that is kept for every step."""
+
+# Request states.
+FREE = 0
+LIVE = 1
+DONE = 2
+"""All nodes complete; the results are waiting to be read."""
+DEAD = 3
+"""Ended early; the rows come back when the last task in flight is done."""
+
+# Events of the story.
+ADMITTED = 1
+RELEASED = 2
+LAUNCHED = 3
+COMPLETED = 4
+FAILED = 5
+ENDED = 6
+
+TYPE = np.dtype(
+    [
+        ("priority", "i4"),
+        ("max_batch", "i4"),
+        ("min_batch", "i4"),
+        ("max_steps", "i4"),  # longest run; 1 for a cell without carried state
+        ("num_inputs", "i4"),
+        ("num_outputs", "i4"),
+        ("first_port", "i4"),  # inputs, then outputs, in ``ports``
+        ("stop_output", "i4"),  # not used outside loops
+        ("num_running", "i4"),
+        ("passed_over", "i4"),  # scheduling decisions since this type was ready but not chosen
+        ("num_formed", "i4"),
+        ("per_row", "i4"),  # ints of buffer a row of a task needs at most, ragged inputs apart
+    ],
+    align=True,
+)
+PORT = np.dtype([("kind", "i4"), ("carry", "i4"), ("ragged", "i4")], align=True)
+REQUEST = np.dtype(
+    [
+        ("sequence", "i8"),
+        ("state", "i4"),
+        ("lane", "i4"),
+        ("first_node", "i4"),
+        ("num_nodes", "i4"),
+        ("first_value", "i4"),
+        ("num_values", "i4"),
+        ("first_link", "i4"),
+        ("num_links", "i4"),
+        ("first_subgraph", "i4"),
+        ("num_subgraphs", "i4"),
+        ("nodes_left", "i4"),
+        ("in_flight", "i4"),  # rows of tasks in flight
+        ("results", "i4"),  # link index of the rows of the results, then of their kinds
+        ("num_results", "i4"),
+        ("needs", "i4"),  # link index of the reserved rows, (worker, host) per kind, to the end of the block
+        ("next_free", "i4"),
+        ("streamed", "i4"),
+    ],
+    align=True,
+)
+SUBGRAPH = np.dtype(
+    [
+        ("request", "i4"),
+        ("cell_type", "i4"),
+        ("pinned", "i4"),  # location of the worker it must run on, or 0
+        ("waiting", "i4"),  # edges from other subgraphs whose producer is not complete
+        ("sent", "i4"),  # of those, edges whose producer is submitted (early release)
+        ("sent_to", "i4"),  # the one worker they were submitted to, or MIXED
+        ("ready_head", "i4"),
+        ("ready_tail", "i4"),
+        ("num_ready", "i4"),
+        ("in_flight", "i4"),  # rows of tasks in flight
+        ("nodes_left", "i4"),  # nodes not yet submitted
+        ("previous", "i4"),
+        ("next", "i4"),
+        ("queued", "i4"),
+        ("loop_steps", "i4"),  # steps of the loop that are done
+        ("loop_limit", "i4"),  # step limit, 0 if the subgraph is not a loop
+        ("loop_stop", "i4"),  # output that says stop, or -1
+    ],
+    align=True,
+)
+NODE = np.dtype(
+    [
+        ("subgraph", "i4"),
+        ("pending", "i4"),  # edges from nodes of the same subgraph that are not submitted
+        ("next_ready", "i4"),
+        ("first_value", "i4"),
+        ("first_link", "i4"),
+        ("num_refs", "i4"),  # links that are inputs (ragged counts included)
+        ("num_consumers", "i4"),  # links after those: nodes that read an output of this one
+        ("bits", "i4"),
+    ],
+    align=True,
+)
+VALUE = np.dtype([("row", "i4"), ("result", "i4"), ("readers", "u2"), ("kind", "u1"), ("bits", "u1")], align=True)
+TASK = np.dtype(
+    [
+        ("cell_type", "i4"),
+        ("worker", "i4"),
+        ("in_use", "i4"),
+        ("rows", "i4"),
+        ("steps", "i4"),
+        ("positions", "i4"),
+        ("has_remote", "i4"),  # some input row lies at another location
+        ("is_loop", "i4"),
+        ("expected_ns", "f4"),
+        ("number", "i8"),
+    ],
+    align=True,
+)
+ARENA = np.dtype([("first", "i4"), ("capacity", "i4"), ("num_free", "i4")], align=True)
+KIND = np.dtype([("reserved_worker", "i4"), ("reserved_host", "i4"), ("worker_rows", "i4"), ("host_rows", "i4")])
+LANE = np.dtype([("head", "i4"), ("tail", "i4"), ("served", "i4")], align=True)
+EVENT = np.dtype(
+    [("now_ns", "i8"), ("sequence", "i8"), ("task", "i8"), ("what", "i4"), ("detail", "i4")],
+    align=True,
+)
+SETTINGS = np.dtype(
+    [
+        ("num_types", "i4"),
+        ("num_workers", "i4"),
+        ("max_tasks_to_submit", "i4"),
+        ("early_release", "i4"),
+        ("runs", "i4"),
+        ("order_by_arrival", "i4"),
+        ("max_passed_over", "i4"),
+        ("fair_every", "i4"),
+        ("buffer_ints", "i4"),
+        ("join_budget_ns", "f4"),
+        ("free_request", "i4"),
+        ("num_live", "i4"),
+        ("num_events", "i8"),
+        ("num_tasks", "i8"),
+        ("now_ns", "i8"),
+        ("arrival_gap_ns", "f8"),  # smoothed time between arrivals
+        ("last_arrival_ns", "i8"),
+    ],
+    align=True,
+)
+
+
+def new_table(size: int, dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    """Returns ``size`` zeroed rows. Field access by attribute works in compiled code and, as a recarray, without it."""
+    rows = np.zeros(size, dtype)
+    return rows.view(np.recarray) if numba.config.DISABLE_JIT else rows
+
+
+class Tables(NamedTuple):
+    """The whole state of a scheduler. Compiled functions take it as one argument."""
+
+    settings: NDArray[np.void]
+    types: NDArray[np.void]
+    ports: NDArray[np.void]
+    requests: NDArray[np.void]
+    subgraphs: NDArray[np.void]
+    nodes: NDArray[np.void]
+    values: NDArray[np.void]
+    links: NDArray[np.int32]
+    tasks: NDArray[np.void]
+    ints: NDArray[np.int32]  # task buffers, ``buffer_ints`` each
+    blocks: NDArray[np.int32]  # free blocks of nodes, values, links and subgraphs (``blocks.py``)
+    arenas: NDArray[np.void]  # [location * MAX_KINDS + kind]
+    free_rows: NDArray[np.int32]
+    kinds: NDArray[np.void]
+    lanes: NDArray[np.void]  # [cell type * NUM_LANES + lane]
+    ready: NDArray[np.int32]  # [cell type, worker location]: ready nodes pinned there; column 0: not pinned
+    step_ns: NDArray[np.float32]  # [cell type, size class]: measured time of one step, 0 if unknown
+    events: NDArray[np.void]

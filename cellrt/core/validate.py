@@ -1,0 +1,165 @@
+"""The whole-state validator: every invariant of the tables, checked slowly and in plain Python.
+
+Tests call it after each step, the engine in debug mode when it is idle. It answers with the broken rules, so that a test can corrupt
+a table and see it fail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from cellrt.core import blocks
+from cellrt.core import task_layout as layout
+from cellrt.core.tables import DEAD, FREE, LIVE, LOCATION_SHIFT, MAX_KINDS, NUM_LANES, NUM_PERMANENT, Tables
+
+
+def broken_rules(t: Tables) -> list[str]:
+    """Returns one line for each broken invariant; empty if the state is sound. Cost: the size of the tables."""
+    return [*_blocks(t), *_queues(t), *_flights(t), *_rows(t), *_reservations(t)]
+
+
+def _live(t: Tables) -> list[int]:
+    return np.flatnonzero(t.requests["state"] != FREE).tolist()
+
+
+def _blocks(t: Tables) -> list[str]:
+    rules = []
+    for name, region in (("node", blocks.NODES), ("value", blocks.VALUES), ("link", blocks.LINKS), ("subgraph", blocks.SUBGRAPHS)):
+        used = []
+        for request in _live(t):
+            first, size = int(t.requests[f"first_{name}"][request]), int(t.requests[f"num_{name}s"][request])
+            used.append((first, first + max(1, -(-size // blocks.GRANULE)) * blocks.GRANULE))
+        used.sort()
+        if any(a[1] > b[0] for a, b in zip(used, used[1:], strict=False)):
+            rules.append(f"{name} blocks of two requests overlap")
+        total = blocks.num_free_rows(t.blocks, region) + sum(end - start for start, end in used)
+        if total != blocks.num_rows(t.blocks, region):
+            rules.append(f"{name} rows: {total} free and used of {blocks.num_rows(t.blocks, region)}")
+    return rules
+
+
+def _queues(t: Tables) -> list[str]:
+    rules = []
+    ready = np.zeros_like(t.ready)
+    seen: Counter[int] = Counter()
+    for lane_id in np.flatnonzero(t.lanes["head"] >= 0).tolist():
+        previous, subgraph_id = -1, int(t.lanes["head"][lane_id])
+        while subgraph_id >= 0 and seen[subgraph_id] == 0:
+            seen[subgraph_id] += 1
+            subgraph = t.subgraphs[subgraph_id]
+            if int(subgraph["cell_type"]) != lane_id // NUM_LANES or int(subgraph["previous"]) != previous:
+                rules.append(f"subgraph {subgraph_id} is in the wrong queue or place")
+            if not subgraph["queued"] or t.requests["state"][subgraph["request"]] != LIVE:
+                rules.append(f"subgraph {subgraph_id} is queued but not marked so, or its request is not live")
+            ready[int(subgraph["cell_type"]), int(subgraph["pinned"])] += int(subgraph["num_ready"])
+            previous, subgraph_id = subgraph_id, int(subgraph["next"])
+        if previous != int(t.lanes["tail"][lane_id]):
+            rules.append(f"lane {lane_id} does not end at its tail")
+    if not np.array_equal(ready, t.ready):
+        rules.append("ready counts differ from the queues")
+    for request in _live(t):
+        first = int(t.requests["first_subgraph"][request])
+        for k in range(first, first + int(t.requests["num_subgraphs"][request])):
+            rules.extend(_ready_list(t, k))
+            if bool(t.subgraphs["queued"][k]) != bool(seen[k]):
+                rules.append(f"subgraph {k}: queued flag and queue disagree")
+    return rules
+
+
+def _ready_list(t: Tables, subgraph_id: int) -> list[str]:
+    count, node = 0, int(t.subgraphs["ready_head"][subgraph_id])
+    limit = int(t.subgraphs["num_ready"][subgraph_id])
+    while node >= 0 and count <= limit:
+        if int(t.nodes["pending"][node]) != 0:
+            return [f"node {node} is ready with {int(t.nodes['pending'][node])} inputs pending"]
+        count, node = count + 1, int(t.nodes["next_ready"][node])
+    return [] if count == limit else [f"subgraph {subgraph_id}: {count} nodes in its ready list, {limit} counted"]
+
+
+def _flights(t: Tables) -> list[str]:
+    rules = []
+    size = int(t.settings["buffer_ints"][0])
+    subgraphs: Counter[int] = Counter()
+    requests: Counter[int] = Counter()
+    running: Counter[int] = Counter()
+    for task in np.flatnonzero(t.tasks["in_use"]).tolist():
+        running[int(t.tasks["cell_type"][task])] += 1
+        buffer = t.ints[task * size : (task + 1) * size]
+        first = int(buffer[layout.H_NODES])
+        for node in buffer[first : first + int(buffer[layout.H_ROWS])].tolist():
+            subgraph = int(t.nodes["subgraph"][node])
+            subgraphs[subgraph] += 1
+            requests[int(t.subgraphs["request"][subgraph])] += 1
+            if int(t.subgraphs["pinned"][subgraph]) != int(t.tasks["worker"][task]):
+                rules.append(f"subgraph {subgraph} has a task at worker {int(t.tasks['worker'][task])} but is not pinned there")
+    for type_id in range(int(t.settings["num_types"][0])):
+        if int(t.types["num_running"][type_id]) != running[type_id]:
+            rules.append(f"cell type {type_id}: running tasks miscounted")
+    for request in _live(t):
+        row = t.requests[request]
+        if int(row["in_flight"]) != requests[request]:
+            rules.append(f"request {request}: {int(row['in_flight'])} rows in flight, {requests[request]} in tasks")
+        for k in range(int(row["first_subgraph"]), int(row["first_subgraph"]) + int(row["num_subgraphs"])):
+            if int(t.subgraphs["in_flight"][k]) != subgraphs[k]:
+                rules.append(f"subgraph {k}: rows in flight miscounted")
+            if int(t.subgraphs["waiting"][k]) < 0 or int(t.subgraphs["sent"][k]) > int(t.subgraphs["waiting"][k]):
+                rules.append(f"subgraph {k}: more producers sent than waited for")
+    return rules
+
+
+def _held_rows(t: Tables) -> dict[tuple[int, int], list[int]]:
+    """Handles that live requests hold, by (location, kind)."""
+    held: dict[tuple[int, int], list[int]] = {}
+    for request in _live(t):
+        row = t.requests[request]
+        values = t.values[int(row["first_value"]) : int(row["first_value"]) + int(row["num_values"])]
+        for value in values[values["row"] >= NUM_PERMANENT]:
+            held.setdefault((int(value["row"]) >> LOCATION_SHIFT, int(value["kind"])), []).append(int(value["row"]))
+        first, count = int(row["results"]), int(row["num_results"])
+        for k in range(first, first + count):
+            if t.links[k] >= 0:
+                held.setdefault((0, int(t.links[k + count])), []).append(int(t.links[k]))
+    return held
+
+
+def _rows(t: Tables) -> list[str]:
+    """Free and held rows make up each arena exactly when nothing is in flight, and never overlap."""
+    rules = []
+    held = _held_rows(t)
+    idle = not t.tasks["in_use"].any()
+    for at in np.flatnonzero(t.arenas["capacity"] > 0).tolist():
+        location, kind = divmod(at, MAX_KINDS)
+        arena = t.arenas[at]
+        first = int(arena["first"])
+        free = t.free_rows[first : first + int(arena["num_free"])].tolist()
+        rows = free + held.pop((location, kind), [])
+        if len(set(rows)) != len(rows):
+            rules.append(f"arena of kind {kind} at {location}: a row is held twice, or held and free")
+        if len(rows) > int(arena["capacity"]) or (idle and len(rows) != int(arena["capacity"])):
+            rules.append(f"arena of kind {kind} at {location}: {len(rows)} rows of {int(arena['capacity'])} accounted for")
+    rules.extend(f"rows held in no arena: {place}" for place in held)
+    return rules
+
+
+def _reservations(t: Tables) -> list[str]:
+    rules = []
+    reserved = np.zeros((MAX_KINDS, 2), np.int64)
+    for request in _live(t):
+        row = t.requests[request]
+        end = int(row["first_link"]) + int(row["num_links"])
+        needs = t.links[int(row["needs"]) : end].reshape(-1, 2)
+        reserved[: len(needs)] += needs
+    if not np.array_equal(reserved[:, 0], t.kinds["reserved_worker"]) or not np.array_equal(
+        reserved[:, 1], t.kinds["reserved_host"]
+    ):
+        rules.append("reservations differ from what the live requests need")
+    if (t.kinds["reserved_worker"] > t.kinds["worker_rows"]).any() or (t.kinds["reserved_host"] > t.kinds["host_rows"]).any():
+        rules.append("more rows reserved than there are")
+    live = len(_live(t))
+    if int(t.settings["num_live"][0]) != live:
+        rules.append(f"{int(t.settings['num_live'][0])} requests counted, {live} live")
+    dead = [request for request in _live(t) if t.requests["state"][request] == DEAD and not t.requests["in_flight"][request]]
+    rules.extend(f"request {request} is dead with nothing in flight, but not released" for request in dead)
+    return rules

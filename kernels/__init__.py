@@ -1,0 +1,1 @@
+"""Kernels: one package per operation, each with its plain torch reference."""

@@ -1,0 +1,51 @@
+"""Options and rules that hold for every test.
+
+Torch is imported only when a test needs a GPU, as the core's tests run without it.
+"""
+
+import functools
+import importlib.util
+import os
+from collections.abc import Generator
+
+import hypothesis
+import pytest
+
+# Compiling the core makes a first example slow, so examples have no deadline of their own. CI draws the same
+# examples every time.
+hypothesis.settings.register_profile("cellrt", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("cellrt")
+
+
+@functools.cache
+def reason_without_gpu() -> str | None:
+    """Why GPU tests cannot run here, or None where they can."""
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    return None if torch.cuda.is_available() else "there is no CUDA device"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-gpu", action="store_true", help="fail a test marked gpu that would be skipped"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and (reason := reason_without_gpu()) is not None:
+        pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn every skip of a GPU test, whatever its reason, into a failure under --require-gpu."""
+    report = yield
+    is_skip = report.skipped and not hasattr(report, "wasxfail")
+    if is_skip and item.config.getoption("--require-gpu") and item.get_closest_marker("gpu") is not None:
+        report.outcome = "failed"
+        report.longrepr = f"skipped under --require-gpu: {call.excinfo and call.excinfo.value}"
+    return report

@@ -1,0 +1,387 @@
+"""A machine of integers: runs the core's tasks on NumPy rows, late and in stream order, and an oracle that knows no tasks.
+
+Every cell is a linear function modulo a prime, so any row read too late, too early or from the wrong place shows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cellrt.core import task_layout as layout
+from cellrt.core.finish import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
+from cellrt.core.processor import Limits, Port, Processor, SchedulerSettings
+from cellrt.core.program import (
+    CARRY,
+    FIXED,
+    LIST,
+    OP_CHAIN,
+    OP_CONSTANT,
+    OP_EXTERNAL,
+    OP_LOOP,
+    OP_NODE,
+    OP_RESULT,
+    OP_RESULT_LAST,
+    OP_RESULT_STEPS,
+    STEP,
+    Shape,
+)
+from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
+from cellrt.core.validate import broken_rules
+
+PRIME = 1_000_003
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell type of integers; ``carry[i]`` is the output that input i is carried from, or -1."""
+
+    number: int
+    carry: tuple[int, ...]
+    ragged: tuple[bool, ...]
+    num_outputs: int
+
+    def __call__(self, inputs: list[int | list[int]]) -> list[int]:
+        total = 7 * self.number
+        for k, value in enumerate(inputs):
+            values = value if isinstance(value, list) else [value]
+            total += sum((3 + 2 * k + 5 * j) * v for j, v in enumerate(values)) + len(values)
+        return [(total * (j + 2) + j) % PRIME for j in range(self.num_outputs)]
+
+
+def stops(value: int) -> bool:
+    """Whether a loop's stop output says stop."""
+    return value % 3 == 0
+
+
+CELLS = (
+    Cell(0, (-1, 0), (False, False), 1),
+    Cell(1, (-1, 0, 1), (False, False, False), 3),
+    Cell(2, (-1, -1), (False, False), 1),
+    Cell(3, (-1, -1), (True, False), 2),
+    Cell(4, (0, -1), (False, True), 2),
+)
+
+
+@dataclass
+class Graph:
+    """A random program with what the oracle expects of it."""
+
+    program: list[int]
+    externals: list[int]
+    results: list[int]
+    """Expected results in order; a loop's missing steps are -1."""
+
+
+class Author:
+    """Draws a random program, evaluating each value as it goes: the oracle."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.program: list[int] = []
+        self.values: list[int] = []
+        self.externals: list[int] = []
+        self.expected: list[int] = []
+        self.inputs: set[int] = set()
+        self.loops: list[tuple[int, int, list[list[int]]]] = []
+
+    def graph(self, operations: int) -> Graph:
+        self.external(self.draw.randint(1, 4))
+        self.program += [OP_CONSTANT, 0, 1]
+        self.values.append(11)
+        produced: list[int] = []
+        while not produced or operations > 0:
+            operations -= 1
+            choice = self.draw.choice("nnncclte")
+            if choice == "e":
+                self.external(1)
+            else:
+                first = len(self.values)
+                {"n": self.node, "c": self.chain, "l": self.loop, "t": self.tree}[choice]()
+                produced += range(first, len(self.values))
+        in_loops = {base + k for base, outputs, _ in self.loops for k in range(outputs)}
+        plain = [value for value in produced if value not in in_loops and value not in self.inputs]
+        for value in self.draw.sample(plain, min(len(plain), self.draw.randint(1, 5))):
+            self.program += [OP_RESULT, value, 1, 1]
+            self.expected.append(self.values[value])
+        for base, outputs, history in self.loops:
+            self.loop_results(base, outputs, history)
+        if not self.expected:
+            self.program += [OP_RESULT_LAST, self.loops[0][0]]
+            self.expected.append(self.loops[0][2][-1][0])
+        return Graph(self.program, self.externals, self.expected)
+
+    def loop_results(self, base: int, outputs: int, history: list[list[int]]) -> None:
+        limit = self.limits[base]
+        if self.draw.random() < 0.7:
+            self.program += [OP_RESULT_STEPS, base, limit]
+            self.expected += [step[0] for step in history] + [-1] * (limit - len(history))
+            if outputs > 1 and self.draw.random() < 0.5:
+                self.program += [OP_RESULT_LAST, base + 1]
+                self.expected.append(history[-1][1])
+
+    def external(self, count: int) -> None:
+        self.program += [OP_EXTERNAL, 0, count]
+        values = [self.draw.randrange(PRIME) for _ in range(count)]
+        self.inputs.update(range(len(self.values), len(self.values) + count))
+        self.values += values
+        self.externals += values
+
+    def any_value(self) -> int:
+        recent = max(0, len(self.values) - 6)
+        return self.draw.randrange(recent, len(self.values)) if self.draw.random() < 0.5 else self.draw.randrange(len(self.values))
+
+    def node(self, cell: Cell | None = None) -> None:
+        cell = cell or self.draw.choice(CELLS)
+        self.program += [OP_NODE, cell.number]
+        inputs: list[int | list[int]] = []
+        for ragged in cell.ragged:
+            if ragged:
+                refs = [self.any_value() for _ in range(self.draw.randint(0, 4))]
+                self.program += [LIST, len(refs), *refs]
+                inputs.append([self.values[ref] for ref in refs])
+            else:
+                ref = self.any_value()
+                self.program += [FIXED, ref]
+                inputs.append(self.values[ref])
+        self.values += cell(inputs)
+
+    def tree(self) -> None:
+        """A complete binary tree of leaves (cell 2) and inner nodes (cell 3)."""
+        level = []
+        for _ in range(self.draw.choice([2, 4, 8])):
+            level.append(len(self.values))
+            self.node(CELLS[2])
+        while len(level) > 1:
+            above = []
+            for k in range(0, len(level), 2):
+                ref, children = self.any_value(), level[k : k + 2]
+                above.append(len(self.values))
+                self.program += [OP_NODE, 3, LIST, 2, *children, FIXED, ref]
+                self.values += CELLS[3]([[self.values[child] for child in children], self.values[ref]])
+            level = above
+
+    def chain(self) -> None:
+        cell = self.draw.choice([CELLS[0], CELLS[1], CELLS[4]])
+        length = self.draw.randint(1, 9)
+        self.external(length)
+        first = len(self.values) - length
+        sources: list[tuple[int, ...]] = []
+        for port, carry in enumerate(cell.carry):
+            if carry >= 0:
+                sources.append((CARRY, self.any_value()))
+            elif cell.ragged[port]:
+                refs = [self.any_value() for _ in range(self.draw.randint(0, 3))]
+                sources.append((LIST, len(refs), *refs))
+            else:
+                sources.append((STEP, first, 1) if self.draw.random() < 0.8 else (FIXED, self.any_value()))
+        self.program += [OP_CHAIN, cell.number, length, *(word for source in sources for word in source)]
+        before: list[int] = []
+        for step in range(length):
+            inputs: list[int | list[int]] = []
+            for port, source in enumerate(sources):
+                if source[0] == LIST:
+                    inputs.append([self.values[ref] for ref in source[2:]])
+                elif source[0] == STEP:
+                    inputs.append(self.values[first + step])
+                elif source[0] == CARRY and step > 0:
+                    inputs.append(before[cell.carry[port]])
+                else:
+                    inputs.append(self.values[source[1]])
+            before = cell(inputs)
+            self.values += before
+
+    limits: dict[int, int]
+
+    def loop(self) -> None:
+        cell = self.draw.choice([CELLS[0], CELLS[1], CELLS[4]])
+        limit, stop = self.draw.randint(1, 9), self.draw.choice([-1, 0, cell.num_outputs - 1])
+        inputs: list[int | list[int]] = []
+        words: list[int] = []
+        for port, carry in enumerate(cell.carry):
+            if cell.ragged[port]:
+                refs = [self.any_value() for _ in range(self.draw.randint(0, 3))]
+                words += [LIST, len(refs), *refs]
+                inputs.append([self.values[ref] for ref in refs])
+            else:
+                ref = self.any_value()
+                words += [CARRY if carry >= 0 else FIXED, ref]
+                inputs.append(self.values[ref])
+        self.program += [OP_LOOP, cell.number, limit, stop, *words]
+        history: list[list[int]] = []
+        while len(history) < limit:
+            history.append(cell(inputs))
+            inputs = [history[-1][carry] if carry >= 0 else inputs[port] for port, carry in enumerate(cell.carry)]
+            if stop >= 0 and stops(history[-1][stop]):
+                break
+        self.loops.append((len(self.values), cell.num_outputs, history))
+        self.limits = {**getattr(self, "limits", {}), len(self.values): limit}
+        self.values += history[-1]
+
+
+@dataclass
+class Request:
+    """A request under test."""
+
+    graph: Graph
+    id: int = -1
+    ends: list[str] = field(default_factory=list)
+    poisoned: bool = False
+
+
+class Machine:
+    """The core with fake workers. Each worker runs its tasks in order; a task runs only when its completion is reported."""
+
+    def __init__(self, workers: int, max_batches: tuple[int, ...], settings: SchedulerSettings, rows: int = 4096) -> None:
+        limits = Limits(max_requests=64, max_nodes=4096, max_values=8192, max_links=32768, max_subgraphs=2048, max_tasks=16)
+        self.processor = Processor(workers, limits, settings)
+        kind = self.processor.add_kind(rows, rows)
+        for cell, max_batch in zip(CELLS, max_batches, strict=True):
+            ports = [Port(kind, carry, ragged) for carry, ragged in zip(cell.carry, cell.ragged, strict=True)]
+            self.processor.add_type(ports, [Port(kind)] * cell.num_outputs, max_batch=max_batch, priority=cell.number)
+            self.processor.set_step_time(cell.number, 1, 1e-4)
+        self.rows = np.full((workers + 1, rows + NUM_PERMANENT), -999, np.int64)
+        self.rows[:, 0], self.rows[:, 1] = 0, 11
+        self.streams: list[deque[int]] = [deque() for _ in range(workers)]
+        self.live: dict[int, Request] = {}
+        self.alive = [True] * workers
+        self.sequence = 0
+        self.task_types: list[tuple[int, int, int]] = []
+
+    def submit(self, request: Request, lane: int = 0) -> bool:
+        """Admits a request if there is room."""
+        shape: Shape = self.processor.compile(np.array(request.graph.program, np.int32))
+        self.sequence += 1
+        admitted = self.processor.admit(shape, self.sequence, lane)
+        if admitted is None:
+            return False
+        request.id, rows = admitted
+        for row, value in zip(rows.tolist(), request.graph.externals, strict=True):
+            if row >= 0:
+                self.rows[HOST, row] = value
+        self.live[request.id] = request
+        return True
+
+    def schedule(self, worker: int) -> int:
+        """Lets the scheduler fill a worker's stream."""
+        tasks = self.processor.schedule(worker)
+        for task in tasks:
+            row = self.processor.tables.tasks[task]
+            self.task_types.append((worker, int(row["cell_type"]), int(row["rows"])))
+        self.streams[worker - 1].extend(tasks)
+        return len(tasks)
+
+    def finish(self, worker: int, elapsed_ns: int = 1000) -> None:
+        """Runs and completes the oldest task of a worker."""
+        task = self.streams[worker - 1].popleft()
+        self.run(task, worker)
+        self.take(self.processor.complete(task, elapsed_ns))
+
+    def take(self, notices) -> None:
+        for notice in notices:
+            request = self.live[notice.request]
+            if notice.what == NOTICE_DONE:
+                rows = self.processor.results(notice.request).tolist()
+                got = [int(self.rows[HOST, row]) if row >= 0 else -1 for row in rows]
+                assert got == request.graph.results, (got, request.graph.results)
+                self.processor.release(notice.request)
+                request.ends.append("done")
+                del self.live[notice.request]
+            elif notice.what == NOTICE_FAILED:
+                request.ends.append("failed")
+            elif notice.what == NOTICE_RELEASED:
+                del self.live[notice.request]
+
+    def cancel(self, request: Request) -> None:
+        """Cancels a live request that has not ended."""
+        request.ends.append("cancelled")
+        if self.processor.cancel(request.id):
+            del self.live[request.id]
+
+    def lose(self, worker: int) -> None:
+        """A worker dies with all its tasks."""
+        self.alive[worker - 1] = False
+        self.streams[worker - 1].clear()
+        self.take(self.processor.lose_worker(worker))
+
+    def check(self) -> None:
+        broken = broken_rules(self.processor.tables)
+        assert not broken, broken
+
+    def _read(self, source: int, row: int, worker: int) -> int:
+        if source == MIXED:
+            source, row = row >> LOCATION_SHIFT, row & ROW_MASK
+        if row < NUM_PERMANENT:
+            return int(self.rows[worker, row])
+        value = int(self.rows[source, row])
+        assert value != -999, "read of a row that nobody wrote"
+        return value
+
+    def _inputs(self, buffer, cell: Cell, position: int, worker: int, carried: list[list[int]] | None, row: int):
+        inputs: list[int | list[int]] = []
+        for port, carry in enumerate(cell.carry):
+            record = layout.HEADER + port * layout.INPUT
+            source, at = int(buffer[record + layout.IN_SOURCE]), int(buffer[record + layout.IN_ROWS])
+            offsets = int(buffer[record + layout.IN_OFFSETS])
+            if carry >= 0 and carried is not None:
+                inputs.append(carried[row][carry])
+            elif offsets >= 0:
+                first, end = int(buffer[offsets + position]), int(buffer[offsets + position + 1])
+                inputs.append([self._read(source, int(buffer[at + k]), worker) for k in range(first, end)])
+            else:
+                inputs.append(self._read(source, int(buffer[at + position]), worker))
+        return inputs
+
+    def run(self, task: int, worker: int) -> None:
+        """Executes a task on the rows, reading only its buffer."""
+        buffer = self.processor.task_buffer(task)
+        cell = CELLS[int(self.processor.tables.tasks["cell_type"][task])]
+        rows, steps, is_loop = (int(buffer[k]) for k in (layout.H_ROWS, layout.H_STEPS, layout.H_IS_LOOP))
+        nodes = buffer[int(buffer[layout.H_NODES]) :][:rows].tolist()
+        tables = self.processor.tables
+        for row, node in enumerate(nodes):
+            request = self.live[int(tables.subgraphs["request"][tables.nodes["subgraph"][node]])]
+            if request.poisoned:
+                buffer[int(buffer[layout.H_FAILED]) + row] = 1
+        outputs: list[list[int]]
+        if is_loop:
+            history = self._run_loop(buffer, cell, rows, worker)
+            outputs = [steps_of_row[-1] for steps_of_row in history]
+        else:
+            sizes = buffer[int(buffer[layout.H_BATCH_SIZES]) :][:steps].tolist()
+            outputs, state, position = [], None, 0
+            for size in sizes:
+                state = [cell(self._inputs(buffer, cell, position + row, worker, state, row)) for row in range(size)]
+                outputs += state
+                position += size
+        for output in range(cell.num_outputs):
+            record = layout.HEADER + len(cell.carry) * layout.INPUT + output * layout.OUTPUT
+            count, positions, to = (int(buffer[record + k]) for k in (layout.OUT_STORES, layout.OUT_STORE_POSITIONS, layout.OUT_STORE_ROWS))
+            for k in range(count):
+                self.rows[worker, buffer[to + k]] = outputs[int(buffer[positions + k])][output]
+            count, positions, to = (int(buffer[record + k]) for k in (layout.OUT_RESULTS, layout.OUT_RESULT_POSITIONS, layout.OUT_RESULT_ROWS))
+            for k in range(count):
+                if int(buffer[record + layout.OUT_RESULT_STEPS]):
+                    row, step = divmod(int(buffer[positions + k]), steps)
+                    if step < len(history[row]):
+                        self.rows[HOST, buffer[to + k]] = history[row][step][output]
+                else:
+                    self.rows[HOST, buffer[to + k]] = outputs[int(buffer[positions + k])][output]
+
+    def _run_loop(self, buffer, cell: Cell, rows: int, worker: int) -> list[list[list[int]]]:
+        stop, lengths = int(buffer[layout.H_STOP_OUTPUT]), int(buffer[layout.H_LENGTHS])
+        history: list[list[list[int]]] = []
+        for row in range(rows):
+            steps: list[list[int]] = []
+            while len(steps) < int(buffer[lengths + row]):
+                state = {row: steps[-1]} if steps else None
+                steps.append(cell(self._inputs(buffer, cell, row, worker, state, row)))
+                if stop >= 0 and stops(steps[-1][stop]):
+                    break
+            stopped = stop >= 0 and stops(steps[-1][stop])
+            buffer[int(buffer[layout.H_DONE_STEPS]) + row] = -len(steps) if stopped else len(steps)
+            history.append(steps)
+        return history

@@ -1,0 +1,84 @@
+"""Random graphs, arrivals, failures, cancellations and lost workers: every request ends once, with the oracle's values."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cellrt.core.processor import SchedulerSettings
+from tests.core.machine import CELLS, Author, Machine, Request
+
+CONFIGURATIONS = st.builds(
+    SchedulerSettings,
+    max_tasks_to_submit=st.integers(1, 5),
+    early_release=st.booleans(),
+    runs=st.booleans(),
+    join_budget_s=st.sampled_from([1e-4, 3e-4, 1e-2]),
+    order_by_arrival=st.booleans(),
+    max_passed_over=st.sampled_from([2, 64]),
+    fair_every=st.sampled_from([2, 16]),
+)
+
+
+def interleave(machine: Machine, draw: random.Random, requests: list[Request], chaos: bool) -> None:
+    """Plays requests against the machine in a random order of events, checking every invariant after each."""
+    waiting = list(requests)
+    workers = range(1, len(machine.streams) + 1)
+    for _ in range(20_000):
+        if not waiting and not machine.live:
+            break
+        machine.processor.set_time(machine.sequence * 1000)
+        event = draw.random()
+        worker = draw.choice(workers)
+        if event < 0.3 and waiting:
+            if machine.submit(waiting[0], lane=draw.choice([0, 0, 3, 40])):
+                waiting.pop(0)
+        elif event < 0.6 and machine.alive[worker - 1] and len(machine.streams[worker - 1]) < 5:
+            machine.schedule(worker)
+        elif event < 0.95 and machine.streams[worker - 1]:
+            machine.finish(worker)
+        elif chaos and event > 0.97 and machine.live:
+            request = draw.choice(list(machine.live.values()))
+            if not request.ends:
+                machine.cancel(request)
+        elif chaos and event > 0.969 and sum(machine.alive) > 1 and machine.alive[worker - 1]:
+            machine.lose(worker)
+        machine.check()
+    assert not waiting and not machine.live, "work is left that nobody can do"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    draw=st.randoms(use_true_random=False),
+    configuration=CONFIGURATIONS,
+    workers=st.integers(1, 3),
+    max_batches=st.tuples(*(st.integers(1, 9) for _ in CELLS)),
+    count=st.integers(1, 8),
+    operations=st.integers(1, 10),
+)
+def test_every_request_gets_the_oracles_results(draw, configuration, workers, max_batches, count, operations):
+    requests = [Request(Author(draw).graph(operations)) for _ in range(count)]
+    machine = Machine(workers, max_batches, configuration)
+    interleave(machine, draw, requests, chaos=False)
+    assert [request.ends for request in requests] == [["done"]] * count
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    draw=st.randoms(use_true_random=False),
+    configuration=CONFIGURATIONS,
+    workers=st.integers(1, 3),
+    rows=st.sampled_from([150, 4096]),
+    count=st.integers(1, 8),
+)
+def test_every_request_ends_once_under_failures(draw, configuration, workers, rows, count):
+    requests = [Request(Author(draw).graph(6)) for _ in range(count)]
+    for request in requests:
+        request.poisoned = draw.random() < 0.3
+    machine = Machine(workers, (4,) * len(CELLS), configuration, rows=rows)
+    interleave(machine, draw, requests, chaos=True)
+    for request in requests:
+        assert len(request.ends) == 1
+        assert request.ends != ["done"] or not request.poisoned

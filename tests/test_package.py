@@ -1,0 +1,129 @@
+"""The wheel and the sdist hold the whole package, symbolic links included, and the wheel works on its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LINKED = ("cells", "kernels", "unfolders")
+BUILT_FROM = ("LICENSE", "README.md", "pyproject.toml", "cellrt", *LINKED)
+
+
+class Built(NamedTuple):
+    wheel: Path
+    sdist: Path
+
+
+@pytest.fixture(scope="session")
+def project() -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return table
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """An sdist of a copy of the tree, and a wheel made from that sdist."""
+    source = tmp_path_factory.mktemp("source")
+    for name in BUILT_FROM:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, source / name)
+    dist = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(source), cwd=dist)
+    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    return Built(wheel, sdist)
+
+
+def run(*command: str, cwd: Path) -> str:
+    """Run a command that must succeed; return what it printed."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=110)
+    if done.returncode:
+        pytest.fail(f"{' '.join(command)} exited with {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def source_modules() -> set[str]:
+    """Every Python file under cellrt/, links followed, as a path from the repository's root."""
+    return {
+        (Path(folder) / name).relative_to(ROOT).as_posix()
+        for folder, _, names in os.walk(ROOT / "cellrt", followlinks=True)
+        for name in names
+        if name.endswith(".py")
+    }
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_folders_are_relative_links(name: str) -> None:
+    assert os.readlink(ROOT / "cellrt" / name) == f"../{name}"
+
+
+def test_wheel_holds_every_module(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as archive:
+        names = set(archive.namelist())
+    assert {name for name in names if name.endswith(".py")} == source_modules()
+    assert "cellrt/py.typed" in names
+
+
+def test_wheel_installs_only_the_package(built: Built, project: dict[str, Any]) -> None:
+    with zipfile.ZipFile(built.wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+    assert tops == {"cellrt", f"cellrt-{project['version']}.dist-info"}
+
+
+def test_wheel_metadata(built: Built, project: dict[str, Any]) -> None:
+    info = f"cellrt-{project['version']}.dist-info"
+    with zipfile.ZipFile(built.wheel) as archive:
+        metadata = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
+        entry_points = archive.read(f"{info}/entry_points.txt").decode()
+        licence = archive.read(f"{info}/licenses/LICENSE").decode()
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_payload() == (ROOT / "README.md").read_text()
+    assert "cellrt = cellrt.cli:main" in entry_points
+    assert "Apache License" in licence
+
+
+def test_sdist_holds_files_not_links(built: Built, project: dict[str, Any]) -> None:
+    with tarfile.open(built.sdist) as archive:
+        members = archive.getmembers()
+    assert not [member.name for member in members if member.issym() or member.islnk()]
+    files = {member.name for member in members if member.isfile()}
+    prefix = f"cellrt-{project['version']}"
+    expected = source_modules() | {"LICENSE", "README.md", "pyproject.toml", "cellrt/py.typed"}
+    assert {f"{prefix}/{name}" for name in expected} <= files
+
+
+def test_changelog_has_this_version(project: dict[str, Any]) -> None:
+    assert f"\n## {project['version']} " in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.slow
+def test_wheel_works_in_an_empty_environment(built: Built, tmp_path: Path) -> None:
+    environment, elsewhere = tmp_path / "environment", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    venv.create(environment, with_pip=False)
+    python = str(environment / "bin" / "python")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
+    run(*pip, "install", "--quiet", "--no-index", "--no-deps", str(built.wheel), cwd=elsewhere)
+    # The dependencies come from this environment, after the new one; a path in a .pth file does not bring
+    # along the .pth files found there, so an editable cellrt stays out.
+    packages = sysconfig.get_path("purelib", vars={"base": str(environment)})
+    (Path(packages) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    names = ", ".join(["cellrt", "cellrt.cli", *(f"cellrt.{name}" for name in LINKED)])
+    printed = run(python, "-c", f"import {names}; print(cellrt.__file__)", cwd=elsewhere)
+    assert Path(printed.strip()).is_relative_to(environment)
+    assert "demo" in run(str(environment / "bin" / "cellrt"), "--help", cwd=elsewhere)

@@ -1,0 +1,1 @@
+"""Ready-made unfolders: one shape of cell graph a file."""
