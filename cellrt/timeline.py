@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
+    from cellrt.core.simulate import Simulation
+
 CELL_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#a88400", "#9d755d")
 Corners = tuple[tuple[float, float], ...]  # of one box
 WORKER_HATCHES = ("", "////", "....", "xxxx", "||||", "oooo", "----", "++++")
@@ -151,6 +153,16 @@ class Timeline:
             for request in task.requests:
                 starts[request] = min(task.start_s, starts.get(request, task.start_s))
         return starts
+
+
+def to_timeline(simulation: Simulation, cells: Sequence[str]) -> Timeline:
+    """The timeline of a simulated run; `cells` names its cell types in order."""
+    tasks = [
+        TaskSpan(t.task, t.worker - 1, cells[t.cell_type], t.start_s, t.end_s, t.rows, t.steps, t.requests)
+        for t in simulation.tasks
+    ]
+    requests = [RequestSpan(r.request, r.label, r.arrival_s, r.finish_s) for r in simulation.requests]
+    return Timeline(tasks, requests)
 
 
 def _percentiles(name: str, values_s: Sequence[float]) -> dict[str, float]:

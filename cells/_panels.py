@@ -144,25 +144,39 @@ def _tile_body(builder: Any, rows: int, groups: int, arguments: Any) -> None:
     def vector_at(base: Any, offset: int) -> Any:
         return builder.bitcast(builder.gep(base, [index(offset)]), vector.as_pointer())
 
-    def broadcast(value: Any) -> Any:
-        return builder.shuffle_vector(
-            builder.insert_element(undefined, value, ir.IntType(32)(0)), undefined, every_lane
+    def load(place: Any) -> Any:
+        return builder.load(place, align=FLOAT_BYTES)
+
+    def value_of(row: int, k: Any) -> Any:
+        first = builder.insert_element(
+            undefined, builder.load(builder.gep(x_rows[row], [k])), ir.IntType(32)(0)
         )
+        return builder.shuffle_vector(first, undefined, every_lane)
+
+    def add_product(row: int, group: int, value: Any, weight: Any) -> None:
+        total = builder.load(sums[row, group])
+        builder.store(builder.call(fma, [value, weight, total]), sums[row, group])
 
     cells = [(row, group) for row in range(rows) for group in range(groups)]
     sums = {cell: cgutils.alloca_once(builder, vector) for cell in cells}
     for row, group in cells:
         start = vector_at(tile, (row * groups + group) * LANES)
-        builder.store(builder.load(start, align=FLOAT_BYTES), sums[row, group])
+        builder.store(load(start), sums[row, group])
     x_rows = [builder.gep(x, [builder.mul(stride, index(row))]) for row in range(rows)]
     with cgutils.for_range(builder, depth) as loop:
         weights = builder.gep(panel, [builder.mul(loop.index, index(groups * LANES))])
-        values = [broadcast(builder.load(builder.gep(x_row, [loop.index]))) for x_row in x_rows]
-        for group in range(groups):
-            weight = builder.load(vector_at(weights, group * LANES), align=FLOAT_BYTES)
+        if rows <= groups:  # The fewer ones stay in registers: 12 sums, 3 of these and 1 of those make 16.
+            values = [value_of(row, loop.index) for row in range(rows)]
+            for group in range(groups):
+                weight = load(vector_at(weights, group * LANES))
+                for row in range(rows):
+                    add_product(row, group, values[row], weight)
+        else:
+            columns = [load(vector_at(weights, group * LANES)) for group in range(groups)]
             for row in range(rows):
-                total = builder.load(sums[row, group])
-                builder.store(builder.call(fma, [values[row], weight, total]), sums[row, group])
+                value = value_of(row, loop.index)
+                for group in range(groups):
+                    add_product(row, group, value, columns[group])
     for row, group in cells:
         end = vector_at(tile, (row * groups + group) * LANES)
         builder.store(builder.load(sums[row, group]), end, align=FLOAT_BYTES)

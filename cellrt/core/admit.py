@@ -8,7 +8,7 @@ from cellrt.core.blocks import LINKS, NODES, SUBGRAPHS, VALUES, allocate_block, 
 from cellrt.core.queue import enqueue
 from cellrt.core.rows import can_reserve, give_row, take_row
 from cellrt.core.story import tell
-from cellrt.core.tables import ADMITTED, DEAD, ENDED, FREE, HOST, LIVE, NUM_PERMANENT
+from cellrt.core.tables import ADMITTED, DEAD, ENDED, FREE, HOST, LIVE, NUM_PERMANENT, RESULT_READY
 
 
 @njit(cache=True, nogil=True)
@@ -119,7 +119,7 @@ def release(t, request_id):
     request = t.requests[request_id]
     for k in range(request.results, request.results + request.num_results):
         if t.links[k] >= 0:
-            give_row(t, t.links[k], t.links[k + request.num_results])
+            give_row(t, t.links[k], t.links[k + request.num_results] & (RESULT_READY - 1))
     if request.state == DEAD:
         for k in range(request.num_values):
             value = t.values[request.first_value + k]

@@ -24,6 +24,7 @@ from cellrt.core.tables import (
     LOOP,
     MIXED,
     NUM_PERMANENT,
+    RESULT_READY,
     STEPS,
 )
 
@@ -72,6 +73,8 @@ def complete(t, task_id, elapsed_ns, notices):
             else:
                 for k in range(t.ints[lengths_at + row]):
                     _complete_node(t, node_id + k, True)
+                if request.streamed:
+                    _mark_results(t, node_id, t.ints[lengths_at + row], t.types[task.cell_type].num_outputs)
                 request.nodes_left -= t.ints[lengths_at + row]
             unpin_if_idle(t, subgraph)
             if request.nodes_left == 0:
@@ -127,6 +130,17 @@ def _complete_node(t, node_id, was_sent):
 
 
 @njit(cache=True, nogil=True)
+def _mark_results(t, node_id, length, num_outputs):
+    """Marks the results of complete nodes as there to be streamed."""
+    request = t.requests[t.subgraphs[t.nodes[node_id].subgraph].request]
+    for k in range(node_id, node_id + length):
+        for output in range(num_outputs):
+            result = t.values[t.nodes[k].first_value + output].result
+            if result >= 0:
+                t.links[request.results + request.num_results + result] |= RESULT_READY
+
+
+@njit(cache=True, nogil=True)
 def _complete_loop(t, task_id, row, node_id):
     """Takes in how many steps a loop's row took; ends the loop or makes its next step ready."""
     base = task_id * t.settings[0].buffer_ints
@@ -136,6 +150,13 @@ def _complete_loop(t, task_id, row, node_id):
     request = t.requests[subgraph.request]
     done = ints[base + ints[base + layout.H_DONE_STEPS] + row]
     stopped = done < 0
+    if request.streamed:
+        for output in range(t.types[subgraph.cell_type].num_outputs):
+            value = t.values[node.first_value + output]
+            if value.bits & STEPS:
+                first = request.results + request.num_results + value.result + subgraph.loop_steps
+                for k in range(first, first + abs(done)):
+                    t.links[k] |= RESULT_READY
     subgraph.loop_steps += abs(done)
     if not stopped and subgraph.loop_steps < subgraph.loop_limit:
         push_ready(t, node_id)

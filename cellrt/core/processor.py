@@ -278,6 +278,13 @@ class Processor:
         first = int(row["results"])
         return self.tables.links[first : first + int(row["num_results"])].copy()
 
+    def ready_results(self, request: int) -> NDArray[np.int32]:
+        """Host rows of a streamed request's results that are complete, -1 for the others."""
+        row = self.tables.requests[request]
+        first, count = int(row["results"]), int(row["num_results"])
+        rows, kinds = self.tables.links[first : first + count], self.tables.links[first + count : first + 2 * count]
+        return np.where(kinds & tables.RESULT_READY, rows, -1)
+
     def loop_steps(self, request: int, subgraph: int) -> int:
         """Steps that a loop of the request has taken."""
         return int(self.tables.subgraphs["loop_steps"][int(self.tables.requests["first_subgraph"][request]) + subgraph])

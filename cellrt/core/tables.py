@@ -51,6 +51,9 @@ LAST_ONLY = 8
 STEPS = 16
 """Result of a loop that is kept for every step."""
 
+RESULT_READY = 1 << 16
+"""Bit of a result's kind in ``links``: the result is there to be streamed."""
+
 # Request states.
 FREE = 0
 LIVE = 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from cellrt.core import blocks
 from cellrt.core import task_layout as layout
-from cellrt.core.tables import DEAD, FREE, LIVE, LOCATION_SHIFT, MAX_KINDS, NUM_LANES, NUM_PERMANENT, Tables
+from cellrt.core.tables import DEAD, FREE, LIVE, LOCATION_SHIFT, MAX_KINDS, NUM_LANES, NUM_PERMANENT, RESULT_READY, Tables
 
 
 def broken_rules(t: Tables) -> list[str]:
@@ -120,7 +120,7 @@ def _held_rows(t: Tables) -> dict[tuple[int, int], list[int]]:
         first, count = int(row["results"]), int(row["num_results"])
         for k in range(first, first + count):
             if t.links[k] >= 0:
-                held.setdefault((0, int(t.links[k + count])), []).append(int(t.links[k]))
+                held.setdefault((0, int(t.links[k + count]) & (RESULT_READY - 1)), []).append(int(t.links[k]))
     return held
 
 

@@ -1,4 +1,4 @@
-"""Random graphs, arrivals, failures, cancellations and lost workers: every request ends once, with the oracle's values."""
+"""Random graphs, arrivals, failures, cancellations and lost workers: each request ends once, and right."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def interleave(machine: Machine, draw: random.Random, requests: list[Request], c
     assert not waiting and not machine.live, "work is left that nobody can do"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     draw=st.randoms(use_true_random=False),
     configuration=CONFIGURATIONS,
@@ -65,7 +65,7 @@ def test_every_request_gets_the_oracles_results(draw, configuration, workers, ma
     assert [request.ends for request in requests] == [["done"]] * count
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     draw=st.randoms(use_true_random=False),
     configuration=CONFIGURATIONS,

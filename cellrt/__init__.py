@@ -1,0 +1,107 @@
+"""cellrt: serve neural networks whose shape depends on the request, cell by cell.
+
+Names are loaded when first used, so that ``cellrt.core`` can be imported where torch is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cellrt.cell import Cell, cell
+    from cellrt.cell_file import load_cell
+    from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, Job, ShortestJobFirst
+    from cellrt.core.processor import Limits, SchedulerSettings
+    from cellrt.engine import Engine
+    from cellrt.errors import (
+        CancelledError,
+        CellError,
+        CellrtError,
+        DeadlineError,
+        DefinitionError,
+        DeviceError,
+        EngineClosedError,
+        InternalError,
+        OverloadError,
+        RequestError,
+        RequestTooLargeError,
+        UnknownModelError,
+    )
+    from cellrt.future import RequestFuture, Stream
+    from cellrt.graph import Graph
+    from cellrt.spec import RaggedRows, ragged, rows
+    from cellrt.timeline import Timeline
+    from cellrt.unfold import Unfolder, unfold
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "cell": ("Cell", "cell"),
+    "cell_file": ("load_cell",),
+    "core.policy": ("BatchMakerPolicy", "FirstComeFirstServed", "Job", "ShortestJobFirst"),
+    "core.processor": ("Limits", "SchedulerSettings"),
+    "engine": ("Engine",),
+    "errors": (
+        "CancelledError",
+        "CellError",
+        "CellrtError",
+        "DeadlineError",
+        "DefinitionError",
+        "DeviceError",
+        "EngineClosedError",
+        "InternalError",
+        "OverloadError",
+        "RequestError",
+        "RequestTooLargeError",
+        "UnknownModelError",
+    ),
+    "future": ("RequestFuture", "Stream"),
+    "graph": ("Graph",),
+    "spec": ("RaggedRows", "ragged", "rows"),
+    "timeline": ("Timeline",),
+    "unfold": ("Unfolder", "unfold"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BatchMakerPolicy",
+    "CancelledError",
+    "Cell",
+    "CellError",
+    "CellrtError",
+    "DeadlineError",
+    "DefinitionError",
+    "DeviceError",
+    "Engine",
+    "EngineClosedError",
+    "FirstComeFirstServed",
+    "Graph",
+    "InternalError",
+    "Job",
+    "Limits",
+    "OverloadError",
+    "RaggedRows",
+    "RequestError",
+    "RequestFuture",
+    "RequestTooLargeError",
+    "SchedulerSettings",
+    "ShortestJobFirst",
+    "Stream",
+    "Timeline",
+    "UnknownModelError",
+    "Unfolder",
+    "cell",
+    "load_cell",
+    "ragged",
+    "rows",
+    "unfold",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'cellrt' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"cellrt.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value

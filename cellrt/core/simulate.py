@@ -1,0 +1,232 @@
+"""The simulated worker: the scheduler driven by a virtual clock and a model of what a task costs.
+
+No threads, no tensors, no clock of the machine: the same arrivals always give the same tasks at the same
+times. It makes tests of the scheduler exact (Figure 2.5 of BatchMaker is one) and tells how many workers a
+trace needs.
+
+Time is a whole number of nanoseconds inside, so that sums are exact. Of what happens at one moment,
+completions come first, then arrivals in order, then scheduling: who arrives when a task ends may join the
+next task.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core import task_layout as layout
+from cellrt.core.finish import NOTICE_DONE
+from cellrt.core.processor import Notice, Processor
+from cellrt.core.program import Shape
+from cellrt.errors import InternalError, RequestError, RequestTooLargeError
+
+Cost = Callable[[int, int, int], float]
+"""Seconds that a task takes: ``cost(cell_type, rows, steps)``, rows counted at the first step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """One request of a trace.
+
+    Attributes:
+        time_s: when it arrives, in seconds, 0 or later.
+        work: its cell graph: a program (``program.py``), or a shape that the same processor compiled.
+        label: a name for pictures.
+        loop_steps: steps each loop takes before it stops, in order of their subgraphs; to the limit if None.
+        lane: lane of the queues it waits in.
+    """
+
+    time_s: float
+    work: Shape | NDArray[np.int32]
+    label: str = ""
+    loop_steps: tuple[int, ...] | None = None
+    lane: int = 0
+
+
+@dataclass(frozen=True)
+class SimulatedTask:
+    """One task: what it held, and when it ran. ``requests`` has the arrival's index for each row."""
+
+    task: int
+    worker: int
+    cell_type: int
+    start_s: float
+    end_s: float
+    rows: int
+    steps: int
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SimulatedRequest:
+    """One request, by the index of its arrival; until its admission it waited for room in the tables."""
+
+    request: int
+    label: str
+    arrival_s: float
+    admission_s: float
+    finish_s: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What happened: tasks in order of submission, requests in order of the arrivals given."""
+
+    tasks: tuple[SimulatedTask, ...]
+    requests: tuple[SimulatedRequest, ...]
+
+    @property
+    def finish_s(self) -> list[float]:
+        """When each request was done, in order of the arrivals given."""
+        return [request.finish_s for request in self.requests]
+
+
+def simulate(
+    processor: Processor, arrivals: Sequence[Arrival], cost: Cost, *, queue_depth: int = 1
+) -> Simulation:
+    """Runs a trace of arrivals on an idle processor with simulated workers, until every request is done.
+
+    Args:
+        processor: holds the cell types, the limits and the settings, and says how many workers there are.
+        arrivals: the requests, in any order.
+        cost: what a task takes. A loop's task takes as many steps as its longest row did before it stopped.
+        queue_depth: a worker with fewer tasks outstanding is given more: 1 means only when it is idle.
+
+    Raises:
+        RequestTooLargeError: a request would not fit even if it were alone.
+        RequestError: an arrival is earlier than 0, has no nodes, or its ``loop_steps`` do not fit its loops.
+        ValueError: ``queue_depth`` is not positive, or the processor is not idle.
+    """
+    if queue_depth < 1 or processor.num_live:
+        raise ValueError(f"need a queue depth of at least 1, not {queue_depth}, and an idle processor")
+    return _Simulator(processor, arrivals, cost, queue_depth).run()
+
+
+@dataclass(frozen=True, eq=False)
+class _Worker:
+    """Tasks outstanding in order of submission, as (task id, start, end)."""
+
+    location: int
+    tasks: deque[tuple[int, int, int]]
+
+
+class _Simulator:
+    """The state of one simulation. Times are ns."""
+
+    def __init__(
+        self, processor: Processor, arrivals: Sequence[Arrival], cost: Cost, queue_depth: int
+    ) -> None:
+        self.processor, self.arrivals, self.cost, self.queue_depth = processor, arrivals, cost, queue_depth
+        self.shapes = [self._shape(arrival) for arrival in arrivals]
+        self.workers = [_Worker(k + 1, deque()) for k in range(processor.num_workers)]
+        times = [round(arrival.time_s * 1e9) for arrival in arrivals]
+        self.arriving = deque(sorted(zip(times, range(len(times)))))
+        self.ends: list[tuple[int, int]] = []  # heap of (time, location of the worker)
+        self.waiting: deque[int] = deque()
+        self.arrival_of: dict[int, int] = {}
+        self.admissions = [0] * len(arrivals)
+        self.finishes = [0] * len(arrivals)
+        self.tasks: list[SimulatedTask] = []
+
+    def _shape(self, arrival: Arrival) -> Shape:
+        shape = arrival.work if isinstance(arrival.work, Shape) else self.processor.compile(arrival.work)
+        if reason := self.processor.why_too_large(shape):
+            raise RequestTooLargeError(reason)
+        if arrival.time_s < 0 or not shape.nodes.size:
+            raise RequestError(f"arrival at {arrival.time_s} s, {shape.nodes.size} nodes: need 0 s and 1")
+        limits = [int(row["loop_limit"]) for row in shape.subgraphs if row["loop_limit"]]
+        steps = limits if arrival.loop_steps is None else arrival.loop_steps
+        if len(steps) != len(limits) or any(not 1 <= n <= limit for n, limit in zip(steps, limits)):
+            raise RequestError(f"loops of at most {limits} steps cannot take {list(steps)}")
+        return shape
+
+    def run(self) -> Simulation:
+        while self.ends or self.arriving:
+            now = min(queue[0][0] for queue in (self.ends, self.arriving) if queue)
+            self.processor.set_time(now)
+            while self.ends and self.ends[0][0] == now:
+                self._complete(self.workers[heapq.heappop(self.ends)[1] - 1], now)
+            while self.arriving and self.arriving[0][0] == now:
+                self.waiting.append(self.arriving.popleft()[1])
+                self.processor.note_arrival(now)
+            self._admit(now)
+            self._schedule(now)
+        if self.processor.num_live or self.waiting:
+            raise InternalError(f"{self.processor.num_live} requests are live and nothing is scheduled")
+        return Simulation(tuple(self.tasks), tuple(map(self._request, range(len(self.arrivals)))))
+
+    def _request(self, k: int) -> SimulatedRequest:
+        arrival, admission, finish = self.arrivals[k], self.admissions[k], self.finishes[k]
+        return SimulatedRequest(k, arrival.label, arrival.time_s, admission / 1e9, finish / 1e9)
+
+    def _admit(self, now: int) -> None:
+        """Admits those who wait, in order of arrival, as far as there is room."""
+        while self.waiting:
+            k = self.waiting[0]
+            admitted = self.processor.admit(self.shapes[k], k, self.arrivals[k].lane)
+            if admitted is None:
+                return
+            self.waiting.popleft()
+            self.arrival_of[admitted[0]] = k
+            self.admissions[k] = now
+
+    def _schedule(self, now: int) -> None:
+        """Gives tasks to the workers that can take some, always the one with the fewest outstanding."""
+        willing = [worker for worker in self.workers if len(worker.tasks) < self.queue_depth]
+        while willing:
+            worker = min(willing, key=lambda worker: len(worker.tasks))
+            tasks = self.processor.schedule(worker.location)
+            for task in tasks:
+                start = worker.tasks[-1][2] if worker.tasks else now
+                end = start + self._run(task, worker.location, start)
+                worker.tasks.append((task, start, end))
+                heapq.heappush(self.ends, (end, worker.location))
+            if not tasks or len(worker.tasks) >= self.queue_depth:
+                willing.remove(worker)
+
+    def _run(self, task: int, location: int, start: int) -> int:
+        """Answers in a task's buffer what a worker would, notes the task, and returns how long it takes."""
+        tables, buffer = self.processor.tables, self.processor.task_buffer(task)
+        rows, steps = int(buffer[layout.H_ROWS]), int(buffer[layout.H_STEPS])
+        first = int(buffer[layout.H_NODES])
+        subgraphs = tables.nodes["subgraph"][buffer[first : first + rows]].tolist()
+        requests = tables.subgraphs["request"][subgraphs].tolist()
+        if buffer[layout.H_IS_LOOP]:
+            pairs = enumerate(zip(subgraphs, requests))
+            steps = max(self._step_loop(buffer, row, subgraph, request) for row, (subgraph, request) in pairs)
+        cell_type, number = int(tables.tasks["cell_type"][task]), int(tables.tasks["number"][task])
+        elapsed = round(self.cost(cell_type, rows, steps) * 1e9)
+        times = start / 1e9, (start + elapsed) / 1e9
+        arrivals = tuple(self.arrival_of[request] for request in requests)
+        self.tasks.append(SimulatedTask(number, location, cell_type, *times, rows, steps, arrivals))
+        return elapsed
+
+    def _step_loop(self, buffer: NDArray[np.int32], row: int, subgraph: int, request: int) -> int:
+        """Steps one row of a loop's task, as far as task and loop go; returns its number of steps."""
+        tables = self.processor.tables
+        length = int(buffer[int(buffer[layout.H_LENGTHS]) + row])
+        wanted = self.arrivals[self.arrival_of[request]].loop_steps
+        if wanted is not None:
+            first = int(tables.requests["first_subgraph"][request])
+            loop = int(np.count_nonzero(tables.subgraphs["loop_limit"][first:subgraph]))
+            left = wanted[loop] - int(tables.subgraphs["loop_steps"][subgraph])
+            if left <= length:
+                buffer[int(buffer[layout.H_DONE_STEPS]) + row] = -left
+                return left
+        return length
+
+    def _complete(self, worker: _Worker, now: int) -> None:
+        """Takes out the oldest task of a worker, and the requests that end with it."""
+        task, start, end = worker.tasks.popleft()
+        for notice in self.processor.complete(task, end - start):
+            self._finish(notice, now)
+
+    def _finish(self, notice: Notice, now: int) -> None:
+        if notice.what == NOTICE_DONE:
+            self.processor.release(notice.request)
+            self.finishes[self.arrival_of.pop(notice.request)] = now

@@ -1,0 +1,103 @@
+"""The program of a whole tree, written in one compiled call."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from cellrt.core.program import CARRY, FIXED, LIST, OP_NODE, STEP
+
+
+@njit(cache=True, nogil=True)
+def _children(parents):
+    """Children of each node in order (starts, children), and the nodes with every child before its parent."""
+    size = parents.size
+    starts = np.zeros(size + 1, np.int32)
+    for node in range(size):
+        if parents[node] >= 0:
+            starts[parents[node] + 1] += 1
+    for node in range(size):
+        starts[node + 1] += starts[node]
+    children = np.zeros(size, np.int32)
+    fill = starts.copy()
+    order = np.empty(size, np.int32)
+    waiting = np.zeros(size, np.int32)
+    end = 0
+    for node in range(size):
+        parent = parents[node]
+        if parent >= 0:
+            children[fill[parent]] = node
+            fill[parent] += 1
+        waiting[node] = starts[node + 1] - starts[node]
+        if waiting[node] == 0:
+            order[end] = node
+            end += 1
+    done = 0
+    while done < end:
+        parent = parents[order[done]]
+        done += 1
+        if parent >= 0:
+            waiting[parent] -= 1
+            if waiting[parent] == 0:
+                order[end] = parent
+                end += 1
+    return starts, children, order[:end]
+
+
+@njit(cache=True, nogil=True)
+def tree_program(parents, leaf_type, inner_type, leaf_outputs, inner_outputs, leaf_words, inner_words, first_value):
+    """Writes one NODE operation a tree node, children first.
+
+    ``leaf_words`` and ``inner_words`` have (mode, a, b) for each input: (FIXED, value, -); (STEP, base, stride) by the
+    node's rank among its kind; (LIST, output, -): that output of all children; (CARRY, child, output): of one child.
+
+    Returns (words, value id of the root, problem): problem is -1 for none, -2 for a cycle, or a node whose number of
+    children is not the one that its inputs name.
+    """
+    size = parents.size
+    starts, children, order = _children(parents)
+    words = np.empty(size * (2 + 2 * max(leaf_words.shape[0], inner_words.shape[0])) + size * 2 * inner_words.shape[0], np.int32)
+    if order.size < size:
+        return words[:0], -1, -2
+    rank = np.empty(size, np.int32)
+    leaves = inners = 0
+    named = 0
+    for k in range(inner_words.shape[0]):
+        if inner_words[k, 0] == CARRY:
+            named = max(named, inner_words[k, 1] + 1)
+    for node in range(size):
+        if starts[node] == starts[node + 1]:
+            rank[node] = leaves
+            leaves += 1
+        else:
+            if named > 0 and starts[node + 1] - starts[node] != named:
+                return words[:0], -1, node
+            rank[node] = inners
+            inners += 1
+    values = np.empty(size, np.int32)
+    value, end = first_value, 0
+    for node in order:
+        is_leaf = starts[node] == starts[node + 1]
+        inputs = leaf_words if is_leaf else inner_words
+        words[end], words[end + 1] = OP_NODE, leaf_type if is_leaf else inner_type
+        end += 2
+        for k in range(inputs.shape[0]):
+            mode = inputs[k, 0]
+            if mode == LIST:
+                count = starts[node + 1] - starts[node]
+                words[end], words[end + 1] = LIST, count
+                for j in range(count):
+                    words[end + 2 + j] = values[children[starts[node] + j]] + inputs[k, 1]
+                end += 2 + count
+                continue
+            words[end] = FIXED
+            if mode == FIXED:
+                words[end + 1] = inputs[k, 1]
+            elif mode == STEP:
+                words[end + 1] = inputs[k, 1] + rank[node] * inputs[k, 2]
+            else:
+                words[end + 1] = values[children[starts[node] + inputs[k, 1]]] + inputs[k, 2]
+            end += 2
+        values[node] = value
+        value += leaf_outputs if is_leaf else inner_outputs
+    return words[:end], values[order[size - 1]], -1

@@ -1,0 +1,331 @@
+"""The engine: what a user talks to. Safe from many threads and from asyncio; several engines live in one process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+
+from cellrt.arena import Arenas, rows_for
+from cellrt.cell_graph import CellGraph
+from cellrt.core.policy import NUM_PRIORITIES, BatchMakerPolicy, Job
+from cellrt.core.processor import Limits, Processor, SchedulerSettings
+from cellrt.errors import DefinitionError, EngineClosedError, OverloadError, RequestError, UnknownModelError
+from cellrt.executor import Executor
+from cellrt.future import Channel, RequestFuture, Result, Stream, as_awaitable
+from cellrt.manager import LiveRequest, Manager, Trace
+from cellrt.registry import CellType, Discovery, Model, Registry, check_example, default_priorities
+from cellrt.timeline import Timeline
+from cellrt.unfold import Unfolder
+from cellrt.worker.cpu import CpuWorker
+
+T = TypeVar("T")
+
+MAX_ARENA_ROWS = 1 << 18
+WARM_UP_ROWS = (1, 8, 64, 512)
+
+
+class Engine:
+    """Serves models: ``register`` them, then ``submit`` requests.
+
+    Args:
+        workers: number of CPU workers, or a list of devices (only "cpu" here). Default: one a core.
+        threads_per_worker: torch threads of each worker. One is best unless there is a single worker.
+        policy: order of requests; default BatchMaker's.
+        settings: of the scheduler, with a switch for each of its optimisations.
+        limits: sizes of the tables.
+        arena_bytes: memory for the rows of one kind (shape and dtype) at each worker; the host, which holds inputs and
+            results, gets four times that.
+        max_queue: requests that may be unfinished at once; ``submit`` raises OverloadError beyond.
+        max_nodes: most nodes of one request's graph.
+        queue_depth: tasks a CPU worker may have before the next is formed: two keep it busy, more delay newcomers.
+        trace: keep a timeline (see ``timeline``); costs memory for every task.
+        debug: check every invariant whenever nothing runs (slow).
+    """
+
+    def __init__(
+        self,
+        workers: int | Sequence[str] | None = None,
+        *,
+        threads_per_worker: int = 1,
+        policy: BatchMakerPolicy | None = None,
+        settings: SchedulerSettings | None = None,
+        limits: Limits | None = None,
+        arena_bytes: int = 64 << 20,
+        max_queue: int = 8192,
+        max_nodes: int = 65_535,
+        queue_depth: int = 2,
+        trace: bool = False,
+        debug: bool = False,
+    ) -> None:
+        count = _count_workers(workers)
+        policy = policy or BatchMakerPolicy()
+        settings = replace(settings or SchedulerSettings(), order_by_arrival=policy.order_by_arrival)
+        self._processor = Processor(count, limits, settings)
+        self._registry = Registry(self._processor, max_nodes)
+        self._arenas = [Arenas() for _ in range(count + 1)]
+        self._arena_bytes, self._max_queue = arena_bytes, max_queue
+        self._manager = Manager(self._processor, policy, self._arenas, self._registry.types, queue_depth, debug)
+        if trace:
+            self._manager.trace = Trace()
+        self._threads_per_worker = threads_per_worker
+        for location in range(1, count + 1):
+            executor = Executor(location, self._arenas, self._registry.types)
+            self._manager.workers.append(
+                CpuWorker(executor, lambda: self._manager.inbox.put(None), threads_per_worker, f"cellrt-worker-{location}")
+            )
+        self._thread = threading.Thread(target=self._manager.run, name="cellrt-manager", daemon=True)
+        self._register_lock = threading.Lock()
+        self._submit_lock = threading.Lock()
+        self._sequence = itertools.count(1)
+        self._closed = False
+        for worker in self._manager.workers:
+            worker.start()
+        self._thread.start()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.drain()
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Engine({len(self._manager.workers)} CPU workers, models {list(self._registry.models)})"
+
+    def register(self, unfolder: Unfolder, *, priorities: dict[str, int] | None = None, warm_up: bool = True) -> None:
+        """Registers a model: unfolds its example, adds its cells, allocates arenas, measures its cells.
+
+        Args:
+            unfolder: as made by ``cellrt.unfold``.
+            priorities: cell priorities by cell name, over the cells' own and the default from the type graph.
+            warm_up: run each new cell at a few batch sizes, so that the scheduler knows its step time.
+
+        Raises DefinitionError if the example does not unfold; EngineClosedError.
+        """
+        if not isinstance(unfolder, Unfolder):
+            raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(unfolder).__name__}")
+        with self._register_lock:
+            if unfolder.name in self._registry.models:
+                raise DefinitionError(f"a model {unfolder.name!r} is registered already")
+            discovery = Discovery(self._registry.max_nodes)
+            recorded = check_example(unfolder, discovery)
+            defaults = default_priorities(recorded, discovery)
+            times = {cell.identity: _measure(cell, self._threads_per_worker) for cell in discovery.cells} if warm_up else {}
+            chosen = [
+                (priorities or {}).get(cell.name, default if cell.priority is None else cell.priority)
+                for cell, default in zip(discovery.cells, defaults)
+            ]
+            self._on_manager(lambda: self._add(discovery, chosen, times))
+            model = Model(unfolder, self._registry, self._processor)
+            model.plan(unfolder.example)
+            self._registry.models[unfolder.name] = model
+
+    def submit(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> RequestFuture:
+        """Submits a request; returns at once with a future of its results (a dict of tensors on the CPU).
+
+        Args:
+            model: name of a registered model.
+            request: what the model's unfolder takes; unfolded and checked here, in the caller's thread.
+            deadline: seconds from now; the request ends with DeadlineError if it is not done by then.
+            priority: 0 (lowest) to 3.
+
+        Raises UnknownModelError, RequestError, RequestTooLargeError, OverloadError, EngineClosedError.
+        """
+        return self._submit(model, request, deadline, priority, None)
+
+    def submit_many(
+        self, model: str, requests: Iterable[Any], *, deadline: float | None = None, priority: int = 1
+    ) -> list[RequestFuture]:
+        """Submits several requests; raises for the first that is wrong, before any is submitted."""
+        plans = [(self._model(model).plan(request)) for request in requests]
+        return [self._enqueue(model, plan, deadline, priority, None) for plan in plans]
+
+    async def infer(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
+        """Submits a request and awaits its results; cancelling the task cancels the request."""
+        result: Result = await as_awaitable(self.submit(model, request, deadline=deadline, priority=priority))
+        return result
+
+    def stream(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> Stream:
+        """Submits a request and returns its steps as they complete: for every result with steps, one row a step."""
+        channel = Channel()
+        return Stream(self._submit(model, request, deadline, priority, channel), channel)
+
+    def cancel(self, future: RequestFuture) -> bool:
+        """Asks to cancel a request, at any moment; False if it has ended."""
+        return future.cancel()
+
+    def graph(self, model: str, request: Any) -> CellGraph:
+        """The cell graph of a request, to look at; nothing is run."""
+        return CellGraph(self._model(model).plan(request).shape, [made.cell.name for made in self._registry.types], self._processor)
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Waits until every submitted request has ended; False on a time-out, in seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while self._manager.num_unfinished and self._thread.is_alive():
+            if end is not None and time.monotonic() >= end:
+                return False
+            time.sleep(0.001)
+        return True
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Ends the engine: requests that are not done end with EngineClosedError; threads end. May be called twice."""
+        with self._submit_lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._manager.inbox.put(self._manager.cancel_all)
+        for worker in self._manager.workers:
+            worker.close(timeout)
+        self._manager.inbox.put(self._manager.stop)
+        self._thread.join(timeout)
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts so far: requests by end, tasks and mean batch by cell, latency percentiles of the last requests."""
+        counts = self._manager.statistics
+        cells = {
+            made.cell.name: {
+                "tasks": counts.tasks[made.id],
+                "mean_batch": counts.rows[made.id] / max(1, counts.tasks[made.id]),
+                "nodes": counts.steps[made.id],
+            }
+            for made in self._registry.types
+        }
+        return {
+            "unfinished": self._manager.num_unfinished,
+            "done": counts.num_done,
+            "errors": dict(counts.errors),
+            "cells": cells,
+            "latency_s": counts.latency_percentiles_s(),
+        }
+
+    def timeline(self) -> Timeline:
+        """What ran when, since the start; needs ``trace=True``."""
+        if self._manager.trace is None:
+            raise DefinitionError("timeline: make the engine with trace=True")
+        return self._on_manager(self._manager.take_timeline)
+
+    def check(self) -> None:
+        """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""
+        self._on_manager(self._manager._check)
+
+    def _model(self, name: str) -> Model:
+        model = self._registry.models.get(name)
+        if model is None:
+            raise UnknownModelError(f"model {name!r} is not registered; registered are {sorted(self._registry.models)}")
+        return model
+
+    def _submit(
+        self, name: str, request: Any, deadline: float | None, priority: int, channel: Channel | None
+    ) -> RequestFuture:
+        return self._enqueue(name, self._model(name).plan(request), deadline, priority, channel)
+
+    def _enqueue(
+        self, name: str, plan: Any, deadline: float | None, priority: int, channel: Channel | None
+    ) -> RequestFuture:
+        if not 0 <= priority < NUM_PRIORITIES:
+            raise RequestError(f"priority: expected 0 to {NUM_PRIORITIES - 1}, got {priority}")
+        if deadline is not None and not deadline > 0:
+            raise RequestError(f"deadline: expected seconds from now, more than 0, got {deadline}")
+        now_ns = time.perf_counter_ns()
+        future = RequestFuture(lambda future: self._manager.inbox.put(lambda: self._manager.cancel(future)))
+        with self._submit_lock:
+            if self._closed or not self._thread.is_alive():
+                raise EngineClosedError("the engine is closed")
+            if self._manager.num_unfinished >= self._max_queue:
+                raise OverloadError(f"{self._manager.num_unfinished} requests are unfinished, the engine takes {self._max_queue}")
+            self._manager.num_unfinished += 1
+            job = Job(next(self._sequence), int(plan.shape.nodes.size), priority, deadline)
+            deadline_ns = None if deadline is None else now_ns + int(deadline * 1e9)
+            self._manager.inbox.put(LiveRequest(future, plan, name, job, now_ns, deadline_ns, channel))
+        return future
+
+    def _on_manager(self, function: Callable[[], T]) -> T:
+        """Runs a function on the manager's thread and returns its result."""
+        if self._closed or not self._thread.is_alive():
+            raise EngineClosedError("the engine is closed")
+        done = threading.Event()
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def message() -> None:
+            try:
+                results.append(function())
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                done.set()
+
+        self._manager.inbox.put(message)
+        while not done.wait(1.0):
+            if not self._thread.is_alive() and not done.is_set():
+                raise EngineClosedError("the engine closed meanwhile")
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def _add(self, discovery: Discovery, priorities: list[int], times: dict[str, dict[int, float]]) -> None:
+        """Adds a model's kinds, constants and cells; on the manager's thread."""
+        for spec in discovery.specs:
+            worker_rows = rows_for(spec, self._arena_bytes, MAX_ARENA_ROWS)
+            host_rows = rows_for(spec, 4 * self._arena_bytes, 4 * MAX_ARENA_ROWS)
+            if self._registry.add_kind(spec, worker_rows, host_rows) is not None:
+                for location, arenas in enumerate(self._arenas):
+                    arenas.add(spec, worker_rows if location else host_rows)
+        for spec, value in discovery.constants:
+            row = self._registry.add_constant(spec, value)
+            for arenas in self._arenas if row is not None else []:
+                arenas.set_constant(self._registry.kind(spec), row, value)
+        for cell, priority in zip(discovery.cells, priorities):
+            made = self._registry.add_type(cell, priority)
+            for rows, seconds in times.get(cell.identity, {}).items() if made else []:
+                self._processor.set_step_time(made.id, rows, seconds)
+
+
+def _count_workers(workers: int | Sequence[str] | None) -> int:
+    if workers is None:
+        return min(30, os.cpu_count() or 1)
+    if isinstance(workers, int):
+        return workers
+    for device in workers:
+        if device != "cpu":
+            raise DefinitionError(f"workers: expected 'cpu', got {device!r}")
+    return len(workers)
+
+
+def _measure(cell: Any, num_threads: int) -> dict[int, float]:
+    """Seconds of one step of a cell at a few numbers of rows; at most about 0.1 s in all for each size."""
+    before = torch.get_num_threads()
+    times: dict[int, float] = {}
+    try:
+        torch.set_num_threads(num_threads)
+        for rows in WARM_UP_ROWS:
+            if rows > cell.max_batch or (cell.batch_sizes and rows not in cell.batch_sizes):
+                continue
+            times[rows] = _time_cell(cell, rows)
+            if times[rows] > 0.05:
+                break
+    finally:
+        torch.set_num_threads(before)
+    return times
+
+
+@torch.inference_mode()
+def _time_cell(cell: Any, rows: int) -> float:
+    inputs = cell.example_inputs(rows)
+    samples = []
+    for _ in range(3):
+        start = time.perf_counter()
+        try:
+            cell.run(*inputs)
+        except Exception:  # a cell may refuse zeros: then the scheduler measures it on real rows
+            return 0.0
+        samples.append(time.perf_counter() - start)
+    return min(samples)

@@ -1,0 +1,370 @@
+"""The manager: one thread that owns the processor, the workers and every live request.
+
+Crossings between threads: clients put jobs, cancellations and commands into the inbox; workers put None there after each task.
+Everything else in this file is called by the manager's thread alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+import numpy as np
+import torch
+
+from cellrt.arena import Arenas
+from cellrt.core import task_layout as layout
+from cellrt.core.finish import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
+from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
+from cellrt.core.processor import Notice, Processor
+from cellrt.core.story import read_story
+from cellrt.core.tables import HOST
+from cellrt.core.validate import broken_rules
+from cellrt.errors import CancelledError, CellrtError, DeadlineError, DeviceError, EngineClosedError, InternalError
+from cellrt.future import Channel, RequestFuture, Result
+from cellrt.registry import CellType, Plan
+from cellrt.statistics import Statistics
+from cellrt.timeline import RequestSpan, TaskSpan, Timeline
+from cellrt.worker.cpu import CpuWorker, Done
+
+IDLE_WAIT_S = 1.0
+OLDEST_EVERY = 16
+STORY_LINES = 40
+
+
+@dataclass(eq=False)
+class LiveRequest:
+    """A request from submission to its end."""
+
+    future: RequestFuture
+    plan: Plan
+    model: str
+    job: Job
+    arrival_ns: int
+    deadline_ns: int | None
+    channel: Channel | None
+    id: int = -1
+    num_streamed: int = 0
+    ended: bool = False
+    error: CellrtError | None = None
+
+
+Message = LiveRequest | Callable[[], None] | None
+
+
+@dataclass
+class Trace:
+    """What a timeline is made of, kept while tracing is on."""
+
+    tasks: list[TaskSpan] = field(default_factory=list)
+    requests: list[RequestSpan] = field(default_factory=list)
+    launched: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+class Manager:
+    """The loop: admit, schedule, launch, complete, reply."""
+
+    def __init__(
+        self,
+        processor: Processor,
+        policy: BatchMakerPolicy,
+        arenas: list[Arenas],
+        types: list[CellType],
+        queue_depth: int,
+        debug: bool,
+    ) -> None:
+        self.processor = processor
+        self.inbox: SimpleQueue[Message] = SimpleQueue()
+        self.statistics = Statistics()
+        self.trace: Trace | None = None
+        self.workers: list[CpuWorker] = []
+        self.num_unfinished = 0
+        self._policy = policy
+        self._arenas = arenas
+        self._types = types
+        self._queue_depth = queue_depth
+        self._debug = debug
+        self._by_key: list[tuple[float, int, LiveRequest]] = []
+        self._by_arrival: deque[LiveRequest] = deque()
+        self._num_admitted = 0
+        self._live: dict[int, LiveRequest] = {}
+        self._by_future: dict[RequestFuture, LiveRequest] = {}
+        self._deadlines: list[tuple[int, int, LiveRequest]] = []
+        self._lost: set[int] = set()
+        self._closing = False
+        self._stopped: CellrtError | None = None
+
+    def run(self) -> None:
+        """Runs until ``stop``. A bug ends all requests with InternalError rather than leaving them hanging."""
+        try:
+            while self._stopped is None:
+                self.step()
+        except BaseException as error:
+            self._stopped = InternalError(f"the manager failed: {type(error).__name__}: {error}")
+            self._stopped.__cause__ = error
+        finally:
+            self._end_all(self._stopped or EngineClosedError("the engine is closed"))
+
+    def step(self) -> None:
+        """One turn of the loop: wait for something to happen, take it in, keep the workers busy."""
+        self._take_messages()
+        self.processor.set_time(time.perf_counter_ns())
+        for location, worker in enumerate(self.workers, start=1):
+            for done in worker.poll():
+                self._complete(location, done)
+            if not worker.is_alive() and location not in self._lost:
+                self._lose(location)
+        self._expire()
+        self._admit()
+        for location, worker in enumerate(self.workers, start=1):
+            while location not in self._lost and worker.num_outstanding < self._queue_depth:
+                if not self._launch(location, worker):
+                    break
+        if self._debug and not self.processor.num_running:
+            self._check()
+
+    def stop(self) -> None:
+        """Ends the loop after this turn; called as a message."""
+        self._stopped = EngineClosedError("the engine is closed")
+
+    def cancel(self, future: RequestFuture) -> None:
+        """Ends a request early, if it has not ended; called as a message."""
+        request = self._by_future.get(future)
+        if request is not None:
+            self._end(request, CancelledError(f"model {request.model!r}: the request was cancelled"))
+
+    def cancel_all(self) -> None:
+        """Cancels whatever has not ended; called as a message."""
+        for request in list(self._by_future.values()):
+            self._end(request, EngineClosedError(f"model {request.model!r}: the engine closed before the request was done"))
+
+    def story(self, request: LiveRequest) -> str:
+        """The last events of a request, a line each."""
+        events = read_story(self.processor.tables, sequence=request.job.sequence)
+        return "\n".join(str(event) for event in events[-STORY_LINES:])
+
+    def _take_messages(self) -> None:
+        try:
+            message = self.inbox.get(timeout=self._wait_s())
+            while True:
+                if isinstance(message, LiveRequest):
+                    self._accept(message)
+                elif message is not None:
+                    message()
+                message = self.inbox.get_nowait()
+        except Empty:
+            pass
+
+    def _wait_s(self) -> float:
+        if not self._deadlines:
+            return IDLE_WAIT_S
+        return min(IDLE_WAIT_S, max(0.0, (self._deadlines[0][0] - time.perf_counter_ns()) / 1e9))
+
+    def _accept(self, request: LiveRequest) -> None:
+        if self._lost and len(self._lost) == len(self.workers):
+            request.future.finish(EngineClosedError("the engine has no worker left"))
+            self.num_unfinished -= 1
+            return
+        self.processor.note_arrival(request.arrival_ns)
+        self._by_future[request.future] = request
+        heapq.heappush(self._by_key, (self._policy.admission_key(request.job), request.job.sequence, request))
+        self._by_arrival.append(request)
+        if request.deadline_ns is not None:
+            heapq.heappush(self._deadlines, (request.deadline_ns, request.job.sequence, request))
+
+    def _next_waiting(self) -> LiveRequest | None:
+        """The request to admit next: the policy's first, and every so often the oldest, so that none starves."""
+        while self._by_key and (self._by_key[0][2].ended or self._by_key[0][2].id >= 0):
+            heapq.heappop(self._by_key)
+        while self._by_arrival and (self._by_arrival[0].ended or self._by_arrival[0].id >= 0):
+            self._by_arrival.popleft()
+        if not self._by_key:
+            return None
+        return self._by_arrival[0] if self._num_admitted % OLDEST_EVERY == 0 else self._by_key[0][2]
+
+    def _admit(self) -> None:
+        while (request := self._next_waiting()) is not None:
+            lane = lane_of(self._policy, request.job)
+            admitted = self.processor.admit(
+                request.plan.shape, request.job.sequence, lane, request.channel is not None
+            )
+            if admitted is None:
+                return
+            request.id, rows = admitted
+            self._num_admitted += 1
+            self._live[request.id] = request
+            self._copy_in(request, rows)
+
+    def _copy_in(self, request: LiveRequest, rows: np.ndarray) -> None:
+        """Copies a request's tensors to their host rows."""
+        first = 0
+        for kind, tensor in request.plan.externals:
+            to = rows[first : first + len(tensor)]
+            first += len(tensor)
+            used = to >= 0
+            if not used.all():
+                tensor, to = tensor[torch.from_numpy(used)], to[used]
+            self._arenas[HOST][kind].index_copy_(0, torch.from_numpy(to.astype(np.int64)), tensor)
+
+    def _launch(self, location: int, worker: CpuWorker) -> bool:
+        """Forms tasks for a worker and queues them; False if nothing is ready for it."""
+        tasks = self.processor.schedule(location)
+        for task in tasks:
+            row = self.processor.tables.tasks[task]
+            if self.trace is not None:
+                self.trace.launched[task] = tuple(
+                    self._live[request].job.sequence for request in self._requests_of(task)
+                )
+            self.statistics.count_task(int(row["cell_type"]), int(row["rows"]), int(row["positions"]))
+            worker.launch(task, int(row["cell_type"]), self.processor.task_buffer(task))
+        return bool(tasks)
+
+    def _requests_of(self, task: int) -> list[int]:
+        """Request id of each row of a task."""
+        tables, buffer = self.processor.tables, self.processor.task_buffer(task)
+        nodes = buffer[buffer[layout.H_NODES] :][: buffer[layout.H_ROWS]]
+        return tables.subgraphs["request"][tables.nodes["subgraph"][nodes]].tolist()
+
+    def _complete(self, location: int, done: Done) -> None:
+        if done.failures:
+            requests = self._requests_of(done.task)
+            for failure in done.failures:
+                live = self._live.get(requests[failure.row])
+                if live is not None and live.error is None:
+                    live.error = failure.error
+        if self.trace is not None:
+            self._trace_task(location, done)
+        self._take_notices(self.processor.complete(done.task, done.end_ns - done.start_ns))
+
+    def _take_notices(self, notices: list[Notice], error: CellrtError | None = None) -> None:
+        for request_id, what in notices:
+            request = self._live[request_id]
+            if what == NOTICE_DONE:
+                self._finish(request)
+            elif what == NOTICE_FAILED:
+                self._reply(request, error or request.error or InternalError("a cell failed without an error"))
+            elif what == NOTICE_RELEASED:
+                del self._live[request_id]
+            elif what == NOTICE_STEPS:
+                self._stream(request)
+
+    def _finish(self, request: LiveRequest) -> None:
+        """Reads the results of a complete request, gives its rows back and replies."""
+        if request.channel is not None:
+            self._stream(request)
+        rows = self.processor.results(request.id)
+        results: Result = {}
+        for result in request.plan.results:
+            arena = self._arenas[HOST][result.kind]
+            wanted = _at(rows, result.positions)
+            if result.is_loop:
+                wanted = wanted[wanted >= 0]
+            if result.is_single:
+                results[result.name] = arena[int(wanted[-1])].clone()
+            else:
+                results[result.name] = arena.index_select(0, torch.from_numpy(wanted))
+        self.processor.release(request.id)
+        del self._live[request.id]
+        self._reply(request, results)
+
+    def _stream(self, request: LiveRequest) -> None:
+        """Sends the steps that are complete in all results that have steps."""
+        if request.channel is None or request.ended:
+            return
+        rows = self.processor.ready_results(request.id)
+        stepped = [(result, _at(rows, result.positions)) for result in request.plan.results if not result.is_single]
+        ready = min((_num_leading(wanted) for _, wanted in stepped), default=0)
+        for step in range(request.num_streamed, ready):
+            request.channel.put(
+                {r.name: self._arenas[HOST][r.kind][int(wanted[step])].clone() for r, wanted in stepped}
+            )
+            request.num_streamed = step + 1
+
+    def _reply(self, request: LiveRequest, outcome: Result | CellrtError) -> None:
+        """Ends a request towards its client, exactly once."""
+        if request.ended:
+            return
+        request.ended = True
+        self.num_unfinished -= 1
+        del self._by_future[request.future]
+        now_ns = time.perf_counter_ns()
+        self.statistics.count_end(outcome if isinstance(outcome, CellrtError) else None, now_ns - request.arrival_ns)
+        if self.trace is not None and not isinstance(outcome, CellrtError):
+            span = RequestSpan(request.job.sequence, request.model, request.arrival_ns / 1e9, now_ns / 1e9)
+            self.trace.requests.append(span)
+        request.future.finish(outcome)
+
+    def _end(self, request: LiveRequest, error: CellrtError) -> None:
+        """Ends a request early; its rows come back when nothing of it is in flight."""
+        if request.ended:
+            return
+        if request.id >= 0 and self.processor.cancel(request.id):
+            del self._live[request.id]
+        self._reply(request, error)
+
+    def _expire(self) -> None:
+        now_ns = time.perf_counter_ns()
+        while self._deadlines and (self._deadlines[0][0] <= now_ns or self._deadlines[0][2].ended):
+            _, _, request = heapq.heappop(self._deadlines)
+            if not request.ended:
+                allowed = request.job.deadline_s
+                self._end(request, DeadlineError(f"model {request.model!r}: not done within {allowed} s"))
+
+    def _lose(self, location: int) -> None:
+        """A worker died: what was on it fails, the others go on."""
+        self._lost.add(location)
+        cause = self.workers[location - 1].error
+        error = DeviceError(f"worker {location} died: {type(cause).__name__}: {cause}")
+        error.__cause__ = cause
+        self._take_notices(self.processor.lose_worker(location), error)
+        if len(self._lost) == len(self.workers):
+            for request in list(self._by_future.values()):
+                self._end(request, error)
+
+    def _end_all(self, error: CellrtError) -> None:
+        """After the loop: whoever still waits gets an answer."""
+        while not self.inbox.empty():
+            message = self.inbox.get()
+            if isinstance(message, LiveRequest):
+                message.future.finish(error)
+            elif message is not None:
+                message()
+        for request in list(self._by_future.values()):
+            self._reply(request, error)
+
+    def _check(self) -> None:
+        broken = broken_rules(self.processor.tables)
+        if broken:
+            raise InternalError("; ".join(broken))
+
+    def _trace_task(self, location: int, done: Done) -> None:
+        row = self.processor.tables.tasks[done.task]
+        name = self._types[int(row["cell_type"])].cell.name
+        requests = self.trace.launched.pop(done.task, ()) if self.trace else ()
+        span = TaskSpan(
+            int(row["number"]), location, name, done.start_ns / 1e9, done.end_ns / 1e9, int(row["rows"]), int(row["steps"]), requests
+        )
+        if self.trace is not None:
+            self.trace.tasks.append(span)
+
+    def take_timeline(self) -> Timeline:
+        """The trace so far; called as a message."""
+        trace = self.trace or Trace()
+        return Timeline(list(trace.tasks), list(trace.requests))
+
+
+def _at(rows: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+    """Result rows at these positions."""
+    if isinstance(positions, range):
+        return rows[positions.start : positions.stop]
+    return rows[list(positions)]
+
+
+def _num_leading(rows: np.ndarray) -> int:
+    """How many results are there before the first that is not."""
+    missing = np.flatnonzero(rows < 0)
+    return int(missing[0]) if missing.size else len(rows)

@@ -1,0 +1,72 @@
+"""What the rows of an input or output look like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from cellrt.errors import DefinitionError
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """One row: its shape without the row dimension, and its dtype.
+
+    A ragged input takes any number of other nodes' outputs of this row shape per node; the cell sees ``RaggedRows``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    ragged: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one row."""
+        size = self.dtype.itemsize
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    def __str__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{'ragged ' if self.ragged else ''}{name}{list(self.shape)}"
+
+
+class RaggedRows(NamedTuple):
+    """A ragged input as the cell sees it.
+
+    Attributes:
+        values: ``[total, *shape]``, the rows of all nodes one after the other.
+        offsets: ``[rows + 1]`` int64; node r has ``values[offsets[r]:offsets[r + 1]]``, which may be empty.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+
+def rows(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
+    """An input of one row of this shape per node: ``rows(256)``, or ``rows(dtype=torch.int64)`` for an integer."""
+    return RowSpec(tuple(shape), dtype)
+
+
+def ragged(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
+    """An input of any number of rows of this shape per node."""
+    return RowSpec(tuple(shape), dtype, ragged=True)
+
+
+def as_spec(name: str, value: object) -> RowSpec:
+    """Turns what a user wrote for an input (a spec, or a shape for float32 rows) into a spec.
+
+    Raises DefinitionError naming the input.
+    """
+    if isinstance(value, RowSpec):
+        spec = value
+    elif isinstance(value, tuple | list) and all(isinstance(extent, int) for extent in value):
+        spec = RowSpec(tuple(value))
+    else:
+        raise DefinitionError(f"input {name!r}: expected a shape such as (256,) or cellrt.rows(...), got {value!r}")
+    if any(extent < 1 for extent in spec.shape):
+        raise DefinitionError(f"input {name!r}: expected extents of at least 1, got {spec.shape}")
+    return spec

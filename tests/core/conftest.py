@@ -1,0 +1,10 @@
+"""Fewer examples where the core's functions are not compiled, as they are a hundred times slower then."""
+
+import hypothesis
+import numba
+
+if numba.config.DISABLE_JIT:
+    hypothesis.settings.register_profile(
+        "interpreted", parent=hypothesis.settings.get_profile("cellrt"), max_examples=20
+    )
+    hypothesis.settings.load_profile("interpreted")

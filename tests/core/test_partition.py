@@ -1,0 +1,62 @@
+"""The cut into subgraphs, judged by networkx: one cell type, connected, and no cycle between subgraphs."""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellrt.core.partition import partition
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
+    """Cell types of nodes in topological order, and the distinct earlier nodes that each reads."""
+    types = draw(st.lists(st.integers(0, 2), min_size=1, max_size=24))
+    nodes = range(len(types))
+    return types, [draw(st.lists(st.integers(0, k - 1), max_size=3, unique=True)) if k else [] for k in nodes]
+
+
+def cut(types: list[int], producers: list[list[int]]) -> tuple[list[int], int]:
+    starts = np.cumsum([0, *map(len, producers)]).astype(np.int32)
+    flat = np.array([node for nodes in producers for node in nodes], np.int32)
+    group, num_groups = partition(np.array(types, np.int32), starts, flat)
+    return group.tolist(), int(num_groups)
+
+
+@given(graphs())
+def test_subgraphs_are_connected_of_one_type_and_acyclic(graph):
+    types, producers = graph
+    group, num_groups = cut(types, producers)
+    whole = nx.DiGraph()
+    whole.add_nodes_from(range(len(types)))
+    whole.add_edges_from((before, node) for node, nodes in enumerate(producers) for before in nodes)
+    members = [[node for node in whole if group[node] == k] for k in range(num_groups)]
+    assert sorted(node for nodes in members for node in nodes) == list(whole)
+    for nodes in members:
+        assert len({types[node] for node in nodes}) == 1
+        assert nx.is_weakly_connected(whole.subgraph(nodes))
+    between = {(group[before], group[node]) for before, node in whole.edges if group[before] != group[node]}
+    assert nx.is_directed_acyclic_graph(nx.DiGraph(between))
+    assert all(before < node for before, node in between), "numbers follow the order of the subgraphs"
+
+
+@given(st.integers(1, 24), st.randoms(use_true_random=False))
+def test_one_type_is_cut_only_where_it_falls_apart(count, draw):
+    producers = [sorted(draw.sample(range(k), draw.randint(0, min(k, 2)))) for k in range(count)]
+    _, num_groups = cut([0] * count, producers)
+    whole = nx.Graph((before, node) for node, nodes in enumerate(producers) for before in nodes)
+    whole.add_nodes_from(range(count))
+    assert num_groups == nx.number_connected_components(whole)
+
+
+def test_two_of_a_type_with_another_between_them_are_cut():
+    group, num_groups = cut([0, 1, 0], [[], [0], [0, 1]])
+    assert (group, num_groups) == ([0, 1, 2], 3)
+
+
+def test_a_chain_with_a_reader_of_every_state_is_two_subgraphs():
+    types = [0, 0, 0, 1, 1, 1]
+    group, num_groups = cut(types, [[], [0], [1], [2], [1, 3], [0, 4]])
+    assert (group, num_groups) == ([0, 0, 0, 1, 1, 1], 2)

@@ -1,0 +1,283 @@
+"""Algorithm 1, case by case: which cell type goes first, how tasks are cut, and who may run what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cellrt.core import task_layout as layout
+from cellrt.core.processor import Processor, SchedulerSettings
+from cellrt.core.validate import broken_rules
+from tests.core.graphs import (
+    ONE_BY_ONE,
+    add_step,
+    add_tree,
+    chain,
+    leaves,
+    make_processor,
+    tree,
+    two_chains,
+)
+
+
+def admit(processor: Processor, program: NDArray[np.int32], sequence: int = 0, lane: int = 0) -> int:
+    admitted = processor.admit(processor.compile(program), sequence, lane)
+    assert admitted is not None
+    return admitted[0]
+
+
+def schedule(processor: Processor, worker: int = 1) -> list[tuple[int, int]]:
+    """(Cell type, rows) of the tasks that one decision forms."""
+    tasks = processor.schedule(worker)
+    assert broken_rules(processor.tables) == []
+    rows = processor.tables.tasks[tasks]
+    return list(zip(rows["cell_type"].tolist(), rows["rows"].tolist()))
+
+
+def complete(processor: Processor, *tasks: int) -> None:
+    for task in tasks:
+        for notice in processor.complete(task, 0):
+            processor.release(notice.request)
+    assert broken_rules(processor.tables) == []
+
+
+def running(processor: Processor) -> list[int]:
+    return np.flatnonzero(processor.tables.tasks["in_use"]).tolist()
+
+
+def requests_of(processor: Processor, task: int) -> list[int]:
+    buffer, tables = processor.task_buffer(task), processor.tables
+    nodes = buffer[int(buffer[layout.H_NODES]) :][: int(buffer[layout.H_ROWS])]
+    return tables.subgraphs["request"][tables.nodes["subgraph"][nodes]].tolist()
+
+
+# Which cell type (lines 5-10).
+
+
+def test_a_type_with_a_full_batch_goes_before_any_priority():
+    processor = make_processor()
+    low, high = add_tree(processor, 4), add_tree(processor, 4, priority=9)
+    admit(processor, leaves(low, 4))
+    admit(processor, leaves(high, 3))
+    assert schedule(processor) == [(low, 4)]
+
+
+def test_a_type_without_running_tasks_goes_before_a_higher_priority():
+    processor = make_processor()
+    low, high = add_tree(processor, 4), add_tree(processor, 4, priority=9)
+    admit(processor, leaves(high, 3))
+    assert schedule(processor) == [(high, 3)]
+    admit(processor, leaves(high, 3))
+    admit(processor, leaves(low, 1))
+    assert schedule(processor) == [(low, 1)]
+    assert schedule(processor) == [(high, 3)]
+    assert schedule(processor) == []
+
+
+@pytest.mark.parametrize("counts", [(5, 7), (3, 2)], ids=["full batches", "no running tasks"])
+def test_of_one_criterion_the_highest_priority_goes_first(counts):
+    processor = make_processor()
+    low, high = add_tree(processor, 4, priority=-1), add_tree(processor, 4)
+    admit(processor, leaves(low, counts[0]))
+    admit(processor, leaves(high, counts[1]))
+    assert schedule(processor)[0][0] == high
+    processor.set_priority(low, 2)
+    admit(processor, leaves(high, 8))
+    admit(processor, leaves(low, 8))
+    assert schedule(processor)[0][0] == low
+
+
+def test_under_fcfs_the_type_with_the_oldest_request_goes_first():
+    processor = make_processor(settings=replace(ONE_BY_ONE, order_by_arrival=True))
+    old, new = add_tree(processor, 4), add_tree(processor, 4, priority=9)
+    admit(processor, leaves(old, 1), sequence=1)
+    admit(processor, leaves(new, 1), sequence=2)
+    assert schedule(processor) == [(old, 1)]
+
+
+# How tasks are cut (lines 12-23).
+
+
+def test_at_most_max_tasks_in_a_row_and_the_rest_later():
+    processor = make_processor(settings=replace(ONE_BY_ONE, max_tasks_to_submit=3))
+    cell = add_tree(processor, 4)
+    admit(processor, leaves(cell, 14))
+    assert schedule(processor) == [(cell, 4)] * 3
+    assert schedule(processor) == [(cell, 2)]
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(2, [2]), (6, [4]), (7, [4, 3])])
+def test_only_the_first_task_may_be_below_the_smallest_batch(count, sizes):
+    processor = make_processor(settings=replace(ONE_BY_ONE, max_tasks_to_submit=5))
+    cell = add_step(processor, 4, min_batch=3)
+    for _ in range(count):
+        admit(processor, chain(cell, 1))
+    assert schedule(processor) == [(cell, size) for size in sizes]
+
+
+def test_tasks_in_a_row_fit_the_join_budget():
+    processor = make_processor(settings=SchedulerSettings(runs=False, join_budget_s=1e-3))
+    cell = add_tree(processor, 4)
+    processor.set_step_time(cell, 4, 0.4e-3)
+    admit(processor, leaves(cell, 20))
+    assert schedule(processor) == [(cell, 4)] * 3
+
+
+def test_a_task_takes_requests_in_order_of_arrival_and_lanes_before_that():
+    processor = make_processor()
+    cell = add_step(processor, 3)
+    late, first, second = (admit(processor, chain(cell, 2), lane=lane) for lane in (5, 0, 0))
+    assert schedule(processor) == [(cell, 3)]
+    assert requests_of(processor, running(processor)[0]) == [first, second, late]
+
+
+# Who may run what (lines 20-22 and 27).
+
+
+def test_a_subgraph_in_flight_stays_at_its_worker():
+    processor = make_processor(2)
+    cell = add_step(processor, 4)
+    admit(processor, chain(cell, 3))
+    assert schedule(processor, worker=1) == [(cell, 1)]
+    assert schedule(processor, worker=2) == []
+    assert schedule(processor, worker=1) == [(cell, 1)]
+    first, second = running(processor)
+    complete(processor, first)
+    assert schedule(processor, worker=2) == [], "one task of it is still running"
+    complete(processor, second)
+    assert schedule(processor, worker=2) == [(cell, 1)], "unpinned: any worker may go on with it"
+
+
+def test_a_pinned_subgraph_is_passed_over_not_waited_for():
+    processor = make_processor(2)
+    cell = add_step(processor, 4)
+    admit(processor, chain(cell, 3))
+    assert schedule(processor, worker=1) == [(cell, 1)]
+    second = admit(processor, chain(cell, 3))
+    assert schedule(processor, worker=2) == [(cell, 1)]
+    assert requests_of(processor, running(processor)[1]) == [second]
+
+
+# Early release.
+
+
+def test_with_early_release_a_subgraph_follows_its_producers_before_they_complete():
+    processor = make_processor(2)
+    encoder, decoder = add_step(processor, 4), add_step(processor, 4, priority=1)
+    admit(processor, two_chains(encoder, decoder, 1))
+    assert schedule(processor, worker=1) == [(encoder, 1)]
+    assert schedule(processor, worker=2) == [], "only a stream keeps order"
+    assert schedule(processor, worker=1) == [(decoder, 1)]
+    complete(processor, *running(processor))
+    assert processor.num_live == 0
+
+
+def test_without_early_release_a_subgraph_waits_for_completion():
+    processor = make_processor(2, settings=replace(ONE_BY_ONE, early_release=False))
+    encoder, decoder = add_step(processor, 4), add_step(processor, 4)
+    admit(processor, two_chains(encoder, decoder, 1))
+    assert schedule(processor, worker=1) == [(encoder, 1)]
+    assert schedule(processor, worker=1) == []
+    complete(processor, *running(processor))
+    assert schedule(processor, worker=2) == [(decoder, 1)]
+
+
+def test_producers_at_two_workers_are_waited_for():
+    processor = make_processor(2)
+    leaf, inner = add_tree(processor, 1), add_tree(processor, 4, priority=1)
+    admit(processor, tree(leaf, inner, 2))
+    assert schedule(processor, worker=1) == [(leaf, 1)]
+    assert schedule(processor, worker=2) == [(leaf, 1)]
+    assert schedule(processor, worker=1) == schedule(processor, worker=2) == []
+    left, right = running(processor)
+    complete(processor, left)
+    assert schedule(processor, worker=2) == []
+    complete(processor, right)
+    assert schedule(processor, worker=1) == [(inner, 1)]
+
+
+# Nothing waits for ever.
+
+
+@pytest.mark.parametrize("max_passed_over", [1, 5, 20])
+def test_a_low_priority_runs_within_max_passed_over_decisions(max_passed_over):
+    processor = make_processor(settings=replace(ONE_BY_ONE, max_passed_over=max_passed_over))
+    low, high = add_tree(processor, 4), add_tree(processor, 4, priority=9)
+    low_request = admit(processor, leaves(low, 1))
+    for decision in range(max_passed_over + 1):
+        while processor.tables.ready[high].sum() < 8:
+            admit(processor, leaves(high, 4))
+        chosen = schedule(processor)
+        expected = low if decision == max_passed_over else high
+        assert [cell for cell, _ in chosen] == [expected]
+        complete(processor, *running(processor))
+    assert processor.tables.requests["state"][low_request] == 0
+
+
+@pytest.mark.parametrize("lanes", [[40], [3, 17, 63]])
+def test_a_late_lane_runs_within_fair_every_tasks(lanes):
+    fair_every = 4
+    processor = make_processor(settings=replace(ONE_BY_ONE, fair_every=fair_every))
+    cell = add_tree(processor, 4)
+    late = {admit(processor, leaves(cell, 1), lane=lane) for lane in lanes}
+    for _ in range(fair_every * (len(lanes) + 1)):
+        while processor.tables.ready[cell].sum() < 16:
+            admit(processor, leaves(cell, 4), lane=0)
+        schedule(processor)
+        for task in running(processor):
+            late -= set(requests_of(processor, task))
+            complete(processor, task)
+    assert not late
+
+
+# Runs.
+
+STEP_S = 1e-4
+
+
+def lengths(settings: SchedulerSettings, now_s: float, count: int = 1) -> list[int]:
+    """Steps of the tasks that run chains of 24 to their end, with nobody else arriving."""
+    processor = make_processor(settings=settings)
+    cell = add_step(processor, 4)
+    processor.set_step_time(cell, count, STEP_S)
+    processor.set_time(round(now_s * 1e9))
+    for _ in range(count):
+        admit(processor, chain(cell, 24))
+    steps: list[int] = []
+    while processor.num_live:
+        tasks = processor.schedule(1)
+        steps += processor.tables.tasks["steps"][tasks].tolist()
+        complete(processor, *tasks)
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "expected"), [(1e-3, [10, 10, 4]), (0.35e-3, [3] * 8), (1e-5, [1] * 24)]
+)
+def test_a_run_fits_the_join_budget(budget_s, expected):
+    assert lengths(SchedulerSettings(join_budget_s=budget_s), 0.0) == expected
+    assert lengths(SchedulerSettings(join_budget_s=budget_s), 0.0, count=3) == expected
+
+
+def test_a_run_is_a_whole_chain_when_nobody_is_expected():
+    assert lengths(SchedulerSettings(join_budget_s=1e-5), now_s=1.0) == [24]
+
+
+def test_runs_can_be_switched_off():
+    assert lengths(SchedulerSettings(runs=False), now_s=1.0) == [1] * 24
+
+
+def test_chains_of_different_lengths_leave_a_run_at_their_ends():
+    processor = make_processor(settings=SchedulerSettings())
+    cell = add_step(processor, 4)
+    processor.set_step_time(cell, 4, STEP_S)
+    requests = [admit(processor, chain(cell, length)) for length in (2, 9, 5)]
+    (task,) = processor.schedule(1)
+    buffer = processor.task_buffer(task)
+    assert buffer[int(buffer[layout.H_BATCH_SIZES]) :][:9].tolist() == [3, 3, 2, 2, 2, 1, 1, 1, 1]
+    assert requests_of(processor, task) == [requests[1], requests[2], requests[0]]
+    complete(processor, task)
+    assert processor.num_live == 0

@@ -1,0 +1,173 @@
+"""The simulated worker: cases worked out by hand, and the same trace twice gives the same actions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellrt.core.processor import SchedulerSettings
+from cellrt.core.simulate import Arrival, Simulation, simulate
+from cellrt.core.validate import broken_rules
+from cellrt.errors import RequestError, RequestTooLargeError
+from cellrt.timeline import to_timeline
+from tests.core.graphs import (
+    SMALL,
+    add_step,
+    add_tree,
+    chain,
+    leaves,
+    loop,
+    make_processor,
+    tree,
+    two_chains,
+)
+
+
+def unit_cost(cell_type: int, rows: int, steps: int) -> float:
+    """A second a step."""
+    return float(steps)
+
+
+def spans(simulation: Simulation) -> list[tuple[int, float, float, tuple[int, ...]]]:
+    return [(task.worker, task.start_s, task.end_s, task.requests) for task in simulation.tasks]
+
+
+def test_two_workers_share_chains_of_one_type():
+    processor = make_processor(2)
+    cell = add_step(processor, 2)
+    arrivals = [Arrival(0, chain(cell, length)) for length in (2, 1, 3)] + [Arrival(1, chain(cell, 1))]
+    simulation = simulate(processor, arrivals, unit_cost)
+    assert spans(simulation) == [
+        (1, 0, 1, (0, 1)),
+        (2, 0, 1, (2,)),
+        (1, 1, 2, (0, 2)),  # request 2 had no task running: it moved to worker 1
+        (2, 1, 2, (3,)),
+        (1, 2, 3, (2,)),
+    ]
+    assert simulation.finish_s == [2, 1, 3, 2]
+
+
+def test_two_workers_of_different_task_lengths():
+    processor = make_processor(2)
+    slow, quick = add_tree(processor, 4, priority=1), add_tree(processor, 4)
+    arrivals = [Arrival(0, leaves(slow, 1)), Arrival(0.25, leaves(quick, 3)), Arrival(0.5, leaves(quick, 2))]
+    simulation = simulate(processor, arrivals, lambda cell, rows, steps: 2.0 if cell == slow else rows / 4)
+    assert spans(simulation) == [(1, 0, 2, (0,)), (2, 0.25, 1, (1, 1, 1)), (2, 1, 1.5, (2, 2))]
+    assert simulation.finish_s == [2, 1, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("queue_depth", "expected"),
+    [
+        (1, [(0, 1, (0,)), (1, 2, (0, 1)), (2, 3, (0,))]),
+        (2, [(0, 1, (0,)), (1, 2, (0,)), (2, 3, (0, 1))]),
+        (3, [(0, 1, (0,)), (1, 2, (0,)), (2, 3, (0,)), (3, 4, (1,))]),
+    ],
+)
+def test_a_newcomer_joins_behind_the_tasks_outstanding(queue_depth, expected):
+    processor = make_processor()
+    cell = add_step(processor, 4)
+    arrivals = [Arrival(0, chain(cell, 3)), Arrival(0.5, chain(cell, 1))]
+    simulation = simulate(processor, arrivals, unit_cost, queue_depth=queue_depth)
+    assert [(task.start_s, task.end_s, task.requests) for task in simulation.tasks] == expected
+
+
+def test_loops_take_the_steps_they_are_told():
+    processor = make_processor()
+    cell = add_step(processor, 4)
+    arrivals = [Arrival(0, loop(cell, 9), loop_steps=(steps,)) for steps in (2, 5, 9)]
+    simulation = simulate(processor, [*arrivals, Arrival(0, loop(cell, 3))], unit_cost)
+    assert simulation.finish_s == [2, 5, 9, 3]
+
+
+def test_a_run_of_loops_lasts_as_long_as_its_longest_row():
+    processor = make_processor(settings=SchedulerSettings(join_budget_s=4.0))
+    cell = add_step(processor, 4)
+    processor.set_step_time(cell, 2, 1.0)
+    arrivals = [Arrival(0, loop(cell, 9), loop_steps=(steps,)) for steps in (2, 3)]
+    simulation = simulate(processor, [*arrivals, Arrival(0.5, loop(cell, 9), loop_steps=(6,))], unit_cost)
+    assert spans(simulation) == [(1, 0, 3, (0, 1)), (1, 3, 7, (2,)), (1, 7, 9, (2,))]
+    assert simulation.finish_s == [3, 3, 9]
+
+
+def test_requests_wait_for_room_in_order():
+    processor = make_processor(limits=replace(SMALL, max_requests=2))
+    cell = add_step(processor, 4)
+    simulation = simulate(
+        processor, [Arrival(0, chain(cell, 2))] * 3 + [Arrival(0.5, chain(cell, 1))], unit_cost
+    )
+    assert [request.admission_s for request in simulation.requests] == [0, 0, 2, 2]
+    assert simulation.finish_s == [2, 2, 4, 3]
+
+
+def test_what_cannot_run_is_refused():
+    processor = make_processor()
+    cell = add_step(processor, 4)
+    with pytest.raises(RequestTooLargeError, match="nodes"):
+        simulate(processor, [Arrival(0, chain(cell, 5000))], unit_cost)
+    for wrong in (
+        Arrival(-1, chain(cell, 1)),
+        Arrival(0, np.zeros(0, np.int32)),
+        Arrival(0, loop(cell, 3), loop_steps=(4,)),
+        Arrival(0, chain(cell, 3), loop_steps=(1,)),
+    ):
+        with pytest.raises(RequestError):
+            simulate(processor, [wrong], unit_cost)
+    with pytest.raises(ValueError, match="queue depth"):
+        simulate(processor, [], unit_cost, queue_depth=0)
+    assert simulate(processor, [], unit_cost) == Simulation((), ())
+
+
+def test_a_simulation_becomes_a_timeline():
+    processor = make_processor(2)
+    cell = add_step(processor, 2)
+    arrivals = [Arrival(k / 2, chain(cell, 2 + k), label=f"request {k}") for k in range(4)]
+    timeline = to_timeline(simulate(processor, arrivals, unit_cost), ["lstm"])
+    assert {task.cell for task in timeline.tasks} == {"lstm"}
+    assert {task.worker for task in timeline.tasks} == {0, 1}
+    assert [span.label for span in timeline.requests] == ["request 0", "request 1", "request 2", "request 3"]
+    assert timeline.summary()["requests"] == 4
+
+
+@given(
+    arrivals=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3), st.integers(1, 8)), max_size=12),
+    num_workers=st.integers(1, 3),
+    queue_depth=st.integers(1, 3),
+    runs=st.booleans(),
+    early_release=st.booleans(),
+)
+def test_the_same_trace_gives_the_same_actions(arrivals, num_workers, queue_depth, runs, early_release):
+    def cost(cell_type: int, rows: int, steps: int) -> float:
+        return 1e-4 * steps + 1e-6 * rows
+
+    def play() -> tuple[Simulation, bytes]:
+        settings = SchedulerSettings(runs=runs, early_release=early_release, join_budget_s=3e-4)
+        processor = make_processor(num_workers, settings)
+        step, later = add_step(processor, 3), add_step(processor, 4, priority=1)
+        leaf, inner = add_tree(processor, 5), add_tree(processor, 3, priority=1)
+        makers = (
+            lambda size: chain(step, size),
+            lambda size: two_chains(step, later, size),
+            lambda size: loop(later, size),
+            lambda size: tree(leaf, inner, size),
+        )
+        trace = [
+            Arrival(1e-4 * ticks, makers[what](8 if what == 3 else size)) for ticks, what, size in arrivals
+        ]
+        simulation = simulate(
+            processor, trace, lambda _, rows, steps: 1e-4 * steps + 1e-6 * rows, queue_depth=queue_depth
+        )
+        assert broken_rules(processor.tables) == []
+        return simulation, processor.tables.events.tobytes()
+
+    first, second = play(), play()
+    assert first == second
+    assert all(request.finish_s > request.arrival_s for request in first[0].requests)
+    ends: dict[int, float] = {}
+    for task in first[0].tasks:
+        assert task.start_s >= ends.get(task.worker, 0.0), "a worker does one task at a time, in order"
+        ends[task.worker] = task.end_s

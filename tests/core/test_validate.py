@@ -1,0 +1,182 @@
+"""The validator is only worth its answers: damage each table in turn, and it must say what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from cellrt.core import blocks
+from cellrt.core import task_layout as layout
+from cellrt.core.processor import Processor
+from cellrt.core.tables import MAX_KINDS, NUM_LANES, NUM_PERMANENT, Tables
+from cellrt.core.validate import broken_rules
+from tests.core.graphs import add_step, add_tree, chain, leaves, make_processor, two_chains
+
+Damage = Callable[[Tables], None]
+
+
+def busy() -> Processor:
+    """Two chains between two tasks, a third with a task in flight, and leaves of another type queued."""
+    processor = make_processor(2)
+    step, leaf = add_step(processor, 2), add_tree(processor, 4)
+    later = add_step(processor, 2)
+    for program in (chain(step, 3), chain(step, 3), two_chains(step, later, 3), leaves(leaf, 3)):
+        assert processor.admit(processor.compile(program), 0) is not None
+    (task,) = processor.schedule(1)
+    processor.complete(task, 0)
+    assert len(processor.schedule(1)) == 1
+    return processor
+
+
+def task_of(t: Tables) -> int:
+    return int(np.flatnonzero(t.tasks["in_use"])[0])
+
+
+def live_value(t: Tables) -> int:
+    return int(np.flatnonzero(t.values["row"] >= NUM_PERMANENT)[0])
+
+
+def overlap_nodes(t: Tables) -> None:
+    t.requests["first_node"][1] = t.requests["first_node"][0]
+
+
+def lose_free_block(t: Tables) -> None:
+    order = next(k for k in range(blocks.NUM_ORDERS) if t.blocks[2 + k] >= 0)
+    t.blocks[2 + order] = -1
+
+
+def misplace_subgraph(t: Tables) -> None:
+    t.subgraphs["cell_type"][int(t.lanes["head"][0])] = 1
+
+
+def unmark_queued(t: Tables) -> None:
+    t.subgraphs["queued"][int(t.lanes["head"][0])] = 0
+
+
+def cut_lane(t: Tables) -> None:
+    t.lanes["tail"][NUM_LANES] = -1
+
+
+def empty_lane(t: Tables) -> None:
+    t.lanes["head"][NUM_LANES] = t.lanes["tail"][NUM_LANES] = -1
+
+
+def miscount_ready(t: Tables) -> None:
+    t.ready[1, 0] += 1
+
+
+def ready_too_early(t: Tables) -> None:
+    t.nodes["pending"][int(t.subgraphs["ready_head"][int(t.lanes["head"][NUM_LANES])])] = 1
+
+
+def cut_ready_list(t: Tables) -> None:
+    t.subgraphs["num_ready"][int(t.lanes["head"][NUM_LANES])] += 1
+
+
+def unpin_in_flight(t: Tables) -> None:
+    t.tasks["worker"][task_of(t)] = 2
+
+
+def miscount_running(t: Tables) -> None:
+    t.types["num_running"][0] += 1
+
+
+def forget_task(t: Tables) -> None:
+    t.tasks["in_use"][task_of(t)] = 0
+
+
+def swap_node_of_task(t: Tables) -> None:
+    at = task_of(t) * int(t.settings["buffer_ints"][0])
+    t.ints[at + int(t.ints[at + layout.H_NODES])] = int(t.requests["first_node"][3])
+
+
+def miscount_in_flight(t: Tables) -> None:
+    t.requests["in_flight"][0] += 1
+
+
+def miscount_subgraph_in_flight(t: Tables) -> None:
+    t.subgraphs["in_flight"][int(t.requests["first_subgraph"][3])] += 1
+
+
+def send_too_much(t: Tables) -> None:
+    t.subgraphs["sent"][int(t.requests["first_subgraph"][2]) + 1] = 5
+
+
+def share_row(t: Tables) -> None:
+    first, second = np.flatnonzero(t.values["row"] >= NUM_PERMANENT)[:2].tolist()
+    t.values["row"][first] = t.values["row"][second]
+
+
+def free_row_twice(t: Tables) -> None:
+    arena = t.arenas[0]
+    t.free_rows[int(arena["first"])] = t.free_rows[int(arena["first"]) + 1]
+
+
+def lose_row(t: Tables) -> None:
+    for task in np.flatnonzero(t.tasks["in_use"]):
+        t.tasks["in_use"][task] = 0
+    t.values["row"][live_value(t)] = -1
+
+
+def move_row_to_nowhere(t: Tables) -> None:
+    t.values["kind"][live_value(t)] = MAX_KINDS - 1
+
+
+def overfill_arena(t: Tables) -> None:
+    t.arenas["capacity"][MAX_KINDS] -= 100
+
+
+def change_needs(t: Tables) -> None:
+    t.links[int(t.requests["needs"][0])] += 1
+
+
+def reserve_too_much(t: Tables) -> None:
+    t.kinds["worker_rows"][0] = 1
+
+
+def miscount_live(t: Tables) -> None:
+    t.settings["num_live"] += 1
+
+
+def keep_dead(t: Tables) -> None:
+    t.requests["state"][3] = 3
+
+
+@pytest.mark.parametrize(
+    ("damage", "rule"),
+    [
+        (overlap_nodes, "node blocks of two requests overlap"),
+        (lose_free_block, "node rows"),
+        (misplace_subgraph, "in the wrong queue or place"),
+        (unmark_queued, "queued but not marked so"),
+        (cut_lane, "does not end at its tail"),
+        (empty_lane, "queued flag and queue disagree"),
+        (miscount_ready, "ready counts differ"),
+        (ready_too_early, "is ready with 1 inputs pending"),
+        (cut_ready_list, "nodes in its ready list"),
+        (unpin_in_flight, "is not pinned there"),
+        (miscount_running, "running tasks miscounted"),
+        (forget_task, "rows in flight"),
+        (swap_node_of_task, "rows in flight"),
+        (miscount_in_flight, "rows in flight, 1 in tasks"),
+        (miscount_subgraph_in_flight, "rows in flight miscounted"),
+        (send_too_much, "more producers sent than waited for"),
+        (share_row, "a row is held twice"),
+        (free_row_twice, "a row is held twice"),
+        (lose_row, "accounted for"),
+        (move_row_to_nowhere, "rows held in no arena"),
+        (overfill_arena, "accounted for"),
+        (change_needs, "reservations differ"),
+        (reserve_too_much, "more rows reserved than there are"),
+        (miscount_live, "requests counted"),
+        (keep_dead, "dead with nothing in flight"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_validator_names_the_damage(damage: Damage, rule: str):
+    tables = busy().tables
+    assert broken_rules(tables) == []
+    damage(tables)
+    assert any(rule in broken for broken in broken_rules(tables)), broken_rules(tables)
