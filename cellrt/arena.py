@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cellrt.core.copying import get_rows, put_rows
 from cellrt.core.tables import NUM_PERMANENT
 from cellrt.spec import RowSpec
+
+
+NUMPY_DTYPES = {
+    dtype: torch.empty(0, dtype=dtype).numpy().dtype
+    for dtype in (
+        *(torch.float16, torch.float32, torch.float64, torch.bool),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    )
+}
+"""The NumPy dtype of each torch dtype that has one."""
 
 
 class Arenas:
@@ -17,9 +32,25 @@ class Arenas:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self._tensors: list[torch.Tensor] = []
+        self._specs: list[RowSpec] = []
+        self._bytes: list[NDArray[np.uint8]] = []
 
     def __getitem__(self, kind: int) -> torch.Tensor:
         return self._tensors[kind]
+
+    def put(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any]) -> None:
+        """Copies values ``[n, *shape]`` (see ``as_bits``) to these rows of a CPU arena; negative rows are skipped."""
+        arena = self._bytes[kind]
+        put_rows(arena, rows, np.ascontiguousarray(values).view(np.uint8).reshape(len(rows), arena.shape[1]))
+
+    def get(self, kind: int, rows: NDArray[np.int32]) -> torch.Tensor:
+        """A fresh tensor ``[n, *shape]`` of these rows of a CPU arena."""
+        arena, spec = self._bytes[kind], self._specs[kind]
+        values = np.empty((len(rows), arena.shape[1]), np.uint8)
+        get_rows(arena, rows, values)
+        bits = values.view(NUMPY_DTYPES.get(spec.dtype, np.int16)).reshape(len(rows), *spec.shape)
+        tensor = torch.from_numpy(bits)
+        return tensor if spec.dtype in NUMPY_DTYPES else tensor.view(spec.dtype)
 
     def __len__(self) -> int:
         return len(self._tensors)
@@ -29,10 +60,18 @@ class Arenas:
         tensor = torch.empty((NUM_PERMANENT + num_rows, *spec.shape), dtype=spec.dtype, device=self.device)
         tensor[:NUM_PERMANENT] = 0
         self._tensors.append(tensor)
+        self._specs.append(spec)
+        if self.device.type == "cpu":
+            self._bytes.append(tensor.view(len(tensor), -1).view(torch.uint8).numpy())
 
     def set_constant(self, kind: int, row: int, value: torch.Tensor) -> None:
         """Writes a constant to its permanent row."""
         self._tensors[kind][row] = value.to(self.device)
+
+
+def as_bits(tensor: torch.Tensor) -> NDArray[Any]:
+    """A CPU tensor as an array that shares its memory; dtypes that NumPy lacks as integers of the same size."""
+    return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def rows_for(spec: RowSpec, num_bytes: int, most: int) -> int:

@@ -7,11 +7,13 @@ programs are compiled once (``unfold.py`` keeps them), so a request of a known s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from cellrt.arena import NUMPY_DTYPES, as_bits
 from cellrt.cell import Cell
 from cellrt.core.program import (
     CARRY,
@@ -176,8 +178,8 @@ class Recorded(NamedTuple):
     """What an unfolder recorded for one request."""
 
     program: tuple[int, ...]
-    externals: list[tuple[int, torch.Tensor]]
-    """(kind, rows ``[n, *shape]``) of the request's own tensors, in order of their values."""
+    externals: list[tuple[int, NDArray[Any]]]
+    """(kind, rows ``[n, *shape]`` as ``arena.as_bits``) of the request's own tensors, in order of their values."""
     results: tuple[ResultLayout, ...]
 
 
@@ -191,7 +193,7 @@ class Graph:
     def __init__(self, binding: Binding) -> None:
         self._binding = binding
         self._program: list[int] = []
-        self._externals: list[tuple[int, torch.Tensor]] = []
+        self._externals: list[tuple[int, NDArray[Any]]] = []
         self._num_values = 0
         self._num_nodes = 0
         self._zeros: dict[int, int] = {}
@@ -232,7 +234,7 @@ class Graph:
             raise RequestError(f"constant: expected {spec}, got shape {list(tensor.shape)}")
         row = self._binding.constant_row(spec, tensor.to(spec.dtype))
         if row < 0:
-            return Output(self, self._external(spec, tensor.to(spec.dtype).unsqueeze(0)), spec)
+            return Output(self, self._external(spec, as_bits(tensor.to(spec.dtype))[None]), spec)
         self._program += [OP_CONSTANT, self._binding.kind(spec), row]
         return Output(self, self._take_values(1), spec)
 
@@ -408,11 +410,11 @@ class Graph:
             self._zeros[kind] = self._take_values(1)
         return self._zeros[kind]
 
-    def _external(self, spec: RowSpec, rows: torch.Tensor) -> int:
-        kind = self._binding.kind(spec)
-        self._program += [OP_EXTERNAL, kind, len(rows)]
+    def _external(self, spec: RowSpec, rows: NDArray[Any]) -> int:
+        kind, count = self._binding.kind(spec), len(rows)
+        self._program += [OP_EXTERNAL, kind, count]
         self._externals.append((kind, rows))
-        return self._take_values(len(rows))
+        return self._take_values(count)
 
     def _where(self, cell: Cell, name: str) -> str:
         return f"cell {cell.name!r}, node {self._num_nodes - 1}, input {name!r}"
@@ -440,11 +442,10 @@ class Graph:
             if source.spec != spec:
                 raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
             return [FIXED, source.value]
-        tensor = self._tensor(cell, name, spec, source)
-        if tuple(tensor.shape) != spec.shape:
-            got = RowSpec(tuple(tensor.shape), tensor.dtype)
-            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {got}")
-        return [FIXED, self._external(spec, tensor.unsqueeze(0))]
+        array = self._array(cell, name, spec, source)
+        if array.shape != spec.shape:
+            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {RowSpec(array.shape, spec.dtype)}")
+        return [FIXED, self._external(spec, array[None])]
 
     def _many(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> list[int]:
         """Words for a ragged input: a list of outputs or tensors, a chain's steps, or a tensor ``[n, *shape]``."""
@@ -455,27 +456,33 @@ class Graph:
                 raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
             return [LIST, len(source), *range(source._base, source._base + len(source) * source._stride, source._stride)]
         if isinstance(source, torch.Tensor | np.ndarray):
-            tensor = self._tensor(cell, name, spec, source)
-            if tensor.dim() == 0 or tuple(tensor.shape[1:]) != spec.shape:
-                raise RequestError(f"{self._where(cell, name)}: expected rows of {spec}, got shape {list(tensor.shape)}")
-            first = self._external(row, tensor) if len(tensor) else 0
-            return [LIST, len(tensor), *range(first, first + len(tensor))]
+            array = self._array(cell, name, spec, source)
+            if array.ndim == 0 or array.shape[1:] != spec.shape:
+                raise RequestError(f"{self._where(cell, name)}: expected rows of {spec}, got shape {list(array.shape)}")
+            first = self._external(row, array) if len(array) else 0
+            return [LIST, len(array), *range(first, first + len(array))]
         if not isinstance(source, list | tuple):
             raise RequestError(f"{self._where(cell, name)}: expected a list for {spec}, got {type(source).__name__}")
         return [LIST, len(source), *(self._one(cell, f"{name}[{k}]", row, item)[1] for k, item in enumerate(source))]
 
-    def _tensor(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> torch.Tensor:
-        """A tensor of the spec's dtype from a tensor, array or number; never loses information silently."""
+    def _array(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> NDArray[Any]:
+        """The bits of a tensor, array, number or list of numbers in the spec's dtype; nothing is rounded silently."""
+        if isinstance(source, torch.Tensor):
+            if source.dtype != spec.dtype:
+                got = RowSpec(tuple(source.shape), source.dtype)
+                raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {got}")
+            return as_bits(source.detach().cpu())
+        wanted = NUMPY_DTYPES.get(spec.dtype)
+        if wanted is None:
+            return as_bits(torch.as_tensor(source).to(spec.dtype))
         try:
-            tensor = source if isinstance(source, torch.Tensor) else torch.as_tensor(source)
-        except (TypeError, ValueError, RuntimeError) as error:
+            array = np.asarray(source)
+        except (TypeError, ValueError) as error:
             raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {type(source).__name__}: {error}") from None
-        if isinstance(source, torch.Tensor | np.ndarray):
-            if tensor.dtype != spec.dtype:
-                raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {RowSpec(tuple(tensor.shape), tensor.dtype)}")
-        elif tensor.is_floating_point() and not spec.dtype.is_floating_point and tensor.numel():
-            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got a float")
-        return tensor.detach().to("cpu", spec.dtype)
+        given = isinstance(source, np.ndarray | np.generic)
+        if (given and array.dtype != wanted) or not np.can_cast(array.dtype, wanted, "same_kind"):
+            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {array.dtype}{list(array.shape)}")
+        return array.astype(wanted, copy=False)
 
     def _chain_length(self, cell: Cell, inputs: Mapping[str, Source]) -> int:
         lengths: dict[str, int] = {}
@@ -499,7 +506,7 @@ class Graph:
             if source.spec != spec:
                 raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
             return source._base, source._stride
-        if isinstance(source, list | tuple) and any(isinstance(item, Output | Node) for item in source):
+        if isinstance(source, list | tuple) and source and isinstance(source[0], Output | Node):
             values = [self._one(cell, f"{name}[{k}]", spec, item)[1] for k, item in enumerate(source)]
             stride = values[1] - values[0] if len(values) > 1 else 1
             if any(b - a != stride for a, b in zip(values, values[1:])):
@@ -508,11 +515,11 @@ class Graph:
                     "call the cell step by step instead"
                 )
             return values[0], stride
-        tensor = self._tensor(cell, name, spec, source)
-        if tuple(tensor.shape[1:]) != spec.shape:
-            got = RowSpec(tuple(tensor.shape[1:]), tensor.dtype)
+        array = self._array(cell, name, spec, source)
+        if array.shape[1:] != spec.shape:
+            got = RowSpec(array.shape[1:], spec.dtype)
             raise RequestError(f"{self._where(cell, name)}: expected {spec} for each step, got {got}")
-        return self._external(spec, tensor), 1
+        return self._external(spec, array), 1
 
     def _tree_words(self, cell: Cell, inputs: Mapping[str, Source], count: int, child: Cell | None) -> np.ndarray:
         """For each input of a tree's cell (mode, a, b), as ``core/trees.py`` reads them."""

@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from cellrt.arena import Arenas
 from cellrt.core import task_layout as layout
@@ -48,6 +49,7 @@ class LiveRequest:
     deadline_ns: int | None
     channel: Channel | None
     id: int = -1
+    results_at: int = -1
     num_streamed: int = 0
     ended: bool = False
     error: CellrtError | None = None
@@ -95,6 +97,7 @@ class Manager:
         self._by_future: dict[RequestFuture, LiveRequest] = {}
         self._deadlines: list[tuple[int, int, LiveRequest]] = []
         self._lost: set[int] = set()
+        self._released: list[int] = []
         self._closing = False
         self._stopped: CellrtError | None = None
 
@@ -148,16 +151,18 @@ class Manager:
         return "\n".join(str(event) for event in events[-STORY_LINES:])
 
     def _take_messages(self) -> None:
+        arrivals_ns: list[int] = []
         try:
             message = self.inbox.get(timeout=self._wait_s())
             while True:
                 if isinstance(message, LiveRequest):
+                    arrivals_ns.append(message.arrival_ns)
                     self._accept(message)
                 elif message is not None:
                     message()
                 message = self.inbox.get_nowait()
         except Empty:
-            pass
+            self.processor.note_arrivals(arrivals_ns)
 
     def _wait_s(self) -> float:
         if not self._deadlines:
@@ -169,7 +174,6 @@ class Manager:
             request.future.finish(EngineClosedError("the engine has no worker left"))
             self.num_unfinished -= 1
             return
-        self.processor.note_arrival(request.arrival_ns)
         self._by_future[request.future] = request
         heapq.heappush(self._by_key, (self._policy.admission_key(request.job), request.job.sequence, request))
         self._by_arrival.append(request)
@@ -195,20 +199,17 @@ class Manager:
             if admitted is None:
                 return
             request.id, rows = admitted
+            request.results_at = int(rows[-1])
             self._num_admitted += 1
             self._live[request.id] = request
             self._copy_in(request, rows)
 
-    def _copy_in(self, request: LiveRequest, rows: np.ndarray) -> None:
+    def _copy_in(self, request: LiveRequest, rows: NDArray[np.int32]) -> None:
         """Copies a request's tensors to their host rows."""
         first = 0
-        for kind, tensor in request.plan.externals:
-            to = rows[first : first + len(tensor)]
-            first += len(tensor)
-            used = to >= 0
-            if not used.all():
-                tensor, to = tensor[torch.from_numpy(used)], to[used]
-            self._arenas[HOST][kind].index_copy_(0, torch.from_numpy(to.astype(np.int64)), tensor)
+        for kind, values in request.plan.externals:
+            self._arenas[HOST].put(kind, rows[first : first + len(values)], values)
+            first += len(values)
 
     def _launch(self, location: int, worker: CpuWorker) -> bool:
         """Forms tasks for a worker and queues them; False if nothing is ready for it."""
@@ -239,6 +240,9 @@ class Manager:
         if self.trace is not None:
             self._trace_task(location, done)
         self._take_notices(self.processor.complete(done.task, done.end_ns - done.start_ns))
+        if self._released:
+            self.processor.release(self._released)
+            self._released = []
 
     def _take_notices(self, notices: list[Notice], error: CellrtError | None = None) -> None:
         for request_id, what in notices:
@@ -256,18 +260,15 @@ class Manager:
         """Reads the results of a complete request, gives its rows back and replies."""
         if request.channel is not None:
             self._stream(request)
-        rows = self.processor.results(request.id)
+        rows = self.processor.results(request.results_at, len(request.plan.shape.results))
         results: Result = {}
         for result in request.plan.results:
-            arena = self._arenas[HOST][result.kind]
             wanted = _at(rows, result.positions)
             if result.is_loop:
                 wanted = wanted[wanted >= 0]
-            if result.is_single:
-                results[result.name] = arena[int(wanted[-1])].clone()
-            else:
-                results[result.name] = arena.index_select(0, torch.from_numpy(wanted))
-        self.processor.release(request.id)
+            host = self._arenas[HOST]
+            results[result.name] = host.get(result.kind, wanted[-1:])[0] if result.is_single else host.get(result.kind, wanted)
+        self._released.append(request.id)
         del self._live[request.id]
         self._reply(request, results)
 
@@ -275,12 +276,12 @@ class Manager:
         """Sends the steps that are complete in all results that have steps."""
         if request.channel is None or request.ended:
             return
-        rows = self.processor.ready_results(request.id)
+        rows = self.processor.ready_results(request.results_at, len(request.plan.shape.results))
         stepped = [(result, _at(rows, result.positions)) for result in request.plan.results if not result.is_single]
         ready = min((_num_leading(wanted) for _, wanted in stepped), default=0)
         for step in range(request.num_streamed, ready):
             request.channel.put(
-                {r.name: self._arenas[HOST][r.kind][int(wanted[step])].clone() for r, wanted in stepped}
+                {r.name: self._arenas[HOST].get(r.kind, wanted[step : step + 1])[0] for r, wanted in stepped}
             )
             request.num_streamed = step + 1
 
@@ -357,14 +358,14 @@ class Manager:
         return Timeline(list(trace.tasks), list(trace.requests))
 
 
-def _at(rows: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+def _at(rows: NDArray[np.int32], positions: Sequence[int]) -> NDArray[np.int32]:
     """Result rows at these positions."""
     if isinstance(positions, range):
         return rows[positions.start : positions.stop]
     return rows[list(positions)]
 
 
-def _num_leading(rows: np.ndarray) -> int:
+def _num_leading(rows: NDArray[np.int32]) -> int:
     """How many results are there before the first that is not."""
     missing = np.flatnonzero(rows < 0)
     return int(missing[0]) if missing.size else len(rows)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import networkx as nx
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from cellrt.cell import Cell
 from cellrt.core.processor import Limits, Port, Processor
@@ -35,7 +36,7 @@ class Plan(NamedTuple):
 
     shape: Shape
     results: tuple[ResultLayout, ...]
-    externals: list[tuple[int, torch.Tensor]]
+    externals: list[tuple[int, NDArray[Any]]]
 
 
 @dataclass

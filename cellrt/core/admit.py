@@ -12,15 +12,6 @@ from cellrt.core.tables import ADMITTED, DEAD, ENDED, FREE, HOST, LIVE, NUM_PERM
 
 
 @njit(cache=True, nogil=True)
-def note_arrival(t, now_ns):
-    """Keeps the smoothed time between arrivals, which bounds runs at low load."""
-    settings = t.settings[0]
-    gap = now_ns - settings.last_arrival_ns
-    settings.arrival_gap_ns += (gap - settings.arrival_gap_ns) / 16
-    settings.last_arrival_ns = now_ns
-
-
-@njit(cache=True, nogil=True)
 def _allocate(t, request, num_nodes, num_values, num_links, num_subgraphs):
     """Allocates the four blocks of a request, or none of them."""
     nodes = allocate_block(t.blocks, NODES, num_nodes)
@@ -69,12 +60,12 @@ def _copy_graph(t, request_id, shape):
             subgraph.ready_tail += request.first_node
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)  # too short to be worth handing over the interpreter lock
 def admit(t, shape, sequence, lane, streamed, rows):
     """Appends a request; returns its id, or -1 if tables or arenas have no room for it now.
 
     Writes the host row of each external value to ``rows`` (-1 if nothing reads it): the caller copies the request's
-    tensors there before it schedules. Subgraphs that need nothing from others are handed to the scheduler.
+    tensors there before it schedules. The last of ``rows`` gets the link index of the result rows. Subgraphs that need nothing from others are handed to the scheduler.
     """
     settings = t.settings[0]
     request_id = settings.free_request
@@ -106,6 +97,7 @@ def admit(t, shape, sequence, lane, streamed, rows):
         if value.readers > 0:
             value.row = take_row(t, HOST, value.kind)
             rows[k] = value.row
+    rows[shape.externals.size] = request.results
     tell(t, ADMITTED, request_id, -1, shape.nodes.size)
     for k in range(request.num_subgraphs):
         if t.subgraphs[request.first_subgraph + k].waiting == 0:
@@ -139,3 +131,10 @@ def release(t, request_id):
     request.next_free = t.settings[0].free_request
     t.settings[0].free_request = request_id
     t.settings[0].num_live -= 1
+
+
+@njit(cache=True)
+def release_many(t, request_ids):
+    """Releases several requests in one call."""
+    for k in range(request_ids.size):
+        release(t, request_ids[k])

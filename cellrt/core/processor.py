@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core import blocks, tables
-from cellrt.core.admit import admit, note_arrival, release
+from cellrt.core.admit import admit, release_many
 from cellrt.core.finish import cancel, complete, lose_worker
 from cellrt.core.program import Shape, compile_shape, draft_program
 from cellrt.core.rows import fill_arena
@@ -248,13 +248,21 @@ class Processor:
                 return f"a node with {most} inputs, a task's buffer holds {int(t.settings['buffer_ints'][0]) // 4}"
         return None
 
-    def note_arrival(self, now_ns: int) -> None:
-        """Counts an arrival for the estimate of the load."""
-        note_arrival(self.tables, now_ns)
+    def note_arrivals(self, arrivals_ns: Sequence[int]) -> None:
+        """Takes in arrivals, in order, for the smoothed time between them, which bounds runs at low load."""
+        settings = self.tables.settings[0]
+        gap, last = float(settings["arrival_gap_ns"]), int(settings["last_arrival_ns"])
+        for now_ns in arrivals_ns:
+            gap += (now_ns - last - gap) / 16
+            last = now_ns
+        settings["arrival_gap_ns"], settings["last_arrival_ns"] = gap, last
 
     def admit(self, shape: Shape, sequence: int, lane: int = 0, streamed: bool = False) -> tuple[int, NDArray[np.int32]] | None:
-        """Admits a request: returns (id, host rows of its external values), or None if there is no room now."""
-        rows = np.empty(shape.externals.size, np.int32)
+        """Admits a request: returns (id, rows), or None if there is no room now.
+
+        ``rows`` has the host row of each external value, then the link index of the results (see ``results``).
+        """
+        rows = np.empty(shape.externals.size + 1, np.int32)
         request = admit(self.tables, shape, sequence, lane, int(streamed), rows)
         return None if request < 0 else (request, rows)
 
@@ -272,16 +280,15 @@ class Processor:
         count = complete(self.tables, task, elapsed_ns, self._notices)
         return [Notice(*pair) for pair in self._notices[:count].tolist()] if count else []
 
-    def results(self, request: int) -> NDArray[np.int32]:
-        """Host rows of a request's results in order, -1 where a loop stopped before."""
-        row = self.tables.requests[request]
-        first = int(row["results"])
-        return self.tables.links[first : first + int(row["num_results"])].copy()
+    def results(self, first: int, count: int) -> NDArray[np.int32]:
+        """Host rows of a request's ``count`` results in order, -1 where a loop stopped before.
 
-    def ready_results(self, request: int) -> NDArray[np.int32]:
-        """Host rows of a streamed request's results that are complete, -1 for the others."""
-        row = self.tables.requests[request]
-        first, count = int(row["results"]), int(row["num_results"])
+        ``first`` is the link index that ``admit`` gave. A view: read it before ``release``.
+        """
+        return self.tables.links[first : first + count]
+
+    def ready_results(self, first: int, count: int) -> NDArray[np.int32]:
+        """As ``results``, for a streamed request that still runs: -1 where a result is not complete."""
         rows, kinds = self.tables.links[first : first + count], self.tables.links[first + count : first + 2 * count]
         return np.where(kinds & tables.RESULT_READY, rows, -1)
 
@@ -289,9 +296,9 @@ class Processor:
         """Steps that a loop of the request has taken."""
         return int(self.tables.subgraphs["loop_steps"][int(self.tables.requests["first_subgraph"][request]) + subgraph])
 
-    def release(self, request: int) -> None:
-        """Frees a request that is done, once its results are read."""
-        release(self.tables, request)
+    def release(self, requests: Sequence[int]) -> None:
+        """Frees requests that are done, once their results are read."""
+        release_many(self.tables, np.array(requests, np.int32))
 
     def cancel(self, request: int) -> bool:
         """Ends a live request early. True if its rows are back; else a NOTICE_RELEASED follows."""

@@ -228,6 +228,7 @@ class Request:
 
     graph: Graph
     id: int = -1
+    results_at: int = -1
     ends: list[str] = field(default_factory=list)
     poisoned: bool = False
 
@@ -259,7 +260,8 @@ class Machine:
         if admitted is None:
             return False
         request.id, rows = admitted
-        for row, value in zip(rows.tolist(), request.graph.externals, strict=True):
+        *external_rows, request.results_at = rows.tolist()
+        for row, value in zip(external_rows, request.graph.externals, strict=True):
             if row >= 0:
                 self.rows[HOST, row] = value
         self.live[request.id] = request
@@ -284,10 +286,10 @@ class Machine:
         for notice in notices:
             request = self.live[notice.request]
             if notice.what == NOTICE_DONE:
-                rows = self.processor.results(notice.request).tolist()
+                rows = self.processor.results(request.results_at, len(request.graph.results)).tolist()
                 got = [int(self.rows[HOST, row]) if row >= 0 else -1 for row in rows]
                 assert got == request.graph.results, (got, request.graph.results)
-                self.processor.release(notice.request)
+                self.processor.release([notice.request])
                 request.ends.append("done")
                 del self.live[notice.request]
             elif notice.what == NOTICE_FAILED:
