@@ -1,24 +1,25 @@
-"""A cell: a batched computation with its weights inside, and its identity.
+"""A cell: a batched computation with its weights inside.
 
-A cell's type is its definition, its weights and the shapes of its inputs (BatchMaker section 2.4.2): two models that
-build the same cell from the same weights batch together, and a changed weight makes another type. The weights are copied
-when the cell is made, so that later training steps do not reach it.
+A cell's type is its definition, its weights and the shapes of its rows (BatchMaker section 2.4.2): two models that build the same
+cell from the same weights batch together, and a changed weight makes another type (see ``identity.py``). The weights are
+copied when the cell is made, so that later training does not reach it (see ``freeze.py``).
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from cellrt.errors import CellError, DefinitionError
+from cellrt.freeze import freeze
+from cellrt.identity import identity_of
 from cellrt.spec import RaggedRows, RowSpec, as_spec
 
 if TYPE_CHECKING:
@@ -29,12 +30,18 @@ CURRENT_GRAPH: ContextVar[Graph] = ContextVar("cellrt_current_graph")
 
 CellInput = torch.Tensor | RaggedRows
 
+DEFAULT_MAX_BATCH = 512
+LARGEST_BATCH = 65_536
+RESERVED_INPUTS = frozenset({"max_steps", "reverse", "until"})
+"""Input names that the graph's builders use themselves."""
+
 
 class Cell:
-    """A cell, as made by ``cellrt.cell``. Calling it inside an unfolder adds a node to the graph.
+    """A cell, as made by ``cellrt.cell`` or ``cellrt.load_cell``. Calling it in an unfolder adds a node to the graph.
 
     Attributes:
         name: for errors, pictures and statistics.
+        module: the frozen module or function.
         inputs, outputs: row specs by name, in the order the module takes and returns them.
         carry: which output an input is carried from, from step to step of a chain or loop.
         identity: hex digest; equal identity = same cell type.
@@ -44,37 +51,33 @@ class Cell:
     def __init__(
         self,
         module: Callable[..., Any],
-        inputs: Mapping[str, RowSpec],
         *,
         name: str,
+        inputs: Mapping[str, RowSpec],
+        outputs: Mapping[str, RowSpec],
+        by_name: bool,
+        carry: Mapping[str, str],
+        finite: Sequence[str],
         max_batch: int,
         min_batch: int,
-        batch_sizes: tuple[int, ...],
+        batch_sizes: Sequence[int],
         priority: int | None,
-        carry: Mapping[str, str] | None,
-        finite: Sequence[str],
+        identity: str,
     ) -> None:
-        self.name = name
-        self.inputs = dict(inputs)
-        self.max_batch, self.min_batch, self.batch_sizes = max_batch, min_batch, batch_sizes
+        self.name, self.module, self.identity = name, module, identity
+        self.inputs, self.outputs = dict(inputs), dict(outputs)
+        self.carry, self.finite = dict(carry), tuple(finite)
+        self.max_batch, self.min_batch, self.batch_sizes = max_batch, min_batch, tuple(batch_sizes)
         self.priority = priority
-        self.module = _freeze(module)
-        self._by_name = _takes_names(module, self.inputs)
-        self._steps: Callable[..., Any] | None = getattr(self.module, "steps", None)
-        self.outputs = self._infer_outputs()
-        self.carry = self._check_carry(carry)
-        self.finite = tuple(finite)
-        for output in self.finite:
-            if output not in self.outputs:
-                raise DefinitionError(f"cell {name!r}: finite={output!r} is not an output; outputs are {list(self.outputs)}")
-        self.identity = _identity(self.module, self)
+        self.by_name = by_name
+        self._steps = _steps_of(module)
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name}: {spec}" for name, spec in self.inputs.items())
         outputs = ", ".join(f"{name}: {spec}" for name, spec in self.outputs.items())
         return f"Cell({self.name!r}, ({inputs}) -> ({outputs}), {self.identity[:8]})"
 
-    def __call__(self, **inputs: object) -> Node:
+    def __call__(self, /, **inputs: object) -> Node:
         """Adds a node to the graph that is being unfolded: see ``Graph.call``."""
         graph = CURRENT_GRAPH.get(None)
         if graph is None:
@@ -88,8 +91,7 @@ class Cell:
 
     def run(self, *inputs: CellInput) -> list[torch.Tensor]:
         """Runs one step on rows: inputs ``[rows, *shape]`` in order; returns the outputs ``[rows, *shape]`` in order."""
-        result = self.module(**dict(zip(self.inputs, inputs, strict=True))) if self._by_name else self.module(*inputs)
-        return list(_named_outputs(result).values())
+        return self._in_order(_call(self.module, self.inputs, inputs, self.by_name))
 
     def run_steps(self, batch_sizes: list[int], *inputs: CellInput) -> list[torch.Tensor]:
         """Runs ``len(batch_sizes)`` successive steps; step s has the first ``batch_sizes[s]`` rows (never growing).
@@ -98,8 +100,7 @@ class Cell:
         ``[sum(batch_sizes), *shape]``. Uses the module's ``steps`` if it has one, else its plain form step by step.
         """
         if self._steps is not None:
-            result = self._steps(batch_sizes, **dict(zip(self.inputs, inputs, strict=True)))
-            return list(_named_outputs(result).values())
+            return self._in_order(self._steps(batch_sizes, **dict(zip(self.inputs, inputs, strict=True))))
         names, output_names = list(self.inputs), list(self.outputs)
         sources = [output_names.index(self.carry[name]) if name in self.carry else -1 for name in names]
         current = list(inputs)
@@ -117,74 +118,29 @@ class Cell:
         return [torch.cat(values) for values in collected]
 
     def example_inputs(self, rows: int, device: str = "cpu") -> list[CellInput]:
-        """Zero inputs of ``rows`` rows; a ragged input has one row a node."""
-        inputs: list[CellInput] = []
-        for spec in self.inputs.values():
-            values = torch.zeros((rows, *spec.shape), dtype=spec.dtype, device=device)
-            inputs.append(RaggedRows(values, torch.arange(rows + 1, device=device)) if spec.ragged else values)
-        return inputs
+        """Zero inputs of ``rows`` rows; a ragged input has two rows a node."""
+        return _zero_inputs(self.inputs.values(), rows, device)
 
     def check_outputs(self, outputs: Sequence[torch.Tensor], rows: int) -> None:
         """Raises CellError if the cell returned other shapes or dtypes than it declared."""
         for (name, spec), value in zip(self.outputs.items(), outputs, strict=True):
             if tuple(value.shape) != (rows, *spec.shape) or value.dtype != spec.dtype:
-                got = RowSpec(tuple(value.shape[1:]), value.dtype)
                 raise CellError(
-                    f"cell {self.name!r}, output {name!r}: expected {rows} rows of {spec}, got {len(value)} of {got}"
+                    f"cell {self.name!r}, output {name!r}: expected {rows} rows of {spec}, got {_describe(value)}"
                 )
 
-    def save(self, folder: str) -> None:
+    def save(self, folder: str | Path) -> None:
         """Writes the cell as files, so that a process without its Python class can serve it: see ``cell_file.py``."""
         from cellrt.cell_file import save_cell
 
         save_cell(self, folder)
 
-    def _infer_outputs(self) -> dict[str, RowSpec]:
-        """Runs the cell once on meta tensors; where it cannot run there, on zeros."""
-        rows = 3
-        try:
-            meta = copy.deepcopy(self.module).to("meta") if isinstance(self.module, nn.Module) else self.module
-            with torch.inference_mode():
-                named = _named_outputs(self._call(meta, self.example_inputs(rows, "meta")))
-        except Exception:
-            named = self._run_on_zeros(rows)
-        for output, value in named.items():
-            if value.dim() == 0 or value.shape[0] != rows:
-                raise DefinitionError(
-                    f"cell {self.name!r}, output {output!r}: expected the row dimension first ({rows} rows in the "
-                    f"trial run), got shape {tuple(value.shape)}"
-                )
-        return {output: RowSpec(tuple(value.shape[1:]), value.dtype) for output, value in named.items()}
-
-    def _run_on_zeros(self, rows: int) -> dict[str, torch.Tensor]:
-        try:
-            with torch.inference_mode():
-                return _named_outputs(self._call(self.module, self.example_inputs(rows)))
-        except DefinitionError:
-            raise
-        except Exception as error:
-            specs = ", ".join(f"{name}: {spec}" for name, spec in self.inputs.items())
-            raise DefinitionError(f"cell {self.name!r} does not run on {rows} rows of ({specs}): {error}") from error
-
-    def _call(self, module: Callable[..., Any], inputs: Sequence[CellInput]) -> object:
-        return module(**dict(zip(self.inputs, inputs, strict=True))) if self._by_name else module(*inputs)
-
-    def _check_carry(self, given: Mapping[str, str] | None) -> dict[str, str]:
-        """By default an input is carried from the output of the same name and spec."""
-        if given is None:
-            return {name: name for name, spec in self.inputs.items() if self.outputs.get(name) == spec}
-        for name, output in given.items():
-            if name not in self.inputs or output not in self.outputs:
-                raise DefinitionError(
-                    f"cell {self.name!r}: carry {name!r} from {output!r}: inputs are {list(self.inputs)}, "
-                    f"outputs are {list(self.outputs)}"
-                )
-            if self.inputs[name] != self.outputs[output]:
-                raise DefinitionError(
-                    f"cell {self.name!r}: carry {name!r} from {output!r}: expected {self.inputs[name]}, "
-                    f"got {self.outputs[output]}"
-                )
-        return dict(given)
+    def _in_order(self, result: object) -> list[torch.Tensor]:
+        """The outputs in the declared order. Raises CellError if they are others than declared."""
+        named = named_outputs(result)
+        if named.keys() != self.outputs.keys():
+            raise CellError(f"cell {self.name!r}: expected outputs {list(self.outputs)}, got {list(named)}")
+        return [named[name] for name in self.outputs]
 
 
 def cell(
@@ -192,7 +148,7 @@ def cell(
     inputs: Mapping[str, object],
     *,
     name: str | None = None,
-    max_batch: int = 512,
+    max_batch: int | None = None,
     min_batch: int = 1,
     batch_sizes: Sequence[int] | None = None,
     priority: int | None = None,
@@ -202,13 +158,14 @@ def cell(
     """Makes a cell of a torch module or function.
 
     Args:
-        module: takes tensors ``[rows, *shape]`` and returns one tensor, a NamedTuple or a dict of tensors, row
-            dimension first. Inputs are passed by name if its parameters have those names, else in order. It must
-            be row-wise: a row's outputs depend on that row alone. If it has a method ``steps`` (see
-            ``Cell.run_steps``), runs of several steps use it. A module's weights are copied.
+        module: takes tensors ``[rows, *shape]`` and returns one tensor (named "output"), a NamedTuple, a dict or a
+            plain tuple (named "output0", ...) of tensors, row dimension first. Inputs are passed by name if its
+            parameters have those names, else in order. It must be row-wise: a row's outputs depend on that row alone.
+            If it has a method ``steps`` (see ``Cell.run_steps``), runs of several steps use it. Its weights are copied,
+            a function's too (from its closure, defaults and globals).
         inputs: shape (float32) or ``cellrt.rows`` / ``cellrt.ragged`` spec of each input, without the row dimension.
         name: default: the class or function's name.
-        max_batch: most rows of a task.
+        max_batch: most rows of a task; default the largest of ``batch_sizes``, or 512.
         min_batch: fewest rows of a further task while others of the same type are submitted.
         batch_sizes: the supported numbers of rows; a task is padded to the next. Default: any up to ``max_batch``.
         priority: higher goes first. Default: from the type graph of the example request, later cells first.
@@ -217,38 +174,84 @@ def cell(
 
     Raises DefinitionError.
     """
-    name = name or getattr(module, "__name__", type(module).__name__)
-    if not callable(module):
-        raise DefinitionError(f"cell {name!r}: expected a torch module or a function, got {type(module).__name__}")
-    if not inputs:
-        raise DefinitionError(f"cell {name!r} has no inputs: its number of rows would be unknown")
-    sizes = tuple(sorted(set(batch_sizes))) if batch_sizes else ()
-    if sizes and (sizes[0] < 1 or sizes[-1] < max_batch):
-        max_batch = sizes[-1]
-    if not 1 <= min_batch <= max_batch <= 65_536:
-        raise DefinitionError(f"cell {name!r}: expected 1 <= min_batch <= max_batch <= 65536, got {min_batch} and {max_batch}")
-    specs = {key: as_spec(key, value) for key, value in inputs.items()}
-    return Cell(
-        module,
-        specs,
+    name = name or str(getattr(module, "__name__", type(module).__name__))
+    if not callable(module) or isinstance(module, type):
+        raise DefinitionError(f"cell {name!r}: expected a torch module or a function, got {_kind_of(module)}")
+    specs = _check_inputs(name, inputs)
+    sizes, max_batch = _check_sizes(name, max_batch, min_batch, batch_sizes)
+    if priority is not None and not isinstance(priority, int):
+        raise DefinitionError(f"cell {name!r}: expected an integer as priority, got {priority!r}")
+    by_name = _takes_names(module, specs)
+    frozen = freeze(name, module)
+    outputs = _infer_outputs(name, frozen, specs, by_name, _trial_rows(sizes, max_batch))
+    carried = _check_carry(name, specs, outputs, carry)
+    finite = (finite,) if isinstance(finite, str) else tuple(finite)
+    for output in finite:
+        if output not in outputs or not outputs[output].dtype.is_floating_point:
+            described = {key: str(spec) for key, spec in outputs.items()}
+            raise DefinitionError(f"cell {name!r}: finite={output!r} is not a floating-point output; outputs are {described}")
+    description = [{key: str(spec) for key, spec in specs.items()}, carried, finite, max_batch, sizes]
+    made = Cell(
+        frozen,
         name=name,
+        inputs=specs,
+        outputs=outputs,
+        by_name=by_name,
+        carry=carried,
+        finite=finite,
         max_batch=max_batch,
         min_batch=min_batch,
         batch_sizes=sizes,
         priority=priority,
-        carry=carry,
-        finite=finite,
+        identity=identity_of(frozen, description),
     )
+    if made.has_steps:
+        _check_steps(made)
+    return made
 
 
-def _freeze(module: Callable[..., Any]) -> Callable[..., Any]:
-    """A private copy of a module in evaluation mode, its weights without gradients."""
-    if not isinstance(module, nn.Module):
-        return module
-    frozen = copy.deepcopy(module).eval()
-    for parameter in frozen.parameters():
-        parameter.requires_grad_(False)
-    return frozen
+def named_outputs(result: object) -> dict[str, torch.Tensor]:
+    """Outputs by name: a NamedTuple's fields, a dict's keys, "output" for one tensor, "output0".. for a plain tuple.
+
+    Raises CellError if it is something else.
+    """
+    if isinstance(result, torch.Tensor):
+        return {"output": result}
+    if isinstance(result, Mapping):
+        named = dict(result)
+    elif isinstance(result, tuple | list):
+        names = getattr(result, "_fields", None) or [f"output{k}" for k in range(len(result))]
+        named = dict(zip(names, result, strict=True))
+    else:
+        raise CellError(f"a cell must return tensors, got {type(result).__name__}")
+    if not named or not all(isinstance(value, torch.Tensor) for value in named.values()):
+        raise CellError(f"a cell must return tensors, got {({k: type(v).__name__ for k, v in named.items()})}")
+    return named
+
+
+def _call(module: Callable[..., Any], names: Mapping[str, object], inputs: Sequence[CellInput], by_name: bool) -> object:
+    return module(**dict(zip(names, inputs, strict=True))) if by_name else module(*inputs)
+
+
+def _zero_inputs(specs: Any, rows: int, device: str) -> list[CellInput]:
+    inputs: list[CellInput] = []
+    for spec in specs:
+        count = 2 * rows if spec.ragged else rows
+        values = torch.zeros((count, *spec.shape), dtype=spec.dtype, device=device)
+        inputs.append(RaggedRows(values, torch.arange(0, count + 1, 2, device=device)) if spec.ragged else values)
+    return inputs
+
+
+def _take_rows(value: CellInput, first: int, end: int) -> CellInput:
+    if isinstance(value, RaggedRows):
+        offsets = value.offsets[first : end + 1]
+        return RaggedRows(value.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+    return value[first:end]
+
+
+def _steps_of(module: Callable[..., Any]) -> Callable[..., Any] | None:
+    steps = getattr(module, "steps", None)
+    return steps if callable(steps) and not isinstance(steps, nn.Module) else None
 
 
 def _takes_names(module: Callable[..., Any], names: Mapping[str, object]) -> bool:
@@ -262,76 +265,116 @@ def _takes_names(module: Callable[..., Any], names: Mapping[str, object]) -> boo
     return all(name in parameters and parameters[name].kind in kinds for name in names)
 
 
-def _named_outputs(result: object) -> dict[str, torch.Tensor]:
-    """Outputs by name: a NamedTuple's fields, a dict's keys, "output" for one tensor, "output0".. for a plain tuple."""
-    if isinstance(result, torch.Tensor):
-        return {"output": result}
-    if isinstance(result, Mapping):
-        named = dict(result)
-    elif isinstance(result, tuple | list):
-        names = getattr(result, "_fields", None) or [f"output{k}" for k in range(len(result))]
-        named = dict(zip(names, result, strict=True))
-    else:
-        raise DefinitionError(f"a cell must return tensors, got {type(result).__name__}")
-    if not named or not all(isinstance(value, torch.Tensor) for value in named.values()):
-        raise DefinitionError(f"a cell must return tensors, got {({k: type(v).__name__ for k, v in named.items()})}")
-    return named
-
-
-def _take_rows(value: CellInput, first: int, end: int) -> CellInput:
-    if isinstance(value, RaggedRows):
-        offsets = value.offsets[first : end + 1]
-        return RaggedRows(value.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
-    return value[first:end]
-
-
-def _identity(module: Callable[..., Any], made: Cell) -> str:
-    digest = hashlib.sha256()
-    digest.update(repr([(name, str(spec)) for name, spec in made.inputs.items()]).encode())
-    digest.update(repr((made.carry, made.finite, made.max_batch, made.batch_sizes)).encode())
-    _digest_callable(module, digest)
-    return digest.hexdigest()
-
-
-def _digest_callable(module: Callable[..., Any], digest: Any) -> None:
-    """Digests a definition with its weights; what cannot be compared by value counts as different."""
-    if isinstance(module, nn.Module):
-        for prefix, part in module.named_modules():
-            digest.update(f"{prefix}:{type(part).__module__}.{type(part).__qualname__}".encode())
-            digest.update(_source(type(part)))
-            plain = {k: v for k, v in vars(part).items() if not k.startswith("_") and k != "training"}
-            for key, value in sorted(plain.items()):
-                digest.update(key.encode())
-                _digest_value(value, digest)
-        for key, tensor in module.state_dict().items():
-            digest.update(key.encode())
-            _digest_value(tensor, digest)
-        return
-    code = getattr(module, "__code__", None)
-    if code is None:
-        digest.update(f"{getattr(module, '__module__', '')}.{getattr(module, '__qualname__', id(module))}".encode())
-        return
-    digest.update(code.co_code + repr((code.co_consts, code.co_names, module.__module__)).encode())
-    for closure in module.__closure__ or ():
-        _digest_value(closure.cell_contents, digest)
-    _digest_value(module.__defaults__, digest)
-
-
-def _source(kind: type) -> bytes:
+def _check_inputs(name: str, inputs: object) -> dict[str, RowSpec]:
+    if not isinstance(inputs, Mapping):
+        raise DefinitionError(f"cell {name!r}: expected inputs as a dict of shapes or specs, got {_kind_of(inputs)}")
+    if not inputs:
+        raise DefinitionError(f"cell {name!r} has no inputs: its number of rows would be unknown")
+    for key in inputs:
+        if not isinstance(key, str) or not key.isidentifier() or key in RESERVED_INPUTS:
+            raise DefinitionError(f"cell {name!r}: {key!r} cannot be the name of an input")
     try:
-        return inspect.getsource(kind).encode()
-    except (OSError, TypeError):
-        return b""
+        return {key: as_spec(key, value) for key, value in inputs.items()}
+    except DefinitionError as error:
+        raise DefinitionError(f"cell {name!r}, {error}") from None
 
 
-def _digest_value(value: object, digest: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
-    elif isinstance(value, nn.Module):
-        _digest_callable(value, digest)
-    else:
+def _check_sizes(
+    name: str, max_batch: int | None, min_batch: int, batch_sizes: Sequence[int] | None
+) -> tuple[tuple[int, ...], int]:
+    """The supported sizes in order, and the most rows of a task: the largest of them if there are any."""
+    sizes = tuple(sorted(set(batch_sizes or ())))
+    if sizes and max_batch not in (None, sizes[-1]):
+        raise DefinitionError(
+            f"cell {name!r}: max_batch={max_batch} is not the largest of batch_sizes={list(sizes)}; leave it out"
+        )
+    largest = sizes[-1] if sizes else DEFAULT_MAX_BATCH if max_batch is None else max_batch
+    for value in (*sizes, largest, min_batch):
+        if not isinstance(value, int) or not 1 <= value <= LARGEST_BATCH:
+            raise DefinitionError(f"cell {name!r}: expected batch sizes from 1 to {LARGEST_BATCH}, got {value!r}")
+    if min_batch > largest:
+        raise DefinitionError(f"cell {name!r}: min_batch={min_batch} is more than the {largest} rows that a task has at most")
+    return sizes, largest
+
+
+def _trial_rows(sizes: Sequence[int], max_batch: int) -> list[int]:
+    """Two numbers of rows that the cell takes, where there are two."""
+    return sorted({sizes[0], sizes[-1]} if sizes else {min(2, max_batch), min(3, max_batch)})
+
+
+def _infer_outputs(
+    name: str, module: Callable[..., Any], specs: Mapping[str, RowSpec], by_name: bool, trial_rows: Sequence[int]
+) -> dict[str, RowSpec]:
+    """Runs the cell on meta tensors; where it cannot run there, on zeros."""
+    found: dict[str, RowSpec] = {}
+    for rows in trial_rows:
         try:
-            digest.update(pickle.dumps(value))
+            meta = copy.deepcopy(module).to("meta") if isinstance(module, nn.Module) else module
+            with torch.inference_mode():
+                named = named_outputs(_call(meta, specs, _zero_inputs(specs.values(), rows, "meta"), by_name))
         except Exception:
-            digest.update(str(id(value)).encode())
+            named = _run_on_zeros(name, module, specs, by_name, rows)
+        for output, value in named.items():
+            if not isinstance(output, str) or not output.isidentifier() or output.startswith("_") or output == "last":
+                raise DefinitionError(f"cell {name!r}: {output!r} cannot be the name of an output")
+            if value.dim() == 0 or value.shape[0] != rows:
+                raise DefinitionError(
+                    f"cell {name!r}, output {output!r}: expected the row dimension first ({rows} rows in the trial "
+                    f"run), got {_describe(value)}"
+                )
+        outputs = {output: RowSpec(tuple(value.shape[1:]), value.dtype) for output, value in named.items()}
+        if found and outputs != found:
+            raise DefinitionError(f"cell {name!r}: its outputs depend on the number of rows: {found} or {outputs}")
+        found = outputs
+    return found
+
+
+def _run_on_zeros(
+    name: str, module: Callable[..., Any], specs: Mapping[str, RowSpec], by_name: bool, rows: int
+) -> dict[str, torch.Tensor]:
+    try:
+        with torch.inference_mode():
+            return named_outputs(_call(module, specs, _zero_inputs(specs.values(), rows, "cpu"), by_name))
+    except Exception as error:
+        described = ", ".join(f"{key}: {spec}" for key, spec in specs.items())
+        raise DefinitionError(f"cell {name!r} does not run on {rows} rows of ({described}): {error}") from error
+
+
+def _check_carry(
+    name: str, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec], given: Mapping[str, str] | None
+) -> dict[str, str]:
+    """By default an input is carried from the output of the same name and spec."""
+    if given is None:
+        return {key: key for key, spec in inputs.items() if outputs.get(key) == spec}
+    for key, output in given.items():
+        if key not in inputs or output not in outputs:
+            raise DefinitionError(
+                f"cell {name!r}: carry {key!r} from {output!r}: inputs are {list(inputs)}, outputs are {list(outputs)}"
+            )
+        if inputs[key] != outputs[output]:
+            raise DefinitionError(
+                f"cell {name!r}: carry {key!r} from {output!r}: expected {inputs[key]}, got {outputs[output]}"
+            )
+    return {key: given[key] for key in inputs if key in given}
+
+
+def _check_steps(made: Cell) -> None:
+    """Runs the steps-first form once on zeros, two rows and then one (one row twice for a cell of one row)."""
+    batch_sizes = [min(2, made.max_batch), 1]
+    inputs = [
+        _zero_inputs([spec], batch_sizes[0] if key in made.carry else sum(batch_sizes), "cpu")[0]
+        for key, spec in made.inputs.items()
+    ]
+    try:
+        with torch.inference_mode():
+            made.check_outputs(made.run_steps(batch_sizes, *inputs), sum(batch_sizes))
+    except Exception as error:
+        raise DefinitionError(f"cell {made.name!r}: its method steps does not run on zeros: {error}") from error
+
+
+def _describe(value: torch.Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+def _kind_of(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

@@ -124,7 +124,9 @@ class Executor:
             kept = value if stores == len(value) else value.index_select(0, indices[positions_at : positions_at + stores])
             self._arenas[self._location][kind].index_copy_(0, indices[rows_at : rows_at + stores].long(), kept)
         if results:
-            shown = outcome.every_step[output].flatten(0, 1) if every_step else value
+            shown = value
+            if every_step:  # of some rows of a loop; of the others the last, which lie behind
+                shown = torch.cat([outcome.every_step[output].flatten(0, 1), value])
             if results != len(shown):
                 shown = shown.index_select(0, indices[result_positions_at : result_positions_at + results])
             self._arenas[HOST][kind].index_copy_(0, indices[result_rows_at : result_rows_at + results].long(), shown)
@@ -136,8 +138,7 @@ def _run_safely(cell: Cell, batch: Batch, failures: list[Failure]) -> list[torch
     try:
         outputs = _run_padded(cell, batch.inputs) if len(batch.sizes) == 1 else cell.run_steps(batch.sizes, *batch.inputs)
         cell.check_outputs(outputs, positions)
-        for row in _rows_not_finite(cell, outputs, batch):
-            failures.append(Failure(batch.rows[row], CellError(f"cell {cell.name!r} returned a value that is not finite")))
+        failures += [_not_finite(cell, batch.rows[row]) for row in _rows_not_finite(cell, outputs, batch.sizes)]
         return outputs
     except Exception as error:
         if len(batch.rows) == 1:
@@ -156,9 +157,8 @@ def _run_loop_safely(cell: Cell, batch: Batch, stop: int, every: list[bool], fai
     """As ``_run_safely``, for a loop's run."""
     steps = len(batch.sizes)
     try:
-        outcome = _run_loop(cell, batch, stop, every)
-        for row in _rows_not_finite(cell, outcome.outputs, Batch([len(batch.rows)], [], batch.lengths)):
-            failures.append(Failure(batch.rows[row], CellError(f"cell {cell.name!r} returned a value that is not finite")))
+        outcome, not_finite = _run_loop(cell, batch, stop, every)
+        failures += [_not_finite(cell, batch.rows[row]) for row in not_finite]
         return outcome
     except Exception as error:
         if len(batch.rows) == 1:
@@ -180,10 +180,11 @@ def _run_loop_safely(cell: Cell, batch: Batch, stop: int, every: list[bool], fai
     return outcome
 
 
-def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> Outcome:
+def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> tuple[Outcome, list[int]]:
     """Runs a loop's rows step by step; a row leaves at the step that stops it or at its last.
 
-    ``done_steps`` is the number of steps a row took, negative if it stopped.
+    ``done_steps`` is the number of steps a row took, negative if it stopped. The rows that at some step had a value that is not
+    finite where the cell declares finite ones come with it.
     """
     names, output_names = list(cell.inputs), list(cell.outputs)
     sources = [output_names.index(cell.carry[name]) if name in cell.carry else -1 for name in names]
@@ -191,9 +192,11 @@ def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> Outcome
     outcome = _empty_outcome(cell, rows, steps, every, batch.lengths)
     active = np.arange(rows)
     current = list(batch.inputs)
+    not_finite: set[int] = set()
     for step in range(steps):
         outputs = _run_padded(cell, current)
         cell.check_outputs(outputs, len(active))
+        not_finite.update(active[_rows_not_finite(cell, outputs, [len(active)])].tolist())
         for k, wanted in enumerate(every):
             if wanted:
                 outcome.every_step[k][active, step] = outputs[k]
@@ -214,7 +217,7 @@ def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> Outcome
             outputs = [value.index_select(0, torch.from_numpy(stay)) for value in outputs]
             current = [value if source >= 0 else _take_input(value, stay.tolist()) for value, source in zip(current, sources)]
         current = [outputs[source] if source >= 0 else value for value, source in zip(current, sources)]
-    return outcome
+    return outcome, sorted(not_finite)
 
 
 def _empty_outcome(cell: Cell, rows: int, steps: int, every: list[bool], lengths: NDArray[np.int32]) -> Outcome:
@@ -247,17 +250,17 @@ def _run_padded(cell: Cell, inputs: list[CellInput]) -> list[torch.Tensor]:
     return [output[:rows] if output.shape[0] == size else output for output in cell.run(*padded)]
 
 
-def _rows_not_finite(cell: Cell, outputs: list[torch.Tensor], batch: Batch) -> list[int]:
-    """Rows (of the batch) with a value that is not finite where the cell declares finite ones."""
+def _rows_not_finite(cell: Cell, outputs: list[torch.Tensor], sizes: list[int]) -> list[int]:
+    """Rows (of steps of ``sizes`` rows) with a value that is not finite where the cell declares finite ones."""
     if not cell.finite:
         return []
-    bad = np.zeros(sum(batch.sizes), bool)
+    bad = np.zeros(sum(sizes), bool)
     for name, value in zip(cell.outputs, outputs):
         if name in cell.finite:
             bad |= ~torch.isfinite(value).flatten(1).all(1).numpy() if value.dim() > 1 else ~torch.isfinite(value).numpy()
     if not bad.any():
         return []
-    row_of_position = np.concatenate([np.arange(size) for size in batch.sizes])
+    row_of_position = np.concatenate([np.arange(size) for size in sizes])
     return sorted(set(row_of_position[bad].tolist()))
 
 
@@ -285,6 +288,10 @@ def _take_input(value: CellInput, positions: list[int]) -> CellInput:
     parts = [value.values[int(value.offsets[k]) : int(value.offsets[k + 1])] for k in positions]
     counts = torch.tensor([0, *(len(part) for part in parts)])
     return RaggedRows(torch.cat(parts) if parts else value.values[:0], counts.cumsum(0))
+
+
+def _not_finite(cell: Cell, row: int) -> Failure:
+    return Failure(row, CellError(f"cell {cell.name!r} returned a value that is not finite"))
 
 
 def _as_cell_error(cell: Cell, error: Exception) -> CellError:

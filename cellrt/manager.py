@@ -213,7 +213,8 @@ class Manager:
 
     def _launch(self, location: int, worker: CpuWorker) -> bool:
         """Forms tasks for a worker and queues them; False if nothing is ready for it."""
-        tasks = self.processor.schedule(location)
+        idle = sum(1 for k, other in enumerate(self.workers, 1) if not other.num_outstanding and k not in self._lost)
+        tasks = self.processor.schedule(location, idle)
         for task in tasks:
             row = self.processor.tables.tasks[task]
             if self.trace is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numba import njit
+from cellrt.core.compiled import compiled
 
 from cellrt.core.blocks import LINKS, NODES, SUBGRAPHS, VALUES, allocate_block, free_block
 from cellrt.core.queue import enqueue
@@ -11,7 +11,7 @@ from cellrt.core.story import tell
 from cellrt.core.tables import ADMITTED, DEAD, ENDED, FREE, HOST, LIVE, NUM_PERMANENT, RESULT_READY
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _allocate(t, request, num_nodes, num_values, num_links, num_subgraphs):
     """Allocates the four blocks of a request, or none of them."""
     nodes = allocate_block(t.blocks, NODES, num_nodes)
@@ -35,7 +35,7 @@ def _allocate(t, request, num_nodes, num_values, num_links, num_subgraphs):
     return True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _copy_graph(t, request_id, shape):
     """Copies a shape's rows to the request's blocks, turning ids of rows into absolute ones."""
     request = t.requests[request_id]
@@ -60,12 +60,13 @@ def _copy_graph(t, request_id, shape):
             subgraph.ready_tail += request.first_node
 
 
-@njit(cache=True)  # too short to be worth handing over the interpreter lock
+@compiled
 def admit(t, shape, sequence, lane, streamed, rows):
     """Appends a request; returns its id, or -1 if tables or arenas have no room for it now.
 
     Writes the host row of each external value to ``rows`` (-1 if nothing reads it): the caller copies the request's
-    tensors there before it schedules. The last of ``rows`` gets the link index of the result rows. Subgraphs that need nothing from others are handed to the scheduler.
+    tensors there before it schedules. The last of ``rows`` gets the link index of the result rows. Subgraphs that
+    need nothing from others are handed to the scheduler.
     """
     settings = t.settings[0]
     request_id = settings.free_request
@@ -105,7 +106,7 @@ def admit(t, shape, sequence, lane, streamed, rows):
     return request_id
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def release(t, request_id):
     """Gives back everything an ended request holds. Nothing of it may be in flight."""
     request = t.requests[request_id]
@@ -133,7 +134,7 @@ def release(t, request_id):
     t.settings[0].num_live -= 1
 
 
-@njit(cache=True)
+@compiled
 def release_many(t, request_ids):
     """Releases several requests in one call."""
     for k in range(request_ids.size):

@@ -9,7 +9,7 @@ O(log size). (Knuth, The Art of Computer Programming, vol. 1, section 2.5, buddy
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from cellrt.core.compiled import entry
 from numpy.typing import NDArray
 
 GRANULE = 8
@@ -33,7 +33,7 @@ def make_blocks(capacities: tuple[int, int, int, int]) -> NDArray[np.int32]:
     return blocks
 
 
-@njit(cache=True, nogil=True)
+@entry
 def _push(blocks, region, granule, order):
     head_at = region * HEADER + 2 + order
     base = blocks[region * HEADER] + 3 * granule
@@ -46,7 +46,7 @@ def _push(blocks, region, granule, order):
     blocks[head_at] = granule
 
 
-@njit(cache=True, nogil=True)
+@entry
 def _remove(blocks, region, granule):
     first = blocks[region * HEADER]
     base = first + 3 * granule
@@ -60,7 +60,7 @@ def _remove(blocks, region, granule):
     blocks[base] = -1
 
 
-@njit(cache=True, nogil=True)
+@entry
 def _release_one(blocks, region, granule, order):
     """Frees one aligned block and joins it with its free buddies."""
     first, count = blocks[region * HEADER], blocks[region * HEADER + 1]
@@ -74,7 +74,7 @@ def _release_one(blocks, region, granule, order):
     _push(blocks, region, granule, order)
 
 
-@njit(cache=True, nogil=True)
+@entry
 def _release(blocks, region, granule, count):
     """Frees any run of granules as aligned powers of two."""
     end = granule + count
@@ -90,7 +90,7 @@ def _release(blocks, region, granule, count):
         granule += 1 << order
 
 
-@njit(cache=True, nogil=True)
+@entry
 def allocate_block(blocks, region, size):
     """Returns the first of ``size`` contiguous free rows of the region, or -1 if there is no such block."""
     wanted = max(1, (size + GRANULE - 1) // GRANULE)
@@ -109,7 +109,7 @@ def allocate_block(blocks, region, size):
     return granule * GRANULE
 
 
-@njit(cache=True, nogil=True)
+@entry
 def free_block(blocks, region, first, size):
     """Gives back a block that ``allocate_block`` returned for the same size."""
     _release(blocks, region, first // GRANULE, max(1, (size + GRANULE - 1) // GRANULE))

@@ -6,7 +6,7 @@ as notices ``(request, what)``.
 
 from __future__ import annotations
 
-from numba import njit
+from cellrt.core.compiled import compiled
 
 from cellrt.core import task_layout as layout
 from cellrt.core.admit import release
@@ -38,11 +38,11 @@ NOTICE_STEPS = 4
 """A streamed request has new results."""
 
 
-@njit(cache=True, nogil=True)
-def complete(t, task_id, elapsed_ns, notices):
-    """Takes a finished task out: releases what waited for it. Returns the number of notices written.
+@compiled
+def complete(t, task_id, elapsed_ns, notices, count):
+    """Takes a finished task out: releases what waited for it. Adds notices behind the ``count`` there are.
 
-    ``notices`` [4 * rows, 2] must have room. ``elapsed_ns`` is the measured time of the task, 0 if unknown.
+    Returns how many there are then. ``notices`` [count + 4 * rows, 2] must have room. ``elapsed_ns`` is the measured time of the task, 0 if unknown.
     """
     settings, task = t.settings[0], t.tasks[task_id]
     base = task_id * settings.buffer_ints
@@ -53,7 +53,6 @@ def complete(t, task_id, elapsed_ns, notices):
         _measure_step(t, task, elapsed_ns)
     if task.has_remote:
         _free_remote(t, task_id)
-    count = 0
     for row in range(task.rows):
         node_id = t.ints[nodes_at + row]
         subgraph = t.subgraphs[t.nodes[node_id].subgraph]
@@ -92,7 +91,7 @@ def complete(t, task_id, elapsed_ns, notices):
     return count
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _measure_step(t, task, elapsed_ns):
     """Smooths the measured time of one step at this task's size."""
     at = size_class(task.rows)
@@ -101,22 +100,21 @@ def _measure_step(t, task, elapsed_ns):
     t.step_ns[task.cell_type, at] = step_ns if old == 0 else old + (step_ns - old) / 8
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def unpin_if_idle(t, subgraph):
     """A subgraph with nothing in flight may move to another worker."""
     if subgraph.in_flight == 0 and subgraph.sent == 0:
         pin(t, subgraph, 0)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _complete_node(t, node_id, was_sent):
     """Counts off the edges from a complete node to other subgraphs; ``was_sent``: ``update_dependencies`` counted them."""
     node = t.nodes[node_id]
     if node.num_consumers == 0:
         return
-    first_node = t.requests[t.subgraphs[node.subgraph].request].first_node
     for k in range(node.first_link + node.num_refs, node.first_link + node.num_refs + node.num_consumers):
-        consumer = t.nodes[first_node + t.links[k]]
+        consumer = t.nodes[node_id + t.links[k]]
         if consumer.subgraph == node.subgraph:
             continue
         subgraph = t.subgraphs[consumer.subgraph]
@@ -129,7 +127,7 @@ def _complete_node(t, node_id, was_sent):
             unpin_if_idle(t, subgraph)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _mark_results(t, node_id, length, num_outputs):
     """Marks the results of complete nodes as there to be streamed."""
     request = t.requests[t.subgraphs[t.nodes[node_id].subgraph].request]
@@ -140,7 +138,7 @@ def _mark_results(t, node_id, length, num_outputs):
                 t.links[request.results + request.num_results + result] |= RESULT_READY
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _complete_loop(t, task_id, row, node_id):
     """Takes in how many steps a loop's row took; ends the loop or makes its next step ready."""
     base = task_id * t.settings[0].buffer_ints
@@ -173,15 +171,15 @@ def _complete_loop(t, task_id, row, node_id):
         if value.readers == 0 and value.row >= NUM_PERMANENT:
             give_row(t, value.row, value.kind)
             value.row = -1
-    _free_loop_inputs(t, node, request, cell_type)
+    _free_loop_inputs(t, node, cell_type)
     subgraph.nodes_left = 0
     dequeue(t, subgraph_id)
     request.nodes_left -= 1
     _complete_node(t, node_id, False)
 
 
-@njit(cache=True, nogil=True)
-def _free_loop_inputs(t, node, request, cell_type):
+@compiled
+def _free_loop_inputs(t, node, cell_type):
     """The inputs that every step of a loop read alike are read for the last time."""
     at = node.first_link
     for port in range(cell_type.num_inputs):
@@ -192,11 +190,11 @@ def _free_loop_inputs(t, node, request, cell_type):
             at += 1
         if info.carry < 0:
             for k in range(count):
-                _read_remote(t, t.values[request.first_value + t.links[at + k]])
+                _read_remote(t, t.values[node.first_value + t.links[at + k]])
         at += count
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _read_remote(t, value):
     """Counts a read that was put off; gives the row back if it was the last."""
     if value.row >= NUM_PERMANENT:
@@ -206,7 +204,7 @@ def _read_remote(t, value):
             value.row = -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _free_remote(t, task_id):
     """Counts the reads of rows at other locations, which were put off until the task has read them."""
     task = t.tasks[task_id]
@@ -216,9 +214,9 @@ def _free_remote(t, task_id):
     for row in range(task.rows):
         first_id = ints[nodes_at + row]
         subgraph = t.subgraphs[t.nodes[first_id].subgraph]
-        first_value = t.requests[subgraph.request].first_value
         for step in range(1 if task.is_loop else ints[lengths_at + row]):
-            at = t.nodes[first_id + step].first_link
+            node = t.nodes[first_id + step]
+            at = node.first_link
             for port in range(cell_type.num_inputs):
                 info = t.ports[cell_type.first_port + port]
                 count = 1
@@ -230,13 +228,13 @@ def _free_remote(t, task_id):
                         _free_loop_state(t, base, port, row, task.worker, cell_type)
                 elif info.carry < 0 or step == 0:
                     for k in range(count):
-                        value = t.values[first_value + t.links[at + k]]
+                        value = t.values[node.first_value + t.links[at + k]]
                         if value.row >> LOCATION_SHIFT != task.worker:
                             _read_remote(t, value)
                 at += count
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _free_loop_state(t, base, port, row, worker, cell_type):
     """Frees the old state of a loop that moved here from another worker."""
     record = base + layout.HEADER + port * layout.INPUT
@@ -250,7 +248,7 @@ def _free_loop_state(t, base, port, row, worker, cell_type):
         give_row(t, handle, t.ports[cell_type.first_port + port].kind)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def kill(t, request_id):
     """Ends a live request early: nothing of it is scheduled any more. Its rows come back through ``release``."""
     request = t.requests[request_id]
@@ -260,7 +258,7 @@ def kill(t, request_id):
             dequeue(t, k)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def cancel(t, request_id):
     """Kills a live request; returns True if its rows are back already, False if tasks in flight still hold some."""
     kill(t, request_id)
@@ -270,7 +268,7 @@ def cancel(t, request_id):
     return False
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def lose_worker(t, worker, notices):
     """Kills every request that has a task or a row at a lost worker; returns the number of notices.
 
@@ -289,11 +287,11 @@ def lose_worker(t, worker, notices):
                 count += 1
     for task_id in range(t.tasks.size):
         if t.tasks[task_id].in_use and t.tasks[task_id].worker == worker:
-            count += complete(t, task_id, 0, notices[count:])
+            count = complete(t, task_id, 0, notices, count)
     return count
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _touches(t, request, worker):
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
         if t.subgraphs[k].pinned == worker and t.subgraphs[k].in_flight > 0:

@@ -8,27 +8,15 @@ that no row is read and written in one task.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from cellrt.core import task_layout as layout
-from cellrt.core.queue import num_ready, pop_ready
-from cellrt.core.rows import give_row, take_row
-from cellrt.core.tables import (
-    CARRIED,
-    CHAIN_NEXT,
-    LAST_ONLY,
-    LOCATION_SHIFT,
-    LOOP,
-    MIXED,
-    NUM_LANES,
-    NUM_PERMANENT,
-    NUM_SIZE_CLASSES,
-    ROW_MASK,
-    STEPS,
-)
+from cellrt.core.compiled import compiled
+from cellrt.core.emit import give_noted_rows, write_inputs, write_outputs
+from cellrt.core.queue import pop_ready
+from cellrt.core.tables import CHAIN_NEXT, LOOP, NUM_LANES, NUM_SIZE_CLASSES
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def size_class(rows):
     """The power of two at or above ``rows``, as an exponent."""
     k = 0
@@ -37,7 +25,7 @@ def size_class(rows):
     return k
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def step_time(t, type_id, rows):
     """Measured ns of one step at about this many rows; the nearest measured size if this one is not; 0 if none is."""
     wanted = size_class(rows)
@@ -49,7 +37,7 @@ def step_time(t, type_id, rows):
     return np.float32(0)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _first_lane(t, type_id):
     """Lane to scan first: usually 0, but every ``fair_every``-th task the lane that was served longest ago."""
     settings, cell_type = t.settings[0], t.types[type_id]
@@ -66,11 +54,11 @@ def _first_lane(t, type_id):
     return best
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _collect(t, type_id, worker, nodes_at, limit, room):
     """Moves ready nodes of the type's queue to the buffer.
 
-    Subgraphs are scanned in queue order; those pinned to another worker are passed over (Algorithm 1, line 27). A task
+    Ready nodes that no worker holds are shared out among the idle workers. Subgraphs are scanned in queue order; those pinned to another worker are passed over (Algorithm 1, line 27). A task
     holds nodes of graphs or of loops with one stop output, never both. ``room`` is the number of ints left for
     ragged inputs. Returns (rows, ragged ints, whether they are loops).
     """
@@ -78,7 +66,9 @@ def _collect(t, type_id, worker, nodes_at, limit, room):
     stop, is_loop = -2, 0
     cell_type = t.types[type_id]
     first = _first_lane(t, type_id)
-    left = min(limit, num_ready(t, type_id, worker))
+    settings = t.settings[0]
+    share = max(1, settings.idle_workers) if settings.split else 1
+    left = min(limit, t.ready[type_id, worker] + (t.ready[type_id, 0] + share - 1) // share)
     for k in range(-1, NUM_LANES):
         lane_id = first if k < 0 else k
         if k == first or left == 0:
@@ -106,16 +96,18 @@ def _collect(t, type_id, worker, nodes_at, limit, room):
     return rows, ragged, is_loop
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _choose_steps(t, type_id, rows):
     """How many steps a task of ``rows`` rows may run (DESIGN, "Runs").
 
     As many as fit the join budget, so that nobody who arrives waits long to join; or as many as end before half a
-    request more is expected, so that whole chains run at once at low load.
+    request more is expected; and whole chains while another worker is idle for whoever arrives.
     """
     settings = t.settings[0]
     if not settings.runs:
         return 1
+    if settings.idle_workers > 1:
+        return t.types[type_id].max_steps
     step = step_time(t, type_id, rows)
     if step <= 0:
         return 1
@@ -124,7 +116,7 @@ def _choose_steps(t, type_id, rows):
     return max(1, int(min(steps, np.float64(t.types[type_id].max_steps))))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _run_length(t, node_id, limit):
     """How many nodes from ``node_id`` on can run one after the other with nothing else outstanding."""
     length = 1
@@ -135,7 +127,7 @@ def _run_length(t, node_id, limit):
     return length
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _sort_rows(t, nodes_at, lengths_at, scratch_at, rows, limit, is_loop):
     """Writes each row's length and sorts rows by falling length (counting sort, stable); returns the longest."""
     ints = t.ints
@@ -151,269 +143,40 @@ def _sort_rows(t, nodes_at, lengths_at, scratch_at, rows, limit, is_loop):
         longest, shortest = max(longest, length), min(shortest, length)
     if longest == shortest:
         return longest
-    starts = np.zeros(longest + 2, np.int32)
+    starts_at = scratch_at + 2 * rows
+    for k in range(longest + 1):
+        ints[starts_at + k] = 0
     for row in range(rows):
-        starts[longest - ints[lengths_at + row] + 1] += 1
+        ints[starts_at + longest - ints[lengths_at + row] + 1] += 1
     for k in range(1, longest + 1):
-        starts[k] += starts[k - 1]
+        ints[starts_at + k] += ints[starts_at + k - 1]
     for row in range(rows):
         ints[scratch_at + row] = ints[nodes_at + row]
         ints[scratch_at + rows + row] = ints[lengths_at + row]
     for row in range(rows):
         length = ints[scratch_at + rows + row]
-        to = starts[longest - length]
-        starts[longest - length] += 1
+        to = ints[starts_at + longest - length]
+        ints[starts_at + longest - length] += 1
         ints[nodes_at + to] = ints[scratch_at + row]
         ints[lengths_at + to] = length
     return longest
 
 
-@njit(cache=True, nogil=True)
-def read_value(t, value, worker, freed_at, num_freed):
-    """Counts one read of a value by a task of ``worker``; notes its row as free if it was the last.
-
-    A row elsewhere is still to be read when the task runs: it is counted when the task completes.
-    Returns (handle, number of rows noted, whether the row is remote).
-    """
-    handle = value.row
-    if handle < NUM_PERMANENT:
-        return handle, num_freed, 0
-    if handle >> LOCATION_SHIFT != worker:
-        return handle, num_freed, 1
-    value.readers -= 1
-    if value.readers == 0:
-        value.row = -1
-        t.ints[freed_at + 2 * num_freed] = handle
-        t.ints[freed_at + 2 * num_freed + 1] = value.kind
-        num_freed += 1
-    return handle, num_freed, 0
-
-
-@njit(cache=True, nogil=True)
-def _input_rows(t, task, base, sizes, rows_at, offsets_at, freed_at):
-    """Writes the handle of every input row, and counts the reads; returns (rows noted as free, rows that are remote).
-
-    Inputs that are carried from step to step within the run have no row; reading them only lowers the count.
-    """
-    ints, cell_type, worker = t.ints, t.types[task.cell_type], task.worker
-    nodes_at, lengths_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_LENGTHS]
-    num_freed = remote = 0
-    start = 0
-    for step in range(1 if task.is_loop else task.steps):
-        for row in range(sizes[step]):
-            first_id = ints[nodes_at + row]
-            node = t.nodes[first_id if task.is_loop else first_id + step]
-            subgraph = t.subgraphs[node.subgraph]
-            request = t.requests[subgraph.request]
-            at = node.first_link
-            for port in range(cell_type.num_inputs):
-                info = t.ports[cell_type.first_port + port]
-                count = 1
-                if info.ragged:
-                    count = t.links[at]
-                    at += 1
-                if task.is_loop and info.carry >= 0 and subgraph.loop_steps > 0:
-                    value = t.values[node.first_value + info.carry]
-                    handle = value.row
-                    if handle >> LOCATION_SHIFT != worker:
-                        remote = 1
-                    else:
-                        ints[freed_at + 2 * num_freed] = handle
-                        ints[freed_at + 2 * num_freed + 1] = value.kind
-                        num_freed += 1
-                    ints[rows_at[port]] = handle
-                    rows_at[port] += 1
-                elif info.carry >= 0 and step > 0:
-                    t.values[t.nodes[first_id + step - 1].first_value + info.carry].readers -= 1
-                elif task.is_loop and info.carry < 0:
-                    for k in range(count):
-                        handle = t.values[request.first_value + t.links[at + k]].row
-                        if handle >= NUM_PERMANENT and handle >> LOCATION_SHIFT != worker:
-                            remote = 1
-                        ints[rows_at[port] + k] = handle
-                    rows_at[port] += count
-                else:
-                    for k in range(count):
-                        value = t.values[request.first_value + t.links[at + k]]
-                        handle, num_freed, elsewhere = read_value(t, value, worker, freed_at, num_freed)
-                        remote |= elsewhere
-                        ints[rows_at[port] + k] = handle
-                    rows_at[port] += count
-                if info.ragged:
-                    ints[offsets_at[port] + start + row + 1] = ints[offsets_at[port] + start + row] + count
-                at += count
-        start += sizes[step]
-    return num_freed, remote
-
-
-@njit(cache=True, nogil=True)
-def _finish_input(t, record, rows_from, rows_to):
-    """Finds where the rows of one input lie; if all at one location, turns handles into row numbers."""
-    ints = t.ints
-    source = -2
-    for k in range(rows_from, rows_to):
-        handle = ints[k]
-        if handle >= NUM_PERMANENT:
-            location = handle >> LOCATION_SHIFT
-            if source == -2:
-                source = location
-            elif source != location:
-                source = MIXED
-                break
-    ints[record + layout.IN_SOURCE] = source
-    ints[record + layout.IN_COUNT] = rows_to - rows_from
-    if source != MIXED:
-        for k in range(rows_from, rows_to):
-            ints[k] &= ROW_MASK
-
-
-@njit(cache=True, nogil=True)
-def _write_inputs(t, task, base, sizes, end):
-    """Lays out and writes all inputs; returns (position of the rows noted as free, their number)."""
-    ints, cell_type = t.ints, t.types[task.cell_type]
-    num_inputs = cell_type.num_inputs
-    rows_at = np.empty(num_inputs, np.int64)
-    starts = np.empty(num_inputs, np.int64)
-    offsets_at = np.full(num_inputs, -1, np.int64)
-    nodes_at = base + ints[base + layout.H_NODES]
-    for port in range(num_inputs):
-        info = t.ports[cell_type.first_port + port]
-        record = base + layout.HEADER + port * layout.INPUT
-        count = task.rows if info.carry >= 0 or task.is_loop else task.positions
-        positions = count
-        ints[record + layout.IN_OFFSETS] = -1
-        if info.ragged:
-            ints[record + layout.IN_OFFSETS] = end - base
-            offsets_at[port] = end
-            ints[end] = 0
-            end += positions + 1
-            count = _count_ragged(t, task, nodes_at, sizes, port)
-        ints[record + layout.IN_ROWS] = end - base
-        rows_at[port] = starts[port] = end
-        end += count
-    num_freed, remote = _input_rows(t, task, base, sizes, rows_at, offsets_at, end)
-    task.has_remote = remote
-    for port in range(num_inputs):
-        _finish_input(t, base + layout.HEADER + port * layout.INPUT, starts[port], rows_at[port])
-    return end, num_freed
-
-
-@njit(cache=True, nogil=True)
-def _count_ragged(t, task, nodes_at, sizes, wanted):
-    """Total number of rows of one ragged input over the task."""
-    cell_type = t.types[task.cell_type]
-    total = 0
-    for step in range(1 if task.is_loop else task.steps):
-        for row in range(sizes[step]):
-            at = t.nodes[t.ints[nodes_at + row] + (0 if task.is_loop else step)].first_link
-            for port in range(wanted + 1):
-                count = 1
-                if t.ports[cell_type.first_port + port].ragged:
-                    count = t.links[at]
-                    at += 1
-                if port == wanted:
-                    total += count
-                at += count
-    return total
-
-
-@njit(cache=True, nogil=True)
-def _write_outputs(t, task, base, sizes, end):
-    """Takes an arena row for each output that somebody reads and a host row for each result; returns the end."""
-    cell_type = t.types[task.cell_type]
-    for output in range(cell_type.num_outputs):
-        kind = t.ports[cell_type.first_port + cell_type.num_inputs + output].kind
-        record = base + layout.HEADER + cell_type.num_inputs * layout.INPUT + output * layout.OUTPUT
-        if task.is_loop:
-            end = _loop_output(t, task, base, record, output, kind, end)
-        else:
-            end = _graph_output(t, task, base, sizes, record, output, kind, end)
-    return end
-
-
-@njit(cache=True, nogil=True)
-def _graph_output(t, task, base, sizes, record, output, kind, end):
-    ints = t.ints
-    nodes_at = base + ints[base + layout.H_NODES]
-    limit = task.positions
-    positions_at, rows_at, result_positions_at, result_rows_at = end, end + limit, end + 2 * limit, end + 3 * limit
-    stores = results = start = 0
-    for step in range(task.steps):
-        for row in range(sizes[step]):
-            node = t.nodes[ints[nodes_at + row] + step]
-            value = t.values[node.first_value + output]
-            if value.readers > 0:
-                handle = take_row(t, task.worker, kind)
-                value.row = handle
-                ints[positions_at + stores] = start + row
-                ints[rows_at + stores] = handle & ROW_MASK
-                stores += 1
-            if value.result >= 0:
-                handle = take_row(t, 0, kind)
-                request = t.requests[t.subgraphs[node.subgraph].request]
-                t.links[request.results + value.result] = handle
-                ints[result_positions_at + results] = start + row
-                ints[result_rows_at + results] = handle
-                results += 1
-        start += sizes[step]
-    _describe_output(ints, record, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
-    return end + 4 * limit
-
-
-@njit(cache=True, nogil=True)
-def _loop_output(t, task, base, record, output, kind, end):
-    ints = t.ints
-    nodes_at, lengths_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_LENGTHS]
-    rows, limit = task.rows, task.rows * task.steps
-    positions_at, rows_at = end, end + rows
-    result_positions_at, result_rows_at = end + 2 * rows, end + 2 * rows + limit
-    stores = results = 0
-    every_step = 0
+@compiled
+def _count_sizes(ints, lengths_at, sizes_at, rows, steps):
+    """Writes how many rows each step has, rows being sorted by falling length; returns their sum."""
+    for step in range(steps):
+        ints[sizes_at + step] = 0
     for row in range(rows):
-        node = t.nodes[ints[nodes_at + row]]
-        value = t.values[node.first_value + output]
-        subgraph = t.subgraphs[node.subgraph]
-        request = t.requests[subgraph.request]
-        if value.readers > 0 or value.bits & CARRIED:
-            if value.row >= NUM_PERMANENT and not value.bits & CARRIED:
-                give_row(t, value.row, kind)  # of the step before, which nobody will read
-            value.row = take_row(t, task.worker, kind)
-            ints[positions_at + stores] = row
-            ints[rows_at + stores] = value.row & ROW_MASK
-            stores += 1
-        if value.bits & STEPS:
-            every_step = 1
-            for step in range(ints[lengths_at + row]):
-                handle = take_row(t, 0, kind)
-                t.links[request.results + value.result + subgraph.loop_steps + step] = handle
-                ints[result_positions_at + results] = row * task.steps + step
-                ints[result_rows_at + results] = handle
-                results += 1
-        elif value.bits & LAST_ONLY:
-            handle = t.links[request.results + value.result]
-            if handle < 0:
-                handle = take_row(t, 0, kind)
-                t.links[request.results + value.result] = handle
-            ints[result_positions_at + results] = row
-            ints[result_rows_at + results] = handle
-            results += 1
-    _describe_output(ints, record, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
-    ints[record + layout.OUT_RESULT_STEPS] = every_step
-    return end + 2 * rows + 2 * limit
+        ints[sizes_at + ints[lengths_at + row] - 1] += 1
+    positions = ints[sizes_at + steps - 1]
+    for step in range(steps - 2, -1, -1):
+        ints[sizes_at + step] += ints[sizes_at + step + 1]
+        positions += ints[sizes_at + step]
+    return positions
 
 
-@njit(cache=True, nogil=True)
-def _describe_output(ints, record, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at):
-    ints[record + layout.OUT_STORES] = stores
-    ints[record + layout.OUT_STORE_POSITIONS] = positions_at - base
-    ints[record + layout.OUT_STORE_ROWS] = rows_at - base
-    ints[record + layout.OUT_RESULTS] = results
-    ints[record + layout.OUT_RESULT_POSITIONS] = result_positions_at - base
-    ints[record + layout.OUT_RESULT_ROWS] = result_rows_at - base
-    ints[record + layout.OUT_RESULT_STEPS] = 0
-
-
-@njit(cache=True, nogil=True)
+@compiled
 def form_batched_task(t, type_id, worker, task_id):
     """Forms at most one task of a cell type for a worker in task row ``task_id``; returns its number of rows.
 
@@ -438,28 +201,20 @@ def form_batched_task(t, type_id, worker, task_id):
     task.cell_type, task.worker, task.in_use, task.is_loop, task.rows = type_id, worker, 1, is_loop, rows
     lengths_at = nodes_at + rows
     task.steps = _sort_rows(t, nodes_at, lengths_at, lengths_at + rows, rows, steps, is_loop == 1)
-    sizes = np.zeros(task.steps, np.int32)
-    batch_sizes_at = lengths_at + rows
-    done_at = batch_sizes_at + task.steps
-    task.positions = 0
+    sizes_at = lengths_at + rows
+    done_at = sizes_at + task.steps
+    task.positions = _count_sizes(ints, lengths_at, sizes_at, rows, task.steps)
     for row in range(rows):
-        task.positions += ints[lengths_at + row]
-        sizes[ints[lengths_at + row] - 1] += 1
         ints[done_at + row] = ints[lengths_at + row]
         ints[done_at + rows + row] = 0
-    for step in range(task.steps - 2, -1, -1):
-        sizes[step] += sizes[step + 1]
-    for step in range(task.steps):
-        ints[batch_sizes_at + step] = sizes[step]
     ints[base + layout.H_ROWS], ints[base + layout.H_STEPS] = rows, task.steps
     ints[base + layout.H_POSITIONS], ints[base + layout.H_IS_LOOP] = task.positions, is_loop
     ints[base + layout.H_NODES], ints[base + layout.H_LENGTHS] = header, lengths_at - base
-    ints[base + layout.H_BATCH_SIZES], ints[base + layout.H_DONE_STEPS] = batch_sizes_at - base, done_at - base
+    ints[base + layout.H_BATCH_SIZES], ints[base + layout.H_DONE_STEPS] = sizes_at - base, done_at - base
     ints[base + layout.H_FAILED] = done_at + rows - base
     ints[base + layout.H_STOP_OUTPUT] = t.subgraphs[t.nodes[ints[nodes_at]].subgraph].loop_stop
-    freed_at, num_freed = _write_inputs(t, task, base, sizes, done_at + 2 * rows)
-    _write_outputs(t, task, base, sizes, freed_at + 2 * num_freed)
-    for k in range(num_freed):
-        give_row(t, ints[freed_at + 2 * k], ints[freed_at + 2 * k + 1])
+    end, notes_at = write_inputs(t, task, base, done_at + 2 * rows)
+    write_outputs(t, task, base, end)
+    give_noted_rows(t, notes_at, base + buffer_ints)
     task.expected_ns = step_time(t, type_id, rows) * task.steps
     return rows

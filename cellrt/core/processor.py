@@ -14,11 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core import blocks, tables
-from cellrt.core.admit import admit, release_many
-from cellrt.core.finish import cancel, complete, lose_worker
+from cellrt.core.compiled import address_of
+from cellrt.core.entries import (
+    admit_request,
+    cancel,
+    complete,
+    fill_arena,
+    lose_worker,
+    release_many,
+    schedule_tasks,
+)
 from cellrt.core.program import Shape, compile_shape, draft_program
-from cellrt.core.rows import fill_arena
-from cellrt.core.schedule import schedule
+from cellrt.core.tables import Tables
 from cellrt.core.task_layout import HEADER, INPUT, OUTPUT
 from cellrt.errors import DefinitionError
 
@@ -48,6 +55,7 @@ class SchedulerSettings:
         order_by_arrival: among cell types, the one with the oldest request goes first, instead of priority.
         max_passed_over: scheduling decisions after which a ready cell type is taken whatever its priority.
         fair_every: every so many tasks of a type, the lane served longest ago goes first.
+        split: share ready nodes out among idle workers, instead of filling one worker's task first.
     """
 
     max_tasks_to_submit: int = 5
@@ -57,6 +65,7 @@ class SchedulerSettings:
     order_by_arrival: bool = False
     max_passed_over: int = 64
     fair_every: int = 16
+    split: bool = True
 
 
 class Port(NamedTuple):
@@ -103,7 +112,8 @@ class Processor:
     def _make_tables(self) -> tables.Tables:
         limits, new = self.limits, tables.new_table
         settings = new(1, tables.SETTINGS)
-        for name in ("max_tasks_to_submit", "max_passed_over", "fair_every", "early_release", "runs", "order_by_arrival"):
+        for name in ("max_tasks_to_submit", "max_passed_over", "fair_every", "early_release",
+            "split", "runs", "order_by_arrival"):
             settings[name] = getattr(self.settings, name)
         settings["num_workers"] = self.num_workers
         settings["join_budget_ns"] = self.settings.join_budget_s * 1e9
@@ -134,6 +144,16 @@ class Processor:
             step_ns=np.zeros((tables.MAX_TYPES, tables.NUM_SIZE_CLASSES), np.float32),
             events=new(limits.story_events, tables.EVENT),
         )
+
+    @property
+    def tables(self) -> Tables:
+        """The whole state. Read it freely; only the processor replaces tables, as they grow before the work starts."""
+        return self._tables
+
+    @tables.setter
+    def tables(self, grown: Tables) -> None:
+        self._tables = grown
+        self._at = address_of(grown)
 
     @property
     def num_kinds(self) -> int:
@@ -168,7 +188,7 @@ class Processor:
         self.tables.kinds["host_rows"][kind] = host_rows
         for location in range(self.num_workers + 1):
             capacity = worker_rows if location else host_rows
-            fill_arena(self.tables, location, kind, first, capacity)
+            fill_arena(self._at, location, kind, first, capacity)
             first += capacity
         self._grown.free_rows = first
         self._grown.kind_rows.append((worker_rows, host_rows))
@@ -263,21 +283,25 @@ class Processor:
         ``rows`` has the host row of each external value, then the link index of the results (see ``results``).
         """
         rows = np.empty(shape.externals.size + 1, np.int32)
-        request = admit(self.tables, shape, sequence, lane, int(streamed), rows)
+        request = admit_request(self._at, shape.at, sequence, lane, int(streamed), rows)
         return None if request < 0 else (request, rows)
 
     def set_time(self, now_ns: int) -> None:
         """Sets the clock that scheduling decisions and the story use."""
         self.tables.settings["now_ns"] = now_ns
 
-    def schedule(self, worker: int) -> list[int]:
-        """Forms tasks for a worker (location 1..) that can take work; returns their ids in order of submission."""
-        count = schedule(self.tables, worker, self._task_ids)
+    def schedule(self, worker: int, idle_workers: int = 1) -> list[int]:
+        """Forms tasks for a worker (location 1..) that can take work; returns their ids in order of submission.
+
+        ``idle_workers`` counts the workers with nothing to do, this one included.
+        """
+        self.tables.settings["idle_workers"] = idle_workers
+        count = schedule_tasks(self._at, worker, self._task_ids)
         return self._task_ids[:count].tolist() if count else []
 
     def complete(self, task: int, elapsed_ns: int) -> list[Notice]:
         """Takes out a finished task; its buffer must hold the worker's answers."""
-        count = complete(self.tables, task, elapsed_ns, self._notices)
+        count = complete(self._at, task, elapsed_ns, self._notices)
         return [Notice(*pair) for pair in self._notices[:count].tolist()] if count else []
 
     def results(self, first: int, count: int) -> NDArray[np.int32]:
@@ -298,16 +322,16 @@ class Processor:
 
     def release(self, requests: Sequence[int]) -> None:
         """Frees requests that are done, once their results are read."""
-        release_many(self.tables, np.array(requests, np.int32))
+        release_many(self._at, np.array(requests, np.int32))
 
     def cancel(self, request: int) -> bool:
         """Ends a live request early. True if its rows are back; else a NOTICE_RELEASED follows."""
-        return bool(cancel(self.tables, request))
+        return bool(cancel(self._at, request))
 
     def lose_worker(self, worker: int) -> list[Notice]:
         """Kills every request with work or state at a worker (location 1..)."""
         notices = np.zeros((3 * self.limits.max_requests + 4 * len(self._notices), 2), np.int32)
-        count = lose_worker(self.tables, worker, notices)
+        count = lose_worker(self._at, worker, notices)
         return [Notice(*pair) for pair in notices[:count].tolist()]
 
     def task_buffer(self, task: int) -> NDArray[np.int32]:

@@ -23,12 +23,13 @@ later one the output that the input port is carried from.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from cellrt.core.compiled import OpenShape, address_of
 from cellrt.core.partition import partition
 from cellrt.core.tables import (
     CARRIED,
@@ -61,6 +62,7 @@ class Shape(NamedTuple):
     results: NDArray[np.int32]  # kind of each result row
     needs: NDArray[np.int32]  # [kind, (worker rows, host rows)]: most rows of each kind live at once
     node_types: NDArray[np.int32]
+    at: Any  # the address of the rows above
 
 
 class Draft(NamedTuple):
@@ -315,8 +317,7 @@ def _write_nodes(draft, types, ports, starts, producers, order, group, nodes, li
         node.subgraph, node.next_ready = group[old], -1
         node.first_value, node.first_link = draft.node_values[old], at
         node.num_refs = draft.ref_starts[old + 1] - draft.ref_starts[old]
-        for j in range(node.num_refs):
-            links[at + j] = draft.refs[draft.ref_starts[old] + j]
+        _write_refs(draft, types[draft.node_types[old]], ports, old, links, at)
         at += node.num_refs + num_consumers[old]
         subgraph.cell_type = draft.node_types[old]
         subgraph.nodes_left += 1
@@ -329,7 +330,7 @@ def _write_nodes(draft, types, ports, starts, producers, order, group, nodes, li
         old = order[k]
         for j in range(starts[old], starts[old + 1]):
             producer = nodes[new[producers[j]]]
-            links[producer.first_link + producer.num_refs + producer.num_consumers] = k
+            links[producer.first_link + producer.num_refs + producer.num_consumers] = k - new[producers[j]]
             producer.num_consumers += 1
             if producer.subgraph == nodes[k].subgraph:
                 nodes[k].pending += 1
@@ -338,6 +339,21 @@ def _write_nodes(draft, types, ports, starts, producers, order, group, nodes, li
     for k in range(num_nodes):
         if nodes[k].pending == 0:
             _append_ready(nodes, subgraphs[nodes[k].subgraph], k)
+
+
+@njit(cache=True, nogil=True)
+def _write_refs(draft, cell_type, ports, node, links, at):
+    """Writes the values a node reads relative to its own first value, so that no request has to move them."""
+    from_ref = draft.ref_starts[node]
+    for port in range(cell_type.num_inputs):
+        count = 1
+        if ports[cell_type.first_port + port].ragged:
+            count = draft.refs[from_ref]
+            links[at] = count
+            at, from_ref = at + 1, from_ref + 1
+        for k in range(count):
+            links[at + k] = draft.refs[from_ref + k] - draft.node_values[node]
+        at, from_ref = at + count, from_ref + count
 
 
 @njit(cache=True, nogil=True)
@@ -409,14 +425,6 @@ def compile_shape(draft: Draft, types: NDArray[np.void], ports: NDArray[np.void]
     _write_nodes(draft, types, ports, starts, producers, order, group, nodes, links, subgraphs)
     needs = np.zeros((num_kinds, 2), np.int32)
     _count_needs(draft, nodes, draft.values, types, ports, subgraphs, needs)
-    bits = draft.values["bits"]
-    return Shape(
-        nodes=nodes,
-        values=draft.values,
-        links=links,
-        subgraphs=subgraphs,
-        externals=np.flatnonzero(bits & EXTERNAL).astype(np.int32),
-        results=draft.results,
-        needs=needs,
-        node_types=draft.node_types[order],
-    )
+    externals = np.flatnonzero(draft.values["bits"] & EXTERNAL).astype(np.int32)
+    rows = OpenShape(nodes, draft.values, links, subgraphs, externals, draft.results, needs)
+    return Shape(*rows, node_types=draft.node_types[order], at=address_of(rows))

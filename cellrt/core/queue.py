@@ -7,13 +7,13 @@ counts ready nodes of queued subgraphs pinned to that worker, column 0 those tha
 
 from __future__ import annotations
 
-from numba import njit
+from cellrt.core.compiled import compiled
 
 from cellrt.core.tables import NUM_LANES, RELEASED
 from cellrt.core.story import tell
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def enqueue(t, subgraph_id):
     """Hands a subgraph to the scheduler: all it needs from other subgraphs is there."""
     subgraph = t.subgraphs[subgraph_id]
@@ -29,7 +29,7 @@ def enqueue(t, subgraph_id):
     tell(t, RELEASED, subgraph.request, -1, subgraph.cell_type)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def dequeue(t, subgraph_id):
     """Takes a subgraph out of its queue; it may have ready nodes only if its request is dead."""
     subgraph = t.subgraphs[subgraph_id]
@@ -46,7 +46,7 @@ def dequeue(t, subgraph_id):
     t.ready[subgraph.cell_type, subgraph.pinned] -= subgraph.num_ready
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def pin(t, subgraph, worker):
     """Pins a subgraph to a worker's location (0: to none) and moves its ready nodes to that count."""
     if subgraph.pinned != worker:
@@ -56,7 +56,7 @@ def pin(t, subgraph, worker):
         subgraph.pinned = worker
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def push_ready(t, node_id):
     """Appends a node to its subgraph's ready list."""
     node = t.nodes[node_id]
@@ -72,7 +72,7 @@ def push_ready(t, node_id):
         t.ready[subgraph.cell_type, subgraph.pinned] += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def pop_ready(t, subgraph):
     """Takes the first node of a subgraph's ready list."""
     node_id = subgraph.ready_head
@@ -85,7 +85,7 @@ def pop_ready(t, subgraph):
     return node_id
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def num_ready(t, cell_type, worker):
     """Ready nodes of a type that ``worker`` may take (``ct.NumReadyNodes()`` of Algorithm 1)."""
     return t.ready[cell_type, 0] + t.ready[cell_type, worker]

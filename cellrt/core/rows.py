@@ -7,12 +7,12 @@ may run any subgraph.
 
 from __future__ import annotations
 
-from numba import njit
+from cellrt.core.compiled import compiled
 
 from cellrt.core.tables import LOCATION_SHIFT, MAX_KINDS, NUM_PERMANENT
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def take_row(t, location, kind):
     """Returns the handle of a free row. The caller holds a reservation; -1 if that rule was broken."""
     arena = t.arenas[location * MAX_KINDS + kind]
@@ -22,7 +22,7 @@ def take_row(t, location, kind):
     return t.free_rows[arena.first + arena.num_free]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def give_row(t, handle, kind):
     """Gives back a row; permanent rows stay where they are."""
     if handle < NUM_PERMANENT:
@@ -32,7 +32,7 @@ def give_row(t, handle, kind):
     arena.num_free += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def can_reserve(t, needs):
     """Whether the rows ``needs[kind, (worker, host)]`` are unreserved."""
     for kind in range(needs.shape[0]):
@@ -42,7 +42,7 @@ def can_reserve(t, needs):
     return True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill_arena(t, location, kind, first, capacity):
     """Makes rows NUM_PERMANENT .. NUM_PERMANENT + capacity - 1 of an arena free, the lowest on top."""
     arena = t.arenas[location * MAX_KINDS + kind]

@@ -7,7 +7,7 @@ ago, and a lane is first in, first out.
 
 from __future__ import annotations
 
-from numba import njit
+from cellrt.core.compiled import compiled
 
 from cellrt.core.form import form_batched_task
 from cellrt.core.queue import dequeue, enqueue, num_ready, pin, push_ready
@@ -16,7 +16,7 @@ from cellrt.core.tables import LAUNCHED, LOOP, MIXED, NEVER, NUM_LANES
 from cellrt.core import task_layout as layout
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def schedule(t, worker, task_ids):
     """Chooses a cell type for a worker that can take work and forms tasks of it (Algorithm 1, lines 4-11).
 
@@ -45,7 +45,7 @@ def schedule(t, worker, task_ids):
     return batch(t, chosen, worker, task_ids) if chosen >= 0 else 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _goes_before(t, type_id, other, worker):
     """Order of cell types that meet the same criterion: priority, or the oldest request under FCFS."""
     if t.settings[0].order_by_arrival:
@@ -53,7 +53,7 @@ def _goes_before(t, type_id, other, worker):
     return t.types[type_id].priority > t.types[other].priority
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _oldest(t, type_id, worker):
     """Sequence number of the first request in the queue with a node that ``worker`` may take."""
     for lane in range(NUM_LANES):
@@ -66,7 +66,7 @@ def _oldest(t, type_id, worker):
     return NEVER
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def batch(t, type_id, worker, task_ids):
     """Forms and submits up to ``max_tasks_to_submit`` tasks of one type (Algorithm 1, lines 12-23).
 
@@ -93,7 +93,7 @@ def batch(t, type_id, worker, task_ids):
     return num_tasks
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _free_task(t):
     for task_id in range(t.tasks.size):
         if not t.tasks[task_id].in_use:
@@ -101,7 +101,7 @@ def _free_task(t):
     return -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def submit_task(t, task_id):
     """Counts the task as running and pins its subgraphs to its worker (Algorithm 1, lines 17 and 20-22)."""
     task, settings = t.tasks[task_id], t.settings[0]
@@ -118,7 +118,7 @@ def submit_task(t, task_id):
         tell(t, LAUNCHED, subgraph.request, task.number, task.rows)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def update_dependencies(t, task_id):
     """Makes ready what only waited for this task's nodes (Algorithm 1, line 18).
 
@@ -134,11 +134,10 @@ def update_dependencies(t, task_id):
         subgraph = t.subgraphs[subgraph_id]
         if t.nodes[first_id].bits & LOOP:
             continue
-        first_node = t.requests[subgraph.request].first_node
         for node_id in range(first_id, first_id + length):
             node = t.nodes[node_id]
             for k in range(node.first_link + node.num_refs, node.first_link + node.num_refs + node.num_consumers):
-                consumer_id = first_node + t.links[k]
+                consumer_id = node_id + t.links[k]
                 consumer = t.nodes[consumer_id]
                 if consumer.subgraph == subgraph_id:
                     consumer.pending -= 1
@@ -151,7 +150,7 @@ def update_dependencies(t, task_id):
             dequeue(t, subgraph_id)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _count_sent(t, subgraph_id, worker):
     """Counts an edge whose producer was submitted to ``worker``; releases the subgraph early if it was the last."""
     subgraph = t.subgraphs[subgraph_id]

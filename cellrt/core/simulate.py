@@ -153,7 +153,7 @@ class _Simulator:
                 self._complete(self.workers[heapq.heappop(self.ends)[1] - 1], now)
             while self.arriving and self.arriving[0][0] == now:
                 self.waiting.append(self.arriving.popleft()[1])
-                self.processor.note_arrival(now)
+                self.processor.note_arrivals([now])
             self._admit(now)
             self._schedule(now)
         if self.processor.num_live or self.waiting:
@@ -228,5 +228,5 @@ class _Simulator:
 
     def _finish(self, notice: Notice, now: int) -> None:
         if notice.what == NOTICE_DONE:
-            self.processor.release(notice.request)
+            self.processor.release([notice.request])
             self.finishes[self.arrival_of.pop(notice.request)] = now

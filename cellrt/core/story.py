@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from cellrt.core.compiled import compiled
 from numpy.typing import NDArray
 
 from cellrt.core.tables import ADMITTED, COMPLETED, ENDED, FAILED, LAUNCHED, RELEASED, Tables
@@ -34,7 +34,7 @@ class Event(NamedTuple):
         return f"{self.now_ns / 1e6:.3f} ms: request {self.sequence} {NAMES[self.what]}{task} ({self.detail})"
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def tell(t, what, request_id, task, detail):
     """Appends one event; the oldest is overwritten. An empty ring records nothing."""
     if t.events.size == 0:

@@ -3,7 +3,8 @@
 Who points where (ids are row numbers in the tables; -1 is "none")::
 
     request --(first_subgraph, num_subgraphs)--> subgraph --(ready list)--> node
-    node --(first_link)--> links: value ids it reads, then node ids that read it (both relative to the request)
+    node --(first_link)--> links: the values it reads (relative to first_value), then the nodes that read it
+        (relative to itself)
     node --(first_value)--> its outputs, one value each
     value --(row)--> a *handle*: location and row of an arena
     task --(buffer)--> ints: the index arrays that a worker reads (layout in ``task_layout.py``)
@@ -179,6 +180,8 @@ SETTINGS = np.dtype(
         ("order_by_arrival", "i4"),
         ("max_passed_over", "i4"),
         ("fair_every", "i4"),
+        ("split", "i4"),
+        ("idle_workers", "i4"),  # workers with nothing to do, the one being scheduled included
         ("buffer_ints", "i4"),
         ("join_budget_ns", "f4"),
         ("free_request", "i4"),

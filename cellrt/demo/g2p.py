@@ -63,12 +63,12 @@ class Weights(NamedTuple):
 
 
 class Modules(NamedTuple):
-    """The model as plain torch modules; ``projection`` gives the logits of the next phoneme."""
+    """The model as plain torch modules, steps first; ``projection`` gives the logits of the next phoneme."""
 
     letters: nn.Embedding
     encoder: nn.GRU
     phonemes: nn.Embedding
-    decoder: nn.GRU
+    decoder: nn.GRUCell
     projection: nn.Linear
 
 
@@ -97,20 +97,22 @@ def read_weights() -> Weights:
 def torch_modules(weights: Weights | None = None) -> Modules:
     """The model as torch's own modules, for everybody who does not use cellrt."""
     weights = weights or read_weights()
-    projection = nn.Linear(*reversed(weights.projection.shape))
+    encoder = nn.GRU(weights.encoder.w_ih.shape[1], weights.encoder.w_hh.shape[1])
+    encoder.load_state_dict({f"{name}_l0": value for name, value in _named(weights.encoder).items()})
+    decoder = nn.GRUCell(weights.decoder.w_ih.shape[1], weights.decoder.w_hh.shape[1])
+    decoder.load_state_dict(_named(weights.decoder))
+    projection = nn.Linear(weights.projection.shape[1], weights.projection.shape[0])
     projection.load_state_dict({"weight": weights.projection, "bias": weights.bias})
-    modules = Modules(*_embedded_gru(weights.encoder), *_embedded_gru(weights.decoder), projection)
+    letters, phonemes = (nn.Embedding.from_pretrained(side.embedding) for side in (weights.encoder, weights.decoder))
+    modules = Modules(letters, encoder, phonemes, decoder, projection)
     for module in modules:
         module.eval().requires_grad_(False)
     return modules
 
 
-def _embedded_gru(weights: GRUWeights) -> tuple[nn.Embedding, nn.GRU]:
-    hidden = weights.w_hh.shape[1]
-    gru = nn.GRU(weights.w_ih.shape[1], hidden, batch_first=True)
-    parts = {"weight_ih": weights.w_ih, "weight_hh": weights.w_hh, "bias_ih": weights.b_ih, "bias_hh": weights.b_hh}
-    gru.load_state_dict({f"{name}_l0": value for name, value in parts.items()})
-    return nn.Embedding.from_pretrained(weights.embedding), gru
+def _named(weights: GRUWeights) -> dict[str, torch.Tensor]:
+    """The weights of the layer itself by torch's names."""
+    return dict(weight_ih=weights.w_ih, weight_hh=weights.w_hh, bias_ih=weights.b_ih, bias_hh=weights.b_hh)
 
 
 def make_g2p(weights: Weights | None = None, *, fold: bool = True, max_batch: int = 512) -> Unfolder:

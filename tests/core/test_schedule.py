@@ -40,7 +40,7 @@ def schedule(processor: Processor, worker: int = 1) -> list[tuple[int, int]]:
 def complete(processor: Processor, *tasks: int) -> None:
     for task in tasks:
         for notice in processor.complete(task, 0):
-            processor.release(notice.request)
+            processor.release([notice.request])
     assert broken_rules(processor.tables) == []
 
 

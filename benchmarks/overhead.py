@@ -1,0 +1,145 @@
+"""What the runtime costs where the cells cost nothing: the scheduler's time and memory by node, task and request.
+
+The core part drives the request processor as the engine does, with tasks that end at once: chains of one cell type with
+one carried state, a step at a time (no runs). Times hold everything between two tasks, the calls from Python too.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.record import Recorder
+from cellrt.core.processor import Limits, Port, Processor, SchedulerSettings
+from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP, Shape
+
+LENGTH = 24
+BATCHES = (8, 64, 512, 4096)
+GROWTH_BATCHES = (64, 512)
+LIVE_NODES = (1_000, 10_000, 100_000, 1_000_000)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A processor with one cell type, and the shape of one chain."""
+
+    processor: Processor
+    shape: Shape
+
+
+def make_bench(batch: int, num_requests: int) -> Bench:
+    """A processor with room for that many chains, all live at once."""
+    limits = Limits(
+        max_requests=num_requests,
+        max_nodes=32 * num_requests,
+        max_values=64 * num_requests,
+        max_links=128 * num_requests,
+        max_subgraphs=8 * num_requests,
+        story_events=0,
+    )
+    processor = Processor(1, limits, SchedulerSettings(runs=False))
+    kind = processor.add_kind(4 * num_requests, (LENGTH + 4) * num_requests)
+    cell = processor.add_type([Port(kind), Port(kind, carry=0)], [Port(kind)], max_batch=batch)
+    program = [OP_EXTERNAL, kind, LENGTH + 1, OP_CHAIN, cell, LENGTH, STEP, 0, 1, CARRY, LENGTH]
+    program += [OP_RESULT, 2 * LENGTH, 1, 1]
+    return Bench(processor, processor.compile(np.array(program, np.int32)))
+
+
+def admit(bench: Bench, num_requests: int) -> float:
+    """Admits chains; returns seconds."""
+    processor, shape = bench.processor, bench.shape
+    start = time.perf_counter()
+    for sequence in range(num_requests):
+        processor.admit(shape, sequence)
+    seconds = time.perf_counter() - start
+    if processor.num_live != num_requests:
+        raise RuntimeError(f"the tables hold {processor.num_live} chains, not {num_requests}")
+    return seconds
+
+
+def drain(bench: Bench) -> tuple[float, int, list[int]]:
+    """Schedules and completes until nothing is left; returns (seconds, tasks, requests that are done)."""
+    processor, num_tasks = bench.processor, 0
+    done: list[int] = []
+    start = time.perf_counter()
+    while tasks := processor.schedule(1):
+        num_tasks += len(tasks)
+        for task in tasks:
+            done += [notice.request for notice in processor.complete(task, 0)]
+    return time.perf_counter() - start, num_tasks, done
+
+
+def release(bench: Bench, requests: list[int]) -> float:
+    """Releases requests; returns seconds."""
+    start = time.perf_counter()
+    for request in requests:
+        bench.processor.release([request])
+    return time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Medians of several rounds."""
+
+    node_ns: float
+    task_us: float
+    request_us: float
+
+
+def measure(batch: int, num_requests: int, rounds: int) -> Cost:
+    """Runs whole rounds of chains that arrive together: the first is to warm up and does not count."""
+    bench = make_bench(batch, num_requests)
+    costs: list[tuple[float, float, float]] = []
+    gc.disable()
+    try:
+        for _ in range(rounds + 1):
+            around_s = admit(bench, num_requests)
+            seconds, num_tasks, done = drain(bench)
+            around_s += release(bench, done)
+            num_nodes = num_requests * LENGTH
+            costs.append((1e9 * seconds / num_nodes, 1e6 * seconds / num_tasks, 1e6 * around_s / num_requests))
+    finally:
+        gc.enable()
+    return Cost(*(statistics.median(column) for column in zip(*costs[1:])))
+
+
+def table_bytes(bench: Bench) -> tuple[float, int]:
+    """Bytes of tables (bytes per live node with all that comes with it, bytes per request besides its nodes)."""
+    tables, shape = bench.processor.tables, bench.shape
+    per_node = [(shape.nodes, tables.nodes), (shape.values, tables.values), (shape.links, tables.links)]
+    node_bytes = sum(rows.size * table.dtype.itemsize for rows, table in per_node) / LENGTH
+    extra_links = 2 * shape.results.size + 2 * shape.needs.shape[0]
+    request_bytes = tables.requests.dtype.itemsize + shape.subgraphs.size * tables.subgraphs.dtype.itemsize
+    return node_bytes, request_bytes + extra_links * tables.links.dtype.itemsize
+
+
+def run_core(recorder: Recorder, quick: bool) -> None:
+    """The scheduler alone."""
+    rounds = 3 if quick else 7
+    for batch in BATCHES:
+        num_requests = max(2 * batch, 1024)
+        cost = measure(batch, num_requests, rounds)
+        recorder.add("core", "scheduling and completion", cost.node_ns, "ns/node", batch=batch)
+        recorder.add("core", "scheduling and completion", cost.task_us, "us/task", batch=batch)
+        if batch == BATCHES[-1]:
+            recorder.add("core", "admission and release", cost.request_us, "us/request", batch=batch)
+    node_bytes, request_bytes = table_bytes(make_bench(8, 1))
+    recorder.add("core", "memory", node_bytes, "bytes/node")
+    recorder.add("core", "memory besides nodes", request_bytes, "bytes/request")
+    for batch in GROWTH_BATCHES:
+        for live_nodes in LIVE_NODES:
+            num_requests = max(batch, live_nodes // LENGTH)
+            cost = measure(batch, num_requests, rounds if num_requests < 10_000 else 3)
+            extra = {"batch": batch, "live_nodes": num_requests * LENGTH}
+            recorder.add("growth", "scheduling and completion", cost.node_ns, "ns/node", **extra)
+            recorder.add("growth", "admission and release", cost.request_us, "us/request", **extra)
+
+
+def run(recorder: Recorder, quick: bool, plot: Path | None) -> None:
+    """Measures the core; ``plot`` is not used."""
+    run_core(recorder, quick)

@@ -1,0 +1,52 @@
+"""What Python calls of the compiled core. ``at`` is what ``address_of`` returned for the tables."""
+
+from __future__ import annotations
+
+from cellrt.core import admit, finish, rows, schedule
+from cellrt.core.compiled import entry, open_shape, open_tables, short_entry
+
+_admit, _release_many = admit.admit, admit.release_many
+_cancel, _complete, _lose_worker = finish.cancel, finish.complete, finish.lose_worker
+_fill_arena, _schedule = rows.fill_arena, schedule.schedule
+
+
+@short_entry
+def admit_request(at, shape_at, sequence, lane, streamed, host_rows):
+    """See ``admit.admit``; ``shape_at`` is ``Shape.at``."""
+    return _admit(open_tables(at), open_shape(shape_at), sequence, lane, streamed, host_rows)
+
+
+@short_entry
+def release_many(at, request_ids):
+    """See ``admit.release_many``."""
+    _release_many(open_tables(at), request_ids)
+
+
+@entry
+def schedule_tasks(at, worker, task_ids):
+    """See ``schedule.schedule``."""
+    return _schedule(open_tables(at), worker, task_ids)
+
+
+@entry
+def complete(at, task_id, elapsed_ns, notices):
+    """See ``finish.complete``."""
+    return _complete(open_tables(at), task_id, elapsed_ns, notices, 0)
+
+
+@short_entry
+def cancel(at, request_id):
+    """See ``finish.cancel``."""
+    return _cancel(open_tables(at), request_id)
+
+
+@entry
+def lose_worker(at, worker, notices):
+    """See ``finish.lose_worker``."""
+    return _lose_worker(open_tables(at), worker, notices)
+
+
+@short_entry
+def fill_arena(at, location, kind, first, capacity):
+    """See ``rows.fill_arena``."""
+    _fill_arena(open_tables(at), location, kind, first, capacity)

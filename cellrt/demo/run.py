@@ -1,0 +1,153 @@
+"""The job of ``cellrt demo``: real words, served three ways at the same times; one table; one picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cellrt.demo.g2p import Modules, arpabet, torch_modules
+from cellrt.demo.load import Served, measure_capacity, poisson_arrivals, serve
+from cellrt.demo.servers import MAX_BATCH, CellServer, Server, TorchServer
+from cellrt.demo.tables import Section, result_table
+from cellrt.demo.words import choose_words
+from cellrt.timeline import Timeline
+
+FRACTION = 0.7
+NUM_SHOWN = 10
+NUM_IN_PICTURE = 14
+COMPILE_S = 600.0
+FIRST_WORDS = ("batchmaker", "cellular", "torch", "recurrent")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line chooses.
+
+    Attributes:
+        words: how many words each server gets at each load.
+        rate: words per second; None: two loads, 70% of what one at a time takes and 70% of what cellrt takes.
+        workers: threads that compute, in each of the servers; None: one a core.
+        seed: of the choice of words and of the arrivals.
+        timeline: where the picture goes; .png or .svg.
+        is_quick: shorter measurements of the capacities.
+    """
+
+    words: int = 3000
+    rate: float | None = None
+    workers: int | None = None
+    seed: int = 0
+    timeline: Path = Path("cellrt-demo-timeline.png")
+    is_quick: bool = False
+
+
+def run(options: Options, console: Console) -> bool:
+    """Runs the demo; returns whether all servers gave identical phonemes.
+
+    Raises DefinitionError if a package is missing, and any error of serving.
+    """
+    words = choose_words(options.words, options.seed)
+    modules = torch_modules()
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of the thread that sends
+    try:
+        with ExitStack() as stack:
+            return _Demo(options, console, words, modules, stack).run()
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+class _Demo:
+    """One run; ``stack`` closes the servers."""
+
+    def __init__(
+        self, options: Options, console: Console, words: list[str], modules: Modules, stack: ExitStack
+    ) -> None:
+        self.options, self.console, self.words, self.modules, self.stack = options, console, words, modules, stack
+        self.workers = options.workers or _num_cores()
+        self.seconds = 0.1 if options.is_quick else 0.5
+
+    def run(self) -> bool:
+        """Start, measure, serve, show."""
+        with self.console.status("Compiling the scheduler: about a minute, and only the first time ..."):
+            cells = CellServer(self.workers, max_waiting=max(8192, 2 * len(self.words)))
+            self.stack.enter_context(closing(cells))
+            cells.submit("compile").result(timeout=COMPILE_S)
+        with self.console.status("Warming up, and measuring what each server can take ..."):
+            capacity = measure_capacity(cells, self.words, self.seconds)
+            single, single_capacity = self.best_torch("one at a time", max_batch=1)
+            padded, padded_capacity = self.best_torch("padded batches", max_batch=MAX_BATCH)
+        self.console.print(
+            f"{self.workers} workers each. Words per second when many wait: cellrt {capacity:.0f}, one at a time "
+            f"{single_capacity:.0f}, padded batches {padded_capacity:.0f}."
+        )
+        rates = [self.options.rate] if self.options.rate else [FRACTION * single_capacity, FRACTION * capacity]
+        sections, timeline = [], Timeline([], [])
+        for rate in rates:
+            arrivals_s = poisson_arrivals(rate, len(self.words), self.options.seed)
+            served = {server.name: self.serve(server, rate, arrivals_s) for server in (cells, single, padded)}
+            sections.append(Section(rate, served))
+            timeline = cells.last_timeline
+        self.show_words(sections[0].served[cells.name])
+        self.console.print(result_table(sections))
+        self.save_picture(timeline)
+        return self.compare(sections)
+
+    def best_torch(self, name: str, *, max_batch: int) -> tuple[TorchServer, float]:
+        """The faster of two ways to use the cores: a thread a core, or one thread that computes on all cores."""
+        best: tuple[TorchServer, float] | None = None
+        for num_servers in sorted({1, self.workers}, reverse=True):
+            num_threads = self.workers // num_servers
+            server = TorchServer(
+                name, self.modules, max_batch=max_batch, num_servers=num_servers, num_threads=num_threads
+            )
+            self.stack.enter_context(closing(server))
+            capacity = measure_capacity(server, self.words, self.seconds)
+            if best is None or capacity > best[1]:
+                best = server, capacity
+        if best is None:
+            raise ValueError("no workers")
+        return best
+
+    def serve(self, server: Server, rate: float, arrivals_s: NDArray) -> Served:
+        """Serves all words behind a progress bar, which is drawn rarely because it takes time from the servers."""
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        with Progress(*columns, console=self.console, auto_refresh=False, transient=True) as progress:
+            bar = progress.add_task(f"{rate:.0f} words/s, {server.name}", total=len(self.words))
+            return serve(
+                server, self.words, arrivals_s, lambda done: progress.update(bar, completed=done, refresh=True)
+            )
+
+    def show_words(self, served: Served) -> None:
+        """Prints some pronunciations."""
+        for word, ids in list(zip(self.words, served.phonemes, strict=True))[:NUM_SHOWN]:
+            self.console.print(f"  {word:<18} {arpabet(ids)}", highlight=False)
+
+    def save_picture(self, timeline: Timeline) -> None:
+        """Draws some requests from the middle of a run, labelled with their words."""
+        ordered = sorted(timeline.requests, key=lambda span: span.request)
+        labelled = [replace(span, label=word) for span, word in zip(ordered, self.words, strict=True)]
+        Timeline(timeline.tasks, labelled).window(len(labelled) // 2, NUM_IN_PICTURE).save(self.options.timeline)
+        self.console.print(f"The requests of {NUM_IN_PICTURE} words and their tasks: {self.options.timeline}")
+
+    def compare(self, sections: Sequence[Section]) -> bool:
+        """Prints whether all answers of all servers agree, and returns it."""
+        answers = [served.phonemes for section in sections for served in section.served.values()]
+        different = {word for word, *ids in zip(self.words, *answers, strict=True) if len(set(ids)) > 1}
+        if different:
+            self.console.print(f"[red]The servers disagree on {len(different)} words: {sorted(different)[:5]}[/red]")
+        else:
+            self.console.print(f"All {len(answers)} runs gave identical phonemes for all {len(self.words)} words.")
+        return not different
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,1 @@
+"""Tests of the engine with real threads, against ``cellrt.reference``."""

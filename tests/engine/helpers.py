@@ -1,0 +1,45 @@
+"""What the engine's tests share: small engines, comparison, and the check that nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from cellrt.core.processor import Limits
+from cellrt.core.tables import FREE
+from cellrt.core.validate import broken_rules
+from cellrt.engine import Engine
+
+WAIT_S = 30.0
+"""Time limit of every wait: long enough for a busy machine, short enough to see what hangs."""
+
+SMALL = Limits(
+    max_requests=64, max_nodes=4096, max_values=8192, max_links=32_768, max_subgraphs=2048, max_tasks=32, story_events=256
+)
+
+
+def small_engine(workers: int = 1, **options: Any) -> Engine:
+    """An engine with small tables, so that a test makes many of them."""
+    options.setdefault("limits", SMALL)
+    options.setdefault("arena_bytes", 1 << 16)
+    return Engine(workers, **options)
+
+
+def assert_same(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """Same names, shapes and dtypes; floats within the rounding that another batch size may cause."""
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def close_and_check(engine: Engine) -> None:
+    """Closes the engine; then no request is live, every rule holds and so every row is back."""
+    engine.close(WAIT_S)
+    tables = engine._processor.tables
+    assert not engine._thread.is_alive()
+    assert broken_rules(tables) == []
+    assert (tables.requests["state"] == FREE).all()
+    assert not tables.tasks["in_use"].any()
+    assert engine.statistics()["unfinished"] == 0

@@ -1,0 +1,104 @@
+"""Random graphs on random engines give what running their nodes one by one gives."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, ShortestJobFirst
+from cellrt.core.processor import SchedulerSettings
+from cellrt.reference import run_one_by_one
+from tests.engine.author import OPERATIONS, make_unfolder
+from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
+from tests.engine.zoo import make_zoo
+
+REQUESTS = st.lists(
+    st.lists(st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 1 << 16)), min_size=1, max_size=4),
+    min_size=1,
+    max_size=16,
+)
+ENGINES = st.fixed_dictionaries(
+    {
+        "workers": st.integers(1, 3),
+        "policy": st.sampled_from([BatchMakerPolicy(), FirstComeFirstServed(), ShortestJobFirst()]),
+        "settings": st.builds(
+            SchedulerSettings,
+            max_tasks_to_submit=st.integers(1, 5),
+            early_release=st.booleans(),
+            runs=st.booleans(),
+            join_budget_s=st.sampled_from([1e-6, 1e-4, 1.0]),
+            max_passed_over=st.sampled_from([2, 64]),
+            fair_every=st.sampled_from([2, 16]),
+        ),
+        "queue_depth": st.integers(1, 4),
+        # 128 or 4,096 rows of four floats at each worker: with few rows, requests wait to be admitted.
+        "arena_bytes": st.sampled_from([2048, 65_536]),
+        "debug": st.booleans(),
+    }
+)
+THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=60)
+
+
+
+
+@THOROUGH
+@given(
+    requests=REQUESTS,
+    options=ENGINES,
+    max_batch=st.sampled_from([1, 2, 3, 8, 64]),
+    padded=st.booleans(),
+    priorities=st.lists(st.integers(0, 3), min_size=16, max_size=16),
+)
+def test_results_are_those_of_the_nodes_one_by_one(requests, options, max_batch, padded, priorities):
+    unfolder = make_unfolder(make_zoo(max_batch, padded))
+    engine = small_engine(**options)
+    try:
+        engine.register(unfolder, warm_up=False)
+        futures = [
+            engine.submit(unfolder.name, request, priority=priority)
+            for request, priority in zip(requests, priorities)
+        ]
+        for request, future in zip(requests, futures):
+            assert_same(future.result(WAIT_S), run_one_by_one(unfolder, request))
+        engine.check()
+        assert engine.statistics()["done"] == len(requests)
+    finally:
+        close_and_check(engine)
+
+
+@THOROUGH
+@given(
+    requests=REQUESTS,
+    options=ENGINES,
+    max_batch=st.sampled_from([1, 3, 64]),
+    ends=st.lists(st.sampled_from(["wait", "cancel", "deadline", "drop"]), min_size=16, max_size=16),
+    moments=st.lists(st.integers(0, 15), min_size=16, max_size=16),
+)
+def test_each_request_ends_once_however_it_ends(requests, options, max_batch, ends, moments):
+    unfolder = make_unfolder(make_zoo(max_batch))
+    engine = small_engine(**options)
+    try:
+        engine.register(unfolder, warm_up=False)
+        num_ended = [0] * len(requests)
+        futures = []
+        for k, (request, end, moment) in enumerate(zip(requests, ends, moments)):
+            deadline = 2e-4 * (1 + moment) if end == "deadline" else None
+            future = engine.submit(unfolder.name, request, deadline=deadline)
+            future.add_done_callback(lambda _, k=k: num_ended.__setitem__(k, num_ended[k] + 1))
+            futures.append(None if end == "drop" else future)
+            victim = futures[moment % len(futures)]
+            if ends[moment % len(futures)] == "cancel" and victim is not None:
+                victim.cancel()
+        for k, (request, future) in enumerate(zip(requests, futures)):
+            if future is None:
+                continue
+            error = future.exception(WAIT_S)
+            if error is None:
+                assert_same(future.result(), run_one_by_one(unfolder, request))
+            else:
+                assert type(error).__name__ == {"cancel": "CancelledError", "deadline": "DeadlineError"}[ends[k]]
+        assert engine.drain(WAIT_S)
+        assert num_ended == [1] * len(requests)
+        engine.check()
+    finally:
+        close_and_check(engine)
