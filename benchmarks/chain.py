@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,23 @@ import torch
 import cellrt
 from benchmarks import peers, workloads
 from benchmarks.record import Recorder, percentiles
-from cellrt.cells.lstm import LSTMCell, LSTMInput, LSTMRecurrent
+from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell
 
 Server = Any
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)
+VOCABULARY = 10_000
+QUICK = ("cellrt", "cellrt, folded", "bucketed", "onnxruntime bucketed")
+ALL = (
+    *("cellrt", "cellrt, folded", "cellrt, no runs", "one at a time", "padded", "bucketed"),
+    *("packed", "onnxruntime padded", "onnxruntime bucketed"),
+)
+
+
+class Sentence(NamedTuple):
+    """One request: word numbers ``[words]`` and their embeddings ``[words, input]``."""
+
+    tokens: list[int]
+    x: torch.Tensor
 
 
 class Cellrt:
@@ -32,57 +45,75 @@ class Cellrt:
 
     Args:
         lstm: trained module; its weights go into the cells.
-        inputs_apart: the input half is a cell of its own, batched over all steps of all requests at once.
+        table: the embedding ``[words, input]``. If given, requests are word numbers, and the embedding and the input half
+            of the step are folded into one table; else they are the embedded words, as the peers get them.
         options: for the engine.
     """
 
-    def __init__(self, lstm: torch.nn.LSTM, *, inputs_apart: bool = False, max_batch: int = 512, **options: Any) -> None:
+    def __init__(self, lstm: torch.nn.LSTM, table: torch.Tensor | None = None, **options: Any) -> None:
         size, hidden = lstm.input_size, lstm.hidden_size
-        if inputs_apart:
-            half = cellrt.cell(LSTMInput.from_torch(lstm), {"x": (size,)}, name="input", max_batch=4096)
-            step = cellrt.cell(
-                LSTMRecurrent.from_torch(lstm),
-                {"gates": (4 * hidden,), "h": (hidden,), "c": (hidden,)},
-                name="recurrent",
-                max_batch=max_batch,
-            )
+        state = {"h": (hidden,), "c": (hidden,)}
+        self._is_folded = table is not None
+        if table is None:
+            step = cellrt.cell(LSTMCell.from_torch(lstm), {"x": (size,), **state}, name="lstm")
         else:
-            step = cellrt.cell(
-                LSTMCell.from_torch(lstm), {"x": (size,), "h": (hidden,), "c": (hidden,)}, name="lstm", max_batch=max_batch
-            )
+            module = EmbeddingLSTMCell.from_torch(torch.nn.Embedding.from_pretrained(table), lstm, fold=True)
+            step = cellrt.cell(module, {"token": cellrt.rows(dtype=torch.int64), **state}, name="folded lstm")
 
-        @cellrt.unfold("lstm", example=torch.zeros(3, size))
-        def model(graph: cellrt.Graph, x: torch.Tensor) -> dict[str, object]:
-            if inputs_apart:
-                gates = [half(x=row).gates for row in x]
-                return {"h": graph.chain(step, gates=gates).last.h}
-            return {"h": graph.chain(step, x=x).last.h}
+        @cellrt.unfold("lstm", example=[0, 0] if self._is_folded else torch.zeros(2, size))
+        def model(graph: cellrt.Graph, words: Any) -> dict[str, object]:
+            inputs = {"token": words} if self._is_folded else {"x": words}
+            return {"h": graph.chain(step, **inputs).last.h}
 
         self.engine = cellrt.Engine(max_queue=1 << 20, **options)
         self.engine.register(model)
 
-    def submit(self, x: torch.Tensor) -> Future[Any]:
-        """Submits one sentence ``[words, input]``; the future's result has the last hidden state as "h"."""
-        return self.engine.submit("lstm", x)
+    def submit(self, sentence: Sentence) -> Future[Any]:
+        """Submits one sentence; the future's result has the last hidden state as "h"."""
+        return self.engine.submit("lstm", sentence.tokens if self._is_folded else sentence.x)
 
     def close(self) -> None:
         """Ends the engine."""
         self.engine.close()
 
 
-def servers(lstm: torch.nn.LSTM, names: tuple[str, ...]) -> dict[str, Callable[[], Server]]:
+class Peer:
+    """One of ``peers`` behind the same interface."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def submit(self, sentence: Sentence) -> Future[Any]:
+        """Submits one sentence."""
+        future: Future[Any] = self._server.submit(sentence.x)
+        return future
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._server.close()
+
+
+def servers(lstm: torch.nn.LSTM, table: torch.Tensor, names: tuple[str, ...]) -> dict[str, Callable[[], Server]]:
     """Makers of the servers by name."""
     makers: dict[str, Callable[[], Server]] = {
         "cellrt": lambda: Cellrt(lstm),
+        "cellrt, folded": lambda: Cellrt(lstm, table),
         "cellrt, no runs": lambda: Cellrt(lstm, settings=cellrt.SchedulerSettings(runs=False)),
-        "one at a time": lambda: peers.OneAtATime(lstm),
-        "padded": lambda: peers.Padded(lstm),
-        "bucketed": lambda: peers.Bucketed(lstm),
-        "packed": lambda: peers.Packed(lstm),
-        "onnxruntime padded": lambda: peers.OnnxPadded(lstm),
-        "onnxruntime bucketed": lambda: peers.OnnxBucketed(lstm),
+        "one at a time": lambda: Peer(peers.OneAtATime(lstm)),
+        "padded": lambda: Peer(peers.Padded(lstm)),
+        "bucketed": lambda: Peer(peers.Bucketed(lstm)),
+        "packed": lambda: Peer(peers.Packed(lstm)),
+        "onnxruntime padded": lambda: Peer(peers.OnnxPadded(lstm)),
+        "onnxruntime bucketed": lambda: Peer(peers.OnnxBucketed(lstm)),
     }
     return {name: makers[name] for name in names}
+
+
+def draw_sentences(lengths: Any, table: torch.Tensor, seed: int) -> list[Sentence]:
+    """Sentences of these lengths with random words of the table."""
+    random = np.random.default_rng(seed)
+    words = [random.integers(0, len(table), int(length)) for length in lengths]
+    return [Sentence(tokens.tolist(), table[torch.from_numpy(tokens)]) for tokens in words]
 
 
 def ideal_throughput(lstm: torch.nn.LSTM, steps: int, batch: int, seconds: float) -> float:
@@ -110,7 +141,7 @@ def ideal_throughput(lstm: torch.nn.LSTM, steps: int, batch: int, seconds: float
     return sum(counts) / (time.perf_counter() - start)
 
 
-def closed(server: Server, sentences: list[torch.Tensor], concurrency: int) -> workloads.Load:
+def closed(server: Server, sentences: list[Sentence], concurrency: int) -> workloads.Load:
     """Drives a server with a fixed number of requests in flight."""
     return workloads.closed_loop(lambda k: server.submit(sentences[k]), len(sentences), concurrency)
 
@@ -134,7 +165,7 @@ def _fixed(recorder: Recorder, lstm: torch.nn.LSTM, quick: bool) -> None:
     """Throughput on sentences of 24 words, all there at once, against the ideal."""
     hidden, rounds = lstm.hidden_size, 3
     count = (1024 if quick else 4096) * 256 // hidden
-    sentences = workloads.sentences(workloads.fixed_lengths(count), lstm.input_size, seed=1)
+    sentences = draw_sentences(workloads.fixed_lengths(count), torch.randn(VOCABULARY, lstm.input_size), seed=1)
     server = Cellrt(lstm)
     try:
         closed(server, sentences[: count // 4], count)
@@ -155,12 +186,13 @@ def _variable(
     recorder: Recorder, lstm: torch.nn.LSTM, workload: str, draw: Callable[..., Any], quick: bool
 ) -> list[dict[str, Any]]:
     """All servers on one distribution of lengths: closed loop, then open loop at fractions of the best peer's peak."""
-    names = ("cellrt", "bucketed", "packed", "onnxruntime bucketed") if quick else tuple(servers(lstm, ()) or _ALL)
+    names = QUICK if quick else ALL
     hidden, rounds = lstm.hidden_size, 1 if quick else 3
     case = f"H={hidden}, {workload}"
     count = (600 if quick else 3000) * 256 // hidden
-    sentences = workloads.sentences(draw(count, seed=2), lstm.input_size, seed=2)
-    made = {name: make() for name, make in servers(lstm, names).items()}
+    table = torch.randn(VOCABULARY, lstm.input_size)
+    sentences = draw_sentences(draw(count, seed=2), table, seed=2)
+    made = {name: make() for name, make in servers(lstm, table, names).items()}
     points: list[dict[str, Any]] = []
     try:
         for server in made.values():
@@ -184,12 +216,19 @@ def _variable(
 
 
 def _open(
-    recorder: Recorder, made: dict[str, Server], sentences: list[torch.Tensor], case: str, load: float, rate: float, seconds: float
+    recorder: Recorder,
+    made: dict[str, Server],
+    sentences: list[Sentence],
+    case: str,
+    load: float,
+    rate: float,
+    seconds: float,
 ) -> list[dict[str, Any]]:
     count = max(50, int(rate * seconds))
     arrivals = workloads.poisson_arrivals(rate, count, seed=3)
     points = []
     for name, server in made.items():
+
         def submit(k: int, server: Server = server) -> Future[Any]:
             return server.submit(sentences[k % len(sentences)])
 
@@ -199,12 +238,6 @@ def _open(
             recorder.add(case, f"{name}: {quantile} at {load:.0%} of the best peer's peak", figures[quantile], "ms")
         points.append({"case": case, "server": name, "rate": rate, "throughput": outcome.throughput, **figures})
     return points
-
-
-_ALL = (
-    *("cellrt", "cellrt, no runs", "one at a time", "padded", "bucketed"),
-    *("packed", "onnxruntime padded", "onnxruntime bucketed"),
-)
 
 
 def _plot(points: list[dict[str, Any]], path: Path) -> None:
@@ -220,7 +253,7 @@ def _plot(points: list[dict[str, Any]], path: Path) -> None:
                 [p["throughput"] for p in mine],
                 [p["p90"] for p in mine],
                 marker="o",
-                linewidth=2.5 if name == "cellrt" else 1,
+                linewidth=2.5 if name.startswith("cellrt") else 1,
                 label=name,
             )
         panel.set(title=case, xlabel="throughput (requests/s)", ylabel="p90 latency (ms)", yscale="log")

@@ -310,10 +310,17 @@ def _infer_outputs(
     for rows in trial_rows:
         try:
             meta = copy.deepcopy(module).to("meta") if isinstance(module, nn.Module) else module
+            before = _versions(meta)
             with torch.inference_mode():
                 named = named_outputs(_call(meta, specs, _zero_inputs(specs.values(), rows, "meta"), by_name))
+            after = _versions(meta)
         except Exception:
+            before = _versions(module)
             named = _run_on_zeros(name, module, specs, by_name, rows)
+            after = _versions(module)
+        if before != after:
+            written = sorted(key for key in before if before[key] != after.get(key))
+            raise DefinitionError(f"cell {name!r}: writes to its own {written}; a cell has no state of its own: use carry")
         for output, value in named.items():
             if not isinstance(output, str) or not output.isidentifier() or output.startswith("_") or output == "last":
                 raise DefinitionError(f"cell {name!r}: {output!r} cannot be the name of an output")
@@ -327,6 +334,14 @@ def _infer_outputs(
             raise DefinitionError(f"cell {name!r}: its outputs depend on the number of rows: {found} or {outputs}")
         found = outputs
     return found
+
+
+def _versions(module: Callable[..., Any]) -> dict[str, tuple[int, int]]:
+    """Which tensors a module has and how often each was written."""
+    if not isinstance(module, nn.Module):
+        return {}
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return {key: (id(value), 0 if value.is_inference() else value._version) for key, value in tensors}
 
 
 def _run_on_zeros(

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.export import Dim, ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind
 from torch.func import functional_call
 
 from cellrt.cell import Cell, CellInput, named_outputs
@@ -36,8 +36,8 @@ DESCRIPTION, PROGRAM, WEIGHTS = "cell.json", "program.pt2", "weights.safetensors
 def save_cell(cell: Cell, folder: str | Path) -> None:
     """Writes a cell into a folder, which is made if there is none; a cell that is there already is replaced.
 
-    Raises DefinitionError if its code cannot be exported: if it decides by the values of tensors or by the number of rows,
-    calls something that torch cannot trace, or writes to its own buffers.
+    Raises DefinitionError if its code cannot be exported: if it decides by the values of tensors or by the number of
+    rows, or calls something that torch cannot trace.
     """
     module = copy.deepcopy(cell.module)
     weights = _weights_of(module)
@@ -164,7 +164,7 @@ class _Exportable(nn.Module):
 
 
 def _export(cell: Cell, module: Callable[..., Any], weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
-    rows = Dim("rows", min=2, max=cell.max_batch + 1)
+    rows = Dim("rows", min=2, max=max(4, cell.max_batch + 1))
     inputs: list[torch.Tensor] = []
     sizes: list[dict[int, Any]] = []
     for k, (spec, value) in enumerate(zip(cell.inputs.values(), cell.example_inputs(3))):
@@ -178,9 +178,10 @@ def _export(cell: Cell, module: Callable[..., Any], weights: Mapping[str, torch.
             strict=False,
         )
     except Exception as error:
-        raise DefinitionError(f"cell {cell.name!r} cannot be exported: {type(error).__name__}: {error}") from error
-    if any(output.kind is not OutputKind.USER_OUTPUT for output in program.graph_signature.output_specs):
-        raise DefinitionError(f"cell {cell.name!r} cannot be exported: it writes to its weights, buffers or inputs")
+        raise DefinitionError(
+            f"cell {cell.name!r} cannot be exported for any number of rows (its code may ask for x.shape[0], but not len(x), "
+            f"and not decide by values): {type(error).__name__}: {error}"
+        ) from error
     program.example_inputs = None  # they hold the weights
     return program
 
@@ -200,10 +201,10 @@ def _count_rows(inputs: Sequence[CellInput]) -> tuple[int, bool]:
     rows, is_small = 0, False
     for value in inputs:
         if isinstance(value, RaggedRows):
-            rows = len(value.offsets) - 1
-            is_small = is_small or len(value.values) < 2
+            rows = value.offsets.shape[0] - 1
+            is_small = is_small or value.values.shape[0] < 2
         else:
-            rows = len(value)
+            rows = value.shape[0]
     return rows, is_small or rows < 2
 
 

@@ -77,10 +77,17 @@ class Engine:
         self._threads_per_worker = threads_per_worker
         for location in range(1, count + 1):
             executor = Executor(location, self._arenas, self._registry.types)
-            self._manager.workers.append(
-                CpuWorker(executor, lambda: self._manager.inbox.put(None), threads_per_worker, f"cellrt-worker-{location}")
+            worker = CpuWorker(
+                executor,
+                self._manager.take_turns,
+                self._manager.has_news,
+                self._manager.wake_timekeeper,
+                threads_per_worker,
+                f"cellrt-worker-{location}",
             )
-        self._thread = threading.Thread(target=self._manager.run, name="cellrt-manager", daemon=True)
+            self._manager.workers.append(worker)
+        self._thread = threading.Thread(target=self._manager.keep_time, name="cellrt-timekeeper", daemon=True)
+        self._num_submitted = 0
         self._register_lock = threading.Lock()
         self._submit_lock = threading.Lock()
         self._sequence = itertools.count(1)
@@ -118,7 +125,9 @@ class Engine:
             discovery = Discovery(self._registry.max_nodes)
             recorded = check_example(unfolder, discovery)
             defaults = default_priorities(recorded, discovery)
-            times = {cell.identity: _measure(cell, self._threads_per_worker) for cell in discovery.cells} if warm_up else {}
+            times = (
+                {cell.identity: _measure(cell, self._threads_per_worker) for cell in discovery.cells} if warm_up else {}
+            )
             chosen = [
                 (priorities or {}).get(cell.name, default if cell.priority is None else cell.priority)
                 for cell, default in zip(discovery.cells, defaults)
@@ -164,12 +173,14 @@ class Engine:
 
     def graph(self, model: str, request: Any) -> CellGraph:
         """The cell graph of a request, to look at; nothing is run."""
-        return CellGraph(self._model(model).plan(request).shape, [made.cell.name for made in self._registry.types], self._processor)
+        return CellGraph(
+            self._model(model).plan(request).shape, [made.cell.name for made in self._registry.types], self._processor
+        )
 
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until every submitted request has ended; False on a time-out, in seconds."""
         end = None if timeout is None else time.monotonic() + timeout
-        while self._manager.num_unfinished and self._thread.is_alive():
+        while self._num_unfinished and self._thread.is_alive():
             if end is not None and time.monotonic() >= end:
                 return False
             time.sleep(0.001)
@@ -181,10 +192,10 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
-        self._manager.inbox.put(self._manager.cancel_all)
+        self._manager.command(self._manager.cancel_all)
         for worker in self._manager.workers:
             worker.close(timeout)
-        self._manager.inbox.put(self._manager.stop)
+        self._manager.command(self._manager.stop)
         self._thread.join(timeout)
 
     def statistics(self) -> dict[str, Any]:
@@ -199,7 +210,7 @@ class Engine:
             for made in self._registry.types
         }
         return {
-            "unfinished": self._manager.num_unfinished,
+            "unfinished": self._num_unfinished,
             "done": counts.num_done,
             "errors": dict(counts.errors),
             "cells": cells,
@@ -235,20 +246,26 @@ class Engine:
         if deadline is not None and not deadline > 0:
             raise RequestError(f"deadline: expected seconds from now, more than 0, got {deadline}")
         now_ns = time.perf_counter_ns()
-        future = RequestFuture(lambda future: self._manager.inbox.put(lambda: self._manager.cancel(future)))
+        future = RequestFuture(lambda future: self._manager.command(lambda: self._manager.cancel(future)))
         with self._submit_lock:
             if self._closed or not self._thread.is_alive():
                 raise EngineClosedError("the engine is closed")
-            if self._manager.num_unfinished >= self._max_queue:
-                raise OverloadError(f"{self._manager.num_unfinished} requests are unfinished, the engine takes {self._max_queue}")
-            self._manager.num_unfinished += 1
+            if self._num_unfinished >= self._max_queue:
+                raise OverloadError(
+                    f"{self._num_unfinished} requests are unfinished, the engine takes {self._max_queue}"
+                )
+            self._num_submitted += 1
             job = Job(next(self._sequence), int(plan.shape.nodes.size), priority, deadline)
             deadline_ns = None if deadline is None else now_ns + int(deadline * 1e9)
-            self._manager.inbox.put(LiveRequest(future, plan, name, job, now_ns, deadline_ns, channel))
+            self._manager.post(LiveRequest(future, plan, name, job, now_ns, deadline_ns, channel))
         return future
 
+    @property
+    def _num_unfinished(self) -> int:
+        return self._num_submitted - self._manager.num_ended
+
     def _on_manager(self, function: Callable[[], T]) -> T:
-        """Runs a function on the manager's thread and returns its result."""
+        """Runs a function in a turn of the manager and returns its result."""
         if self._closed or not self._thread.is_alive():
             raise EngineClosedError("the engine is closed")
         done = threading.Event()
@@ -263,7 +280,7 @@ class Engine:
             finally:
                 done.set()
 
-        self._manager.inbox.put(message)
+        self._manager.command(message)
         while not done.wait(1.0):
             if not self._thread.is_alive() and not done.is_set():
                 raise EngineClosedError("the engine closed meanwhile")
@@ -272,7 +289,7 @@ class Engine:
         return results[0]
 
     def _add(self, discovery: Discovery, priorities: list[int], times: dict[str, dict[int, float]]) -> None:
-        """Adds a model's kinds, constants and cells; on the manager's thread."""
+        """Adds a model's kinds, constants and cells; in a turn of the manager."""
         for spec in discovery.specs:
             worker_rows = rows_for(spec, self._arena_bytes, MAX_ARENA_ROWS)
             host_rows = rows_for(spec, 4 * self._arena_bytes, 4 * MAX_ARENA_ROWS)
@@ -281,12 +298,14 @@ class Engine:
                     arenas.add(spec, worker_rows if location else host_rows)
         for spec, value in discovery.constants:
             row = self._registry.add_constant(spec, value)
-            for arenas in self._arenas if row is not None else []:
-                arenas.set_constant(self._registry.kind(spec), row, value)
+            if row is not None:
+                for arenas in self._arenas:
+                    arenas.set_constant(self._registry.kind(spec), row, value)
         for cell, priority in zip(discovery.cells, priorities):
             made = self._registry.add_type(cell, priority)
-            for rows, seconds in times.get(cell.identity, {}).items() if made else []:
-                self._processor.set_step_time(made.id, rows, seconds)
+            if made is not None:
+                for rows, seconds in times.get(cell.identity, {}).items():
+                    self._processor.set_step_time(made.id, rows, seconds)
 
 
 def _count_workers(workers: int | Sequence[str] | None) -> int:

@@ -66,7 +66,9 @@ class Executor:
         rows, steps, is_loop = header[layout.H_ROWS], header[layout.H_STEPS], bool(header[layout.H_IS_LOOP])
         sizes = buffer[header[layout.H_BATCH_SIZES] :][:steps].tolist()
         lengths = buffer[header[layout.H_LENGTHS] :][:rows]
-        records = buffer[layout.HEADER :][: layout.INPUT * len(cell.inputs) + layout.OUTPUT * len(cell.outputs)].tolist()
+        records = buffer[layout.HEADER :][
+            : layout.INPUT * len(cell.inputs) + layout.OUTPUT * len(cell.outputs)
+        ].tolist()
         indices = torch.from_numpy(buffer)
         failures: list[Failure] = []
         inputs = [
@@ -121,7 +123,9 @@ class Executor:
         stores, positions_at, rows_at, results, result_positions_at, result_rows_at, every_step = record
         value = outcome.outputs[output]
         if stores:
-            kept = value if stores == len(value) else value.index_select(0, indices[positions_at : positions_at + stores])
+            kept = (
+                value if stores == len(value) else value.index_select(0, indices[positions_at : positions_at + stores])
+            )
             self._arenas[self._location][kind].index_copy_(0, indices[rows_at : rows_at + stores].long(), kept)
         if results:
             shown = value
@@ -136,7 +140,9 @@ def _run_safely(cell: Cell, batch: Batch, failures: list[Failure]) -> list[torch
     """Runs a batch; on an error halves it until the culprits are alone, with zeros for them."""
     positions = sum(batch.sizes)
     try:
-        outputs = _run_padded(cell, batch.inputs) if len(batch.sizes) == 1 else cell.run_steps(batch.sizes, *batch.inputs)
+        outputs = (
+            _run_padded(cell, batch.inputs) if len(batch.sizes) == 1 else cell.run_steps(batch.sizes, *batch.inputs)
+        )
         cell.check_outputs(outputs, positions)
         failures += [_not_finite(cell, batch.rows[row]) for row in _rows_not_finite(cell, outputs, batch.sizes)]
         return outputs
@@ -200,9 +206,7 @@ def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> tuple[O
         for k, wanted in enumerate(every):
             if wanted:
                 outcome.every_step[k][active, step] = outputs[k]
-        stopped = (
-            outputs[stop].numpy().astype(bool) if stop >= 0 else np.zeros(len(active), bool)
-        )
+        stopped = outputs[stop].numpy().astype(bool) if stop >= 0 else np.zeros(len(active), bool)
         leaving = stopped | (batch.lengths[active] == step + 1)
         if leaving.any():
             left = torch.from_numpy(np.flatnonzero(leaving))
@@ -215,7 +219,9 @@ def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> tuple[O
             stay = np.flatnonzero(~leaving)
             active = active[stay]
             outputs = [value.index_select(0, torch.from_numpy(stay)) for value in outputs]
-            current = [value if source >= 0 else _take_input(value, stay.tolist()) for value, source in zip(current, sources)]
+            current = [
+                value if source >= 0 else _take_input(value, stay.tolist()) for value, source in zip(current, sources)
+            ]
         current = [outputs[source] if source >= 0 else value for value, source in zip(current, sources)]
     return outcome, sorted(not_finite)
 
@@ -257,7 +263,9 @@ def _rows_not_finite(cell: Cell, outputs: list[torch.Tensor], sizes: list[int]) 
     bad = np.zeros(sum(sizes), bool)
     for name, value in zip(cell.outputs, outputs):
         if name in cell.finite:
-            bad |= ~torch.isfinite(value).flatten(1).all(1).numpy() if value.dim() > 1 else ~torch.isfinite(value).numpy()
+            bad |= (
+                ~torch.isfinite(value).flatten(1).all(1).numpy() if value.dim() > 1 else ~torch.isfinite(value).numpy()
+            )
     if not bad.any():
         return []
     row_of_position = np.concatenate([np.arange(size) for size in sizes])

@@ -85,6 +85,9 @@ class State:
     def __init__(self, values: dict[str, Output]) -> None:
         self.__dict__.update(values)
 
+    def __repr__(self) -> str:
+        return f"State({', '.join(self.__dict__)})"
+
     def __getattr__(self, name: str) -> Output:
         raise AttributeError(f"the state has {list(self.__dict__)}, not {name!r}")
 
@@ -97,6 +100,9 @@ class Steps(Sequence[Output]):
     def __init__(self, graph: Graph, base: int, stride: int, count: int, spec: RowSpec) -> None:
         self.graph, self.spec = graph, spec
         self._base, self._stride, self._count = base, stride, count
+
+    def __repr__(self) -> str:
+        return f"Steps({self._count} of {self.spec})"
 
     def __len__(self) -> int:
         return self._count
@@ -111,6 +117,10 @@ class Steps(Sequence[Output]):
     def __iter__(self) -> Iterator[Output]:
         return (self._at(k) for k in range(self._count))
 
+    def values(self) -> range:
+        """The value ids of the outputs, in order."""
+        return range(self._base, self._base + self._count * self._stride, self._stride)
+
     def _at(self, index: int) -> Output:
         return Output(self.graph, self._base + index * self._stride, self.spec)
 
@@ -123,6 +133,9 @@ class Chain:
     def __init__(self, graph: Graph, cell: Cell, first: int, count: int, reverse: bool) -> None:
         self._graph, self._cell, self._first, self._count, self._reverse = graph, cell, first, count, reverse
         self.last = Node(graph, cell, first + (count - 1) * len(cell.outputs))
+
+    def __repr__(self) -> str:
+        return f"Chain({self._cell.name!r}, {self._count} nodes)"
 
     def __getattr__(self, name: str) -> Steps:
         outputs = self._cell.outputs
@@ -143,6 +156,9 @@ class LoopSteps:
     def __init__(self, graph: Graph, value: int, spec: RowSpec, limit: int) -> None:
         self.graph, self.value, self.spec, self.limit = graph, value, spec, limit
 
+    def __repr__(self) -> str:
+        return f"LoopSteps(up to {self.limit} of {self.spec})"
+
 
 class Loop:
     """A loop's outputs: ``loop.token`` is every step's (a result), ``loop.last.h`` the last step's."""
@@ -152,6 +168,9 @@ class Loop:
     def __init__(self, graph: Graph, cell: Cell, first: int, limit: int) -> None:
         self._graph, self._cell, self._first, self._limit = graph, cell, first, limit
         self.last = Node(graph, cell, first)
+
+    def __repr__(self) -> str:
+        return f"Loop({self._cell.name!r}, up to {self._limit} steps)"
 
     def __getattr__(self, name: str) -> LoopSteps:
         outputs = self._cell.outputs
@@ -196,16 +215,19 @@ class Graph:
         self._externals: list[tuple[int, NDArray[Any]]] = []
         self._num_values = 0
         self._num_nodes = 0
+        self._current = 0
+        """First node of the operation that is being recorded."""
         self._zeros: dict[int, int] = {}
         self._loop_values: dict[int, int] = {}
 
-    def call(self, cell: Cell, **inputs: Source) -> Node:
+    def call(self, cell: Cell, /, **inputs: Source) -> Node:
         """Adds one node. Inputs by name; carried inputs that are not given are zeros.
 
         Raises RequestError naming cell, node and input, with what was expected and what came.
         """
-        self._count_nodes(1, cell)
+        self._begin(cell)
         self._check_names(cell, inputs)
+        self._count_nodes(1, cell)
         words: list[int] = []
         for name, spec in cell.inputs.items():
             if name in inputs:
@@ -238,29 +260,33 @@ class Graph:
         self._program += [OP_CONSTANT, self._binding.kind(spec), row]
         return Output(self, self._take_values(1), spec)
 
-    def chain(self, cell: Cell, *, reverse: bool = False, **inputs: Source) -> Chain:
+    def chain(self, cell: Cell, /, *, reverse: bool = False, **inputs: Source) -> Chain:
         """Adds a chain: one node a step, each reading the carried state of the one before.
 
         Carried inputs are the state before the first step (default zeros). Of the others at least one has a value for
         each step: a tensor ``[steps, *shape]``, a list of numbers or outputs, or a chain's output. One Output, or one
         row, serves every step. With ``reverse`` the chain runs from the last step's input to the first's.
         """
+        self._begin(cell)
         self._check_names(cell, inputs)
         count = self._chain_length(cell, inputs)
         self._count_nodes(count, cell)
-        words: list[int] = []
+        parts: dict[str, Sequence[int]] = {}
+        """By input: words of a chain's input, or the values of an input with one for each step."""
+        stepped: set[str] = set()
         for name, spec in cell.inputs.items():
             if name in cell.carry:
-                words += [CARRY, self._one(cell, name, spec, inputs[name])[1] if name in inputs else self._zero(spec)]
+                parts[name] = [CARRY, self._one(cell, name, spec, inputs[name])[1] if name in inputs else self._zero(spec)]
             elif spec.ragged or not _is_stepped(inputs[name], spec):
-                words += self._one(cell, name, spec, inputs[name])
+                parts[name] = self._one(cell, name, spec, inputs[name])
             else:
-                base, stride = self._stepped(cell, name, spec, inputs[name])
-                words += [STEP, base + (count - 1) * stride, -stride] if reverse else [STEP, base, stride]
-        self._program += [OP_CHAIN, self._binding.cell_type(cell), count, *words]
+                values = self._stepped(cell, name, spec, inputs[name])
+                parts[name] = values[::-1] if reverse else values
+                stepped.add(name)
+        self._record_chain(cell, count, parts, stepped)
         return Chain(self, cell, self._take_values(count * len(cell.outputs)), count, reverse)
 
-    def loop(self, cell: Cell, *, max_steps: int, until: str | None = None, **inputs: Source) -> Loop:
+    def loop(self, cell: Cell, /, *, max_steps: int, until: str | None = None, **inputs: Source) -> Loop:
         """Adds a loop: the cell again and again on its own carried outputs, until one of them says stop.
 
         Args:
@@ -270,8 +296,9 @@ class Graph:
             inputs: carried inputs are the state before the first step (default zeros); the others are the same at
                 every step.
         """
-        self._count_nodes(1, cell)
+        self._begin(cell)
         self._check_names(cell, inputs)
+        self._count_nodes(1, cell)
         if not cell.carry:
             raise RequestError(f"loop of cell {cell.name!r}: no input is carried from an output (see cell(carry=...))")
         if not 1 <= max_steps < 1 << 20:
@@ -308,6 +335,7 @@ class Graph:
 
         Args:
             parents: ``[nodes]``: each node's parent, -1 for the one root, in any order.
+            leaf, inner: may be the same cell; a ragged input of a leaf is empty.
             leaf_inputs, inner_inputs: a tensor ``[leaves, *shape]`` (``[inner nodes, *shape]``), one row a node in the
                 order of ``parents``, or one Output or row for all. Missing ones are zeros if the cell carries them.
 
@@ -320,6 +348,8 @@ class Graph:
             raise RequestError(f"tree: expected parents [nodes], at least one, got shape {list(parents.shape)}")
         if parents.min() < -1 or parents.max() >= parents.size or (parents < 0).sum() != 1:
             raise RequestError("tree: parents must be node numbers, and -1 for exactly one root")
+        self._begin(leaf)
+        self._begin(inner)
         self._count_nodes(parents.size, inner)
         has_child = np.zeros(parents.size, bool)
         has_child[parents[parents >= 0]] = True
@@ -417,7 +447,12 @@ class Graph:
         return self._take_values(count)
 
     def _where(self, cell: Cell, name: str) -> str:
-        return f"cell {cell.name!r}, node {self._num_nodes - 1}, input {name!r}"
+        return f"cell {cell.name!r}, node {self._current}, input {name!r}"
+
+    def _begin(self, cell: object) -> None:
+        self._current = self._num_nodes
+        if not isinstance(cell, Cell):
+            raise RequestError(f"node {self._current}: expected a cell, got {type(cell).__name__}")
 
     def _check_names(self, cell: Cell, inputs: Mapping[str, object]) -> None:
         for name in inputs:
@@ -442,6 +477,8 @@ class Graph:
             if source.spec != spec:
                 raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
             return [FIXED, source.value]
+        if isinstance(source, Node | Steps | Chain | Loop | LoopSteps | State):
+            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source!r}, not one output of one node")
         array = self._array(cell, name, spec, source)
         if array.shape != spec.shape:
             raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {RowSpec(array.shape, spec.dtype)}")
@@ -454,7 +491,7 @@ class Graph:
             self._check_graph(source, self._where(cell, name))
             if source.spec != row:
                 raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
-            return [LIST, len(source), *range(source._base, source._base + len(source) * source._stride, source._stride)]
+            return [LIST, len(source), *source.values()]
         if isinstance(source, torch.Tensor | np.ndarray):
             array = self._array(cell, name, spec, source)
             if array.ndim == 0 or array.shape[1:] != spec.shape:
@@ -473,16 +510,19 @@ class Graph:
                 raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {got}")
             return as_bits(source.detach().cpu())
         wanted = NUMPY_DTYPES.get(spec.dtype)
-        if wanted is None:
-            return as_bits(torch.as_tensor(source).to(spec.dtype))
         try:
+            if wanted is None:
+                return as_bits(torch.as_tensor(source).to(spec.dtype))
             array = np.asarray(source)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {type(source).__name__}: {error}") from None
         given = isinstance(source, np.ndarray | np.generic)
         if (given and array.dtype != wanted) or not np.can_cast(array.dtype, wanted, "same_kind"):
             raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {array.dtype}{list(array.shape)}")
-        return array.astype(wanted, copy=False)
+        converted = array.astype(wanted, copy=False)
+        if array.dtype.kind in "iu" and converted.dtype.itemsize < array.dtype.itemsize and (converted != array).any():
+            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source!r}, which does not fit")
+        return converted
 
     def _chain_length(self, cell: Cell, inputs: Mapping[str, Source]) -> int:
         lengths: dict[str, int] = {}
@@ -499,27 +539,44 @@ class Graph:
             raise RequestError(f"chain of cell {cell.name!r}: no steps; a chain needs at least one")
         return next(iter(lengths.values()))
 
-    def _stepped(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> tuple[int, int]:
-        """(first value, stride) of an input with one value for each step of a chain."""
+    def _record_chain(self, cell: Cell, count: int, parts: Mapping[str, Sequence[int]], stepped: set[str]) -> None:
+        """Records a chain, in one operation if the values of its steps are evenly spaced, else node by node."""
+        type_id = self._binding.cell_type(cell)
+        if all(isinstance(parts[name], range) for name in stepped):
+            self._program += [OP_CHAIN, type_id, count]
+            for part in parts.values():
+                self._program += [STEP, part.start, part.step] if isinstance(part, range) else part
+            return
+        outputs = list(cell.outputs)
+        for step in range(count):
+            self._program += [OP_NODE, type_id]
+            before = self._num_values + (step - 1) * len(outputs)
+            for name, part in parts.items():
+                if name in stepped:
+                    self._program += [FIXED, part[step]]
+                elif name not in cell.carry:
+                    self._program += part
+                else:
+                    self._program += [FIXED, part[1] if step == 0 else before + outputs.index(cell.carry[name])]
+
+    def _stepped(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
+        """The values of an input with one for each step of a chain; a range if they are evenly spaced."""
         if isinstance(source, Steps):
             self._check_graph(source, self._where(cell, name))
             if source.spec != spec:
                 raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
-            return source._base, source._stride
-        if isinstance(source, list | tuple) and source and isinstance(source[0], Output | Node):
+            return source.values()
+        if isinstance(source, list | tuple) and _has_handle(source):
             values = [self._one(cell, f"{name}[{k}]", spec, item)[1] for k, item in enumerate(source)]
             stride = values[1] - values[0] if len(values) > 1 else 1
-            if any(b - a != stride for a, b in zip(values, values[1:])):
-                raise RequestError(
-                    f"{self._where(cell, name)}: a chain's inputs must be evenly spaced outputs (such as another chain's); "
-                    "call the cell step by step instead"
-                )
-            return values[0], stride
+            even = range(values[0], values[0] + len(values) * stride, stride) if stride else range(0)
+            return even if list(even) == values else values
         array = self._array(cell, name, spec, source)
         if array.shape[1:] != spec.shape:
             got = RowSpec(array.shape[1:], spec.dtype)
             raise RequestError(f"{self._where(cell, name)}: expected {spec} for each step, got {got}")
-        return self._external(spec, array), 1
+        first = self._external(spec, array)
+        return range(first, first + len(array))
 
     def _tree_words(self, cell: Cell, inputs: Mapping[str, Source], count: int, child: Cell | None) -> np.ndarray:
         """For each input of a tree's cell (mode, a, b), as ``core/trees.py`` reads them."""
@@ -528,13 +585,19 @@ class Graph:
             if name not in cell.inputs:
                 raise RequestError(f"{self._where(cell, name)}: unknown; the cell has inputs {list(cell.inputs)}")
         for name, spec in cell.inputs.items():
-            if name in inputs and _is_stepped(inputs[name], spec):
+            if spec.ragged and name in inputs:
+                raise RequestError(f"{self._where(cell, name)}: reads the children of a node and cannot be given")
+            if spec.ragged and child is None:
+                words.append((LIST, 0, 0))
+            elif name in inputs and _is_stepped(inputs[name], spec):
                 if len(inputs[name]) != count:  # type: ignore[arg-type]
                     raise RequestError(
                         f"{self._where(cell, name)}: expected {count} rows, one a node, got {len(inputs[name])}"  # type: ignore[arg-type]
                     )
-                base, stride = self._stepped(cell, name, spec, inputs[name]) if count else (0, 1)
-                words.append((STEP, base, stride))
+                values = self._stepped(cell, name, spec, inputs[name]) if count else range(1)
+                if not isinstance(values, range):
+                    raise RequestError(f"{self._where(cell, name)}: expected evenly spaced outputs (as a chain's), or rows")
+                words.append((STEP, values.start, values.step))
             elif name in inputs:
                 words.append((FIXED, self._one(cell, name, spec, inputs[name])[1], 0))
             elif child is not None:
@@ -607,6 +670,13 @@ class _Placement:
     def _take(self, count: int) -> range:
         self._end += count
         return range(self._end - count, self._end)
+
+
+def _has_handle(sources: Sequence[object]) -> bool:
+    """Whether a list has an output or node in it; quick for the usual list of numbers."""
+    if isinstance(sources[0], int | float):
+        return False
+    return any(isinstance(source, Output | Node) for source in sources)
 
 
 def _is_stepped(source: Source, spec: RowSpec) -> bool:

@@ -1,12 +1,19 @@
-"""The manager: one thread that owns the processor, the workers and every live request.
+"""The manager: owns the processor, the workers and every live request, and takes turns of one loop.
 
-Crossings between threads: clients put jobs, cancellations and commands into the inbox; workers put None there after each task.
-Everything else in this file is called by the manager's thread alone.
+A *turn* takes in what happened, admits, schedules, launches and replies. One thread at a time has the turn (``_turn_lock``): a
+worker takes one after each task, so that it launches its own next task and answers its clients without waking another
+thread; the timekeeper takes one for deadlines, cancellations and commands. Clients never do: a turn is not interrupted by
+their signals. Who finds the turn taken leaves its news; the holder looks for news after giving the turn back.
+
+Crossings between threads: the inbox (clients to the holder), the workers' queues (holder to worker), their counters and finished
+lists (worker to holder), the alarm (anybody to the timekeeper). Everything else belongs to the holder of the turn.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -55,7 +62,7 @@ class LiveRequest:
     error: CellrtError | None = None
 
 
-Message = LiveRequest | Callable[[], None] | None
+Message = LiveRequest | Callable[[], None]
 
 
 @dataclass
@@ -84,7 +91,7 @@ class Manager:
         self.statistics = Statistics()
         self.trace: Trace | None = None
         self.workers: list[CpuWorker] = []
-        self.num_unfinished = 0
+        self.num_ended = 0
         self._policy = policy
         self._arenas = arenas
         self._types = types
@@ -100,26 +107,69 @@ class Manager:
         self._released: list[int] = []
         self._closing = False
         self._stopped: CellrtError | None = None
+        self._turn_lock = threading.Lock()
+        self._alarm: SimpleQueue[None] = SimpleQueue()
 
-    def run(self) -> None:
-        """Runs until ``stop``. A bug ends all requests with InternalError rather than leaving them hanging."""
-        try:
-            while self._stopped is None:
-                self.step()
-        except BaseException as error:
-            self._stopped = InternalError(f"the manager failed: {type(error).__name__}: {error}")
-            self._stopped.__cause__ = error
-        finally:
-            self._end_all(self._stopped or EngineClosedError("the engine is closed"))
+    def keep_time(self) -> None:
+        """The timekeeper's thread: takes a turn at each deadline and alarm, until ``stop``; then ends what is left."""
+        while self._stopped is None:
+            with contextlib.suppress(Empty):
+                self._alarm.get(timeout=self._wait_s())
+            self.take_turns()
+        with self._turn_lock:
+            self._end_all(self._stopped)
 
-    def step(self) -> None:
-        """One turn of the loop: wait for something to happen, take it in, keep the workers busy."""
+    def post(self, message: LiveRequest) -> None:
+        """Hands in a request, from any thread; a worker that is idle takes the turn."""
+        self.inbox.put(message)
+        for worker in self.workers:
+            if worker.wake():
+                return
+        if not any(worker.is_alive() for worker in self.workers):
+            self._alarm.put(None)
+
+    def command(self, message: Callable[[], None]) -> None:
+        """Hands in something to be called in a turn, from any thread; the timekeeper takes it."""
+        self.inbox.put(message)
+        self._alarm.put(None)
+
+    def wake_timekeeper(self) -> None:
+        """Has the timekeeper take a turn; from any thread."""
+        self._alarm.put(None)
+
+    def has_news(self) -> bool:
+        """Whether a turn would find something: safe from any thread."""
+        return not self.inbox.empty() or any(worker.has_finished() for worker in self.workers)
+
+    def take_turns(self) -> None:
+        """Takes the turn unless another thread has it; called by workers and the timekeeper.
+
+        A worker stops after two turns in a row, for the sake of its tasks, and leaves further news to the timekeeper.
+        """
+        for _ in range(2):
+            if not self._turn_lock.acquire(blocking=False):
+                return
+            try:
+                if self._stopped is None:
+                    self.turn()
+            except BaseException as error:  # a bug: all requests end rather than hang
+                self._stopped = InternalError(f"the manager failed: {type(error).__name__}: {error}")
+                self._stopped.__cause__ = error
+                self._alarm.put(None)
+            finally:
+                self._turn_lock.release()
+            if not self.has_news():
+                return
+        self._alarm.put(None)
+
+    def turn(self) -> None:
+        """One turn: take in what happened, then keep the workers busy."""
         self._take_messages()
         self.processor.set_time(time.perf_counter_ns())
         for location, worker in enumerate(self.workers, start=1):
             for done in worker.poll():
                 self._complete(location, done)
-            if not worker.is_alive() and location not in self._lost:
+            if not worker.is_alive() and location not in self._lost and not self._closing:
                 self._lose(location)
         self._expire()
         self._admit()
@@ -141,9 +191,12 @@ class Manager:
             self._end(request, CancelledError(f"model {request.model!r}: the request was cancelled"))
 
     def cancel_all(self) -> None:
-        """Cancels whatever has not ended; called as a message."""
+        """Cancels whatever has not ended, for good; called as a message."""
+        self._closing = True
         for request in list(self._by_future.values()):
-            self._end(request, EngineClosedError(f"model {request.model!r}: the engine closed before the request was done"))
+            self._end(
+                request, EngineClosedError(f"model {request.model!r}: the engine closed before the request was done")
+            )
 
     def story(self, request: LiveRequest) -> str:
         """The last events of a request, a line each."""
@@ -152,33 +205,33 @@ class Manager:
 
     def _take_messages(self) -> None:
         arrivals_ns: list[int] = []
-        try:
-            message = self.inbox.get(timeout=self._wait_s())
-            while True:
-                if isinstance(message, LiveRequest):
-                    arrivals_ns.append(message.arrival_ns)
-                    self._accept(message)
-                elif message is not None:
-                    message()
-                message = self.inbox.get_nowait()
-        except Empty:
-            self.processor.note_arrivals(arrivals_ns)
+        while not self.inbox.empty():
+            message = self.inbox.get()
+            if isinstance(message, LiveRequest):
+                arrivals_ns.append(message.arrival_ns)
+                self._accept(message)
+            else:
+                message()
+        self.processor.note_arrivals(arrivals_ns)
 
     def _wait_s(self) -> float:
-        if not self._deadlines:
+        deadlines = self._deadlines
+        if not deadlines:
             return IDLE_WAIT_S
-        return min(IDLE_WAIT_S, max(0.0, (self._deadlines[0][0] - time.perf_counter_ns()) / 1e9))
+        return min(IDLE_WAIT_S, max(0.0, (deadlines[0][0] - time.perf_counter_ns()) / 1e9))
 
     def _accept(self, request: LiveRequest) -> None:
         if self._lost and len(self._lost) == len(self.workers):
+            self.num_ended += 1
             request.future.finish(EngineClosedError("the engine has no worker left"))
-            self.num_unfinished -= 1
             return
         self._by_future[request.future] = request
         heapq.heappush(self._by_key, (self._policy.admission_key(request.job), request.job.sequence, request))
         self._by_arrival.append(request)
         if request.deadline_ns is not None:
             heapq.heappush(self._deadlines, (request.deadline_ns, request.job.sequence, request))
+            if self._deadlines[0][2] is request:
+                self._alarm.put(None)
 
     def _next_waiting(self) -> LiveRequest | None:
         """The request to admit next: the policy's first, and every so often the oldest, so that none starves."""
@@ -193,9 +246,7 @@ class Manager:
     def _admit(self) -> None:
         while (request := self._next_waiting()) is not None:
             lane = lane_of(self._policy, request.job)
-            admitted = self.processor.admit(
-                request.plan.shape, request.job.sequence, lane, request.channel is not None
-            )
+            admitted = self.processor.admit(request.plan.shape, request.job.sequence, lane, request.channel is not None)
             if admitted is None:
                 return
             request.id, rows = admitted
@@ -229,7 +280,8 @@ class Manager:
         """Request id of each row of a task."""
         tables, buffer = self.processor.tables, self.processor.task_buffer(task)
         nodes = buffer[buffer[layout.H_NODES] :][: buffer[layout.H_ROWS]]
-        return tables.subgraphs["request"][tables.nodes["subgraph"][nodes]].tolist()
+        requests: list[int] = tables.subgraphs["request"][tables.nodes["subgraph"][nodes]].tolist()
+        return requests
 
     def _complete(self, location: int, done: Done) -> None:
         if done.failures:
@@ -268,7 +320,9 @@ class Manager:
             if result.is_loop:
                 wanted = wanted[wanted >= 0]
             host = self._arenas[HOST]
-            results[result.name] = host.get(result.kind, wanted[-1:])[0] if result.is_single else host.get(result.kind, wanted)
+            results[result.name] = (
+                host.get(result.kind, wanted[-1:])[0] if result.is_single else host.get(result.kind, wanted)
+            )
         self._released.append(request.id)
         del self._live[request.id]
         self._reply(request, results)
@@ -291,7 +345,7 @@ class Manager:
         if request.ended:
             return
         request.ended = True
-        self.num_unfinished -= 1
+        self.num_ended += 1
         del self._by_future[request.future]
         now_ns = time.perf_counter_ns()
         self.statistics.count_end(outcome if isinstance(outcome, CellrtError) else None, now_ns - request.arrival_ns)
@@ -332,8 +386,9 @@ class Manager:
         while not self.inbox.empty():
             message = self.inbox.get()
             if isinstance(message, LiveRequest):
+                self.num_ended += 1
                 message.future.finish(error)
-            elif message is not None:
+            else:
                 message()
         for request in list(self._by_future.values()):
             self._reply(request, error)
@@ -348,7 +403,14 @@ class Manager:
         name = self._types[int(row["cell_type"])].cell.name
         requests = self.trace.launched.pop(done.task, ()) if self.trace else ()
         span = TaskSpan(
-            int(row["number"]), location, name, done.start_ns / 1e9, done.end_ns / 1e9, int(row["rows"]), int(row["steps"]), requests
+            int(row["number"]),
+            location,
+            name,
+            done.start_ns / 1e9,
+            done.end_ns / 1e9,
+            int(row["rows"]),
+            int(row["steps"]),
+            requests,
         )
         if self.trace is not None:
             self.trace.tasks.append(span)

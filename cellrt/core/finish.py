@@ -93,11 +93,17 @@ def complete(t, task_id, elapsed_ns, notices, count):
 
 @compiled
 def _measure_step(t, task, elapsed_ns):
-    """Smooths the measured time of one step at this task's size."""
+    """Keeps the time of one step at this task's size: near the least that was measured lately.
+
+    What a busy machine adds to one task must not make the next runs shorter, which would cost more tasks.
+    """
     at = size_class(task.rows)
     step_ns = elapsed_ns / task.steps
     old = t.step_ns[task.cell_type, at]
-    t.step_ns[task.cell_type, at] = step_ns if old == 0 else old + (step_ns - old) / 8
+    if old == 0 or step_ns < old:
+        t.step_ns[task.cell_type, at] = step_ns
+    else:
+        t.step_ns[task.cell_type, at] = min(step_ns, old * 1.01)
 
 
 @compiled

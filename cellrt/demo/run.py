@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
@@ -85,8 +86,8 @@ class _Demo:
             single, single_capacity = self.best_torch("one at a time", max_batch=1)
             padded, padded_capacity = self.best_torch("padded batches", max_batch=MAX_BATCH)
         self.console.print(
-            f"{self.workers} workers each. Words per second when many wait: cellrt {capacity:.0f}, one at a time "
-            f"{single_capacity:.0f}, padded batches {padded_capacity:.0f}."
+            f"Words per second when many wait, {self.workers} workers: cellrt {capacity:.0f},\n"
+            f"one at a time {single_capacity:.0f}, padded batches {padded_capacity:.0f}."
         )
         rates = [self.options.rate] if self.options.rate else [FRACTION * single_capacity, FRACTION * capacity]
         sections, timeline = [], Timeline([], [])
@@ -116,10 +117,13 @@ class _Demo:
             raise ValueError("no workers")
         return best
 
-    def serve(self, server: Server, rate: float, arrivals_s: NDArray) -> Served:
+    def serve(self, server: Server, rate: float, arrivals_s: NDArray[np.float64]) -> Served:
         """Serves all words behind a progress bar, which is drawn rarely because it takes time from the servers."""
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        with Progress(*columns, console=self.console, auto_refresh=False, transient=True) as progress:
+        is_hidden = not self.console.is_terminal
+        with Progress(
+            *columns, console=self.console, auto_refresh=False, transient=True, disable=is_hidden
+        ) as progress:
             bar = progress.add_task(f"{rate:.0f} words/s, {server.name}", total=len(self.words))
             return serve(
                 server, self.words, arrivals_s, lambda done: progress.update(bar, completed=done, refresh=True)

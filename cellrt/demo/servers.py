@@ -80,7 +80,7 @@ class CellServer:
 
 
 class _Waiting(NamedTuple):
-    index: int
+    number: int
     word: str
     answer: Future[torch.Tensor]
 
@@ -136,7 +136,7 @@ class TorchServer:
         torch.set_num_threads(self.num_threads)
         while (first := self._waiting.get()) is not None:
             batch = [first, *self._take_waiting(self._max_batch - 1)]
-            self._begun.put((time.perf_counter(), [waiting.index for waiting in batch]))
+            self._begun.put((time.perf_counter(), [waiting.number for waiting in batch]))
             try:
                 phonemes = pronounce_padded(self._modules, [waiting.word for waiting in batch])
             except Exception as error:

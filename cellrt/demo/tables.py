@@ -31,8 +31,8 @@ def result_table(sections: Sequence[Section]) -> Table:
     for section in sections:
         load = f"{section.rate:.0f}/s"
         for name, served in section.served.items():
-            times_s = [*np.percentile(served.latency_s, PERCENTILES), served.queueing_s.mean(), served.computation_s.mean()]
-            times = [_milliseconds(value) for value in times_s]
+            means_s = served.queueing_s.mean(), served.computation_s.mean()
+            times = [_milliseconds(value) for value in (*np.percentile(served.latency_s, PERCENTILES), *means_s)]
             table.add_row(load, name, f"{served.throughput:.0f}", *times, f"{served.mean_batch:.1f}")
             load = ""
         table.add_section()

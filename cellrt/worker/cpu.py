@@ -1,8 +1,10 @@
 """The CPU worker: a thread with the task queue, in-progress queue and completion counter of a GPU worker.
 
-Crossings between threads: ``launch`` is called by the manager and puts a task in a queue; the thread runs tasks in that order and,
-after each, adds one to the counter and calls ``notify``; ``poll`` is called by the manager and pops the in-progress queue as
-far as the counter says (BatchMaker section 2.5). The buffer of a task belongs to the worker from launch to completion.
+Crossings between threads: ``launch`` is called by the holder of the manager's turn and puts a task in a queue; the thread runs
+tasks in that order and, after each, adds one to the counter and asks for the turn; ``poll`` is called in a turn and pops
+the in-progress queue as far as the counter says (BatchMaker section 2.5). ``wake`` is called by clients: a worker says that it
+is idle *before* it looks for news a last time, and a client leaves its news before it looks for an idle worker, so one of
+them sees the other. The buffer of a task belongs to the worker from launch to completion.
 """
 
 from __future__ import annotations
@@ -30,21 +32,45 @@ class Done(NamedTuple):
     failures: list[Failure]
 
 
+class Launch(NamedTuple):
+    """A task to run; ``task`` < 0 only wakes the worker."""
+
+    task: int
+    type_id: int
+    buffer: NDArray[np.int32]
+
+
+WAKE = Launch(-1, 0, np.empty(0, np.int32))
+
+
 class CpuWorker:
     """Runs tasks in order on one thread.
 
     Args:
         executor: what runs a task.
-        notify: called from the worker's thread after each task, and when the thread ends.
+        take_turns: takes the manager's turn; called from the worker's thread after each task and when woken.
+        has_news: whether a turn would find something.
+        ended: called when the thread ends.
         num_threads: torch threads of this worker; torch keeps one number for threads that start later, too.
         name: of the thread.
     """
 
-    def __init__(self, executor: Executor, notify: Callable[[], None], num_threads: int, name: str) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        take_turns: Callable[[], None],
+        has_news: Callable[[], bool],
+        ended: Callable[[], None],
+        num_threads: int,
+        name: str,
+    ) -> None:
         self._executor = executor
-        self._notify = notify
+        self._take_turns = take_turns
+        self._has_news = has_news
+        self._ended = ended
+        self._is_idle = False
         self._num_threads = num_threads
-        self._queue: SimpleQueue[tuple[int, int, NDArray[np.int32]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Launch | None] = SimpleQueue()
         self._in_progress: deque[int] = deque()
         self._finished: deque[Done] = deque()
         self._counter = 0
@@ -66,12 +92,24 @@ class CpuWorker:
         return self.error is None and self._thread.is_alive()
 
     def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
-        """Puts a task in the queue; called by the manager."""
+        """Puts a task in the queue; called by the holder of the turn."""
         self._in_progress.append(task)
-        self._queue.put((task, type_id, buffer))
+        self._queue.put(Launch(task, type_id, buffer))
+
+    def wake(self) -> bool:
+        """Wakes the worker to take a turn if it is idle; False if it is not."""
+        if not self._is_idle:
+            return False
+        self._is_idle = False
+        self._queue.put(WAKE)
+        return True
+
+    def has_finished(self) -> bool:
+        """Whether there is a completed task to poll."""
+        return self._popped < self._counter
 
     def poll(self) -> list[Done]:
-        """Takes the tasks that the counter says are done, in order; called by the manager."""
+        """Takes the tasks that the counter says are done, in order; called by the holder of the turn."""
         done = []
         while self._popped < self._counter:
             self._in_progress.popleft()
@@ -86,17 +124,28 @@ class CpuWorker:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def _next(self) -> Launch | None:
+        """The next task; waits for one, after a last look for news."""
+        if self._queue.empty():
+            self._is_idle = True
+            if self._has_news() and self._is_idle:
+                self._is_idle = False
+                return WAKE
+        item = self._queue.get()
+        self._is_idle = False
+        return item
+
     def _run(self) -> None:
         torch.set_num_threads(self._num_threads)
         try:
-            while (item := self._queue.get()) is not None:
-                task, type_id, buffer = item
-                start_ns = time.perf_counter_ns()
-                failures = self._executor.execute(type_id, buffer)
-                self._finished.append(Done(task, start_ns, time.perf_counter_ns(), failures))
-                self._counter += 1
-                self._notify()
+            while (item := self._next()) is not None:
+                if item.task >= 0:
+                    start_ns = time.perf_counter_ns()
+                    failures = self._executor.execute(item.type_id, item.buffer)
+                    self._finished.append(Done(item.task, start_ns, time.perf_counter_ns(), failures))
+                    self._counter += 1
+                self._take_turns()
         except BaseException as error:  # a worker that dies is reported, whatever killed it
             self.error = error
         finally:
-            self._notify()
+            self._ended()

@@ -1,0 +1,1 @@
+"""Tests of what a user writes: cells, cell files and unfold functions."""

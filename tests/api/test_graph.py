@@ -1,0 +1,215 @@
+"""The graph's builders and result forms, served and compared with the nodes run one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cellrt.cell import cell
+from cellrt.engine import Engine
+from cellrt.spec import rows
+from tests.api.models import SIZE, attending, counter, embedded, model, recurrent, serve
+
+
+def test_single_nodes_with_tensors_numbers_and_zeros(engine: Engine) -> None:
+    step, token = recurrent(), embedded()
+
+    def function(graph, request):
+        first = token(token=request["token"])
+        second = step(x=request["x"], h=first.h)
+        third = step(x=graph.constant(torch.full((SIZE,), 0.5)), h=graph.zeros(step).h)
+        return {"second": second.h, "third": third, "both": [second.h, third.h]}
+
+    example = {"token": 3, "x": torch.randn(SIZE)}
+    one, two = serve(engine, model(function, example), example, {"token": np.int64(5), "x": np.ones(SIZE, np.float32)})
+    assert one["second"].shape == (SIZE,) and two["both"].shape == (2, SIZE)
+    torch.testing.assert_close(one["third"], two["third"])
+
+
+def test_calls_on_the_cells_are_the_chain(engine: Engine) -> None:
+    step = recurrent()
+
+    def function(graph, request):
+        state = graph.zeros(step)
+        for x in request:
+            state = step(x=x, h=state.h)
+        chain = graph.chain(step, x=request)
+        return {"by_hand": state.h, "chain": chain.last.h, "steps": chain.h}
+
+    (result,) = serve(engine, model(function, torch.randn(6, SIZE)))
+    torch.testing.assert_close(result["by_hand"], result["chain"])
+    torch.testing.assert_close(result["steps"][-1], result["chain"])
+
+
+@pytest.mark.parametrize("source", [[1, 2, 3], (4,), np.array([1, 2]), torch.tensor([7, 8, 9, 0])])
+def test_chain_of_tokens(engine: Engine, source: object) -> None:
+    token = embedded()
+    (result,) = serve(engine, model(lambda graph, request: {"h": graph.chain(token, token=request).h}, source))
+    assert result["h"].shape == (len(source), SIZE)
+
+
+def test_chain_on_a_chain_forwards_and_backwards(engine: Engine) -> None:
+    token, step = embedded(), recurrent()
+
+    def function(graph, tokens):
+        first = graph.chain(token, token=tokens)
+        second = graph.chain(step, reverse=True, x=first.h, h=torch.ones(SIZE))
+        third = graph.chain(step, x=list(reversed(first.h)), h=second.last.h)
+        return {
+            "first": first.h,
+            "second": second.h,
+            "second last": second.last.h,
+            "third": third.h[-1],
+            "middle": third.h[1:3],
+            "reversed": list(reversed(second.h)),
+        }
+
+    (result, _) = serve(engine, model(function, [1, 2, 3, 4]), [1, 2, 3, 4], [5, 6, 7])
+    # A reversed chain's steps are in the order of its inputs: it ends at the first.
+    torch.testing.assert_close(result["second"][0], result["second last"])
+    torch.testing.assert_close(result["reversed"], result["second"].flip(0))
+
+
+def test_chain_with_inputs_that_stay_the_same(engine: Engine) -> None:
+    token, attend = embedded(), attending()
+
+    def function(graph, request):
+        encoder = graph.chain(token, token=request["tokens"])
+        same = graph.chain(attend, memory=encoder.h, x=request["x"])
+        mixed = graph.chain(attend, memory=[encoder.last.h, torch.ones(SIZE)], x=request["x"])
+        none = graph.chain(attend, memory=[], x=request["x"])
+        rows = attend(memory=torch.ones(3, SIZE), x=encoder.last.h)
+        return {"same": same.h, "mixed": mixed.last.h, "none": none.last.h, "rows": rows.h}
+
+    example = {"tokens": [1, 2, 3], "x": torch.randn(4, SIZE)}
+    serve(engine, model(function, example), example, {"tokens": [9], "x": torch.randn(1, SIZE)})
+
+
+def test_chain_on_unevenly_spaced_outputs(engine: Engine) -> None:
+    token, step = embedded(), recurrent()
+
+    def function(graph, tokens):
+        first = graph.chain(token, token=tokens)
+        picked = [first.h[k] for k in (0, 1, 3)]
+        chain = graph.chain(step, x=picked, h=torch.ones(SIZE))
+        backwards = graph.chain(step, reverse=True, x=[*picked, torch.ones(SIZE)])
+        return {"last": chain.last.h, "steps": chain.h, "backwards": backwards.h, "backwards last": backwards.last.h}
+
+    (result,) = serve(engine, model(function, [1, 2, 3, 4]))
+    assert result["steps"].shape == (3, SIZE)
+    torch.testing.assert_close(result["backwards"][0], result["backwards last"])
+
+
+def test_loop_until_an_output_or_the_limit(engine: Engine) -> None:
+    count = counter()
+
+    def function(graph, request):
+        loop = graph.loop(count, max_steps=6, until="stop", number=request["from"], limit=request["to"], step=1)
+        return {
+            "numbers": loop.number,
+            "last": loop.last.number,
+            "half": loop.last.half,
+            "halves": loop.half,
+            "stop": loop.last.stop,
+        }
+
+    requests = [{"from": 0, "to": 3}, {"from": 0, "to": 100}, {"from": 5, "to": 1}]
+    ended, limited, once = serve(engine, model(function, requests[0]), *requests)
+    assert ended["numbers"].tolist() == [1, 2, 3] and ended["last"] == 3 and bool(ended["stop"])
+    assert limited["numbers"].tolist() == [1, 2, 3, 4, 5, 6] and not bool(limited["stop"])
+    assert once["numbers"].tolist() == [6] and once["half"] == 3
+
+
+def test_loop_without_an_end_and_what_follows_it(engine: Engine) -> None:
+    count, token = counter(), embedded()
+
+    def function(graph, request):
+        loop = graph.loop(count, max_steps=request, limit=0, step=2)
+        return {"number": loop.last.number, "after": token(token=loop.last.number).h}
+
+    (_, result) = serve(engine, model(function, 2), 2, 4)
+    assert result["number"] == 8
+
+
+def test_loop_with_a_ragged_input_that_stays(engine: Engine) -> None:
+    token, attend = embedded(), attending()
+
+    def function(graph, tokens):
+        encoder = graph.chain(token, token=tokens)
+        loop = graph.loop(attend, max_steps=3, memory=encoder.h, x=encoder.last.h)
+        return {"h": loop.h, "last": loop.last.h}
+
+    (result, _) = serve(engine, model(function, [1, 2]), [1, 2], [3])
+    torch.testing.assert_close(result["h"][-1], result["last"])
+
+
+def test_constants_are_kept_once_and_others_still_work(engine: Engine) -> None:
+    token = embedded()
+
+    def function(graph, request):
+        return {"h": token(token=graph.constant(request), h=graph.constant(torch.ones(SIZE))).h}
+
+    serve(engine, model(function, 2), 2, 3, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.bool])
+def test_rows_of_other_dtypes(engine: Engine, dtype: torch.dtype) -> None:
+    spec = rows(2, dtype=dtype)
+    same = cell(lambda x: {"x": x.flip(1), "is_set": x != 0}, {"x": spec}, name="same")
+
+    def function(graph, request):
+        first = same(x=request)
+        return {"x": same(x=first.x).x, "is_set": first.is_set, "listed": same(x=[1, 0]).x}
+
+    (result,) = serve(engine, model(function, torch.tensor([0, 1]).to(dtype)))
+    assert result["x"].dtype == dtype and result["x"].tolist() == [0, 1] and result["listed"].tolist() == [0, 1]
+    assert result["is_set"].tolist() == [False, True]
+
+
+def test_a_node_alone_may_be_the_result(engine: Engine) -> None:
+    step = recurrent()
+    (result,) = serve(engine, model(lambda graph, request: step(x=request), torch.ones(SIZE)))
+    assert list(result) == ["h"]
+
+
+def test_the_same_output_may_be_several_results(engine: Engine) -> None:
+    step = recurrent()
+
+    def function(graph, request):
+        chain = graph.chain(step, x=request)
+        return {"a": chain.h, "b": chain.h, "c": chain.h[0], "d": [chain.h[0], chain.h[0]], "e": chain.last}
+
+    serve(engine, model(function, torch.ones(3, SIZE)))
+
+
+def test_constants_and_inputs_may_be_results(engine: Engine) -> None:
+    step = recurrent()
+
+    def function(graph, request):
+        constant = graph.constant(torch.full((SIZE,), 7.0))
+        return {"h": step(x=request, h=constant), "constant": constant, "zeros": graph.zeros(step).h}
+
+    (result,) = serve(engine, model(function, torch.ones(SIZE)))
+    assert result["constant"].tolist() == [7.0] * SIZE and result["zeros"].tolist() == [0.0] * SIZE
+
+
+def test_unfolders_compose(engine: Engine) -> None:
+    step = recurrent()
+    inner = model(lambda graph, request: {"h": graph.chain(step, x=request).last.h}, torch.ones(2, SIZE), "inner")
+    serve(engine, model(lambda graph, request: {"h": step(x=inner(graph, request)["h"]).h}, torch.ones(2, SIZE)))
+
+
+def test_two_models_with_an_equal_cell_batch_together(engine: Engine) -> None:
+    first, second = recurrent(), recurrent()
+    assert first is not second and first.identity == second.identity
+    engine.register(model(lambda graph, x: {"h": graph.chain(first, x=x).last.h}, torch.ones(2, SIZE), "one"))
+    engine.register(model(lambda graph, x: {"h": graph.chain(second, x=x).h}, torch.ones(2, SIZE), "two"))
+    assert list(engine.statistics()["cells"]) == ["Recurrent"]
+    xs = [torch.randn(20, SIZE) for _ in range(200)]
+    futures = [engine.submit(name, x) for x in xs for name in ("one", "two")]
+    for one, two in zip(futures[::2], futures[1::2]):
+        torch.testing.assert_close(one.result(60)["h"], two.result(60)["h"][-1])
+    timeline = engine.timeline()
+    model_of = {span.request: span.label for span in timeline.requests}
+    assert any(len({model_of[request] for request in task.requests}) == 2 for task in timeline.tasks)

@@ -1,0 +1,73 @@
+"""Default priorities from the example's type graph, and what overrides them."""
+
+from __future__ import annotations
+
+import torch
+
+from cellrt.cell import cell
+from cellrt.registry import Discovery, check_example, default_priorities
+from tests.api.models import SIZE, attending, counter, embedded, leaf, model, pair, recurrent
+
+
+def priorities(function, cells=()):
+    discovery = Discovery(max_nodes=1000)
+    recorded = check_example(model(function, cells=cells), discovery)
+    return dict(zip([made.name for made in discovery.cells], default_priorities(recorded, discovery)))
+
+
+def test_decoder_before_encoder() -> None:
+    encoder, decoder = embedded(), attending()
+
+    def function(graph, request):
+        encoded = graph.chain(encoder, token=[1, 2, 3])
+        return {"h": graph.loop(decoder, max_steps=4, memory=encoded.h, x=encoded.last.h).last.h}
+
+    assert priorities(function) == {"Embedded": 0, "Attending": 1}
+
+
+def test_internal_before_leaf() -> None:
+    bottom, inner = leaf(), pair()
+
+    def function(graph, request):
+        parents = [2, 2, 6, 5, 5, 6, -1]
+        return graph.tree(parents, leaf=bottom, inner=inner, leaf_inputs={"x": torch.ones(SIZE)})
+
+    assert priorities(function) == {"tree_leaf": 0, "tree_pair": 1}
+
+
+def test_cells_on_a_cycle_share_a_depth_and_unused_ones_are_last() -> None:
+    first, second, third = recurrent(), cell(lambda x: {"h": x}, {"x": (SIZE,)}, name="second"), leaf()
+
+    def function(graph, request):
+        a = first(x=torch.ones(SIZE))
+        b = second(x=a.h)
+        c = first(x=b.h)
+        return {"h": third(x=c.h).h}
+
+    assert priorities(function, cells=(counter(),)) == {"Recurrent": 0, "second": 0, "tree_leaf": 1, "count_up": 0}
+
+
+def test_longest_path_decides() -> None:
+    low = cell(lambda x: {"h": x + 1}, {"x": (SIZE,)}, name="low")
+    middle = cell(lambda x: {"h": x + 2}, {"x": (SIZE,)}, name="middle")
+    high = cell(lambda x, y: {"h": x + y}, {"x": (SIZE,), "y": (SIZE,)}, name="high")
+
+    def function(graph, request):
+        a = low(x=torch.ones(SIZE))
+        return {"h": high(x=a.h, y=middle(x=a.h).h).h}
+
+    assert priorities(function) == {"low": 0, "high": 2, "middle": 1}
+
+
+def test_overrides(engine) -> None:
+    own = cell(lambda x: {"h": x}, {"x": (SIZE,)}, name="own", priority=7)
+    after, given = leaf(), recurrent()
+
+    def function(graph, request):
+        return {"h": given(x=after(x=own(x=request).h).h).h}
+
+    engine.register(model(function, torch.ones(SIZE)), priorities={"Recurrent": 3}, warm_up=False)
+    types = engine._processor.tables.types
+    assert [int(types["priority"][made.id]) for made in engine._registry.types] == [7, 1, 3] or {
+        made.cell.name: int(types["priority"][made.id]) for made in engine._registry.types
+    } == {"own": 7, "tree_leaf": 1, "Recurrent": 3}

@@ -1,0 +1,293 @@
+"""Every mistake an unfolder can make is told at registration and at a request, and no other request notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cellrt.engine import Engine
+from cellrt.errors import DefinitionError, RequestError, UnknownModelError
+from cellrt.graph import Graph
+from tests.api.models import SIZE, attending, child_sum, counter, embedded, leaf, model, pair, recurrent
+
+STEP, TOKEN, ATTEND, COUNT, SUM, LEAF, PAIR = (
+    recurrent(),
+    embedded(),
+    attending(),
+    counter(),
+    child_sum(),
+    leaf(),
+    pair(),
+)
+ROW = torch.ones(SIZE)
+OTHER: list[Any] = []
+"""Handles of a graph that was recorded before."""
+
+Write = Callable[[Graph], object]
+
+MISTAKES: dict[str, tuple[Write, str]] = {
+    "unknown input": (
+        lambda graph: STEP(x=ROW, y=ROW),
+        r"cell 'Recurrent', node 0, input 'y': unknown; the cell has inputs \['x', 'h'\]",
+    ),
+    "missing input": (
+        lambda graph: [STEP(x=ROW), STEP(h=ROW)][1],
+        r"cell 'Recurrent', node 1, input 'x': missing; expected float32\[4\]",
+    ),
+    "wrong shape": (
+        lambda graph: STEP(x=torch.ones(5)),
+        r"cell 'Recurrent', node 0, input 'x': expected float32\[4\], got float32\[5\]",
+    ),
+    "wrong dtype": (
+        lambda graph: STEP(x=ROW.double()),
+        r"cell 'Recurrent', node 0, input 'x': expected float32\[4\], got float64\[4\]",
+    ),
+    "wrong dtype of an array": (
+        lambda graph: STEP(x=np.ones(SIZE)),
+        r"cell 'Recurrent', node 0, input 'x': expected float32\[4\], got float64\[4\]",
+    ),
+    "a float for an integer": (
+        lambda graph: TOKEN(token=1.5),
+        r"cell 'Embedded', node 0, input 'token': expected int64\[\], got float64\[\]",
+    ),
+    "text": (lambda graph: TOKEN(token="a"), r"cell 'Embedded', node 0, input 'token': expected int64\[\], got"),
+    "nothing": (lambda graph: STEP(x=None), r"cell 'Recurrent', node 0, input 'x': expected float32\[4\], got"),
+    "an output of another shape": (
+        lambda graph: STEP(x=COUNT(number=1, limit=1, step=1).number),
+        r"cell 'Recurrent', node 1, input 'x': expected float32\[4\], got int64\[\]",
+    ),
+    "a node of several outputs": (
+        lambda graph: TOKEN(token=COUNT(number=1, limit=1, step=1)),
+        r"node 1, input 'token': expected int64\[\], got Node\('count_up'\), not one output",
+    ),
+    "a chain as an input": (
+        lambda graph: STEP(x=graph.chain(STEP, x=[ROW, ROW])),
+        r"node 2, input 'x': expected float32\[4\], got Chain\('Recurrent', 2 nodes\)",
+    ),
+    "steps as an input": (
+        lambda graph: STEP(x=graph.chain(STEP, x=[ROW, ROW]).h),
+        r"node 2, input 'x': expected float32\[4\], got Steps\(2 of float32\[4\]\)",
+    ),
+    "a loop's steps as an input": (
+        lambda graph: TOKEN(token=graph.loop(COUNT, max_steps=2, limit=1, step=1).number),
+        r"node 1, input 'token': expected int64\[\], got LoopSteps\(up to 2",
+    ),
+    "unknown output": (
+        lambda graph: STEP(x=STEP(x=ROW).c),
+        r"AttributeError: cell 'Recurrent' has outputs \['h'\], not 'c'",
+    ),
+    "unknown state": (lambda graph: STEP(x=graph.zeros(STEP).c), r"the state has \['h'\], not 'c'"),
+    "a node from another graph": (
+        lambda graph: STEP(x=OTHER[0].h),
+        r"cell 'Recurrent', node 0, input 'x': the node belongs to another graph",
+    ),
+    "steps from another graph": (
+        lambda graph: graph.chain(STEP, x=OTHER[1].h),
+        r"cell 'Recurrent', node 0, input 'x': the node belongs to another graph",
+    ),
+    "a list from another graph": (
+        lambda graph: ATTEND(x=ROW, memory=[ROW, OTHER[0].h]),
+        r"cell 'Attending', node 0, input 'memory\[1\]': the node belongs to another graph",
+    ),
+    "a result from another graph": (
+        lambda graph: {"h": STEP(x=ROW), "o": OTHER[0].h},
+        r"result 'o': the node belongs to another graph",
+    ),
+    "a wrong row in a list": (
+        lambda graph: ATTEND(x=ROW, memory=[ROW, torch.ones(3)]),
+        r"cell 'Attending', node 0, input 'memory\[1\]': expected float32\[4\], got float32\[3\]",
+    ),
+    "wrong rows": (
+        lambda graph: ATTEND(x=ROW, memory=torch.ones(2, 3)),
+        r"cell 'Attending', node 0, input 'memory': expected rows of ragged float32\[4\]",
+    ),
+    "no list": (
+        lambda graph: ATTEND(x=ROW, memory=STEP(x=ROW).h),
+        r"cell 'Attending', node 1, input 'memory': expected a list for ragged float32\[4\]",
+    ),
+    "no result": (lambda graph: [STEP(x=ROW), {}][1], r"the graph has no result"),
+    "no dict": (lambda graph: [STEP(x=ROW), None][1], r"must return a dict of results, got NoneType"),
+    "empty graph": (lambda graph: {"h": graph.constant(ROW)}, r"the graph is empty: the unfolder called no cell"),
+    "a tensor as a result": (lambda graph: {"h": STEP(x=ROW), "x": ROW}, r"result 'x': expected an output"),
+    "an empty list as a result": (lambda graph: {"h": STEP(x=ROW), "x": []}, r"result 'x': expected an output"),
+    "a node of several outputs as a result": (
+        lambda graph: {"x": COUNT(number=1, limit=1, step=1)},
+        r"result 'x': expected an output .* got Node with outputs \['number', 'stop', 'half'\]",
+    ),
+    "a mixed list as a result": (
+        lambda graph: {"x": [STEP(x=ROW).h, COUNT(number=1, limit=1, step=1).number]},
+        r"result 'x'\[1\]: expected float32\[4\] as of the first, got int64\[\]",
+    ),
+    "too many nodes": (
+        lambda graph: graph.chain(TOKEN, token=[1] * 101).last,
+        r"cell 'Embedded': the graph has 101 nodes, at most 100 are allowed",
+    ),
+    "too many nodes one by one": (
+        lambda graph: [TOKEN(token=1) for _ in range(101)][0],
+        r"cell 'Embedded': the graph has 101 nodes, at most 100 are allowed",
+    ),
+    "a chain of none": (lambda graph: graph.chain(TOKEN, token=[]).last, r"chain of cell 'Embedded': no steps"),
+    "a chain without steps": (
+        lambda graph: graph.chain(TOKEN, token=1).last,
+        r"chain of cell 'Embedded': no input has a value for each step",
+    ),
+    "a chain of unequal inputs": (
+        lambda graph: graph.chain(LEAF, x=[ROW, torch.ones(3)]).last,
+        r"cell 'tree_leaf', node 0, input 'x'",
+    ),
+    "a chain of unequal lengths": (
+        lambda graph: graph.chain(PAIR, h_left=[ROW], h_right=[ROW, ROW]).last,
+        r"inputs have different numbers of steps: {'h_left': 1, 'h_right': 2}",
+    ),
+    "a chain of another shape": (
+        lambda graph: graph.chain(STEP, x=torch.ones(2, 3)).last,
+        r"cell 'Recurrent', node 0, input 'x': expected float32\[4\] for each step, got float32\[3\]",
+    ),
+    "a loop without state": (
+        lambda graph: graph.loop(LEAF, max_steps=2, x=ROW).last,
+        r"loop of cell 'tree_leaf': no input is carried",
+    ),
+    "a loop without steps": (
+        lambda graph: {"n": graph.loop(COUNT, max_steps=0, limit=1, step=1).number},
+        r"loop of cell 'count_up': expected 1 <= max_steps < 2\*\*20, got 0",
+    ),
+    "a loop with an unknown end": (
+        lambda graph: {"n": graph.loop(STEP, max_steps=2, until="h", x=ROW).h},
+        r"loop of cell 'Recurrent': until='h' must be an output of one number a row",
+    ),
+    "a cycle": (
+        lambda graph: graph.tree([1, 0, -1], leaf=SUM, inner=SUM, leaf_inputs={"x": ROW}, inner_inputs={"x": ROW}),
+        r"tree: the parents form a cycle",
+    ),
+    "no root": (lambda graph: graph.tree([0], leaf=LEAF, inner=PAIR), r"-1 for exactly one root"),
+    "no parents": (lambda graph: graph.tree([], leaf=LEAF, inner=PAIR), r"tree: expected parents"),
+    "an unknown parent": (lambda graph: graph.tree([5, -1], leaf=LEAF, inner=PAIR), r"parents must be node numbers"),
+    "three children of a pair": (
+        lambda graph: graph.tree([3, 3, 3, -1], leaf=LEAF, inner=PAIR, leaf_inputs={"x": ROW}),
+        r"tree: node 3 does not have the number of children that cell 'tree_pair' reads",
+    ),
+    "a tree without leaf inputs": (
+        lambda graph: graph.tree([1, -1], leaf=LEAF, inner=SUM, inner_inputs={"x": ROW}),
+        r"cell 'tree_leaf', node 0, input 'x': missing; expected float32\[4\]",
+    ),
+    "a tree with other leaf inputs": (
+        lambda graph: graph.tree([2, 2, -1], leaf=LEAF, inner=PAIR, leaf_inputs={"x": torch.ones(3, SIZE)}),
+        r"cell 'tree_leaf', node 0, input 'x': expected 2 rows, one a node, got 3",
+    ),
+    "a tree with given children": (
+        lambda graph: graph.tree([1, -1], leaf=LEAF, inner=SUM, leaf_inputs={"x": ROW}, inner_inputs={"x": ROW, "h": []}),
+        r"cell 'ChildSum', node 0, input 'h': reads the children of a node and cannot be given",
+    ),
+    "a tree without inner inputs": (
+        lambda graph: graph.tree([1, -1], leaf=LEAF, inner=SUM, leaf_inputs={"x": ROW}),
+        r"cell 'ChildSum', node 0, input 'x': missing, and not the name of a child's output",
+    ),
+    "no cell": (lambda graph: graph.call("STEP", x=ROW), r"node 0: expected a cell, got str"),
+    "a constant of another shape": (
+        lambda graph: STEP(x=graph.constant(torch.ones(3))),
+        r"cell 'Recurrent', node 0, input 'x': expected float32\[4\], got float32\[3\]",
+    ),
+    "an unfolder that raises": (
+        lambda graph: {}["key"],
+        r"the unfolder raised KeyError: 'key'",
+    ),
+}
+
+
+def good(graph: Graph) -> object:
+    """Uses every cell, so that any may be used by other requests."""
+    chain = graph.chain(STEP, x=torch.ones(20, SIZE))
+    tree = graph.tree([2, 2, -1], leaf=LEAF, inner=PAIR, leaf_inputs={"x": ROW})
+    total = SUM(x=tree.h, h=[chain.last.h])
+    loop = graph.loop(COUNT, max_steps=3, limit=9, step=1)
+    return {"h": ATTEND(x=total.h, memory=[TOKEN(token=loop.last.number).h]).h}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def other_graph() -> None:
+    engine = Engine(workers=1, arena_bytes=1 << 20)
+
+    def keep(graph, request):
+        OTHER[:] = [STEP(x=ROW), graph.chain(STEP, x=[ROW, ROW])]
+        return OTHER[0]
+
+    engine.register(model(keep), warm_up=False)
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def served():
+    """An engine with a model that does what the request says."""
+    with Engine(workers=1, max_nodes=100, arena_bytes=1 << 20) as engine:
+        engine.register(model(lambda graph, write: write(graph), good), warm_up=False)
+        yield engine
+        engine.check()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_told_at_registration(served: Engine, mistake: str) -> None:
+    write, message = MISTAKES[mistake]
+    with pytest.raises(DefinitionError, match=rf"example request does not unfold: model 'wrong': .*{message}"):
+        served.register(model(lambda graph, request: write(graph), name="wrong"), warm_up=False)
+    with pytest.raises(UnknownModelError, match="'wrong' is not registered; registered are \\['m'\\]"):
+        served.submit("wrong", None)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_told_at_the_request_and_to_no_other(served: Engine, mistake: str) -> None:
+    write, message = MISTAKES[mistake]
+    before = served.submit("m", good)
+    with pytest.raises(RequestError, match=rf"model 'm': .*{message}"):
+        served.submit("m", write)
+    with pytest.raises(RequestError, match=message):
+        served.submit_many("m", [good, write])
+    after = served.submit("m", good)
+    torch.testing.assert_close(before.result(30), after.result(30))
+
+
+def test_a_cell_that_the_example_did_not_use() -> None:
+    late = counter()
+
+    def function(graph, uses_both):
+        if uses_both:
+            late(number=1, limit=1, step=1)
+        return STEP(x=ROW)
+
+    with Engine(workers=1, arena_bytes=1 << 20) as engine:
+        engine.register(model(function, False, "without"), warm_up=False)
+        with pytest.raises(RequestError, match=r"cell 'count_up' is not one of the model's.*cells=\[...\]"):
+            engine.submit("without", True)
+        engine.register(model(function, False, "with", cells=(late,)), warm_up=False)
+        engine.submit("with", True).result(30)
+        engine.check()
+
+
+def test_a_request_that_would_never_fit() -> None:
+    with Engine(workers=1, arena_bytes=1 << 10) as engine:
+        engine.register(model(lambda graph, x: {"h": graph.chain(STEP, x=x).h}, torch.ones(2, SIZE)), warm_up=False)
+        with pytest.raises(RequestError, match="model 'm': the request needs"):
+            engine.submit("m", torch.ones(5000, SIZE))
+        engine.submit("m", torch.ones(3, SIZE)).result(30)
+        engine.check()
+
+
+def test_a_cell_called_outside_an_unfolder() -> None:
+    with pytest.raises(DefinitionError, match=r"cell 'Recurrent' was called outside an unfolder; use cell.run"):
+        STEP(x=ROW)
+
+
+@pytest.mark.parametrize("name", ["", None, 3])
+def test_a_model_needs_a_name(name: Any) -> None:
+    with pytest.raises(DefinitionError, match="expected a name"):
+        model(good, name=name)
+
+
+def test_what_is_no_model_and_what_is_there_already(served: Engine) -> None:
+    with pytest.raises(DefinitionError, match="expected what @cellrt.unfold makes, got function"):
+        served.register(good)
+    with pytest.raises(DefinitionError, match="a model 'm' is registered already"):
+        served.register(model(lambda graph, write: write(graph), good))

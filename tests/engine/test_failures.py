@@ -1,0 +1,170 @@
+"""Cells that fail and workers that die: only what they touched fails, and nothing hangs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cellrt.core.processor import SchedulerSettings
+from cellrt.errors import CellError, DeviceError, EngineClosedError
+from cellrt.reference import run_one_by_one
+from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
+from tests.engine.models import DIE, NOT_FINITE, RAISE, WIDTH, WRONG_SHAPE, Gate, chain_model, loop_model, make_cells
+
+FAULTS = [RAISE, WRONG_SHAPE, NOT_FINITE]
+PLAIN, WITH_STEPS, COUNT = make_cells()
+MODELS = {
+    "chain": chain_model("chain", PLAIN),
+    "runs": chain_model("runs", WITH_STEPS),
+    "loop": loop_model("loop", COUNT),
+}
+
+
+def request_of(model: str, length: int, fault: float, at: int) -> object:
+    """A request of a model, with a fault at step ``at``; no fault if that is 0."""
+    if model == "loop":
+        row = torch.full((WIDTH,), 1.0)
+        row[0] = fault if fault else 1.0
+        return row, at
+    steps = torch.ones(length, WIDTH)
+    if fault:
+        steps[min(at, length - 1), 0] = fault
+    return steps
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_only_the_guilty_requests_fail(model, fault):
+    engine = small_engine()
+    engine.register(MODELS[model], warm_up=False)
+    guilty = {3, 4, 11}
+    requests = [request_of(model, 1 + k % 6, fault if k in guilty else 0.0, 1 + k % 5) for k in range(16)]
+    futures = engine.submit_many(model, requests)
+    for k, (request, future) in enumerate(zip(requests, futures)):
+        if k in guilty:
+            error = future.exception(WAIT_S)
+            assert type(error) is CellError
+            assert MODELS[model].name in ("loop",) or PLAIN.name in str(error) or WITH_STEPS.name in str(error)
+        else:
+            assert_same(future.result(WAIT_S), run_one_by_one(MODELS[model], request))
+    assert engine.statistics()["errors"] == {"CellError": len(guilty)}
+    close_and_check(engine)
+
+
+@settings(suppress_health_check=list(HealthCheck), max_examples=60)
+@given(
+    drawn=st.lists(
+        st.tuples(
+            st.sampled_from(sorted(MODELS)), st.integers(1, 7), st.sampled_from([0.0, 0.0, *FAULTS]), st.integers(0, 7)
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+    workers=st.integers(1, 3),
+    max_batch=st.sampled_from([1, 2, 5, 64]),
+    runs=st.booleans(),
+    early_release=st.booleans(),
+    join_budget_s=st.sampled_from([1e-6, 1.0]),
+)
+def test_failures_are_those_of_the_reference(drawn, workers, max_batch, runs, early_release, join_budget_s):
+    plain, with_steps, count = make_cells(max_batch)
+    models = [chain_model("chain", plain), chain_model("runs", with_steps), loop_model("loop", count)]
+    by_name = {model.name: model for model in models}
+    chosen = SchedulerSettings(runs=runs, early_release=early_release, join_budget_s=join_budget_s)
+    engine = small_engine(workers, settings=chosen)
+    try:
+        for model in models:
+            engine.register(model, warm_up=False)
+        requests = [request_of(*request) for request in drawn]
+        futures = [engine.submit(model, request) for (model, *_), request in zip(drawn, requests)]
+        for (model, *_), request, future in zip(drawn, requests, futures):
+            try:
+                expected = run_one_by_one(by_name[model], request)
+            except CellError:
+                assert type(future.exception(WAIT_S)) is CellError
+            else:
+                assert_same(future.result(WAIT_S), expected)
+        engine.check()
+    finally:
+        close_and_check(engine)
+
+
+def test_a_value_that_is_not_finite_at_an_inner_step_of_a_loop_is_found_in_any_run():
+    def unfold(graph, request):
+        return {"n": graph.loop(COUNT, max_steps=9, until="stop", x=request, at=2).last.n}
+
+    model = type(MODELS["loop"])("inner", unfold, torch.zeros(WIDTH))
+    for runs in (True, False):
+        engine = small_engine(settings=SchedulerSettings(runs=runs, join_budget_s=1.0))
+        engine.register(model, warm_up=False)
+        row = torch.tensor([NOT_FINITE, 0.0])
+        assert type(engine.submit("inner", row).exception(WAIT_S)) is CellError
+        close_and_check(engine)
+
+
+def test_the_error_keeps_its_cause():
+    engine = small_engine()
+    engine.register(MODELS["chain"], warm_up=False)
+    error = engine.submit("chain", request_of("chain", 3, RAISE, 1)).exception(WAIT_S)
+    assert isinstance(error.__cause__, ValueError)
+    assert "add" in str(error) and "a row this cell cannot take" in str(error)
+    close_and_check(engine)
+
+
+def test_a_dead_worker_fails_what_was_on_it_and_the_others_go_on():
+    gate = Gate(WAIT_S)
+    engine = small_engine(2, queue_depth=1)
+    engine.register(gate.unfolder, warm_up=False)
+    engine.register(MODELS["chain"], warm_up=False)
+    held = engine.submit("gate", torch.ones(WIDTH))  # keeps one worker busy
+    assert gate.entered.wait(WAIT_S)
+    error = engine.submit("chain", request_of("chain", 4, DIE, 1)).exception(WAIT_S)
+    assert type(error) is DeviceError and isinstance(error.__cause__, SystemExit)
+    gate.open.set()
+    assert_same(held.result(WAIT_S), {"output": torch.full((WIDTH,), 2.0)})
+    requests = [request_of("chain", 1 + k % 6, 0.0, 0) for k in range(20)]
+    for request, future in zip(requests, engine.submit_many("chain", requests)):
+        assert_same(future.result(WAIT_S), run_one_by_one(MODELS["chain"], request))
+    engine.check()
+    close_and_check(engine)
+
+
+def test_the_engine_says_that_it_stopped_when_its_last_worker_dies():
+    engine = small_engine(2)
+    engine.register(MODELS["chain"], warm_up=False)
+    healthy = [request_of("chain", 5, 0.0, 0) for _ in range(10)]
+    futures = [engine.submit("chain", request_of("chain", 4, DIE, 0)) for _ in range(2)]
+    futures += engine.submit_many("chain", healthy)
+    # One task may hold both deadly requests and kill a single worker: go on until no worker is left.
+    for _ in range(20):
+        try:
+            futures.append(engine.submit("chain", request_of("chain", 1, DIE, 0)))
+        except EngineClosedError:
+            break
+        futures[-1].exception(WAIT_S)
+    for future in futures:
+        error = future.exception(WAIT_S)
+        assert error is None or type(error) in (DeviceError, EngineClosedError)
+    with pytest.raises(EngineClosedError, match="no worker left"):
+        engine.submit("chain", healthy[0])
+    assert engine.drain(WAIT_S)
+    close_and_check(engine)
+
+
+def test_a_request_that_waits_for_room_ends_when_the_last_worker_dies():
+    gate = Gate(WAIT_S)
+    engine = small_engine(1, arena_bytes=1)
+    engine.register(gate.unfolder, warm_up=False)
+    engine.register(MODELS["chain"], warm_up=False)
+    gate_future = engine.submit("gate", torch.ones(WIDTH))
+    assert gate.entered.wait(WAIT_S)
+    deadly = engine.submit("chain", request_of("chain", 2, DIE, 0))
+    waiting = [engine.submit("chain", request_of("chain", 20, 0.0, 0)) for _ in range(12)]
+    gate.open.set()
+    gate_future.result(WAIT_S)
+    assert type(deadly.exception(WAIT_S)) is DeviceError
+    for future in waiting:
+        assert type(future.exception(WAIT_S)) in (DeviceError, EngineClosedError, type(None))
+    close_and_check(engine)
