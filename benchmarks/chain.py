@@ -1,7 +1,8 @@
 """LSTM over sentences: cellrt beside the libraries' ways of batching, in one run.
 
-Every server gets the same sentences (random vectors of the real lengths) and answers with the last hidden state. Rounds are
-interleaved, server after server, and medians are reported, so that a slow moment of the machine does not fall on one of them.
+Every server gets the same sentences (random vectors of the real lengths) and answers with the last hidden
+state. Rounds are interleaved, server after server, and medians are reported, so that a slow moment of the
+machine does not fall on one of them.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Cellrt:
     """cellrt behind the peers' interface.
 
     Args:
-        lstm: trained module; its weights go into the cells.
-        table: the embedding ``[words, input]``. If given, requests are word numbers, and the embedding and the input half
+        lstm: trained module; its weights go into the cells. table: the embedding ``[words, input]``. If given,
+        requests are word numbers, and the embedding and the input half
             of the step are folded into one table; else they are the embedded words, as the peers get them.
         options: for the engine.
     """
@@ -230,7 +231,8 @@ def _open(
     for name, server in made.items():
 
         def submit(k: int, server: Server = server) -> Future[Any]:
-            return server.submit(sentences[k % len(sentences)])
+            future: Future[Any] = server.submit(sentences[k % len(sentences)])
+            return future
 
         outcome = workloads.open_loop(submit, arrivals)
         figures = percentiles(np.asarray(outcome.latencies_s) * 1e3)

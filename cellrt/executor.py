@@ -1,8 +1,8 @@
 """Runs one task: gathers input rows by index, calls the cell, puts its outputs where the task says.
 
-The scheduler's buffer (``core/task_layout.py``) is the only thing it reads. If the cell fails, the task is tried again in halves
-until the rows that cause it are alone; their outputs are zeros and their flags in the buffer are set. This happens before
-the next task of the worker, so the input rows are still there.
+The scheduler's buffer (``core/task_layout.py``) is the only thing it reads. If the cell fails, the task is
+tried again in halves until the rows that cause it are alone; their outputs are zeros and their flags in the
+buffer are set. This happens before the next task of the worker, so the input rows are still there.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ def _run_loop_safely(cell: Cell, batch: Batch, stop: int, every: list[bool], fai
 def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> tuple[Outcome, list[int]]:
     """Runs a loop's rows step by step; a row leaves at the step that stops it or at its last.
 
-    ``done_steps`` is the number of steps a row took, negative if it stopped. The rows that at some step had a value that is not
-    finite where the cell declares finite ones come with it.
+    ``done_steps`` is the number of steps a row took, negative if it stopped. The rows that at some step had a
+    value that is not finite where the cell declares finite ones come with it.
     """
     names, output_names = list(cell.inputs), list(cell.outputs)
     sources = [output_names.index(cell.carry[name]) if name in cell.carry else -1 for name in names]

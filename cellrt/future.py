@@ -59,8 +59,8 @@ class Channel:
 class Stream:
     """Steps of a request as they complete: iterate with ``for`` or ``async for``.
 
-    Each item is a dict from result name to that step's row. An error of the request is raised from the iteration. Leaving the
-    stream (``close``, ``with``, or dropping it) cancels the request.
+    Each item is a dict from result name to that step's row. An error of the request is raised from the
+    iteration. Leaving the stream (``close``, ``with``, or dropping it) cancels the request.
     """
 
     def __init__(self, future: RequestFuture, channel: Channel) -> None:

@@ -1,12 +1,14 @@
 """The manager: owns the processor, the workers and every live request, and takes turns of one loop.
 
-A *turn* takes in what happened, admits, schedules, launches and replies. One thread at a time has the turn (``_turn_lock``): a
-worker takes one after each task, so that it launches its own next task and answers its clients without waking another
-thread; the timekeeper takes one for deadlines, cancellations and commands. Clients never do: a turn is not interrupted by
-their signals. Who finds the turn taken leaves its news; the holder looks for news after giving the turn back.
+A *turn* takes in what happened, admits, schedules, launches and replies. One thread at a time has the turn
+(``_turn_lock``): a worker takes one after each task, so that it launches its own next task and answers its
+clients without waking another thread; the timekeeper takes one for deadlines, cancellations and commands.
+Clients never do: a turn is not interrupted by their signals. Who finds the turn taken leaves its news; the
+holder looks for news after giving the turn back.
 
-Crossings between threads: the inbox (clients to the holder), the workers' queues (holder to worker), their counters and finished
-lists (worker to holder), the alarm (anybody to the timekeeper). Everything else belongs to the holder of the turn.
+Crossings between threads: the inbox (clients to the holder), the workers' queues (holder to worker), their
+counters and finished lists (worker to holder), the alarm (anybody to the timekeeper). Everything else belongs
+to the holder of the turn.
 """
 
 from __future__ import annotations

@@ -49,17 +49,20 @@ class Discovery:
     constants: list[tuple[RowSpec, torch.Tensor]] = field(default_factory=list)
 
     def cell_type(self, cell: Cell) -> int:
+        """Position of the cell among the discovered ones; equal cells share one."""
         if all(cell.identity != known.identity for known in self.cells):
             self.cells.append(cell)
         return next(k for k, known in enumerate(self.cells) if known.identity == cell.identity)
 
     def kind(self, spec: RowSpec) -> int:
+        """Position of the row spec among the discovered ones."""
         spec = RowSpec(spec.shape, spec.dtype)
         if spec not in self.specs:
             self.specs.append(spec)
         return self.specs.index(spec)
 
     def constant_row(self, spec: RowSpec, value: torch.Tensor) -> int:
+        """Notes a constant; any row will do for the example."""
         self.constants.append((spec, value))
         return 1
 
@@ -79,6 +82,7 @@ class Registry:
         self._constants: dict[tuple[int, bytes], int] = {}
 
     def cell_type(self, cell: Cell) -> int:
+        """Type id of a cell. Raises RequestError if no model of the engine has it."""
         known = self._known_cells.get(id(cell))
         if known is not None:
             return known[1]
@@ -92,6 +96,7 @@ class Registry:
         return type_id
 
     def kind(self, spec: RowSpec) -> int:
+        """Kind of a row spec. Raises RequestError if no cell of the engine has such rows."""
         if spec.ragged:
             spec = RowSpec(spec.shape, spec.dtype)
         if spec not in self._kind_ids:
@@ -99,6 +104,7 @@ class Registry:
         return self._kind_ids[spec]
 
     def constant_row(self, spec: RowSpec, value: torch.Tensor) -> int:
+        """Permanent row of a constant, or -1: then it travels with the request."""
         return self._constants.get((self.kind(spec), _bytes_of(value)), -1)
 
     def add_kind(self, spec: RowSpec, worker_rows: int, host_rows: int) -> int | None:
@@ -149,7 +155,9 @@ class Registry:
 class Model:
     """An unfolder bound to an engine, with the compiled shapes of the requests it has seen."""
 
-    def __init__(self, unfolder: Unfolder, registry: Registry, processor: Processor, max_cached_ints: int = 1 << 22) -> None:
+    def __init__(
+        self, unfolder: Unfolder, registry: Registry, processor: Processor, max_cached_ints: int = 1 << 22
+    ) -> None:
         self.unfolder = unfolder
         self._registry, self._processor = registry, processor
         self._shapes: OrderedDict[tuple[int, ...], Shape] = OrderedDict()
@@ -213,13 +221,19 @@ def default_priorities(recorded: Recorded, discovery: Discovery) -> list[int]:
 
 def _example_tables(discovery: Discovery) -> tuple[np.ndarray, np.ndarray]:
     """Types and ports tables for the discovered cells alone."""
-    scratch = Processor(1, Limits(max_requests=1, max_nodes=1, max_values=1, max_links=1, max_subgraphs=1, story_events=0))
+    scratch = Processor(
+        1, Limits(max_requests=1, max_nodes=1, max_values=1, max_links=1, max_subgraphs=1, story_events=0)
+    )
     for _ in discovery.specs:
         scratch.add_kind(0, 0)
     for cell in discovery.cells:
         names = list(cell.outputs)
         inputs = [
-            Port(discovery.kind(RowSpec(s.shape, s.dtype)), names.index(cell.carry[n]) if n in cell.carry else -1, s.ragged)
+            Port(
+                discovery.kind(RowSpec(s.shape, s.dtype)),
+                names.index(cell.carry[n]) if n in cell.carry else -1,
+                s.ragged,
+            )
             for n, s in cell.inputs.items()
         ]
         outputs = [Port(discovery.kind(spec)) for spec in cell.outputs.values()]

@@ -1,6 +1,7 @@
 """Copies rows into and out of the host's arenas without handing over the interpreter lock.
 
-A request has a few short rows: NumPy and torch would give the lock away for each copy, and the manager would wait to get it back.
+A request has a few short rows: NumPy and torch would give the lock away for each copy, and the manager would
+wait to get it back.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The CPU worker: a thread with the task queue, in-progress queue and completion counter of a GPU worker.
 
-Crossings between threads: ``launch`` is called by the holder of the manager's turn and puts a task in a queue; the thread runs
-tasks in that order and, after each, adds one to the counter and asks for the turn; ``poll`` is called in a turn and pops
-the in-progress queue as far as the counter says (BatchMaker section 2.5). ``wake`` is called by clients: a worker says that it
-is idle *before* it looks for news a last time, and a client leaves its news before it looks for an idle worker, so one of
-them sees the other. The buffer of a task belongs to the worker from launch to completion.
+Crossings between threads: ``launch`` is called by the holder of the manager's turn and puts a task in a queue;
+the thread runs tasks in that order and, after each, adds one to the counter and asks for the turn; ``poll`` is
+called in a turn and pops the in-progress queue as far as the counter says (BatchMaker section 2.5). ``wake`` is
+called by clients: a worker says that it is idle *before* it looks for news a last time, and a client leaves its
+news before it looks for an idle worker, so one of them sees the other. The buffer of a task belongs to the
+worker from launch to completion.
 """
 
 from __future__ import annotations
