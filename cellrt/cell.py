@@ -1,8 +1,8 @@
 """A cell: a batched computation with its weights inside.
 
-A cell's type is its definition, its weights and the shapes of its rows (BatchMaker section 2.4.2): two models that build the same
-cell from the same weights batch together, and a changed weight makes another type (see ``identity.py``). The weights are
-copied when the cell is made, so that later training does not reach it (see ``freeze.py``).
+A cell's type is its definition, its weights and the shapes of its rows (BatchMaker section 2.4.2): two models that
+build the same cell from the same weights batch together, and a changed weight makes another type (see
+``identity.py``). The weights are copied when the cell is made, so later training does not reach it (``freeze.py``).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from torch import nn
 from cellrt.errors import CellError, DefinitionError
 from cellrt.freeze import freeze
 from cellrt.identity import identity_of
-from cellrt.spec import RaggedRows, RowSpec, as_spec
+from cellrt.spec import RaggedRows, RowSpec, as_spec, describe
 
 if TYPE_CHECKING:
-    from cellrt.graph import Graph, Node
+    from cellrt.graph import Graph
+    from cellrt.handles import Node
 
 CURRENT_GRAPH: ContextVar[Graph] = ContextVar("cellrt_current_graph")
 """The graph that the unfolder running in this thread or task is building."""
@@ -90,7 +91,7 @@ class Cell:
         return self._steps is not None
 
     def run(self, *inputs: CellInput) -> list[torch.Tensor]:
-        """Runs one step on rows: inputs ``[rows, *shape]`` in order; returns the outputs ``[rows, *shape]`` in order."""
+        """Runs one step: takes inputs ``[rows, *shape]`` and returns outputs ``[rows, *shape]``, both in order."""
         return self._in_order(_call(self.module, self.inputs, inputs, self.by_name))
 
     def run_steps(self, batch_sizes: list[int], *inputs: CellInput) -> list[torch.Tensor]:
@@ -126,7 +127,7 @@ class Cell:
         for (name, spec), value in zip(self.outputs.items(), outputs, strict=True):
             if tuple(value.shape) != (rows, *spec.shape) or value.dtype != spec.dtype:
                 raise CellError(
-                    f"cell {self.name!r}, output {name!r}: expected {rows} rows of {spec}, got {_describe(value)}"
+                    f"cell {self.name!r}, output {name!r}: expected {rows} rows of {spec}, got {describe(value)}"
                 )
 
     def save(self, folder: str | Path) -> None:
@@ -189,7 +190,9 @@ def cell(
     for output in finite:
         if output not in outputs or not outputs[output].dtype.is_floating_point:
             described = {key: str(spec) for key, spec in outputs.items()}
-            raise DefinitionError(f"cell {name!r}: finite={output!r} is not a floating-point output; outputs are {described}")
+            raise DefinitionError(
+                f"cell {name!r}: finite={output!r} is not a floating-point output; outputs are {described}"
+            )
     description = [{key: str(spec) for key, spec in specs.items()}, carried, finite, max_batch, sizes]
     made = Cell(
         frozen,
@@ -225,11 +228,13 @@ def named_outputs(result: object) -> dict[str, torch.Tensor]:
     else:
         raise CellError(f"a cell must return tensors, got {type(result).__name__}")
     if not named or not all(isinstance(value, torch.Tensor) for value in named.values()):
-        raise CellError(f"a cell must return tensors, got {({k: type(v).__name__ for k, v in named.items()})}")
+        raise CellError(f"a cell must return tensors, got { ({k: type(v).__name__ for k, v in named.items()}) }")
     return named
 
 
-def _call(module: Callable[..., Any], names: Mapping[str, object], inputs: Sequence[CellInput], by_name: bool) -> object:
+def _call(
+    module: Callable[..., Any], names: Mapping[str, object], inputs: Sequence[CellInput], by_name: bool
+) -> object:
     return module(**dict(zip(names, inputs, strict=True))) if by_name else module(*inputs)
 
 
@@ -293,7 +298,9 @@ def _check_sizes(
         if not isinstance(value, int) or not 1 <= value <= LARGEST_BATCH:
             raise DefinitionError(f"cell {name!r}: expected batch sizes from 1 to {LARGEST_BATCH}, got {value!r}")
     if min_batch > largest:
-        raise DefinitionError(f"cell {name!r}: min_batch={min_batch} is more than the {largest} rows that a task has at most")
+        raise DefinitionError(
+            f"cell {name!r}: min_batch={min_batch} is more than the {largest} rows that a task has at most"
+        )
     return sizes, largest
 
 
@@ -320,14 +327,16 @@ def _infer_outputs(
             after = _versions(module)
         if before != after:
             written = sorted(key for key in before if before[key] != after.get(key))
-            raise DefinitionError(f"cell {name!r}: writes to its own {written}; a cell has no state of its own: use carry")
+            raise DefinitionError(
+                f"cell {name!r}: writes to its own {written}; a cell has no state of its own: use carry"
+            )
         for output, value in named.items():
             if not isinstance(output, str) or not output.isidentifier() or output.startswith("_") or output == "last":
                 raise DefinitionError(f"cell {name!r}: {output!r} cannot be the name of an output")
             if value.dim() == 0 or value.shape[0] != rows:
                 raise DefinitionError(
                     f"cell {name!r}, output {output!r}: expected the row dimension first ({rows} rows in the trial "
-                    f"run), got {_describe(value)}"
+                    f"run), got {describe(value)}"
                 )
         outputs = {output: RowSpec(tuple(value.shape[1:]), value.dtype) for output, value in named.items()}
         if found and outputs != found:
@@ -385,10 +394,6 @@ def _check_steps(made: Cell) -> None:
             made.check_outputs(made.run_steps(batch_sizes, *inputs), sum(batch_sizes))
     except Exception as error:
         raise DefinitionError(f"cell {made.name!r}: its method steps does not run on zeros: {error}") from error
-
-
-def _describe(value: torch.Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def _kind_of(value: object) -> str:

@@ -1,10 +1,12 @@
 """A cell as files: a folder that a process can serve without the cell's Python class.
 
-- ``cell.json``: what the cell is (names, row specs, limits, identity), the format's version and a checksum of each other file;
+- ``cell.json``: what the cell is (names, row specs, limits, identity), the format's version, and a checksum of each
+  other file;
 - ``program.pt2``: a ``torch.export`` program for any number of rows, in which the weights are inputs;
 - ``weights.safetensors``: the weights, by their names in the module.
 
-A loaded cell has the identity of the saved one, so both batch together. It has no steps-first form: its runs go step by step.
+A loaded cell has the identity of the saved one, so both batch together. It has no steps-first form: its runs go step
+by step.
 Load only files from whom you trust: a program is code.
 """
 
@@ -27,7 +29,7 @@ from torch.func import functional_call
 
 from cellrt.cell import Cell, CellInput, named_outputs
 from cellrt.errors import DefinitionError
-from cellrt.spec import RaggedRows, RowSpec
+from cellrt.spec import RaggedRows, RowSpec, as_spec
 
 FORMAT_VERSION = 1
 DESCRIPTION, PROGRAM, WEIGHTS = "cell.json", "program.pt2", "weights.safetensors"
@@ -78,11 +80,13 @@ def load_cell(folder: str | Path) -> Cell:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DefinitionError(f"{folder} has no readable {DESCRIPTION}: {error}") from error
     if version != FORMAT_VERSION:
-        raise DefinitionError(f"{folder} was written in format {version}; this version of cellrt reads {FORMAT_VERSION}")
+        raise DefinitionError(
+            f"{folder} was written in format {version}; this version of cellrt reads {FORMAT_VERSION}"
+        )
     try:
         for name, checksum in description["sha256"].items():
             if _checksum(folder / name) != checksum:
-                raise DefinitionError(f"{folder / name} is not the file that was saved: its checksum differs")
+                raise ValueError(f"{name} is not the file that was saved")
         program = torch.export.load(folder / PROGRAM)
         weights = load_file(folder / WEIGHTS)
         outputs = {name: _spec_from_json(spec) for name, spec in description["outputs"].items()}
@@ -101,8 +105,6 @@ def load_cell(folder: str | Path) -> Cell:
             priority=description["priority"],
             identity=description["identity"],
         )
-    except DefinitionError:
-        raise
     except Exception as error:
         raise DefinitionError(f"{folder} has no cell that can be loaded: {type(error).__name__}: {error}") from error
 
@@ -152,7 +154,9 @@ class _Exportable(nn.Module):
         """Runs the cell; ragged inputs are two of ``inputs`` each."""
         flat = iter(inputs)
         specs = self._cell.inputs
-        given = {name: RaggedRows(next(flat), next(flat)) if spec.ragged else next(flat) for name, spec in specs.items()}
+        given = {
+            name: RaggedRows(next(flat), next(flat)) if spec.ragged else next(flat) for name, spec in specs.items()
+        }
         args, kwargs = ((), given) if self._cell.by_name else (tuple(given.values()), {})
         module = self._call[0]
         if isinstance(module, nn.Module):
@@ -179,8 +183,8 @@ def _export(cell: Cell, module: Callable[..., Any], weights: Mapping[str, torch.
         )
     except Exception as error:
         raise DefinitionError(
-            f"cell {cell.name!r} cannot be exported for any number of rows (its code may ask for x.shape[0], but not len(x), "
-            f"and not decide by values): {type(error).__name__}: {error}"
+            f"cell {cell.name!r} cannot be exported for any number of rows (its code may ask for x.shape[0], but "
+            f"not len(x), and not decide by values): {type(error).__name__}: {error}"
         ) from error
     program.example_inputs = None  # they hold the weights
     return program
@@ -221,7 +225,7 @@ def _spec_to_json(spec: RowSpec) -> dict[str, Any]:
 
 
 def _spec_from_json(value: dict[str, Any]) -> RowSpec:
-    return RowSpec(tuple(value["shape"]), getattr(torch, value["dtype"]), value["ragged"])
+    return as_spec("loaded", RowSpec(tuple(value["shape"]), getattr(torch, value["dtype"]), value["ragged"]))
 
 
 def _checksum(path: Path) -> str:

@@ -28,7 +28,7 @@ class CellGraph:
         return int(self._shape.subgraphs.size)
 
     def to_networkx(self) -> nx.DiGraph:
-        """Nodes have ``cell``, ``subgraph`` and ``label``; edges have lists ``output`` and ``input`` of port numbers."""
+        """Nodes have ``cell``, ``subgraph`` and ``label``; edges lists ``output`` and ``input`` of port numbers."""
         shape, graph = self._shape, nx.DiGraph()
         producer: dict[int, tuple[int, int]] = {}
         for node, type_id in enumerate(shape.node_types.tolist()):
@@ -39,15 +39,15 @@ class CellGraph:
             label = f"loop up to {limit}" if limit else str(node)
             graph.add_node(node, cell=self._cell_names[type_id], subgraph=int(row["subgraph"]), label=label)
         for node, type_id in enumerate(shape.node_types.tolist()):
-            at = int(shape.nodes["first_link"][node])
+            at, first_value = int(shape.nodes["first_link"][node]), int(shape.nodes["first_value"][node])
             first_port = int(self._types["first_port"][type_id])
             for port in range(int(self._types["num_inputs"][type_id])):
                 ragged = bool(self._ports["ragged"][first_port + port])
                 count = int(shape.links[at]) if ragged else 1
                 at += int(ragged)
-                for value in shape.links[at : at + count].tolist():
-                    if value in producer:
-                        before, output = producer[value]
+                for relative in shape.links[at : at + count].tolist():
+                    if first_value + relative in producer:
+                        before, output = producer[first_value + relative]
                         if not graph.has_edge(before, node):
                             graph.add_edge(before, node, output=[], input=[])
                         graph.edges[before, node]["output"].append(output)

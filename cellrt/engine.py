@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 import time
@@ -14,13 +15,13 @@ import torch
 
 from cellrt.arena import Arenas, rows_for
 from cellrt.cell_graph import CellGraph
-from cellrt.core.policy import NUM_PRIORITIES, BatchMakerPolicy, Job
+from cellrt.core.policy import NUM_PRIORITIES, BatchMakerPolicy, Job, lane_of
 from cellrt.core.processor import Limits, Processor, SchedulerSettings
 from cellrt.errors import DefinitionError, EngineClosedError, OverloadError, RequestError, UnknownModelError
 from cellrt.executor import Executor
 from cellrt.future import Channel, RequestFuture, Result, Stream, as_awaitable
 from cellrt.manager import LiveRequest, Manager, Trace
-from cellrt.registry import CellType, Discovery, Model, Registry, check_example, default_priorities
+from cellrt.registry import Discovery, Model, Registry, check_example, default_priorities
 from cellrt.timeline import Timeline
 from cellrt.unfold import Unfolder
 from cellrt.worker.cpu import CpuWorker
@@ -71,7 +72,8 @@ class Engine:
         self._registry = Registry(self._processor, max_nodes)
         self._arenas = [Arenas() for _ in range(count + 1)]
         self._arena_bytes, self._max_queue = arena_bytes, max_queue
-        self._manager = Manager(self._processor, policy, self._arenas, self._registry.types, queue_depth, debug)
+        self._policy = policy
+        self._manager = Manager(self._processor, self._arenas, self._registry.types, queue_depth, debug)
         if trace:
             self._manager.trace = Trace()
         self._threads_per_worker = threads_per_worker
@@ -178,9 +180,9 @@ class Engine:
         )
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Waits until every submitted request has ended; False on a time-out, in seconds."""
+        """Waits until every submitted request has ended and its callbacks have run; False on a time-out, in seconds."""
         end = None if timeout is None else time.monotonic() + timeout
-        while self._num_unfinished and self._thread.is_alive():
+        while self._manager.num_answered < self._num_submitted and self._thread.is_alive():
             if end is not None and time.monotonic() >= end:
                 return False
             time.sleep(0.001)
@@ -243,21 +245,24 @@ class Engine:
     ) -> RequestFuture:
         if not 0 <= priority < NUM_PRIORITIES:
             raise RequestError(f"priority: expected 0 to {NUM_PRIORITIES - 1}, got {priority}")
-        if deadline is not None and not deadline > 0:
+        if deadline is not None and not 0 < deadline < math.inf:
             raise RequestError(f"deadline: expected seconds from now, more than 0, got {deadline}")
         now_ns = time.perf_counter_ns()
         future = RequestFuture(lambda future: self._manager.command(lambda: self._manager.cancel(future)))
         with self._submit_lock:
             if self._closed or not self._thread.is_alive():
                 raise EngineClosedError("the engine is closed")
+            if not self._manager.has_workers:
+                raise EngineClosedError("the engine has no worker left")
             if self._num_unfinished >= self._max_queue:
                 raise OverloadError(
                     f"{self._num_unfinished} requests are unfinished, the engine takes {self._max_queue}"
                 )
-            self._num_submitted += 1
-            job = Job(next(self._sequence), int(plan.shape.nodes.size), priority, deadline)
+            job = Job(next(self._sequence), plan.num_nodes, priority, deadline)
+            order, lane = float(self._policy.admission_key(job)), lane_of(self._policy, job)
             deadline_ns = None if deadline is None else now_ns + int(deadline * 1e9)
-            self._manager.post(LiveRequest(future, plan, name, job, now_ns, deadline_ns, channel))
+            self._num_submitted += 1
+            self._manager.post(LiveRequest(future, plan, name, job, now_ns, deadline_ns, channel, order, lane))
         return future
 
     @property

@@ -1,4 +1,4 @@
-"""Freezing: a private copy of a module or function with every tensor it uses, so that later training does not reach it."""
+"""A private copy of a module or function with every tensor it uses, which later training does not reach."""
 
 from __future__ import annotations
 

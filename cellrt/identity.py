@@ -1,11 +1,11 @@
 """The identity of a cell: a digest of its definition, its weights and the shapes of its rows.
 
-Equal digests mean cells that may be batched together (BatchMaker section 2.4.2), in whatever process they were made. So nothing
-is digested that differs from process to process (addresses, file names, the name of the module a class was imported
-from); and what cannot be compared by value makes a digest of its own.
+Equal digests mean cells that may be batched together (BatchMaker section 2.4.2), in whatever process they were made.
+So nothing is digested that differs from process to process (addresses, file names, the name of the module a class was
+imported from); and what cannot be compared by value makes a digest of its own.
 
-Code counts by its bytecode, with the functions, classes, tensors and constants that it finds in its globals, and so on through
-everything they use; the code of torch, NumPy and the standard library counts by its name.
+Code counts by its bytecode, with the functions, classes, tensors and constants that it finds in its globals, and so
+on through everything they use; the code of torch, NumPy and the standard library counts by its name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,19 @@ from torch import nn
 from cellrt.freeze import FrozenFunction, used_globals
 
 LIBRARIES = frozenset({"torch", "numpy", "numba", "llvmlite", "networkx", *sys.stdlib_module_names})
-BY_TEXT = (bool, int, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.memory_format, torch.layout)
+BY_TEXT = (
+    bool,
+    int,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(...),
+    torch.dtype,
+    torch.device,
+    torch.memory_format,
+    torch.layout,
+)
 NOT_DEFINITION = frozenset({"__annotations__", "__dict__", "__doc__", "__module__", "__qualname__", "__weakref__"})
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
@@ -166,9 +178,9 @@ class _Digest:
             self.add(value)
         for name, value in used_globals(function).items():
             self._write("global", name.encode())
-            if _is_function(value) or isinstance(value, type) or _is_constant(value):
-                self.add(value)
-            elif isinstance(value, torch.Tensor | nn.Module) and f"global_{name}" not in captured:
+            is_code = _is_function(value) or isinstance(value, type)
+            is_frozen = f"global_{name}" in captured
+            if is_code or _is_constant(value) or (isinstance(value, torch.Tensor | nn.Module) and not is_frozen):
                 self.add(value)
 
     def _add_class(self, kind: type) -> None:

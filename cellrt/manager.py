@@ -23,13 +23,12 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from cellrt.arena import Arenas
 from cellrt.core import task_layout as layout
 from cellrt.core.finish import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
-from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
+from cellrt.core.policy import Job
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.story import read_story
 from cellrt.core.tables import HOST
@@ -57,6 +56,9 @@ class LiveRequest:
     arrival_ns: int
     deadline_ns: int | None
     channel: Channel | None
+    order: float
+    """The policy's admission key."""
+    lane: int
     id: int = -1
     results_at: int = -1
     num_streamed: int = 0
@@ -82,7 +84,6 @@ class Manager:
     def __init__(
         self,
         processor: Processor,
-        policy: BatchMakerPolicy,
         arenas: list[Arenas],
         types: list[CellType],
         queue_depth: int,
@@ -94,12 +95,12 @@ class Manager:
         self.trace: Trace | None = None
         self.workers: list[CpuWorker] = []
         self.num_ended = 0
-        self._policy = policy
+        self.num_answered = 0
         self._arenas = arenas
         self._types = types
         self._queue_depth = queue_depth
         self._debug = debug
-        self._by_key: list[tuple[float, int, LiveRequest]] = []
+        self._by_key: list[tuple[int, float, int, LiveRequest]] = []
         self._by_arrival: deque[LiveRequest] = deque()
         self._num_admitted = 0
         self._live: dict[int, LiveRequest] = {}
@@ -121,14 +122,22 @@ class Manager:
         with self._turn_lock:
             self._end_all(self._stopped)
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether a worker is left."""
+        return len(self._lost) < len(self.workers)
+
     def post(self, message: LiveRequest) -> None:
         """Hands in a request, from any thread; a worker that is idle takes the turn."""
         self.inbox.put(message)
         for worker in self.workers:
             if worker.wake():
                 return
-        if not any(worker.is_alive() for worker in self.workers):
+        # A worker that is busy takes a turn when its task ends. A deadline cannot wait for that.
+        if message.deadline_ns is not None or not any(worker.is_alive() for worker in self.workers):
             self._alarm.put(None)
+        if self._stopped is not None:
+            self.take_turns()  # nobody else may look any more
 
     def command(self, message: Callable[[], None]) -> None:
         """Hands in something to be called in a turn, from any thread; the timekeeper takes it."""
@@ -154,6 +163,8 @@ class Manager:
             try:
                 if self._stopped is None:
                     self.turn()
+                else:
+                    self._end_all(self._stopped)
             except BaseException as error:  # a bug: all requests end rather than hang
                 self._stopped = InternalError(f"the manager failed: {type(error).__name__}: {error}")
                 self._stopped.__cause__ = error
@@ -169,9 +180,11 @@ class Manager:
         self._take_messages()
         self.processor.set_time(time.perf_counter_ns())
         for location, worker in enumerate(self.workers, start=1):
+            # Looked at first: whatever a dead worker completed before is then there to be polled.
+            is_dead = worker.error is not None or not (worker.is_alive() or self._closing)
             for done in worker.poll():
                 self._complete(location, done)
-            if not worker.is_alive() and location not in self._lost and not self._closing:
+            if is_dead and location not in self._lost:
                 self._lose(location)
         self._expire()
         self._admit()
@@ -217,18 +230,18 @@ class Manager:
         self.processor.note_arrivals(arrivals_ns)
 
     def _wait_s(self) -> float:
-        deadlines = self._deadlines
-        if not deadlines:
+        try:
+            first_ns = self._deadlines[0][0]
+        except IndexError:  # none, or a turn of another thread has just taken the last
             return IDLE_WAIT_S
-        return min(IDLE_WAIT_S, max(0.0, (deadlines[0][0] - time.perf_counter_ns()) / 1e9))
+        return min(IDLE_WAIT_S, max(0.0, (first_ns - time.perf_counter_ns()) / 1e9))
 
     def _accept(self, request: LiveRequest) -> None:
-        if self._lost and len(self._lost) == len(self.workers):
-            self.num_ended += 1
-            request.future.finish(EngineClosedError("the engine has no worker left"))
+        if not self.has_workers:
+            self._answer(request, EngineClosedError("the engine has no worker left"))
             return
         self._by_future[request.future] = request
-        heapq.heappush(self._by_key, (self._policy.admission_key(request.job), request.job.sequence, request))
+        heapq.heappush(self._by_key, (-request.job.priority, request.order, request.job.sequence, request))
         self._by_arrival.append(request)
         if request.deadline_ns is not None:
             heapq.heappush(self._deadlines, (request.deadline_ns, request.job.sequence, request))
@@ -236,19 +249,22 @@ class Manager:
                 self._alarm.put(None)
 
     def _next_waiting(self) -> LiveRequest | None:
-        """The request to admit next: the policy's first, and every so often the oldest, so that none starves."""
-        while self._by_key and (self._by_key[0][2].ended or self._by_key[0][2].id >= 0):
+        """The request to admit next: by the client's priority, then the policy; every so often the oldest.
+
+        So none starves.
+        """
+        while self._by_key and (self._by_key[0][-1].ended or self._by_key[0][-1].id >= 0):
             heapq.heappop(self._by_key)
         while self._by_arrival and (self._by_arrival[0].ended or self._by_arrival[0].id >= 0):
             self._by_arrival.popleft()
         if not self._by_key:
             return None
-        return self._by_arrival[0] if self._num_admitted % OLDEST_EVERY == 0 else self._by_key[0][2]
+        return self._by_arrival[0] if self._num_admitted % OLDEST_EVERY == 0 else self._by_key[0][-1]
 
     def _admit(self) -> None:
         while (request := self._next_waiting()) is not None:
-            lane = lane_of(self._policy, request.job)
-            admitted = self.processor.admit(request.plan.shape, request.job.sequence, lane, request.channel is not None)
+            sequence, is_streamed = request.job.sequence, request.channel is not None
+            admitted = self.processor.admit(request.plan.shape, sequence, request.lane, is_streamed)
             if admitted is None:
                 return
             request.id, rows = admitted
@@ -347,14 +363,19 @@ class Manager:
         if request.ended:
             return
         request.ended = True
-        self.num_ended += 1
         del self._by_future[request.future]
         now_ns = time.perf_counter_ns()
         self.statistics.count_end(outcome if isinstance(outcome, CellrtError) else None, now_ns - request.arrival_ns)
         if self.trace is not None and not isinstance(outcome, CellrtError):
             span = RequestSpan(request.job.sequence, request.model, request.arrival_ns / 1e9, now_ns / 1e9)
             self.trace.requests.append(span)
+        self._answer(request, outcome)
+
+    def _answer(self, request: LiveRequest, outcome: Result | CellrtError) -> None:
+        """Frees the request's place in the queue, then tells the client and runs its callbacks."""
+        self.num_ended += 1
         request.future.finish(outcome)
+        self.num_answered += 1
 
     def _end(self, request: LiveRequest, error: CellrtError) -> None:
         """Ends a request early; its rows come back when nothing of it is in flight."""
@@ -379,7 +400,7 @@ class Manager:
         error = DeviceError(f"worker {location} died: {type(cause).__name__}: {cause}")
         error.__cause__ = cause
         self._take_notices(self.processor.lose_worker(location), error)
-        if len(self._lost) == len(self.workers):
+        if not self.has_workers:
             for request in list(self._by_future.values()):
                 self._end(request, error)
 
@@ -388,8 +409,7 @@ class Manager:
         while not self.inbox.empty():
             message = self.inbox.get()
             if isinstance(message, LiveRequest):
-                self.num_ended += 1
-                message.future.finish(error)
+                self._answer(message, error)
             else:
                 message()
         for request in list(self._by_future.values()):

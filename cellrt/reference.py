@@ -1,8 +1,8 @@
 """The truth to compare with: a request's cell graph run node by node, with plain torch and one row at a time.
 
-It shares the recording of the graph with the runtime (``graph.py``) and nothing after it: no scheduler, no arena, no batch. The
-recorded program (``core/program.py`` lists its operations) is interpreted in order, which is a topological order because an
-unfolder can only name outputs that are there already.
+It shares the recording of the graph with the runtime (``graph.py``) and nothing after it: no scheduler, no arena, no
+batch. The recorded program (``core/program.py`` lists its operations) is interpreted in order, which is a topological
+order because an unfolder can only name outputs that are there already.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from cellrt.core.program import (
     STEP,
 )
 from cellrt.errors import CellError
-from cellrt.graph import Recorded, ResultLayout
+from cellrt.graph import Recorded
+from cellrt.results import ResultLayout
 from cellrt.spec import RaggedRows, RowSpec
 from cellrt.unfold import Unfolder
 
@@ -46,8 +47,8 @@ def run_one_by_one(unfolder: Unfolder, request: Any) -> dict[str, torch.Tensor]:
     Returns results by name: ``[*shape]`` for one output, ``[steps, *shape]`` for a chain's, a list's or a loop's
     (of a loop, the steps that were taken).
 
-    Raises RequestError as ``Engine.submit`` does, and CellError if a cell raises, returns wrong shapes, or a value that is not
-    finite where the cell declares finite ones.
+    Raises RequestError as ``Engine.submit`` does, and CellError if a cell raises, returns wrong shapes, or a value that
+    is not finite where the cell declares finite ones.
     """
     binding = _OpenBinding()
     recorded = unfolder.record(binding, request)

@@ -16,7 +16,8 @@ from cellrt.core.processor import Limits, Port, Processor
 from cellrt.core.program import Shape, draft_program
 from cellrt.core.tables import NUM_PERMANENT
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
-from cellrt.graph import Recorded, ResultLayout
+from cellrt.graph import Recorded
+from cellrt.results import ResultLayout
 from cellrt.spec import RowSpec
 from cellrt.unfold import Unfolder
 
@@ -35,6 +36,8 @@ class Plan(NamedTuple):
     """A request ready to be admitted."""
 
     shape: Shape
+    num_nodes: int
+    """Nodes of the graph; a loop counts as its step limit."""
     results: tuple[ResultLayout, ...]
     externals: list[tuple[int, NDArray[Any]]]
 
@@ -160,7 +163,7 @@ class Model:
     ) -> None:
         self.unfolder = unfolder
         self._registry, self._processor = registry, processor
-        self._shapes: OrderedDict[tuple[int, ...], Shape] = OrderedDict()
+        self._shapes: OrderedDict[tuple[int, ...], tuple[Shape, int]] = OrderedDict()
         self._cached_ints, self._max_cached_ints = 0, max_cached_ints
 
     def plan(self, request: Any) -> Plan:
@@ -169,11 +172,12 @@ class Model:
         Raises RequestError, RequestTooLargeError.
         """
         recorded = self.unfolder.record(self._registry, request)
-        return Plan(self._shape(recorded), recorded.results, recorded.externals)
+        return Plan(*self._shape(recorded), recorded.results, recorded.externals)
 
-    def _shape(self, recorded: Recorded) -> Shape:
-        shape = self._shapes.get(recorded.program)
-        if shape is None:
+    def _shape(self, recorded: Recorded) -> tuple[Shape, int]:
+        """The compiled graph, and its number of nodes with a loop counted as its step limit."""
+        known = self._shapes.get(recorded.program)
+        if known is None:
             try:
                 shape = self._processor.compile(np.array(recorded.program, np.int32))
             except RequestTooLargeError as error:
@@ -181,12 +185,14 @@ class Model:
             problem = self._processor.why_too_large(shape)
             if problem:
                 raise RequestTooLargeError(f"model {self.unfolder.name!r}: the request needs {problem}")
-            self._keep(recorded.program, shape)
-        return shape
+            further_steps = np.maximum(shape.subgraphs["loop_limit"] - 1, 0).sum()
+            known = shape, int(shape.nodes.size + further_steps)
+            self._keep(recorded.program, known)
+        return known
 
-    def _keep(self, program: tuple[int, ...], shape: Shape) -> None:
+    def _keep(self, program: tuple[int, ...], known: tuple[Shape, int]) -> None:
         """Caches a shape; the oldest leave when the cache is over its size. Losing a race only costs a recompile."""
-        self._shapes[program] = shape
+        self._shapes[program] = known
         self._cached_ints += len(program)
         while self._cached_ints > self._max_cached_ints and len(self._shapes) > 1:
             oldest, _ = self._shapes.popitem(last=False)

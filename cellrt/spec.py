@@ -59,12 +59,16 @@ def as_spec(name: str, value: object) -> RowSpec:
 
     Raises DefinitionError naming the input.
     """
-    if isinstance(value, RowSpec):
-        spec = value
-    elif isinstance(value, tuple | list) and all(isinstance(extent, int) for extent in value):
-        spec = RowSpec(tuple(value))
-    else:
+    spec = value if isinstance(value, RowSpec) else RowSpec(tuple(value)) if isinstance(value, tuple | list) else None
+    if spec is None or any(type(extent) is not int for extent in spec.shape):
         raise DefinitionError(f"input {name!r}: expected a shape such as (256,) or cellrt.rows(...), got {value!r}")
+    if not isinstance(spec.dtype, torch.dtype):
+        raise DefinitionError(f"input {name!r}: expected a torch dtype, got {spec.dtype!r}")
     if any(extent < 1 for extent in spec.shape):
         raise DefinitionError(f"input {name!r}: expected extents of at least 1, got {spec.shape}")
-    return spec
+    return RowSpec(tuple(spec.shape), spec.dtype, spec.ragged)
+
+
+def describe(value: torch.Tensor) -> str:
+    """A tensor's dtype and shape, for errors."""
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

@@ -8,7 +8,8 @@ from typing import Any
 
 from cellrt.cell import CURRENT_GRAPH, Cell
 from cellrt.errors import DefinitionError, RequestError
-from cellrt.graph import Binding, Graph, Recorded
+from cellrt.graph import Graph, Recorded
+from cellrt.recorder import Binding
 
 
 @dataclass(frozen=True)

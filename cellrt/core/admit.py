@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cellrt.core.compiled import compiled
-
 from cellrt.core.blocks import LINKS, NODES, SUBGRAPHS, VALUES, allocate_block, free_block
+from cellrt.core.compiled import compiled
 from cellrt.core.queue import enqueue
 from cellrt.core.rows import can_reserve, give_row, take_row
 from cellrt.core.story import tell
@@ -124,10 +123,10 @@ def release(t, request_id):
     for kind in range(num_kinds):
         t.kinds[kind].reserved_worker -= t.links[request.needs + 2 * kind]
         t.kinds[kind].reserved_host -= t.links[request.needs + 2 * kind + 1]
-    free_block(t.blocks, NODES, request.first_node, request.num_nodes)
-    free_block(t.blocks, VALUES, request.first_value, request.num_values)
-    free_block(t.blocks, LINKS, request.first_link, request.num_links)
-    free_block(t.blocks, SUBGRAPHS, request.first_subgraph, request.num_subgraphs)
+    free_block(t.blocks, NODES, int(request.first_node), int(request.num_nodes))
+    free_block(t.blocks, VALUES, int(request.first_value), int(request.num_values))
+    free_block(t.blocks, LINKS, int(request.first_link), int(request.num_links))
+    free_block(t.blocks, SUBGRAPHS, int(request.first_subgraph), int(request.num_subgraphs))
     request.state = FREE
     request.next_free = t.settings[0].free_request
     t.settings[0].free_request = request_id

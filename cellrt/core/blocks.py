@@ -9,8 +9,9 @@ O(log size). (Knuth, The Art of Computer Programming, vol. 1, section 2.5, buddy
 from __future__ import annotations
 
 import numpy as np
-from cellrt.core.compiled import entry
 from numpy.typing import NDArray
+
+from cellrt.core.compiled import entry
 
 GRANULE = 8
 NUM_ORDERS = 26
@@ -36,8 +37,8 @@ def make_blocks(capacities: tuple[int, int, int, int]) -> NDArray[np.int32]:
 @entry
 def _push(blocks, region, granule, order):
     head_at = region * HEADER + 2 + order
-    base = blocks[region * HEADER] + 3 * granule
-    head = blocks[head_at]
+    base = int(blocks[region * HEADER]) + 3 * granule
+    head = int(blocks[head_at])
     blocks[base] = order
     blocks[base + 1] = -1
     blocks[base + 2] = head
@@ -48,9 +49,9 @@ def _push(blocks, region, granule, order):
 
 @entry
 def _remove(blocks, region, granule):
-    first = blocks[region * HEADER]
+    first = int(blocks[region * HEADER])
     base = first + 3 * granule
-    order, previous, following = blocks[base], blocks[base + 1], blocks[base + 2]
+    order, previous, following = int(blocks[base]), int(blocks[base + 1]), int(blocks[base + 2])
     if previous >= 0:
         blocks[first + 3 * previous + 2] = following
     else:
@@ -63,7 +64,7 @@ def _remove(blocks, region, granule):
 @entry
 def _release_one(blocks, region, granule, order):
     """Frees one aligned block and joins it with its free buddies."""
-    first, count = blocks[region * HEADER], blocks[region * HEADER + 1]
+    first, count = int(blocks[region * HEADER]), int(blocks[region * HEADER + 1])
     while order + 1 < NUM_ORDERS:
         buddy = granule ^ (1 << order)
         if buddy + (1 << order) > count or blocks[first + 3 * buddy] != order:
@@ -81,9 +82,7 @@ def _release(blocks, region, granule, count):
     while granule < end:
         order = 0
         while (
-            order + 1 < NUM_ORDERS
-            and granule & ((1 << (order + 1)) - 1) == 0
-            and granule + (1 << (order + 1)) <= end
+            order + 1 < NUM_ORDERS and granule & ((1 << (order + 1)) - 1) == 0 and granule + (1 << (order + 1)) <= end
         ):
             order += 1
         _release_one(blocks, region, granule, order)
@@ -102,7 +101,7 @@ def allocate_block(blocks, region, size):
         found += 1
     if found >= NUM_ORDERS:
         return -1
-    granule = blocks[region * HEADER + 2 + found]
+    granule = int(blocks[region * HEADER + 2 + found])
     _remove(blocks, region, granule)
     if (1 << found) > wanted:
         _release(blocks, region, granule + wanted, (1 << found) - wanted)

@@ -1,34 +1,68 @@
 """How the core's functions are compiled, and how they get at the tables.
 
-``compiled`` is for functions that only compiled code calls: no Python wrapper, which for this many tables is most
-of the code, and no reference counts (an atomic instruction or two for every table touched). So these create no
-array. ``entry`` is for the few that Python calls, ``short_entry`` for those too short to be worth handing over
-the interpreter lock. They take the tables' addresses in one array of integers, as unpacking the tables
-themselves costs several microseconds a call. Without compilation (NUMBA_DISABLE_JIT) they take the tables.
+``compiled`` is for functions that only compiled code calls: no Python wrapper, and no reference counts (an atomic
+instruction or two for every table touched), so they create no array. ``entry`` is for the few that Python calls,
+``short_entry`` for those too short to be worth handing over the interpreter lock.
+
+Python passes the tables to an entry as one array of addresses, and compiled functions pass them on as a pointer to
+it (``RowsPointer``): unpacking every table costs microseconds a call from Python, and a hundred words of arguments
+a call inside. Without compilation (NUMBA_DISABLE_JIT) the tables are passed as they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 from numba.np.arrayobj import make_array, populate_array
 from numba.np.numpy_support import from_dtype
 
 from cellrt.core import tables
 from cellrt.core.tables import Tables
 
-compiled = njit(
-    cache=True, nogil=True, error_model="numpy", _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
-entry = njit(cache=True, nogil=True, error_model="numpy", _nrt=False, no_cfunc_wrapper=True)
-short_entry = njit(cache=True, error_model="numpy", _nrt=False, no_cfunc_wrapper=True)
+Function = Callable[..., Any]
 
-_INT = np.dtype(np.int32)
+
+def _njit(function: Function, **options: bool) -> Any:
+    """Compiles a function once for all kinds of integers, where Numba would for each that a caller has."""
+    dispatcher = njit(cache=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
+    if not numba.config.DISABLE_JIT:
+        resolve = dispatcher.get_call_template
+        dispatcher.get_call_template = lambda args, kws: resolve([_widen(arg) for arg in args], kws)
+    return dispatcher
+
+
+def _widen(argument: types.Type) -> types.Type:
+    argument = types.unliteral(argument)
+    return types.int64 if isinstance(argument, types.Integer) else argument
+
+
+def compiled(function: Function) -> Any:
+    """For functions that only compiled code calls."""
+    return _njit(function, nogil=True, _nrt=False, no_cpython_wrapper=True)
+
+
+def entry(function: Function) -> Any:
+    """For functions that Python calls."""
+    return _njit(function, nogil=True, _nrt=False)
+
+
+def short_entry(function: Function) -> Any:
+    """For functions that Python calls and that are too short to be worth handing over the interpreter lock."""
+    return _njit(function, _nrt=False)
+
+
+def allocating(function: Function) -> Any:
+    """For functions that make arrays: they compile graphs, which does not happen for every request."""
+    return _njit(function, nogil=True)
+
+
 _WORDS = 3  # address, rows and columns of each table
 
 
@@ -44,34 +78,58 @@ class OpenShape(NamedTuple):
     needs: Any
 
 
-def _opener(rows: NamedTuple, matrices: tuple[str, ...]) -> Any:
-    """A compiled function from addresses to the named tuple of tables there, which then own nothing."""
-    dtypes = rows._asdict().items()
-    arrays = [types.Array(from_dtype(dtype), 2 if name in matrices else 1, "C") for name, dtype in dtypes]
-    opened = types.NamedTuple(arrays, type(rows))
+class RowsPointer(types.Type):  # type: ignore[misc]
+    """Compiled code's view of a named tuple of arrays: a pointer to their addresses; an attribute is an array."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        words = make_array(signature.args[0])(context, builder, arguments[0])
+    def __init__(self, name: str, dtypes: dict[str, np.dtype[Any]], matrices: tuple[str, ...]) -> None:
+        super().__init__(name=name)
+        self.arrays = {
+            field: types.Array(from_dtype(dtype), 2 if field in matrices else 1, "C") for field, dtype in dtypes.items()
+        }
 
-        def word(number: int, k: int) -> Any:
-            at = context.get_constant(types.intp, _WORDS * number + k)
-            return builder.load(cgutils.gep_inbounds(builder, words.data, at))
 
-        values = []
-        for number, array in enumerate(arrays):
-            table = make_array(array)(context, builder)
-            size = context.get_abi_sizeof(context.get_data_type(array.dtype))
-            itemsize = context.get_constant(types.intp, size)
-            shape = [word(number, 1 + k) for k in range(array.ndim)]
-            strides = [builder.mul(shape[1], itemsize), itemsize] if array.ndim == 2 else [itemsize]
-            data = builder.inttoptr(word(number, 0), table.data.type)
-            populate_array(table, data=data, shape=shape, strides=strides, itemsize=itemsize, meminfo=None)
-            values.append(table._getvalue())
-        return context.make_tuple(builder, opened, values)
+register_model(RowsPointer)(models.OpaqueModel)
+
+
+@infer_getattr
+class _TypeOfField(AttributeTemplate):  # type: ignore[misc]
+    key = RowsPointer
+
+    def generic_resolve(self, pointer: RowsPointer, field: str) -> Any:
+        return pointer.arrays.get(field)
+
+
+@lower_getattr_generic(RowsPointer)
+def _read_field(context: Any, builder: Any, pointer: RowsPointer, value: Any, field: str) -> Any:
+    """Builds an array from its three words. They do not change while compiled code runs, and it may assume so."""
+    array = pointer.arrays[field]
+    first = _WORDS * list(pointer.arrays).index(field)
+    words = builder.bitcast(value, context.get_value_type(types.intp).as_pointer())
+
+    def word(k: int) -> Any:
+        loaded = builder.load(cgutils.gep_inbounds(builder, words, context.get_constant(types.intp, first + k)))
+        loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
+        return loaded
+
+    table = make_array(array)(context, builder)
+    itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array.dtype)))
+    shape = [word(1 + k) for k in range(array.ndim)]
+    strides = [builder.mul(shape[1], itemsize), itemsize] if array.ndim == 2 else [itemsize]
+    data = builder.inttoptr(word(0), table.data.type)
+    populate_array(table, data=data, shape=shape, strides=strides, itemsize=itemsize, meminfo=None)
+    return table._getvalue()
+
+
+def _opener(pointer: RowsPointer) -> Any:
+    """A compiled function from the array of addresses to the pointer."""
 
     @intrinsic
     def open_at(typing_context: Any, at: Any) -> Any:
-        return opened(at), generate
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            words = make_array(signature.args[0])(context, builder, arguments[0])
+            return builder.bitcast(words.data, context.get_value_type(pointer))
+
+        return pointer(at), generate
 
     return open_at
 
@@ -80,7 +138,8 @@ def _same(rows: Any) -> Any:
     return rows
 
 
-_TABLES = Tables(
+_INT = np.dtype(np.int32)
+_TABLES: dict[str, np.dtype[Any]] = dict(
     settings=tables.SETTINGS,
     types=tables.TYPE,
     ports=tables.PORT,
@@ -100,7 +159,7 @@ _TABLES = Tables(
     step_ns=np.dtype(np.float32),
     events=tables.EVENT,
 )
-_SHAPE = OpenShape(
+_SHAPE: dict[str, np.dtype[Any]] = dict(
     nodes=tables.NODE,
     values=tables.VALUE,
     links=_INT,
@@ -109,8 +168,10 @@ _SHAPE = OpenShape(
     results=_INT,
     needs=_INT,
 )
-open_tables = _same if numba.config.DISABLE_JIT else _opener(_TABLES, ("ready", "step_ns"))
-open_shape = _same if numba.config.DISABLE_JIT else _opener(_SHAPE, ("needs",))
+_tables_pointer = RowsPointer("Tables", {field: _TABLES[field] for field in Tables._fields}, ("ready", "step_ns"))
+_shape_pointer = RowsPointer("Shape", {field: _SHAPE[field] for field in OpenShape._fields}, ("needs",))
+open_tables = _same if numba.config.DISABLE_JIT else _opener(_tables_pointer)
+open_shape = _same if numba.config.DISABLE_JIT else _opener(_shape_pointer)
 
 
 def address_of(rows: Tables | OpenShape) -> Any:

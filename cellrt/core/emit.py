@@ -10,7 +10,7 @@ from __future__ import annotations
 from cellrt.core import task_layout as layout
 from cellrt.core.compiled import compiled
 from cellrt.core.rows import give_row, take_row
-from cellrt.core.tables import CARRIED, LAST_ONLY, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK, STEPS
+from cellrt.core.tables import CARRIED, HOST, LAST_ONLY, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK, STEPS
 
 
 @compiled
@@ -37,32 +37,42 @@ def write_inputs(t, task, base, end):
 
 
 @compiled
-def give_noted_rows(t, notes_at, end):
-    """Gives back the rows that ``write_inputs`` noted as free."""
-    kind = 0
+def give_noted_rows(t, notes_at, end, is_complete):
+    """Gives back the rows that ``write_inputs`` noted, those of the host only once the task is complete.
+
+    Returns the position of the last note that is left.
+    """
+    left_at, kind = end, 0
     for at in range(end - 1, notes_at - 1, -1):
-        if t.ints[at] < 0:
-            kind = -1 - t.ints[at]
+        note = t.ints[at]
+        if note >= 0 and (is_complete or note >> LOCATION_SHIFT != HOST):
+            give_row(t, note, kind)
         else:
-            give_row(t, t.ints[at], kind)
+            kind = -1 - note if note < 0 else kind
+            left_at -= 1
+            t.ints[left_at] = note
+    return left_at
 
 
 @compiled
 def _read_value(t, task, value, notes_at):
-    """Counts one read of a value; notes its row as free if it was the last. Returns (handle, position of the last note).
+    """Counts one read of a value; notes its row as free if it was the last.
 
-    A row elsewhere is still to be read when the task runs: it is counted when the task completes.
+    Returns (handle, position of the last note). A row elsewhere is still to be read when the task runs: it is
+    counted when the task completes. But if nobody else is to read it and it is the host's, which cannot get lost,
+    the task takes it over and gives it back then.
     """
     handle = value.row
     if handle >= NUM_PERMANENT:
-        if handle >> LOCATION_SHIFT != task.worker:
-            task.has_remote = 1
-        else:
+        location = handle >> LOCATION_SHIFT
+        if location == task.worker or (location == HOST and value.readers == 1):
             value.readers -= 1
             if value.readers == 0:
                 value.row = -1
                 notes_at -= 1
                 t.ints[notes_at] = handle
+        else:
+            task.has_remote = 1
     return handle, notes_at
 
 

@@ -1,21 +1,22 @@
 """What happens when a task is done, a request ends early, or a worker is lost.
 
-Every end goes through ``release`` in ``admit.py``, once nothing of the request is in flight. What the caller must know comes back
-as notices ``(request, what)``.
+Every end goes through ``release`` in ``admit.py``, once nothing of the request is in flight. What the caller must
+know comes back as notices ``(request, what)``.
 """
 
 from __future__ import annotations
 
-from cellrt.core.compiled import compiled
-
 from cellrt.core import task_layout as layout
 from cellrt.core.admit import release
+from cellrt.core.compiled import compiled
+from cellrt.core.emit import give_noted_rows
 from cellrt.core.form import size_class
 from cellrt.core.queue import dequeue, enqueue, pin, push_ready
 from cellrt.core.rows import give_row
 from cellrt.core.story import tell
 from cellrt.core.tables import (
     COMPLETED,
+    CROSSING,
     DEAD,
     DONE,
     FAILED,
@@ -42,7 +43,8 @@ NOTICE_STEPS = 4
 def complete(t, task_id, elapsed_ns, notices, count):
     """Takes a finished task out: releases what waited for it. Adds notices behind the ``count`` there are.
 
-    Returns how many there are then. ``notices`` [count + 4 * rows, 2] must have room. ``elapsed_ns`` is the measured time of the task, 0 if unknown.
+    Returns how many there are then. ``notices`` [count + 4 * rows, 2] must have room. ``elapsed_ns`` is the
+    measured time of the task, 0 if unknown.
     """
     settings, task = t.settings[0], t.tasks[task_id]
     base = task_id * settings.buffer_ints
@@ -50,9 +52,10 @@ def complete(t, task_id, elapsed_ns, notices, count):
     failed_at = base + t.ints[base + layout.H_FAILED]
     t.types[task.cell_type].num_running -= 1
     if elapsed_ns > 0:
-        _measure_step(t, task, elapsed_ns)
+        _measure_step(t, task, base, elapsed_ns)
     if task.has_remote:
         _free_remote(t, task_id)
+    give_noted_rows(t, base + t.ints[base + layout.H_NOTES], base + settings.buffer_ints, True)
     for row in range(task.rows):
         node_id = t.ints[nodes_at + row]
         subgraph = t.subgraphs[t.nodes[node_id].subgraph]
@@ -92,18 +95,29 @@ def complete(t, task_id, elapsed_ns, notices, count):
 
 
 @compiled
-def _measure_step(t, task, elapsed_ns):
+def _measure_step(t, task, base, elapsed_ns):
     """Keeps the time of one step at this task's size: near the least that was measured lately.
 
     What a busy machine adds to one task must not make the next runs shorter, which would cost more tasks.
     """
     at = size_class(task.rows)
-    step_ns = elapsed_ns / task.steps
+    step_ns = elapsed_ns / _steps_taken(t, task, base)
     old = t.step_ns[task.cell_type, at]
     if old == 0 or step_ns < old:
         t.step_ns[task.cell_type, at] = step_ns
     else:
         t.step_ns[task.cell_type, at] = min(step_ns, old * 1.01)
+
+
+@compiled
+def _steps_taken(t, task, base):
+    """Steps of the longest row: loops may have stopped before the end of their run."""
+    if not task.is_loop:
+        return task.steps
+    taken, done_at = 1, base + t.ints[base + layout.H_DONE_STEPS]
+    for row in range(task.rows):
+        taken = max(taken, abs(t.ints[done_at + row]))
+    return taken
 
 
 @compiled
@@ -115,9 +129,9 @@ def unpin_if_idle(t, subgraph):
 
 @compiled
 def _complete_node(t, node_id, was_sent):
-    """Counts off the edges from a complete node to other subgraphs; ``was_sent``: ``update_dependencies`` counted them."""
+    """Counts off a complete node's edges to other subgraphs; ``was_sent``: ``update_dependencies`` counted them."""
     node = t.nodes[node_id]
-    if node.num_consumers == 0:
+    if not node.bits & CROSSING:
         return
     for k in range(node.first_link + node.num_refs, node.first_link + node.num_refs + node.num_consumers):
         consumer = t.nodes[node_id + t.links[k]]

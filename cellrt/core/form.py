@@ -1,8 +1,8 @@
-"""FormBatchedTask (Algorithm 1, lines 24-32): which nodes go into a task, and the index arrays that say where its rows lie.
+"""FormBatchedTask (Algorithm 1, lines 24-32): which nodes go into a task, how many steps it runs, in what order.
 
 A task is formed in five passes over its rows: collect nodes in queue order, choose the number of steps and sort the
-rows by length, write input rows, take output rows, then free the rows whose last reader this was. Freeing comes last, so
-that no row is read and written in one task.
+rows by length, write input rows, take output rows, then free the rows whose last reader this was. Freeing comes
+last, so that no row is read and written in one task.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ def _first_lane(t, type_id):
 def _collect(t, type_id, worker, nodes_at, limit, room):
     """Moves ready nodes of the type's queue to the buffer.
 
-    Ready nodes that no worker holds are shared out among the idle workers. Subgraphs are scanned in queue order; those pinned to another worker are passed over (Algorithm 1, line 27). A task
-    holds nodes of graphs or of loops with one stop output, never both. ``room`` is the number of ints left for
-    ragged inputs. Returns (rows, ragged ints, whether they are loops).
+    Ready nodes that no worker holds are shared out among the idle workers. Subgraphs are scanned in queue order;
+    those pinned to another worker are passed over (Algorithm 1, line 27). A task holds nodes of graphs or of loops
+    with one stop output, never both. ``room`` is the number of ints left for ragged inputs. Returns (rows, ragged
+    ints, whether they are loops).
     """
     rows = ragged = 0
     stop, is_loop = -2, 0
@@ -215,6 +216,6 @@ def form_batched_task(t, type_id, worker, task_id):
     ints[base + layout.H_STOP_OUTPUT] = t.subgraphs[t.nodes[ints[nodes_at]].subgraph].loop_stop
     end, notes_at = write_inputs(t, task, base, done_at + 2 * rows)
     write_outputs(t, task, base, end)
-    give_noted_rows(t, notes_at, base + buffer_ints)
+    ints[base + layout.H_NOTES] = give_noted_rows(t, notes_at, base + buffer_ints, False) - base
     task.expected_ns = step_time(t, type_id, rows) * task.steps
     return rows

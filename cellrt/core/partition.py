@@ -9,10 +9,11 @@ graph of subgraphs is acyclic.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from cellrt.core.compiled import allocating
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _find(parent, node):
     while parent[node] != node:
         parent[node] = parent[parent[node]]
@@ -20,7 +21,7 @@ def _find(parent, node):
     return node
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def partition(node_types, starts, producers):
     """Returns (subgraph of each node, number of subgraphs); nodes come in topological order.
 

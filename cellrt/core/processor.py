@@ -302,7 +302,7 @@ class Processor:
     def complete(self, task: int, elapsed_ns: int) -> list[Notice]:
         """Takes out a finished task; its buffer must hold the worker's answers."""
         count = complete(self._at, task, elapsed_ns, self._notices)
-        return [Notice(*pair) for pair in self._notices[:count].tolist()] if count else []
+        return list(map(Notice._make, self._notices[:count].tolist())) if count else []
 
     def results(self, first: int, count: int) -> NDArray[np.int32]:
         """Host rows of a request's ``count`` results in order, -1 where a loop stopped before.
@@ -332,7 +332,7 @@ class Processor:
         """Kills every request with work or state at a worker (location 1..)."""
         notices = np.zeros((3 * self.limits.max_requests + 4 * len(self._notices), 2), np.int32)
         count = lose_worker(self._at, worker, notices)
-        return [Notice(*pair) for pair in notices[:count].tolist()]
+        return list(map(Notice._make, notices[:count].tolist()))
 
     def task_buffer(self, task: int) -> NDArray[np.int32]:
         """The task's index arrays, laid out as ``task_layout.py`` says."""

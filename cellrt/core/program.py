@@ -26,14 +26,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from cellrt.core.compiled import OpenShape, address_of
+from cellrt.core.compiled import OpenShape, address_of, allocating
 from cellrt.core.partition import partition
 from cellrt.core.tables import (
     CARRIED,
     CHAIN_NEXT,
+    CROSSING,
     EXTERNAL,
     LAST_ONLY,
     LOOP,
@@ -79,7 +79,7 @@ class Draft(NamedTuple):
     results: NDArray[np.int32]
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _measure_input(program, at):
     """Returns (refs of one node's input, position after it)."""
     mode = program[at]
@@ -90,7 +90,7 @@ def _measure_input(program, at):
     return 1, at + 2
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _measure(program, types):
     """Counts nodes, values, refs and result rows of a program."""
     at = num_nodes = num_values = num_refs = num_results = 0
@@ -129,7 +129,7 @@ def _measure(program, types):
     return num_nodes, num_values, num_refs, num_results
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _write_input(program, at, index, previous, carry, refs, end):
     """Writes the refs of one input of the ``index``-th node of an operation; returns the new end of refs."""
     mode = program[at]
@@ -148,7 +148,7 @@ def _write_input(program, at, index, previous, carry, refs, end):
     return end + 1
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _draft_nodes(program, at, types, ports, draft, node, value, ref_end):
     """Expands one NODE, CHAIN or LOOP; returns (position after it, next node, next value, end of refs)."""
     op, type_id = program[at], program[at + 1]
@@ -179,7 +179,7 @@ def _draft_nodes(program, at, types, ports, draft, node, value, ref_end):
     return after, node, value, ref_end
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _add_result(draft, value, count, flags, result):
     draft.values[value].result = result
     draft.values[value].bits |= flags
@@ -188,7 +188,7 @@ def _add_result(draft, value, count, flags, result):
     return result + count
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _fill(program, types, ports, draft):
     """Runs the program: fills the draft's arrays."""
     at = node = value = ref_end = result = 0
@@ -241,7 +241,7 @@ def draft_program(program: NDArray[np.int32], types: NDArray[np.void], ports: ND
     return draft
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _edges(draft, types, ports):
     """Finds each node's distinct producers and counts the readers of each value.
 
@@ -276,7 +276,7 @@ def _edges(draft, types, ports):
     return starts, producers[:end]
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _follows(draft, types, ports, node, before):
     """Whether ``node`` reads exactly the carried state of ``before``, which has the same cell type."""
     at = draft.ref_starts[node]
@@ -300,7 +300,7 @@ def _follows(draft, types, ports, node, before):
     return carries
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _write_nodes(draft, types, ports, starts, producers, order, group, nodes, links, subgraphs):
     """Fills nodes, links and subgraphs with nodes renumbered by ``order`` (new -> old)."""
     num_nodes = order.size
@@ -336,12 +336,13 @@ def _write_nodes(draft, types, ports, starts, producers, order, group, nodes, li
                 nodes[k].pending += 1
             else:
                 subgraphs[nodes[k].subgraph].waiting += 1
+                producer.bits |= CROSSING
     for k in range(num_nodes):
         if nodes[k].pending == 0:
             _append_ready(nodes, subgraphs[nodes[k].subgraph], k)
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _write_refs(draft, cell_type, ports, node, links, at):
     """Writes the values a node reads relative to its own first value, so that no request has to move them."""
     from_ref = draft.ref_starts[node]
@@ -356,7 +357,7 @@ def _write_refs(draft, cell_type, ports, node, links, at):
         at, from_ref = at + count, from_ref + count
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _append_ready(nodes, subgraph, node):
     if subgraph.ready_tail >= 0:
         nodes[subgraph.ready_tail].next_ready = node
@@ -366,7 +367,7 @@ def _append_ready(nodes, subgraph, node):
     subgraph.num_ready += 1
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _count_needs(draft, nodes, values, types, ports, subgraphs, needs):
     """Counts the rows of each kind that can be live at once, whatever the order of execution.
 
@@ -396,7 +397,7 @@ def _count_needs(draft, nodes, values, types, ports, subgraphs, needs):
         in_chain = chained
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _is_carried(ports, cell_type, output):
     for port in range(cell_type.num_inputs):
         if ports[cell_type.first_port + port].carry == output:

@@ -1,16 +1,16 @@
 """Each cell type's queue of subgraphs, and the counts of ready nodes that Algorithm 1 asks for.
 
-A queue is ``NUM_LANES`` first-in-first-out lists; a request's lane comes from the policy and its priority, so an order other
-than arrival costs no search. A subgraph stays in its place until all its nodes are submitted. ``ready[cell_type, worker]``
-counts ready nodes of queued subgraphs pinned to that worker, column 0 those that any worker may take.
+A queue is ``NUM_LANES`` first-in-first-out lists; a request's lane comes from the policy and its priority, so an
+order other than arrival costs no search. A subgraph stays in its place until all its nodes are submitted.
+``ready[cell_type, worker]`` counts ready nodes of queued subgraphs pinned to that worker, column 0 those that any
+worker may take.
 """
 
 from __future__ import annotations
 
 from cellrt.core.compiled import compiled
-
-from cellrt.core.tables import NUM_LANES, RELEASED
 from cellrt.core.story import tell
+from cellrt.core.tables import NUM_LANES, RELEASED
 
 
 @compiled

@@ -8,7 +8,6 @@ may run any subgraph.
 from __future__ import annotations
 
 from cellrt.core.compiled import compiled
-
 from cellrt.core.tables import LOCATION_SHIFT, MAX_KINDS, NUM_PERMANENT
 
 

@@ -1,19 +1,18 @@
 """Scheduling and batching: Algorithm 1 of BatchMaker (section 2.4.3), on tables.
 
-Nothing ready waits for ever. Between cell types: a type that was ready but passed over ``max_passed_over`` times in a row is
-taken first, whatever its priority. Inside a type: every ``fair_every``-th task starts with the lane served longest
-ago, and a lane is first in, first out.
+Nothing ready waits for ever. Between cell types: a type that was ready but passed over ``max_passed_over`` times in
+a row is taken first, whatever its priority. Inside a type: every ``fair_every``-th task starts with the lane served
+longest ago, and a lane is first in, first out.
 """
 
 from __future__ import annotations
 
+from cellrt.core import task_layout as layout
 from cellrt.core.compiled import compiled
-
 from cellrt.core.form import form_batched_task
 from cellrt.core.queue import dequeue, enqueue, num_ready, pin, push_ready
 from cellrt.core.story import tell
 from cellrt.core.tables import LAUNCHED, LOOP, MIXED, NEVER, NUM_LANES
-from cellrt.core import task_layout as layout
 
 
 @compiled

@@ -86,9 +86,7 @@ class Simulation:
         return [request.finish_s for request in self.requests]
 
 
-def simulate(
-    processor: Processor, arrivals: Sequence[Arrival], cost: Cost, *, queue_depth: int = 1
-) -> Simulation:
+def simulate(processor: Processor, arrivals: Sequence[Arrival], cost: Cost, *, queue_depth: int = 1) -> Simulation:
     """Runs a trace of arrivals on an idle processor with simulated workers, until every request is done.
 
     Args:
@@ -118,9 +116,7 @@ class _Worker:
 class _Simulator:
     """The state of one simulation. Times are ns."""
 
-    def __init__(
-        self, processor: Processor, arrivals: Sequence[Arrival], cost: Cost, queue_depth: int
-    ) -> None:
+    def __init__(self, processor: Processor, arrivals: Sequence[Arrival], cost: Cost, queue_depth: int) -> None:
         self.processor, self.arrivals, self.cost, self.queue_depth = processor, arrivals, cost, queue_depth
         self.shapes = [self._shape(arrival) for arrival in arrivals]
         self.workers = [_Worker(k + 1, deque()) for k in range(processor.num_workers)]
@@ -180,7 +176,8 @@ class _Simulator:
         willing = [worker for worker in self.workers if len(worker.tasks) < self.queue_depth]
         while willing:
             worker = min(willing, key=lambda worker: len(worker.tasks))
-            tasks = self.processor.schedule(worker.location)
+            idle_workers = sum(not worker.tasks for worker in self.workers)
+            tasks = self.processor.schedule(worker.location, idle_workers)
             for task in tasks:
                 start = worker.tasks[-1][2] if worker.tasks else now
                 end = start + self._run(task, worker.location, start)

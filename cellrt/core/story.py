@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from cellrt.core.compiled import compiled
 from numpy.typing import NDArray
 
+from cellrt.core.compiled import compiled
 from cellrt.core.tables import ADMITTED, COMPLETED, ENDED, FAILED, LAUNCHED, RELEASED, Tables
 
 NAMES = {

@@ -27,6 +27,7 @@ HOST = 0
 LOCATION_SHIFT = 26
 ROW_MASK = (1 << LOCATION_SHIFT) - 1
 MAX_WORKERS = 30
+CACHE_LINE = 64  # bytes
 NUM_PERMANENT = 64
 MIXED = -1
 NUM_LANES = 64
@@ -41,6 +42,8 @@ MAX_KINDS = 64
 CHAIN_NEXT = 1
 """Node n + 1 reads the outputs of node n exactly as its carried state: both may share a run."""
 LOOP = 2
+CROSSING = 4
+"""A node of another subgraph reads an output of this one."""
 
 # Value flags.
 EXTERNAL = 1
@@ -127,10 +130,10 @@ SUBGRAPH = np.dtype(
         ("nodes_left", "i4"),  # nodes not yet submitted
         ("previous", "i4"),
         ("next", "i4"),
-        ("queued", "i4"),
         ("loop_steps", "i4"),  # steps of the loop that are done
         ("loop_limit", "i4"),  # step limit, 0 if the subgraph is not a loop
-        ("loop_stop", "i4"),  # output that says stop, or -1
+        ("loop_stop", "i2"),  # output that says stop, or -1
+        ("queued", "u1"),
     ],
     align=True,
 )
@@ -197,8 +200,10 @@ SETTINGS = np.dtype(
 
 
 def new_table(size: int, dtype: np.dtype[np.void]) -> NDArray[np.void]:
-    """Returns ``size`` zeroed rows. Field access by attribute works in compiled code and, as a recarray, without it."""
-    rows = np.zeros(size, dtype)
+    """Returns ``size`` zeroed rows from the start of a cache line on. Field access by attribute works in compiled code and, as a recarray, without it."""
+    memory = np.zeros(size * dtype.itemsize + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
+    rows = memory[start : start + size * dtype.itemsize].view(dtype)
     return rows.view(np.recarray) if numba.config.DISABLE_JIT else rows
 
 

@@ -20,7 +20,8 @@ H_BATCH_SIZES = 6  # position of [steps]
 H_DONE_STEPS = 7  # position of [rows]: the worker writes how many steps a loop's row took (negative: it stopped)
 H_FAILED = 8  # position of [rows]: the worker writes 1 where the cell failed
 H_STOP_OUTPUT = 9
-HEADER = 10
+H_NOTES = 10  # position of the notes of host rows to give back at completion, up to the end of the buffer
+HEADER = 11
 
 # Input record.
 IN_SOURCE = 0  # location of all rows, or MIXED (then rows are handles, else row numbers)

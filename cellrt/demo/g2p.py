@@ -116,7 +116,7 @@ def _named(weights: GRUWeights) -> dict[str, torch.Tensor]:
 
 
 def make_g2p(weights: Weights | None = None, *, fold: bool = True, max_batch: int = 512) -> Unfolder:
-    """The model ``"g2p"``: a request is a word (a string), its result ``phonemes`` is int64 `[1 to 20]`, see ``arpabet``.
+    """The model ``"g2p"``: a request is a word (a string), its result ``phonemes`` is int64 `[1 to 20]`.
 
     Args:
         weights: default: those of the installed package g2p-en.

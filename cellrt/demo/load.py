@@ -60,8 +60,8 @@ def poisson_arrivals(rate: float, count: int, seed: int) -> NDArray[np.float64]:
 def serve(server: Server, words: Sequence[str], arrivals_s: NDArray[np.float64], progress: Progress) -> Served:
     """Sends word k at ``arrivals_s[k]`` seconds from now whatever the server does, and waits for all answers.
 
-    The calling thread sends: it sleeps until a word is due and never spins. A word that is sent late is late: its latency
-    counts from when it was due. Raises TimeoutError if nothing comes back for a minute, and the error of a word that failed.
+    The calling thread sends: it sleeps until a word is due and never spins. The latency of a word that is sent late
+    counts from when it was due. Raises TimeoutError if nothing comes back for a minute, and a failed word's error.
     """
     server.observe()
     answers = _Answers(len(words), progress)

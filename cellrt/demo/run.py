@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -62,6 +63,7 @@ def run(options: Options, console: Console) -> bool:
         with ExitStack() as stack:
             return _Demo(options, console, words, modules, stack).run()
     finally:
+        gc.unfreeze()
         torch.set_num_threads(num_threads)
 
 
@@ -81,6 +83,8 @@ class _Demo:
             cells = CellServer(self.workers, max_waiting=max(8192, 2 * len(self.words)))
             self.stack.enter_context(closing(cells))
             cells.submit("compile").result(timeout=COMPILE_S)
+            gc.collect()
+            gc.freeze()  # else going through all that is loaded stops every server for a quarter of a second
         with self.console.status("Warming up, and measuring what each server can take ..."):
             capacity = measure_capacity(cells, self.words, self.seconds)
             single, single_capacity = self.best_torch("one at a time", max_batch=1)
@@ -135,10 +139,12 @@ class _Demo:
             self.console.print(f"  {word:<18} {arpabet(ids)}", highlight=False)
 
     def save_picture(self, timeline: Timeline) -> None:
-        """Draws some requests from the middle of a run, labelled with their words."""
+        """Draws successive requests, labelled with their words: those with most tasks, to see them join and leave."""
         ordered = sorted(timeline.requests, key=lambda span: span.request)
         labelled = [replace(span, label=word) for span, word in zip(ordered, self.words, strict=True)]
-        Timeline(timeline.tasks, labelled).window(len(labelled) // 2, NUM_IN_PICTURE).save(self.options.timeline)
+        whole = Timeline(timeline.tasks, labelled)
+        windows = [whole.window(first, NUM_IN_PICTURE) for first in range(0, len(labelled), NUM_IN_PICTURE)]
+        max(windows, key=lambda window: len(window.tasks)).save(self.options.timeline)
         self.console.print(f"The requests of {NUM_IN_PICTURE} words and their tasks: {self.options.timeline}")
 
     def compare(self, sections: Sequence[Section]) -> bool:

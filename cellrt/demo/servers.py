@@ -1,7 +1,7 @@
 """Three ways to serve the same words with the same weights: cellrt, one at a time, and padded batches.
 
-A server takes a word and gives a future. All three live in this process and may use the same cores. Crossings between threads:
-``submit`` is called by the thread that sends; answers come in the servers' own threads.
+A server takes a word and gives a future. All three live in this process and may use the same cores. Crossings between
+threads: ``submit`` is called by the thread that sends; answers come in the servers' own threads.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from cellrt.core.processor import SchedulerSettings
 from cellrt.demo.g2p import MAX_STEPS, START, STOP, Modules, letter_ids, make_g2p
 from cellrt.engine import Engine
 from cellrt.timeline import Timeline
 
 MAX_BATCH = 512
+JOIN_BUDGET_S = 3e-3
+"""How long a word may wait to join a run: about the time that computing a whole word takes among other threads."""
 
 
 class Observed(NamedTuple):
@@ -51,7 +54,8 @@ class CellServer:
     name = "cellrt"
 
     def __init__(self, workers: int, max_waiting: int) -> None:
-        self._engine = Engine(workers, max_queue=max_waiting, trace=True)
+        settings = SchedulerSettings(join_budget_s=JOIN_BUDGET_S)
+        self._engine = Engine(workers, settings=settings, max_queue=max_waiting, trace=True)
         self._engine.register(make_g2p(max_batch=MAX_BATCH))
         self._num_tasks = self._num_requests = 0
         self.last_timeline = Timeline([], [])

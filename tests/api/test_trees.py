@@ -137,7 +137,9 @@ def test_a_graph_as_networkx_and_as_a_picture(engine: Engine, tmp_path) -> None:
     )
     # Contracted to its subgraphs, it is acyclic, and each subgraph is of one cell.
     subgraph_of = nx.get_node_attributes(drawn, "subgraph")
-    contracted = nx.DiGraph((subgraph_of[a], subgraph_of[b]) for a, b in drawn.edges if subgraph_of[a] != subgraph_of[b])
+    contracted = nx.DiGraph(
+        (subgraph_of[a], subgraph_of[b]) for a, b in drawn.edges if subgraph_of[a] != subgraph_of[b]
+    )
     assert nx.is_directed_acyclic_graph(contracted)
     assert graph.num_subgraphs == len(set(subgraph_of.values()))
     graph.save(tmp_path / "graph.svg")

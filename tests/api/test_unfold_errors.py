@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from cellrt.cell import cell
 from cellrt.engine import Engine
 from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.graph import Graph
+from cellrt.spec import rows
 from tests.api.models import SIZE, attending, child_sum, counter, embedded, leaf, model, pair, recurrent
 
 STEP, TOKEN, ATTEND, COUNT, SUM, LEAF, PAIR = (
@@ -23,6 +25,7 @@ STEP, TOKEN, ATTEND, COUNT, SUM, LEAF, PAIR = (
     leaf(),
     pair(),
 )
+BYTE = cell(lambda x: x, {"x": rows(dtype=torch.uint8)}, name="byte")
 ROW = torch.ones(SIZE)
 OTHER: list[Any] = []
 """Handles of a graph that was recorded before."""
@@ -62,7 +65,7 @@ MISTAKES: dict[str, tuple[Write, str]] = {
     ),
     "a node of several outputs": (
         lambda graph: TOKEN(token=COUNT(number=1, limit=1, step=1)),
-        r"node 1, input 'token': expected int64\[\], got Node\('count_up'\), not one output",
+        r"node 1, input 'token': expected int64\[\], got Node\('count_up'\), not an output",
     ),
     "a chain as an input": (
         lambda graph: STEP(x=graph.chain(STEP, x=[ROW, ROW])),
@@ -112,6 +115,18 @@ MISTAKES: dict[str, tuple[Write, str]] = {
     "no result": (lambda graph: [STEP(x=ROW), {}][1], r"the graph has no result"),
     "no dict": (lambda graph: [STEP(x=ROW), None][1], r"must return a dict of results, got NoneType"),
     "empty graph": (lambda graph: {"h": graph.constant(ROW)}, r"the graph is empty: the unfolder called no cell"),
+    "a constant as a result": (
+        lambda graph: {"h": STEP(x=ROW), "c": graph.constant(ROW)},
+        r"result 'c': expected an output of a node, got a constant",
+    ),
+    "zeros as a result": (
+        lambda graph: {"h": [STEP(x=ROW).h, graph.zeros(STEP).h]},
+        r"result 'h'\[1\]: expected an output of a node, got a constant",
+    ),
+    "a number that does not fit": (
+        lambda graph: BYTE(x=300),
+        r"cell 'byte', node 0, input 'x': expected uint8\[\], got a number that does not fit: 300",
+    ),
     "a tensor as a result": (lambda graph: {"h": STEP(x=ROW), "x": ROW}, r"result 'x': expected an output"),
     "an empty list as a result": (lambda graph: {"h": STEP(x=ROW), "x": []}, r"result 'x': expected an output"),
     "a node of several outputs as a result": (
@@ -127,7 +142,7 @@ MISTAKES: dict[str, tuple[Write, str]] = {
         r"cell 'Embedded': the graph has 101 nodes, at most 100 are allowed",
     ),
     "too many nodes one by one": (
-        lambda graph: [TOKEN(token=1) for _ in range(101)][0],
+        lambda graph: [TOKEN(token=1) for _ in range(101)][-1],
         r"cell 'Embedded': the graph has 101 nodes, at most 100 are allowed",
     ),
     "a chain of none": (lambda graph: graph.chain(TOKEN, token=[]).last, r"chain of cell 'Embedded': no steps"),
@@ -179,7 +194,9 @@ MISTAKES: dict[str, tuple[Write, str]] = {
         r"cell 'tree_leaf', node 0, input 'x': expected 2 rows, one a node, got 3",
     ),
     "a tree with given children": (
-        lambda graph: graph.tree([1, -1], leaf=LEAF, inner=SUM, leaf_inputs={"x": ROW}, inner_inputs={"x": ROW, "h": []}),
+        lambda graph: graph.tree(
+            [1, -1], leaf=LEAF, inner=SUM, leaf_inputs={"x": ROW}, inner_inputs={"x": ROW, "h": []}
+        ),
         r"cell 'ChildSum', node 0, input 'h': reads the children of a node and cannot be given",
     ),
     "a tree without inner inputs": (
@@ -189,7 +206,7 @@ MISTAKES: dict[str, tuple[Write, str]] = {
     "no cell": (lambda graph: graph.call("STEP", x=ROW), r"node 0: expected a cell, got str"),
     "a constant of another shape": (
         lambda graph: STEP(x=graph.constant(torch.ones(3))),
-        r"cell 'Recurrent', node 0, input 'x': expected float32\[4\], got float32\[3\]",
+        r"(node 0, input 'x': expected float32\[4\], got|no cell of this engine has rows of) float32\[3\]",
     ),
     "an unfolder that raises": (
         lambda graph: {}["key"],
@@ -204,6 +221,7 @@ def good(graph: Graph) -> object:
     tree = graph.tree([2, 2, -1], leaf=LEAF, inner=PAIR, leaf_inputs={"x": ROW})
     total = SUM(x=tree.h, h=[chain.last.h])
     loop = graph.loop(COUNT, max_steps=3, limit=9, step=1)
+    BYTE(x=1)
     return {"h": ATTEND(x=total.h, memory=[TOKEN(token=loop.last.number).h]).h}
 
 

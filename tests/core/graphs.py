@@ -20,9 +20,7 @@ from cellrt.core.program import (
     Shape,
 )
 
-SMALL = Limits(
-    max_requests=64, max_nodes=4096, max_values=8192, max_links=32768, max_subgraphs=2048, max_tasks=16
-)
+SMALL = Limits(max_requests=64, max_nodes=4096, max_values=8192, max_links=32768, max_subgraphs=2048, max_tasks=16)
 ONE_BY_ONE = SchedulerSettings(max_tasks_to_submit=1, runs=False)
 """Algorithm 1 alone: a step at a time, a task at a time."""
 

@@ -97,9 +97,7 @@ def test_a_run_of_loops_lasts_as_long_as_its_longest_row():
 def test_requests_wait_for_room_in_order():
     processor = make_processor(limits=replace(SMALL, max_requests=2))
     cell = add_step(processor, 4)
-    simulation = simulate(
-        processor, [Arrival(0, chain(cell, 2))] * 3 + [Arrival(0.5, chain(cell, 1))], unit_cost
-    )
+    simulation = simulate(processor, [Arrival(0, chain(cell, 2))] * 3 + [Arrival(0.5, chain(cell, 1))], unit_cost)
     assert [request.admission_s for request in simulation.requests] == [0, 0, 2, 2]
     assert simulation.finish_s == [2, 2, 4, 3]
 
@@ -155,9 +153,7 @@ def test_the_same_trace_gives_the_same_actions(arrivals, num_workers, queue_dept
             lambda size: loop(later, size),
             lambda size: tree(leaf, inner, size),
         )
-        trace = [
-            Arrival(1e-4 * ticks, makers[what](8 if what == 3 else size)) for ticks, what, size in arrivals
-        ]
+        trace = [Arrival(1e-4 * ticks, makers[what](8 if what == 3 else size)) for ticks, what, size in arrivals]
         simulation = simulate(
             processor, trace, lambda _, rows, steps: 1e-4 * steps + 1e-6 * rows, queue_depth=queue_depth
         )

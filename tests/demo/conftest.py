@@ -6,7 +6,6 @@ import pytest
 
 from tests.oracles.g2p import checkpoint_path
 
-
 NEEDS_WEIGHTS = "needs the trained weights: pip install --no-deps g2p-en==2.1.0"
 
 

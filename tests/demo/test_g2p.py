@@ -89,7 +89,7 @@ def test_a_stream_gives_the_same_phonemes_one_by_one(expected: Expected) -> None
 def test_the_padded_baseline_gives_the_same_phonemes(expected: Expected) -> None:
     modules, words = demo.torch_modules(), list(expected)
     for size in (1, 300):
-        batches = [words[first : first + size] for first in range(0, 600 if size > 1 else 50, size)]
+        batches = [words[first : first + size] for first in range(0, 300 if size > 1 else 20, size)]
         for batch in batches:
             assert [ids.tolist() for ids in pronounce_padded(modules, batch)] == [expected[word] for word in batch]
 

@@ -16,7 +16,13 @@ WAIT_S = 30.0
 """Time limit of every wait: long enough for a busy machine, short enough to see what hangs."""
 
 SMALL = Limits(
-    max_requests=64, max_nodes=4096, max_values=8192, max_links=32_768, max_subgraphs=2048, max_tasks=32, story_events=256
+    max_requests=64,
+    max_nodes=4096,
+    max_values=8192,
+    max_links=32_768,
+    max_subgraphs=2048,
+    max_tasks=32,
+    story_events=256,
 )
 
 
@@ -31,7 +37,9 @@ def assert_same(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch
     """Same names, shapes and dtypes; floats within the rounding that another batch size may cause."""
     assert actual.keys() == expected.keys()
     for name, value in actual.items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            value, expected[name], rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def close_and_check(engine: Engine) -> None:

@@ -108,11 +108,25 @@ class Gate:
     def __init__(self, wait_s: float) -> None:
         self.entered, self.open = threading.Event(), threading.Event()
         self._wait_s = wait_s
-        made = cell(self._hold, {"x": (WIDTH,)}, name="gate", max_batch=1)
+        made = cell(Door(self), {"x": (WIDTH,)}, name="gate", max_batch=1)
         self.unfolder = Unfolder("gate", lambda graph, request: made(x=request), torch.zeros(WIDTH))
 
-    def _hold(self, x: Tensor) -> Tensor:
+    def hold(self) -> None:
+        """Called by the worker."""
+        self.entered.set()
+        self.open.wait(self._wait_s)
+
+
+class Door:
+    """The gate's cell: adds 1, after waiting if a row is not zero. Copies of it share the gate."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Door:
+        return self
+
+    def __call__(self, x: Tensor) -> Tensor:
         if x.device.type != "meta" and (x != 0).any():
-            self.entered.set()
-            self.open.wait(self._wait_s)
+            self._gate.hold()
         return x + 1

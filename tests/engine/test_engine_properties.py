@@ -39,8 +39,6 @@ ENGINES = st.fixed_dictionaries(
 THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=60)
 
 
-
-
 @THOROUGH
 @given(
     requests=REQUESTS,
@@ -55,8 +53,7 @@ def test_results_are_those_of_the_nodes_one_by_one(requests, options, max_batch,
     try:
         engine.register(unfolder, warm_up=False)
         futures = [
-            engine.submit(unfolder.name, request, priority=priority)
-            for request, priority in zip(requests, priorities)
+            engine.submit(unfolder.name, request, priority=priority) for request, priority in zip(requests, priorities)
         ]
         for request, future in zip(requests, futures):
             assert_same(future.result(WAIT_S), run_one_by_one(unfolder, request))

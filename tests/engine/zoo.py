@@ -156,7 +156,9 @@ def make_zoo(max_batch: int, padded: bool = False) -> Zoo:
             cell(average, {"a": row, "b": row}, max_batch=max_batch, min_batch=min(2, max_batch), batch_sizes=sizes),
             cell(fork, {"x": row}, max_batch=max_batch),
             cell(leaf, {"x": row}, max_batch=max_batch),
-            cell(ChildSum(), {"h": ragged(WIDTH), "c": ragged(WIDTH)}, max_batch=max_batch, carry={}, batch_sizes=sizes),
+            cell(
+                ChildSum(), {"h": ragged(WIDTH), "c": ragged(WIDTH)}, max_batch=max_batch, carry={}, batch_sizes=sizes
+            ),
             cell(join, {"h_left": row, "h_right": row}, max_batch=max_batch),
             cell(Decoder(), {"token": INTEGER, "h": row, "mood": row}, max_batch=2 * max_batch, batch_sizes=None),
         )

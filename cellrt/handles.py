@@ -1,0 +1,142 @@
+"""What an unfolder holds of a graph: nodes, their outputs, and those of chains and loops. They only name values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from cellrt.cell import Cell
+from cellrt.spec import RowSpec
+
+if TYPE_CHECKING:
+    from cellrt.recorder import Recorder
+
+
+class Output:
+    """One output of one node: an input for other nodes, or a result."""
+
+    __slots__ = ("graph", "spec", "value")
+
+    def __init__(self, graph: Recorder, value: int, spec: RowSpec) -> None:
+        self.graph, self.value, self.spec = graph, value, spec
+
+    def __repr__(self) -> str:
+        return f"Output({self.spec})"
+
+
+class Node:
+    """A node's outputs, one attribute each."""
+
+    __slots__ = ("_cell", "_first", "_graph")
+
+    def __init__(self, graph: Recorder, cell: Cell, first: int) -> None:
+        self._graph, self._cell, self._first = graph, cell, first
+
+    def __getattr__(self, name: str) -> Output:
+        outputs = self._cell.outputs
+        if name not in outputs:
+            raise AttributeError(f"cell {self._cell.name!r} has outputs {list(outputs)}, not {name!r}")
+        return Output(self._graph, self._first + list(outputs).index(name), outputs[name])
+
+    def __repr__(self) -> str:
+        return f"Node({self._cell.name!r})"
+
+
+class State:
+    """Zero (or other) starting values for the carried inputs of a cell, one attribute each."""
+
+    def __init__(self, values: dict[str, Output]) -> None:
+        self.__dict__.update(values)
+
+    def __repr__(self) -> str:
+        return f"State({', '.join(self.__dict__)})"
+
+    def __getattr__(self, name: str) -> Output:
+        raise AttributeError(f"the state has {list(self.__dict__)}, not {name!r}")
+
+
+class Steps(Sequence[Output]):
+    """The same output of each node of a chain, in the order of the chain's inputs."""
+
+    __slots__ = ("_base", "_count", "_stride", "graph", "spec")
+
+    def __init__(self, graph: Recorder, base: int, stride: int, count: int, spec: RowSpec) -> None:
+        self.graph, self.spec = graph, spec
+        self._base, self._stride, self._count = base, stride, count
+
+    def __repr__(self) -> str:
+        return f"Steps({self._count} of {self.spec})"
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int | slice) -> Output | list[Output]:  # type: ignore[override]
+        if isinstance(index, slice):
+            return [self._at(k) for k in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(f"step {index} of a chain of {self._count}")
+        return self._at(index % self._count)
+
+    def __iter__(self) -> Iterator[Output]:
+        return (self._at(k) for k in range(self._count))
+
+    def values(self) -> range:
+        """The value ids of the outputs, in order."""
+        return range(self._base, self._base + self._count * self._stride, self._stride)
+
+    def _at(self, index: int) -> Output:
+        return Output(self.graph, self._base + index * self._stride, self.spec)
+
+
+class Chain:
+    """A chain's outputs: ``chain.h`` is every step's, ``chain.last.h`` the last executed step's."""
+
+    __slots__ = ("_cell", "_count", "_first", "_graph", "_reverse", "last")
+
+    def __init__(self, graph: Recorder, cell: Cell, first: int, count: int, reverse: bool) -> None:
+        self._graph, self._cell, self._first, self._count, self._reverse = graph, cell, first, count, reverse
+        self.last = Node(graph, cell, first + (count - 1) * len(cell.outputs))
+
+    def __repr__(self) -> str:
+        return f"Chain({self._cell.name!r}, {self._count} nodes)"
+
+    def __getattr__(self, name: str) -> Steps:
+        outputs = self._cell.outputs
+        if name not in outputs:
+            raise AttributeError(f"cell {self._cell.name!r} has outputs {list(outputs)}, not {name!r}")
+        stride = len(outputs)
+        base = self._first + list(outputs).index(name)
+        if self._reverse:
+            base, stride = base + (self._count - 1) * stride, -stride
+        return Steps(self._graph, base, stride, self._count, outputs[name])
+
+
+class LoopSteps:
+    """An output of every step of a loop: a result only, because how many steps there are is known when it ends."""
+
+    __slots__ = ("graph", "limit", "spec", "value")
+
+    def __init__(self, graph: Recorder, value: int, spec: RowSpec, limit: int) -> None:
+        self.graph, self.value, self.spec, self.limit = graph, value, spec, limit
+
+    def __repr__(self) -> str:
+        return f"LoopSteps(up to {self.limit} of {self.spec})"
+
+
+class Loop:
+    """A loop's outputs: ``loop.token`` is every step's (a result), ``loop.last.h`` the last step's."""
+
+    __slots__ = ("_cell", "_first", "_graph", "_limit", "last")
+
+    def __init__(self, graph: Recorder, cell: Cell, first: int, limit: int) -> None:
+        self._graph, self._cell, self._first, self._limit = graph, cell, first, limit
+        self.last = Node(graph, cell, first)
+
+    def __repr__(self) -> str:
+        return f"Loop({self._cell.name!r}, up to {self._limit} steps)"
+
+    def __getattr__(self, name: str) -> LoopSteps:
+        outputs = self._cell.outputs
+        if name not in outputs:
+            raise AttributeError(f"cell {self._cell.name!r} has outputs {list(outputs)}, not {name!r}")
+        return LoopSteps(self._graph, self._first + list(outputs).index(name), outputs[name], self._limit)

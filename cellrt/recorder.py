@@ -1,0 +1,290 @@
+"""Recording: checks what a graph's builders are given and writes it as words of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cellrt.arena import NUMPY_DTYPES, as_bits
+from cellrt.cell import Cell
+from cellrt.core.program import CARRY, FIXED, LIST, OP_CHAIN, OP_CONSTANT, OP_EXTERNAL, OP_NODE, STEP
+from cellrt.errors import RequestError
+from cellrt.handles import Chain, Loop, LoopSteps, Node, Output, State, Steps
+from cellrt.spec import RowSpec
+
+
+class Binding(Protocol):
+    """What a graph must know of the engine it is built for."""
+
+    max_nodes: int
+
+    def cell_type(self, cell: Cell) -> int:
+        """Id of a cell's type. Raises RequestError if the model does not have the cell."""
+
+    def kind(self, spec: RowSpec) -> int:
+        """Id of a row kind."""
+
+    def constant_row(self, spec: RowSpec, value: torch.Tensor) -> int:
+        """Permanent row of a constant, or -1 if there is none."""
+
+
+Source = object
+"""What may be an input: an Output, a tensor or number of one row; a list of them for a ragged input."""
+
+
+class Recorder:
+    """The program of one request under construction, and the checks of every input that goes into it."""
+
+    def __init__(self, binding: Binding) -> None:
+        self._binding = binding
+        self._program: list[int] = []
+        self._externals: list[tuple[int, NDArray[Any]]] = []
+        self._num_values = 0
+        self._num_nodes = 0
+        self._current = 0
+        """First node of the operation that is being recorded."""
+        self._zeros: dict[int, int] = {}
+        self._constants: set[int] = set()
+        self._loop_values: dict[int, int] = {}
+
+    def _take_values(self, count: int) -> int:
+        first = self._num_values
+        self._num_values += count
+        return first
+
+    def _count_nodes(self, count: int, cell: Cell) -> None:
+        self._num_nodes += count
+        most = self._binding.max_nodes
+        if self._num_nodes > most:
+            raise RequestError(f"cell {cell.name!r}: the graph has {self._num_nodes} nodes, at most {most} are allowed")
+
+    def _zero(self, spec: RowSpec) -> int:
+        kind = self._binding.kind(spec)
+        if kind not in self._zeros:
+            self._program += [OP_CONSTANT, kind, 0]
+            self._zeros[kind] = self._take_values(1)
+            self._constants.add(self._zeros[kind])
+        return self._zeros[kind]
+
+    def _external(self, spec: RowSpec, rows: NDArray[Any]) -> int:
+        kind, count = self._binding.kind(spec), len(rows)
+        self._program += [OP_EXTERNAL, kind, count]
+        self._externals.append((kind, rows))
+        return self._take_values(count)
+
+    def _where(self, cell: Cell, name: str) -> str:
+        return f"cell {cell.name!r}, node {self._current}, input {name!r}"
+
+    def _begin(self, cell: object) -> int:
+        """Begins an operation on a cell; returns its type."""
+        self._current = self._num_nodes
+        if not isinstance(cell, Cell):
+            raise RequestError(f"node {self._current}: expected a cell, got {type(cell).__name__}")
+        return self._binding.cell_type(cell)
+
+    def _check_names(self, cell: Cell, inputs: Mapping[str, object]) -> None:
+        for name in inputs:
+            if name not in cell.inputs:
+                raise RequestError(f"{self._where(cell, name)}: unknown; the cell has inputs {list(cell.inputs)}")
+        for name, spec in cell.inputs.items():
+            if name not in inputs and name not in cell.carry:
+                raise RequestError(f"{self._where(cell, name)}: missing; expected {spec}")
+
+    def _check_graph(self, handle: Output | Steps | LoopSteps, where: str) -> None:
+        if handle.graph is not self:
+            raise RequestError(f"{where}: the node belongs to another graph")
+
+    def _check_result(self, handle: Output | Steps | LoopSteps, where: str) -> None:
+        self._check_graph(handle, where)
+        if isinstance(handle, Output) and handle.value in self._constants:
+            raise RequestError(f"{where}: expected an output of a node, got a constant")
+
+    def _one(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> list[int]:
+        """Words for an input of one node."""
+        if spec.ragged:
+            return self._many(cell, name, spec, source)
+        if isinstance(source, Node) and len(source._cell.outputs) == 1:
+            source = Output(source._graph, source._first, next(iter(source._cell.outputs.values())))
+        if isinstance(source, Output):
+            self._check_graph(source, self._where(cell, name))
+            if source.spec != spec:
+                raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
+            return [FIXED, source.value]
+        if isinstance(source, Node | Steps | Chain | Loop | LoopSteps | State):
+            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source!r}, not an output of one node")
+        array = self._array(cell, name, spec, source)
+        if array.shape != spec.shape:
+            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {RowSpec(array.shape, spec.dtype)}")
+        return [FIXED, self._external(spec, array[None])]
+
+    def _many(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> list[int]:
+        """Words for a ragged input: a list of outputs or tensors, a chain's steps, or a tensor ``[n, *shape]``."""
+        row = RowSpec(spec.shape, spec.dtype)
+        if isinstance(source, Steps):
+            self._check_graph(source, self._where(cell, name))
+            if source.spec != row:
+                raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
+            return [LIST, len(source), *source.values()]
+        if isinstance(source, torch.Tensor | np.ndarray):
+            array = self._array(cell, name, spec, source)
+            if array.ndim == 0 or array.shape[1:] != spec.shape:
+                raise RequestError(f"{self._where(cell, name)}: expected rows of {spec}, got shape {list(array.shape)}")
+            first = self._external(row, array) if len(array) else 0
+            return [LIST, len(array), *range(first, first + len(array))]
+        if not isinstance(source, list | tuple):
+            raise RequestError(f"{self._where(cell, name)}: expected a list for {spec}, got {type(source).__name__}")
+        return [LIST, len(source), *(self._one(cell, f"{name}[{k}]", row, item)[1] for k, item in enumerate(source))]
+
+    def _array(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> NDArray[Any]:
+        """The bits of a tensor, array, number or list of numbers in the spec's dtype; nothing is rounded silently."""
+        if isinstance(source, torch.Tensor):
+            if source.dtype != spec.dtype:
+                got = RowSpec(tuple(source.shape), source.dtype)
+                raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {got}")
+            return as_bits(source.detach().cpu())
+        wanted = NUMPY_DTYPES.get(spec.dtype)
+        try:
+            if wanted is None:
+                return as_bits(torch.as_tensor(source).to(spec.dtype))
+            array = np.asarray(source)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise RequestError(
+                f"{self._where(cell, name)}: expected {spec}, got {type(source).__name__}: {error}"
+            ) from None
+        if array.dtype == wanted:
+            return array
+        are_integers = array.dtype.kind in "iu" and np.dtype(wanted).kind in "iu"
+        is_given = isinstance(source, np.ndarray | np.generic)
+        if is_given or not (are_integers or np.can_cast(array.dtype, wanted, "same_kind")):
+            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {array.dtype}{list(array.shape)}")
+        converted = array.astype(wanted)
+        if are_integers and (converted != array).any():
+            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got a number that does not fit: {source}")
+        return converted
+
+    def _chain_length(self, cell: Cell, inputs: Mapping[str, Source]) -> int:
+        lengths: dict[str, int] = {}
+        for name, spec in cell.inputs.items():
+            if name not in cell.carry and not spec.ragged and is_stepped(inputs[name], spec):
+                lengths[name] = len(inputs[name])  # type: ignore[arg-type]
+        if not lengths:
+            raise RequestError(
+                f"chain of cell {cell.name!r}: no input has a value for each step (a tensor [steps, ...] or a list)"
+            )
+        if len(set(lengths.values())) > 1:
+            raise RequestError(f"chain of cell {cell.name!r}: inputs have different numbers of steps: {lengths}")
+        if not next(iter(lengths.values())):
+            raise RequestError(f"chain of cell {cell.name!r}: no steps; a chain needs at least one")
+        return next(iter(lengths.values()))
+
+    def _record_chain(
+        self, cell: Cell, type_id: int, count: int, parts: Mapping[str, Sequence[int]], stepped: set[str]
+    ) -> None:
+        """Records a chain, in one operation if the values of its steps are evenly spaced, else node by node."""
+        if all(isinstance(parts[name], range) for name in stepped):
+            self._program += [OP_CHAIN, type_id, count]
+            for part in parts.values():
+                self._program += [STEP, part.start, part.step] if isinstance(part, range) else part
+            return
+        outputs = list(cell.outputs)
+        for step in range(count):
+            self._program += [OP_NODE, type_id]
+            before = self._num_values + (step - 1) * len(outputs)
+            for name, part in parts.items():
+                if name in stepped:
+                    self._program += [FIXED, part[step]]
+                elif name not in cell.carry:
+                    self._program += part
+                else:
+                    self._program += [FIXED, part[1] if step == 0 else before + outputs.index(cell.carry[name])]
+
+    def _stepped(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
+        """The values of an input with one for each step of a chain; a range if they are evenly spaced."""
+        if isinstance(source, Steps):
+            self._check_graph(source, self._where(cell, name))
+            if source.spec != spec:
+                raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
+            return source.values()
+        if isinstance(source, list | tuple) and _has_handle(source):
+            values = [self._one(cell, f"{name}[{k}]", spec, item)[1] for k, item in enumerate(source)]
+            stride = values[1] - values[0] if len(values) > 1 else 1
+            even = range(values[0], values[0] + len(values) * stride, stride) if stride else range(0)
+            return even if list(even) == values else values
+        array = self._array(cell, name, spec, source)
+        if array.shape[1:] != spec.shape:
+            got = RowSpec(array.shape[1:], spec.dtype)
+            raise RequestError(f"{self._where(cell, name)}: expected {spec} for each step, got {got}")
+        first = self._external(spec, array)
+        return range(first, first + len(array))
+
+    def _tree_words(self, cell: Cell, inputs: Mapping[str, Source], count: int, child: Cell | None) -> np.ndarray:
+        """For each input of a tree's cell (mode, a, b), as ``core/trees.py`` reads them."""
+        words: list[tuple[int, int, int]] = []
+        for name in inputs:
+            if name not in cell.inputs:
+                raise RequestError(f"{self._where(cell, name)}: unknown; the cell has inputs {list(cell.inputs)}")
+        for name, spec in cell.inputs.items():
+            if spec.ragged and name in inputs:
+                raise RequestError(f"{self._where(cell, name)}: reads the children of a node and cannot be given")
+            if spec.ragged and child is None:
+                words.append((LIST, 0, 0))
+            elif name in inputs and is_stepped(inputs[name], spec):
+                if len(inputs[name]) != count:  # type: ignore[arg-type]
+                    raise RequestError(
+                        f"{self._where(cell, name)}: expected {count} rows, one a node, got {len(inputs[name])}"  # type: ignore[arg-type]
+                    )
+                values = self._stepped(cell, name, spec, inputs[name]) if count else range(1)
+                if not isinstance(values, range):
+                    raise RequestError(f"{self._where(cell, name)}: expected rows or evenly spaced outputs (a chain's)")
+                words.append((STEP, values.start, values.step))
+            elif name in inputs:
+                words.append((FIXED, self._one(cell, name, spec, inputs[name])[1], 0))
+            elif child is not None:
+                words.append(self._child_word(cell, name, spec, child))
+            elif name in cell.carry:
+                words.append((FIXED, self._zero(spec), 0))
+            else:
+                raise RequestError(f"{self._where(cell, name)}: missing; expected {spec}")
+        return np.array(words, np.int32).reshape(-1, 3)
+
+    def _child_word(self, cell: Cell, name: str, spec: RowSpec, child: Cell) -> tuple[int, int, int]:
+        """Which output of which child an inner cell's input reads, from the input's name."""
+        stem, _, suffix = name.rpartition("_")
+        row = RowSpec(spec.shape, spec.dtype)
+        index = {"left": 0, "right": 1}.get(suffix, int(suffix) if suffix.isdigit() else -1)
+        output = name if spec.ragged else stem
+        if (not spec.ragged and index < 0) or output not in cell.outputs or output not in child.outputs:
+            raise RequestError(
+                f"{self._where(cell, name)}: missing, and not the name of a child's output; expected {spec}"
+            )
+        for maker in (cell, child):
+            if maker.outputs[output] != row or list(maker.outputs).index(output) != list(cell.outputs).index(output):
+                raise RequestError(
+                    f"{self._where(cell, name)}: expected {row}, got {maker.outputs[output]} of {maker.name!r}"
+                )
+        place = list(cell.outputs).index(output)
+        return (LIST, place, 0) if spec.ragged else (CARRY, index, place)
+
+
+def _has_handle(sources: Sequence[object]) -> bool:
+    """Whether a list has an output or node in it; quick for the usual list of numbers."""
+    if isinstance(sources[0], int | float):
+        return False
+    return any(isinstance(source, Output | Node) for source in sources)
+
+
+def is_stepped(source: Source, spec: RowSpec) -> bool:
+    """Whether a source has one value for each step (rather than one row for all)."""
+    if isinstance(source, Steps):
+        return True
+    if isinstance(source, torch.Tensor | np.ndarray):
+        return source.ndim == len(spec.shape) + 1
+    if not isinstance(source, list | tuple):
+        return False
+    if source and isinstance(source[0], Output | Node):
+        return True
+    return np.ndim(source[0] if len(source) else 0) == len(spec.shape)  # type: ignore[arg-type]

@@ -1,0 +1,280 @@
+"""The life of requests and engines: overload, cancel, deadlines, drain, close, statistics and timeline."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+
+import pytest
+import torch
+
+from cellrt.errors import (
+    CancelledError,
+    DeadlineError,
+    DefinitionError,
+    EngineClosedError,
+    OverloadError,
+    RequestError,
+    UnknownModelError,
+)
+from cellrt.reference import run_one_by_one
+from tests.engine.author import OPERATIONS, make_unfolder
+from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
+from tests.engine.models import WIDTH, Gate, chain_model, make_cells
+from tests.engine.zoo import make_zoo
+
+PLAIN, WITH_STEPS, _ = make_cells()
+CHAIN = chain_model("chain", PLAIN)
+RUNS = chain_model("runs", WITH_STEPS)
+
+
+def gated_engine(**options):
+    """(engine, gate, future of the request inside the gate): its one worker is busy until the gate opens."""
+    gate = Gate(WAIT_S)
+    engine = small_engine(1, queue_depth=1, **options)
+    engine.register(gate.unfolder, warm_up=False)
+    engine.register(CHAIN, warm_up=False)
+    held = engine.submit("gate", torch.ones(WIDTH))
+    assert gate.entered.wait(WAIT_S)
+    return engine, gate, held
+
+
+def steps(count: int) -> torch.Tensor:
+    return torch.arange(count * WIDTH, dtype=torch.float32).reshape(count, WIDTH) / 10
+
+
+def test_cancel_while_waiting_while_running_and_after_the_end():
+    engine, gate, held = gated_engine()
+    waiting = engine.submit("chain", steps(3))
+    assert waiting.cancel()
+    assert type(waiting.exception(WAIT_S)) is CancelledError
+    assert engine.cancel(held)  # its task is running: the request ends at once, its rows come back later
+    assert type(held.exception(WAIT_S)) is CancelledError
+    gate.open.set()
+    done = engine.submit("chain", steps(3))
+    done.result(WAIT_S)
+    assert not done.cancel() and not engine.cancel(done)
+    assert engine.statistics()["errors"] == {"CancelledError": 2}
+    close_and_check(engine)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cancel_at_any_moment(seed):
+    """Several threads submit and cancel in a random order; whatever is not cancelled is right."""
+    unfolder = make_unfolder(make_zoo(8))
+    engine = small_engine(2)
+    engine.register(unfolder, warm_up=False)
+    ended: list[tuple[object, object]] = []
+
+    def client(number: int) -> None:
+        draw = random.Random(100 * seed + number)
+        futures = []
+        for _ in range(25):
+            request = [(draw.choice(sorted(OPERATIONS)), draw.randrange(1000)) for _ in range(draw.randint(1, 3))]
+            futures.append((request, engine.submit("random", request)))
+            if draw.random() < 0.4:
+                draw.choice(futures)[1].cancel()
+            if draw.random() < 0.2:
+                futures[0][1].exception(WAIT_S)
+        ended.extend((request, future.exception(WAIT_S) or future.result()) for request, future in futures)
+
+    threads = [threading.Thread(target=client, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(ended) == 75
+    for request, outcome in ended:
+        if isinstance(outcome, Exception):
+            assert type(outcome) is CancelledError
+        else:
+            assert_same(outcome, run_one_by_one(unfolder, request))
+    close_and_check(engine)
+
+
+def test_deadlines_before_and_while_running():
+    engine, gate, held = gated_engine()
+    late = [engine.submit("chain", steps(k + 1), deadline=0.001 * (k + 1)) for k in range(5)]
+    in_time = engine.submit("chain", steps(2), deadline=WAIT_S)
+    for future in late:
+        assert type(future.exception(WAIT_S)) is DeadlineError
+    assert not held.done() and not in_time.done()
+    running = engine.submit("gate", torch.ones(WIDTH), deadline=0.05)
+    gate.open.set()
+    held.result(WAIT_S)
+    in_time.result(WAIT_S)
+    assert type(running.exception(WAIT_S)) in (DeadlineError, type(None))
+    close_and_check(engine)
+
+
+def test_a_deadline_or_priority_that_makes_no_sense_is_refused():
+    engine = small_engine()
+    engine.register(CHAIN, warm_up=False)
+    for deadline in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(RequestError, match="deadline"):
+            engine.submit("chain", steps(2), deadline=deadline)
+    for priority in (-1, 4):
+        with pytest.raises(RequestError, match="priority"):
+            engine.submit("chain", steps(2), priority=priority)
+    with pytest.raises(UnknownModelError, match="chain"):
+        engine.submit("chian", steps(2))
+    assert engine.statistics()["unfinished"] == 0
+    close_and_check(engine)
+
+
+def test_a_full_queue_refuses_and_takes_again():
+    engine, gate, held = gated_engine(max_queue=3)
+    accepted = engine.submit_many("chain", [steps(2), steps(3)])
+    with pytest.raises(OverloadError, match="3"):
+        engine.submit("chain", steps(1))
+    gate.open.set()
+    for future in (held, *accepted):
+        future.result(WAIT_S)
+    engine.submit("chain", steps(1)).result(WAIT_S)
+    close_and_check(engine)
+
+
+def test_submit_many_takes_all_or_none():
+    engine = small_engine()
+    engine.register(CHAIN, warm_up=False)
+    with pytest.raises(RequestError, match="add"):
+        engine.submit_many("chain", [steps(2), torch.zeros(2, WIDTH + 1), steps(3)])
+    assert engine.statistics() | {"latency_s": {}} == engine.statistics()
+    assert engine.statistics()["unfinished"] == 0
+    futures = engine.submit_many("chain", (steps(k) for k in range(1, 5)))
+    for k, future in enumerate(futures, 1):
+        assert_same(future.result(WAIT_S), run_one_by_one(CHAIN, steps(k)))
+    close_and_check(engine)
+
+
+def test_drain_waits_or_says_that_it_did_not():
+    engine, gate, held = gated_engine()
+    assert not engine.drain(timeout=0.01)
+    gate.open.set()
+    assert engine.drain(WAIT_S)
+    assert held.done()
+    assert engine.drain(0.0)
+    close_and_check(engine)
+
+
+def test_close_with_work_in_flight_ends_it():
+    engine, gate, held = gated_engine()
+    waiting = engine.submit_many("chain", [steps(k) for k in range(1, 9)])
+    closing = threading.Thread(target=engine.close, args=(WAIT_S,))
+    closing.start()
+    for future in (held, *waiting):
+        assert type(future.exception(WAIT_S)) is EngineClosedError
+    gate.open.set()
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
+    close_and_check(engine)  # closes it a second time
+
+
+def test_a_closed_engine_refuses():
+    engine = small_engine()
+    engine.register(CHAIN, warm_up=False)
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineClosedError):
+        engine.submit("chain", steps(2))
+    with pytest.raises(EngineClosedError):
+        engine.register(RUNS, warm_up=False)
+    assert engine.drain(WAIT_S)
+    assert not any(thread.name.startswith("cellrt") for thread in threading.enumerate() if thread is engine._thread)
+
+
+def test_the_context_manager_finishes_what_was_submitted():
+    with small_engine(2) as engine:
+        engine.register(CHAIN, warm_up=False)
+        futures = engine.submit_many("chain", [steps(k) for k in range(1, 20)])
+    assert all(future.done() and future.exception() is None for future in futures)
+    close_and_check(engine)
+
+
+def test_the_context_manager_does_not_wait_after_an_error():
+    with pytest.raises(ZeroDivisionError):  # noqa: SIM117
+        with small_engine() as engine:
+            gate = Gate(WAIT_S)
+            engine.register(gate.unfolder, warm_up=False)
+            held = engine.submit("gate", torch.ones(WIDTH))
+            held.add_done_callback(lambda _: gate.open.set())
+            raise ZeroDivisionError
+    assert type(held.exception(WAIT_S)) is EngineClosedError
+    close_and_check(engine)
+
+
+def test_two_engines_of_the_same_cells_know_nothing_of_each_other():
+    unfolder = make_unfolder(make_zoo(4))
+    first = small_engine(1, arena_bytes=2048, max_queue=64)
+    second = small_engine(2, arena_bytes=1 << 18, max_queue=1)
+    for engine in (first, second):
+        engine.register(unfolder, warm_up=False)
+    requests = [[(operation, seed)] for seed in range(4) for operation in OPERATIONS]
+    futures = first.submit_many("random", requests)
+    for request in requests:
+        assert_same(second.submit("random", request).result(WAIT_S), run_one_by_one(unfolder, request))
+    for request, future in zip(requests, futures):
+        assert_same(future.result(WAIT_S), run_one_by_one(unfolder, request))
+    close_and_check(first)
+    assert_same(second.submit("random", requests[0]).result(WAIT_S), run_one_by_one(unfolder, requests[0]))
+    close_and_check(second)
+
+
+def test_a_future_that_nobody_keeps_still_ends():
+    engine, gate, held = gated_engine()
+    for k in range(1, 9):
+        engine.submit("chain", steps(k))
+    gc.collect()
+    gate.open.set()
+    held.result(WAIT_S)
+    assert engine.drain(WAIT_S)
+    assert engine.statistics()["done"] == 9
+    close_and_check(engine)
+
+
+def test_a_callback_that_raises_or_submits_harms_nobody(caplog):
+    engine = small_engine()
+    engine.register(CHAIN, warm_up=False)
+    further = []
+
+    def callback(_: object) -> None:
+        further.append(engine.submit("chain", steps(3)))
+        raise ValueError("a client's own mistake")
+
+    engine.submit("chain", steps(2)).add_done_callback(callback)
+    assert engine.drain(WAIT_S)
+    assert_same(further[0].result(WAIT_S), run_one_by_one(CHAIN, steps(3)))
+    engine.check()
+    close_and_check(engine)
+
+
+def test_statistics_count_every_end():
+    engine = small_engine()
+    engine.register(CHAIN, warm_up=False)
+    assert engine.statistics()["latency_s"] == {}
+    for k in range(1, 6):
+        engine.submit("chain", steps(k)).result(WAIT_S)
+    engine.submit("chain", torch.full((1, WIDTH), 101.0)).exception(WAIT_S)
+    counts = engine.statistics()
+    assert (counts["unfinished"], counts["done"], counts["errors"]) == (0, 5, {"CellError": 1})
+    assert counts["cells"]["add"]["nodes"] == 16
+    assert counts["cells"]["add"]["mean_batch"] == 1.0
+    assert 0 < counts["latency_s"]["p50"] <= counts["latency_s"]["p99"] < WAIT_S
+    close_and_check(engine)
+
+
+def test_the_timeline_has_every_task_and_request():
+    engine = small_engine(2, trace=True)
+    engine.register(CHAIN, warm_up=False)
+    for future in engine.submit_many("chain", [steps(k) for k in range(1, 9)]):
+        future.result(WAIT_S)
+    timeline = engine.timeline()
+    assert len(timeline.requests) == 8
+    assert all(span.arrival_s <= span.finish_s for span in timeline.requests)
+    assert {request for task in timeline.tasks for request in task.requests} == set(range(1, 9))
+    assert all(task.start_s <= task.end_s and task.worker in (1, 2) and task.cell == "add" for task in timeline.tasks)
+    assert sum(task.rows for task in timeline.tasks) >= 8
+    close_and_check(engine)
+    with pytest.raises(DefinitionError, match="trace=True"):
+        small_engine().timeline()
