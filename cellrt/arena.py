@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.copying import get_rows, put_rows
+from cellrt.core.copying import LARGE_BYTES, get_rows, get_rows_freely, move_rows, move_rows_freely, put_rows
 from cellrt.core.tables import NUM_PERMANENT
 from cellrt.spec import RowSpec
-
 
 NUMPY_DTYPES = {
     dtype: torch.empty(0, dtype=dtype).numpy().dtype
@@ -47,10 +46,17 @@ class Arenas:
         """A fresh tensor ``[n, *shape]`` of these rows of a CPU arena."""
         arena, spec = self._bytes[kind], self._specs[kind]
         values = np.empty((len(rows), arena.shape[1]), np.uint8)
-        get_rows(arena, rows, values)
+        (get_rows if values.size < LARGE_BYTES else get_rows_freely)(arena, rows, values)
         bits = values.view(NUMPY_DTYPES.get(spec.dtype, np.int16)).reshape(len(rows), *spec.shape)
         tensor = torch.from_numpy(bits)
         return tensor if spec.dtype in NUMPY_DTYPES else tensor.view(spec.dtype)
+
+    def move(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any], positions: NDArray[np.int32]) -> None:
+        """Copies ``values[positions]`` (see ``as_bits``) to these rows of a CPU arena."""
+        arena = self._bytes[kind]
+        given = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
+        copy = move_rows if len(rows) * arena.shape[1] < LARGE_BYTES else move_rows_freely
+        copy(arena, rows, given, positions)
 
     def __len__(self) -> int:
         return len(self._tensors)

@@ -20,10 +20,12 @@ from cellrt.core.processor import Limits, Processor, SchedulerSettings
 from cellrt.errors import DefinitionError, EngineClosedError, OverloadError, RequestError, UnknownModelError
 from cellrt.executor import Executor
 from cellrt.future import Channel, RequestFuture, Result, Stream, as_awaitable
-from cellrt.manager import LiveRequest, Manager, Trace
+from cellrt.manager import Manager
 from cellrt.registry import Discovery, Model, Registry, check_example, default_priorities
 from cellrt.timeline import Timeline
+from cellrt.trace import Trace
 from cellrt.unfold import Unfolder
+from cellrt.waiting import LiveRequest
 from cellrt.worker.cpu import CpuWorker
 
 T = TypeVar("T")

@@ -95,7 +95,7 @@ class _Digest:
             self._add_structure(value)
             self._open.pop()
 
-    def _write(self, tag: str, data: bytes = b"") -> None:
+    def _write(self, tag: str, data: bytes | memoryview = b"") -> None:
         self._hash.update(f"{tag}:{len(data)}:".encode())
         self._hash.update(data)
 
@@ -111,7 +111,7 @@ class _Digest:
             self.add(value.__self__)
             self.add(value.__func__)
         elif type(value) in (tuple, list, torch.Size):
-            self._add_all(type(value).__name__, value)  # type: ignore[arg-type]
+            self._add_all(type(value).__name__, value)
         elif isinstance(value, set | frozenset):
             self._add_all("set", sorted(map(_digest_alone, value)))
         elif type(value) is dict:
@@ -129,7 +129,7 @@ class _Digest:
         dense = value.detach().cpu()
         dense = dense if dense.layout is torch.strided else dense.to_dense()
         flat = dense.resolve_conj().resolve_neg().contiguous().flatten()
-        self._write("values", flat.view(torch.uint8).numpy() if flat.numel() else b"")
+        self._write("values", flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
     def _add_module(self, module: nn.Module) -> None:
         """Adds a module: its class, attributes, hooks, weights and submodules."""

@@ -17,9 +17,7 @@ import contextlib
 import heapq
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 import numpy as np
@@ -28,54 +26,24 @@ from numpy.typing import NDArray
 from cellrt.arena import Arenas
 from cellrt.core import task_layout as layout
 from cellrt.core.finish import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
-from cellrt.core.policy import Job
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.story import read_story
 from cellrt.core.tables import HOST
 from cellrt.core.validate import broken_rules
 from cellrt.errors import CancelledError, CellrtError, DeadlineError, DeviceError, EngineClosedError, InternalError
-from cellrt.future import Channel, RequestFuture, Result
-from cellrt.registry import CellType, Plan
+from cellrt.future import RequestFuture, Result
+from cellrt.registry import CellType
 from cellrt.statistics import Statistics
-from cellrt.timeline import RequestSpan, TaskSpan, Timeline
+from cellrt.timeline import Timeline
+from cellrt.trace import Trace
+from cellrt.waiting import LiveRequest, WaitingRequests
 from cellrt.worker.cpu import CpuWorker, Done
 
 IDLE_WAIT_S = 1.0
-OLDEST_EVERY = 16
 STORY_LINES = 40
 
 
-@dataclass(eq=False)
-class LiveRequest:
-    """A request from submission to its end."""
-
-    future: RequestFuture
-    plan: Plan
-    model: str
-    job: Job
-    arrival_ns: int
-    deadline_ns: int | None
-    channel: Channel | None
-    order: float
-    """The policy's admission key."""
-    lane: int
-    id: int = -1
-    results_at: int = -1
-    num_streamed: int = 0
-    ended: bool = False
-    error: CellrtError | None = None
-
-
 Message = LiveRequest | Callable[[], None]
-
-
-@dataclass
-class Trace:
-    """What a timeline is made of, kept while tracing is on."""
-
-    tasks: list[TaskSpan] = field(default_factory=list)
-    requests: list[RequestSpan] = field(default_factory=list)
-    launched: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Manager:
@@ -100,9 +68,7 @@ class Manager:
         self._types = types
         self._queue_depth = queue_depth
         self._debug = debug
-        self._by_key: list[tuple[int, float, int, LiveRequest]] = []
-        self._by_arrival: deque[LiveRequest] = deque()
-        self._num_admitted = 0
+        self._waiting = WaitingRequests()
         self._live: dict[int, LiveRequest] = {}
         self._by_future: dict[RequestFuture, LiveRequest] = {}
         self._deadlines: list[tuple[int, int, LiveRequest]] = []
@@ -137,7 +103,7 @@ class Manager:
         if message.deadline_ns is not None or not any(worker.is_alive() for worker in self.workers):
             self._alarm.put(None)
         if self._stopped is not None:
-            self.take_turns()  # nobody else may look any more
+            self.take_turns()  # to be told so: nobody else may look any more
 
     def command(self, message: Callable[[], None]) -> None:
         """Hands in something to be called in a turn, from any thread; the timekeeper takes it."""
@@ -241,35 +207,21 @@ class Manager:
             self._answer(request, EngineClosedError("the engine has no worker left"))
             return
         self._by_future[request.future] = request
-        heapq.heappush(self._by_key, (-request.job.priority, request.order, request.job.sequence, request))
-        self._by_arrival.append(request)
+        self._waiting.add(request)
         if request.deadline_ns is not None:
             heapq.heappush(self._deadlines, (request.deadline_ns, request.job.sequence, request))
             if self._deadlines[0][2] is request:
                 self._alarm.put(None)
 
-    def _next_waiting(self) -> LiveRequest | None:
-        """The request to admit next: by the client's priority, then the policy; every so often the oldest.
-
-        So none starves.
-        """
-        while self._by_key and (self._by_key[0][-1].ended or self._by_key[0][-1].id >= 0):
-            heapq.heappop(self._by_key)
-        while self._by_arrival and (self._by_arrival[0].ended or self._by_arrival[0].id >= 0):
-            self._by_arrival.popleft()
-        if not self._by_key:
-            return None
-        return self._by_arrival[0] if self._num_admitted % OLDEST_EVERY == 0 else self._by_key[0][-1]
-
     def _admit(self) -> None:
-        while (request := self._next_waiting()) is not None:
+        while (request := self._waiting.first()) is not None:
             sequence, is_streamed = request.job.sequence, request.channel is not None
             admitted = self.processor.admit(request.plan.shape, sequence, request.lane, is_streamed)
             if admitted is None:
                 return
             request.id, rows = admitted
             request.results_at = int(rows[-1])
-            self._num_admitted += 1
+            self._waiting.count_admitted()
             self._live[request.id] = request
             self._copy_in(request, rows)
 
@@ -287,9 +239,7 @@ class Manager:
         for task in tasks:
             row = self.processor.tables.tasks[task]
             if self.trace is not None:
-                self.trace.launched[task] = tuple(
-                    self._live[request].job.sequence for request in self._requests_of(task)
-                )
+                self.trace.launch(task, tuple(self._live[k].job.sequence for k in self._requests_of(task)))
             self.statistics.count_task(int(row["cell_type"]), int(row["rows"]), int(row["positions"]))
             worker.launch(task, int(row["cell_type"]), self.processor.task_buffer(task))
         return bool(tasks)
@@ -309,8 +259,9 @@ class Manager:
                 if live is not None and live.error is None:
                     live.error = failure.error
         if self.trace is not None:
-            self._trace_task(location, done)
-        self._take_notices(self.processor.complete(done.task, done.end_ns - done.start_ns))
+            row = self.processor.tables.tasks[done.task]
+            self.trace.complete(row, location, self._types[int(row["cell_type"])].cell.name, done)
+        self._take_notices(self.processor.complete(done.task, done.busy_ns))
         if self._released:
             self.processor.release(self._released)
             self._released = []
@@ -367,8 +318,7 @@ class Manager:
         now_ns = time.perf_counter_ns()
         self.statistics.count_end(outcome if isinstance(outcome, CellrtError) else None, now_ns - request.arrival_ns)
         if self.trace is not None and not isinstance(outcome, CellrtError):
-            span = RequestSpan(request.job.sequence, request.model, request.arrival_ns / 1e9, now_ns / 1e9)
-            self.trace.requests.append(span)
+            self.trace.end(request, now_ns)
         self._answer(request, outcome)
 
     def _answer(self, request: LiveRequest, outcome: Result | CellrtError) -> None:
@@ -420,27 +370,9 @@ class Manager:
         if broken:
             raise InternalError("; ".join(broken))
 
-    def _trace_task(self, location: int, done: Done) -> None:
-        row = self.processor.tables.tasks[done.task]
-        name = self._types[int(row["cell_type"])].cell.name
-        requests = self.trace.launched.pop(done.task, ()) if self.trace else ()
-        span = TaskSpan(
-            int(row["number"]),
-            location,
-            name,
-            done.start_ns / 1e9,
-            done.end_ns / 1e9,
-            int(row["rows"]),
-            int(row["steps"]),
-            requests,
-        )
-        if self.trace is not None:
-            self.trace.tasks.append(span)
-
     def take_timeline(self) -> Timeline:
         """The trace so far; called as a message."""
-        trace = self.trace or Trace()
-        return Timeline(list(trace.tasks), list(trace.requests))
+        return (self.trace or Trace()).timeline()
 
 
 def _at(rows: NDArray[np.int32], positions: Sequence[int]) -> NDArray[np.int32]:

@@ -287,4 +287,4 @@ def is_stepped(source: Source, spec: RowSpec) -> bool:
         return False
     if source and isinstance(source[0], Output | Node):
         return True
-    return np.ndim(source[0] if len(source) else 0) == len(spec.shape)  # type: ignore[arg-type]
+    return np.ndim(source[0] if len(source) else 0) == len(spec.shape)

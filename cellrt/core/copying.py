@@ -1,16 +1,17 @@
-"""Copies rows into and out of the host's arenas without handing over the interpreter lock.
+"""Copies of rows, in compiled code.
 
-A request has a few short rows: NumPy and torch would give the lock away for each copy, and the manager would
-wait to get it back.
+A task of a few short rows costs less than it does to hand over the interpreter lock and wait to get it back, which
+NumPy and torch do for every copy; so small copies keep it, and only large ones (``*_freely``) give it away.
 """
 
 from __future__ import annotations
 
 from numba import njit
 
+LARGE_BYTES = 1 << 18
 
-@njit(cache=True)
-def put_rows(arena, rows, values):
+
+def _put_rows(arena, rows, values):
     """``arena[rows[k]] = values[k]`` for byte rows ``[n, bytes]``; negative rows are skipped."""
     for k in range(rows.size):
         row = rows[k]
@@ -19,10 +20,24 @@ def put_rows(arena, rows, values):
                 arena[row, j] = values[k, j]
 
 
-@njit(cache=True)
-def get_rows(arena, rows, values):
+def _get_rows(arena, rows, values):
     """``values[k] = arena[rows[k]]`` for byte rows ``[n, bytes]``."""
     for k in range(rows.size):
         row = rows[k]
         for j in range(arena.shape[1]):
             values[k, j] = arena[row, j]
+
+
+def _move_rows(arena, rows, values, positions):
+    """``arena[rows[k]] = values[positions[k]]`` for byte rows."""
+    for k in range(rows.size):
+        row, position = rows[k], positions[k]
+        for j in range(arena.shape[1]):
+            arena[row, j] = values[position, j]
+
+
+put_rows = njit(cache=True)(_put_rows)
+get_rows = njit(cache=True)(_get_rows)
+move_rows = njit(cache=True)(_move_rows)
+get_rows_freely = njit(cache=True, nogil=True)(_get_rows)
+move_rows_freely = njit(cache=True, nogil=True)(_move_rows)

@@ -255,8 +255,10 @@ def _loop_output(t, task, base, record, output, kind, end):
     rows, limit = task.rows, task.rows * task.steps
     positions_at, rows_at = end, end + rows
     result_positions_at, result_rows_at = end + 2 * rows, end + 2 * rows + limit
-    stores = results = 0
-    every_step = 0
+    stores = results = every_step = 0
+    for row in range(rows):
+        if t.values[t.nodes[ints[nodes_at + row]].first_value + output].bits & STEPS:
+            every_step = 1
     for row in range(rows):
         node = t.nodes[ints[nodes_at + row]]
         value = t.values[node.first_value + output]
@@ -270,7 +272,6 @@ def _loop_output(t, task, base, record, output, kind, end):
             ints[rows_at + stores] = value.row & ROW_MASK
             stores += 1
         if value.bits & STEPS:
-            every_step = 1
             for step in range(ints[lengths_at + row]):
                 handle = take_row(t, 0, kind)
                 t.links[request.results + value.result + subgraph.loop_steps + step] = handle
@@ -282,7 +283,7 @@ def _loop_output(t, task, base, record, output, kind, end):
             if handle < 0:
                 handle = take_row(t, 0, kind)
                 t.links[request.results + value.result] = handle
-            ints[result_positions_at + results] = row
+            ints[result_positions_at + results] = limit + row if every_step else row
             ints[result_rows_at + results] = handle
             results += 1
     _describe_output(ints, record, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)

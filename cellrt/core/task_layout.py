@@ -35,7 +35,9 @@ OUT_STORES = 0  # how many outputs go to arena rows
 OUT_STORE_POSITIONS = 1  # position of [stores] positions (of a loop: rows, the state after the run)
 OUT_STORE_ROWS = 2  # position of [stores] row numbers at this worker
 OUT_RESULTS = 3  # how many outputs go to the host
-OUT_RESULT_POSITIONS = 4  # as OUT_STORE_POSITIONS (of a loop's every step: row * steps + step)
+OUT_RESULT_POSITIONS = 4  # as OUT_STORE_POSITIONS, unless some are of every step of a loop (OUT_RESULT_STEPS): see there
 OUT_RESULT_ROWS = 5  # position of [results] host row numbers
-OUT_RESULT_STEPS = 6  # 1 if a loop's results are of every step, 0 if of the last
+# 1 if some row of a loop shows every step: its positions are row * steps + step, and rows * steps + row is the last
+# step of a row that shows no other. 0 if all rows show their last step alone.
+OUT_RESULT_STEPS = 6
 OUTPUT = 7

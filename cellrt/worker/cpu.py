@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.executor import Executor, Failure
+from cellrt.batch import Failure
+from cellrt.executor import Executor
 
 
 class Done(NamedTuple):
@@ -30,6 +31,8 @@ class Done(NamedTuple):
     task: int
     start_ns: int
     end_ns: int
+    busy_ns: int
+    """Time that the thread ran: what waiting for a processor or the interpreter lock adds is not the task's."""
     failures: list[Failure]
 
 
@@ -141,9 +144,11 @@ class CpuWorker:
         try:
             while (item := self._next()) is not None:
                 if item.task >= 0:
-                    start_ns = time.perf_counter_ns()
+                    start_ns, busy_ns = time.perf_counter_ns(), time.thread_time_ns()
                     failures = self._executor.execute(item.type_id, item.buffer)
-                    self._finished.append(Done(item.task, start_ns, time.perf_counter_ns(), failures))
+                    end_ns = time.perf_counter_ns()
+                    busy_ns = time.thread_time_ns() - busy_ns if self._num_threads == 1 else end_ns - start_ns
+                    self._finished.append(Done(item.task, start_ns, end_ns, busy_ns, failures))
                     self._counter += 1
                 self._take_turns()
         except BaseException as error:  # a worker that dies is reported, whatever killed it

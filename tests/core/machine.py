@@ -122,6 +122,9 @@ class Author:
             if outputs > 1 and self.draw.random() < 0.5:
                 self.program += [OP_RESULT_LAST, base + 1]
                 self.expected.append(history[-1][1])
+        elif self.draw.random() < 0.7:
+            self.program += [OP_RESULT_LAST, base]
+            self.expected.append(history[-1][0])
 
     def external(self, count: int) -> None:
         self.program += [OP_EXTERNAL, 0, count]
@@ -368,7 +371,9 @@ class Machine:
             for k in range(count):
                 if int(buffer[record + layout.OUT_RESULT_STEPS]):
                     row, step = divmod(int(buffer[positions + k]), steps)
-                    if step < len(history[row]):
+                    if row >= rows:  # behind every step of all rows: the last of a row that shows no other
+                        self.rows[HOST, buffer[to + k]] = outputs[int(buffer[positions + k]) - rows * steps][output]
+                    elif step < len(history[row]):
                         self.rows[HOST, buffer[to + k]] = history[row][step][output]
                 else:
                     self.rows[HOST, buffer[to + k]] = outputs[int(buffer[positions + k])][output]

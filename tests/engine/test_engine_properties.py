@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, ShortestJobFirst
 from cellrt.core.processor import SchedulerSettings
 from cellrt.reference import run_one_by_one
+from cellrt.unfold import Unfolder
 from tests.engine.author import OPERATIONS, make_unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.zoo import make_zoo
@@ -99,3 +101,20 @@ def test_each_request_ends_once_however_it_ends(requests, options, max_batch, en
         engine.check()
     finally:
         close_and_check(engine)
+
+
+def test_a_last_step_is_right_beside_rows_of_the_same_task_that_show_every_step():
+    zoo = make_zoo(64)
+
+    def unfold(graph, request):
+        token, shows_every_step = request
+        loop = graph.loop(zoo.decoder, max_steps=9, until="stop", token=token, mood=torch.ones(4))
+        return {"h": loop.h} if shows_every_step else {"h": loop.last.h}
+
+    model = Unfolder("mixed", unfold, (1, True))
+    engine = small_engine(settings=SchedulerSettings(join_budget_s=1.0))
+    engine.register(model, warm_up=False)
+    requests = [(token, token % 3 == 0) for token in range(1, 11)]
+    for request, future in zip(requests, engine.submit_many("mixed", requests)):
+        assert_same(future.result(WAIT_S), run_one_by_one(model, request))
+    close_and_check(engine)

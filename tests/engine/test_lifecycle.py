@@ -140,7 +140,6 @@ def test_submit_many_takes_all_or_none():
     engine.register(CHAIN, warm_up=False)
     with pytest.raises(RequestError, match="add"):
         engine.submit_many("chain", [steps(2), torch.zeros(2, WIDTH + 1), steps(3)])
-    assert engine.statistics() | {"latency_s": {}} == engine.statistics()
     assert engine.statistics()["unfinished"] == 0
     futures = engine.submit_many("chain", (steps(k) for k in range(1, 5)))
     for k, future in enumerate(futures, 1):
@@ -181,7 +180,7 @@ def test_a_closed_engine_refuses():
     with pytest.raises(EngineClosedError):
         engine.register(RUNS, warm_up=False)
     assert engine.drain(WAIT_S)
-    assert not any(thread.name.startswith("cellrt") for thread in threading.enumerate() if thread is engine._thread)
+    assert not engine._thread.is_alive()
 
 
 def test_the_context_manager_finishes_what_was_submitted():
