@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cellrt.cell import Cell, cell
+    from cellrt.define import Cell, cell
     from cellrt.cell_file import load_cell
     from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, Job, ShortestJobFirst
     from cellrt.core.processor import Limits, SchedulerSettings
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from cellrt.graph import Graph
     from cellrt.spec import RaggedRows, ragged, rows
     from cellrt.timeline import Timeline
-    from cellrt.unfold import Unfolder, unfold
+    from cellrt.unfolder import Unfolder, unfold
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "cell": ("Cell", "cell"),
+    "define": ("Cell", "cell"),
     "cell_file": ("load_cell",),
     "core.policy": ("BatchMakerPolicy", "FirstComeFirstServed", "Job", "ShortestJobFirst"),
     "core.processor": ("Limits", "SchedulerSettings"),
@@ -60,7 +60,7 @@ _HOMES = {
     "graph": ("Graph",),
     "spec": ("RaggedRows", "ragged", "rows"),
     "timeline": ("Timeline",),
-    "unfold": ("Unfolder", "unfold"),
+    "unfolder": ("Unfolder", "unfold"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.arena import NUMPY_DTYPES, as_bits
-from cellrt.cell import Cell, CellInput
+from cellrt.define import Cell, CellInput
 from cellrt.errors import CellError
 from cellrt.spec import RaggedRows, RowSpec
 
@@ -71,7 +71,8 @@ def run_batch(cell: Cell, batch: Batch, failures: list[Failure]) -> Outcome:
 
 
 def run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool], failures: list[Failure]) -> Outcome:
-    """As ``run_batch``, for a loop's run. ``stop``: output that says stop, or -1; ``every``: outputs kept at every step."""
+    """As ``run_batch``, for a loop's run. ``stop``: output that says stop, or -1; ``every``: outputs kept at every
+    step."""
     steps = len(batch.sizes)
     try:
         outcome, not_finite = _run_loop(cell, batch, stop, every)
@@ -117,10 +118,10 @@ def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> tuple[O
             stopped = as_bits(outputs[stop]).astype(bool).reshape(ahead, active.size)
         has_stopped = stopped.any(0)
         last = np.where(has_stopped, stopped.argmax(0), ahead - 1)
-        taken = np.arange(ahead)[:, None] <= last
+        taken: NDArray[np.bool_] = np.less_equal(np.arange(ahead)[:, None], last)
         bits = [as_bits(value).reshape(ahead, active.size, *value.shape[1:]) for value in outputs]
-        bad = _positions_not_finite(cell, outputs, ahead * active.size).reshape(taken.shape) & taken
-        not_finite.update(active[bad.any(0)].tolist())
+        bad = _positions_not_finite(cell, outputs, ahead * active.size).reshape(taken.shape)
+        not_finite.update(active[(bad & taken).any(0)].tolist())
         for k, wanted in enumerate(every):
             if wanted:
                 steps, rows = np.nonzero(taken)
@@ -134,6 +135,8 @@ def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> tuple[O
             done = step + last[left] + 1
             outcome.done_steps[active[left]] = np.where(has_stopped[left], -done, done)
             stay = np.flatnonzero(~leaving)
+            if not stay.size:
+                break
             active = active[stay]
             state = [value.index_select(0, torch.from_numpy(stay)) for value in state]
             current = [value if k >= 0 else _take_input(value, stay.tolist()) for value, k in zip(current, sources)]

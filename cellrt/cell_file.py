@@ -27,7 +27,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.func import functional_call
 
-from cellrt.cell import Cell, CellInput, named_outputs
+from cellrt.define import Cell, CellInput, named_outputs
 from cellrt.errors import DefinitionError
 from cellrt.spec import RaggedRows, RowSpec, as_spec
 

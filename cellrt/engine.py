@@ -24,7 +24,7 @@ from cellrt.manager import Manager
 from cellrt.registry import Discovery, Model, Registry, check_example, default_priorities
 from cellrt.timeline import Timeline
 from cellrt.trace import Trace
-from cellrt.unfold import Unfolder
+from cellrt.unfolder import Unfolder
 from cellrt.waiting import LiveRequest
 from cellrt.worker.cpu import CpuWorker
 

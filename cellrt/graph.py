@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.arena import as_bits
-from cellrt.cell import Cell
+from cellrt.define import Cell
 from cellrt.core.program import CARRY, FIXED, OP_CONSTANT, OP_LOOP, OP_NODE
 from cellrt.core.trees import tree_program
 from cellrt.errors import RequestError

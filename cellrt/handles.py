@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cellrt.cell import Cell
+from cellrt.define import Cell
 from cellrt.spec import RowSpec
 
 if TYPE_CHECKING:

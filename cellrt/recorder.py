@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.arena import NUMPY_DTYPES, as_bits
-from cellrt.cell import Cell
+from cellrt.define import Cell
 from cellrt.core.program import CARRY, FIXED, LIST, OP_CHAIN, OP_CONSTANT, OP_EXTERNAL, OP_NODE, STEP
 from cellrt.errors import RequestError
 from cellrt.handles import Chain, Loop, LoopSteps, Node, Output, State, Steps

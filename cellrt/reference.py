@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cellrt.cell import Cell, CellInput
+from cellrt.define import Cell, CellInput
 from cellrt.core.program import (
     CARRY,
     LIST,
@@ -31,7 +31,7 @@ from cellrt.errors import CellError
 from cellrt.graph import Recorded
 from cellrt.results import ResultLayout
 from cellrt.spec import RaggedRows, RowSpec
-from cellrt.unfold import Unfolder
+from cellrt.unfolder import Unfolder
 
 Row = torch.Tensor
 """One row of an input or output, ``[*shape]`` without a row dimension."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.cell import Cell
+from cellrt.define import Cell
 from cellrt.core.processor import Limits, Port, Processor
 from cellrt.core.program import Shape, draft_program
 from cellrt.core.tables import NUM_PERMANENT
@@ -19,7 +19,7 @@ from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph import Recorded
 from cellrt.results import ResultLayout
 from cellrt.spec import RowSpec
-from cellrt.unfold import Unfolder
+from cellrt.unfolder import Unfolder
 
 
 @dataclass(frozen=True)

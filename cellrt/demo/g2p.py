@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from cellrt.cell import cell
+from cellrt.define import cell
 from cellrt.cells import EmbeddingGRUCell, EmbeddingGRUDecoder
 from cellrt.errors import DefinitionError
 from cellrt.graph import Graph
 from cellrt.spec import rows
-from cellrt.unfold import Unfolder, unfold
+from cellrt.unfolder import Unfolder, unfold
 
 VOWELS = ("AA", "AE", "AH", "AO", "AW", "AY", "EH", "ER", "EY", "IH", "IY", "OW", "OY", "UH", "UW")
 CONSONANTS = (*"BDFGKLMNPRSTVWYZ", "CH", "DH", "HH", "JH", "NG", "SH", "TH", "ZH")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from cellrt.cell import Cell, cell
+from cellrt.define import Cell, cell
 from cellrt.cells import EmbeddingGRUCell, EmbeddingGRUDecoder, EmbeddingLSTMCell, LSTMCell
 from cellrt.errors import CellError, DefinitionError
 from cellrt.spec import RaggedRows, RowSpec, ragged, rows
@@ -265,7 +265,7 @@ SCRIPT = """
 import sys
 import torch
 from torch import nn
-from cellrt.cell import cell
+from cellrt.define import cell
 from cellrt.cells import EmbeddingGRUDecoder, LSTMCell
 from cellrt.spec import rows
 from tests.api.models import attending, child_sum, counter, embedded, leaf, recurrent

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from cellrt.cell import Cell, CellInput, cell
+from cellrt.define import Cell, CellInput, cell
 from cellrt.cell_file import load_cell, save_cell
 from cellrt.cells import EmbeddingGRUDecoder, LSTMCell
 from cellrt.engine import Engine
@@ -110,7 +110,7 @@ import sys
 import torch
 from cellrt.cell_file import load_cell
 from cellrt.engine import Engine
-from cellrt.unfold import unfold
+from cellrt.unfolder import unfold
 
 cell = load_cell(sys.argv[1])
 assert not any(name.startswith("tests") for name in sys.modules)

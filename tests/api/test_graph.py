@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cellrt.cell import cell
+from cellrt.define import cell
 from cellrt.engine import Engine
 from cellrt.spec import rows
 from tests.api.models import SIZE, attending, counter, embedded, model, recurrent, serve

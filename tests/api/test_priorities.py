@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cellrt.cell import cell
+from cellrt.define import cell
 from cellrt.registry import Discovery, check_example, default_priorities
 from tests.api.models import SIZE, attending, counter, embedded, leaf, model, pair, recurrent
 

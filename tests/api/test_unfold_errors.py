@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cellrt.cell import cell
+from cellrt.define import cell
 from cellrt.engine import Engine
 from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.graph import Graph

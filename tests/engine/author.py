@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from cellrt.graph import Graph
-from cellrt.unfold import Unfolder
+from cellrt.unfolder import Unfolder
 from tests.engine.zoo import WIDTH, Zoo
 
 Operation = tuple[str, int]

@@ -11,7 +11,7 @@ import torch
 from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, Job, ShortestJobFirst
 from cellrt.core.processor import Limits, SchedulerSettings
 from cellrt.engine import Engine
-from cellrt.unfold import Unfolder
+from cellrt.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, chain_model, make_cells
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cellrt.cell import Cell, cell
+from cellrt.define import Cell, cell
 from cellrt.spec import RaggedRows, ragged, rows
 
 WIDTH = 4
