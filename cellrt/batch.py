@@ -205,10 +205,10 @@ def _run_padded(cell: Cell, inputs: list[CellInput]) -> list[torch.Tensor]:
 
 def _positions_not_finite(cell: Cell, outputs: list[torch.Tensor], positions: int) -> NDArray[np.bool_]:
     """Positions with a value that is not finite where the cell declares finite ones."""
-    bad = np.zeros(positions, bool)
+    bad: NDArray[np.bool_] = np.zeros(positions, np.bool_)
     for name, value in zip(cell.outputs, outputs):
         if name in cell.finite:
-            bad |= ~torch.isfinite(value).reshape(positions, -1).all(1).numpy()
+            bad[~torch.isfinite(value).reshape(positions, -1).all(1).numpy()] = True
     return bad
 
 

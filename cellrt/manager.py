@@ -118,14 +118,14 @@ class Manager:
         """Whether a turn would find something: safe from any thread."""
         return not self.inbox.empty() or any(worker.has_finished() for worker in self.workers)
 
-    def take_turns(self) -> None:
-        """Takes the turn unless another thread has it; called by workers and the timekeeper.
+    def take_turns(self) -> bool:
+        """Takes the turn unless another thread has it (then False); called by workers and the timekeeper.
 
         A worker stops after two turns in a row, for the sake of its tasks, and leaves further news to the timekeeper.
         """
         for _ in range(2):
             if not self._turn_lock.acquire(blocking=False):
-                return
+                return False
             try:
                 if self._stopped is None:
                     self.turn()
@@ -138,8 +138,9 @@ class Manager:
             finally:
                 self._turn_lock.release()
             if not self.has_news():
-                return
+                return True
         self._alarm.put(None)
+        return True
 
     def turn(self) -> None:
         """One turn: take in what happened, then keep the workers busy."""
@@ -154,10 +155,11 @@ class Manager:
                 self._lose(location)
         self._expire()
         self._admit()
-        for location, worker in enumerate(self.workers, start=1):
-            while location not in self._lost and worker.num_outstanding < self._queue_depth:
-                if not self._launch(location, worker):
-                    break
+        for depth in range(self._queue_depth):  # whoever is idle first
+            for location, worker in enumerate(self.workers, start=1):
+                while location not in self._lost and worker.num_outstanding <= depth:
+                    if not self._launch(location, worker):
+                        break
         if self._debug and not self.processor.num_running:
             self._check()
 

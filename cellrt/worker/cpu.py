@@ -52,7 +52,7 @@ class CpuWorker:
 
     Args:
         executor: what runs a task.
-        take_turns: takes the manager's turn; called from the worker's thread after each task and when woken.
+        take_turns: takes the manager's turn, if no other thread has it; called after each task and when woken.
         has_news: whether a turn would find something.
         ended: called when the thread ends.
         num_threads: torch threads of this worker; torch keeps one number for threads that start later, too.
@@ -62,7 +62,7 @@ class CpuWorker:
     def __init__(
         self,
         executor: Executor,
-        take_turns: Callable[[], None],
+        take_turns: Callable[[], bool],
         has_news: Callable[[], bool],
         ended: Callable[[], None],
         num_threads: int,
@@ -129,12 +129,14 @@ class CpuWorker:
         return not self._thread.is_alive()
 
     def _next(self) -> Launch | None:
-        """The next task; waits for one, after a last look for news."""
-        if self._queue.empty():
+        """The next task; waits for one, after a last look for news.
+
+        If another thread has the turn, the news are its business: it looks again when it gives the turn back.
+        """
+        while self._queue.empty():
             self._is_idle = True
-            if self._has_news() and self._is_idle:
-                self._is_idle = False
-                return WAKE
+            if not self._has_news() or not self._take_turns():
+                break
         item = self._queue.get()
         self._is_idle = False
         return item
