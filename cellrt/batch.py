@@ -155,7 +155,7 @@ def _steps_ahead(cell: Cell, inputs: list[CellInput], sources: list[int], rows: 
         return 1
     if stop < 0:
         return left
-    return min(left, 4 if rows <= 8 else 2 if rows <= 64 else 1)
+    return min(left, 8 if rows <= 4 else 4 if rows <= 16 else 2 if rows <= 64 else 1)
 
 
 def _run_ahead(cell: Cell, inputs: list[CellInput], sources: list[int], rows: int, ahead: int) -> list[torch.Tensor]:

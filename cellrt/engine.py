@@ -47,7 +47,8 @@ class Engine:
             results, gets four times that.
         max_queue: requests that may be unfinished at once; ``submit`` raises OverloadError beyond.
         max_nodes: most nodes of one request's graph.
-        queue_depth: tasks a CPU worker may have before the next is formed: two keep it busy, more delay newcomers.
+        queue_depth: tasks a worker may have before the next is formed. A CPU worker forms its own next task, so one is
+            enough, and leaves most time to join.
         trace: keep a timeline (see ``timeline``); costs memory for every task.
         debug: check every invariant whenever nothing runs (slow).
     """
@@ -63,7 +64,7 @@ class Engine:
         arena_bytes: int = 64 << 20,
         max_queue: int = 8192,
         max_nodes: int = 65_535,
-        queue_depth: int = 2,
+        queue_depth: int = 1,
         trace: bool = False,
         debug: bool = False,
     ) -> None:

@@ -8,6 +8,7 @@ costs only the recording.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.arena import as_bits
-from cellrt.define import Cell
 from cellrt.core.program import CARRY, FIXED, OP_CONSTANT, OP_LOOP, OP_NODE
 from cellrt.core.trees import tree_program
+from cellrt.define import Cell
 from cellrt.errors import RequestError
 from cellrt.handles import Chain, Loop, LoopSteps, Node, Output, State, Steps
 from cellrt.recorder import Recorder, Source, is_stepped
@@ -32,6 +33,12 @@ class Recorded(NamedTuple):
     externals: list[tuple[int, NDArray[Any]]]
     """(kind, rows ``[n, *shape]`` as ``arena.as_bits``) of the request's own tensors, in order of their values."""
     results: tuple[ResultLayout, ...]
+
+
+@lru_cache(maxsize=1024)
+def _number(kind: type, value: float) -> torch.Tensor:
+    """The tensor of a constant number, one and the same for each: ints are int64, floats float32."""
+    return torch.tensor(value, dtype=torch.int64 if issubclass(kind, int) else torch.float32)
 
 
 class Graph(Recorder):
@@ -68,15 +75,14 @@ class Graph(Recorder):
 
         ``spec`` defaults to that of the tensor; an int is int64 and a float float32 without a shape.
         """
-        tensor = torch.as_tensor(value)
-        if not isinstance(value, torch.Tensor):
-            tensor = tensor.to(torch.int64 if isinstance(value, int) else torch.float32)
+        tensor = value if isinstance(value, torch.Tensor) else _number(type(value), value)
         spec = spec or RowSpec(tuple(tensor.shape), tensor.dtype)
         if tuple(tensor.shape) != spec.shape:
             raise RequestError(f"constant: expected {spec}, got shape {list(tensor.shape)}")
-        row = self._binding.constant_row(spec, tensor.to(spec.dtype))
+        tensor = tensor.to(spec.dtype)
+        row = self._binding.constant_row(spec, tensor)
         if row < 0:
-            made = self._external(spec, as_bits(tensor.to(spec.dtype))[None])
+            made = self._external(spec, as_bits(tensor)[None])
         else:
             self._program += [OP_CONSTANT, self._binding.kind(spec), row]
             made = self._take_values(1)

@@ -11,15 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.define import Cell
 from cellrt.core.processor import Limits, Port, Processor
 from cellrt.core.program import Shape, draft_program
 from cellrt.core.tables import NUM_PERMANENT
+from cellrt.define import Cell
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph import Recorded
 from cellrt.results import ResultLayout
 from cellrt.spec import RowSpec
 from cellrt.unfolder import Unfolder
+
+MAX_REMEMBERED_TENSORS = 1024
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Registry:
         self._known_cells: dict[int, tuple[Cell, int]] = {}
         self._kind_ids: dict[RowSpec, int] = {}
         self._constants: dict[tuple[int, bytes], int] = {}
+        self._rows_of_tensors: dict[int, tuple[torch.Tensor, int]] = {}
 
     def cell_type(self, cell: Cell) -> int:
         """Type id of a cell. Raises RequestError if no model of the engine has it."""
@@ -108,7 +111,15 @@ class Registry:
 
     def constant_row(self, spec: RowSpec, value: torch.Tensor) -> int:
         """Permanent row of a constant, or -1: then it travels with the request."""
-        return self._constants.get((self.kind(spec), _bytes_of(value)), -1)
+        known = self._rows_of_tensors.get(id(value))
+        if known is None:
+            row = self._constants.get((self.kind(spec), _bytes_of(value)), -1)
+            if row < 0:
+                return row
+            if len(self._rows_of_tensors) >= MAX_REMEMBERED_TENSORS:
+                self._rows_of_tensors.clear()
+            known = self._rows_of_tensors[id(value)] = (value, row)
+        return known[1]
 
     def add_kind(self, spec: RowSpec, worker_rows: int, host_rows: int) -> int | None:
         """Adds a kind of rows; returns its id, or None if it is known."""

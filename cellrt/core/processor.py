@@ -61,7 +61,7 @@ class SchedulerSettings:
     max_tasks_to_submit: int = 5
     early_release: bool = True
     runs: bool = True
-    join_budget_s: float = 1e-3
+    join_budget_s: float = 3e-3
     order_by_arrival: bool = False
     max_passed_over: int = 64
     fair_every: int = 16
