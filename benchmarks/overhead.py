@@ -9,11 +9,14 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
+import cellrt
 from benchmarks.record import Recorder
 from cellrt.core.processor import Limits, Port, Processor, SchedulerSettings
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP, Shape
@@ -140,6 +143,41 @@ def run_core(recorder: Recorder, quick: bool) -> None:
             recorder.add("growth", "admission and release", cost.request_us, "us/request", **extra)
 
 
+def run_engine(recorder: Recorder, quick: bool) -> None:
+    """Requests of 24 nodes of a cell that does nothing, through one engine: from ``submit`` to the result."""
+
+    def nothing(x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"h": h}
+
+    cell = cellrt.cell(nothing, {"x": cellrt.rows(dtype=torch.int64), "h": (1,)})
+    words = list(range(LENGTH))
+
+    @cellrt.unfold("chain", example=words)
+    def chain(graph: cellrt.Graph, request: list[int]) -> dict[str, object]:
+        return {"h": graph.chain(cell, x=request).last.h}
+
+    count, rounds = (4_000, 3) if quick else (20_000, 5)
+    with cellrt.Engine(1, max_queue=1 << 20) as engine:
+        engine.register(chain)
+        wait([engine.submit("chain", words) for _ in range(1_000)])
+        gc.collect()
+        gc.freeze()
+        alone, together = [], []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            for _ in range(count // 20):
+                engine.submit("chain", words).result()
+            alone.append((time.perf_counter() - start) / (count // 20))
+            start = time.perf_counter()
+            wait([engine.submit("chain", words) for _ in range(count)])
+            together.append(count / (time.perf_counter() - start))
+        gc.unfreeze()
+    recorder.add("engine", "submit to result, one at a time", statistics.median(alone) * 1e6, "us/request")
+    recorder.add("engine", "throughput, 24-node chains", statistics.median(together), "requests/s")
+    recorder.add("engine", "submit to result, many at once", 1e6 / statistics.median(together), "us/request")
+
+
 def run(recorder: Recorder, quick: bool, plot: Path | None) -> None:
-    """Measures the core; ``plot`` is not used."""
+    """Measures the core, then a whole engine; ``plot`` is not used."""
     run_core(recorder, quick)
+    run_engine(recorder, quick)

@@ -148,8 +148,7 @@ class Peer:
         threads_each = max(1, threads // workers)
         runners = [self._new_runner(lstm, threads_each) for _ in range(workers)]
         self._threads = [
-            threading.Thread(target=self._work, args=(runner, threads_each), daemon=True)
-            for runner in runners
+            threading.Thread(target=self._work, args=(runner, threads_each), daemon=True) for runner in runners
         ]
         for thread in self._threads:
             thread.start()
@@ -321,9 +320,7 @@ def lstm_to_onnx(lstm: nn.LSTM) -> bytes:
     return serialized
 
 
-def ideal(
-    cell_step: CellStep, batch: int, steps: int, *, input_size: int, hidden_size: int, repeats: int = 5
-) -> float:
+def ideal(cell_step: CellStep, batch: int, steps: int, *, input_size: int, hidden_size: int, repeats: int = 5) -> float:
     """Requests of ``steps`` cells per second in a bare loop at full batch, on this thread's torch threads.
 
     Nothing is scheduled, gathered or padded: the best that batches of this size allow (BatchMaker 2.7.3

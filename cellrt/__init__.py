@@ -9,10 +9,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cellrt.define import Cell, cell
     from cellrt.cell_file import load_cell
     from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, Job, ShortestJobFirst
     from cellrt.core.processor import Limits, SchedulerSettings
+    from cellrt.define import Cell, cell
     from cellrt.engine import Engine
     from cellrt.errors import (
         CancelledError,
@@ -89,8 +89,8 @@ __all__ = [
     "ShortestJobFirst",
     "Stream",
     "Timeline",
-    "UnknownModelError",
     "Unfolder",
+    "UnknownModelError",
     "cell",
     "load_cell",
     "ragged",

@@ -116,7 +116,7 @@ def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> tuple[O
         stopped = np.zeros((ahead, active.size), bool)
         if stop >= 0:
             stopped = as_bits(outputs[stop]).astype(bool).reshape(ahead, active.size)
-        has_stopped = stopped.any(0)
+        has_stopped: NDArray[np.bool_] = np.asarray(stopped.any(0))
         last = np.where(has_stopped, stopped.argmax(0), ahead - 1)
         taken: NDArray[np.bool_] = np.less_equal(np.arange(ahead)[:, None], last)
         bits = [as_bits(value).reshape(ahead, active.size, *value.shape[1:]) for value in outputs]
@@ -126,7 +126,7 @@ def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> tuple[O
             if wanted:
                 steps, rows = np.nonzero(taken)
                 outcome.every_step[k][active[rows], step + steps] = bits[k][steps, rows]
-        leaving = has_stopped | (batch.lengths[active] == step + ahead)
+        leaving = np.logical_or(has_stopped, batch.lengths[active] == step + ahead)
         state = [value[(ahead - 1) * active.size :] for value in outputs]
         if leaving.any():
             left = np.flatnonzero(leaving)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from cellrt.arena import Arenas
 from cellrt.batch import Batch, Failure, Outcome, run_batch, run_loop
-from cellrt.define import CellInput
 from cellrt.core import task_layout as layout
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
+from cellrt.define import CellInput
 from cellrt.registry import CellType
 from cellrt.spec import RaggedRows
 

@@ -36,9 +36,9 @@ class Recorded(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _number(kind: type, value: float) -> torch.Tensor:
+def _number(is_integer: bool, value: float) -> torch.Tensor:
     """The tensor of a constant number, one and the same for each: ints are int64, floats float32."""
-    return torch.tensor(value, dtype=torch.int64 if issubclass(kind, int) else torch.float32)
+    return torch.tensor(value, dtype=torch.int64 if is_integer else torch.float32)
 
 
 class Graph(Recorder):
@@ -75,7 +75,7 @@ class Graph(Recorder):
 
         ``spec`` defaults to that of the tensor; an int is int64 and a float float32 without a shape.
         """
-        tensor = value if isinstance(value, torch.Tensor) else _number(type(value), value)
+        tensor = value if isinstance(value, torch.Tensor) else _number(isinstance(value, int), value)
         spec = spec or RowSpec(tuple(tensor.shape), tensor.dtype)
         if tuple(tensor.shape) != spec.shape:
             raise RequestError(f"constant: expected {spec}, got shape {list(tensor.shape)}")

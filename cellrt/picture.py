@@ -235,9 +235,7 @@ class _Drawing:
         axes.set_xlim(0, self.width)
         axes.set_ylim(-self.height, 0)
         handles = [Patch(facecolor=colour, label=cell) for cell, colour in self.colours.items()]
-        legend = figure.legend(
-            handles=handles, ncols=4, loc="upper left", fontsize=7, frameon=False, borderaxespad=0.3
-        )
+        legend = figure.legend(handles=handles, ncols=4, loc="upper left", fontsize=7, frameon=False, borderaxespad=0.3)
         for text in legend.get_texts():
             text.set_parse_math(False)
         counts = f"nodes: {len(self.graph)}, edges: {self.graph.number_of_edges()}"

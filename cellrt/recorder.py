@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.arena import NUMPY_DTYPES, as_bits
-from cellrt.define import Cell
 from cellrt.core.program import CARRY, FIXED, LIST, OP_CHAIN, OP_CONSTANT, OP_EXTERNAL, OP_NODE, STEP
+from cellrt.define import Cell
 from cellrt.errors import RequestError
 from cellrt.handles import Chain, Loop, LoopSteps, Node, Output, State, Steps
 from cellrt.spec import RowSpec

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cellrt.define import Cell, CellInput
 from cellrt.core.program import (
     CARRY,
     LIST,
@@ -27,6 +26,7 @@ from cellrt.core.program import (
     OP_RESULT_STEPS,
     STEP,
 )
+from cellrt.define import Cell, CellInput
 from cellrt.errors import CellError
 from cellrt.graph import Recorded
 from cellrt.results import ResultLayout

@@ -113,9 +113,7 @@ class Timeline:
             **_percentiles("queueing", [starts[r.request] - r.arrival_s for r in served]),
             **_percentiles("computation", [r.finish_s - starts[r.request] for r in served]),
             "mean_rows": mean_rows,
-            "mean_rows_over_time": float(np.average(rows, weights=durations_s))
-            if durations_s.any()
-            else mean_rows,
+            "mean_rows_over_time": float(np.average(rows, weights=durations_s)) if durations_s.any() else mean_rows,
             "mean_steps": float(np.mean([task.steps for task in self.tasks])),
         }
 
@@ -292,9 +290,7 @@ class _Drawing:
         handles = [Patch(facecolor=colour, label=cell) for cell, colour in self.colours.items()]
         if len(self.workers) > 1:
             handles += [
-                Patch(
-                    fc="#9a9da5", ec="white", lw=0, hatch=hatch, hatch_linewidth=0.6, label=f"worker {worker}"
-                )
+                Patch(fc="#9a9da5", ec="white", lw=0, hatch=hatch, hatch_linewidth=0.6, label=f"worker {worker}")
                 for worker, hatch in self.hatches.items()
             ]
         return [*handles, Patch(facecolor=LIFE_COLOUR, label="arrival to finish")]

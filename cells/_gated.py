@@ -205,9 +205,7 @@ class EmbeddedModule(GatedModule):
         check_shape("token", token, (token.shape[0],))
         token = token.contiguous()
         if not all_below(token.data_ptr(), token.shape[0], self.embedding.num_embeddings):
-            raise IndexError(
-                f"a token is outside the embedding, which has {self.embedding.num_embeddings} rows"
-            )
+            raise IndexError(f"a token is outside the embedding, which has {self.embedding.num_embeddings} rows")
         return token
 
     def folded(self) -> Tensor:
@@ -225,9 +223,7 @@ def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
     """`x @ weight.T + bias` by the fused kernels; `x` `[rows, depth]` float32 on a CPU."""
     x = x.contiguous()
     out = x.new_empty(x.shape[0], weight.units)
-    project(
-        x.data_ptr(), x.shape[0], weight.depth, weight.address, bias.data_ptr(), weight.units, out.data_ptr()
-    )
+    project(x.data_ptr(), x.shape[0], weight.depth, weight.address, bias.data_ptr(), weight.units, out.data_ptr())
     return out
 
 

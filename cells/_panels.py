@@ -148,9 +148,7 @@ def _tile_body(builder: Any, rows: int, groups: int, arguments: Any) -> None:
         return builder.load(place, align=FLOAT_BYTES)
 
     def value_of(row: int, k: Any) -> Any:
-        first = builder.insert_element(
-            undefined, builder.load(builder.gep(x_rows[row], [k])), ir.IntType(32)(0)
-        )
+        first = builder.insert_element(undefined, builder.load(builder.gep(x_rows[row], [k])), ir.IntType(32)(0))
         return builder.shuffle_vector(first, undefined, every_lane)
 
     def add_product(row: int, group: int, value: Any, weight: Any) -> None:

@@ -80,9 +80,7 @@ def _lstm_step(rows, gates, rows_of, panels, bias, h, c, h_out, c_out, units, ti
             for local in range(count):
                 given = gates + _source_row(rows_of, first + local) * 4 * row_bytes
                 _fill(tile + local * tile_bytes, 4, given + shift, bias + shift, row_bytes, lanes)
-            multiply_four(
-                h + first * row_bytes, units, count, panels + unit * units * 4 * FLOAT_BYTES, units, tile
-            )
+            multiply_four(h + first * row_bytes, units, count, panels + unit * units * 4 * FLOAT_BYTES, units, tile)
             for local in range(count):
                 row = (first + local) * row_bytes + shift
                 sums = tile + local * tile_bytes
@@ -98,17 +96,13 @@ def _lstm_step(rows, gates, rows_of, panels, bias, h, c, h_out, c_out, units, ti
 @njit(nogil=True, cache=True)
 def lstm_run(batch_sizes, gates, rows_of, panels, bias, h, c, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """Run an LSTM over input halves that are already computed; writes the state after every step, packed."""
-    scratch = np.zeros(
-        _TILE_FLOATS, np.float32
-    )  # Its address is taken where it is used, which keeps it alive.
+    scratch = np.zeros(_TILE_FLOATS, np.float32)  # Its address is taken where it is used, which keeps it alive.
     start = 0
     for rows in batch_sizes:
         h_next, c_next = h_out + start * units * FLOAT_BYTES, c_out + start * units * FLOAT_BYTES
         step_gates = gates if rows_of != 0 else gates + start * 4 * units * FLOAT_BYTES
         step_rows = rows_of + start * _INDEX_BYTES if rows_of != 0 else 0
-        _lstm_step(
-            rows, step_gates, step_rows, panels, bias, h, c, h_next, c_next, units, scratch.ctypes.data
-        )
+        _lstm_step(rows, step_gates, step_rows, panels, bias, h, c, h_next, c_next, units, scratch.ctypes.data)
         h, c = h_next, c_next
         start += rows
 
@@ -154,9 +148,7 @@ def _gru_step(rows, gates, rows_of, panels, bias, h, h_out, units, tile):  # typ
                 sums = tile + local * tile_bytes
                 _fill(sums, 2, given + shift, bias + shift, row_bytes, lanes)
                 copy(sums + 2 * LANES * FLOAT_BYTES, bias + 2 * row_bytes + shift, lanes)
-            multiply_three(
-                h + first * row_bytes, units, count, panels + unit * units * 3 * FLOAT_BYTES, units, tile
-            )
+            multiply_three(h + first * row_bytes, units, count, panels + unit * units * 3 * FLOAT_BYTES, units, tile)
             for local in range(count):
                 given = gates + _source_row(rows_of, first + local) * 3 * row_bytes
                 given += 2 * row_bytes + shift
@@ -174,9 +166,7 @@ def _gru_step(rows, gates, rows_of, panels, bias, h, h_out, units, tile):  # typ
 @njit(nogil=True, cache=True)
 def gru_run(batch_sizes, gates, rows_of, panels, bias, h, h_out, units):  # type: ignore[no-untyped-def]
     """Run a GRU over input halves that are already computed; writes the state after every step, packed."""
-    scratch = np.zeros(
-        _TILE_FLOATS, np.float32
-    )  # Its address is taken where it is used, which keeps it alive.
+    scratch = np.zeros(_TILE_FLOATS, np.float32)  # Its address is taken where it is used, which keeps it alive.
     start = 0
     for rows in batch_sizes:
         h_next = h_out + start * units * FLOAT_BYTES

@@ -83,9 +83,7 @@ class _GRU(GatedModule):
         check_rows(sizes, rows)
         check_shape("h", h, (int(sizes[0]), self.hidden_size))
 
-    def _run_gates(
-        self, sizes: NDArray[np.int64], gates: Tensor, token: Tensor | None, h: Tensor
-    ) -> GRUState:
+    def _run_gates(self, sizes: NDArray[np.int64], gates: Tensor, token: Tensor | None, h: Tensor) -> GRUState:
         """The fused run over `gates` (packed, or a table whose rows `token` names)."""
         rows = gates.shape[0] if token is None else token.shape[0]
         self._check(sizes, rows, h)
@@ -305,9 +303,7 @@ class EmbeddingGRUDecoder(_EmbeddingGRU):
         rows."""
         source = check_torch_module(module, nn.GRUCell, nn.GRU)
         check_shape("projection", projection.weight, (table.num_embeddings, source.hidden_size))
-        cell = cls(
-            table.num_embeddings, table.embedding_dim, source.hidden_size, end_token, source.bias, fold=fold
-        )
+        cell = cls(table.num_embeddings, table.embedding_dim, source.hidden_size, end_token, source.bias, fold=fold)
         cell.take_weights(source)
         cell.take_embedding(table)
         bias = torch.zeros(table.num_embeddings) if projection.bias is None else projection.bias

@@ -28,9 +28,7 @@ def reason_without_gpu() -> str | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--require-gpu", action="store_true", help="fail a test marked gpu that would be skipped"
-    )
+    parser.addoption("--require-gpu", action="store_true", help="fail a test marked gpu that would be skipped")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -108,10 +108,7 @@ def test_legend_has_a_patch_a_cell_type(tmp_path: Path) -> None:
     path = tmp_path / "graph.svg"
     save_graph(tree(4), path)
     found = groups(path)
-    colours = {
-        re.findall("fill: (#[0-9a-f]+)", ElementTree.tostring(found[f"node-{n}"], "unicode"))[0]
-        for n in (0, 6)
-    }
+    colours = {re.findall("fill: (#[0-9a-f]+)", ElementTree.tostring(found[f"node-{n}"], "unicode"))[0] for n in (0, 6)}
     assert len(colours) == 2, "a leaf and the root differ"
     legend = ElementTree.tostring(found["legend_1"], "unicode")
     assert all(colour in legend for colour in colours)

@@ -24,8 +24,7 @@ class Block(NamedTuple):
 
 def readme_blocks() -> list[Block]:
     return [
-        Block(README.count("\n", 0, match.start(2)), textwrap.dedent(match[2]))
-        for match in FENCED.finditer(README)
+        Block(README.count("\n", 0, match.start(2)), textwrap.dedent(match[2])) for match in FENCED.finditer(README)
     ]
 
 

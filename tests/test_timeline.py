@@ -97,9 +97,7 @@ def test_tasks_that_take_no_time_weigh_the_same() -> None:
         ([TaskSpan(0, 0, "lstm", 1.0, 1.0, 1, 1, (0,))], [RequestSpan(0, "", 1.0, 1.0)], "no time passes"),
     ],
 )
-def test_nothing_to_summarise_is_an_error(
-    tasks: list[TaskSpan], requests: list[RequestSpan], message: str
-) -> None:
+def test_nothing_to_summarise_is_an_error(tasks: list[TaskSpan], requests: list[RequestSpan], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Timeline(tasks, requests).summary()
 

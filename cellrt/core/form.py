@@ -47,9 +47,10 @@ def _first_lane(t, type_id):
     best = 0
     for lane in range(NUM_LANES):
         if t.lanes[type_id * NUM_LANES + lane].head >= 0:
-            if t.lanes[type_id * NUM_LANES + best].head < 0:
-                best = lane
-            elif t.lanes[type_id * NUM_LANES + lane].served < t.lanes[type_id * NUM_LANES + best].served:
+            if (
+                t.lanes[type_id * NUM_LANES + best].head < 0
+                or t.lanes[type_id * NUM_LANES + lane].served < t.lanes[type_id * NUM_LANES + best].served
+            ):
                 best = lane
     return best
 

@@ -1,7 +1,8 @@
 """The request processor: the tables and the compiled functions behind one small Python interface.
 
-It knows integers only. Whoever drives it (``engine.py`` with threads and tensors, ``simulate.py`` with a virtual clock) tells
-it what happened and when, and does what it answers: run these tasks, these requests are done.
+It knows integers only. Whoever drives it (``engine.py`` with threads and tensors, ``simulate.py`` with a
+virtual clock) tells it what happened and when, and does what it answers: run these tasks, these requests are
+done.
 """
 
 from __future__ import annotations
@@ -112,8 +113,15 @@ class Processor:
     def _make_tables(self) -> tables.Tables:
         limits, new = self.limits, tables.new_table
         settings = new(1, tables.SETTINGS)
-        for name in ("max_tasks_to_submit", "max_passed_over", "fair_every", "early_release",
-            "split", "runs", "order_by_arrival"):
+        for name in (
+            "max_tasks_to_submit",
+            "max_passed_over",
+            "fair_every",
+            "early_release",
+            "split",
+            "runs",
+            "order_by_arrival",
+        ):
             settings[name] = getattr(self.settings, name)
         settings["num_workers"] = self.num_workers
         settings["join_budget_ns"] = self.settings.join_budget_s * 1e9
@@ -260,7 +268,8 @@ class Processor:
         for kind, (worker, host) in enumerate(shape.needs.tolist()):
             worker_rows, host_rows = self._grown.kind_rows[kind]
             if worker > worker_rows or host > host_rows:
-                return f"{worker} worker and {host} host rows of kind {kind}, the arenas hold {worker_rows} and {host_rows}"
+                held = f"the arenas hold {worker_rows} and {host_rows}"
+                return f"{worker} worker and {host} host rows of kind {kind}, {held}"
         if shape.nodes.size:
             most = int(shape.nodes["num_refs"].max())
             per_row = int(t.types["per_row"][: self.num_types].max())
@@ -277,7 +286,9 @@ class Processor:
             last = now_ns
         settings["arrival_gap_ns"], settings["last_arrival_ns"] = gap, last
 
-    def admit(self, shape: Shape, sequence: int, lane: int = 0, streamed: bool = False) -> tuple[int, NDArray[np.int32]] | None:
+    def admit(
+        self, shape: Shape, sequence: int, lane: int = 0, streamed: bool = False
+    ) -> tuple[int, NDArray[np.int32]] | None:
         """Admits a request: returns (id, rows), or None if there is no room now.
 
         ``rows`` has the host row of each external value, then the link index of the results (see ``results``).

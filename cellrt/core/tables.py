@@ -200,7 +200,8 @@ SETTINGS = np.dtype(
 
 
 def new_table(size: int, dtype: np.dtype[np.void]) -> NDArray[np.void]:
-    """Returns ``size`` zeroed rows from the start of a cache line on. Field access by attribute works in compiled code and, as a recarray, without it."""
+    """Returns ``size`` zeroed rows from the start of a cache line on. Field access by attribute works in compiled
+    code and, as a recarray, without it."""
     memory = np.zeros(size * dtype.itemsize + CACHE_LINE, np.uint8)
     start = -memory.ctypes.data % CACHE_LINE
     rows = memory[start : start + size * dtype.itemsize].view(dtype)

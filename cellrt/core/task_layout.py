@@ -1,9 +1,9 @@
 """How a task's buffer of int32 is laid out: the scheduler writes it, the executor reads it.
 
-All positions are relative to the start of the buffer. A task holds ``rows`` rows of up to ``steps`` successive steps each,
-rows sorted by falling length; step s has ``batch_sizes[s]`` rows, and *position* ``sum(batch_sizes[:s]) + row`` is
-that row at that step (as in torch's PackedSequence). A loop's task has every row at every position of its run, but
-rows that stop early leave.
+All positions are relative to the start of the buffer. A task holds ``rows`` rows of up to ``steps`` successive
+steps each, rows sorted by falling length; step s has ``batch_sizes[s]`` rows, and *position*
+``sum(batch_sizes[:s]) + row`` is that row at that step (as in torch's PackedSequence). A loop's task has every
+row at every position of its run, but rows that stop early leave.
 
 The header has the words below, then one ``INPUT`` record per input port and one ``OUTPUT`` record per output port.
 """
@@ -35,7 +35,7 @@ OUT_STORES = 0  # how many outputs go to arena rows
 OUT_STORE_POSITIONS = 1  # position of [stores] positions (of a loop: rows, the state after the run)
 OUT_STORE_ROWS = 2  # position of [stores] row numbers at this worker
 OUT_RESULTS = 3  # how many outputs go to the host
-OUT_RESULT_POSITIONS = 4  # as OUT_STORE_POSITIONS, unless some are of every step of a loop (OUT_RESULT_STEPS): see there
+OUT_RESULT_POSITIONS = 4  # as OUT_STORE_POSITIONS, unless OUT_RESULT_STEPS says otherwise
 OUT_RESULT_ROWS = 5  # position of [results] host row numbers
 # 1 if some row of a loop shows every step: its positions are row * steps + step, and rows * steps + row is the last
 # step of a row that shows no other. 0 if all rows show their last step alone.

@@ -56,7 +56,9 @@ def tree_program(parents, leaf_type, inner_type, leaf_outputs, inner_outputs, le
     """
     size = parents.size
     starts, children, order = _children(parents)
-    words = np.empty(size * (2 + 2 * max(leaf_words.shape[0], inner_words.shape[0])) + size * 2 * inner_words.shape[0], np.int32)
+    words = np.empty(
+        size * (2 + 2 * max(leaf_words.shape[0], inner_words.shape[0])) + size * 2 * inner_words.shape[0], np.int32
+    )
     if order.size < size:
         return words[:0], -1, -2
     rank = np.empty(size, np.int32)

@@ -1,18 +1,31 @@
 """The whole-state validator: every invariant of the tables, checked slowly and in plain Python.
 
-Tests call it after each step, the engine in debug mode when it is idle. It answers with the broken rules, so that a test can corrupt
-a table and see it fail.
+Tests call it after each step, the engine in debug mode when it is idle. It answers with the broken rules, so that a
+test can corrupt a table and see it fail.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 
 from cellrt.core import blocks
 from cellrt.core import task_layout as layout
-from cellrt.core.tables import DEAD, FREE, LIVE, LOCATION_SHIFT, MAX_KINDS, NUM_LANES, NUM_PERMANENT, RESULT_READY, Tables
+from cellrt.core.tables import (
+    DEAD,
+    FREE,
+    LIVE,
+    LOCATION_SHIFT,
+    MAX_KINDS,
+    NUM_LANES,
+    NUM_PERMANENT,
+    RESULT_READY,
+    Tables,
+)
+
+REGIONS = {"node": blocks.NODES, "value": blocks.VALUES, "link": blocks.LINKS, "subgraph": blocks.SUBGRAPHS}
 
 
 def broken_rules(t: Tables) -> list[str]:
@@ -26,13 +39,13 @@ def _live(t: Tables) -> list[int]:
 
 def _blocks(t: Tables) -> list[str]:
     rules = []
-    for name, region in (("node", blocks.NODES), ("value", blocks.VALUES), ("link", blocks.LINKS), ("subgraph", blocks.SUBGRAPHS)):
+    for name, region in REGIONS.items():
         used = []
         for request in _live(t):
             first, size = int(t.requests[f"first_{name}"][request]), int(t.requests[f"num_{name}s"][request])
             used.append((first, first + max(1, -(-size // blocks.GRANULE)) * blocks.GRANULE))
         used.sort()
-        if any(a[1] > b[0] for a, b in zip(used, used[1:], strict=False)):
+        if any(a[1] > b[0] for a, b in pairwise(used)):
             rules.append(f"{name} blocks of two requests overlap")
         total = blocks.num_free_rows(t.blocks, region) + sum(end - start for start, end in used)
         if total != blocks.num_rows(t.blocks, region):
@@ -93,7 +106,7 @@ def _flights(t: Tables) -> list[str]:
             subgraphs[subgraph] += 1
             requests[int(t.subgraphs["request"][subgraph])] += 1
             if int(t.subgraphs["pinned"][subgraph]) != int(t.tasks["worker"][task]):
-                rules.append(f"subgraph {subgraph} has a task at worker {int(t.tasks['worker'][task])} but is not pinned there")
+                rules.append(f"subgraph {subgraph} has a task at a worker but is not pinned there")
     for type_id in range(int(t.settings["num_types"][0])):
         if int(t.types["num_running"][type_id]) != running[type_id]:
             rules.append(f"cell type {type_id}: running tasks miscounted")
@@ -138,7 +151,8 @@ def _rows(t: Tables) -> list[str]:
         if len(set(rows)) != len(rows):
             rules.append(f"arena of kind {kind} at {location}: a row is held twice, or held and free")
         if len(rows) > int(arena["capacity"]) or (idle and len(rows) != int(arena["capacity"])):
-            rules.append(f"arena of kind {kind} at {location}: {len(rows)} rows of {int(arena['capacity'])} accounted for")
+            total = int(arena["capacity"])
+            rules.append(f"arena of kind {kind} at {location}: {len(rows)} rows of {total} accounted for")
     rules.extend(f"rows held in no arena: {place}" for place in held)
     return rules
 
@@ -155,11 +169,13 @@ def _reservations(t: Tables) -> list[str]:
         reserved[:, 1], t.kinds["reserved_host"]
     ):
         rules.append("reservations differ from what the live requests need")
-    if (t.kinds["reserved_worker"] > t.kinds["worker_rows"]).any() or (t.kinds["reserved_host"] > t.kinds["host_rows"]).any():
+    kinds = t.kinds
+    if (kinds["reserved_worker"] > kinds["worker_rows"]).any() or (kinds["reserved_host"] > kinds["host_rows"]).any():
         rules.append("more rows reserved than there are")
     live = len(_live(t))
     if int(t.settings["num_live"][0]) != live:
         rules.append(f"{int(t.settings['num_live'][0])} requests counted, {live} live")
-    dead = [request for request in _live(t) if t.requests["state"][request] == DEAD and not t.requests["in_flight"][request]]
+    state, in_flight = t.requests["state"], t.requests["in_flight"]
+    dead = [request for request in _live(t) if state[request] == DEAD and not in_flight[request]]
     rules.extend(f"request {request} is dead with nothing in flight, but not released" for request in dead)
     return rules

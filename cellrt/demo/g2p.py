@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from cellrt.define import cell
 from cellrt.cells import EmbeddingGRUCell, EmbeddingGRUDecoder
+from cellrt.define import cell
 from cellrt.errors import DefinitionError
 from cellrt.graph import Graph
 from cellrt.spec import rows

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from cellrt.define import Cell, cell
 from cellrt.cells import EmbeddingGRUCell, EmbeddingGRUDecoder, EmbeddingLSTMCell, LSTMCell
+from cellrt.define import Cell, cell
 from cellrt.errors import CellError, DefinitionError
 from cellrt.spec import RaggedRows, RowSpec, ragged, rows
 from tests.api.models import INTEGER, SIZE, Recurrent, child_sum, recurrent

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from cellrt.define import Cell, CellInput, cell
 from cellrt.cell_file import load_cell, save_cell
 from cellrt.cells import EmbeddingGRUDecoder, LSTMCell
+from cellrt.define import Cell, CellInput, cell
 from cellrt.engine import Engine
 from cellrt.errors import DefinitionError
 from cellrt.spec import RaggedRows, rows

@@ -1,4 +1,5 @@
-"""A machine of integers: runs the core's tasks on NumPy rows, late and in stream order, and an oracle that knows no tasks.
+"""A machine of integers: runs the core's tasks on NumPy rows, late and in stream order, and an oracle that
+knows no tasks.
 
 Every cell is a linear function modulo a prime, so any row read too late, too early or from the wrong place shows.
 """
@@ -135,7 +136,11 @@ class Author:
 
     def any_value(self) -> int:
         recent = max(0, len(self.values) - 6)
-        return self.draw.randrange(recent, len(self.values)) if self.draw.random() < 0.5 else self.draw.randrange(len(self.values))
+        return (
+            self.draw.randrange(recent, len(self.values))
+            if self.draw.random() < 0.5
+            else self.draw.randrange(len(self.values))
+        )
 
     def node(self, cell: Cell | None = None) -> None:
         cell = cell or self.draw.choice(CELLS)
@@ -237,10 +242,15 @@ class Request:
 
 
 class Machine:
-    """The core with fake workers. Each worker runs its tasks in order; a task runs only when its completion is reported."""
+    """The core with fake workers. Each worker runs its tasks in order; a task runs only when its completion is
+    reported."""
 
-    def __init__(self, workers: int, max_batches: tuple[int, ...], settings: SchedulerSettings, rows: int = 4096) -> None:
-        limits = Limits(max_requests=64, max_nodes=4096, max_values=8192, max_links=32768, max_subgraphs=2048, max_tasks=16)
+    def __init__(
+        self, workers: int, max_batches: tuple[int, ...], settings: SchedulerSettings, rows: int = 4096
+    ) -> None:
+        limits = Limits(
+            max_requests=64, max_nodes=4096, max_values=8192, max_links=32768, max_subgraphs=2048, max_tasks=16
+        )
         self.processor = Processor(workers, limits, settings)
         kind = self.processor.add_kind(rows, rows)
         for cell, max_batch in zip(CELLS, max_batches, strict=True):
@@ -364,10 +374,15 @@ class Machine:
                 position += size
         for output in range(cell.num_outputs):
             record = layout.HEADER + len(cell.carry) * layout.INPUT + output * layout.OUTPUT
-            count, positions, to = (int(buffer[record + k]) for k in (layout.OUT_STORES, layout.OUT_STORE_POSITIONS, layout.OUT_STORE_ROWS))
+            count, positions, to = (
+                int(buffer[record + k]) for k in (layout.OUT_STORES, layout.OUT_STORE_POSITIONS, layout.OUT_STORE_ROWS)
+            )
             for k in range(count):
                 self.rows[worker, buffer[to + k]] = outputs[int(buffer[positions + k])][output]
-            count, positions, to = (int(buffer[record + k]) for k in (layout.OUT_RESULTS, layout.OUT_RESULT_POSITIONS, layout.OUT_RESULT_ROWS))
+            count, positions, to = (
+                int(buffer[record + k])
+                for k in (layout.OUT_RESULTS, layout.OUT_RESULT_POSITIONS, layout.OUT_RESULT_ROWS)
+            )
             for k in range(count):
                 if int(buffer[record + layout.OUT_RESULT_STEPS]):
                     row, step = divmod(int(buffer[positions + k]), steps)
