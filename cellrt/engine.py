@@ -17,6 +17,7 @@ from cellrt.arena import Arenas, rows_for
 from cellrt.cell_graph import CellGraph
 from cellrt.core.policy import NUM_PRIORITIES, BatchMakerPolicy, Job, lane_of
 from cellrt.core.processor import Limits, Processor, SchedulerSettings
+from cellrt.core.warm_up import warm_up
 from cellrt.errors import DefinitionError, EngineClosedError, OverloadError, RequestError, UnknownModelError
 from cellrt.executor import Executor
 from cellrt.future import Channel, RequestFuture, Result, Stream, as_awaitable
@@ -36,6 +37,8 @@ WARM_UP_ROWS = (1, 8, 64, 512)
 
 class Engine:
     """Serves models: ``register`` them, then ``submit`` requests.
+
+    The first engine ever made on a machine compiles the scheduler, which takes about half a minute; it is kept on disk.
 
     Args:
         workers: number of CPU workers, or a list of devices (only "cpu" here). Default: one a core.
@@ -68,6 +71,7 @@ class Engine:
         trace: bool = False,
         debug: bool = False,
     ) -> None:
+        warm_up()
         count = _count_workers(workers)
         policy = policy or BatchMakerPolicy()
         settings = replace(settings or SchedulerSettings(), order_by_arrival=policy.order_by_arrival)

@@ -140,12 +140,15 @@ class Recorder:
         return [LIST, len(source), *(self._one(cell, f"{name}[{k}]", row, item)[1] for k, item in enumerate(source))]
 
     def _array(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> NDArray[Any]:
-        """The bits of a tensor, array, number or list of numbers in the spec's dtype; nothing is rounded silently."""
+        """The bits of a tensor, array, number or list of numbers in the spec's dtype; nothing is rounded silently.
+
+        Always a copy: the client may change its tensor as soon as ``submit`` has returned.
+        """
         if isinstance(source, torch.Tensor):
             if source.dtype != spec.dtype:
                 got = RowSpec(tuple(source.shape), source.dtype)
                 raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {got}")
-            return as_bits(source.detach().cpu())
+            return np.array(as_bits(source.detach().cpu()), order="C")
         wanted = NUMPY_DTYPES.get(spec.dtype)
         try:
             if wanted is None:
@@ -156,7 +159,7 @@ class Recorder:
                 f"{self._where(cell, name)}: expected {spec}, got {type(source).__name__}: {error}"
             ) from None
         if array.dtype == wanted:
-            return array
+            return np.array(array, order="C") if isinstance(source, np.ndarray) else array
         are_integers = array.dtype.kind in "iu" and np.dtype(wanted).kind in "iu"
         is_given = isinstance(source, np.ndarray | np.generic)
         if is_given or not (are_integers or np.can_cast(array.dtype, wanted, "same_kind")):

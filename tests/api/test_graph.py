@@ -9,6 +9,7 @@ import torch
 from cellrt.define import cell
 from cellrt.engine import Engine
 from cellrt.spec import rows
+from cellrt.unfolder import unfold
 from tests.api.models import SIZE, attending, counter, embedded, model, recurrent, serve
 
 
@@ -203,3 +204,18 @@ def test_two_models_with_an_equal_cell_batch_together(engine: Engine) -> None:
     timeline = engine.timeline()
     model_of = {span.request: span.label for span in timeline.requests}
     assert any(len({model_of[request] for request in task.requests}) == 2 for task in timeline.tasks)
+
+
+def test_a_tensor_may_be_changed_once_it_is_submitted(engine):
+    """The engine has its own copy of what a client gave it."""
+    double = cell(lambda x: x * 2, {"x": (2,)}, name="double")
+
+    @unfold("double", example=torch.zeros(3, 2))
+    def doubled(graph, x):
+        return {"y": graph.chain(double, x=x).output}
+
+    engine.register(doubled)
+    for given in (torch.ones(3, 2), np.ones((3, 2), np.float32)):
+        future = engine.submit("double", given)
+        given[:] = 7
+        assert torch.equal(future.result(timeout=60)["y"], torch.full((3, 2), 2.0))

@@ -1,0 +1,40 @@
+"""Compiles (or loads from disk) everything that serving will call, so that no request waits for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cellrt.core.copying import get_rows, get_rows_freely, move_rows, move_rows_freely, put_rows
+from cellrt.core.processor import Limits, Port, Processor
+from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
+
+LIMITS = Limits(max_requests=4, max_nodes=64, max_values=64, max_links=256, max_subgraphs=16, story_events=8)
+
+
+def warm_up() -> None:
+    """Runs a request to its end, cancels one, loses a worker and copies a row. A minute the first time, then 20 ms."""
+    processor = Processor(1, LIMITS)
+    kind = processor.add_kind(64, 64)
+    chain = processor.add_type([Port(kind), Port(kind, carry=0)], [Port(kind)], max_batch=4)
+    words = [OP_EXTERNAL, kind, 3, OP_CHAIN, chain, 2, STEP, 0, 1, CARRY, 2, OP_RESULT, 3, 1, 1]
+    shape = processor.compile(np.array(words, np.int32))
+    for sequence in range(3):
+        admitted = processor.admit(shape, sequence)
+        if admitted is None:
+            continue
+        request, _ = admitted
+        if sequence == 0:
+            processor.cancel(request)
+            continue
+        tasks = processor.schedule(1)
+        if sequence == 2:
+            processor.lose_worker(1)
+            continue
+        for task in tasks:
+            for notice in processor.complete(task, 1000):
+                processor.release([notice.request])
+    bytes_, rows = np.zeros((2, 8), np.uint8), np.zeros(1, np.int32)
+    put_rows(bytes_, rows, bytes_)
+    for get, move in ((get_rows, move_rows), (get_rows_freely, move_rows_freely)):
+        get(bytes_, rows, np.zeros((1, 8), np.uint8))
+        move(bytes_, rows, bytes_, rows)
