@@ -12,6 +12,7 @@ Load only files from whom you trust: a program is code.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -168,12 +169,24 @@ class _Exportable(nn.Module):
 
 
 def _export(cell: Cell, module: Callable[..., Any], weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
+    """Exports with a number of values of its own for each ragged input; if the code needs them equal, with one."""
+    if sum(spec.ragged for spec in cell.inputs.values()) > 1:
+        with contextlib.suppress(DefinitionError):
+            return _export_once(cell, module, weights, are_equal=False)
+    return _export_once(cell, module, weights, are_equal=True)
+
+
+def _export_once(
+    cell: Cell, module: Callable[..., Any], weights: Mapping[str, torch.Tensor], are_equal: bool
+) -> ExportedProgram:
     rows = Dim("rows", min=2, max=max(4, cell.max_batch + 1))
+    shared = Dim("values", min=2)
     inputs: list[torch.Tensor] = []
     sizes: list[dict[int, Any]] = []
     for k, (spec, value) in enumerate(zip(cell.inputs.values(), cell.example_inputs(3))):
         inputs += _flat(value)
-        sizes += [{0: Dim(f"values{k}", min=2)}, {0: rows + 1}] if spec.ragged else [{0: rows}]
+        values = shared if are_equal else Dim(f"values{k}", min=2)
+        sizes += [{0: values}, {0: rows + 1}] if spec.ragged else [{0: rows}]
     try:
         program = torch.export.export(
             _Exportable(cell, module, list(weights)),

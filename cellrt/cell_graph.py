@@ -9,6 +9,8 @@ import networkx as nx
 from cellrt.core.processor import Processor
 from cellrt.core.program import Shape
 
+MAX_DRAWN_NODES = 2_000
+
 
 class CellGraph:
     """A compiled cell graph. ``num_subgraphs`` counts what the scheduler is handed."""
@@ -56,7 +58,12 @@ class CellGraph:
         return graph
 
     def save(self, path: str | Path) -> None:
-        """Draws the graph (svg or png by suffix), coloured by cell type and subgraph. Needs ``cellrt[plot]``."""
+        """Draws the graph (svg or png by suffix), coloured by cell type and subgraph. Needs ``cellrt[plot]``.
+
+        Raises ValueError for more than MAX_DRAWN_NODES nodes, which nobody could read.
+        """
+        if self.num_nodes > MAX_DRAWN_NODES:
+            raise ValueError(f"the graph has {self.num_nodes} nodes; at most {MAX_DRAWN_NODES} can be drawn")
         from cellrt.picture import save_graph
 
         save_graph(self.to_networkx(), Path(path))

@@ -30,7 +30,15 @@ from cellrt.core.processor import Notice, Processor
 from cellrt.core.story import read_story
 from cellrt.core.tables import HOST
 from cellrt.core.validate import broken_rules
-from cellrt.errors import CancelledError, CellrtError, DeadlineError, DeviceError, EngineClosedError, InternalError
+from cellrt.errors import (
+    CancelledError,
+    CellError,
+    CellrtError,
+    DeadlineError,
+    DeviceError,
+    EngineClosedError,
+    InternalError,
+)
 from cellrt.future import RequestFuture, Result
 from cellrt.registry import CellType
 from cellrt.statistics import Statistics
@@ -259,7 +267,8 @@ class Manager:
             for failure in done.failures:
                 live = self._live.get(requests[failure.row])
                 if live is not None and live.error is None:
-                    live.error = failure.error
+                    live.error = CellError(f"model {live.model!r}: {failure.error}")
+                    live.error.__cause__ = failure.error.__cause__ or failure.error
         if self.trace is not None:
             row = self.processor.tables.tasks[done.task]
             self.trace.complete(row, location, self._types[int(row["cell_type"])].cell.name, done)
@@ -319,7 +328,7 @@ class Manager:
         del self._by_future[request.future]
         now_ns = time.perf_counter_ns()
         self.statistics.count_end(outcome if isinstance(outcome, CellrtError) else None, now_ns - request.arrival_ns)
-        if self.trace is not None and not isinstance(outcome, CellrtError):
+        if self.trace is not None:
             self.trace.end(request, now_ns)
         self._answer(request, outcome)
 

@@ -60,7 +60,10 @@ class Recorder:
         self._num_nodes += count
         most = self._binding.max_nodes
         if self._num_nodes > most:
-            raise RequestError(f"cell {cell.name!r}: the graph has {self._num_nodes} nodes, at most {most} are allowed")
+            raise RequestError(
+                f"cell {cell.name!r}: the graph has {self._num_nodes} nodes, at most {most} are allowed "
+                "(see Engine(max_nodes=...))"
+            )
 
     def _zero(self, spec: RowSpec) -> int:
         kind = self._binding.kind(spec)
