@@ -22,6 +22,7 @@ import math
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -114,7 +115,7 @@ class Buckets:
         return batch
 
 
-class Peer:
+class Peer(ABC):
     """A server: one backlog, and worker threads that each run one batch after another.
 
     The cores (``threads``, all of the machine by default) are divided among ``workers``; by default there
@@ -188,9 +189,9 @@ class Peer:
     def _new_backlog(self) -> Backlog:
         return InOrder()
 
+    @abstractmethod
     def _new_runner(self, lstm: nn.LSTM, threads: int) -> Runner:
         """What one worker runs its batches with."""
-        raise NotImplementedError
 
     def _work(self, run: Runner, threads: int) -> None:
         """Run batches until the server is closed."""
