@@ -26,10 +26,13 @@ if TYPE_CHECKING:
         OverloadError,
         RequestError,
         RequestTooLargeError,
+        SessionError,
         UnknownModelError,
     )
     from cellrt.future import RequestFuture, Stream
     from cellrt.graph import Graph
+    from cellrt.session import Session
+    from cellrt.session_store import SessionLimits
     from cellrt.spec import RaggedRows, ragged, rows
     from cellrt.timeline import Timeline
     from cellrt.unfolder import Unfolder, unfold
@@ -54,10 +57,13 @@ _HOMES = {
         "OverloadError",
         "RequestError",
         "RequestTooLargeError",
+        "SessionError",
         "UnknownModelError",
     ),
     "future": ("RequestFuture", "Stream"),
     "graph": ("Graph",),
+    "session": ("Session",),
+    "session_store": ("SessionLimits",),
     "spec": ("RaggedRows", "ragged", "rows"),
     "timeline": ("Timeline",),
     "unfolder": ("Unfolder", "unfold"),
@@ -86,6 +92,9 @@ __all__ = [
     "RequestFuture",
     "RequestTooLargeError",
     "SchedulerSettings",
+    "Session",
+    "SessionError",
+    "SessionLimits",
     "ShortestJobFirst",
     "Stream",
     "Timeline",

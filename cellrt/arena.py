@@ -44,12 +44,16 @@ class Arenas:
 
     def get(self, kind: int, rows: NDArray[np.int32]) -> torch.Tensor:
         """A fresh tensor ``[n, *shape]`` of these rows of a CPU arena."""
+        tensor = torch.from_numpy(self.get_bits(kind, rows))
+        dtype = self._specs[kind].dtype
+        return tensor if dtype in NUMPY_DTYPES else tensor.view(dtype)
+
+    def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
+        """A fresh array ``[n, *shape]`` of these rows of a CPU arena; see ``as_bits``."""
         arena, spec = self._bytes[kind], self._specs[kind]
         values = np.empty((len(rows), arena.shape[1]), np.uint8)
         (get_rows if values.size < LARGE_BYTES else get_rows_freely)(arena, rows, values)
-        bits = values.view(NUMPY_DTYPES.get(spec.dtype, np.int16)).reshape(len(rows), *spec.shape)
-        tensor = torch.from_numpy(bits)
-        return tensor if spec.dtype in NUMPY_DTYPES else tensor.view(spec.dtype)
+        return values.view(NUMPY_DTYPES.get(spec.dtype, np.int16)).reshape(len(rows), *spec.shape)
 
     def move(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any], positions: NDArray[np.int32]) -> None:
         """Copies ``values[positions]`` (see ``as_bits``) to these rows of a CPU arena."""

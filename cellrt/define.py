@@ -33,7 +33,7 @@ CellInput = torch.Tensor | RaggedRows
 
 DEFAULT_MAX_BATCH = 512
 LARGEST_BATCH = 65_536
-RESERVED_INPUTS = frozenset({"max_steps", "reverse", "until"})
+RESERVED_INPUTS = frozenset({"keep", "max_steps", "reverse", "until"})
 """Input names that the graph's builders use themselves."""
 
 

@@ -18,11 +18,20 @@ from cellrt.cell_graph import CellGraph
 from cellrt.core.policy import NUM_PRIORITIES, BatchMakerPolicy, Job, lane_of
 from cellrt.core.processor import Limits, Processor, SchedulerSettings
 from cellrt.core.warm_up import warm_up
-from cellrt.errors import DefinitionError, EngineClosedError, OverloadError, RequestError, UnknownModelError
+from cellrt.errors import (
+    DefinitionError,
+    EngineClosedError,
+    OverloadError,
+    RequestError,
+    SessionError,
+    UnknownModelError,
+)
 from cellrt.executor import Executor
 from cellrt.future import Channel, RequestFuture, Result, Stream, as_awaitable
 from cellrt.manager import Manager
-from cellrt.registry import Discovery, Model, Registry, check_example, default_priorities
+from cellrt.registry import Discovery, Model, Plan, Registry, check_example, default_priorities
+from cellrt.session import Session
+from cellrt.session_store import SessionLimits, SessionRecord, SessionStore
 from cellrt.timeline import Timeline
 from cellrt.trace import Trace
 from cellrt.unfolder import Unfolder
@@ -46,6 +55,7 @@ class Engine:
         policy: order of requests; default BatchMaker's.
         settings: of the scheduler, with a switch for each of its optimisations.
         limits: sizes of the tables.
+        sessions: how many sessions are kept, where, and for how long.
         arena_bytes: memory for the rows of one kind (shape and dtype) at each worker; the host, which holds inputs and
             results, gets four times that.
         max_queue: requests that may be unfinished at once; ``submit`` raises OverloadError beyond.
@@ -64,6 +74,7 @@ class Engine:
         policy: BatchMakerPolicy | None = None,
         settings: SchedulerSettings | None = None,
         limits: Limits | None = None,
+        sessions: SessionLimits | None = None,
         arena_bytes: int = 64 << 20,
         max_queue: int = 8192,
         max_nodes: int = 65_535,
@@ -80,7 +91,9 @@ class Engine:
         self._arenas = [Arenas() for _ in range(count + 1)]
         self._arena_bytes, self._max_queue = arena_bytes, max_queue
         self._policy = policy
-        self._manager = Manager(self._processor, self._arenas, self._registry.types, queue_depth, debug)
+        self._manager = Manager(
+            self._processor, self._arenas, self._registry.types, queue_depth, debug, sessions or SessionLimits()
+        )
         if trace:
             self._manager.trace = Trace()
         self._threads_per_worker = threads_per_worker
@@ -143,7 +156,7 @@ class Engine:
             ]
             self._on_manager(lambda: self._add(discovery, chosen, times))
             model = Model(unfolder, self._registry, self._processor)
-            model.plan(unfolder.example)
+            model.states = model.plan(unfolder.example).states
             self._registry.models[unfolder.name] = model
 
     def submit(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> RequestFuture:
@@ -176,6 +189,40 @@ class Engine:
         channel = Channel()
         return Stream(self._submit(model, request, deadline, priority, channel), channel)
 
+    def session(self, model: str, id: str | None = None, *, state: bytes | None = None) -> Session:
+        """The open session of a model with that id, or a new one (with a random id if none is given).
+
+        Args:
+            model: name of a registered model that keeps state: see ``Graph.chain(keep=True)``.
+            id: chosen by the client; ids of different models have nothing to do with each other.
+            state: what ``Session.export`` gave; the session goes on from there.
+
+        Raises UnknownModelError, OverloadError if too many sessions are open, RequestError if the model keeps no state,
+        SessionError if ``state`` is not one of this model's cells.
+        """
+        states = self._model(model).states
+        if not states:
+            raise RequestError(f"model {model!r} keeps no state: its unfolder uses no keep=True, and no graph.keep")
+        record, is_new = self._manager.sessions.open(model, id, states)
+        made = Session(
+            record,
+            [self._registry.kinds[layout.kind] for layout in states],
+            lambda request, deadline, priority, streamed: self._submit_in(
+                record, request, deadline, priority, streamed
+            ),
+            lambda action: self._act_in(record, action),
+        )
+        if is_new:
+            self._manager.command(lambda: self._manager.act_in_session(record, lambda: None))
+        if state is not None:
+            try:
+                made.restore(state)
+            except BaseException:
+                if is_new:
+                    made.close()
+                raise
+        return made
+
     def cancel(self, future: RequestFuture) -> bool:
         """Asks to cancel a request, at any moment; False if it has ended."""
         return future.cancel()
@@ -201,7 +248,12 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
-        self._manager.command(self._manager.cancel_all)
+        # Only when nothing can be launched any more may the workers be told to end.
+        is_cancelled = threading.Event()
+        self._manager.command(lambda: self._manager.cancel_all(is_cancelled))
+        end = time.monotonic() + timeout
+        while not is_cancelled.wait(0.1) and self._thread.is_alive() and time.monotonic() < end:
+            pass
         for worker in self._manager.workers:
             worker.close(timeout)
         self._manager.command(self._manager.stop)
@@ -223,6 +275,11 @@ class Engine:
             "done": counts.num_done,
             "errors": dict(counts.errors),
             "cells": cells,
+            "sessions": {
+                "open": len(self._manager.sessions),
+                "resident": self._manager.sessions.num_resident,
+                "evictions": self._manager.sessions.num_evictions,
+            },
             "latency_s": counts.latency_percentiles_s(),
         }
 
@@ -247,8 +304,38 @@ class Engine:
     ) -> RequestFuture:
         return self._enqueue(name, self._model(name).plan(request), deadline, priority, channel)
 
+    def _submit_in(
+        self, session: SessionRecord, request: Any, deadline: float | None, priority: int, streamed: bool
+    ) -> RequestFuture | Stream:
+        """Submits a request of a session."""
+        if session.error is not None:
+            raise SessionError(str(session.error))
+        plan = self._model(session.model).plan(request)
+        if plan.states != session.states:
+            kept, wanted = ([layout.name for layout in states] for states in (plan.states, session.states))
+            raise RequestError(f"{session}: expected a request that keeps {wanted}, got one that keeps {kept}")
+        channel = Channel() if streamed else None
+        future = self._enqueue(session.model, plan, deadline, priority, channel, session)
+        return future if channel is None else Stream(future, channel)
+
+    def _act_in(self, session: SessionRecord, action: Callable[[SessionStore], T]) -> T:
+        """Calls a function of the session store when what the session was asked before is done."""
+
+        def act() -> T:
+            if session.error is not None:
+                raise SessionError(str(session.error))
+            return action(self._manager.sessions)
+
+        return self._on_manager(act, session)
+
     def _enqueue(
-        self, name: str, plan: Any, deadline: float | None, priority: int, channel: Channel | None
+        self,
+        name: str,
+        plan: Plan,
+        deadline: float | None,
+        priority: int,
+        channel: Channel | None,
+        session: SessionRecord | None = None,
     ) -> RequestFuture:
         if not 0 <= priority < NUM_PRIORITIES:
             raise RequestError(f"priority: expected 0 to {NUM_PRIORITIES - 1}, got {priority}")
@@ -269,15 +356,15 @@ class Engine:
             order, lane = float(self._policy.admission_key(job)), lane_of(self._policy, job)
             deadline_ns = None if deadline is None else now_ns + int(deadline * 1e9)
             self._num_submitted += 1
-            self._manager.post(LiveRequest(future, plan, name, job, now_ns, deadline_ns, channel, order, lane))
+            self._manager.post(LiveRequest(future, plan, name, job, now_ns, deadline_ns, channel, order, lane, session))
         return future
 
     @property
     def _num_unfinished(self) -> int:
         return self._num_submitted - self._manager.num_ended
 
-    def _on_manager(self, function: Callable[[], T]) -> T:
-        """Runs a function in a turn of the manager and returns its result."""
+    def _on_manager(self, function: Callable[[], T], session: SessionRecord | None = None) -> T:
+        """Runs a function in a turn of the manager, or in its place in a session, and returns its result."""
         if self._closed or not self._thread.is_alive():
             raise EngineClosedError("the engine is closed")
         done = threading.Event()
@@ -292,7 +379,10 @@ class Engine:
             finally:
                 done.set()
 
-        self._manager.command(message)
+        if session is None:
+            self._manager.command(message)
+        else:
+            self._manager.command(lambda: self._manager.act_in_session(session, message))
         while not done.wait(1.0):
             if not self._thread.is_alive() and not done.is_set():
                 raise EngineClosedError("the engine closed meanwhile")

@@ -60,6 +60,12 @@ class DeadlineError(CellrtError):
     http_status = 504
 
 
+class SessionError(CellrtError):
+    """A session has expired, was closed, or lost its state; or what was given is not a state of it."""
+
+    http_status = 410
+
+
 class DeviceError(CellrtError):
     """The worker that held the request's state died."""
 

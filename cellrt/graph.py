@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.arena import as_bits
-from cellrt.core.program import CARRY, FIXED, OP_CONSTANT, OP_LOOP, OP_NODE
+from cellrt.core.program import CARRY, FIXED, OP_CONSTANT, OP_KEEP, OP_LOOP, OP_NODE
 from cellrt.core.trees import tree_program
 from cellrt.define import Cell
 from cellrt.errors import RequestError
 from cellrt.handles import Chain, Loop, LoopSteps, Node, Output, State, Steps
 from cellrt.recorder import Recorder, Source, is_stepped
-from cellrt.results import Placement, ResultLayout
+from cellrt.results import Placement, ResultLayout, StateLayout
 from cellrt.spec import RowSpec
 
 
@@ -33,6 +33,8 @@ class Recorded(NamedTuple):
     externals: list[tuple[int, NDArray[Any]]]
     """(kind, rows ``[n, *shape]`` as ``arena.as_bits``) of the request's own tensors, in order of their values."""
     results: tuple[ResultLayout, ...]
+    states: tuple[StateLayout, ...] = ()
+    """What a session keeps."""
 
 
 @lru_cache(maxsize=1024)
@@ -89,24 +91,56 @@ class Graph(Recorder):
         self._constants.add(made)
         return Output(self, made, spec)
 
-    def chain(self, cell: Cell, /, *, reverse: bool = False, **inputs: Source) -> Chain:
+    def state(self, cell: Cell) -> State:
+        """As ``zeros``, but what ``keep`` kept of the session's last request, for graphs that call the cell themselves.
+
+        Use ``chain(..., keep=True)`` or ``loop(..., keep=True)`` where they fit: these leave the state of the last
+        completed step even if the request ends early, this one that of the last completed request.
+        """
+        return State(
+            {
+                output: Output(self, self._state(cell, output), cell.outputs[output])
+                for output in dict.fromkeys(cell.carry.values())
+            }
+        )
+
+    def keep(self, state: State, after: Node | Mapping[str, Output]) -> None:
+        """Says what the session's state is after the request: the same outputs of node ``after``, or those given.
+
+        Raises RequestError if ``state`` does not come from ``state``, was kept already, or ``after`` does not fit it.
+        """
+        for name, before in vars(state).items():
+            if before.value not in self._unkept:
+                raise RequestError(f"keep, state {name!r}: expected one that graph.state gave and that is not kept yet")
+            made = after[name] if isinstance(after, Mapping) else getattr(after, name)
+            self._check_result(made, f"keep, state {name!r}")
+            if made.spec != before.spec:
+                raise RequestError(f"keep, state {name!r}: expected {before.spec}, got {made.spec}")
+            self._program += [OP_KEEP, before.value, made.value, 0, 0]
+            self._states.append(self._unkept.pop(before.value))
+
+    def chain(self, cell: Cell, /, *, reverse: bool = False, keep: bool = False, **inputs: Source) -> Chain:
         """Adds a chain: one node a step, each reading the carried state of the one before.
 
         Carried inputs are the state before the first step (default zeros). Of the others at least one has a value for
         each step: a tensor ``[steps, *shape]``, a list of numbers or outputs, or a chain's output. One Output, or one
-        row, serves every step. With ``reverse`` the chain runs from the last step's input to the first's.
+        row, serves every step. With ``reverse`` the chain runs from the last step's input to the first's. With ``keep``
+        the carried inputs that are not given begin with the state of the request's session, which keeps what they are
+        after the last completed step; without a session they begin with zeros.
         """
         type_id = self._begin(cell)
         self._check_names(cell, inputs)
         count = self._chain_length(cell, inputs)
         self._count_nodes(count, cell)
+        if keep and reverse:
+            raise RequestError(f"chain of cell {cell.name!r}: one that runs backwards cannot be continued: keep=True")
+        starts = self._starts(cell, inputs, keep)
         parts: dict[str, Sequence[int]] = {}
         """By input: words of a chain's input, or the values of an input with one for each step."""
         stepped: set[str] = set()
         for name, spec in cell.inputs.items():
             if name in cell.carry:
-                start = self._one(cell, name, spec, inputs[name])[1] if name in inputs else self._zero(spec)
-                parts[name] = [CARRY, start]
+                parts[name] = [CARRY, starts[name]]
             elif spec.ragged or not is_stepped(inputs[name], spec):
                 parts[name] = self._one(cell, name, spec, inputs[name])
             else:
@@ -114,15 +148,22 @@ class Graph(Recorder):
                 parts[name] = values[::-1] if reverse else values
                 stepped.add(name)
         self._record_chain(cell, type_id, count, parts, stepped)
-        return Chain(self, cell, self._take_values(count * len(cell.outputs)), count, reverse)
+        first = self._take_values(count * len(cell.outputs))
+        if keep:
+            states = {cell.carry[name]: start for name, start in starts.items() if name not in inputs}
+            self._keep(cell, states, first, count)
+        return Chain(self, cell, first, count, reverse)
 
-    def loop(self, cell: Cell, /, *, max_steps: int, until: str | None = None, **inputs: Source) -> Loop:
+    def loop(
+        self, cell: Cell, /, *, max_steps: int, until: str | None = None, keep: bool = False, **inputs: Source
+    ) -> Loop:
         """Adds a loop: the cell again and again on its own carried outputs, until one of them says stop.
 
         Args:
             max_steps: the most steps.
             until: name of an output of one number a row; the step that makes it non-zero is the last. None: run
                 ``max_steps`` steps.
+            keep: as of ``chain``.
             inputs: carried inputs are the state before the first step (default zeros); the others are the same at
                 every step.
         """
@@ -141,15 +182,20 @@ class Graph(Recorder):
                     f"outputs are { ({k: str(v) for k, v in cell.outputs.items()}) }"
                 )
             stop = list(cell.outputs).index(until)
+        starts = self._starts(cell, inputs, keep)
         words: list[int] = []
         for name, spec in cell.inputs.items():
             if name in cell.carry:
-                words += [CARRY, self._one(cell, name, spec, inputs[name])[1] if name in inputs else self._zero(spec)]
+                words += [CARRY, starts[name]]
             else:
                 words += self._one(cell, name, spec, inputs[name])
         self._program += [OP_LOOP, type_id, max_steps, stop, *words]
         first = self._take_values(len(cell.outputs))
         self._loop_values.update({first + k: max_steps for k in range(len(cell.outputs))})
+        if keep:
+            self._keep(
+                cell, {cell.carry[name]: start for name, start in starts.items() if name not in inputs}, first, 1
+            )
         return Loop(self, cell, first, max_steps)
 
     def tree(
@@ -217,12 +263,15 @@ class Graph(Recorder):
             raise RequestError("the graph is empty: the unfolder called no cell")
         if not results:
             raise RequestError("the graph has no result: the unfolder returned an empty dict")
+        if self._unkept:
+            unkept = [state.name for state in self._unkept.values()]
+            raise RequestError(f"graph.state: {unkept} is never kept: see graph.keep")
         placement = Placement(self._program, self._loop_values)
         for result in results.values():
             if isinstance(result, LoopSteps) and result.graph is self:
                 placement.of_steps(result.value)
         layouts = tuple(self._layout(str(name), result, placement) for name, result in results.items())
-        return Recorded(tuple(self._program), self._externals, layouts)
+        return Recorded(tuple(self._program), self._externals, layouts, tuple(self._states))
 
     def _layout(self, name: str, result: object, placement: Placement) -> ResultLayout:
         """Places one named result and says where it lies."""

@@ -38,9 +38,12 @@ from cellrt.errors import (
     DeviceError,
     EngineClosedError,
     InternalError,
+    OverloadError,
+    SessionError,
 )
 from cellrt.future import RequestFuture, Result
 from cellrt.registry import CellType
+from cellrt.session_store import SessionLimits, SessionRecord, SessionStore
 from cellrt.statistics import Statistics
 from cellrt.timeline import Timeline
 from cellrt.trace import Trace
@@ -64,8 +67,10 @@ class Manager:
         types: list[CellType],
         queue_depth: int,
         debug: bool,
+        session_limits: SessionLimits,
     ) -> None:
         self.processor = processor
+        self.sessions = SessionStore(session_limits, processor, arenas)
         self.inbox: SimpleQueue[Message] = SimpleQueue()
         self.statistics = Statistics()
         self.trace: Trace | None = None
@@ -81,7 +86,7 @@ class Manager:
         self._by_future: dict[RequestFuture, LiveRequest] = {}
         self._deadlines: list[tuple[int, int, LiveRequest]] = []
         self._lost: set[int] = set()
-        self._released: list[int] = []
+        self._released: list[LiveRequest] = []
         self._closing = False
         self._stopped: CellrtError | None = None
         self._turn_lock = threading.Lock()
@@ -181,13 +186,14 @@ class Manager:
         if request is not None:
             self._end(request, CancelledError(f"model {request.model!r}: the request was cancelled"))
 
-    def cancel_all(self) -> None:
+    def cancel_all(self, is_done: threading.Event) -> None:
         """Cancels whatever has not ended, for good; called as a message."""
         self._closing = True
         for request in list(self._by_future.values()):
             self._end(
                 request, EngineClosedError(f"model {request.model!r}: the engine closed before the request was done")
             )
+        is_done.set()
 
     def story(self, request: LiveRequest) -> str:
         """The last events of a request, a line each."""
@@ -217,7 +223,10 @@ class Manager:
             self._answer(request, EngineClosedError("the engine has no worker left"))
             return
         self._by_future[request.future] = request
-        self._waiting.add(request)
+        if request.session is None:
+            self._waiting.add(request)
+        else:
+            self.act_in_session(request.session, request)
         if request.deadline_ns is not None:
             heapq.heappush(self._deadlines, (request.deadline_ns, request.job.sequence, request))
             if self._deadlines[0][2] is request:
@@ -226,8 +235,11 @@ class Manager:
     def _admit(self) -> None:
         while (request := self._waiting.first()) is not None:
             sequence, is_streamed = request.job.sequence, request.channel is not None
-            admitted = self.processor.admit(request.plan.shape, sequence, request.lane, is_streamed)
+            session = request.session.id if request.session is not None else -1
+            admitted = self.processor.admit(request.plan.shape, sequence, request.lane, is_streamed, session)
             if admitted is None:
+                if not self.processor.has_rows(request.plan.shape) and self.sessions.evict_some():
+                    continue
                 return
             request.id, rows = admitted
             request.results_at = int(rows[-1])
@@ -241,6 +253,41 @@ class Manager:
         for kind, values in request.plan.externals:
             self._arenas[HOST].put(kind, rows[first : first + len(values)], values)
             first += len(values)
+        if request.session is not None:
+            for layout, value in zip(request.plan.states, request.session.saved or ()):
+                self._arenas[HOST].put(layout.kind, rows[first : first + 1], value[None])
+                first += 1
+            self.sessions.note_admitted(request.session)
+
+    def act_in_session(self, record: SessionRecord, action: Message) -> None:
+        """Runs a request of a session, or calls a function in a turn, when what came before it is done."""
+        record.waiting.append(action)
+        self._continue_session(record)
+
+    def _continue_session(self, record: SessionRecord) -> None:
+        while record.running is None and record.waiting:
+            action = record.waiting.popleft()
+            if not isinstance(action, LiveRequest):
+                action()
+            elif record.error is not None:
+                self._end(action, SessionError(str(record.error)))
+            elif not action.ended:
+                try:
+                    self.sessions.note_waiting(record)
+                except OverloadError as error:
+                    self._end(action, error)
+                    continue
+                record.running = action
+                self._waiting.add(action)
+        if record.running is None and record.error is None:
+            self.sessions.note_idle(record)
+
+    def _end_in_session(self, request: LiveRequest) -> None:
+        """Goes on with the session of a request whose rows are released."""
+        record = request.session
+        if record is not None and record.running is request:
+            self.sessions.note_released(record)
+            self._continue_session(record)
 
     def _launch(self, location: int, worker: CpuWorker) -> bool:
         """Forms tasks for a worker and queues them; False if nothing is ready for it."""
@@ -274,8 +321,10 @@ class Manager:
             self.trace.complete(row, location, self._types[int(row["cell_type"])].cell.name, done)
         self._take_notices(self.processor.complete(done.task, done.busy_ns))
         if self._released:
-            self.processor.release(self._released)
-            self._released = []
+            released, self._released = self._released, []
+            self.processor.release([request.id for request in released])
+            for request in released:
+                self._end_in_session(request)
 
     def _take_notices(self, notices: list[Notice], error: CellrtError | None = None) -> None:
         for request_id, what in notices:
@@ -286,6 +335,7 @@ class Manager:
                 self._reply(request, error or request.error or InternalError("a cell failed without an error"))
             elif what == NOTICE_RELEASED:
                 del self._live[request_id]
+                self._end_in_session(request)
             elif what == NOTICE_STEPS:
                 self._stream(request)
 
@@ -303,7 +353,7 @@ class Manager:
             results[result.name] = (
                 host.get(result.kind, wanted[-1:])[0] if result.is_single else host.get(result.kind, wanted)
             )
-        self._released.append(request.id)
+        self._released.append(request)
         del self._live[request.id]
         self._reply(request, results)
 
@@ -342,9 +392,13 @@ class Manager:
         """Ends a request early; its rows come back when nothing of it is in flight."""
         if request.ended:
             return
+        is_released = request.id < 0
         if request.id >= 0 and self.processor.cancel(request.id):
             del self._live[request.id]
+            is_released = True
         self._reply(request, error)
+        if is_released:
+            self._end_in_session(request)
 
     def _expire(self) -> None:
         now_ns = time.perf_counter_ns()
@@ -353,6 +407,7 @@ class Manager:
             if not request.ended:
                 allowed = request.job.deadline_s
                 self._end(request, DeadlineError(f"model {request.model!r}: not done within {allowed} s"))
+        self.sessions.expire()
 
     def _lose(self, location: int) -> None:
         """A worker died: what was on it fails, the others go on."""
@@ -360,7 +415,9 @@ class Manager:
         cause = self.workers[location - 1].error
         error = DeviceError(f"worker {location} died: {type(cause).__name__}: {cause}")
         error.__cause__ = cause
-        self._take_notices(self.processor.lose_worker(location), error)
+        notices = self.processor.lose_worker(location)
+        self.sessions.lose_worker(location, error)
+        self._take_notices(notices, error)
         if not self.has_workers:
             for request in list(self._by_future.values()):
                 self._end(request, error)

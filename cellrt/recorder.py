@@ -10,10 +10,23 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.arena import NUMPY_DTYPES, as_bits
-from cellrt.core.program import CARRY, FIXED, LIST, OP_CHAIN, OP_CONSTANT, OP_EXTERNAL, OP_NODE, STEP
+from cellrt.core.program import (
+    CARRY,
+    FIXED,
+    LIST,
+    OP_CHAIN,
+    OP_CONSTANT,
+    OP_EXTERNAL,
+    OP_KEEP,
+    OP_NODE,
+    OP_STATE,
+    STEP,
+)
+from cellrt.core.tables import MAX_STATES
 from cellrt.define import Cell
 from cellrt.errors import RequestError
 from cellrt.handles import Chain, Loop, LoopSteps, Node, Output, State, Steps
+from cellrt.results import StateLayout
 from cellrt.spec import RowSpec
 
 
@@ -50,6 +63,9 @@ class Recorder:
         self._zeros: dict[int, int] = {}
         self._constants: set[int] = set()
         self._loop_values: dict[int, int] = {}
+        self._states: list[StateLayout] = []
+        self._unkept: dict[int, StateLayout] = {}
+        """States that were asked for and have no value after the request yet."""
 
     def _take_values(self, count: int) -> int:
         first = self._num_values
@@ -72,6 +88,38 @@ class Recorder:
             self._zeros[kind] = self._take_values(1)
             self._constants.add(self._zeros[kind])
         return self._zeros[kind]
+
+    def _state(self, cell: Cell, output: str) -> int:
+        """The value that an output of the cell has in the request's session; zeros if that is new or there is none."""
+        if len(self._states) + len(self._unkept) >= MAX_STATES:
+            raise RequestError(f"cell {cell.name!r}, output {output!r}: a session has at most {MAX_STATES} states")
+        kind = self._binding.kind(cell.outputs[output])
+        self._program += [OP_STATE, kind]
+        state = self._take_values(1)
+        self._constants.add(state)
+        self._unkept[state] = StateLayout(f"{cell.name}.{output}", kind, cell.identity[:16])
+        return state
+
+    def _starts(self, cell: Cell, inputs: Mapping[str, Source], keep: bool) -> dict[str, int]:
+        """For each carried input the value before the first step: what was given, the session's state, or zeros."""
+        starts = {
+            name: self._one(cell, name, cell.inputs[name], inputs[name])[1] for name in cell.carry if name in inputs
+        }
+        free = [name for name in cell.carry if name not in inputs]
+        if keep and not free:
+            raise RequestError(
+                f"cell {cell.name!r}, node {self._current}: keep=True, but no carried input begins with the session's "
+                f"state: leave out those of {list(cell.carry)} that it should keep"
+            )
+        states = {output: self._state(cell, output) for output in {cell.carry[name]: None for name in free} if keep}
+        return starts | {name: states[cell.carry[name]] if keep else self._zero(cell.inputs[name]) for name in free}
+
+    def _keep(self, cell: Cell, states: Mapping[str, int], first: int, count: int) -> None:
+        """Keeps outputs of a chain (or of a loop: one step) that begins at value ``first``. ``states``: by output."""
+        names = list(cell.outputs)
+        for output, state in states.items():
+            self._program += [OP_KEEP, state, first + names.index(output), len(names), count]
+            self._states.append(self._unkept.pop(state))
 
     def _external(self, spec: RowSpec, rows: NDArray[Any]) -> int:
         kind, count = self._binding.kind(spec), len(rows)
@@ -151,7 +199,9 @@ class Recorder:
             if source.dtype != spec.dtype:
                 got = RowSpec(tuple(source.shape), source.dtype)
                 raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {got}")
-            return np.array(as_bits(source.detach().cpu()), order="C")
+            if source.requires_grad or not source.is_cpu:
+                source = source.detach().cpu()
+            return np.array(as_bits(source), order="C")
         wanted = NUMPY_DTYPES.get(spec.dtype)
         try:
             if wanted is None:

@@ -19,11 +19,13 @@ from cellrt.core.program import (
     OP_CHAIN,
     OP_CONSTANT,
     OP_EXTERNAL,
+    OP_KEEP,
     OP_LOOP,
     OP_NODE,
     OP_RESULT,
     OP_RESULT_LAST,
     OP_RESULT_STEPS,
+    OP_STATE,
     STEP,
 )
 from cellrt.define import Cell, CellInput
@@ -37,12 +39,14 @@ Row = torch.Tensor
 """One row of an input or output, ``[*shape]`` without a row dimension."""
 
 
-def run_one_by_one(unfolder: Unfolder, request: Any) -> dict[str, torch.Tensor]:
+def run_one_by_one(unfolder: Unfolder, request: Any, state: list[Row] | None = None) -> dict[str, torch.Tensor]:
     """Runs a request of a model without an engine, slowly; what an engine returns must equal this within tolerance.
 
     Args:
         unfolder: a model, as made by ``cellrt.unfold``; it need not be registered anywhere.
         request: what its function takes.
+        state: the state of the request's session, in the order in which the graph keeps it; replaced by the state
+            after the request. Empty for a new session.
 
     Returns results by name: ``[*shape]`` for one output, ``[steps, *shape]`` for a chain's, a list's or a loop's
     (of a loop, the steps that were taken).
@@ -52,8 +56,10 @@ def run_one_by_one(unfolder: Unfolder, request: Any) -> dict[str, torch.Tensor]:
     """
     binding = _OpenBinding()
     recorded = unfolder.record(binding, request)
-    interpreter = _Interpreter(binding, recorded)
+    interpreter = _Interpreter(binding, recorded, state or [])
     interpreter.run()
+    if state is not None:
+        state[:] = interpreter.kept
     return {layout.name: _assemble(layout, interpreter.results) for layout in recorded.results}
 
 
@@ -101,12 +107,14 @@ class _Source(NamedTuple):
 class _Interpreter:
     """Runs a recorded program; afterwards ``results`` has its result rows, None for steps that a loop did not take."""
 
-    def __init__(self, binding: _OpenBinding, recorded: Recorded) -> None:
+    def __init__(self, binding: _OpenBinding, recorded: Recorded, state: list[Row]) -> None:
         self._binding = binding
         self._words: Iterator[int] = iter(recorded.program)
         self._externals = iter(recorded.externals)
         self._values: list[Row] = []
         self._steps: dict[int, list[Row]] = {}
+        self._state = iter(state)
+        self.kept: list[Row] = []
         self.results: list[Row | None] = []
 
     def run(self) -> None:
@@ -116,6 +124,12 @@ class _Interpreter:
                 self._external(self._take(2)[0])
             elif operation == OP_CONSTANT:
                 self._constant(*self._take(2))
+            elif operation == OP_STATE:
+                spec = self._binding.specs[self._take(1)[0]]
+                self._values.append(next(self._state, torch.zeros(spec.shape, dtype=spec.dtype)))
+            elif operation == OP_KEEP:
+                _, base, stride, count = self._take(4)
+                self.kept.append(self._values[base + max(0, count - 1) * stride])
             elif operation == OP_RESULT:
                 base, stride, count = self._take(3)
                 self.results += [self._values[base + k * stride] for k in range(count)]

@@ -17,7 +17,7 @@ from cellrt.core.tables import NUM_PERMANENT
 from cellrt.define import Cell
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph import Recorded
-from cellrt.results import ResultLayout
+from cellrt.results import ResultLayout, StateLayout
 from cellrt.spec import RowSpec
 from cellrt.unfolder import Unfolder
 
@@ -42,6 +42,7 @@ class Plan(NamedTuple):
     """Nodes of the graph; a loop counts as its step limit."""
     results: tuple[ResultLayout, ...]
     externals: list[tuple[int, NDArray[Any]]]
+    states: tuple[StateLayout, ...] = ()
 
 
 @dataclass
@@ -176,6 +177,8 @@ class Model:
         self._registry, self._processor = registry, processor
         self._shapes: OrderedDict[tuple[int, ...], tuple[Shape, int]] = OrderedDict()
         self._cached_ints, self._max_cached_ints = 0, max_cached_ints
+        self.states: tuple[StateLayout, ...] = ()
+        """What a session of the model keeps."""
 
     def plan(self, request: Any) -> Plan:
         """Unfolds a request and checks it, in the caller's thread.
@@ -183,7 +186,7 @@ class Model:
         Raises RequestError, RequestTooLargeError.
         """
         recorded = self.unfolder.record(self._registry, request)
-        return Plan(*self._shape(recorded), recorded.results, recorded.externals)
+        return Plan(*self._shape(recorded), recorded.results, recorded.externals, recorded.states)
 
     def _shape(self, recorded: Recorded) -> tuple[Shape, int]:
         """The compiled graph, and its number of nodes with a loop counted as its step limit."""

@@ -23,6 +23,14 @@ class ResultLayout(NamedTuple):
     is_single: bool
 
 
+class StateLayout(NamedTuple):
+    """One row that a session keeps: ``name`` is "cell.output", ``cell`` begins as the cell's identity."""
+
+    name: str
+    kind: int
+    cell: str
+
+
 class Placement:
     """Gives each value that is a result its rows, once, and records the operations that say so."""
 

@@ -10,6 +10,7 @@ from cellrt.core.policy import Job
 from cellrt.errors import CellrtError
 from cellrt.future import Channel, RequestFuture
 from cellrt.registry import Plan
+from cellrt.session_store import SessionRecord
 
 OLDEST_EVERY = 16
 """Every so many admissions the oldest request is the next, whatever the order says."""
@@ -29,6 +30,7 @@ class LiveRequest:
     order: float
     """The policy's admission key."""
     lane: int
+    session: SessionRecord | None = None
     id: int = -1
     """Its id in the processor once it is admitted."""
     results_at: int = -1

@@ -6,6 +6,7 @@ from cellrt.core.blocks import LINKS, NODES, SUBGRAPHS, VALUES, allocate_block, 
 from cellrt.core.compiled import compiled
 from cellrt.core.queue import enqueue
 from cellrt.core.rows import can_reserve, give_row, take_row
+from cellrt.core.states import WORDS, begin_states, end_states
 from cellrt.core.story import tell
 from cellrt.core.tables import ADMITTED, DEAD, ENDED, FREE, HOST, LIVE, NUM_PERMANENT, RESULT_READY
 
@@ -60,17 +61,18 @@ def _copy_graph(t, request_id, shape):
 
 
 @compiled
-def admit(t, shape, sequence, lane, streamed, rows):
+def admit(t, shape, sequence, lane, streamed, session, rows):
     """Appends a request; returns its id, or -1 if tables or arenas have no room for it now.
 
-    Writes the host row of each external value to ``rows`` (-1 if nothing reads it): the caller copies the request's
-    tensors there before it schedules. The last of ``rows`` gets the link index of the result rows. Subgraphs that
-    need nothing from others are handed to the scheduler.
+    Writes to ``rows`` the host row of each external value (-1 if nothing reads it), then of each state of its
+    ``session`` (-1 if it is here already, or there is no session): the caller copies the request's tensors there before
+    it schedules. The last of ``rows`` gets the link index of the result rows. Subgraphs that need nothing from others
+    are handed to the scheduler.
     """
     settings = t.settings[0]
     request_id = settings.free_request
-    num_results, num_kinds = shape.results.size, shape.needs.shape[0]
-    num_links = shape.links.size + 2 * num_results + 2 * num_kinds
+    num_results, num_states, num_kinds = shape.results.size, shape.states.size // 2, shape.needs.shape[0]
+    num_links = shape.links.size + 2 * num_results + WORDS * num_states + 2 * num_kinds
     if request_id < 0 or not can_reserve(t, shape.needs):
         return -1
     request = t.requests[request_id]
@@ -81,7 +83,9 @@ def admit(t, shape, sequence, lane, streamed, rows):
     request.sequence, request.state, request.lane, request.streamed = sequence, LIVE, lane, streamed
     request.nodes_left, request.in_flight, request.num_results = shape.nodes.size, 0, num_results
     request.results = request.first_link + shape.links.size
-    request.needs = request.results + 2 * num_results
+    request.session, request.num_states = session, num_states
+    request.states = request.results + 2 * num_results
+    request.needs = request.states + WORDS * num_states
     _copy_graph(t, request_id, shape)
     for k in range(num_results):
         t.links[request.results + k] = -1
@@ -97,7 +101,8 @@ def admit(t, shape, sequence, lane, streamed, rows):
         if value.readers > 0:
             value.row = take_row(t, HOST, value.kind)
             rows[k] = value.row
-    rows[shape.externals.size] = request.results
+    begin_states(t, request, session, shape, rows, shape.externals.size)
+    rows[shape.externals.size + num_states] = request.results
     tell(t, ADMITTED, request_id, -1, shape.nodes.size)
     for k in range(request.num_subgraphs):
         if t.subgraphs[request.first_subgraph + k].waiting == 0:
@@ -112,7 +117,8 @@ def release(t, request_id):
     for k in range(request.results, request.results + request.num_results):
         if t.links[k] >= 0:
             give_row(t, t.links[k], t.links[k + request.num_results] & (RESULT_READY - 1))
-    if request.state == DEAD:
+    end_states(t, request)
+    if request.state == DEAD or request.num_states > 0:
         for k in range(request.num_values):
             value = t.values[request.first_value + k]
             if value.row >= NUM_PERMANENT:

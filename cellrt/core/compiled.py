@@ -11,7 +11,10 @@ a call inside. Without compilation (NUMBA_DISABLE_JIT) the tables are passed as 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
@@ -29,9 +32,29 @@ from cellrt.core.tables import Tables
 Function = Callable[..., Any]
 
 
+@functools.cache
+def _stamp_of(folder: Path) -> str:
+    """A digest of all Python files of a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def watch_callees(dispatcher: Any) -> Any:
+    """Has the disk cache of a compiled function notice a change of any file beside its own, where its callees are.
+
+    Numba alone looks at the function's own file, and would run yesterday's callees.
+    """
+    if not numba.config.DISABLE_JIT:
+        folder = Path(dispatcher.py_func.__code__.co_filename).resolve().parent
+        dispatcher._cache._cache_file._source_stamp = _stamp_of(folder)
+    return dispatcher
+
+
 def _njit(function: Function, **options: bool) -> Any:
     """Compiles a function once for all kinds of integers, where Numba would for each that a caller has."""
-    dispatcher = njit(cache=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
+    dispatcher = watch_callees(njit(cache=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function))
     if not numba.config.DISABLE_JIT:
         resolve = dispatcher.get_call_template
         dispatcher.get_call_template = lambda args, kws: resolve([_widen(arg) for arg in args], kws)
@@ -75,6 +98,7 @@ class OpenShape(NamedTuple):
     subgraphs: Any
     externals: Any
     results: Any
+    states: Any
     needs: Any
 
 
@@ -158,6 +182,7 @@ _TABLES: dict[str, np.dtype[Any]] = dict(
     ready=_INT,
     step_ns=np.dtype(np.float32),
     events=tables.EVENT,
+    slots=tables.SLOT,
 )
 _SHAPE: dict[str, np.dtype[Any]] = dict(
     nodes=tables.NODE,
@@ -166,6 +191,7 @@ _SHAPE: dict[str, np.dtype[Any]] = dict(
     subgraphs=tables.SUBGRAPH,
     externals=_INT,
     results=_INT,
+    states=_INT,
     needs=_INT,
 )
 _tables_pointer = RowsPointer("Tables", {field: _TABLES[field] for field in Tables._fields}, ("ready", "step_ns"))

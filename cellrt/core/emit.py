@@ -10,7 +10,7 @@ from __future__ import annotations
 from cellrt.core import task_layout as layout
 from cellrt.core.compiled import compiled
 from cellrt.core.rows import give_row, take_row
-from cellrt.core.tables import CARRIED, HOST, LAST_ONLY, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK, STEPS
+from cellrt.core.tables import CARRIED, HOST, KEPT, LAST_ONLY, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK, STEPS
 
 
 @compiled
@@ -18,7 +18,7 @@ def write_inputs(t, task, base, end):
     """Writes all inputs from ``end`` on; returns (end of what it wrote, position of the last note of a free row)."""
     cell_type = t.types[task.cell_type]
     notes_at = base + t.settings[0].buffer_ints
-    task.has_remote = 0
+    task.reads_late = 0
     follows_ragged = False
     for port in range(cell_type.num_inputs):
         info = t.ports[cell_type.first_port + port]
@@ -58,12 +58,14 @@ def give_noted_rows(t, notes_at, end, is_complete):
 def _read_value(t, task, value, notes_at):
     """Counts one read of a value; notes its row as free if it was the last.
 
-    Returns (handle, position of the last note). A row elsewhere is still to be read when the task runs: it is
-    counted when the task completes. But if nobody else is to read it and it is the host's, which cannot get lost,
-    the task takes it over and gives it back then.
+    Returns (handle, position of the last note). A row elsewhere is still to be read when the task runs, and one of KEPT
+    state is needed if the task fails: they are counted when the task completes. But if nobody else is to read it and it
+    is the host's, which cannot get lost, the task takes it over and gives it back then.
     """
     handle = value.row
-    if handle >= NUM_PERMANENT:
+    if value.bits & KEPT:
+        task.reads_late = 1
+    elif handle >= NUM_PERMANENT:
         location = handle >> LOCATION_SHIFT
         if location == task.worker or (location == HOST and value.readers == 1):
             value.readers -= 1
@@ -72,7 +74,7 @@ def _read_value(t, task, value, notes_at):
                 notes_at -= 1
                 t.ints[notes_at] = handle
         else:
-            task.has_remote = 1
+            task.reads_late = 1
     return handle, notes_at
 
 
@@ -143,9 +145,10 @@ def _loop_input(t, task, base, port, end, notes_at):
             count = t.links[at]
             at += 1
         if info.carry >= 0 and t.subgraphs[node.subgraph].loop_steps > 0:
-            ints[end] = t.values[node.first_value + info.carry].row
-            if ints[end] >> LOCATION_SHIFT != task.worker:
-                task.has_remote = 1
+            value = t.values[node.first_value + info.carry]
+            ints[end] = value.row
+            if ints[end] >> LOCATION_SHIFT != task.worker or value.bits & KEPT:
+                task.reads_late = 1
             else:
                 notes_at -= 1
                 ints[notes_at] = ints[end]
@@ -157,7 +160,7 @@ def _loop_input(t, task, base, port, end, notes_at):
             for k in range(at, at + count):
                 handle = t.values[node.first_value + t.links[k]].row
                 if handle >= NUM_PERMANENT and handle >> LOCATION_SHIFT != task.worker:
-                    task.has_remote = 1
+                    task.reads_late = 1
                 ints[end] = handle
                 end += 1
         if info.ragged:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from cellrt.core import admit, finish, rows, schedule
+from cellrt.core import admit, finish, rows, schedule, states
 from cellrt.core.compiled import entry, open_shape, open_tables, short_entry
 
 _admit, _release_many = admit.admit, admit.release_many
 _cancel, _complete, _lose_worker = finish.cancel, finish.complete, finish.lose_worker
-_fill_arena, _schedule = rows.fill_arena, schedule.schedule
+_fill_arena, _schedule, _drop_states = rows.fill_arena, schedule.schedule, states.drop_states
 
 
 @short_entry
-def admit_request(at, shape_at, sequence, lane, streamed, host_rows):
+def admit_request(at, shape_at, sequence, lane, streamed, session, host_rows):
     """See ``admit.admit``; ``shape_at`` is ``Shape.at``."""
-    return _admit(open_tables(at), open_shape(shape_at), sequence, lane, streamed, host_rows)
+    return _admit(open_tables(at), open_shape(shape_at), sequence, lane, streamed, session, host_rows)
+
+
+@short_entry
+def drop_states(at, session, row):
+    """See ``states.drop_states``."""
+    _drop_states(open_tables(at), session, row)
 
 
 @short_entry

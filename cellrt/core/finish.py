@@ -13,6 +13,7 @@ from cellrt.core.emit import give_noted_rows
 from cellrt.core.form import size_class
 from cellrt.core.queue import dequeue, enqueue, pin, push_ready
 from cellrt.core.rows import give_row
+from cellrt.core.states import advance_state
 from cellrt.core.story import tell
 from cellrt.core.tables import (
     COMPLETED,
@@ -20,6 +21,8 @@ from cellrt.core.tables import (
     DEAD,
     DONE,
     FAILED,
+    HELD,
+    KEPT,
     LIVE,
     LOCATION_SHIFT,
     LOOP,
@@ -53,8 +56,8 @@ def complete(t, task_id, elapsed_ns, notices, count):
     t.types[task.cell_type].num_running -= 1
     if elapsed_ns > 0:
         _measure_step(t, task, base, elapsed_ns)
-    if task.has_remote:
-        _free_remote(t, task_id)
+    if task.reads_late:
+        _count_late_reads(t, task_id)
     give_noted_rows(t, base + t.ints[base + layout.H_NOTES], base + settings.buffer_ints, True)
     for row in range(task.rows):
         node_id = t.ints[nodes_at + row]
@@ -75,6 +78,8 @@ def complete(t, task_id, elapsed_ns, notices, count):
             else:
                 for k in range(t.ints[lengths_at + row]):
                     _complete_node(t, node_id + k, True)
+                    if t.nodes[node_id + k].bits & HELD:
+                        _release_readers(t, node_id + k, node_id + t.ints[lengths_at + row])
                 if request.streamed:
                     _mark_results(t, node_id, t.ints[lengths_at + row], t.types[task.cell_type].num_outputs)
                 request.nodes_left -= t.ints[lengths_at + row]
@@ -148,6 +153,19 @@ def _complete_node(t, node_id, was_sent):
 
 
 @compiled
+def _release_readers(t, node_id, end):
+    """Counts off a HELD node's edges to nodes of its own subgraph from ``end`` on, which waited for its completion."""
+    node = t.nodes[node_id]
+    for k in range(node.first_link + node.num_refs, node.first_link + node.num_refs + node.num_consumers):
+        consumer_id = node_id + t.links[k]
+        consumer = t.nodes[consumer_id]
+        if consumer.subgraph == node.subgraph and consumer_id >= end:
+            consumer.pending -= 1
+            if consumer.pending == 0:
+                push_ready(t, consumer_id)
+
+
+@compiled
 def _mark_results(t, node_id, length, num_outputs):
     """Marks the results of complete nodes as there to be streamed."""
     request = t.requests[t.subgraphs[t.nodes[node_id].subgraph].request]
@@ -210,12 +228,12 @@ def _free_loop_inputs(t, node, cell_type):
             at += 1
         if info.carry < 0:
             for k in range(count):
-                _read_remote(t, t.values[node.first_value + t.links[at + k]])
+                _read_late(t, t.values[node.first_value + t.links[at + k]])
         at += count
 
 
 @compiled
-def _read_remote(t, value):
+def _read_late(t, value):
     """Counts a read that was put off; gives the row back if it was the last."""
     if value.row >= NUM_PERMANENT:
         value.readers -= 1
@@ -225,15 +243,22 @@ def _read_remote(t, value):
 
 
 @compiled
-def _free_remote(t, task_id):
-    """Counts the reads of rows at other locations, which were put off until the task has read them."""
+def _count_late_reads(t, task_id):
+    """Counts the reads that were put off until the task has read: of rows elsewhere, and of KEPT state.
+
+    Where a row of the task failed, the state it read stays; where not, what it made is the state from now on.
+    """
     task = t.tasks[task_id]
     base = task_id * t.settings[0].buffer_ints
     ints, cell_type = t.ints, t.types[task.cell_type]
     nodes_at, lengths_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_LENGTHS]
+    failed_at = base + ints[base + layout.H_FAILED]
     for row in range(task.rows):
         first_id = ints[nodes_at + row]
         subgraph = t.subgraphs[t.nodes[first_id].subgraph]
+        request = t.requests[subgraph.request]
+        last = t.nodes[first_id if task.is_loop else first_id + ints[lengths_at + row] - 1]
+        has_failed = ints[failed_at + row] != 0
         for step in range(1 if task.is_loop else ints[lengths_at + row]):
             node = t.nodes[first_id + step]
             at = node.first_link
@@ -245,27 +270,41 @@ def _free_remote(t, task_id):
                     at += 1
                 if task.is_loop and (info.carry < 0 or subgraph.loop_steps > 0):
                     if info.carry >= 0:
-                        _free_loop_state(t, base, port, row, task.worker, cell_type)
+                        _free_loop_state(t, base, row, port, node.first_value + info.carry, has_failed)
                 elif info.carry < 0 or step == 0:
-                    for k in range(count):
-                        value = t.values[node.first_value + t.links[at + k]]
-                        if value.row >> LOCATION_SHIFT != task.worker:
-                            _read_remote(t, value)
+                    for k in range(at, at + count):
+                        value_id = node.first_value + t.links[k]
+                        value = t.values[value_id]
+                        if value.bits & KEPT:
+                            if has_failed:
+                                continue
+                            if info.carry >= 0:
+                                advance_state(t, request, value_id, last.first_value + info.carry)
+                            _read_late(t, value)
+                        elif value.row >> LOCATION_SHIFT != task.worker:
+                            _read_late(t, value)
                 at += count
 
 
 @compiled
-def _free_loop_state(t, base, port, row, worker, cell_type):
-    """Frees the old state of a loop that moved here from another worker."""
+def _free_loop_state(t, base, row, port, value_id, has_failed):
+    """Frees the state that a loop's row read if it was not noted to be freed: of another worker, or KEPT.
+
+    KEPT state of a row that failed stays, and what the row made is freed.
+    """
+    task = t.tasks[base // t.settings[0].buffer_ints]
     record = base + layout.HEADER + port * layout.INPUT
     handle = t.ints[base + t.ints[record + layout.IN_ROWS] + row]
     source = t.ints[record + layout.IN_SOURCE]
     if source != MIXED:
-        if source < 0:
-            return
         handle |= source << LOCATION_SHIFT
-    if handle >= NUM_PERMANENT and handle >> LOCATION_SHIFT != worker:
-        give_row(t, handle, t.ports[cell_type.first_port + port].kind)
+    value = t.values[value_id]
+    if value.bits & KEPT and has_failed:
+        made = value.row
+        value.row = handle
+        give_row(t, made, value.kind)
+    elif value.bits & KEPT or handle >> LOCATION_SHIFT != task.worker:
+        give_row(t, handle, value.kind)
 
 
 @compiled
@@ -307,8 +346,18 @@ def lose_worker(t, worker, notices):
                 count += 1
     for task_id in range(t.tasks.size):
         if t.tasks[task_id].in_use and t.tasks[task_id].worker == worker:
+            _fail_all(t, task_id)
             count = complete(t, task_id, 0, notices, count)
     return count
+
+
+@compiled
+def _fail_all(t, task_id):
+    """Marks every row of a lost task as failed: no state may follow it."""
+    base = task_id * t.settings[0].buffer_ints
+    failed_at = base + t.ints[base + layout.H_FAILED]
+    for row in range(t.tasks[task_id].rows):
+        t.ints[failed_at + row] = 1
 
 
 @compiled

@@ -20,6 +20,7 @@ from cellrt.core.entries import (
     admit_request,
     cancel,
     complete,
+    drop_states,
     fill_arena,
     lose_worker,
     release_many,
@@ -41,6 +42,7 @@ class Limits:
     max_links: int = 1 << 21
     max_subgraphs: int = 1 << 17
     max_tasks: int = 64
+    max_sessions: int = 16_384
     story_events: int = 1 << 16
 
 
@@ -108,7 +110,7 @@ class Processor:
         self.tables = self._make_tables()
         self._task_ids = np.zeros(self.limits.max_tasks, np.int32)
         self._notices = np.zeros((64, 2), np.int32)
-        self._rows = np.zeros(0, np.int32)
+        self._free_sessions = list(range(self.limits.max_sessions))[::-1]
 
     def _make_tables(self) -> tables.Tables:
         limits, new = self.limits, tables.new_table
@@ -151,6 +153,7 @@ class Processor:
             ready=np.zeros((tables.MAX_TYPES, self.num_workers + 1), np.int32),
             step_ns=np.zeros((tables.MAX_TYPES, tables.NUM_SIZE_CLASSES), np.float32),
             events=new(limits.story_events, tables.EVENT),
+            slots=new(limits.max_sessions * tables.MAX_STATES, tables.SLOT),
         )
 
     @property
@@ -256,7 +259,7 @@ class Processor:
     def why_too_large(self, shape: Shape) -> str | None:
         """Says what of a shape would not fit even in an empty engine; None if it fits."""
         limits, t = self.limits, self.tables
-        links = shape.links.size + 2 * shape.results.size + 2 * shape.needs.shape[0]
+        links = shape.links.size + 2 * shape.results.size + 2 * shape.states.size + 2 * shape.needs.shape[0]
         for what, wanted, limit in (
             ("nodes", shape.nodes.size, limits.max_nodes),
             ("values", shape.values.size, limits.max_values),
@@ -287,15 +290,46 @@ class Processor:
         settings["arrival_gap_ns"], settings["last_arrival_ns"] = gap, last
 
     def admit(
-        self, shape: Shape, sequence: int, lane: int = 0, streamed: bool = False
+        self, shape: Shape, sequence: int, lane: int = 0, streamed: bool = False, session: int = -1
     ) -> tuple[int, NDArray[np.int32]] | None:
         """Admits a request: returns (id, rows), or None if there is no room now.
 
-        ``rows`` has the host row of each external value, then the link index of the results (see ``results``).
+        ``rows`` has the host row of each external value, then of each state that comes with the request (-1 if not),
+        then the link index of the results (see ``results``). A session has one live request at a time.
         """
-        rows = np.empty(shape.externals.size + 1, np.int32)
-        request = admit_request(self._at, shape.at, sequence, lane, int(streamed), rows)
+        rows = np.empty(shape.externals.size + shape.states.size // 2 + 1, np.int32)
+        request = admit_request(self._at, shape.at, sequence, lane, int(streamed), session, rows)
         return None if request < 0 else (request, rows)
+
+    def has_rows(self, shape: Shape) -> bool:
+        """Whether the arenas have room for a request now."""
+        kinds = self.tables.kinds[: shape.needs.shape[0]]
+        reserved = np.stack([kinds["reserved_worker"], kinds["reserved_host"]], 1)
+        rows = np.stack([kinds["worker_rows"], kinds["host_rows"]], 1)
+        return bool((reserved + shape.needs <= rows).all())
+
+    def open_session(self) -> int | None:
+        """A new session, whose state is zeros; None if there is none left."""
+        return self._free_sessions.pop() if self._free_sessions else None
+
+    def session_rows(self, session: int, count: int) -> list[tuple[int, int]]:
+        """(handle, kind) of each of ``count`` states of a session without a live request; handle 0 is zeros."""
+        first = session * tables.MAX_STATES
+        return [(int(slot["row"]), int(slot["kind"])) for slot in self.tables.slots[first : first + count]]
+
+    def drop_states(self, session: int, *, bring: bool = False) -> None:
+        """Frees the rows of a session without a live request. Its state is zeros then, or comes with the next one."""
+        drop_states(self._at, session, tables.BRING if bring else 0)
+
+    def close_session(self, session: int) -> None:
+        """Ends a session without a live request."""
+        self.drop_states(session)
+        self._free_sessions.append(session)
+
+    def sessions_at(self, worker: int) -> list[int]:
+        """Sessions without a live request that have state at a worker."""
+        at = np.flatnonzero(self.tables.slots["row"] >> tables.LOCATION_SHIFT == worker)
+        return sorted(set((at // tables.MAX_STATES).tolist()))
 
     def set_time(self, now_ns: int) -> None:
         """Sets the clock that scheduling decisions and the story use."""

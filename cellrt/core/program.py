@@ -14,6 +14,9 @@ Operations (value ids count up from 0 in order of creation; an operation's outpu
     RESULT   base stride count            count values are results
     RESULT_STEPS value limit              an output of a loop is a result, of every step
     RESULT_LAST value                     an output of a loop is a result, of the last step
+    STATE kind                            one value: a state of the request's session before the request
+    KEEP value base stride count          STATE value ``value`` is after step k what value ``base + k * stride`` is.
+                                          Count 0: what value ``base`` is, once the whole request is done
 
     input = FIXED value | STEP base stride | CARRY base | LIST count value*
 
@@ -35,6 +38,8 @@ from cellrt.core.tables import (
     CHAIN_NEXT,
     CROSSING,
     EXTERNAL,
+    HELD,
+    KEPT,
     LAST_ONLY,
     LOOP,
     MAX_READERS,
@@ -47,7 +52,9 @@ from cellrt.core.tables import (
 )
 from cellrt.errors import RequestTooLargeError
 
-OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS, OP_RESULT_LAST = range(1, 9)
+OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS, OP_RESULT_LAST, OP_STATE, OP_KEEP = (
+    range(1, 11)
+)
 FIXED, STEP, CARRY, LIST = range(4)
 
 
@@ -60,6 +67,7 @@ class Shape(NamedTuple):
     subgraphs: NDArray[np.void]
     externals: NDArray[np.int32]  # value ids that come with the request
     results: NDArray[np.int32]  # kind of each result row
+    states: NDArray[np.int32]  # for each state its value before and after the request
     needs: NDArray[np.int32]  # [kind, (worker rows, host rows)]: most rows of each kind live at once
     node_types: NDArray[np.int32]
     at: Any  # the address of the rows above
@@ -77,6 +85,7 @@ class Draft(NamedTuple):
     producers: NDArray[np.int32]  # node of each value, or -1
     values: NDArray[np.void]
     results: NDArray[np.int32]
+    states: NDArray[np.int32]  # [state, 4]: the words of KEEP
 
 
 @allocating
@@ -92,8 +101,8 @@ def _measure_input(program, at):
 
 @allocating
 def _measure(program, types):
-    """Counts nodes, values, refs and result rows of a program."""
-    at = num_nodes = num_values = num_refs = num_results = 0
+    """Counts nodes, values, refs, result rows and states of a program."""
+    at = num_nodes = num_values = num_refs = num_results = num_states = 0
     while at < program.size:
         op = program[at]
         if op == OP_EXTERNAL:
@@ -111,6 +120,12 @@ def _measure(program, types):
         elif op == OP_RESULT_LAST:
             num_results += 1
             at += 2
+        elif op == OP_STATE:
+            num_values += 1
+            at += 2
+        elif op == OP_KEEP:
+            num_states += 1
+            at += 5
         else:
             cell_type = types[program[at + 1]]
             count = 1
@@ -126,7 +141,7 @@ def _measure(program, types):
                 num_refs += refs * count
             num_nodes += count
             num_values += count * cell_type.num_outputs
-    return num_nodes, num_values, num_refs, num_results
+    return num_nodes, num_values, num_refs, num_results, num_states
 
 
 @allocating
@@ -191,7 +206,7 @@ def _add_result(draft, value, count, flags, result):
 @allocating
 def _fill(program, types, ports, draft):
     """Runs the program: fills the draft's arrays."""
-    at = node = value = ref_end = result = 0
+    at = node = value = ref_end = result = state = 0
     while at < program.size:
         op = program[at]
         if op == OP_EXTERNAL:
@@ -216,13 +231,48 @@ def _fill(program, types, ports, draft):
         elif op == OP_RESULT_LAST:
             result = _add_result(draft, program[at + 1], 1, LAST_ONLY, result)
             at += 2
+        elif op == OP_STATE:
+            draft.values[value].kind = program[at + 1]
+            value += 1
+            at += 2
+        elif op == OP_KEEP:
+            draft.states[state] = program[at + 1 : at + 5]
+            state += 1
+            at += 5
         else:
             at, node, value, ref_end = _draft_nodes(program, at, types, ports, draft, node, value, ref_end)
 
 
+@allocating
+def _mark_states(draft):
+    """Gives every state a reader after the last; marks as KEPT what each step of one chain or loop leaves.
+
+    Of several chains, nothing is KEPT: the value before the request stays until the end (see ``states.py``).
+    """
+    states = draft.states
+    is_one = True
+    for k in range(len(states)):
+        last, first_last = _value_after(states[k]), _value_after(states[0])
+        is_one = is_one and states[k, 3] > 0 and draft.producers[last] == draft.producers[first_last]
+    for k in range(len(states)):
+        draft.values[_value_after(states[k])].readers += 1
+        if is_one:
+            draft.values[states[k, 0]].bits |= KEPT
+            for step in range(states[k, 3]):
+                draft.values[states[k, 1] + step * states[k, 2]].bits |= KEPT
+        else:
+            draft.values[states[k, 0]].readers += 1
+
+
+@allocating
+def _value_after(state):
+    """The value that a state has after the request; ``state`` has the words of KEEP."""
+    return state[1] + max(0, state[3] - 1) * state[2]
+
+
 def draft_program(program: NDArray[np.int32], types: NDArray[np.void], ports: NDArray[np.void]) -> Draft:
     """Expands a program into nodes and refs, in order of creation."""
-    num_nodes, num_values, num_refs, num_results = _measure(program, types)
+    num_nodes, num_values, num_refs, num_results, num_states = _measure(program, types)
     values = new_table(num_values, VALUE)
     values["row"] = -1
     values["result"] = -1
@@ -236,8 +286,10 @@ def draft_program(program: NDArray[np.int32], types: NDArray[np.void], ports: ND
         producers=np.full(num_values, -1, np.int32),
         values=values,
         results=np.zeros(num_results, np.int32),
+        states=np.zeros((num_states, 4), np.int32),
     )
     _fill(program, types, ports, draft)
+    _mark_states(draft)
     return draft
 
 
@@ -317,6 +369,9 @@ def _write_nodes(draft, types, ports, starts, producers, order, group, nodes, li
         node.subgraph, node.next_ready = group[old], -1
         node.first_value, node.first_link = draft.node_values[old], at
         node.num_refs = draft.ref_starts[old + 1] - draft.ref_starts[old]
+        for output in range(types[draft.node_types[old]].num_outputs):
+            if draft.values[draft.node_values[old] + output].bits & KEPT:
+                node.bits |= HELD
         _write_refs(draft, types[draft.node_types[old]], ports, old, links, at)
         at += node.num_refs + num_consumers[old]
         subgraph.cell_type = draft.node_types[old]
@@ -372,13 +427,15 @@ def _count_needs(draft, nodes, values, types, ports, subgraphs, needs):
     """Counts the rows of each kind that can be live at once, whatever the order of execution.
 
     State handed from step to step of a chain or loop takes two rows (the old and the new) however long the chain;
-    every other output that has a reader takes one.
+    every other output that has a reader takes one. A session's state may lie here or at the host.
     """
     for value in range(values.size):
         if values[value].bits & EXTERNAL and values[value].readers > 0:
             needs[values[value].kind, 1] += 1
     for result in range(draft.results.size):
         needs[draft.results[result], 1] += 1
+    for state in range(len(draft.states)):
+        needs[values[draft.states[state, 0]].kind] += 1
     in_chain = False
     for k in range(nodes.size):
         cell_type = types[subgraphs[nodes[k].subgraph].cell_type]
@@ -427,5 +484,6 @@ def compile_shape(draft: Draft, types: NDArray[np.void], ports: NDArray[np.void]
     needs = np.zeros((num_kinds, 2), np.int32)
     _count_needs(draft, nodes, draft.values, types, ports, subgraphs, needs)
     externals = np.flatnonzero(draft.values["bits"] & EXTERNAL).astype(np.int32)
-    rows = OpenShape(nodes, draft.values, links, subgraphs, externals, draft.results, needs)
+    states = np.array([(state[0], _value_after(state)) for state in draft.states], np.int32).reshape(-1)
+    rows = OpenShape(nodes, draft.values, links, subgraphs, externals, draft.results, states, needs)
     return Shape(*rows, node_types=draft.node_types[order], at=address_of(rows))

@@ -12,7 +12,7 @@ from cellrt.core.compiled import compiled
 from cellrt.core.form import form_batched_task
 from cellrt.core.queue import dequeue, enqueue, num_ready, pin, push_ready
 from cellrt.core.story import tell
-from cellrt.core.tables import LAUNCHED, LOOP, MIXED, NEVER, NUM_LANES
+from cellrt.core.tables import HELD, LAUNCHED, LOOP, MIXED, NEVER, NUM_LANES
 
 
 @compiled
@@ -121,8 +121,9 @@ def submit_task(t, task_id):
 def update_dependencies(t, task_id):
     """Makes ready what only waited for this task's nodes (Algorithm 1, line 18).
 
-    Nodes of the same subgraph become ready at once: it is pinned, and a stream keeps order. With early release so does
-    a subgraph all of whose outstanding producers were submitted to one worker: it is pinned there too.
+    Nodes of the same subgraph become ready at once: it is pinned, and a stream keeps order. (But not behind HELD nodes,
+    which may fail and then leave a state: see ``states.py``.) With early release so does a subgraph all of whose
+    outstanding producers were submitted to one worker: it is pinned there too.
     """
     task, early = t.tasks[task_id], t.settings[0].early_release
     base = task_id * t.settings[0].buffer_ints
@@ -139,8 +140,11 @@ def update_dependencies(t, task_id):
                 consumer_id = node_id + t.links[k]
                 consumer = t.nodes[consumer_id]
                 if consumer.subgraph == subgraph_id:
+                    is_inside = first_id < consumer_id < first_id + length
+                    if node.bits & HELD and not is_inside:
+                        continue
                     consumer.pending -= 1
-                    if consumer.pending == 0 and not (first_id < consumer_id < first_id + length):
+                    if consumer.pending == 0 and not is_inside:
                         push_ready(t, consumer_id)
                 elif early:
                     _count_sent(t, consumer.subgraph, task.worker)

@@ -8,6 +8,7 @@ Who points where (ids are row numbers in the tables; -1 is "none")::
     node --(first_value)--> its outputs, one value each
     value --(row)--> a *handle*: location and row of an arena
     task --(buffer)--> ints: the index arrays that a worker reads (layout in ``task_layout.py``)
+    session --(slots)--> its state between requests: one handle for each state of its model (``states.py``)
 
 An arena holds all rows of one kind (one shape and dtype) at one location, so that any input of any node is one
 row number whoever produced it, and a gather is one ``index_select``. Location 0 is the host (request inputs
@@ -36,6 +37,10 @@ NUM_SIZE_CLASSES = 16
 MAX_READERS = 65_535
 NEVER = 1 << 62
 MAX_TYPES = 256
+MAX_STATES = 16
+"""Most states (rows that stay) of a session."""
+BRING = -1
+"""Row of a session's slot whose state comes with the next request."""
 MAX_KINDS = 64
 
 # Node flags.
@@ -44,6 +49,8 @@ CHAIN_NEXT = 1
 LOOP = 2
 CROSSING = 4
 """A node of another subgraph reads an output of this one."""
+HELD = 8
+"""An output is KEPT: nodes of its own subgraph that read it wait until it is complete."""
 
 # Value flags.
 EXTERNAL = 1
@@ -54,6 +61,8 @@ LAST_ONLY = 8
 """Result of a loop of which only the last step counts."""
 STEPS = 16
 """Result of a loop that is kept for every step."""
+KEPT = 32
+"""State of a session after some step. Its row stays until every task that reads it is complete and did not fail."""
 
 RESULT_READY = 1 << 16
 """Bit of a result's kind in ``links``: the result is there to be streamed."""
@@ -109,6 +118,9 @@ REQUEST = np.dtype(
         ("in_flight", "i4"),  # rows of tasks in flight
         ("results", "i4"),  # link index of the rows of the results, then of their kinds
         ("num_results", "i4"),
+        ("session", "i4"),
+        ("states", "i4"),  # link index of the states: values (before the request, after it, after what is complete)
+        ("num_states", "i4"),
         ("needs", "i4"),  # link index of the reserved rows, (worker, host) per kind, to the end of the block
         ("next_free", "i4"),
         ("streamed", "i4"),
@@ -159,13 +171,14 @@ TASK = np.dtype(
         ("rows", "i4"),
         ("steps", "i4"),
         ("positions", "i4"),
-        ("has_remote", "i4"),  # some input row lies at another location
+        ("reads_late", "i4"),  # some reads are counted at completion: rows at another location, or KEPT
         ("is_loop", "i4"),
         ("expected_ns", "f4"),
         ("number", "i8"),
     ],
     align=True,
 )
+SLOT = np.dtype([("row", "i4"), ("kind", "i4")], align=True)
 ARENA = np.dtype([("first", "i4"), ("capacity", "i4"), ("num_free", "i4")], align=True)
 KIND = np.dtype([("reserved_worker", "i4"), ("reserved_host", "i4"), ("worker_rows", "i4"), ("host_rows", "i4")])
 LANE = np.dtype([("head", "i4"), ("tail", "i4"), ("served", "i4")], align=True)
@@ -229,3 +242,4 @@ class Tables(NamedTuple):
     ready: NDArray[np.int32]  # [cell type, worker location]: ready nodes pinned there; column 0: not pinned
     step_ns: NDArray[np.float32]  # [cell type, size class]: measured time of one step, 0 if unknown
     events: NDArray[np.void]
+    slots: NDArray[np.void]  # [session * MAX_STATES + state]; row 0 (zeros) while a request of the session has it

@@ -16,6 +16,7 @@ from cellrt.core import task_layout as layout
 from cellrt.core.tables import (
     DEAD,
     FREE,
+    HOST,
     LIVE,
     LOCATION_SHIFT,
     MAX_KINDS,
@@ -123,7 +124,7 @@ def _flights(t: Tables) -> list[str]:
 
 
 def _held_rows(t: Tables) -> dict[tuple[int, int], list[int]]:
-    """Handles that live requests hold, by (location, kind)."""
+    """Handles that live requests and sessions hold, by (location, kind)."""
     held: dict[tuple[int, int], list[int]] = {}
     for request in _live(t):
         row = t.requests[request]
@@ -134,6 +135,8 @@ def _held_rows(t: Tables) -> dict[tuple[int, int], list[int]]:
         for k in range(first, first + count):
             if t.links[k] >= 0:
                 held.setdefault((0, int(t.links[k + count]) & (RESULT_READY - 1)), []).append(int(t.links[k]))
+    for slot in t.slots[t.slots["row"] >= NUM_PERMANENT]:
+        held.setdefault((int(slot["row"]) >> LOCATION_SHIFT, int(slot["kind"])), []).append(int(slot["row"]))
     return held
 
 
@@ -165,10 +168,12 @@ def _reservations(t: Tables) -> list[str]:
         end = int(row["first_link"]) + int(row["num_links"])
         needs = t.links[int(row["needs"]) : end].reshape(-1, 2)
         reserved[: len(needs)] += needs
+    for slot in t.slots[t.slots["row"] >= NUM_PERMANENT]:
+        reserved[int(slot["kind"]), int(int(slot["row"]) >> LOCATION_SHIFT == HOST)] += 1
     if not np.array_equal(reserved[:, 0], t.kinds["reserved_worker"]) or not np.array_equal(
         reserved[:, 1], t.kinds["reserved_host"]
     ):
-        rules.append("reservations differ from what the live requests need")
+        rules.append("reservations differ from what the live requests and sessions need")
     kinds = t.kinds
     if (kinds["reserved_worker"] > kinds["worker_rows"]).any() or (kinds["reserved_host"] > kinds["host_rows"]).any():
         rules.append("more rows reserved than there are")

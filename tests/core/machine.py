@@ -239,6 +239,10 @@ class Request:
     results_at: int = -1
     ends: list[str] = field(default_factory=list)
     poisoned: bool = False
+    good_tasks: int = 0
+    """Rows of tasks that a poisoned request survives."""
+    steps_done: int = 0
+    """Steps of cell 1 that were done and did not fail."""
 
 
 class Machine:
@@ -265,15 +269,17 @@ class Machine:
         self.sequence = 0
         self.task_types: list[tuple[int, int, int]] = []
 
-    def submit(self, request: Request, lane: int = 0) -> bool:
+    def submit(self, request: Request, lane: int = 0, session: int = -1) -> bool:
         """Admits a request if there is room."""
         shape: Shape = self.processor.compile(np.array(request.graph.program, np.int32))
         self.sequence += 1
-        admitted = self.processor.admit(shape, self.sequence, lane)
+        admitted = self.processor.admit(shape, self.sequence, lane, session=session)
         if admitted is None:
             return False
         request.id, rows = admitted
         *external_rows, request.results_at = rows.tolist()
+        self.rows_to_bring = external_rows[shape.externals.size :]
+        del external_rows[shape.externals.size :]
         for row, value in zip(external_rows, request.graph.externals, strict=True):
             if row >= 0:
                 self.rows[HOST, row] = value
@@ -359,11 +365,14 @@ class Machine:
         tables = self.processor.tables
         for row, node in enumerate(nodes):
             request = self.live[int(tables.subgraphs["request"][tables.nodes["subgraph"][node]])]
-            if request.poisoned:
+            if request.poisoned and request.good_tasks == 0:
                 buffer[int(buffer[layout.H_FAILED]) + row] = 1
+            request.good_tasks = max(0, request.good_tasks - 1)
         outputs: list[list[int]]
         if is_loop:
             history = self._run_loop(buffer, cell, rows, worker)
+            for row, node in enumerate(nodes):
+                self._count_steps(buffer, cell, row, node, len(history[row]))
             outputs = [steps_of_row[-1] for steps_of_row in history]
         else:
             sizes = buffer[int(buffer[layout.H_BATCH_SIZES]) :][:steps].tolist()
@@ -372,6 +381,8 @@ class Machine:
                 state = [cell(self._inputs(buffer, cell, position + row, worker, state, row)) for row in range(size)]
                 outputs += state
                 position += size
+            for row, node in enumerate(nodes):
+                self._count_steps(buffer, cell, row, node, sum(size > row for size in sizes))
         for output in range(cell.num_outputs):
             record = layout.HEADER + len(cell.carry) * layout.INPUT + output * layout.OUTPUT
             count, positions, to = (
@@ -392,6 +403,12 @@ class Machine:
                         self.rows[HOST, buffer[to + k]] = history[row][step][output]
                 else:
                     self.rows[HOST, buffer[to + k]] = outputs[int(buffer[positions + k])][output]
+
+    def _count_steps(self, buffer, cell: Cell, row: int, node: int, steps: int) -> None:
+        tables = self.processor.tables
+        if cell.number == 1 and not buffer[int(buffer[layout.H_FAILED]) + row]:
+            request = self.live[int(tables.subgraphs["request"][tables.nodes["subgraph"][node]])]
+            request.steps_done += steps
 
     def _run_loop(self, buffer, cell: Cell, rows: int, worker: int) -> list[list[list[int]]]:
         stop, lengths = int(buffer[layout.H_STOP_OUTPUT]), int(buffer[layout.H_LENGTHS])
