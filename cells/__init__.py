@@ -1,5 +1,14 @@
 """Ready-made cells: one family a file, each with its equations and the paper they come from."""
 
+from cellrt.cells.attention import (
+    AdditiveAttention,
+    AttentionGRUDecoder,
+    AttentionKeys,
+    AttentionLSTMDecoder,
+    DotAttention,
+)
+from cellrt.cells.beam import BeamEnd, BeamStart, BeamStep
+from cellrt.cells.decoder import EmbeddingLSTMDecoder, SamplingDecoder
 from cellrt.cells.gru import (
     EmbeddingGRUCell,
     EmbeddingGRUDecoder,
@@ -13,15 +22,48 @@ from cellrt.cells.lstm import (
     LSTMInput,
     LSTMRecurrent,
 )
+from cellrt.cells.output import Argmax, Projection, ProjectionArgmax, Sample
+from cellrt.cells.stacked import BothInputs, Joined, JoinedCell
+from cellrt.cells.tree_lstm import (
+    BinaryTreeLSTMCell,
+    ChildSumTreeLSTMCell,
+    EmbeddingChildSumTreeLSTMCell,
+    EmbeddingTreeLSTMLeaf,
+    NaryTreeLSTMCell,
+    TreeLSTMLeaf,
+)
 
 __all__ = [
+    "AdditiveAttention",
+    "Argmax",
+    "AttentionGRUDecoder",
+    "AttentionKeys",
+    "AttentionLSTMDecoder",
+    "BeamEnd",
+    "BeamStart",
+    "BeamStep",
+    "BinaryTreeLSTMCell",
+    "BothInputs",
+    "ChildSumTreeLSTMCell",
+    "DotAttention",
+    "EmbeddingChildSumTreeLSTMCell",
     "EmbeddingGRUCell",
     "EmbeddingGRUDecoder",
     "EmbeddingLSTMCell",
+    "EmbeddingLSTMDecoder",
+    "EmbeddingTreeLSTMLeaf",
     "GRUCell",
     "GRUInput",
     "GRURecurrent",
+    "Joined",
+    "JoinedCell",
     "LSTMCell",
     "LSTMInput",
     "LSTMRecurrent",
+    "NaryTreeLSTMCell",
+    "Projection",
+    "ProjectionArgmax",
+    "Sample",
+    "SamplingDecoder",
+    "TreeLSTMLeaf",
 ]

@@ -37,6 +37,12 @@ def is_eager(*tensors: Tensor) -> bool:
     return all(type(tensor) in _PLAIN_TYPES and not tensor.is_meta for tensor in tensors)
 
 
+def own_parameter(module: nn.Module, name: str) -> Tensor | None:
+    """`module.name` without the slow search of `nn.Module`; parametrized ones are found by that search."""
+    value = module._parameters.get(name)
+    return getattr(module, name) if value is None else value
+
+
 def is_fusable(*tensors: Tensor) -> bool:
     """Whether the fused CPU kernels can take these inputs and states: for inference, plain float32 on a CPU.
 
@@ -50,13 +56,6 @@ def is_fusable(*tensors: Tensor) -> bool:
     return True
 
 
-def _stamp(tensor: Tensor | None) -> tuple[int, int] | None:
-    """What changes when the values of a parameter do: where they lie, and how often they were written."""
-    if tensor is None:
-        return None
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
-
-
 class Derived(Generic[Value]):
     """A value computed from parameters when first asked for, and again after one of them has changed.
 
@@ -68,11 +67,15 @@ class Derived(Generic[Value]):
 
     def __init__(self, compute: Callable[..., Value]) -> None:
         self._compute = compute
-        self._entry: tuple[tuple[Any, ...], tuple[Tensor | None, ...], Value] | None = None
+        self._entry: tuple[list[Any], tuple[Tensor | None, ...], Value] | None = None
 
     def of(self, *parameters: Tensor | None) -> Value:
         """The value for these parameters (None where there is no bias)."""
-        key = tuple(map(_stamp, parameters))
+        # What changes when the values of a parameter do: where they lie, and how often they were written.
+        key = [
+            None if tensor is None else (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+            for tensor in parameters
+        ]
         entry = self._entry
         if entry is None or entry[0] != key:
             with torch.no_grad():
@@ -149,23 +152,28 @@ class GatedModule(nn.Module):
 
     def packed_ih(self) -> tuple[PackedWeight, Tensor]:
         """The packed input half and its bias."""
-        return self._packed_ih.of(self.weight_ih, self.bias_ih)
+        return self._packed_ih.of(own_parameter(self, "weight_ih"), own_parameter(self, "bias_ih"))
 
     def packed_hh(self) -> tuple[PackedWeight, Tensor]:
         """The packed recurrent half and its bias."""
-        return self._packed_hh.of(self.weight_hh, self.bias_hh)
+        return self._packed_hh.of(own_parameter(self, "weight_hh"), own_parameter(self, "bias_hh"))
 
     def input_gates(self, x: Tensor) -> Tensor:
         """`x` `[rows, input_size]` times the input weight, plus its bias: `[rows, gates * hidden_size]`."""
         if not is_fusable(x):
             return linear(x, self.weight_ih, self.bias_ih)
-        check_shape("x", x, (x.shape[0], self.weight_ih.shape[1]))
-        return packed_linear(x, *self.packed_ih())
+        weight, bias = self.packed_ih()
+        check_shape("x", x, (x.shape[0], weight.depth))
+        return packed_linear(x, weight, bias)
 
-    def take_weights(self, module: nn.Module) -> None:
-        """Copy those weights of a torch cell or of a single-layer, single-direction torch module that this
-        one has."""
-        suffix = "_l0" if isinstance(module, nn.RNNBase) else ""
+    def take_weights(self, module: nn.Module, suffix: str | None = None) -> None:
+        """Copy those weights of a torch module that this one has.
+
+        `suffix` is what torch puts behind their names, such as "_l1_reverse"; by default that of a cell, or of the
+        first layer.
+        """
+        if suffix is None:
+            suffix = "_l0" if isinstance(module, nn.RNNBase) else ""
         for name, parameter in list(self.named_parameters(recurse=False)):
             value = getattr(module, name + suffix).detach().clone()
             if value.shape != parameter.shape:
@@ -210,7 +218,14 @@ class EmbeddedModule(GatedModule):
 
     def folded(self) -> Tensor:
         """The gates of every token `[num_embeddings, gates * hidden_size]`."""
-        return self._table.of(self.embedding.weight, self.weight_ih, self.bias_ih)
+        names = "weight_ih", "bias_ih"
+        return self._table.of(own_parameter(self.embedding, "weight"), *(own_parameter(self, name) for name in names))
+
+    def folded_on_cpu(self) -> Tensor:
+        """The same for the fused kernels; TypeError for weights of another type or place."""
+        table = self.folded()
+        check_float32_on_cpu("the table of gates", table)
+        return table
 
     def token_gates(self, token: Tensor) -> Tensor:
         """The input half of the gates in plain torch."""
@@ -230,14 +245,19 @@ def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
 def check_torch_module(module: nn.Module, cell: type[nn.Module], layers: type[nn.RNNBase]) -> Any:
     """Return `module` if its weights can be taken: a torch cell, or one layer in one direction without
     projection."""
+    if check_layers(module, cell, layers) != (1, 1):
+        raise DefinitionError(f"only a single layer in a single direction can be taken, not {module}")
+    return module
+
+
+def check_layers(module: nn.Module, cell: type[nn.Module], layers: type[nn.RNNBase]) -> tuple[int, int]:
+    """The numbers of layers and of directions of a torch module; DefinitionError for one that cannot be taken."""
     if isinstance(module, layers):
-        if module.num_layers == 1 and not module.bidirectional and module.proj_size == 0:
-            return module
-        raise DefinitionError(
-            f"only a single layer in a single direction without projection can be taken, not {module}"
-        )
+        if module.proj_size != 0:
+            raise DefinitionError(f"a projection of the state (proj_size) is not supported: {module}")
+        return module.num_layers, 2 if module.bidirectional else 1
     if isinstance(module, cell):
-        return module
+        return 1, 1
     raise DefinitionError(f"expected {cell.__name__} or {layers.__name__}, not {type(module).__name__}")
 
 

@@ -207,18 +207,47 @@ def _write_best(logits, rows, columns, out):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def project_best(h, rows, units, out_panels, out_bias, tokens, token_out):  # type: ignore[no-untyped-def]
+    """Write the token with the largest of the `tokens` logits of each row of `h` as int64 to `token_out`.
+
+    Logits are kept for `CHUNK_ROWS` rows at a time only.
+    """
+    logits = np.empty(min(rows, CHUNK_ROWS) * tokens, np.float32)
+    for first in range(0, rows, CHUNK_ROWS):
+        count = min(CHUNK_ROWS, rows - first)
+        states = h + first * units * FLOAT_BYTES
+        project(states, count, units, out_panels, out_bias, tokens, logits.ctypes.data)
+        _write_best(logits.ctypes.data, count, tokens, token_out + first * _INDEX_BYTES)
+
+
+@njit(nogil=True, cache=True)
+def lstm_decode(  # type: ignore[no-untyped-def]
+    batch_sizes, table, token, panels, bias, out_panels, out_bias, tokens, h, c, token_out, h_out, c_out, units
+):
+    """Run a greedy LSTM decoder over a folded embedding `table`; each step takes the token of the step
+    before."""
+    scratch = np.zeros(_TILE_FLOATS, np.float32)
+    start = 0
+    for rows in batch_sizes:
+        h_next, c_next = h_out + start * units * FLOAT_BYTES, c_out + start * units * FLOAT_BYTES
+        token_next = token_out + start * _INDEX_BYTES
+        _lstm_step(rows, table, token, panels, bias, h, c, h_next, c_next, units, scratch.ctypes.data)
+        project_best(h_next, rows, units, out_panels, out_bias, tokens, token_next)
+        h, c, token = h_next, c_next, token_next
+        start += rows
+
+
+@njit(nogil=True, cache=True)
 def gru_decode(  # type: ignore[no-untyped-def]
     batch_sizes, table, token, panels, bias, out_panels, out_bias, tokens, h, token_out, h_out, units
 ):
     """Run a greedy GRU decoder over a folded embedding `table`; each step takes the token of the step
     before."""
     scratch = np.zeros(_TILE_FLOATS, np.float32)
-    logits = np.empty(batch_sizes[0] * tokens, np.float32)
     start = 0
     for rows in batch_sizes:
         h_next, token_next = h_out + start * units * FLOAT_BYTES, token_out + start * _INDEX_BYTES
         _gru_step(rows, table, token, panels, bias, h, h_next, units, scratch.ctypes.data)
-        project(h_next, rows, units, out_panels, out_bias, tokens, logits.ctypes.data)
-        _write_best(logits.ctypes.data, rows, tokens, token_next)
+        project_best(h_next, rows, units, out_panels, out_bias, tokens, token_next)
         h, token = h_next, token_next
         start += rows

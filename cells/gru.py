@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from cellrt.cells._gated import (
-    Derived,
     EmbeddedModule,
     GatedModule,
     check_batch_sizes,
@@ -33,11 +32,10 @@ from cellrt.cells._gated import (
     check_shape,
     check_torch_module,
     is_fusable,
-    pack_with_bias,
-    packed_linear,
     unroll,
 )
 from cellrt.cells._recurrence import gru_decode, gru_run, gru_run_inputs
+from cellrt.cells.output import ProjectionArgmax
 
 
 class GRUState(NamedTuple):
@@ -107,8 +105,8 @@ class _GRU(GatedModule):
     def _run_inputs(self, sizes: NDArray[np.int64], x: Tensor, h: Tensor) -> GRUState:
         """The fused run over inputs `x`, packed."""
         self._check(sizes, x.shape[0], h)
-        check_shape("x", x, (x.shape[0], self.weight_ih.shape[1]))
         x_weight, x_bias = self.packed_ih()
+        check_shape("x", x, (x.shape[0], x_weight.depth))
         weight, bias = self.packed_hh()
         x, h = x.contiguous(), h.contiguous()
         h_out = h.new_empty(x.shape[0], self.hidden_size)
@@ -285,9 +283,8 @@ class EmbeddingGRUDecoder(_EmbeddingGRU):
     ) -> None:
         super().__init__(embedding_size, hidden_size, bias, is_recurrent=True)
         self.add_embedding(num_tokens, embedding_size, fold)
-        self.projection = nn.Linear(hidden_size, num_tokens)
+        self.projection = ProjectionArgmax(hidden_size, num_tokens, end_token)
         self.end_token = end_token
-        self._packed_projection = Derived(pack_with_bias)
 
     @classmethod
     def from_torch(
@@ -306,16 +303,16 @@ class EmbeddingGRUDecoder(_EmbeddingGRU):
         cell = cls(table.num_embeddings, table.embedding_dim, source.hidden_size, end_token, source.bias, fold=fold)
         cell.take_weights(source)
         cell.take_embedding(table)
-        bias = torch.zeros(table.num_embeddings) if projection.bias is None else projection.bias
-        cell.projection.weight = nn.Parameter(projection.weight.detach().clone())
-        cell.projection.bias = nn.Parameter(bias.detach().clone().to(projection.weight))
+        cell.projection.take_weights(projection)
         return cell
 
     def forward(self, token: Tensor, h: Tensor) -> DecoderState:
         """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
-        if token.shape[0] and self.is_fusable_with(token, h):
+        if token.shape[0] and self.fold and self.is_fusable_with(token, h):
             return self._run_decoder(np.array([token.shape[0]]), token, h)
-        return self._choose(self._plain_step(self.token_gates(token), h).h)
+        h = self.advance(token, h).h
+        choice = self.projection.choose(h)
+        return DecoderState(choice.token, choice.stop, h)
 
     def steps(self, batch_sizes: Sequence[int], *, token: Tensor, h: Tensor) -> DecoderState:
         """`len(batch_sizes)` steps from the states `token` and `h` of `batch_sizes[0]` rows; all of them,
@@ -327,22 +324,23 @@ class EmbeddingGRUDecoder(_EmbeddingGRU):
         chosen, h = unroll(batch_sizes, lambda token, h: self(token, h)[::2], None, (token, h))
         return DecoderState(chosen, chosen == self.end_token, h)
 
-    def _choose(self, h: Tensor) -> DecoderState:
-        token = linear(h, self.projection.weight, self.projection.bias).argmax(dim=-1)
-        return DecoderState(token, token == self.end_token, h)
+    def advance(self, token: Tensor, h: Tensor) -> GRUState:
+        """The state after the GRU has read `token`."""
+        if token.shape[0] and self.is_fusable_with(token, h):
+            return self._token_step(np.array([token.shape[0]]), token, h)
+        return self._plain_step(self.token_gates(token), h)
+
+    def logits(self, h: Tensor) -> Tensor:
+        """The logits of the next token `[rows, num_tokens]`."""
+        return self.projection.logits(h)
 
     def _run_decoder(self, sizes: NDArray[np.int64], token: Tensor, h: Tensor) -> DecoderState:
-        """The fused decoder: all steps with a folded table, one step without."""
-        out_weight, out_bias = self._packed_projection.of(self.projection.weight, self.projection.bias)
-        if not self.fold:
-            h = self._token_step(sizes, token, h).h
-            chosen = packed_linear(h, out_weight, out_bias).argmax(dim=-1)
-            return DecoderState(chosen, chosen == self.end_token, h)
+        """All steps in one compiled call."""
         check_shape("h", h, (int(sizes[0]), self.hidden_size))
         check_shape("token", token, (int(sizes[0]),))
-        token, table, h = self.check_tokens(token), self.folded(), h.contiguous()
-        weight, bias = self.packed_hh()
-        rows = int(sizes.sum())
+        token, table, h = self.check_tokens(token), self.folded_on_cpu(), h.contiguous()
+        (weight, bias), (out_weight, out_bias) = self.packed_hh(), self.projection.packed()
+        rows = int(sizes.sum()) if sizes.size > 1 else token.shape[0]
         token_out, h_out = token.new_empty(rows), h.new_empty(rows, self.hidden_size)
         gru_decode(
             sizes,

@@ -75,9 +75,12 @@ class _LSTM(GatedModule):
 
     def _check(self, sizes: NDArray[np.int64], rows: int, h: Tensor, c: Tensor) -> None:
         check_rows(sizes, rows)
-        state = (int(sizes[0]), self.hidden_size)
-        check_shape("h", h, state)
-        check_shape("c", c, state)
+        self.check_states(int(sizes[0]), h, c)
+
+    def check_states(self, rows: int, h: Tensor, c: Tensor) -> None:
+        """Raise ValueError unless these are the states of `rows` rows."""
+        check_shape("h", h, (rows, self.hidden_size))
+        check_shape("c", c, (rows, self.hidden_size))
 
     def _run_gates(
         self, sizes: NDArray[np.int64], gates: Tensor, token: Tensor | None, h: Tensor, c: Tensor
@@ -107,8 +110,8 @@ class _LSTM(GatedModule):
     def _run_inputs(self, sizes: NDArray[np.int64], x: Tensor, h: Tensor, c: Tensor) -> LSTMState:
         """The fused run over inputs `x`, packed."""
         self._check(sizes, x.shape[0], h, c)
-        check_shape("x", x, (x.shape[0], self.weight_ih.shape[1]))
         x_weight, x_bias = self.packed_ih()
+        check_shape("x", x, (x.shape[0], x_weight.depth))
         weight, bias = self.packed_hh()
         x, h, c = x.contiguous(), h.contiguous(), c.contiguous()
         h_out, c_out = (state.new_empty(x.shape[0], self.hidden_size) for state in (h, c))

@@ -1,0 +1,207 @@
+"""From the state of a decoder to its next token: projection to logits, greedy choice, sampling.
+
+Sampling takes its randomness as inputs: the `seed` of the request and the number of the `step` are hashed to one
+uniform number (the mixing function of SplitMix64; Steele, Lea and Flood 2014), which picks from the cumulative
+distribution. So a row's token depends on its own logits, seed and step alone: not on its company in a batch, nor on
+what ran before. Greedy choice takes the lowest of equal tokens on the fused path (see `lstm.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from cellrt.cells._gated import Derived, check_shape, is_fusable, own_parameter, pack_with_bias, packed_linear
+from cellrt.cells._panels import PackedWeight
+from cellrt.cells._recurrence import project_best
+from cellrt.errors import DefinitionError
+
+NEVER = -1
+"""As `end_token`: no token ends the sequence."""
+
+
+# The constants of SplitMix64 as signed numbers: int64 products and sums wrap around.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+class Logits(NamedTuple):
+    """`logits` `[rows, num_tokens]`, not normalised."""
+
+    logits: Tensor
+
+
+class Choice(NamedTuple):
+    """The `token` chosen, int64 `[rows]`, and whether it ends the sequence, `stop`, bool `[rows]`."""
+
+    token: Tensor
+    stop: Tensor
+
+
+class _Linear(nn.Module):
+    """The weights of a linear layer, `weight` `[num_tokens, hidden_size]` and `bias`, as torch lays them out."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, hidden_size: int, num_tokens: int, bias: bool) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(hidden_size)
+        self.weight = nn.Parameter(torch.empty(num_tokens, hidden_size).uniform_(-bound, bound))
+        self.register_parameter("bias", nn.Parameter(torch.empty(num_tokens).uniform_(-bound, bound)) if bias else None)
+        self._packed = Derived(pack_with_bias)
+
+    def take_weights(self, module: nn.Linear) -> None:
+        """Copy the weights of a torch layer."""
+        self.weight = nn.Parameter(module.weight.detach().clone())
+        self.bias = None if module.bias is None else nn.Parameter(module.bias.detach().clone())
+
+    def packed(self) -> tuple[PackedWeight, Tensor]:
+        """The packed weight and its bias."""
+        return self._packed.of(own_parameter(self, "weight"), own_parameter(self, "bias"))
+
+    def logits(self, h: Tensor) -> Tensor:
+        """`h` `[rows, hidden_size]` to `[rows, num_tokens]`."""
+        if not is_fusable(h) or not h.shape[0]:
+            return linear(h, self.weight, self.bias)
+        weight, bias = self.packed()
+        check_shape("h", h, (h.shape[0], weight.depth))
+        return packed_linear(h, weight, bias)
+
+
+class Projection(_Linear):
+    """A linear layer from states to logits: `h` `[rows, hidden_size]` -> `Logits`."""
+
+    def __init__(self, hidden_size: int, num_tokens: int, bias: bool = True) -> None:
+        super().__init__(hidden_size, num_tokens, bias)
+
+    @classmethod
+    def from_torch(cls, module: nn.Linear) -> Self:
+        """The weights of a torch layer."""
+        made = cls(module.in_features, module.out_features, module.bias is not None)
+        made.take_weights(module)
+        return made
+
+    def forward(self, h: Tensor) -> Logits:
+        """Raises ValueError for a wrong shape."""
+        return Logits(self.logits(h))
+
+
+class Argmax(nn.Module):
+    """The most likely token: `logits` `[rows, num_tokens]` -> `Choice`; `stop` where it is `end_token`."""
+
+    def __init__(self, end_token: int = NEVER) -> None:
+        super().__init__()
+        self.end_token = end_token
+
+    def forward(self, logits: Tensor) -> Choice:
+        """The token with the largest logit of each row."""
+        token = logits.argmax(dim=-1)
+        return Choice(token, token == self.end_token)
+
+
+class ProjectionArgmax(_Linear):
+    """Projection and greedy choice in one: `h` `[rows, hidden_size]` -> `Choice`, without keeping the logits."""
+
+    def __init__(self, hidden_size: int, num_tokens: int, end_token: int = NEVER, bias: bool = True) -> None:
+        super().__init__(hidden_size, num_tokens, bias)
+        self.end_token = end_token
+
+    @classmethod
+    def from_torch(cls, module: nn.Linear, end_token: int = NEVER) -> Self:
+        """The weights of a torch layer."""
+        made = cls(module.in_features, module.out_features, end_token, module.bias is not None)
+        made.take_weights(module)
+        return made
+
+    def forward(self, h: Tensor) -> Choice:
+        """Raises ValueError for a wrong shape."""
+        return self.choose(h)
+
+    def choose(self, h: Tensor) -> Choice:
+        """As `forward`, without the hooks of a module."""
+        token = self._best(h) if is_fusable(h) and h.shape[0] else self.logits(h).argmax(dim=-1)
+        return Choice(token, token == self.end_token)
+
+    def _best(self, h: Tensor) -> Tensor:
+        weight, bias = self.packed()
+        rows = h.shape[0]
+        check_shape("h", h, (rows, weight.depth))
+        h, token = h.contiguous(), torch.empty(rows, dtype=torch.int64)
+        project_best(
+            h.data_ptr(),
+            rows,
+            weight.depth,
+            weight.address,
+            bias.data_ptr(),
+            weight.units,
+            token.data_ptr(),
+        )
+        return token
+
+
+class Sample(nn.Module):
+    """A random token: `logits` `[rows, num_tokens]`, `seed` and `step` int64 `[rows]` -> `Choice`.
+
+    Args:
+        end_token: the token that ends a sequence.
+        temperature: logits are divided by it; above 0 (for 0, use `Argmax`).
+        top_k: only the `top_k` most likely tokens, and those as likely as the last of them; 0: all.
+        top_p: only the most likely tokens that together reach this probability, and those as likely as the last of
+            them; 1: all. It acts on what `top_k` leaves.
+
+    Raises DefinitionError for a value out of range.
+    """
+
+    def __init__(self, end_token: int = NEVER, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> None:
+        super().__init__()
+        if not 0 < temperature < math.inf or top_k < 0 or not 0 < top_p <= 1:
+            raise DefinitionError(
+                f"Sample: expected temperature > 0, top_k >= 0 and 0 < top_p <= 1, got {temperature}, {top_k}, {top_p}"
+            )
+        self.end_token, self.temperature, self.top_k, self.top_p = end_token, temperature, top_k, top_p
+
+    def forward(self, logits: Tensor, seed: Tensor, step: Tensor) -> Choice:
+        """The token where the cumulative distribution passes the row's uniform number."""
+        weights = self.probabilities(logits).to(torch.float64)
+        cumulative = weights.cumsum(dim=-1)
+        target = uniform(seed, step)[:, None] * cumulative[:, -1:]
+        token = torch.searchsorted(cumulative, target, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+        return Choice(token, token == self.end_token)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """What is sampled from: float32 `[rows, num_tokens]`, zero for tokens that are left out."""
+        scaled = logits.float() / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            least = scaled.topk(self.top_k, dim=-1).values[:, -1:]
+            scaled = scaled.masked_fill(scaled < least, -math.inf)
+        probabilities = scaled.softmax(dim=-1)
+        if self.top_p == 1:
+            return probabilities
+        falling = probabilities.sort(dim=-1, descending=True).values
+        before = falling.cumsum(dim=-1) - falling
+        least = falling.masked_fill(before >= self.top_p, math.inf).amin(dim=-1, keepdim=True)
+        return probabilities.masked_fill(probabilities < least, 0)
+
+
+def uniform(seed: Tensor, step: Tensor) -> Tensor:
+    """One number of (0, 1) for each pair of int64 `seed` and `step` `[rows]`: float64 `[rows]`, 48 random bits."""
+    bits = _mix(_mix(seed) + step * _GOLDEN)
+    return (_shift(bits, 16).to(torch.float64) + 0.5) / 2**48
+
+
+def _shift(bits: Tensor, count: int) -> Tensor:
+    """Shift right, zeros coming in; torch's own keeps the sign."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    bits = bits + _GOLDEN
+    bits = (bits ^ _shift(bits, 30)) * _FIRST
+    bits = (bits ^ _shift(bits, 27)) * _SECOND
+    return bits ^ _shift(bits, 31)
