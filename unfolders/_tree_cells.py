@@ -1,0 +1,218 @@
+"""What every model of trees does with its cells: checks that they fit, and writes the graph of one tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cellrt.define import Cell
+from cellrt.errors import DefinitionError, RequestError
+from cellrt.graph import Graph
+from cellrt.handles import Output
+from cellrt.spec import RowSpec
+
+_SIDES = {"left": 0, "right": 1}
+
+
+@dataclass(frozen=True)
+class TreeCells:
+    """The cells of a model; raises DefinitionError if the output cell does not fit the others."""
+
+    model: str
+    leaf: Cell
+    inner: Cell
+    output: Cell | None
+    every_node: bool
+
+    def __post_init__(self) -> None:
+        for cell in (self.leaf, self.inner, self.output or self.inner):
+            if not isinstance(cell, Cell):
+                raise DefinitionError(f"model {self.model!r}: expected a cell, got {type(cell).__name__}")
+        if self.output is not None:
+            for name, spec in self.output.inputs.items():
+                self._check_common(self.output, name, name, spec)
+        for name, (output, _) in self._of_child.items():
+            self._check_common(self.inner, name, output, self.inner.inputs[name]._replace(ragged=False))
+        if not self._results:
+            raise DefinitionError(f"model {self.model!r}: the leaf and the inner cell have no output in common")
+
+    def _check_common(self, reader: Cell, name: str, output: str, spec: RowSpec) -> None:
+        """Raises DefinitionError unless leaf and inner cell have the output that an input reads."""
+        for cell in (self.leaf, self.inner):
+            if cell.outputs.get(output) != spec:
+                raise DefinitionError(
+                    f"model {self.model!r}: input {name!r} of cell {reader.name!r} reads {output!r}, {spec}, of other "
+                    f"nodes; cell {cell.name!r} has outputs { ({k: str(v) for k, v in cell.outputs.items()}) }"
+                )
+
+    @cached_property
+    def _results(self) -> list[str]:
+        """Names of the results."""
+        return self._common if self.output is None else list(self.output.outputs)
+
+    @cached_property
+    def _common(self) -> list[str]:
+        """Outputs that leaf and inner cell have in common."""
+        return [name for name, spec in self.inner.outputs.items() if self.leaf.outputs.get(name) == spec]
+
+    @cached_property
+    def _of_child(self) -> dict[str, tuple[str, int]]:
+        """Inputs of the inner cell that read children: the output's name, and which child (-1: all, ragged)."""
+        found: dict[str, tuple[str, int]] = {}
+        for name, spec in self.inner.inputs.items():
+            stem, _, suffix = name.rpartition("_")
+            if spec.ragged:
+                found[name] = (name, -1)
+            elif stem in self.inner.outputs and (suffix in _SIDES or suffix.isdecimal()):
+                found[name] = (stem, _SIDES[suffix] if suffix in _SIDES else int(suffix))
+        return found
+
+    @cached_property
+    def _named_children(self) -> int:
+        """How many children the inner cell names, 0 if it takes any number."""
+        return 1 + max((child for _, child in self._of_child.values()), default=-1)
+
+    @property
+    def num_children(self) -> int:
+        """Children of an inner node of an example."""
+        return self._named_children or 2
+
+    def leaf_inputs(self) -> list[str]:
+        """Inputs of the leaf cell that a request gives."""
+        return [name for name, spec in self.leaf.inputs.items() if not spec.ragged and name not in self.leaf.carry]
+
+    def inner_inputs(self) -> list[str]:
+        """Inputs of the inner cell that a request gives."""
+        return [name for name in self.inner.inputs if name not in self._of_child]
+
+    def zero_rows(self, cell: Cell, names: Sequence[str], count: int) -> dict[str, torch.Tensor]:
+        """Zeros for these inputs."""
+        specs = {name: cell.inputs[name] for name in names}
+        return {name: torch.zeros((count, *spec.shape), dtype=spec.dtype) for name, spec in specs.items()}
+
+    def only_leaf_input(self) -> tuple[str, RowSpec]:
+        """The one input of the leaf cell. Raises DefinitionError if there is another number of them."""
+        names = self.leaf_inputs()
+        if len(names) != 1:
+            raise DefinitionError(
+                f"model {self.model!r}: expected a leaf cell with one input that is not its children's or carried, "
+                f"cell {self.leaf.name!r} has {names}"
+            )
+        return names[0], self.leaf.inputs[names[0]]
+
+    def token_input(self) -> str:
+        """The one input of the leaf cell, which takes tokens. Raises DefinitionError if it does not."""
+        name, spec = self.only_leaf_input()
+        if spec != RowSpec((), torch.int64):
+            raise DefinitionError(
+                f"model {self.model!r}: expected an input of int64[] for tokens, input {name!r} of cell "
+                f"{self.leaf.name!r} is {spec}"
+            )
+        return name
+
+    def check_inner_needs_nothing(self) -> None:
+        """Raises DefinitionError if the inner cell has inputs besides its children."""
+        if self.inner_inputs():
+            raise DefinitionError(
+                f"model {self.model!r}: inner nodes have no inputs besides their children in these requests, cell "
+                f"{self.inner.name!r} has {self.inner_inputs()} (see parent_tree)"
+            )
+
+    def build(
+        self, graph: Graph, parents: NDArray[np.int32], leaf_inputs: Mapping[str, Any], inner_inputs: Mapping[str, Any]
+    ) -> dict[str, object]:
+        """Writes a tree; returns the model's results. Inputs have one row a leaf (inner node) in order."""
+        if self.every_node:
+            made: Mapping[str, Sequence[Output]] = self._call_nodes(graph, parents, leaf_inputs, inner_inputs)
+            if self.output is not None:
+                made = _call_each(graph, self.output, {name: made[name] for name in self.output.inputs}, parents.size)
+            return {name: made[name] for name in self._results}
+        root = graph.tree(parents, leaf=self.leaf, inner=self.inner, leaf_inputs=leaf_inputs, inner_inputs=inner_inputs)
+        if self.output is not None:
+            root = graph.call(self.output, **{name: getattr(root, name) for name in self.output.inputs})
+        return {name: getattr(root, name) for name in self._results}
+
+    def _call_nodes(
+        self, graph: Graph, parents: NDArray[np.int32], leaf_inputs: Mapping[str, Any], inner_inputs: Mapping[str, Any]
+    ) -> dict[str, list[Output]]:
+        """Writes a tree node by node; returns the outputs that leaf and inner cell have in common, of every node."""
+        children = _children_of(parents)
+        order = _upwards(parents, children)
+        leaves = [node for node, below in enumerate(children) if not below]
+        _check_rows(self.leaf, leaf_inputs, len(leaves))
+        _check_rows(self.inner, inner_inputs, parents.size - len(leaves))
+        no_children: dict[str, list[Output]] = {name: [] for name, spec in self.leaf.inputs.items() if spec.ragged}
+        of_leaves = _call_each(graph, self.leaf, {**leaf_inputs, **no_children}, len(leaves))
+        found = [dict[int, Output](zip(leaves, of_leaves[name], strict=True)) for name in self._common]
+        made = dict(zip(self._common, found, strict=True))
+        inner_nodes = [node for node, below in enumerate(children) if below]
+        row_of = {node: row for row, node in enumerate(inner_nodes)}
+        for node in order:
+            if children[node]:
+                given = {name: rows[row_of[node]] for name, rows in inner_inputs.items()}
+                state = graph.call(self.inner, **given, **self._read_children(node, children[node], made))
+                for name, outputs in made.items():
+                    outputs[node] = getattr(state, name)
+        return {name: [outputs[node] for node in range(parents.size)] for name, outputs in made.items()}
+
+    def _read_children(
+        self, node: int, children: Sequence[int], made: Mapping[str, Mapping[int, Output]]
+    ) -> dict[str, object]:
+        """The inner cell's inputs that are outputs of children."""
+        if self._named_children and len(children) != self._named_children:
+            raise RequestError(
+                f"tree: node {node} has {len(children)} children, cell {self.inner.name!r} reads {self._named_children}"
+            )
+        return {
+            name: [made[output][child] for child in children] if which < 0 else made[output][children[which]]
+            for name, (output, which) in self._of_child.items()
+        }
+
+
+def _call_each(graph: Graph, cell: Cell, inputs: Mapping[str, Any], count: int) -> Mapping[str, Sequence[Output]]:
+    """Calls a cell ``count`` times, on one row after the other of each input that is not ragged."""
+    if not cell.carry:  # Then the nodes of a chain do not depend on each other.
+        chain = graph.chain(cell, **inputs)
+        return {name: getattr(chain, name) for name in cell.outputs}
+    is_ragged = {name for name, spec in cell.inputs.items() if spec.ragged}
+    nodes = []
+    for k in range(count):
+        given = {name: rows if name in is_ragged else rows[k] for name, rows in inputs.items()}
+        nodes.append(graph.call(cell, **given))
+    return {name: [getattr(node, name) for node in nodes] for name in cell.outputs}
+
+
+def _check_rows(cell: Cell, inputs: Mapping[str, Any], count: int) -> None:
+    for name, rows in inputs.items():
+        if len(rows) != count:
+            raise RequestError(
+                f"cell {cell.name!r}, input {name!r}: expected {count} rows, one a node, got {len(rows)}"
+            )
+
+
+def _children_of(parents: NDArray[np.int32]) -> list[list[int]]:
+    """The children of each node in order."""
+    children: list[list[int]] = [[] for _ in range(parents.size)]
+    for node, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            children[parent].append(node)
+    return children
+
+
+def _upwards(parents: NDArray[np.int32], children: Sequence[Sequence[int]]) -> list[int]:
+    """All nodes, each behind its children. Raises RequestError unless the parents are of one tree."""
+    roots = np.flatnonzero(parents < 0)
+    if roots.size != 1:
+        raise RequestError(f"tree: expected one root (parent -1), found {roots.size}")
+    order = [int(roots[0])]
+    for node in order:
+        order += children[node]
+    if len(order) < parents.size:
+        raise RequestError("tree: the parents form a cycle")
+    return order[::-1]

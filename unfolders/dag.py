@@ -1,0 +1,163 @@
+"""Any directed acyclic graph, as `networkx` has it: the door for programs, circuits, molecules and documents.
+
+    functions = dag("functions", cells={"node": child_sum}, outputs=["h"])
+
+A request is a `networkx.DiGraph` or `MultiDiGraph`. A node has an attribute `cell`, one of the model's names, and may
+have one for each input of that cell that no edge feeds: a row, a number, or for a ragged input a list of rows. An edge
+has an attribute `feeds`, which says by name what flows along it, `{input of its end: output of its start}`. Without one
+it feeds every input of its end that has the name of an output of its start.
+
+An input that is not ragged is fed once; a ragged one takes what all its edges bring, in the order in which they were
+added, with those from one node together (with no edge and no attribute, nothing). Carried inputs that get nothing are
+zeros.
+
+The graph's attribute `results` is a list of nodes, in any number and order; without it the results are those of the
+nodes that feed no other, in the order in which they were added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import networkx as nx
+import torch
+
+from cellrt.define import Cell
+from cellrt.errors import DefinitionError, RequestError
+from cellrt.graph import Graph
+from cellrt.handles import Node, Output
+from cellrt.unfolder import Unfolder
+
+
+def dag(
+    name: str, *, cells: Mapping[str, Cell], outputs: Sequence[str] | None = None, example: nx.DiGraph | None = None
+) -> Unfolder:
+    """A model over graphs of these cells; see the module for what a request looks like.
+
+    Its results are, by name, outputs of the chosen nodes one below the other: `[chosen nodes, *shape]`.
+
+    Args:
+        name: the model's name.
+        cells: by the names that requests use.
+        outputs: which outputs are results; default: those that the chosen nodes of a request have in common.
+        example: a request, so that the engine can see which cells come late and put them first; default: a node of the
+            first cell.
+
+    Raises DefinitionError if there is no cell, or an output that no cell has.
+    """
+    if not cells:
+        raise DefinitionError(f"dag {name!r}: expected at least one cell")
+    for output in outputs or ():
+        if not any(output in cell.outputs for cell in cells.values()):
+            raise DefinitionError(f"dag {name!r}: no cell has the output {output!r}")
+
+    def function(graph: Graph, request: Any) -> object:
+        nodes = _check(request)
+        made: dict[Hashable, Node] = {}
+        for node in _in_order(request):
+            try:
+                cell = _cell_of(cells, request.nodes[node])
+                made[node] = graph.call(cell, **_inputs(cell, node, request, made))
+            except RequestError as error:
+                raise type(error)(f"node {node!r}: {error}") from error
+        return _results({node: made[node] for node in nodes}, nodes, outputs)
+
+    return Unfolder(name, function, _example(cells) if example is None else example, tuple(cells.values()))
+
+
+def _check(request: Any) -> list[Hashable]:
+    """The nodes whose results are asked for. Raises RequestError for what is not a graph with such nodes."""
+    if not isinstance(request, nx.DiGraph) or not len(request):
+        raise RequestError(f"expected a networkx.DiGraph with at least one node, got {_describe(request)}")
+    nodes = request.graph.get("results")
+    if nodes is None:
+        return [node for node, degree in request.out_degree() if not degree]
+    if not isinstance(nodes, list | tuple) or not nodes:
+        raise RequestError(f"expected a list of nodes as the graph's attribute results, got {nodes!r:.80}")
+    for node in nodes:
+        if node not in request:
+            raise RequestError(f"results: there is no node {node!r} in the graph")
+    return list(nodes)
+
+
+def _describe(request: object) -> str:
+    return "an empty graph" if isinstance(request, nx.DiGraph) else type(request).__name__
+
+
+def _in_order(request: nx.DiGraph) -> list[Hashable]:
+    """The nodes, each after those that feed it."""
+    try:
+        return list(nx.topological_sort(request))
+    except nx.NetworkXUnfeasible:
+        cycle = " -> ".join(repr(edge[0]) for edge in nx.find_cycle(request))
+        raise RequestError(f"expected a graph without cycles, found {cycle} and back") from None
+
+
+def _cell_of(cells: Mapping[str, Cell], attributes: Mapping[str, Any]) -> Cell:
+    name = attributes.get("cell")
+    if not isinstance(name, str) or name not in cells:
+        raise RequestError(f"expected an attribute cell, one of {list(cells)}, got {name!r}")
+    return cells[name]
+
+
+def _inputs(cell: Cell, node: Hashable, request: nx.DiGraph, made: Mapping[Hashable, Node]) -> dict[str, Any]:
+    """What a node's attributes and edges give its inputs."""
+    inputs = {name: value for name, value in request.nodes[node].items() if name != "cell"}
+    fed: dict[str, Any] = {}
+    for start, edges in request.pred[node].items():
+        source = made[start]
+        outputs = source._cell.outputs
+        for attributes in edges.values() if request.is_multigraph() else (edges,):
+            feeds = attributes.get("feeds")
+            if feeds is None:
+                feeds = {name: name for name in cell.inputs if name in outputs and name not in inputs}
+            if not feeds or not isinstance(feeds, dict):
+                raise RequestError(
+                    f"the edge from {start!r}: expected feeds={{input: output}}, or one of its cell's outputs "
+                    f"({', '.join(outputs)}) with the name of an input ({', '.join(cell.inputs)}), got {feeds!r:.80}"
+                )
+            for name, output in feeds.items():
+                if name not in cell.inputs or output not in outputs:
+                    raise RequestError(
+                        f"the edge from {start!r} feeds input {name!r} with output {output!r}: inputs are "
+                        f"{list(cell.inputs)}, outputs {list(outputs)}"
+                    )
+                _feed(cell, fed, name, getattr(source, output))
+    for name in fed:
+        if name in inputs:
+            raise RequestError(f"input {name!r} is both fed by an edge and an attribute")
+    empty: dict[str, Any] = {name: [] for name, spec in cell.inputs.items() if spec.ragged}
+    return {**empty, **inputs, **fed}
+
+
+def _feed(cell: Cell, fed: dict[str, Any], name: str, output: Output) -> None:
+    """Adds what an edge brings to an input."""
+    if cell.inputs[name].ragged:
+        fed.setdefault(name, []).append(output)
+    elif name in fed:
+        raise RequestError(f"input {name!r} is not ragged and fed by two edges")
+    else:
+        fed[name] = output
+
+
+def _results(
+    chosen: Mapping[Hashable, Node], nodes: Sequence[Hashable], outputs: Sequence[str] | None
+) -> dict[str, list[Output]]:
+    """The outputs of the chosen nodes, one below the other."""
+    first, *others = (node._cell.outputs for node in chosen.values())
+    common = [key for key, spec in first.items() if all(other.get(key) == spec for other in others)]
+    names = common if outputs is None else list(outputs)
+    if not names or not set(names) <= set(common):
+        wanted = "an output" if outputs is None else f"the outputs {names}"
+        raise RequestError(f"expected {wanted} in common of the result's {len(chosen)} nodes, got {common}")
+    return {name: [getattr(chosen[node], name) for node in nodes] for name in names}
+
+
+def _example(cells: Mapping[str, Cell]) -> nx.DiGraph:
+    """A node of the first cell, with zeros as inputs."""
+    name, cell = next(iter(cells.items()))
+    zeros = {key: torch.zeros(spec.shape, dtype=spec.dtype) for key, spec in cell.inputs.items() if not spec.ragged}
+    graph = nx.DiGraph()
+    graph.add_node(name, cell=name, **zeros)
+    return graph
