@@ -64,8 +64,8 @@ $(VENV)/.created:
 
 $(VENV)/.demo: $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP_INSTALL) --editable '.[demo]'
-	@# Only its checkpoint is read: the packages it would import are not needed.
-	$(PIP_INSTALL) --no-deps g2p-en
+	@# Only their weights are read: the packages they would import are not needed.
+	$(PIP_INSTALL) --no-deps g2p-en silero-vad arabic-diacritizer
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
