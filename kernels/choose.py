@@ -1,0 +1,29 @@
+"""Which of an operation's two forms runs: its Triton kernel or its plain-torch reference."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+from torch import Tensor
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed: it comes with torch's CUDA builds for Linux."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def uses_triton(tensor: Tensor) -> bool:
+    """Whether an operation on this tensor runs its kernel.
+
+    It does on a CUDA device; on a CPU only in Triton's interpreter, which TRITON_INTERPRET=1 turns on (it must be
+    set before Triton is first imported).
+    """
+    return has_triton() and (tensor.is_cuda or (tensor.device.type == "cpu" and is_interpreted()))
+
+
+def is_interpreted() -> bool:
+    """Whether kernels are interpreted on the CPU, as tests do."""
+    return os.environ.get("TRITON_INTERPRET") == "1"

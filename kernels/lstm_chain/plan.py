@@ -1,0 +1,63 @@
+"""Which form of the chain kernel runs, and with which tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cellrt.kernels.gate_weights import PackedWeights, Precision
+from cellrt.kernels.lstm_chain.scratch import MAX_GROUPS
+from cellrt.kernels.tiles import SMALLEST_ROWS, Tile, fit
+
+MAX_BLOCKS = 2
+STREAMED_BYTES = 512 * 1024  # a program reads so much from the L2 cache in some 5 microseconds
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """`groups` of programs share the rows in the persistent form; 0 is the form by rows. In the persistent form
+    `tile.units` is a program's slice."""
+
+    tile: Tile
+    groups: int
+
+
+def choose_plan(
+    weights: PackedWeights, num_rows: int, precision: Precision, processors: int, shared_bytes: int
+) -> ChainPlan | None:
+    """The form that should be the faster one, or None where single steps should be: a rule of thumb, not measured.
+
+    Small weights by rows, if the rows leave no processor with more than one block. Larger weights that fit on chip
+    in the persistent form, if each program has few blocks of rows at a step.
+    """
+    blocks = -(-num_rows // SMALLEST_ROWS)
+    if weights.weight_hh.numel() * weights.weight_hh.element_size() <= STREAMED_BYTES and blocks <= processors:
+        return rows_plan(weights, precision, shared_bytes)
+    plan = persistent_plan(weights, num_rows, precision, processors, shared_bytes)
+    return plan if plan is not None and blocks <= MAX_BLOCKS * plan.groups else None
+
+
+def rows_plan(weights: PackedWeights, precision: Precision, shared_bytes: int) -> ChainPlan:
+    """The form by rows, which always can run."""
+    is_float32 = weights.weight_hh.dtype == torch.float32
+    units = 8 if is_float32 and precision != "ieee" else 16
+    depth = 16 if is_float32 and precision == "ieee" else 32 if is_float32 else 64
+    return ChainPlan(fit(Tile(SMALLEST_ROWS, units, depth, 4, 4), weights, shared_bytes), 0)
+
+
+def persistent_plan(
+    weights: PackedWeights, num_rows: int, precision: Precision, processors: int, shared_bytes: int
+) -> ChainPlan | None:
+    """The persistent form, or None where the weights do not fit on chip.
+
+    A program keeps its weights, and a block of h, in shared memory; all programs are on the device at once.
+    """
+    is_float32 = weights.weight_hh.dtype == torch.float32
+    depth_bytes = weights.weight_hh.shape[1] * weights.weight_hh.element_size()
+    for units in (8,) if is_float32 and precision == "tf32x3" else (16, 8):
+        slices = -(-weights.hidden_size // units)
+        if (4 * units + SMALLEST_ROWS) * depth_bytes + 1024 <= shared_bytes and slices <= processors:
+            groups = min(processors // slices, -(-num_rows // SMALLEST_ROWS), MAX_GROUPS)
+            return ChainPlan(Tile(SMALLEST_ROWS, units, 64 if is_float32 else 128, 8, 1), groups)
+    return None

@@ -1,0 +1,100 @@
+"""What the operations that project a hidden state to a vocabulary share: arguments, tiles, logits in plain torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.kernels.gate_weights import PRECISIONS, TYPES, Precision
+
+TOKEN_TYPES = (torch.int32, torch.int64)
+
+
+class Projection(NamedTuple):
+    """``weight`` is ``[vocabulary, hidden]``, contiguous, and ``bias`` ``[vocabulary]`` of the same dtype, or None.
+
+    ``stop_token`` ends a sequence; None if there is none. ``precision`` is how float32 is multiplied (sums are float32
+    for all types).
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    stop_token: int | None = None
+    precision: Precision = "tf32"
+
+
+class ProjectionTile(NamedTuple):
+    """A program computes the logits of so many rows and tokens, ``depth`` of the product at a time."""
+
+    rows: int
+    tokens: int
+    depth: int
+    warps: int
+    stages: int
+
+
+def choose_tile(num_rows: int, projection: Projection) -> ProjectionTile:
+    """A tile that keeps the sums in registers (64 a thread at most) and three or four stages in shared memory.
+
+    Not tuned on a device. With few rows the weights are read once and nothing else counts, so a tile has few rows and
+    many tokens. float32 in full has no tensor cores: its smaller tile leaves room for what is multiplied. (With 16
+    rows it spilled on sm_100.)
+    """
+    least = 1 << max(0, num_rows - 1).bit_length()
+    if projection.weight.dtype != torch.float32:
+        rows = min(128, max(16, least))
+        return ProjectionTile(rows, 128, 64, 8 if rows == 128 else 4, 3)
+    if projection.precision == "ieee":
+        return ProjectionTile(32, 64, 32, 4, 3)
+    return ProjectionTile(min(64, max(16, least)), 128, 32, 4 if least <= 32 else 8, 3)
+
+
+def check_projection(h: ArenaRows, projection: Projection, tokens: Tensor, stops: Tensor) -> None:
+    """Checks types, shapes, devices and layout; raises ValueError."""
+    weight, bias, stop_token, precision = projection
+    if weight.ndim != 2 or 0 in weight.shape or not weight.is_contiguous() or weight.dtype not in TYPES:
+        raise ValueError(
+            f"weight must be contiguous [vocabulary, hidden] of float32, bfloat16 or float16, got {weight.dtype} "
+            f"{tuple(weight.shape)}"
+        )
+    vocabulary, hidden = weight.shape
+    if bias is not None and (bias.shape != (vocabulary,) or bias.dtype != weight.dtype or not bias.is_contiguous()):
+        raise ValueError(f"bias must be {weight.dtype} [{vocabulary}], got {bias.dtype} {tuple(bias.shape)}")
+    if h.values.ndim != 2 or h.values.shape[1] != hidden or (hidden > 1 and h.values.stride(1) != 1):
+        raise ValueError(f"the arena must be rows of {hidden} contiguous numbers, got {tuple(h.values.shape)}")
+    if h.values.dtype != weight.dtype:
+        raise ValueError(f"arena and weight must have the same dtype, got {h.values.dtype} and {weight.dtype}")
+    check_vector("rows", h.rows, (torch.int32, torch.int64), len(h.rows), weight.device)
+    check_vector("tokens", tokens, TOKEN_TYPES, len(h.rows), weight.device)
+    check_vector("stops", stops, (torch.bool,), len(h.rows), weight.device)
+    if h.values.device != weight.device or (bias is not None and bias.device != weight.device):
+        raise ValueError(f"arena and bias must be on {weight.device} as the weight is")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if stop_token is not None and not 0 <= stop_token < vocabulary:
+        raise ValueError(f"the stop token {stop_token} is not in the vocabulary of {vocabulary}")
+
+
+def check_vector(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], length: int, device: torch.device) -> None:
+    """Checks one value a row; raises ValueError."""
+    if tensor.dtype not in dtypes or tensor.device != device or tensor.shape != (length,) or not tensor.is_contiguous():
+        wanted = " or ".join(str(dtype) for dtype in dtypes)
+        raise ValueError(
+            f"{name} must be contiguous {wanted} [{length}] on {device}, got {tensor.dtype} {tuple(tensor.shape)} on "
+            f"{tensor.device}"
+        )
+
+
+def plain_logits(h: Tensor, projection: Projection) -> Tensor:
+    """The logits ``[rows, vocabulary]`` of hidden states ``[rows, hidden]`` in float32, whatever the precision."""
+    logits = h.float() @ projection.weight.float().T
+    return logits if projection.bias is None else logits + projection.bias.float()
+
+
+def put_tokens(is_row: Tensor, chosen: Tensor, projection: Projection, tokens: Tensor, stops: Tensor) -> None:
+    """Writes the chosen tokens, and whether each is the stop token, where ``is_row`` is true."""
+    tokens[is_row] = chosen.to(tokens.dtype)
+    stops[is_row] = chosen == (-1 if projection.stop_token is None else projection.stop_token)

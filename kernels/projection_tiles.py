@@ -1,0 +1,84 @@
+"""Pieces of the projecting kernels: a tile of logits, and the best token of a tile and of a row.
+
+Scores are compared as integers: the bits of a float, turned so that they rise with it. A NaN is above all (as in
+torch.argmax) and what is outside of the vocabulary below all. Of equal scores the lowest token wins, at every stage,
+so the result does not depend on how the vocabulary is split.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def logits_tile(
+    p_arena,
+    arena_stride,
+    b_index,
+    p_weight,
+    p_bias,
+    o_tokens,
+    VOCABULARY: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Logits of the arena rows ``b_index`` (row 0 for negative ones) and ``o_tokens`` (the last for those behind)."""
+    b_known = tl.minimum(o_tokens, VOCABULARY - 1).to(tl.int64)
+    o_depth = tl.arange(0, DEPTH)
+    p_h = p_arena + tl.maximum(b_index, 0)[:, None] * arena_stride + o_depth[None, :]
+    p_w = p_weight + b_known[None, :] * HIDDEN + o_depth[:, None]
+    b_logits = tl.zeros((b_index.shape[0], o_tokens.shape[0]), dtype=tl.float32)
+    for start in range(0, HIDDEN, DEPTH):
+        if HIDDEN % DEPTH == 0:
+            b_h = tl.load(p_h)
+            b_w = tl.load(p_w)
+        else:
+            b_h = tl.load(p_h, mask=o_depth[None, :] < HIDDEN - start, other=0.0)
+            b_w = tl.load(p_w, mask=o_depth[:, None] < HIDDEN - start, other=0.0)
+        b_logits = tl.dot(b_h, b_w, b_logits, input_precision=PRECISION)
+        p_h += DEPTH
+        p_w += DEPTH
+    if HAS_BIAS:
+        b_logits += tl.load(p_bias + b_known).to(tl.float32)[None, :]
+    return b_logits
+
+
+@triton.jit
+def ordered(b_scores):
+    """Integers in the order of the scores."""
+    b_bits = tl.where(b_scores == 0.0, 0.0, b_scores).to(tl.int32, bitcast=True)
+    b_bits = tl.where(b_bits < 0, b_bits ^ 0x7FFFFFFF, b_bits)
+    return tl.where(b_scores != b_scores, 0x7FFFFFFF, b_bits)
+
+
+@triton.jit
+def best_of_tile(b_scores, o_tokens, VOCABULARY: tl.constexpr):
+    """For each row the best score and its token in one integer that is larger the better (and the lower the token)."""
+    b_order = tl.where((o_tokens < VOCABULARY)[None, :], ordered(b_scores), -0x80000000)
+    b_most = tl.max(b_order, axis=1)
+    b_token = tl.min(tl.where(b_order == b_most[:, None], o_tokens[None, :], 0x7FFFFFFF), axis=1)
+    return (b_most.to(tl.int64) << 32) | (0x7FFFFFFF - b_token).to(tl.int64)
+
+
+@triton.jit
+def token_of(best):
+    """The token in what ``best_of_tile`` returns."""
+    return 0x7FFFFFFF - (best & 0x7FFFFFFF)
+
+
+@triton.jit
+def store_token(p_tokens, p_stops, row, token, stop_token):
+    """Writes one row's token and whether it is the stop token."""
+    tl.store(p_tokens + row, token.to(p_tokens.dtype.element_ty))
+    tl.store(p_stops + row, token == stop_token)
+
+
+@triton.jit(do_not_specialize=["num_parts", "stop_token"], do_not_specialize_on_alignment=["p_rows"])
+def best_of_row_kernel(p_rows, p_best, p_tokens, p_stops, num_parts, stop_token, PARTS: tl.constexpr):
+    """The second stage: a program takes the best of the parts of one row; a row with a negative index is left alone."""
+    row = tl.program_id(0)
+    if tl.load(p_rows + row) >= 0:
+        o_parts = tl.arange(0, PARTS)
+        b_best = tl.load(p_best + row * num_parts + o_parts, mask=o_parts < num_parts, other=-(2**63))
+        store_token(p_tokens, p_stops, row, token_of(tl.max(b_best, axis=0)), stop_token)

@@ -1,0 +1,129 @@
+"""The fused binary TreeLSTM step in Triton. As in the LSTM's, a program has a tile of rows and of units.
+
+Gates i, f_left, f_right and o are one section of interleaved columns, g is another.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.kernels.gate_tiles import bias_block, gate, multiply_two, row_pointers, split_four, store_rows, tanh
+from cellrt.kernels.gate_weights import PackedWeights, Precision
+from cellrt.kernels.tiles import Tile
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def tree_lstm_step_kernel(
+    p_x,
+    p_x_rows,
+    x_stride,
+    p_h_left,
+    p_h_left_rows,
+    h_left_stride,
+    p_h_right,
+    p_h_right_rows,
+    h_right_stride,
+    p_c_left,
+    p_c_left_rows,
+    c_left_stride,
+    p_c_right,
+    p_c_right_rows,
+    c_right_stride,
+    p_weight_ih,
+    p_weight_hh,
+    p_bias,
+    p_h_out,
+    p_h_out_rows,
+    h_out_stride,
+    p_c_out,
+    p_c_out_rows,
+    c_out_stride,
+    num_rows,
+    INPUT: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    UNITS: tl.constexpr,
+    PADDED_INPUT: tl.constexpr,
+    PADDED_HIDDEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_UNITS: tl.constexpr,
+    BLOCK_DEPTH: tl.constexpr,
+):
+    """One program's tile of the step: see `tree_lstm_step` in the package for what the arguments mean."""
+    o_rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    b_is_row = o_rows < num_rows
+    o_units = tl.program_id(1) * BLOCK_UNITS + tl.arange(0, BLOCK_UNITS)
+    o_four = tl.program_id(1) * 4 * BLOCK_UNITS + tl.arange(0, 4 * BLOCK_UNITS)
+    o_g = 4 * UNITS + o_units
+    b_four = bias_block(p_bias, o_four, BLOCK_ROWS)
+    b_g = bias_block(p_bias, o_g, BLOCK_ROWS)
+    if INPUT > 0:
+        p_left = row_pointers(p_x, p_x_rows, o_rows, b_is_row, x_stride)
+        b_four, b_g = multiply_two(
+            b_four, b_g, p_left, p_weight_ih, o_four, o_g, INPUT, PADDED_INPUT, BLOCK_DEPTH, PRECISION
+        )
+    p_left = row_pointers(p_h_left, p_h_left_rows, o_rows, b_is_row, h_left_stride)
+    b_four, b_g = multiply_two(
+        b_four, b_g, p_left, p_weight_hh, o_four, o_g, HIDDEN, 2 * PADDED_HIDDEN, BLOCK_DEPTH, PRECISION
+    )
+    p_left = row_pointers(p_h_right, p_h_right_rows, o_rows, b_is_row, h_right_stride)
+    p_weight = p_weight_hh + PADDED_HIDDEN
+    b_four, b_g = multiply_two(
+        b_four, b_g, p_left, p_weight, o_four, o_g, HIDDEN, 2 * PADDED_HIDDEN, BLOCK_DEPTH, PRECISION
+    )
+
+    b_is_unit = o_units < HIDDEN
+    b_mask = b_is_row[:, None] & b_is_unit[None, :]
+    b_i, b_f_left, b_f_right, b_o = split_four(b_four, BLOCK_ROWS, BLOCK_UNITS)
+    p_row = row_pointers(p_c_left, p_c_left_rows, o_rows, b_is_row, c_left_stride)
+    b_c = tl.sigmoid(b_f_left) * gate(p_row, o_units, b_mask, 0, HIDDEN)
+    p_row = row_pointers(p_c_right, p_c_right_rows, o_rows, b_is_row, c_right_stride)
+    b_c += tl.sigmoid(b_f_right) * gate(p_row, o_units, b_mask, 0, HIDDEN)
+    b_c += tl.sigmoid(b_i) * tanh(b_g)
+    b_h = tl.sigmoid(b_o) * tanh(b_c)
+    store_rows(p_h_out, p_h_out_rows, o_rows, b_is_row, h_out_stride, o_units, b_is_unit, b_h)
+    store_rows(p_c_out, p_c_out_rows, o_rows, b_is_row, c_out_stride, o_units, b_is_unit, b_c)
+
+
+def tree_lstm_step(
+    weights: PackedWeights,
+    *,
+    h_left: ArenaRows,
+    h_right: ArenaRows,
+    c_left: ArenaRows,
+    c_right: ArenaRows,
+    h_out: ArenaRows,
+    c_out: ArenaRows,
+    x: ArenaRows | None = None,
+    precision: Precision,
+    tile: Tile,
+) -> None:
+    """Launch the kernel; arguments are as in the operation, and are not checked."""
+    num_rows, hidden = len(h_left.rows), weights.hidden_size
+    weight_ih = weights.weight_hh if weights.weight_ih is None else weights.weight_ih
+    grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(hidden, tile.units))
+    tree_lstm_step_kernel[grid](
+        *(x or h_left).arguments(),
+        *h_left.arguments(),
+        *h_right.arguments(),
+        *c_left.arguments(),
+        *c_right.arguments(),
+        weight_ih,
+        weights.weight_hh,
+        weights.bias,
+        *h_out.arguments(),
+        *c_out.arguments(),
+        num_rows,
+        INPUT=0 if x is None else weights.input_size,
+        HIDDEN=hidden,
+        UNITS=weights.padded_units,
+        PADDED_INPUT=weight_ih.shape[1],
+        PADDED_HIDDEN=weights.weight_hh.shape[1] // 2,
+        PRECISION=precision if weights.weight_hh.dtype == torch.float32 else "ieee",
+        BLOCK_ROWS=tile.rows,
+        BLOCK_UNITS=tile.units,
+        BLOCK_DEPTH=tile.depth,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )

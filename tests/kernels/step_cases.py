@@ -1,0 +1,66 @@
+"""What the tests of step kernels share: arenas that show a wrong read or write, and how close results must be."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cellrt.kernels.arena_rows import ArenaRows
+
+# Largest errors, absolute and relative, against sums in float32: of the order of the sums in float32, of the products
+# in TF32, and one unit in the last place of what is written in the others.
+TOLERANCES = {
+    (torch.float32, "ieee"): (3e-6, 0.0),
+    (torch.float32, "tf32x3"): (6e-6, 0.0),
+    (torch.float32, "tf32"): (4e-3, 0.0),
+    (torch.bfloat16, "ieee"): (1e-4, 2**-7),
+    (torch.float16, "ieee"): (1e-5, 2**-10),
+}
+KINDS = list(TOLERANCES)
+
+
+class Arenas:
+    """Makes the arenas of one test: NaN where nobody may read, and everywhere in outputs."""
+
+    def __init__(self, device: str, dtype: torch.dtype, seed: int = 0) -> None:
+        self._device, self._dtype = device, dtype
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def random(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Normal numbers of the arenas' type."""
+        return (scale * torch.randn(shape, generator=self._generator)).to(self._device, self._dtype)
+
+    def inputs(self, num_rows: int, size: int) -> ArenaRows:
+        """Rows at random places, the arena's first and last among them; all other rows are NaN."""
+        arena = self.outputs(num_rows, size)
+        arena.values[arena.rows.long()] = self.random(num_rows, size)
+        return arena
+
+    def outputs(self, num_rows: int, size: int, unwritten: int = 0) -> ArenaRows:
+        """An arena of NaN and rows of it, the first and the last among them; `unwritten` of them are negative.
+
+        Its rows are part of wider ones, so that a kernel must mind the step between rows.
+        """
+        arena_rows = num_rows + 3
+        inner = 1 + torch.randperm(arena_rows - 2, generator=self._generator)[: max(num_rows - 2, 0)]
+        ends = torch.tensor([0, arena_rows - 1])[: min(num_rows, 2)].flip(0)
+        rows = torch.cat([ends, inner])[torch.randperm(num_rows, generator=self._generator)].to(torch.int32)
+        rows[torch.randperm(num_rows, generator=self._generator)[:unwritten]] = -1
+        values = torch.full((arena_rows, size + 16), torch.nan, dtype=self._dtype, device=self._device)
+        return ArenaRows(values[:, :size], rows.to(self._device))
+
+
+def like(arena: ArenaRows) -> ArenaRows:
+    """Another arena with the same contents, and the same rows of it."""
+    return ArenaRows(arena.values.clone(), arena.rows)
+
+
+def assert_same(actual: ArenaRows, expected: ArenaRows, kind: tuple[torch.dtype, str], steps: int = 1) -> None:
+    """The whole arenas are equal within the tolerance of `kind`; what is NaN in one is NaN in the other.
+
+    After several steps a last place that was rounded the other way (at numbers up to 1) has been carried on.
+    """
+    absolute, relative = TOLERANCES[kind]
+    if steps > 1:
+        absolute = max(steps * absolute, relative)
+    torch.testing.assert_close(actual.values, expected.values, atol=absolute, rtol=relative, equal_nan=True)

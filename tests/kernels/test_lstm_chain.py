@@ -1,0 +1,230 @@
+import pytest
+import torch
+
+from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.kernels.gate_weights import PackedWeights, Precision
+from cellrt.kernels.lstm_chain import ChainPlan, is_worthwhile, lstm_chain, make_scratch, reference
+from cellrt.kernels.lstm_chain.plan import persistent_plan, rows_plan
+from cellrt.kernels.lstm_step import pack_weights
+from cellrt.kernels.tiles import Tile, device_limits
+from tests.kernels.ahead import Launch, compile_everywhere, needs_compiler, recorded_launches
+from tests.kernels.step_cases import KINDS, Arenas, assert_same, like
+
+ROWS = ChainPlan(Tile(16, 16, 32, 4, 2), groups=0)
+FULL = (torch.float32, "ieee")
+H100 = (132, 232_448)
+A100 = (108, 166_912)
+
+
+def check(
+    device: str,
+    kind: tuple[torch.dtype, Precision],
+    sizes: list[int],
+    *,
+    hidden: int,
+    plan: ChainPlan,
+    unwritten: int = 0,
+    launches: int = 1,
+) -> None:
+    """The kernel writes what the reference writes, and nothing else."""
+    from cellrt.kernels.lstm_chain import triton
+
+    dtype, precision = kind
+    arenas = Arenas(device, dtype)
+    weight, bias = arenas.random(4 * hidden, hidden, scale=hidden**-0.5), arenas.random(4 * hidden)
+    gates = arenas.inputs(sum(sizes), 4 * hidden)
+    h, c = arenas.inputs(sizes[0], hidden), arenas.inputs(sizes[0], hidden)
+    h_out, c_out = (arenas.outputs(sum(sizes), hidden, unwritten) for _ in range(2))
+    expected_h, expected_c = like(h_out), like(c_out)
+    batch_sizes = torch.tensor(sizes, dtype=torch.int32, device=device)
+    reference.lstm_chain(weight, bias, batch_sizes, gates=gates, h=h, c=c, h_out=expected_h, c_out=expected_c)
+    weights = pack_weights(weight, bias)
+    scratch = make_scratch(weights, sizes[0])
+    scratch.h.fill_(torch.nan)
+    scratch.c.fill_(torch.nan)
+    for _ in range(launches):
+        triton.lstm_chain(
+            weights,
+            batch_sizes,
+            gates=gates,
+            h=h,
+            c=c,
+            h_out=h_out,
+            c_out=c_out,
+            scratch=scratch,
+            precision=precision,
+            plan=plan,
+        )
+        assert not scratch.has_failed()
+    assert_same(h_out, expected_h, kind, len(sizes))
+    assert_same(c_out, expected_c, kind, len(sizes))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_rows_equal_reference_in_every_type(device: str, kind: tuple[torch.dtype, Precision]) -> None:
+    check(device, kind, [18, 17, 3], hidden=32, plan=ROWS, unwritten=5)
+
+
+@pytest.mark.parametrize(("sizes", "hidden"), [([1], 8), ([1, 1, 1, 1], 37), ([20, 16, 2, 1, 1], 21)])
+def test_rows_with_odd_sizes(device: str, sizes: list[int], hidden: int) -> None:
+    check(device, FULL, sizes, hidden=hidden, plan=ROWS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_persistent_equals_reference_in_every_type(device: str, kind: tuple[torch.dtype, Precision]) -> None:
+    """One slice, so that the interpreter, which runs one program after another, passes the barrier."""
+    check(device, kind, [18, 17, 3], hidden=32, plan=ChainPlan(Tile(16, 32, 16, 4, 1), groups=1), unwritten=5)
+
+
+@pytest.mark.parametrize(("sizes", "hidden"), [([1], 8), ([40, 33, 17, 1], 21)])
+def test_groups_share_the_rows(device: str, sizes: list[int], hidden: int) -> None:
+    check(device, FULL, sizes, hidden=hidden, plan=ChainPlan(Tile(16, 32, 16, 4, 1), groups=2))
+
+
+@pytest.mark.parametrize("plan", [ROWS, ChainPlan(Tile(16, 32, 32, 4, 1), groups=1)], ids=["rows", "persistent"])
+def test_one_launch_leaves_nothing_that_disturbs_the_next(device: str, plan: ChainPlan) -> None:
+    check(device, FULL, [3, 2], hidden=16, plan=plan, launches=2)
+
+
+def test_a_barrier_that_nobody_comes_to_ends(device: str) -> None:
+    """In the interpreter the second of two slices runs after the first, which gives up and says so."""
+    if device != "cpu":
+        pytest.skip("on a device all programs come to the barrier")
+    from cellrt.kernels.lstm_chain import triton
+
+    arenas = Arenas(device, torch.float32)
+    weights = pack_weights(arenas.random(64, 16))
+    state, out, gates = arenas.inputs(2, 16), arenas.outputs(4, 16), arenas.inputs(4, 64)
+    scratch = make_scratch(weights, 2)
+    triton.lstm_chain(
+        weights,
+        torch.tensor([2, 2], dtype=torch.int32),
+        gates=gates,
+        h=state,
+        c=state,
+        h_out=out,
+        c_out=out,
+        scratch=scratch,
+        precision="ieee",
+        plan=ChainPlan(Tile(16, 8, 16, 4, 1), groups=1),
+        max_looks=10,
+    )
+    assert scratch.has_failed()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("hidden", [256, 500, 1024])
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_planned_forms_equal_reference_on_a_device(
+    kind: tuple[torch.dtype, Precision], hidden: int, is_persistent: bool
+) -> None:
+    dtype, precision = kind
+    weights = pack_weights(torch.zeros(4 * hidden, hidden, dtype=dtype, device="cuda"))
+    processors, shared_bytes = device_limits(torch.device("cuda"))
+    plan = rows_plan(weights, precision, shared_bytes)
+    if is_persistent:
+        persistent = persistent_plan(weights, 64, precision, processors, shared_bytes)
+        if persistent is None:
+            pytest.skip("the weights do not fit on this chip")
+        plan = persistent
+    check("cuda", kind, [64, 63, 40, 17, 16, 1], hidden=hidden, plan=plan, launches=2)
+
+
+def test_reference_equals_torch_and_serves_a_cpu() -> None:
+    module = torch.nn.LSTM(3, 9)
+    steps = torch.nn.utils.rnn.pack_sequence([torch.randn(length, 3) for length in (4, 2, 2, 1)])
+    arenas = Arenas("cpu", torch.float32)
+    h, c = arenas.inputs(4, 9), arenas.inputs(4, 9)
+    with torch.no_grad():
+        expected, _ = module(steps, (h.gather()[None], c.gather()[None]))
+        sums = steps.data @ module.weight_ih_l0.T + module.bias_ih_l0
+    positions = len(steps.data)
+    gates = ArenaRows(sums, torch.arange(positions))
+    h_out, c_out = arenas.outputs(positions, 9), arenas.outputs(positions, 9)
+    weights = pack_weights(module.weight_hh_l0, module.bias_hh_l0)
+    lstm_chain(
+        weights,
+        steps.batch_sizes.to(torch.int32),
+        gates=gates,
+        h=h,
+        c=c,
+        h_out=h_out,
+        c_out=c_out,
+        scratch=make_scratch(weights, 4),
+    )
+    torch.testing.assert_close(h_out.gather(), expected.data)
+
+
+def test_scratch_of_another_size_is_refused() -> None:
+    arenas = Arenas("cpu", torch.float32)
+    weights = pack_weights(arenas.random(16, 4))
+    state, gates = arenas.inputs(3, 4), arenas.inputs(3, 16)
+    sizes = torch.tensor([3], dtype=torch.int32)
+    with pytest.raises(ValueError, match="not for 3 rows"):
+        lstm_chain(
+            weights, sizes, gates=gates, h=state, c=state, h_out=state, c_out=state, scratch=make_scratch(weights, 2)
+        )
+
+
+def half_weights(hidden: int) -> PackedWeights:
+    return pack_weights(torch.zeros(4 * hidden, hidden, dtype=torch.bfloat16))
+
+
+def test_persistent_form_needs_weights_that_fit_on_chip() -> None:
+    plan = persistent_plan(half_weights(1024), 64, "ieee", *H100)
+    assert plan is not None
+    assert plan.groups * -(-1024 // plan.tile.units) <= H100[0]
+    assert persistent_plan(half_weights(2048), 64, "ieee", *H100) is None
+    assert not is_worthwhile(half_weights(2048), 64)
+    assert is_worthwhile(half_weights(128), 512)
+
+
+def launch_of(kind: tuple[torch.dtype, Precision], hidden: int, plan: ChainPlan) -> Launch:
+    from cellrt.kernels.lstm_chain import triton
+
+    dtype, precision = kind
+    weights = pack_weights(torch.zeros(4 * hidden, hidden, dtype=dtype))
+    rows = torch.empty(64, dtype=torch.int32)
+    state = ArenaRows(torch.empty(64, hidden, dtype=dtype, device="meta"), rows)
+    gates = ArenaRows(torch.empty(64, 4 * hidden, dtype=dtype, device="meta"), rows)
+    with recorded_launches() as launches:
+        triton.lstm_chain(
+            weights,
+            torch.empty(4, dtype=torch.int32),
+            gates=gates,
+            h=state,
+            c=state,
+            h_out=state,
+            c_out=state,
+            scratch=make_scratch(weights, 64),
+            precision=precision,
+            plan=plan,
+        )
+    return launches[0]
+
+
+@needs_compiler
+def test_persistent_kernel_keeps_its_weights_on_chip() -> None:
+    hidden = 1024
+    plan = persistent_plan(half_weights(hidden), 64, "ieee", *A100)
+    assert plan is not None
+    launch = launch_of((torch.bfloat16, "ieee"), hidden, plan)
+    assert launch.options["launch_cooperative_grid"]
+    for compiled in compile_everywhere([launch]):
+        assert compiled.stack_bytes == 0
+        assert A100[1] >= compiled.shared_bytes >= 2 * 4 * plan.tile.units * hidden
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # a minute or so on a machine with nothing else to do
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_nothing_spills(kind: tuple[torch.dtype, Precision]) -> None:
+    dtype, precision = kind
+    weights = pack_weights(torch.zeros(1024, 256, dtype=dtype))
+    persistent = persistent_plan(weights, 64, precision, *A100)
+    assert persistent is not None
+    for plan in (rows_plan(weights, precision, A100[1]), persistent):
+        for compiled in compile_everywhere([launch_of(kind, 256, plan)]):
+            assert compiled.stack_bytes == 0

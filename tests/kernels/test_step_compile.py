@@ -1,0 +1,66 @@
+"""Every tile that the rule of thumb can choose compiles for every architecture without a byte of local memory."""
+
+import importlib
+
+import pytest
+import torch
+
+from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.kernels.gate_weights import Precision
+from cellrt.kernels.tiles import candidates
+from tests.kernels.ahead import Launch, compile_ahead, compile_everywhere, needs_compiler, recorded_launches
+from tests.kernels.step_cases import KINDS
+
+pytestmark = needs_compiler
+HIDDEN, ROWS = 1024, 512
+STATES = {
+    "lstm_step": ("h", "c", "h_out", "c_out"),
+    "gru_step": ("h", "h_out"),
+    "tree_lstm_step": ("h_left", "h_right", "c_left", "c_right", "h_out", "c_out"),
+}
+GATES = {"lstm_step": 4, "gru_step": 3, "tree_lstm_step": 5}
+A100_SHARED_BYTES = 166_912
+
+
+def launches_of(operation: str, dtype: torch.dtype, precision: Precision, rows: int) -> list[Launch]:
+    """The launches of the tiles that the rule may choose for so many rows, with inputs x; tensors are meta."""
+    package = importlib.import_module(f"cellrt.kernels.{operation}")
+    launcher = importlib.import_module(f"cellrt.kernels.{operation}.triton")
+    states = 2 if operation == "tree_lstm_step" else 1
+    weight_hh = torch.zeros(GATES[operation] * HIDDEN, states * HIDDEN, dtype=dtype)
+    weights = package.pack_weights(weight_hh, weight_ih=weight_hh[:, :HIDDEN])
+    arena = ArenaRows(torch.empty(ROWS, HIDDEN, dtype=dtype, device="meta"), torch.empty(rows, dtype=torch.int32))
+    arguments = dict.fromkeys((*STATES[operation], "x"), arena)
+    with recorded_launches() as launches:
+        for tile in candidates(weights, rows, precision, A100_SHARED_BYTES):
+            getattr(launcher, operation)(weights, precision=precision, tile=tile, **arguments)
+    return launches
+
+
+@pytest.mark.parametrize("operation", STATES)
+@pytest.mark.parametrize("kind", [(torch.bfloat16, "ieee"), (torch.float32, "tf32")], ids=str)
+def test_largest_tile_uses_the_tensor_cores(operation: str, kind: tuple[torch.dtype, Precision]) -> None:
+    compiled = compile_ahead(launches_of(operation, *kind, ROWS)[0], 90)
+    assert compiled.stack_bytes == 0
+    assert "wgmma.mma_async" in compiled.ptx
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # a minute or so on a machine with nothing else to do
+@pytest.mark.parametrize("operation", STATES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_nothing_spills(operation: str, kind: tuple[torch.dtype, Precision]) -> None:
+    for compiled in compile_everywhere(launches_of(operation, *kind, ROWS)):
+        assert compiled.stack_bytes == 0
+
+
+def test_fewer_rows_never_get_a_larger_tile() -> None:
+    sizes = [launches_of("lstm_step", torch.bfloat16, "ieee", rows)[0].arguments["BLOCK_ROWS"] for rows in (1, 40, 512)]
+    assert sizes == [16, 64, 128]
+
+
+@pytest.mark.parametrize("operation", STATES)
+def test_smallest_tile_compiles_everywhere(operation: str) -> None:
+    (*_, smallest) = launches_of(operation, torch.bfloat16, "ieee", 1)
+    for compiled in compile_everywhere([smallest]):
+        assert compiled.stack_bytes == 0
