@@ -1,34 +1,50 @@
 """LSTM over sentences: cellrt beside the libraries' ways of batching, in one run.
 
 Every server gets the same sentences (random vectors of the real lengths) and answers with the last hidden
-state. Rounds are interleaved, server after server, and medians are reported, so that a slow moment of the
-machine does not fall on one of them.
+state. Parts: ``fixed`` (sentences of 24 words against the bare cell), ``europarl`` and ``brown`` (real lengths).
+The full run takes about half an hour on two cores.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 import cellrt
-from benchmarks import peers, workloads
-from benchmarks.record import Recorder, percentiles
+from benchmarks import workloads
+from benchmarks.chain_peers import make_peer
+from benchmarks.compare import (
+    FULL,
+    NUM_CHECKED,
+    QUICK,
+    Makers,
+    Plan,
+    Server,
+    closed,
+    compare,
+    draw,
+    loops_per_second,
+    progress,
+)
+from benchmarks.options import Options
+from benchmarks.record import Recorder
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell
 
-Server = Any
-LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)
+PARTS = ("fixed", "europarl", "brown")
 VOCABULARY = 10_000
-QUICK = ("cellrt", "cellrt, folded", "bucketed", "onnxruntime bucketed")
-ALL = (
+NUM_SENTENCES = 2_000
+WORKLOADS: dict[str, tuple[str, Callable[[int, int], workloads.Lengths]]] = {
+    "europarl": ("Europarl-like", workloads.europarl_lengths),
+    "brown": ("Brown", workloads.brown_lengths),
+}
+QUICK_SERVERS = ("cellrt", "cellrt, folded", "bucketed", "onnxruntime bucketed")
+ALL_SERVERS = (
     *("cellrt", "cellrt, folded", "cellrt, no runs", "one at a time", "padded", "bucketed"),
     *("packed", "onnxruntime padded", "onnxruntime bucketed"),
 )
@@ -45,9 +61,9 @@ class Cellrt:
     """cellrt behind the peers' interface.
 
     Args:
-        lstm: trained module; its weights go into the cells. table: the embedding ``[words, input]``. If given,
-        requests are word numbers, and the embedding and the input half
-            of the step are folded into one table; else they are the embedded words, as the peers get them.
+        lstm: trained module; its weights go into the cells.
+        table: the embedding ``[words, input]``. If given, requests are word numbers, and the embedding and the input
+            half of the step are folded into one table; else they are the embedded words, as the peers get them.
         options: for the engine.
     """
 
@@ -79,38 +95,31 @@ class Cellrt:
 
 
 class Peer:
-    """One of ``peers`` behind the same interface."""
+    """One of ``chain_peers`` behind the same interface."""
 
-    def __init__(self, server: Any) -> None:
-        self._server = server
+    def __init__(self, name: str, lstm: torch.nn.LSTM) -> None:
+        self._server = make_peer(name, lstm)
 
     def submit(self, sentence: Sentence) -> Future[Any]:
-        """Submits one sentence."""
-        future: Future[Any] = self._server.submit(sentence.x)
-        return future
+        """Submits one sentence; the future's result is the last hidden state."""
+        return self._server.submit(sentence.x)
 
     def close(self) -> None:
         """Ends the server."""
         self._server.close()
 
 
-def servers(lstm: torch.nn.LSTM, table: torch.Tensor, names: tuple[str, ...]) -> dict[str, Callable[[], Server]]:
+def servers(lstm: torch.nn.LSTM, table: torch.Tensor, names: Sequence[str]) -> Makers:
     """Makers of the servers by name."""
-    makers: dict[str, Callable[[], Server]] = {
+    ours: dict[str, Callable[[], Server]] = {
         "cellrt": lambda: Cellrt(lstm),
         "cellrt, folded": lambda: Cellrt(lstm, table),
         "cellrt, no runs": lambda: Cellrt(lstm, settings=cellrt.SchedulerSettings(runs=False)),
-        "one at a time": lambda: Peer(peers.OneAtATime(lstm)),
-        "padded": lambda: Peer(peers.Padded(lstm)),
-        "bucketed": lambda: Peer(peers.Bucketed(lstm)),
-        "packed": lambda: Peer(peers.Packed(lstm)),
-        "onnxruntime padded": lambda: Peer(peers.OnnxPadded(lstm)),
-        "onnxruntime bucketed": lambda: Peer(peers.OnnxBucketed(lstm)),
     }
-    return {name: makers[name] for name in names}
+    return {name: ours.get(name) or partial(Peer, name, lstm) for name in names}
 
 
-def draw_sentences(lengths: Any, table: torch.Tensor, seed: int) -> list[Sentence]:
+def draw_sentences(lengths: workloads.Lengths, table: torch.Tensor, seed: int) -> list[Sentence]:
     """Sentences of these lengths with random words of the table."""
     random = np.random.default_rng(seed)
     words = [random.integers(0, len(table), int(length)) for length in lengths]
@@ -120,144 +129,61 @@ def draw_sentences(lengths: Any, table: torch.Tensor, seed: int) -> list[Sentenc
 def ideal_throughput(lstm: torch.nn.LSTM, steps: int, batch: int, seconds: float) -> float:
     """Requests/s of the cell in a bare loop at full batch, one loop a core, nothing else going on."""
     cell = LSTMCell.from_torch(lstm).eval()
-    counts = [0] * (os.cpu_count() or 1)
-    end = time.perf_counter() + seconds
+    x = torch.randn(steps, batch, lstm.input_size)
 
-    def loop(worker: int) -> None:
-        torch.set_num_threads(1)
-        x = torch.randn(steps, batch, lstm.input_size)
-        with torch.inference_mode():
-            while time.perf_counter() < end:
-                h, c = torch.zeros(batch, lstm.hidden_size), torch.zeros(batch, lstm.hidden_size)
-                for step in range(steps):
-                    h, c = cell(x[step], h, c)
-                counts[worker] += batch
+    def once() -> None:
+        h, c = torch.zeros(batch, lstm.hidden_size), torch.zeros(batch, lstm.hidden_size)
+        for step in range(steps):
+            h, c = cell(x[step], h, c)
 
-    threads = [threading.Thread(target=loop, args=(k,)) for k in range(len(counts))]
-    start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(counts) / (time.perf_counter() - start)
+    return batch * loops_per_second(once, seconds)
 
 
-def closed(server: Server, sentences: list[Sentence], concurrency: int) -> workloads.Load:
-    """Drives a server with a fixed number of requests in flight."""
-    return workloads.closed_loop(lambda k: server.submit(sentences[k]), len(sentences), concurrency)
-
-
-def run(recorder: Recorder, quick: bool, plot: Path | None) -> None:
+def run(recorder: Recorder, options: Options) -> None:
     """Runs the benchmark: fixed lengths against the ideal, then variable lengths closed and open loop."""
     torch.manual_seed(0)
-    points: list[dict[str, Any]] = []
-    for hidden in (256,) if quick else (256, 1024):
-        lstm = torch.nn.LSTM(hidden, hidden).eval()
-        _fixed(recorder, lstm, quick)
-        for name, lengths in (("Europarl-like", workloads.europarl_lengths), ("Brown", workloads.brown_lengths)):
-            if quick and name == "Brown":
-                continue
-            points += _variable(recorder, lstm, name, lengths, quick)
-    if plot is not None:
-        _plot(points, plot)
-
-
-def _fixed(recorder: Recorder, lstm: torch.nn.LSTM, quick: bool) -> None:
-    """Throughput on sentences of 24 words, all there at once, against the ideal."""
-    hidden, rounds = lstm.hidden_size, 3
-    count = 4096 * 256 // hidden
-    sentences = draw_sentences(workloads.fixed_lengths(count), torch.randn(VOCABULARY, lstm.input_size), seed=1)
-    server = Cellrt(lstm)
-    try:
-        closed(server, sentences[: count // 4], count)
-        pairs = []
-        for _ in range(rounds):
-            ideal = ideal_throughput(lstm, 24, 512, 1.0 if quick else 3.0)
-            pairs.append((closed(server, sentences, 1024).throughput, ideal))
-        ratios = [mine / ideal for mine, ideal in pairs]
-        case = f"H={hidden}, 24 words"
-        recorder.add(case, "cellrt throughput", statistics.median(p[0] for p in pairs), "requests/s")
-        recorder.add(case, "ideal throughput", statistics.median(p[1] for p in pairs), "requests/s")
-        recorder.add(case, "cellrt / ideal", statistics.median(ratios), "ratio")
-    finally:
-        server.close()
-
-
-def _variable(
-    recorder: Recorder, lstm: torch.nn.LSTM, workload: str, draw: Callable[..., Any], quick: bool
-) -> list[dict[str, Any]]:
-    """All servers on one distribution of lengths: closed loop, then open loop at fractions of the best peer's peak."""
-    names = QUICK if quick else ALL
-    hidden, rounds = lstm.hidden_size, 1 if quick else 3
-    case = f"H={hidden}, {workload}"
-    count = (600 if quick else 3000) * 256 // hidden
-    table = torch.randn(VOCABULARY, lstm.input_size)
-    sentences = draw_sentences(draw(count, seed=2), table, seed=2)
-    made = {name: make() for name, make in servers(lstm, table, names).items()}
-    points: list[dict[str, Any]] = []
-    try:
-        for server in made.values():
-            closed(server, sentences[: count // 8], 64)
-        peaks: dict[str, float] = {}
-        for concurrency in (64, 512):
-            samples: dict[str, list[float]] = {name: [] for name in made}
-            for _ in range(rounds):
-                for name, server in made.items():
-                    samples[name].append(closed(server, sentences, concurrency).throughput)
-            for name, values in samples.items():
-                recorder.add(case, f"{name}: closed loop of {concurrency}", statistics.median(values), "requests/s")
-                peaks[name] = max(peaks.get(name, 0.0), statistics.median(values))
-        best = max(rate for name, rate in peaks.items() if not name.startswith("cellrt"))
-        for load in (0.3, 0.7) if quick else LOADS:
-            points += _open(recorder, made, sentences, case, load, load * best, 2.0 if quick else 6.0)
-    finally:
-        for server in made.values():
-            server.close()
-    return points
-
-
-def _open(
-    recorder: Recorder,
-    made: dict[str, Server],
-    sentences: list[Sentence],
-    case: str,
-    load: float,
-    rate: float,
-    seconds: float,
-) -> list[dict[str, Any]]:
-    count = max(50, int(rate * seconds))
-    arrivals = workloads.poisson_arrivals(rate, count, seed=3)
+    plan = QUICK if options.quick else FULL
     points = []
-    for name, server in made.items():
+    for hidden in options.hidden_sizes:
+        lstm = torch.nn.LSTM(hidden, hidden).eval()
+        if options.has("fixed"):
+            fixed(recorder, lstm, plan)
+        for part, (title, lengths) in WORKLOADS.items():
+            if options.has(part) and (part != "brown" or not options.quick or options.only):
+                table = torch.randn(VOCABULARY, hidden)
+                sentences = draw_sentences(lengths(NUM_SENTENCES, 2), table, seed=2)
+                made = servers(lstm, table, QUICK_SERVERS if options.quick else ALL_SERVERS)
+                case = f"H={hidden}, {title}"
+                points += compare(recorder, case, made, sentences, plan, partial(check, lstm, sentences)).points
+    if options.plot is not None:
+        draw(points, options.plot)
 
-        def submit(k: int, server: Server = server) -> Future[Any]:
-            future: Future[Any] = server.submit(sentences[k % len(sentences)])
-            return future
 
-        outcome = workloads.open_loop(submit, arrivals)
-        figures = percentiles(np.asarray(outcome.latencies_s) * 1e3)
-        for quantile in ("p50", "p90", "p99"):
-            recorder.add(case, f"{name}: {quantile} at {load:.0%} of the best peer's peak", figures[quantile], "ms")
-        points.append({"case": case, "server": name, "rate": rate, "throughput": outcome.throughput, **figures})
-    return points
+def check(lstm: torch.nn.LSTM, sentences: Sequence[Sentence], name: str, answers: Sequence[Any]) -> None:
+    """Raises AssertionError where a server's last states are not those of ``nn.LSTM``."""
+    with torch.inference_mode():
+        for sentence, answer in zip(sentences[:NUM_CHECKED], answers, strict=True):
+            h = answer["h"] if isinstance(answer, dict) else answer
+            torch.testing.assert_close(h, lstm(sentence.x)[1][0][0], rtol=1e-4, atol=1e-5, msg=lambda m: f"{name}: {m}")
 
 
-def _plot(points: list[dict[str, Any]], path: Path) -> None:
-    """90th-percentile latency against throughput, a panel a case (as BatchMaker's Figure 2.7)."""
-    from matplotlib.figure import Figure
-
-    cases = sorted({point["case"] for point in points})
-    figure = Figure(figsize=(6 * len(cases), 4.5), layout="constrained")
-    for panel, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases):
-        for name in dict.fromkeys(point["server"] for point in points):
-            mine = [p for p in points if p["case"] == case and p["server"] == name]
-            panel.plot(
-                [p["throughput"] for p in mine],
-                [p["p90"] for p in mine],
-                marker="o",
-                linewidth=2.5 if name.startswith("cellrt") else 1,
-                label=name,
-            )
-        panel.set(title=case, xlabel="throughput (requests/s)", ylabel="p90 latency (ms)", yscale="log")
-        panel.legend(fontsize=7)
-    figure.savefig(path)
+def fixed(recorder: Recorder, lstm: torch.nn.LSTM, plan: Plan) -> None:
+    """Throughput on sentences of 24 words, 1024 in flight, against the ideal."""
+    hidden, rounds = lstm.hidden_size, 3
+    count = min(4096, 4096 * 256 // hidden)
+    sentences = draw_sentences(workloads.fixed_lengths(count), torch.randn(VOCABULARY, lstm.input_size), seed=1)
+    case = f"H={hidden}, 24 words"
+    server = Cellrt(lstm)
+    with progress(case, rounds) as advance:
+        try:
+            closed(server, sentences, max(1, count // 4), count)
+            pairs = []
+            for _ in range(rounds):
+                advance("cellrt and the ideal")
+                ideal = ideal_throughput(lstm, 24, 512, plan.sample_s)
+                pairs.append((closed(server, sentences, count, 1024).throughput, ideal))
+        finally:
+            server.close()
+    recorder.add(case, "cellrt throughput", statistics.median(p[0] for p in pairs), "requests/s")
+    recorder.add(case, "ideal throughput", statistics.median(p[1] for p in pairs), "requests/s")
+    recorder.add(case, "cellrt / ideal", statistics.median(mine / ideal for mine, ideal in pairs), "ratio")

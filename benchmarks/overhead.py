@@ -11,16 +11,17 @@ import statistics
 import time
 from concurrent.futures import wait
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
 import cellrt
+from benchmarks.options import Options
 from benchmarks.record import Recorder
 from cellrt.core.processor import Limits, Port, Processor, SchedulerSettings
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP, Shape
 
+PARTS = ("core", "engine")
 LENGTH = 24
 BATCHES = (8, 64, 512, 4096)
 GROWTH_BATCHES = (64, 512)
@@ -177,7 +178,9 @@ def run_engine(recorder: Recorder, quick: bool) -> None:
     recorder.add("engine", "submit to result, many at once", 1e6 / statistics.median(together), "us/request")
 
 
-def run(recorder: Recorder, quick: bool, plot: Path | None) -> None:
-    """Measures the core, then a whole engine; ``plot`` is not used."""
-    run_core(recorder, quick)
-    run_engine(recorder, quick)
+def run(recorder: Recorder, options: Options) -> None:
+    """Measures the core, then a whole engine."""
+    if options.has("core"):
+        run_core(recorder, options.quick)
+    if options.has("engine"):
+        run_engine(recorder, options.quick)

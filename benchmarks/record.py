@@ -73,11 +73,11 @@ class Recorder:
             table.add_row(*(escape(cell) for cell in cells))
         (console or Console()).print(table)
 
-    def write(self, path: Path) -> None:
-        """Write the rows to ``path`` as JSON, one object a line; make its folder, replace an older file."""
+    def write(self, path: Path, append: bool = False) -> None:
+        """Write the rows to ``path`` as JSON, one object a line; make its folder, replace or continue an older file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(row) + "\n" for row in self.rows]
-        path.write_text("".join(lines), encoding="utf-8")
+        with path.open("a" if append else "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in self.rows)
 
 
 def percentiles(latencies: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:

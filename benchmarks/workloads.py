@@ -35,6 +35,11 @@ EUROPARL_SIGMA = 0.727
 """With a mean of 24, this spread puts 99% of a log-normal below 100: the smaller root of
 ``sigma^2 / 2 - 2.326 sigma + ln(100 / 24) = 0``, where 2.326 is the normal's 99% point."""
 
+TARGET_RATIO = 1.07
+TARGET_SPREAD = 0.2
+"""English words for each German one in Europarl's 1.9 million pairs (47.8 to 44.5 million words, as its makers count),
+and the standard deviation of that ratio's logarithm from sentence to sentence, which is our assumption."""
+
 BROWN_FILE = Path(__file__).parent / "data" / "brown_lengths.json"
 
 
@@ -47,6 +52,17 @@ def europarl_lengths(count: int, seed: int, longest: int = EUROPARL_LONGEST) -> 
     mu = math.log(EUROPARL_MEAN) - EUROPARL_SIGMA**2 / 2
     drawn = np.random.default_rng(seed).lognormal(mu, EUROPARL_SIGMA, count)
     return np.clip(np.rint(drawn), 1, longest).astype(np.int64)
+
+
+def translation_lengths(count: int, seed: int, longest: int = EUROPARL_LONGEST) -> tuple[Lengths, Lengths]:
+    """Source and target lengths ``[count]`` of German sentences and their English translations.
+
+    The sources are as in ``europarl_lengths``; a target has ``TARGET_RATIO`` times as many words, more or less.
+    """
+    source = europarl_lengths(count, seed, longest)
+    mu = math.log(TARGET_RATIO) - TARGET_SPREAD**2 / 2
+    factor = np.random.default_rng(seed + 1).lognormal(mu, TARGET_SPREAD, count)
+    return source, np.clip(np.rint(source * factor), 1, longest).astype(np.int64)
 
 
 def brown_lengths(count: int, seed: int) -> Lengths:

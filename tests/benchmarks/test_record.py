@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app, benchmark_names
+from benchmarks.options import Options
 from benchmarks.record import Recorder, commit, percentiles
 
 
@@ -75,7 +76,7 @@ def test_commit_is_the_hash_and_whether_it_is_dirty(tmp_path: Path) -> None:
 
 
 def test_benchmarks_are_the_modules_that_run(tmp_path: Path) -> None:
-    (tmp_path / "chain.py").write_text("def run(recorder, quick, plot): ...\n")
+    (tmp_path / "chain.py").write_text("def run(recorder, options): ...\n")
     (tmp_path / "shared.py").write_text("class Shared:\n    def run(self): ...\n")
     assert benchmark_names(tmp_path) == ["chain"]
 
@@ -87,15 +88,35 @@ def test_an_unknown_name_lists_the_known_ones(monkeypatch: pytest.MonkeyPatch) -
     assert "chain, overhead" in " ".join(result.output.split())
 
 
-def test_a_benchmark_runs_and_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def run(recorder: Recorder, quick: bool, plot: Path | None) -> None:
-        recorder.add("case", "quick", float(quick), "bool", plot=str(plot))
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A benchmark that records the options it got."""
 
-    module = type("Module", (), {"run": staticmethod(run)})
+    def run(recorder: Recorder, options: Options) -> None:
+        parts = [part for part in ("one", "two") if options.has(part)]
+        recorder.add("case", "quick", float(options.quick), "bool", plot=str(options.plot), parts=parts)
+
+    module = type("Module", (), {"run": staticmethod(run), "PARTS": ("one", "two")})
     monkeypatch.setattr("benchmarks.__main__.benchmark_names", lambda folder: ["small"])
     monkeypatch.setattr("benchmarks.__main__.importlib.import_module", lambda name: module)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_benchmark_runs_and_is_written(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     result = CliRunner().invoke(app, ["small", "--quick", "--json", str(path), "--plot", "figure.svg"])
     assert result.exit_code == 0, result.output
     row = json.loads(path.read_text())
-    assert (row["benchmark"], row["value"], row["plot"]) == ("small", 1.0, "figure.svg")
+    assert (row["benchmark"], row["value"], row["plot"], row["parts"]) == ("small", 1.0, "figure.svg", ["one", "two"])
+
+
+@pytest.mark.usefixtures("small")
+def test_parts_can_run_alone_and_add_to_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for part in ("one", "two"):
+        result = CliRunner().invoke(app, ["small", "--only", part, "--json", str(path), "--append"])
+        assert result.exit_code == 0, result.output
+    assert [json.loads(line)["parts"] for line in path.read_text().splitlines()] == [["one"], ["two"]]
+    result = CliRunner().invoke(app, ["small", "--only", "three"])
+    assert result.exit_code == 2
+    assert "one, two" in " ".join(result.output.split())

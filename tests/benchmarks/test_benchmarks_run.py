@@ -1,0 +1,44 @@
+"""Every part of every benchmark that compares servers runs to its end, with tiny cells and loads."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from benchmarks.compare import Plan
+from benchmarks.options import Options
+from benchmarks.record import Recorder
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("matplotlib")
+
+TINY = Plan(rounds=1, sample_s=0.01, loads=(0.2, 0.5), open_s=0.02, concurrencies=(4, 16))
+PARTS = [("chain", "fixed"), ("chain", "europarl"), ("chain", "brown"), ("seq2seq", "2k"), ("seq2seq", "30k")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize(("name", "part"), [*PARTS, ("tree", "identical"), ("tree", "treebank")])
+def test_part_runs(name: str, part: str, quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    treebank, plot = tmp_path / "trees.txt", tmp_path / "figure.png"
+    treebank.write_text("(1 (2 a) (3 (2 b) (2 a)))\n(1 (2 (2 b) (2 a)) (3 c))\n" * 10)
+    benchmark = importlib.import_module(f"benchmarks.{name}")
+    monkeypatch.setattr(benchmark, "QUICK", TINY)
+    monkeypatch.setattr(benchmark, "FULL", TINY)
+    recorder = Recorder(name)
+    benchmark.run(recorder, Options(quick, plot, only=(part,), hidden=(8,), treebank=treebank))
+    assert recorder.rows
+    assert all(row["value"] > 0 for row in recorder.rows)
+    assert plot.exists() == (part not in ("fixed", "identical"))
+
+
+@pytest.mark.slow
+def test_an_absent_treebank_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder("tree")
+    tree = importlib.import_module("benchmarks.tree")
+    tree.run(recorder, Options(only=("treebank",), hidden=(8,), treebank=tmp_path / "absent.txt"))
+    assert not recorder.rows
+    assert "left out" in capsys.readouterr().out
