@@ -19,7 +19,8 @@ import cellrt
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 from cellrt.core.processor import Limits, Port, Processor, SchedulerSettings
-from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP, Shape
+from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
+from cellrt.core.shape import Shape
 
 PARTS = ("core", "engine")
 LENGTH = 24

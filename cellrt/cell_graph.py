@@ -7,7 +7,7 @@ from pathlib import Path
 import networkx as nx
 
 from cellrt.core.processor import Processor
-from cellrt.core.program import Shape
+from cellrt.core.shape import Shape
 
 MAX_DRAWN_NODES = 2_000
 

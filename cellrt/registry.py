@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.core.processor import Limits, Port, Processor
-from cellrt.core.program import Shape, draft_program
+from cellrt.core.program import draft_program
+from cellrt.core.shape import Shape
 from cellrt.core.tables import NUM_PERMANENT
 from cellrt.define import Cell
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
@@ -199,8 +200,7 @@ class Model:
             problem = self._processor.why_too_large(shape)
             if problem:
                 raise RequestTooLargeError(f"model {self.unfolder.name!r}: the request needs {problem}")
-            further_steps = np.maximum(shape.subgraphs["loop_limit"] - 1, 0).sum()
-            known = shape, int(shape.nodes.size + further_steps)
+            known = shape, shape.num_steps
             self._keep(recorded.program, known)
         return known
 

@@ -22,7 +22,7 @@ import numpy as np
 from numba import njit, types
 from numba.core import cgutils
 from numba.core.typing.templates import AttributeTemplate
-from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
+from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, overload, register_model
 from numba.np.arrayobj import make_array, populate_array
 from numba.np.numpy_support import from_dtype
 
@@ -84,6 +84,16 @@ def short_entry(function: Function) -> Any:
 def allocating(function: Function) -> Any:
     """For functions that make arrays: they compile graphs, which does not happen for every request."""
     return _njit(function, nogil=True)
+
+
+def make_rows(size: int, dtype: np.dtype[np.void]) -> Any:
+    """``new_table`` for compiled code."""
+    return tables.new_table(size, dtype)
+
+
+@overload(make_rows, strict=False)
+def _make_rows(size: Any, dtype: Any) -> Any:
+    return lambda size, dtype: np.zeros(size, dtype)
 
 
 _WORDS = 3  # address, rows and columns of each table

@@ -26,7 +26,7 @@ from cellrt.core.entries import (
     release_many,
     schedule_tasks,
 )
-from cellrt.core.program import Shape, compile_shape, draft_program
+from cellrt.core.shape import Shape, compile_shape
 from cellrt.core.tables import Tables
 from cellrt.core.task_layout import HEADER, INPUT, OUTPUT
 from cellrt.errors import DefinitionError
@@ -88,10 +88,12 @@ class Notice(NamedTuple):
 
 @dataclass
 class _Growing:
-    """Rows of ``free_rows`` handed out so far, and of ``ports``."""
+    """What was handed out so far: rows of ``free_rows`` and ``ports``; and the largest sizes."""
 
     free_rows: int = 0
     ports: int = 0
+    per_row: int = 0
+    buffer_ints: int = 0
     kind_rows: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -238,6 +240,8 @@ class Processor:
                 raise DefinitionError("a larger cell type cannot be added while tasks are running: drain first")
             self.tables.settings["buffer_ints"] = wanted
             self.tables = self.tables._replace(ints=np.zeros(wanted * self.limits.max_tasks, np.int32))
+            self._grown.buffer_ints = wanted
+        self._grown.per_row = max(self._grown.per_row, int(row["per_row"]))
         self.tables.settings["num_types"] = type_id + 1
         self._notices = np.zeros((max(len(self._notices), 4 * max_batch + 64), 2), np.int32)
         return type_id
@@ -254,11 +258,11 @@ class Processor:
     def compile(self, program: NDArray[np.int32]) -> Shape:
         """Compiles a program (``program.py``) into a shape. Safe from any thread: reads only types and ports."""
         t = self.tables
-        return compile_shape(draft_program(program, t.types, t.ports), t.types, t.ports, self.num_kinds)
+        return compile_shape(program, t.types, t.ports, self.num_kinds)
 
     def why_too_large(self, shape: Shape) -> str | None:
         """Says what of a shape would not fit even in an empty engine; None if it fits."""
-        limits, t = self.limits, self.tables
+        limits = self.limits
         links = shape.links.size + 2 * shape.results.size + 2 * shape.states.size + 2 * shape.needs.shape[0]
         for what, wanted, limit in (
             ("nodes", shape.nodes.size, limits.max_nodes),
@@ -268,16 +272,14 @@ class Processor:
         ):
             if wanted > limit:
                 return f"{wanted} {what}, the tables hold {limit}"
-        for kind, (worker, host) in enumerate(shape.needs.tolist()):
-            worker_rows, host_rows = self._grown.kind_rows[kind]
+        for kind, ((worker, host), (worker_rows, host_rows)) in enumerate(
+            zip(shape.needs.tolist(), self._grown.kind_rows)
+        ):
             if worker > worker_rows or host > host_rows:
                 held = f"the arenas hold {worker_rows} and {host_rows}"
                 return f"{worker} worker and {host} host rows of kind {kind}, {held}"
-        if shape.nodes.size:
-            most = int(shape.nodes["num_refs"].max())
-            per_row = int(t.types["per_row"][: self.num_types].max())
-            if 4 * most + 4 * per_row > int(t.settings["buffer_ints"][0]):
-                return f"a node with {most} inputs, a task's buffer holds {int(t.settings['buffer_ints'][0]) // 4}"
+        if 4 * shape.most_refs + 4 * self._grown.per_row > self._grown.buffer_ints:
+            return f"a node with {shape.most_refs} inputs, a task's buffer holds {self._grown.buffer_ints // 4}"
         return None
 
     def note_arrivals(self, arrivals_ns: Sequence[int]) -> None:

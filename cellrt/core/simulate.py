@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from cellrt.core import task_layout as layout
 from cellrt.core.finish import NOTICE_DONE
 from cellrt.core.processor import Notice, Processor
-from cellrt.core.program import Shape
+from cellrt.core.shape import Shape
 from cellrt.errors import InternalError, RequestError, RequestTooLargeError
 
 Cost = Callable[[int, int, int], float]

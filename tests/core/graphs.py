@@ -17,8 +17,8 @@ from cellrt.core.program import (
     OP_RESULT,
     OP_RESULT_LAST,
     STEP,
-    Shape,
 )
+from cellrt.core.shape import Shape
 
 SMALL = Limits(max_requests=64, max_nodes=4096, max_values=8192, max_links=32768, max_subgraphs=2048, max_tasks=16)
 ONE_BY_ONE = SchedulerSettings(max_tasks_to_submit=1, runs=False)

@@ -28,8 +28,8 @@ from cellrt.core.program import (
     OP_RESULT_LAST,
     OP_RESULT_STEPS,
     STEP,
-    Shape,
 )
+from cellrt.core.shape import Shape
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
 from cellrt.core.validate import broken_rules
 

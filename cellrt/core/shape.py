@@ -1,0 +1,297 @@
+"""From a draft to the tables of one cell graph: finds the edges, cuts the graph into subgraphs, lays out the rows.
+
+All in one compiled call, because a request of a shape not seen before (most trees) waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core.compiled import OpenShape, allocating, make_rows
+from cellrt.core.partition import partition
+from cellrt.core.program import draft_program, value_after
+from cellrt.core.tables import (
+    CARRIED,
+    CHAIN_NEXT,
+    CROSSING,
+    EXTERNAL,
+    HELD,
+    KEPT,
+    LOOP,
+    MAX_READERS,
+    NODE,
+    SUBGRAPH,
+)
+from cellrt.errors import RequestTooLargeError
+
+
+class Shape(NamedTuple):
+    """A compiled cell graph: rows for the tables, with ids relative to the request. Immutable, shared by requests."""
+
+    nodes: NDArray[np.void]
+    values: NDArray[np.void]
+    links: NDArray[np.int32]
+    subgraphs: NDArray[np.void]
+    externals: NDArray[np.int32]  # value ids that come with the request
+    results: NDArray[np.int32]  # kind of each result row
+    states: NDArray[np.int32]  # for each state its value before and after the request
+    needs: NDArray[np.int32]  # [kind, (worker rows, host rows)]: most rows of each kind live at once
+    node_types: NDArray[np.int32]
+    num_steps: int  # nodes, a loop counted as its step limit
+    most_refs: int  # most inputs of a node, a ragged one counted as its rows
+    at: Any  # the address of the rows above
+
+
+@allocating
+def _edges(draft, types, ports):
+    """Finds each node's distinct producers and counts the readers of each value.
+
+    Returns (starts [node + 1], producers): the producers of node n are ``producers[starts[n]:starts[n + 1]]``.
+    Starts is empty if a value has more than MAX_READERS readers.
+    """
+    num_nodes = draft.node_types.size
+    starts = np.zeros(num_nodes + 1, np.int32)
+    producers = np.empty(draft.refs.size, np.int32)
+    seen = np.full(num_nodes, -1, np.int32)
+    end = 0
+    for node in range(num_nodes):
+        at = draft.ref_starts[node]
+        first_port = types[draft.node_types[node]].first_port
+        for port in range(types[draft.node_types[node]].num_inputs):
+            count = 1
+            if ports[first_port + port].ragged:
+                count = draft.refs[at]
+                at += 1
+            for k in range(count):
+                value = draft.refs[at + k]
+                if draft.values[value].readers == MAX_READERS:
+                    return starts[:0], producers
+                draft.values[value].readers += 1
+                producer = draft.producers[value]
+                if producer >= 0 and seen[producer] != node:
+                    seen[producer] = node
+                    producers[end] = producer
+                    end += 1
+            at += count
+        starts[node + 1] = end
+    return starts, producers[:end]
+
+
+@allocating
+def _follows(draft, types, ports, node, before):
+    """Whether ``node`` reads exactly the carried state of ``before``, which has the same cell type."""
+    at = draft.ref_starts[node]
+    first_port = types[draft.node_types[node]].first_port
+    num_outputs = types[draft.node_types[node]].num_outputs
+    carries = False
+    for port in range(types[draft.node_types[node]].num_inputs):
+        carry, count = ports[first_port + port].carry, 1
+        if ports[first_port + port].ragged:
+            count = draft.refs[at]
+            at += 1
+        for k in range(count):
+            output = draft.refs[at + k] - draft.node_values[before]
+            if carry >= 0:
+                if output != carry:
+                    return False
+                carries = True
+            elif 0 <= output < num_outputs:
+                return False
+        at += count
+    return carries
+
+
+@allocating
+def _write_nodes(draft, types, ports, starts, producers, order, group, nodes, links, subgraphs):
+    """Fills nodes, links and subgraphs with nodes renumbered by ``order`` (new -> old)."""
+    num_nodes = order.size
+    new = np.empty(num_nodes, np.int32)
+    num_consumers = np.zeros(num_nodes, np.int32)
+    for k in range(num_nodes):
+        new[order[k]] = k
+    for k in range(producers.size):
+        num_consumers[producers[k]] += 1
+    at = 0
+    for k in range(num_nodes):
+        old = order[k]
+        node, subgraph = nodes[k], subgraphs[group[old]]
+        node.subgraph, node.next_ready = group[old], -1
+        node.first_value, node.first_link = draft.node_values[old], at
+        node.num_refs = draft.ref_starts[old + 1] - draft.ref_starts[old]
+        for output in range(types[draft.node_types[old]].num_outputs):
+            if draft.values[draft.node_values[old] + output].bits & KEPT:
+                node.bits |= HELD
+        _write_refs(draft, types[draft.node_types[old]], ports, old, links, at)
+        at += node.num_refs + num_consumers[old]
+        subgraph.cell_type = draft.node_types[old]
+        subgraph.nodes_left += 1
+        if draft.loop_limits[old] > 0:
+            node.bits |= LOOP
+            subgraph.loop_limit, subgraph.loop_stop = draft.loop_limits[old], draft.loop_stops[old]
+        elif k > 0 and group[order[k - 1]] == group[old] and _follows(draft, types, ports, old, order[k - 1]):
+            nodes[k - 1].bits |= CHAIN_NEXT
+    for k in range(num_nodes):
+        old = order[k]
+        for j in range(starts[old], starts[old + 1]):
+            producer = nodes[new[producers[j]]]
+            links[producer.first_link + producer.num_refs + producer.num_consumers] = k - new[producers[j]]
+            producer.num_consumers += 1
+            if producer.subgraph == nodes[k].subgraph:
+                nodes[k].pending += 1
+            else:
+                subgraphs[nodes[k].subgraph].waiting += 1
+                producer.bits |= CROSSING
+    for k in range(num_nodes):
+        if nodes[k].pending == 0:
+            _append_ready(nodes, subgraphs[nodes[k].subgraph], k)
+
+
+@allocating
+def _write_refs(draft, cell_type, ports, node, links, at):
+    """Writes the values a node reads relative to its own first value, so that no request has to move them."""
+    from_ref = draft.ref_starts[node]
+    for port in range(cell_type.num_inputs):
+        count = 1
+        if ports[cell_type.first_port + port].ragged:
+            count = draft.refs[from_ref]
+            links[at] = count
+            at, from_ref = at + 1, from_ref + 1
+        for k in range(count):
+            links[at + k] = draft.refs[from_ref + k] - draft.node_values[node]
+        at, from_ref = at + count, from_ref + count
+
+
+@allocating
+def _append_ready(nodes, subgraph, node):
+    if subgraph.ready_tail >= 0:
+        nodes[subgraph.ready_tail].next_ready = node
+    else:
+        subgraph.ready_head = node
+    subgraph.ready_tail = node
+    subgraph.num_ready += 1
+
+
+@allocating
+def _count_needs(draft, nodes, values, types, ports, subgraphs, needs):
+    """Counts the rows of each kind that can be live at once, whatever the order of execution.
+
+    State handed from step to step of a chain or loop takes two rows (the old and the new) however long the chain;
+    every other output that has a reader takes one. A session's state may lie here or at the host.
+    """
+    for value in range(values.size):
+        if values[value].bits & EXTERNAL and values[value].readers > 0:
+            needs[values[value].kind, 1] += 1
+    for result in range(draft.results.size):
+        needs[draft.results[result], 1] += 1
+    for state in range(len(draft.states)):
+        needs[values[draft.states[state, 0]].kind] += 1
+    in_chain = False
+    for k in range(nodes.size):
+        cell_type = types[subgraphs[nodes[k].subgraph].cell_type]
+        is_loop = nodes[k].bits & LOOP != 0
+        chained = nodes[k].bits & CHAIN_NEXT != 0
+        for output in range(cell_type.num_outputs):
+            value = values[nodes[k].first_value + output]
+            carried = chained and _is_carried(ports, cell_type, output)
+            if is_loop:
+                needs[value.kind, 0] += 2 if value.readers > 0 or value.bits & CARRIED else 0
+                continue
+            if carried and not in_chain:
+                needs[value.kind, 0] += 2
+            if value.readers > (1 if carried else 0):
+                needs[value.kind, 0] += 1
+        in_chain = chained
+
+
+@allocating
+def _is_carried(ports, cell_type, output):
+    for port in range(cell_type.num_inputs):
+        if ports[cell_type.first_port + port].carry == output:
+            return True
+    return False
+
+
+@allocating
+def _lay_out(program, types, ports, num_kinds):
+    """The arrays of a Shape in order, its two numbers, and their addresses as ``address_of`` gives them.
+
+    ``num_steps`` is -1 if one value has more than MAX_READERS readers.
+    """
+    draft = draft_program(program, types, ports)
+    starts, producers = _edges(draft, types, ports)
+    num_nodes = draft.node_types.size
+    # A loop is a subgraph of its own: give each a type that no other node has.
+    kinds_of_node = draft.node_types.copy()
+    num_steps = num_nodes
+    if starts.size == 0:
+        num_steps = -1
+        starts = np.zeros(num_nodes + 1, np.int32)
+    for node in range(num_nodes):
+        if draft.loop_limits[node] > 0:
+            kinds_of_node[node] = types.size + node
+            num_steps += draft.loop_limits[node] - 1
+    group, num_groups = partition(kinds_of_node, starts, producers)
+    order = np.argsort(group, kind="mergesort").astype(np.int32)
+    nodes, subgraphs = make_rows(num_nodes, NODE), make_rows(num_groups, SUBGRAPH)
+    for k in range(num_groups):
+        subgraph = subgraphs[k]
+        subgraph.ready_head, subgraph.ready_tail, subgraph.loop_stop = -1, -1, -1
+        subgraph.previous, subgraph.next = -1, -1
+    links = np.zeros(draft.refs.size + producers.size, np.int32)
+    needs = np.zeros((num_kinds, 2), np.int32)
+    if num_steps >= 0:
+        _write_nodes(draft, types, ports, starts, producers, order, group, nodes, links, subgraphs)
+        _count_needs(draft, nodes, draft.values, types, ports, subgraphs, needs)
+    externals = np.empty(draft.values.size, np.int32)
+    count = 0
+    for k in range(draft.values.size):
+        if draft.values[k].bits & EXTERNAL:
+            externals[count] = k
+            count += 1
+    externals = externals[:count].copy()
+    states = np.empty(2 * len(draft.states), np.int32)
+    for k in range(len(draft.states)):
+        states[2 * k], states[2 * k + 1] = draft.states[k, 0], value_after(draft.states[k])
+    node_types = np.empty(num_nodes, np.int32)
+    most_refs = 0
+    for k in range(num_nodes):
+        node_types[k] = draft.node_types[order[k]]
+        most_refs = max(most_refs, nodes[k].num_refs)
+    arrays = (nodes, draft.values, links, subgraphs, externals, draft.results, states, needs, node_types)
+    return arrays, num_steps, most_refs
+
+
+@allocating
+def _address(nodes, values, links, subgraphs, externals, results, states, needs):
+    """As ``compiled.address_of``, without a Python object for each array."""
+    return np.array(
+        [
+            (np.int64(nodes.ctypes.data), nodes.size, 1),
+            (np.int64(values.ctypes.data), values.size, 1),
+            (np.int64(links.ctypes.data), links.size, 1),
+            (np.int64(subgraphs.ctypes.data), subgraphs.size, 1),
+            (np.int64(externals.ctypes.data), externals.size, 1),
+            (np.int64(results.ctypes.data), results.size, 1),
+            (np.int64(states.ctypes.data), states.size, 1),
+            (np.int64(needs.ctypes.data), needs.shape[0], needs.shape[1]),
+        ]
+    ).reshape(-1)
+
+
+def compile_shape(
+    program: NDArray[np.int32], types: NDArray[np.void], ports: NDArray[np.void], num_kinds: int
+) -> Shape:
+    """Expands a program, cuts it into subgraphs and lays it out as rows for the tables.
+
+    Raises RequestTooLargeError if one value has more than MAX_READERS readers.
+    """
+    arrays, num_steps, most_refs = _lay_out(program, types, ports, num_kinds)
+    if num_steps < 0:
+        raise RequestTooLargeError(f"an output has more than {MAX_READERS} readers in one graph")
+    rows = OpenShape(*arrays[:-1])
+    at = rows if numba.config.DISABLE_JIT else _address(*rows)
+    return Shape(*rows, arrays[-1], int(num_steps), int(most_refs), at)
