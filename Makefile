@@ -11,7 +11,7 @@ PYTHON ?= $(shell for name in python3 python3.12 python3.11; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint slow bench format clean
+.PHONY: help demo test lint slow bench gpu gpu-dry gpu-sanitize format clean
 
 help:
 	@echo "make demo    install what the demo needs into $(VENV) and run it"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint    linters, types and import rules alone"
 	@echo "make slow    the tests marked slow"
 	@echo "make bench   the quick form of the benchmarks"
+	@echo "make gpu     the tests and benchmarks that need a GPU, with the python3 that is there (make gpu-dry: without one)"
 	@echo "make format  format the code and apply the linter's safe fixes"
 	@echo "make clean   remove $(VENV) and every cache"
 
@@ -41,6 +42,24 @@ slow: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks overhead --quick
 	$(BIN)/python -m benchmarks chain --quick
+
+# On a bare machine with torch, Triton, Numba and pytest: no environment is made and nothing is fetched.
+GPU_PYTHON ?= python3
+
+gpu:
+	PYTHONPATH=. $(GPU_PYTHON) -m pytest -c tests/gpu/bare.ini --rootdir . --confcutdir . -m gpu --require-gpu \
+		tests/gpu tests/engine/test_cuda_worker.py tests/kernels
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu
+
+gpu-dry:
+	PYTHONPATH=. $(GPU_PYTHON) -m pytest -c tests/gpu/bare.ini --rootdir . --confcutdir . \
+		tests/gpu tests/engine/test_cuda_worker.py tests/engine/test_ring.py
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu --dry
+
+# memcheck and racecheck of the CUDA toolkit over the kernels' tests: slow.
+gpu-sanitize:
+	for tool in memcheck racecheck; do PYTHONPATH=. PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool \
+		--error-exitcode 1 $(GPU_PYTHON) -m pytest -c tests/gpu/bare.ini --rootdir . --confcutdir . -m gpu tests/kernels || exit 1; done
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

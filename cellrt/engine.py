@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from cellrt.cell_graph import CellGraph
 from cellrt.core.policy import NUM_PRIORITIES, BatchMakerPolicy, Job, lane_of
 from cellrt.core.processor import Limits, Processor, SchedulerSettings
 from cellrt.core.warm_up import warm_up
+from cellrt.define import Cell
 from cellrt.errors import (
     DefinitionError,
     EngineClosedError,
@@ -26,7 +26,6 @@ from cellrt.errors import (
     SessionError,
     UnknownModelError,
 )
-from cellrt.executor import Executor
 from cellrt.future import Channel, RequestFuture, Result, Stream, as_awaitable
 from cellrt.manager import Manager
 from cellrt.registry import Discovery, Model, Plan, Registry, check_example, default_priorities
@@ -36,7 +35,8 @@ from cellrt.timeline import Timeline
 from cellrt.trace import Trace
 from cellrt.unfolder import Unfolder
 from cellrt.waiting import LiveRequest
-from cellrt.worker.cpu import CpuWorker
+from cellrt.worker.device_executor import DeviceOptions
+from cellrt.worker.make import DEVICE_QUEUE_DEPTH, arenas_on, device_names, make_worker, measure_on, open_device
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Engine:
     The first engine ever made on a machine compiles the scheduler, which takes about half a minute; it is kept on disk.
 
     Args:
-        workers: number of CPU workers, or a list of devices (only "cpu" here). Default: one a core.
+        workers: number of CPU workers, or a list of devices: ["cuda:0", "cuda:1"]. Default: one CPU worker a core.
         threads_per_worker: torch threads of each worker. One is best unless there is a single worker.
         policy: order of requests; default BatchMaker's.
         settings: of the scheduler, with a switch for each of its optimisations.
@@ -61,7 +61,8 @@ class Engine:
         max_queue: requests that may be unfinished at once; ``submit`` raises OverloadError beyond.
         max_nodes: most nodes of one request's graph.
         queue_depth: tasks a worker may have before the next is formed. A CPU worker forms its own next task, so one is
-            enough, and leaves most time to join.
+            enough, and leaves most time to join; a GPU has four, so that it never runs dry.
+        device_options: sizes and switches of GPU workers.
         trace: keep a timeline (see ``timeline``); costs memory for every task.
         debug: check every invariant whenever nothing runs (slow).
     """
@@ -78,17 +79,22 @@ class Engine:
         arena_bytes: int = 64 << 20,
         max_queue: int = 8192,
         max_nodes: int = 65_535,
-        queue_depth: int = 1,
+        queue_depth: int | None = None,
+        device_options: DeviceOptions | None = None,
         trace: bool = False,
         debug: bool = False,
     ) -> None:
         warm_up()
-        count = _count_workers(workers)
+        names, options = device_names(workers), device_options or DeviceOptions()
+        count = len(names)
+        self._devices = [open_device(name, options) for name in names]
+        if queue_depth is None:
+            queue_depth = 1 if names[:1] == ["cpu"] else DEVICE_QUEUE_DEPTH
         policy = policy or BatchMakerPolicy()
         settings = replace(settings or SchedulerSettings(), order_by_arrival=policy.order_by_arrival)
         self._processor = Processor(count, limits, settings)
         self._registry = Registry(self._processor, max_nodes)
-        self._arenas = [Arenas() for _ in range(count + 1)]
+        self._arenas = [Arenas(), *map(arenas_on, self._devices)]
         self._arena_bytes, self._max_queue = arena_bytes, max_queue
         self._policy = policy
         self._manager = Manager(
@@ -98,14 +104,16 @@ class Engine:
             self._manager.trace = Trace()
         self._threads_per_worker = threads_per_worker
         for location in range(1, count + 1):
-            executor = Executor(location, self._arenas, self._registry.types)
-            worker = CpuWorker(
-                executor,
+            worker = make_worker(
+                self._devices[location - 1],
+                options,
+                location,
+                self._arenas,
+                self._registry.types,
                 self._manager.take_turns,
                 self._manager.has_news,
                 self._manager.wake_timekeeper,
                 threads_per_worker,
-                f"cellrt-worker-{location}",
             )
             self._manager.workers.append(worker)
         self._thread = threading.Thread(target=self._manager.keep_time, name="cellrt-timekeeper", daemon=True)
@@ -127,7 +135,7 @@ class Engine:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Engine({len(self._manager.workers)} CPU workers, models {list(self._registry.models)})"
+        return f"Engine({len(self._manager.workers)} workers, models {list(self._registry.models)})"
 
     def register(self, unfolder: Unfolder, *, priorities: dict[str, int] | None = None, warm_up: bool = True) -> None:
         """Registers a model: unfolds its example, adds its cells, allocates arenas, measures its cells.
@@ -147,9 +155,7 @@ class Engine:
             discovery = Discovery(self._registry.max_nodes)
             recorded = check_example(unfolder, discovery)
             defaults = default_priorities(recorded, discovery)
-            times = (
-                {cell.identity: _measure(cell, self._threads_per_worker) for cell in discovery.cells} if warm_up else {}
-            )
+            times = {cell.identity: self._measure(cell) for cell in discovery.cells} if warm_up else {}
             chosen = [
                 (priorities or {}).get(cell.name, default if cell.priority is None else cell.priority)
                 for cell, default in zip(discovery.cells, defaults)
@@ -390,6 +396,12 @@ class Engine:
             raise errors[0]
         return results[0]
 
+    def _measure(self, cell: Cell) -> dict[int, float]:
+        device = self._devices[0]
+        return (
+            _measure(cell, self._threads_per_worker) if device is None else measure_on(device, cell, WARM_UP_ROWS, 0.05)
+        )
+
     def _add(self, discovery: Discovery, priorities: list[int], times: dict[str, dict[int, float]]) -> None:
         """Adds a model's kinds, constants and cells; in a turn of the manager."""
         for spec in discovery.specs:
@@ -408,17 +420,6 @@ class Engine:
             if made is not None:
                 for rows, seconds in times.get(cell.identity, {}).items():
                     self._processor.set_step_time(made.id, rows, seconds)
-
-
-def _count_workers(workers: int | Sequence[str] | None) -> int:
-    if workers is None:
-        return min(30, os.cpu_count() or 1)
-    if isinstance(workers, int):
-        return workers
-    for device in workers:
-        if device != "cpu":
-            raise DefinitionError(f"workers: expected 'cpu', got {device!r}")
-    return len(workers)
 
 
 def _measure(cell: Any, num_threads: int) -> dict[int, float]:

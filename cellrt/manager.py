@@ -48,7 +48,7 @@ from cellrt.statistics import Statistics
 from cellrt.timeline import Timeline
 from cellrt.trace import Trace
 from cellrt.waiting import LiveRequest, WaitingRequests
-from cellrt.worker.cpu import CpuWorker, Done
+from cellrt.worker.base import Done, Worker
 
 IDLE_WAIT_S = 1.0
 STORY_LINES = 40
@@ -74,7 +74,7 @@ class Manager:
         self.inbox: SimpleQueue[Message] = SimpleQueue()
         self.statistics = Statistics()
         self.trace: Trace | None = None
-        self.workers: list[CpuWorker] = []
+        self.workers: list[Worker] = []
         self.num_ended = 0
         self.num_answered = 0
         self._arenas = arenas
@@ -289,7 +289,7 @@ class Manager:
             self.sessions.note_released(record)
             self._continue_session(record)
 
-    def _launch(self, location: int, worker: CpuWorker) -> bool:
+    def _launch(self, location: int, worker: Worker) -> bool:
         """Forms tasks for a worker and queues them; False if nothing is ready for it."""
         idle = sum(1 for k, other in enumerate(self.workers, 1) if not other.num_outstanding and k not in self._lost)
         tasks = self.processor.schedule(location, idle)

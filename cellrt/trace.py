@@ -8,7 +8,7 @@ import numpy as np
 
 from cellrt.timeline import RequestSpan, TaskSpan, Timeline
 from cellrt.waiting import LiveRequest
-from cellrt.worker.cpu import Done
+from cellrt.worker.base import Done
 
 
 @dataclass

@@ -1,0 +1,232 @@
+"""What must be shown on a GPU: completion, kernels against their floors, and the LSTM of the paper's section 2.7.
+
+``python -m benchmarks.gpu [--quick] [--dry]`` runs everything on the first GPU and writes JSON lines and a plot to
+``benchmarks/results/<device>/``. ``--dry``, and a machine without a GPU, run the same code on the device "dry" with
+tiny sizes: its numbers mean nothing, and are written nowhere.
+
+The LSTM: hidden 1024, 24 steps, 512 chains at once, float32 by TF32 and bfloat16. *Ideal* is the same kernel in a bare
+loop captured as one CUDA graph; *cuDNN* is ``torch.nn.LSTM`` on the same batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import gpu_completion
+from benchmarks.gpu_cells import FusedLSTM
+from benchmarks.gpu_kernels import measure_floors, measure_kernels
+from benchmarks.gpu_timing import time_calls, time_captured
+from benchmarks.options import Options
+from benchmarks.record import Recorder
+from cellrt.core.processor import SchedulerSettings
+from cellrt.define import cell
+from cellrt.engine import Engine
+from cellrt.graph import Graph
+from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.kernels.lstm_step import lstm_step
+from cellrt.spec import RowSpec
+from cellrt.unfolder import Unfolder
+from cellrt.worker.cuda import CudaWorker
+from cellrt.worker.device_executor import DeviceOptions
+
+PARTS = ("completion", "kernels", "lstm")
+WAIT_S = 120.0
+
+
+class Size(NamedTuple):
+    """Of the LSTM's workload."""
+
+    hidden: int
+    steps: int
+    batch: int
+    waves: int
+
+
+def run(recorder: Recorder, options: Options) -> None:
+    """See the module."""
+    measure(recorder, options, "cuda:0" if torch.cuda.is_available() else "dry")
+
+
+def measure(recorder: Recorder, options: Options, device: str) -> None:
+    """All parts on a device."""
+    if options.has("completion"):
+        gpu_completion.measure(recorder, device, 100 if options.quick else 1000)
+    if options.has("kernels"):
+        on = torch.device(_torch_name(device))
+        measure_kernels(recorder, on, measure_floors(recorder, on))
+    if options.has("lstm"):
+        size = Size(1024, 24, 512, 4 if options.quick else 20) if device != "dry" else Size(8, 5, 4, 2)
+        for dtype in (torch.float32, torch.bfloat16):
+            measure_lstm(recorder, device, size, dtype)
+    if options.plot is not None:
+        draw(recorder, options.plot)
+
+
+def measure_lstm(recorder: Recorder, device: str, size: Size, dtype: torch.dtype) -> None:
+    """Steps a second of the fixed-length LSTM by each way, and what a task costs the host."""
+    torch.manual_seed(0)
+    module = FusedLSTM(size.hidden, dtype).eval().requires_grad_(False)
+    name = "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+    ideal = _ideal(module, device, size)
+    baselines = {"ideal": ideal, "cudnn": _cudnn(device, size, dtype)}
+    rows = size.steps * size.batch
+    for way, seconds in baselines.items():
+        recorder.add(f"lstm {name} {way}", "steps", rows / seconds, "steps/s", batch=size.batch)
+    for way, settings in {
+        "runs": SchedulerSettings(join_budget_s=1.0),
+        "step by step": SchedulerSettings(runs=False),
+    }.items():
+        for is_fused in (True, False):
+            _measure_engine(recorder, device, module, size, ideal, settings, is_fused, f"lstm {name}", way)
+
+
+def _measure_engine(
+    recorder: Recorder,
+    device: str,
+    module: FusedLSTM,
+    size: Size,
+    ideal_s: float,
+    settings: SchedulerSettings,
+    is_fused: bool,
+    case: str,
+    way: str,
+) -> None:
+    dtype = module.weight_hh.dtype
+    row = RowSpec((size.hidden,), dtype)
+    made = cell(module, {"x": row, "h": row, "c": row}, max_batch=size.batch, name="lstm")
+
+    def unfold(graph: Graph, request: Tensor) -> dict[str, object]:
+        return {"h": graph.chain(made, x=request).last.h}
+
+    row_bytes = size.hidden * dtype.itemsize
+    device_options = DeviceOptions(ring_bytes=max(1 << 20, 4 * size.steps * size.batch * row_bytes), fused=is_fused)
+    rows = 4 * size.batch * (size.steps + 4)
+    with Engine(
+        [device],
+        settings=settings,
+        device_options=device_options,
+        arena_bytes=max(1 << 20, rows * row_bytes),
+        max_queue=1 << 16,
+    ) as engine:
+        engine.register(Unfolder("chain", unfold, torch.zeros(2, size.hidden, dtype=dtype)))
+        requests = [torch.randn(size.steps, size.hidden).to(dtype) for _ in range(size.batch)]
+        worker = engine._manager.workers[0]
+        if not isinstance(worker, CudaWorker):
+            raise TypeError(f"{device} has no device worker")
+        for futures in [engine.submit_many("chain", requests) for _ in range(2)]:  # kernels, captures
+            for future in futures:
+                future.result(WAIT_S)
+        tasks, host_ns, busy_ns = worker.num_tasks, worker.host_ns, worker.busy_ns
+        start = time.perf_counter()
+        waves = [engine.submit_many("chain", requests) for _ in range(size.waves)]
+        for futures in waves:
+            for future in futures:
+                future.result(WAIT_S)
+        seconds = (time.perf_counter() - start) / size.waves
+        tasks, host_ns = worker.num_tasks - tasks, worker.host_ns - host_ns
+        busy_s = (worker.busy_ns - busy_ns) / 1e9 / size.waves
+    name = f"{case} cellrt, {way}{'' if is_fused else ', plain cell'}"
+    recorder.add(name, "steps", size.steps * size.batch / seconds, "steps/s", batch=size.batch)
+    recorder.add(name, "of the ideal, requests included", ideal_s / seconds, "ratio", batch=size.batch)
+    recorder.add(name, "of the ideal, while tasks are there", ideal_s / busy_s, "ratio", batch=size.batch)
+    recorder.add(name, "device has tasks", busy_s / seconds, "ratio", batch=size.batch)
+    recorder.add(name, "host time", host_ns / max(1, tasks) / 1e3, "us/task", batch=size.batch)
+
+
+def _ideal(module: FusedLSTM, device: str, size: Size) -> float:
+    """Seconds of all steps of one batch in a bare loop of the kernel: a captured graph on a GPU."""
+    on = torch.device(_torch_name(device))
+    module = _copy(module).to(on)
+    dtype = module.weight_hh.dtype
+    x = torch.randn(size.steps * size.batch, size.hidden, device=on).to(dtype)
+    h, c = (torch.zeros(2 * size.batch, size.hidden, dtype=dtype, device=on) for _ in range(2))
+    packed = module.packed()
+    halves = torch.arange(2 * size.batch, device=on).view(2, -1)
+    positions = torch.arange(size.steps * size.batch, device=on).view(size.steps, -1)
+
+    def steps() -> None:
+        for step in range(size.steps):
+            read, write = halves[step % 2], halves[1 - step % 2]
+            lstm_step(
+                packed,
+                x=ArenaRows(x, positions[step]),
+                h=ArenaRows(h, read),
+                c=ArenaRows(c, read),
+                h_out=ArenaRows(h, write),
+                c_out=ArenaRows(c, write),
+                precision=module.precision,
+            )
+
+    return time_captured(steps, on)
+
+
+@torch.inference_mode()
+def _cudnn(device: str, size: Size, dtype: torch.dtype) -> float:
+    on = torch.device(_torch_name(device))
+    layer = nn.LSTM(size.hidden, size.hidden, batch_first=False).to(on, dtype)
+    x = torch.randn(size.steps, size.batch, size.hidden, device=on).to(dtype)
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        return time_calls(lambda: layer(x), on)
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def _copy(module: FusedLSTM) -> FusedLSTM:
+    copy = FusedLSTM(module.weight_hh.shape[1], module.weight_hh.dtype, module.precision)
+    copy.load_state_dict(module.state_dict())
+    return copy.eval().requires_grad_(False)
+
+
+def _torch_name(device: str) -> str:
+    return "cpu" if device == "dry" else device
+
+
+def draw(recorder: Recorder, path: Path) -> None:
+    """Bars of the LSTM's throughput."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown = [row for row in recorder.rows if row["metric"] == "steps"]
+    figure, axes = plt.subplots(figsize=(8, 0.4 * len(shown) + 1))
+    axes.barh([str(row["case"]) for row in shown], [float(str(row["value"])) for row in shown])
+    axes.invert_yaxis()
+    axes.set_xlabel("steps a second")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Runs all parts and writes the results beside those of other devices."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="a short run")
+    parser.add_argument("--dry", action="store_true", help="run without a GPU, to see that it works")
+    arguments = parser.parse_args()
+    if not arguments.dry and not torch.cuda.is_available():
+        parser.error("there is no CUDA device; --dry runs without one")
+    recorder = Recorder("gpu")
+    folder = None
+    if not arguments.dry:
+        name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
+        folder = Path(__file__).parent / "results" / name
+    options = Options(arguments.quick or arguments.dry, folder / "gpu.png" if folder else None, (), (), Path())
+    measure(recorder, options, "dry" if arguments.dry else "cuda:0")
+    recorder.table()
+    if folder is not None:
+        recorder.write(folder / "gpu.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What every worker is: a thread with a task queue, an in-progress queue and a completion counter.
+
+Crossings between threads: ``launch`` is called by the holder of the manager's turn and puts a task in a queue; the
+thread runs tasks in that order and, for each one done, adds one to the counter and asks for the turn; ``poll`` is
+called in a turn and pops the in-progress queue as far as the counter says (BatchMaker section 2.5). ``wake`` is
+called by clients: a worker says that it is idle *before* it looks for news a last time, and a client leaves its
+news before it looks for an idle worker, so one of them sees the other. The buffer of a task belongs to the
+worker from launch to completion.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.batch import Failure
+
+
+class Done(NamedTuple):
+    """A completed task."""
+
+    task: int
+    start_ns: int
+    end_ns: int
+    busy_ns: int
+    """Time that the worker spent on it: what waiting for a processor or the interpreter lock adds is not the task's."""
+    failures: list[Failure]
+
+
+class Launch(NamedTuple):
+    """A task to run; ``task`` < 0 only wakes the worker."""
+
+    task: int
+    type_id: int
+    buffer: NDArray[np.int32]
+
+
+WAKE = Launch(-1, 0, np.empty(0, np.int32))
+
+
+class Worker(ABC):
+    """A worker's queues and thread.
+
+    Args:
+        take_turns: takes the manager's turn, if no other thread has it.
+        has_news: whether a turn would find something.
+        ended: called when the thread ends.
+        name: of the thread.
+    """
+
+    def __init__(
+        self, take_turns: Callable[[], bool], has_news: Callable[[], bool], ended: Callable[[], None], name: str
+    ) -> None:
+        self._take_turns = take_turns
+        self._has_news = has_news
+        self._ended = ended
+        self._is_idle = False
+        self._queue: SimpleQueue[Launch | None] = SimpleQueue()
+        self._in_progress: deque[int] = deque()
+        self._finished: deque[Done] = deque()
+        self._counter = 0
+        self._popped = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    @property
+    def num_outstanding(self) -> int:
+        """Tasks launched and not yet polled."""
+        return len(self._in_progress)
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs and no task killed it."""
+        return self.error is None and self._thread.is_alive()
+
+    def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
+        """Puts a task in the queue; called by the holder of the turn."""
+        self._in_progress.append(task)
+        self._queue.put(Launch(task, type_id, buffer))
+
+    def wake(self) -> bool:
+        """Wakes the worker to take a turn if it is idle; False if it is not."""
+        if not self._is_idle:
+            return False
+        self._is_idle = False
+        self._queue.put(WAKE)
+        return True
+
+    def has_finished(self) -> bool:
+        """Whether there is a completed task to poll."""
+        return self._popped < self._counter
+
+    def poll(self) -> list[Done]:
+        """Takes the tasks that the counter says are done, in order; called by the holder of the turn."""
+        done = []
+        while self._popped < self._counter:
+            self._in_progress.popleft()
+            done.append(self._finished.popleft())
+            self._popped += 1
+        return done
+
+    def close(self, timeout_s: float) -> bool:
+        """Lets the thread end after its queue; returns whether it did in time."""
+        self._queue.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _finish(self, done: Done) -> None:
+        """Hands a completed task to whoever polls; called by the thread."""
+        self._finished.append(done)
+        self._counter += 1
+
+    def _next(self) -> Launch | None:
+        """The next task; waits for one, after a last look for news.
+
+        If another thread has the turn, the news are its business: it looks again when it gives the turn back.
+        """
+        while self._queue.empty():
+            self._is_idle = True
+            if not self._has_news() or not self._take_turns():
+                break
+        item = self._queue.get()
+        self._is_idle = False
+        return item
+
+    def _run(self) -> None:
+        """The thread. A worker that dies is reported, whatever killed it."""
+        try:
+            self._serve()
+        except BaseException as error:
+            self.error = self.error or error
+        finally:
+            self._ended()
+
+    @abstractmethod
+    def _serve(self) -> None:
+        """Runs tasks until the queue says None."""

@@ -1,0 +1,113 @@
+"""Makes the workers of an engine, each of the kind that its device's name asks for."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from cellrt.arena import Arenas
+from cellrt.define import Cell
+from cellrt.errors import DefinitionError
+from cellrt.executor import Executor
+from cellrt.registry import CellType
+from cellrt.worker.base import Worker
+from cellrt.worker.cpu import CpuWorker
+from cellrt.worker.cuda import CudaWorker
+from cellrt.worker.device import Device
+from cellrt.worker.device_arenas import DeviceArenas
+from cellrt.worker.device_executor import DeviceExecutor, DeviceOptions
+from cellrt.worker.dry import DryDevice
+from cellrt.worker.placement import PlacedCell
+
+DEVICE_QUEUE_DEPTH = 4
+"""Tasks that a device has before the next are formed: it must not run dry while the host is busy elsewhere."""
+MAX_CPU_WORKERS = 30
+
+
+def device_names(workers: int | Sequence[str] | None) -> list[str]:
+    """The device of each worker: "cpu", "cuda:0", or "dry", which plays a GPU on the CPU to test what surrounds one.
+
+    Raises DefinitionError for other names, CPU workers beside GPU workers, and GPUs that are not there.
+    """
+    if workers is None or isinstance(workers, int):
+        return ["cpu"] * (min(MAX_CPU_WORKERS, os.cpu_count() or 1) if workers is None else workers)
+    names = ["cuda:0" if name == "cuda" else name for name in workers]
+    for name in names:
+        if not re.fullmatch(r"cpu|dry|cuda:\d+", name):
+            raise DefinitionError(f"workers: expected 'cpu', 'cuda:0' or so, got {name!r}")
+        if name.startswith("cuda") and int(name[5:]) >= torch.cuda.device_count():
+            raise DefinitionError(f"workers: no {name!r} here; torch sees {torch.cuda.device_count()} CUDA devices")
+    if len({name.partition(":")[0] for name in names}) > 1:
+        raise DefinitionError(f"workers: expected devices of one kind, got {names}")
+    return names
+
+
+def open_device(name: str, options: DeviceOptions) -> Device | None:
+    """The device of that name; None for the CPU."""
+    if name == "cpu":
+        return None
+    if name == "dry":
+        return DryDevice(options.dry_delay_s)
+    from cellrt.worker.cuda_device import CudaDevice
+
+    return CudaDevice(name, options.completion)
+
+
+def arenas_on(device: Device | None) -> Arenas:
+    """Arenas for a worker's rows."""
+    return Arenas() if device is None else DeviceArenas(device.torch_device)
+
+
+def make_worker(
+    device: Device | None,
+    options: DeviceOptions,
+    location: int,
+    arenas: list[Arenas],
+    types: list[CellType],
+    take_turns: Callable[[], bool],
+    has_news: Callable[[], bool],
+    ended: Callable[[], None],
+    num_threads: int,
+) -> Worker:
+    """A worker for a location; it starts when it is told to."""
+    name = f"cellrt-worker-{location}"
+    if device is None:
+        executor = Executor(location, arenas, types)
+        return CpuWorker(executor, take_turns, has_news, ended, num_threads, name)
+    return CudaWorker(
+        DeviceExecutor(location, arenas, types, device, options), options, take_turns, has_news, ended, name
+    )
+
+
+@torch.inference_mode()
+def measure_on(device: Device, cell: Cell, sizes: Sequence[int], most_s: float) -> dict[int, float]:
+    """Seconds of one step of a cell on a device at several numbers of rows; stops where one takes ``most_s``.
+
+    Its kernels are loaded and tuned on the way. A cell that refuses zeros is left for the scheduler to measure.
+    """
+    times: dict[int, float] = {}
+    if device.torch_device.type == "cpu":
+        return times
+    placed, stream = PlacedCell(cell, device.torch_device), torch.cuda.current_stream(device.torch_device)
+    for rows in sizes:
+        if rows > cell.max_batch or (cell.batch_sizes and rows not in cell.batch_sizes):
+            continue
+        samples = []
+        try:
+            step = placed.example_step(rows)
+            for _ in range(4):
+                stream.synchronize()
+                start = time.perf_counter()
+                step()
+                stream.synchronize()
+                samples.append(time.perf_counter() - start)
+        except RuntimeError:
+            return times
+        times[rows] = min(samples)
+        if times[rows] > most_s:
+            break
+    return times

@@ -1,0 +1,98 @@
+"""Engines on a GPU: a fused LSTM, two engines on one device, and a soak with cancellations.
+
+CELLRT_SOAK_S is how long the soak lasts, in seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+import torch
+
+from cellrt.core.processor import SchedulerSettings
+from cellrt.define import cell
+from cellrt.engine import Engine
+from cellrt.reference import run_one_by_one
+from cellrt.spec import RowSpec
+from cellrt.unfolder import Unfolder
+from cellrt.worker.device_executor import DeviceOptions
+from tests.engine.author import OPERATIONS, make_unfolder
+from tests.engine.helpers import WAIT_S, assert_same, close_and_check
+from tests.engine.test_cuda_worker import device_engine, serve
+from tests.engine.zoo import make_zoo
+
+HIDDEN = 64
+TOLERANCES = {
+    ("ieee", torch.float32): 1e-5,
+    ("tf32", torch.float32): 5e-3,
+    ("ieee", torch.bfloat16): 5e-2,
+    ("ieee", torch.float16): 5e-3,
+}
+DEVICES = ["dry", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("runs", [False, True])
+@pytest.mark.parametrize(("precision", "dtype"), TOLERANCES)
+def test_the_fused_lstm_gives_what_the_plain_one_gives(device, runs, precision, dtype):
+    from benchmarks.gpu_cells import FusedLSTM
+
+    torch.manual_seed(3)
+    row = RowSpec((HIDDEN,), dtype)
+    lstm = cell(FusedLSTM(HIDDEN, dtype, precision), {"x": row, "h": row, "c": row}, max_batch=32)
+
+    def unfold(graph, request):
+        chain = graph.chain(lstm, x=request)
+        return {"every": chain.h, "last": chain.last.c}
+
+    model = Unfolder("lstm", unfold, torch.zeros(2, HIDDEN, dtype=dtype))
+    with Engine([device], settings=SchedulerSettings(runs=runs, join_budget_s=1.0), arena_bytes=1 << 20) as engine:
+        engine.register(model, warm_up=False)
+        requests = [torch.randn(1 + k % 7, HIDDEN).to(dtype) for k in range(40)]
+        for request, future in zip(requests, engine.submit_many("lstm", requests)):
+            expected, actual = run_one_by_one(model, request), future.result(WAIT_S)
+            tolerance = TOLERANCES[precision, dtype]
+            for name, value in expected.items():
+                torch.testing.assert_close(actual[name], value, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.gpu
+def test_two_engines_share_a_device():
+    model = make_unfolder(make_zoo(8))
+    engines = [device_engine("cuda:0") for _ in range(2)]
+    for engine in engines:
+        engine.register(model)
+    requests = [[(name, seed)] for name in OPERATIONS for seed in range(4)]
+    for engine in engines:
+        serve(engine, model, requests)
+    for engine in engines:
+        close_and_check(engine)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_soak_with_cancellations_leaves_nothing_behind(device):
+    seconds = float(os.environ.get("CELLRT_SOAK_S", "20" if device != "dry" else "1"))
+    draw, model = random.Random(1), make_unfolder(make_zoo(16))
+    engine = device_engine(device, 2, DeviceOptions(ring_bytes=1 << 16))
+    engine.register(model, warm_up=False)
+    end_s, num_compared = time.monotonic() + seconds, 0
+    while time.monotonic() < end_s:
+        requests = [
+            [(draw.choice(sorted(OPERATIONS)), draw.randrange(1 << 16)) for _ in range(draw.randint(1, 3))]
+            for _ in range(16)
+        ]
+        futures = [engine.submit(model.name, request) for request in requests]
+        cancelled = [future for future in futures if draw.random() < 0.3]
+        for future in cancelled:
+            future.cancel()
+        for request, future in zip(requests, futures):
+            error = future.exception(WAIT_S)
+            assert error is None or (type(error).__name__ == "CancelledError" and future in cancelled)
+            if error is None and draw.random() < 0.2:
+                assert_same(future.result(), run_one_by_one(model, request))
+                num_compared += 1
+    assert num_compared
+    close_and_check(engine)
