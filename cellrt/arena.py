@@ -48,6 +48,10 @@ class Arenas:
         dtype = self._specs[kind].dtype
         return tensor if dtype in NUMPY_DTYPES else tensor.view(dtype)
 
+    def get_row(self, kind: int, row: int) -> torch.Tensor:
+        """A fresh tensor ``[*shape]`` of one row of a CPU arena."""
+        return self._tensors[kind][row].clone()
+
     def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
         """A fresh array ``[n, *shape]`` of these rows of a CPU arena; see ``as_bits``."""
         arena, spec = self._bytes[kind], self._specs[kind]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cellrt.arena import as_bits
 from cellrt.core.program import CARRY, FIXED, OP_CONSTANT, OP_KEEP, OP_LOOP, OP_NODE
-from cellrt.core.trees import tree_program
+from cellrt.core.trees import count_leaves, tree_program
 from cellrt.define import Cell
 from cellrt.errors import RequestError
 from cellrt.handles import Chain, Loop, LoopSteps, Node, Output, State, Steps
@@ -222,14 +222,18 @@ class Graph(Recorder):
         parents = np.ascontiguousarray(parents, dtype=np.int32)
         if parents.ndim != 1 or not parents.size:
             raise RequestError(f"tree: expected parents [nodes], at least one, got shape {list(parents.shape)}")
-        if parents.min() < -1 or parents.max() >= parents.size or (parents < 0).sum() != 1:
-            raise RequestError("tree: parents must be node numbers, and -1 for exactly one root")
+        num_leaves = count_leaves(parents)
+        if num_leaves < 0:
+            raise RequestError(
+                "tree: parents must be node numbers, and -1 for exactly one root"
+                if num_leaves == -1
+                else "tree: the parents form a cycle"
+            )
+        num_inner = parents.size - num_leaves
         leaf_type, inner_type = self._begin(leaf), self._begin(inner)
         self._count_nodes(parents.size, inner)
-        has_child = np.zeros(parents.size, bool)
-        has_child[parents[parents >= 0]] = True
-        leaf_words = self._tree_words(leaf, leaf_inputs or {}, int((~has_child).sum()), None)
-        inner_words = self._tree_words(inner, inner_inputs or {}, int(has_child.sum()), leaf)
+        leaf_words = self._tree_words(leaf, leaf_inputs or {}, num_leaves, None)
+        inner_words = self._tree_words(inner, inner_inputs or {}, num_inner, leaf)
         first = self._num_values
         words, root, problem = tree_program(
             parents,
@@ -241,17 +245,13 @@ class Graph(Recorder):
             inner_words,
             first,
         )
-        if problem == -2:
-            raise RequestError("tree: the parents form a cycle")
         if problem >= 0:
             raise RequestError(
                 f"tree: node {problem} does not have the number of children that cell {inner.name!r} reads by name"
             )
         self._program += words.tolist()
-        self._num_values = (
-            first + int((~has_child).sum()) * len(leaf.outputs) + int(has_child.sum()) * len(inner.outputs)
-        )
-        return Node(self, inner if has_child.any() else leaf, root)
+        self._num_values = first + num_leaves * len(leaf.outputs) + num_inner * len(inner.outputs)
+        return Node(self, inner if num_inner else leaf, root)
 
     def record(self, results: object) -> Recorded:
         """Ends the recording: the request's results are what the unfolder returned."""

@@ -113,7 +113,7 @@ class Manager:
             if worker.wake():
                 return
         # A worker that is busy takes a turn when its task ends. A deadline cannot wait for that.
-        if message.deadline_ns is not None or not any(worker.is_alive() for worker in self.workers):
+        if message.deadline_ns is not None or not self.has_workers:
             self._alarm.put(None)
         if self._stopped is not None:
             self.take_turns()  # to be told so: nobody else may look any more
@@ -345,13 +345,16 @@ class Manager:
             self._stream(request)
         rows = self.processor.results(request.results_at, len(request.plan.shape.results))
         results: Result = {}
+        host = self._arenas[HOST]
         for result in request.plan.results:
+            if len(result.positions) == 1 and result.is_single:
+                results[result.name] = host.get_row(result.kind, int(rows[result.positions[0]]))
+                continue
             wanted = _at(rows, result.positions)
             if result.is_loop:
                 wanted = wanted[wanted >= 0]
-            host = self._arenas[HOST]
             results[result.name] = (
-                host.get(result.kind, wanted[-1:])[0] if result.is_single else host.get(result.kind, wanted)
+                host.get_row(result.kind, int(wanted[-1])) if result.is_single else host.get(result.kind, wanted)
             )
         self._released.append(request)
         del self._live[request.id]

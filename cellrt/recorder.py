@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -300,30 +301,29 @@ class Recorder:
             elif name in inputs:
                 words.append((FIXED, self._one(cell, name, spec, inputs[name])[1], 0))
             elif child is not None:
-                words.append(self._child_word(cell, name, spec, child))
+                words.append(child_word(cell, name, child))
             elif name in cell.carry:
                 words.append((FIXED, self._zero(spec), 0))
             else:
                 raise RequestError(f"{self._where(cell, name)}: missing; expected {spec}")
         return np.array(words, np.int32).reshape(-1, 3)
 
-    def _child_word(self, cell: Cell, name: str, spec: RowSpec, child: Cell) -> tuple[int, int, int]:
-        """Which output of which child an inner cell's input reads, from the input's name."""
-        stem, _, suffix = name.rpartition("_")
-        row = RowSpec(spec.shape, spec.dtype)
-        index = {"left": 0, "right": 1}.get(suffix, int(suffix) if suffix.isdigit() else -1)
-        output = name if spec.ragged else stem
-        if (not spec.ragged and index < 0) or output not in cell.outputs or output not in child.outputs:
-            raise RequestError(
-                f"{self._where(cell, name)}: missing, and not the name of a child's output; expected {spec}"
-            )
-        for maker in (cell, child):
-            if maker.outputs[output] != row or list(maker.outputs).index(output) != list(cell.outputs).index(output):
-                raise RequestError(
-                    f"{self._where(cell, name)}: expected {row}, got {maker.outputs[output]} of {maker.name!r}"
-                )
-        place = list(cell.outputs).index(output)
-        return (LIST, place, 0) if spec.ragged else (CARRY, index, place)
+
+@lru_cache(maxsize=256)
+def child_word(cell: Cell, name: str, child: Cell) -> tuple[int, int, int]:
+    """Which output of which child an inner cell's input reads, from the input's name."""
+    spec, where = cell.inputs[name], f"cell {cell.name!r}, input {name!r}"
+    stem, _, suffix = name.rpartition("_")
+    row = RowSpec(spec.shape, spec.dtype)
+    index = {"left": 0, "right": 1}.get(suffix, int(suffix) if suffix.isdigit() else -1)
+    output = name if spec.ragged else stem
+    if (not spec.ragged and index < 0) or output not in cell.outputs or output not in child.outputs:
+        raise RequestError(f"{where}: missing, and not the name of a child's output; expected {spec}")
+    for maker in (cell, child):
+        if maker.outputs[output] != row or list(maker.outputs).index(output) != list(cell.outputs).index(output):
+            raise RequestError(f"{where}: expected {row}, got {maker.outputs[output]} of {maker.name!r}")
+    place = list(cell.outputs).index(output)
+    return (LIST, place, 0) if spec.ragged else (CARRY, index, place)
 
 
 def _has_handle(sources: Sequence[object]) -> bool:

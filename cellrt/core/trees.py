@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from cellrt.core.compiled import allocating
 from cellrt.core.program import CARRY, FIXED, LIST, OP_NODE, STEP
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _children(parents):
     """Children of each node in order (starts, children), and the nodes with every child before its parent."""
     size = parents.size
@@ -44,23 +44,39 @@ def _children(parents):
     return starts, children, order[:end]
 
 
-@njit(cache=True, nogil=True)
+@allocating
+def count_leaves(parents):
+    """The number of nodes without children; or -1 if parents are not node numbers with one root, -2 for a cycle."""
+    size, roots, leaves = parents.size, 0, 0
+    for node in range(size):
+        if parents[node] < -1 or parents[node] >= size:
+            return -1
+        roots += parents[node] < 0
+    if roots != 1:
+        return -1
+    starts, _, order = _children(parents)
+    if order.size < size:
+        return -2
+    for node in range(size):
+        leaves += starts[node] == starts[node + 1]
+    return leaves
+
+
+@allocating
 def tree_program(parents, leaf_type, inner_type, leaf_outputs, inner_outputs, leaf_words, inner_words, first_value):
     """Writes one NODE operation a tree node, children first.
 
     ``leaf_words`` and ``inner_words`` have (mode, a, b) for each input: (FIXED, value, -); (STEP, base, stride) by the
     node's rank among its kind; (LIST, output, -): that output of all children; (CARRY, child, output): of one child.
 
-    Returns (words, value id of the root, problem): problem is -1 for none, -2 for a cycle, or a node whose number of
-    children is not the one that its inputs name.
+    Returns (words, value id of the root, problem): problem is -1 for none, or a node whose number of children is not
+    the one that its inputs name. ``parents`` must have passed ``count_leaves``.
     """
     size = parents.size
     starts, children, order = _children(parents)
     words = np.empty(
         size * (2 + 2 * max(leaf_words.shape[0], inner_words.shape[0])) + size * 2 * inner_words.shape[0], np.int32
     )
-    if order.size < size:
-        return words[:0], -1, -2
     rank = np.empty(size, np.int32)
     leaves = inners = 0
     named = 0
