@@ -301,7 +301,10 @@ class Recorder:
             elif name in inputs:
                 words.append((FIXED, self._one(cell, name, spec, inputs[name])[1], 0))
             elif child is not None:
-                words.append(child_word(cell, name, child))
+                word = child_word(cell, name, child)
+                if isinstance(word, str):
+                    raise RequestError(f"{self._where(cell, name)}: {word}")
+                words.append(word)
             elif name in cell.carry:
                 words.append((FIXED, self._zero(spec), 0))
             else:
@@ -310,18 +313,18 @@ class Recorder:
 
 
 @lru_cache(maxsize=256)
-def child_word(cell: Cell, name: str, child: Cell) -> tuple[int, int, int]:
-    """Which output of which child an inner cell's input reads, from the input's name."""
-    spec, where = cell.inputs[name], f"cell {cell.name!r}, input {name!r}"
+def child_word(cell: Cell, name: str, child: Cell) -> tuple[int, int, int] | str:
+    """Which output of which child an inner cell's input reads, from the input's name; or what is wrong with it."""
+    spec = cell.inputs[name]
     stem, _, suffix = name.rpartition("_")
     row = RowSpec(spec.shape, spec.dtype)
     index = {"left": 0, "right": 1}.get(suffix, int(suffix) if suffix.isdigit() else -1)
     output = name if spec.ragged else stem
     if (not spec.ragged and index < 0) or output not in cell.outputs or output not in child.outputs:
-        raise RequestError(f"{where}: missing, and not the name of a child's output; expected {spec}")
+        return f"missing, and not the name of a child's output; expected {spec}"
     for maker in (cell, child):
         if maker.outputs[output] != row or list(maker.outputs).index(output) != list(cell.outputs).index(output):
-            raise RequestError(f"{where}: expected {row}, got {maker.outputs[output]} of {maker.name!r}")
+            return f"expected {row}, got {maker.outputs[output]} of {maker.name!r}"
     place = list(cell.outputs).index(output)
     return (LIST, place, 0) if spec.ragged else (CARRY, index, place)
 
