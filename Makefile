@@ -19,6 +19,8 @@ help:
 	@echo "make lint    linters, types and import rules alone"
 	@echo "make slow    the tests marked slow"
 	@echo "make bench   the quick form of the benchmarks"
+	@echo "make gpu     GPU tests and benchmarks, with the Python that is there (GPU_PYTHON=...)"
+	@echo "make gpu-dry the same code without a GPU"
 	@echo "make gpu     the tests and benchmarks that need a GPU, with the python3 that is there (make gpu-dry: without one)"
 	@echo "make format  format the code and apply the linter's safe fixes"
 	@echo "make clean   remove $(VENV) and every cache"
@@ -42,6 +44,8 @@ slow: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks overhead --quick
 	$(BIN)/python -m benchmarks chain --quick
+	$(BIN)/python -m benchmarks tree --quick
+	$(BIN)/python -m benchmarks seq2seq --quick --only 2k
 
 # On a bare machine with torch, Triton, Numba and pytest: no environment is made and nothing is fetched.
 GPU_PYTHON ?= python3

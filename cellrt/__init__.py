@@ -108,7 +108,12 @@ __all__ = [
 ]
 
 
+_SHELVES = ("cells", "kernels", "unfolders")
+
+
 def __getattr__(name: str) -> object:
+    if name in _SHELVES:
+        return importlib.import_module(f"cellrt.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'cellrt' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"cellrt.{_HOME_OF[name]}"), name)
