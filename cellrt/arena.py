@@ -8,7 +8,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.copying import LARGE_BYTES, get_rows, get_rows_freely, move_rows, move_rows_freely, put_rows
+from cellrt.core.copying import (
+    LARGE_BYTES,
+    get_rows,
+    get_rows_freely,
+    get_rows_of,
+    get_rows_of_freely,
+    move_rows,
+    move_rows_freely,
+    put_rows,
+)
 from cellrt.core.tables import NUM_PERMANENT
 from cellrt.spec import RowSpec
 
@@ -33,6 +42,8 @@ class Arenas:
         self._tensors: list[torch.Tensor] = []
         self._specs: list[RowSpec] = []
         self._bytes: list[NDArray[np.uint8]] = []
+        self._rows: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
+        """NumPy dtype and shape of a row of each kind."""
 
     def __getitem__(self, kind: int) -> torch.Tensor:
         return self._tensors[kind]
@@ -44,20 +55,42 @@ class Arenas:
 
     def get(self, kind: int, rows: NDArray[np.int32]) -> torch.Tensor:
         """A fresh tensor ``[n, *shape]`` of these rows of a CPU arena."""
-        tensor = torch.from_numpy(self.get_bits(kind, rows))
-        dtype = self._specs[kind].dtype
-        return tensor if dtype in NUMPY_DTYPES else tensor.view(dtype)
+        return self.as_tensor(kind, self._get_bytes(kind, rows))
 
     def get_row(self, kind: int, row: int) -> torch.Tensor:
         """A fresh tensor ``[*shape]`` of one row of a CPU arena."""
-        return self._tensors[kind][row].clone()
+        # Through NumPy: torch's copies give up the interpreter lock, and it takes long to get it back.
+        return self.as_tensor(kind, self._bytes[kind][row : row + 1].copy())[0]
 
     def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
         """A fresh array ``[n, *shape]`` of these rows of a CPU arena; see ``as_bits``."""
-        arena, spec = self._bytes[kind], self._specs[kind]
-        values = np.empty((len(rows), arena.shape[1]), np.uint8)
-        (get_rows if values.size < LARGE_BYTES else get_rows_freely)(arena, rows, values)
-        return values.view(NUMPY_DTYPES.get(spec.dtype, np.int16)).reshape(len(rows), *spec.shape)
+        return self._shaped(kind, self._get_bytes(kind, rows))
+
+    def get_into(
+        self, kind: int, handles: NDArray[np.int32], location: int, own: int, values: NDArray[np.uint8]
+    ) -> None:
+        """Copies the rows of those handles that name this arena's ``location``; permanent rows are read at ``own``."""
+        copy = get_rows_of if values.size < LARGE_BYTES else get_rows_of_freely
+        copy(self._bytes[kind], handles, location, own, values)
+
+    def empty_bits(self, kind: int, count: int) -> NDArray[np.uint8]:
+        """Room for rows: ``[count, bytes of a row]``."""
+        return np.empty((count, self._bytes[kind].shape[1]), np.uint8)
+
+    def as_tensor(self, kind: int, values: NDArray[np.uint8]) -> torch.Tensor:
+        """Rows as bytes, as a tensor ``[n, *shape]`` that shares their memory."""
+        tensor = torch.from_numpy(self._shaped(kind, values))
+        dtype = self._specs[kind].dtype
+        return tensor if dtype in NUMPY_DTYPES else tensor.view(dtype)
+
+    def _get_bytes(self, kind: int, rows: NDArray[np.int32]) -> NDArray[np.uint8]:
+        values = self.empty_bits(kind, len(rows))
+        (get_rows if values.size < LARGE_BYTES else get_rows_freely)(self._bytes[kind], rows, values)
+        return values
+
+    def _shaped(self, kind: int, values: NDArray[np.uint8]) -> NDArray[Any]:
+        dtype, shape = self._rows[kind]
+        return values.view(dtype).reshape(len(values), *shape)
 
     def move(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any], positions: NDArray[np.int32]) -> None:
         """Copies ``values[positions]`` (see ``as_bits``) to these rows of a CPU arena."""
@@ -75,6 +108,7 @@ class Arenas:
         tensor[:NUM_PERMANENT] = 0
         self._tensors.append(tensor)
         self._specs.append(spec)
+        self._rows.append((NUMPY_DTYPES.get(spec.dtype, np.dtype(np.int16)), spec.shape))
         if self.device.type == "cpu":
             self._bytes.append(tensor.view(len(tensor), -1).view(torch.uint8).numpy())
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cellrt.arena import Arenas
 from cellrt.batch import Batch, Failure, Outcome, run_batch, run_loop
 from cellrt.core import task_layout as layout
-from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
+from cellrt.core.tables import HOST, MIXED
 from cellrt.define import CellInput
 from cellrt.registry import CellType
 from cellrt.spec import RaggedRows
@@ -76,15 +76,12 @@ class Executor:
         return RaggedRows(values, torch.from_numpy(buffer[offsets_at:at].astype(np.int64)))
 
     def _gather_mixed(self, kind: int, handles: NDArray[np.int32]) -> torch.Tensor:
-        """Rows from several locations: one gather from each, put together in order."""
-        locations = np.where(handles < NUM_PERMANENT, self._location, handles >> LOCATION_SHIFT)
-        rows = handles & ROW_MASK
-        arena = self._arenas[self._location][kind]
-        values = torch.empty((len(handles), *arena.shape[1:]), dtype=arena.dtype)
-        for location in np.unique(locations).tolist():
-            positions = np.flatnonzero(locations == location)
-            values[torch.from_numpy(positions)] = self._arenas[location].get(kind, rows[positions])
-        return values
+        """Rows from several locations, in the order of their handles."""
+        own = self._arenas[self._location]
+        values = own.empty_bits(kind, len(handles))
+        for location, arenas in enumerate(self._arenas):
+            arenas.get_into(kind, handles, location, self._location, values)
+        return own.as_tensor(kind, values)
 
     def _store(self, kind: int, record: list[int], output: int, outcome: Outcome, buffer: NDArray[np.int32]) -> None:
         """Copies one output's rows to its arena rows and its results to the host."""

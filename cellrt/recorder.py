@@ -202,7 +202,7 @@ class Recorder:
                 raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {got}")
             if source.requires_grad or not source.is_cpu:
                 source = source.detach().cpu()
-            return np.array(as_bits(source), order="C")
+            return np.array(as_bits(source))
         wanted = NUMPY_DTYPES.get(spec.dtype)
         try:
             if wanted is None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from numba import njit
 
+from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
+
 LARGE_BYTES = 1 << 18
 
 
@@ -28,6 +30,16 @@ def _get_rows(arena, rows, values):
             values[k, j] = arena[row, j]
 
 
+def _get_rows_of(arena, handles, location, own, values):
+    """``values[k]`` gets the row of ``handles[k]`` where that is at ``location``. Permanent rows are at ``own``."""
+    for k in range(handles.size):
+        at = own if handles[k] < NUM_PERMANENT else handles[k] >> LOCATION_SHIFT
+        if at == location:
+            row = handles[k] & ROW_MASK
+            for j in range(arena.shape[1]):
+                values[k, j] = arena[row, j]
+
+
 def _move_rows(arena, rows, values, positions):
     """``arena[rows[k]] = values[positions[k]]`` for byte rows."""
     for k in range(rows.size):
@@ -39,5 +51,7 @@ def _move_rows(arena, rows, values, positions):
 put_rows = njit(cache=True)(_put_rows)
 get_rows = njit(cache=True)(_get_rows)
 move_rows = njit(cache=True)(_move_rows)
+get_rows_of = njit(cache=True)(_get_rows_of)
+get_rows_of_freely = njit(cache=True, nogil=True)(_get_rows_of)
 get_rows_freely = njit(cache=True, nogil=True)(_get_rows)
 move_rows_freely = njit(cache=True, nogil=True)(_move_rows)

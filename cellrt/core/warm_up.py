@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.core.copying import get_rows, get_rows_freely, move_rows, move_rows_freely, put_rows
+from cellrt.core.copying import (
+    get_rows,
+    get_rows_freely,
+    get_rows_of,
+    get_rows_of_freely,
+    move_rows,
+    move_rows_freely,
+    put_rows,
+)
 from cellrt.core.processor import Limits, Port, Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 
@@ -35,6 +43,10 @@ def warm_up() -> None:
                 processor.release([notice.request])
     bytes_, rows = np.zeros((2, 8), np.uint8), np.zeros(1, np.int32)
     put_rows(bytes_, rows, bytes_)
-    for get, move in ((get_rows, move_rows), (get_rows_freely, move_rows_freely)):
+    for get, get_of, move in (
+        (get_rows, get_rows_of, move_rows),
+        (get_rows_freely, get_rows_of_freely, move_rows_freely),
+    ):
         get(bytes_, rows, np.zeros((1, 8), np.uint8))
+        get_of(bytes_, rows, 0, 0, np.zeros((1, 8), np.uint8))
         move(bytes_, rows, bytes_, rows)
