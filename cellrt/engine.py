@@ -6,6 +6,7 @@ import itertools
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -145,7 +146,7 @@ class Engine:
             priorities: cell priorities by cell name, over the cells' own and the default from the type graph.
             warm_up: run each new cell at a few batch sizes, so that the scheduler knows its step time.
 
-        Raises DefinitionError if the example does not unfold; EngineClosedError.
+        Raises DefinitionError if the example does not unfold or ``priorities`` names no cell of it; EngineClosedError.
         """
         if not isinstance(unfolder, Unfolder):
             raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(unfolder).__name__}")
@@ -154,6 +155,12 @@ class Engine:
                 raise DefinitionError(f"a model {unfolder.name!r} is registered already")
             discovery = Discovery(self._registry.max_nodes)
             recorded = check_example(unfolder, discovery)
+            unknown = set(priorities or ()) - {cell.name for cell in discovery.cells}
+            if unknown:
+                names = sorted(cell.name for cell in discovery.cells)
+                raise DefinitionError(
+                    f"priorities: {sorted(unknown)} are no cells of {unfolder.name!r}; it has {names}"
+                )
             defaults = default_priorities(recorded, discovery)
             times = {cell.identity: self._measure(cell) for cell in discovery.cells} if warm_up else {}
             chosen = [
@@ -266,10 +273,14 @@ class Engine:
         self._thread.join(timeout)
 
     def statistics(self) -> dict[str, Any]:
-        """Counts so far: requests by end, tasks and mean batch by cell, latency percentiles of the last requests."""
+        """Counts so far: requests by end, tasks and mean batch by cell, sessions, latency of the last requests.
+
+        Cells of one name are told apart by the beginning of their identity.
+        """
         counts = self._manager.statistics
+        names = Counter(made.cell.name for made in self._registry.types)
         cells = {
-            made.cell.name: {
+            made.cell.name if names[made.cell.name] == 1 else f"{made.cell.name} {made.cell.identity[:8]}": {
                 "tasks": counts.tasks[made.id],
                 "mean_batch": counts.rows[made.id] / max(1, counts.tasks[made.id]),
                 "nodes": counts.steps[made.id],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from cellrt.define import cell
+from cellrt.errors import DefinitionError
 from cellrt.registry import Discovery, check_example, default_priorities
 from tests.api.models import SIZE, attending, counter, embedded, leaf, model, pair, recurrent
 
@@ -70,3 +72,17 @@ def test_overrides(engine) -> None:
     priorities = engine._processor.tables.types["priority"]
     found = {made.cell.name: int(priorities[made.id]) for made in engine._registry.types}
     assert found == {"own": 7, "tree_leaf": 1, "Recurrent": 3}
+
+
+def test_a_priority_for_an_unknown_cell_is_a_mistake(engine) -> None:
+    only = leaf()
+    with pytest.raises(DefinitionError, match=r"\['typo'\] are no cells of .*'tree_leaf'"):
+        engine.register(
+            model(lambda graph, request: {"h": only(x=request).h}, torch.ones(SIZE)), priorities={"typo": 3}
+        )
+
+
+def test_cells_of_one_name_are_counted_apart(engine) -> None:
+    first, second = (cell(lambda x, by=by: {"h": x * by}, {"x": (SIZE,)}, name="scale") for by in (2.0, 3.0))
+    engine.register(model(lambda graph, x: {"h": second(x=first(x=x).h).h}, torch.ones(SIZE)), warm_up=False)
+    assert sorted(engine.statistics()["cells"]) == sorted(f"scale {made.identity[:8]}" for made in (first, second))
