@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cellrt.core.copying import (
     LARGE_BYTES,
+    get_row,
     get_rows,
     get_rows_freely,
     get_rows_of,
@@ -59,8 +60,12 @@ class Arenas:
 
     def get_row(self, kind: int, row: int) -> torch.Tensor:
         """A fresh tensor ``[*shape]`` of one row of a CPU arena."""
-        # Through NumPy: torch's copies give up the interpreter lock, and it takes long to get it back.
-        return self.as_tensor(kind, self._bytes[kind][row : row + 1].copy())[0]
+        # torch's and NumPy's own copies give up the interpreter lock, and it takes long to get it back.
+        arena, (dtype, shape) = self._bytes[kind], self._rows[kind]
+        values = np.empty(arena.shape[1], np.uint8)
+        get_row(arena, row, values)
+        tensor = torch.from_numpy(values.view(dtype).reshape(shape))
+        return tensor if self._specs[kind].dtype in NUMPY_DTYPES else tensor.view(self._specs[kind].dtype)
 
     def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
         """A fresh array ``[n, *shape]`` of these rows of a CPU arena; see ``as_bits``."""

@@ -11,6 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from torch import nn
 
 from cellrt.errors import CellError, DefinitionError
 from cellrt.freeze import freeze
+from cellrt.host_kernel import HostKernel, find_kernel
 from cellrt.identity import identity_of
 from cellrt.spec import RaggedRows, RowSpec, as_spec, describe
 
@@ -84,6 +86,13 @@ class Cell:
         if graph is None:
             raise DefinitionError(f"cell {self.name!r} was called outside an unfolder; use cell.run(...) for tensors")
         return graph.call(self, **inputs)
+
+    @cached_property
+    def host_kernel(self) -> HostKernel | None:
+        """What runs the cell on a CPU without Python, if its module has such a form: see ``host_kernel.py``."""
+        if self.batch_sizes or not self.by_name:
+            return None
+        return find_kernel(self.module, self.inputs, self.outputs)
 
     @property
     def has_steps(self) -> bool:
@@ -162,8 +171,9 @@ def cell(
         module: takes tensors ``[rows, *shape]`` and returns one tensor (named "output"), a NamedTuple, a dict or a
             plain tuple (named "output0", ...) of tensors, row dimension first. Inputs are passed by name if its
             parameters have those names, else in order. It must be row-wise: a row's outputs depend on that row alone.
-            If it has a method ``steps`` (see ``Cell.run_steps``), runs of several steps use it. Its weights are copied,
-            a function's too (from its closure, defaults and globals).
+            If it has a method ``steps`` (see ``Cell.run_steps``), runs of several steps use it; with a method
+            ``host_kernel`` a CPU runs it without Python (see ``host_kernel.py``). Its weights are copied, a function's
+            too (from its closure, defaults and globals).
         inputs: shape (float32) or ``cellrt.rows`` / ``cellrt.ragged`` spec of each input, without the row dimension.
         name: default: the class or function's name.
         max_batch: most rows of a task; default the largest of ``batch_sizes``, or 512.

@@ -1,11 +1,16 @@
 """Runs one task: gathers input rows by index, calls the cell, puts its outputs where the task says.
 
-The scheduler's buffer (``core/task_layout.py``) is the only thing it reads. If the cell fails, the task is
-tried again in halves until the rows that cause it are alone; their outputs are zeros and their flags in the
-buffer are set. This happens before the next task of the worker, so the input rows are still there.
+The scheduler's buffer (``core/task_layout.py``) is the only thing it reads. A cell with a kernel (``host_kernel.py``)
+does all of it in one compiled call; the others, loops, and whatever a kernel refuses go through the cell's module.
+
+If the cell fails, the task is tried again in halves until the rows that cause it are alone; their outputs are zeros
+and their flags in the buffer are set. This happens before the next task of the worker, so the input rows are still
+there.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +19,43 @@ from numpy.typing import NDArray
 from cellrt.arena import Arenas
 from cellrt.batch import Batch, Failure, Outcome, run_batch, run_loop
 from cellrt.core import task_layout as layout
+from cellrt.core.run_task import DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES, run_task
 from cellrt.core.tables import HOST, MIXED
 from cellrt.define import CellInput
+from cellrt.host_kernel import HostKernel
 from cellrt.registry import CellType
 from cellrt.spec import RaggedRows
+
+
+class CompiledCell(NamedTuple):
+    """A cell type with a kernel, as ``run_task`` takes it."""
+
+    ports: NDArray[np.int64]
+    num_inputs: int
+    kernel: int
+    constants: int
+    keeps: HostKernel
+
+
+def _compiled_cell(cell_type: CellType, arenas: list[Arenas]) -> CompiledCell | None:
+    """Where the kernel of a cell type finds everything; None if it has none."""
+    cell = cell_type.cell
+    kernel = cell.host_kernel
+    if kernel is None or any(cell.outputs[name].dtype != torch.float32 for name in cell.finite):
+        return None
+    inputs, outputs = list(cell.inputs), list(cell.outputs)
+    ports = np.zeros((len(inputs) + len(outputs), FIRST_ARENA + len(arenas)), np.int64)
+    for port, (name, spec) in zip(ports, kernel.inputs.items()):
+        k = inputs.index(name)
+        port[RECORD], port[ROW_BYTES], port[FLAG] = layout.HEADER + layout.INPUT * k, spec.num_bytes, spec.ragged
+        port[FIRST_ARENA:] = [at[cell_type.input_kinds[k]].data_ptr() for at in arenas]
+    first_output = layout.HEADER + layout.INPUT * len(inputs)
+    for port, (name, spec) in zip(ports[len(inputs) :], kernel.outputs.items()):
+        k = outputs.index(name)
+        port[RECORD], port[ROW_BYTES] = first_output + layout.OUTPUT * k, spec.num_bytes
+        port[FLAG] = name in cell.finite
+        port[FIRST_ARENA:] = [at[cell_type.output_kinds[k]].data_ptr() for at in arenas]
+    return CompiledCell(ports, len(inputs), kernel.function.address, kernel.words.ctypes.data, kernel)
 
 
 class Executor:
@@ -27,11 +65,29 @@ class Executor:
         self._location = location
         self._arenas = arenas
         self._types = types
+        self._compiled: dict[int, CompiledCell | None] = {}
+        self._scratch = np.empty(1 << 16, np.uint8)
 
-    @torch.inference_mode()
     def execute(self, type_id: int, buffer: NDArray[np.int32]) -> list[Failure]:
         """Runs the task in ``buffer``; writes results, done steps and failure flags. Returns the failed rows."""
-        cell_type = self._types[type_id]
+        if type_id not in self._compiled:
+            self._compiled[type_id] = _compiled_cell(self._types[type_id], self._arenas)
+        compiled = self._compiled[type_id]
+        if compiled is not None and not buffer[layout.H_IS_LOOP] and self._run_compiled(compiled, buffer):
+            return []
+        return self._run_module(self._types[type_id], buffer)
+
+    def _run_compiled(self, cell: CompiledCell, buffer: NDArray[np.int32]) -> bool:
+        """Runs a task in one compiled call; False if the kernel refused it."""
+        ports, num_inputs, kernel, constants, _ = cell
+        while True:
+            done = run_task(buffer, ports, num_inputs, self._location, HOST, kernel, constants, self._scratch)
+            if done <= 0:
+                return bool(done == DONE)
+            self._scratch = np.empty(2 * done, np.uint8)
+
+    @torch.inference_mode()
+    def _run_module(self, cell_type: CellType, buffer: NDArray[np.int32]) -> list[Failure]:
         cell = cell_type.cell
         header = buffer[: layout.HEADER].tolist()
         rows, steps, is_loop = header[layout.H_ROWS], header[layout.H_STEPS], bool(header[layout.H_IS_LOOP])

@@ -29,7 +29,8 @@ from cellrt.spec import RowSpec
 class Recorded(NamedTuple):
     """What an unfolder recorded for one request."""
 
-    program: tuple[int, ...]
+    program: bytes
+    """The int32 words of ``core/program.py``."""
     externals: list[tuple[int, NDArray[Any]]]
     """(kind, rows ``[n, *shape]`` as ``arena.as_bits``) of the request's own tensors, in order of their values."""
     results: tuple[ResultLayout, ...]
@@ -60,7 +61,7 @@ class Graph(Recorder):
                 words += self._one(cell, name, spec, inputs[name])
             else:
                 words += [FIXED, self._zero(spec)]
-        self._program += [OP_NODE, type_id, *words]
+        self._program.extend([OP_NODE, type_id, *words])
         return Node(self, cell, self._take_values(len(cell.outputs)))
 
     def zeros(self, cell: Cell) -> State:
@@ -86,7 +87,7 @@ class Graph(Recorder):
         if row < 0:
             made = self._external(spec, as_bits(tensor)[None])
         else:
-            self._program += [OP_CONSTANT, self._binding.kind(spec), row]
+            self._program.extend([OP_CONSTANT, self._binding.kind(spec), row])
             made = self._take_values(1)
         self._constants.add(made)
         return Output(self, made, spec)
@@ -116,7 +117,7 @@ class Graph(Recorder):
             self._check_result(made, f"keep, state {name!r}")
             if made.spec != before.spec:
                 raise RequestError(f"keep, state {name!r}: expected {before.spec}, got {made.spec}")
-            self._program += [OP_KEEP, before.value, made.value, 0, 0]
+            self._program.extend([OP_KEEP, before.value, made.value, 0, 0])
             self._states.append(self._unkept.pop(before.value))
 
     def chain(self, cell: Cell, /, *, reverse: bool = False, keep: bool = False, **inputs: Source) -> Chain:
@@ -189,7 +190,7 @@ class Graph(Recorder):
                 words += [CARRY, starts[name]]
             else:
                 words += self._one(cell, name, spec, inputs[name])
-        self._program += [OP_LOOP, type_id, max_steps, stop, *words]
+        self._program.extend([OP_LOOP, type_id, max_steps, stop, *words])
         first = self._take_values(len(cell.outputs))
         self._loop_values.update({first + k: max_steps for k in range(len(cell.outputs))})
         if keep:
@@ -249,7 +250,7 @@ class Graph(Recorder):
             raise RequestError(
                 f"tree: node {problem} does not have the number of children that cell {inner.name!r} reads by name"
             )
-        self._program += words.tolist()
+        self._program.frombytes(words.tobytes())
         self._num_values = first + num_leaves * len(leaf.outputs) + num_inner * len(inner.outputs)
         return Node(self, inner if num_inner else leaf, root)
 
@@ -271,7 +272,7 @@ class Graph(Recorder):
             if isinstance(result, LoopSteps) and result.graph is self:
                 placement.of_steps(result.value)
         layouts = tuple(self._layout(str(name), result, placement) for name, result in results.items())
-        return Recorded(tuple(self._program), self._externals, layouts, tuple(self._states))
+        return Recorded(self._program.tobytes(), self._externals, layouts, tuple(self._states))
 
     def _layout(self, name: str, result: object, placement: Placement) -> ResultLayout:
         """Places one named result and says where it lies."""

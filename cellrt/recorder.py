@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
@@ -55,7 +56,7 @@ class Recorder:
 
     def __init__(self, binding: Binding) -> None:
         self._binding = binding
-        self._program: list[int] = []
+        self._program = array("i")
         self._externals: list[tuple[int, NDArray[Any]]] = []
         self._num_values = 0
         self._num_nodes = 0
@@ -85,7 +86,7 @@ class Recorder:
     def _zero(self, spec: RowSpec) -> int:
         kind = self._binding.kind(spec)
         if kind not in self._zeros:
-            self._program += [OP_CONSTANT, kind, 0]
+            self._program.extend([OP_CONSTANT, kind, 0])
             self._zeros[kind] = self._take_values(1)
             self._constants.add(self._zeros[kind])
         return self._zeros[kind]
@@ -95,7 +96,7 @@ class Recorder:
         if len(self._states) + len(self._unkept) >= MAX_STATES:
             raise RequestError(f"cell {cell.name!r}, output {output!r}: a session has at most {MAX_STATES} states")
         kind = self._binding.kind(cell.outputs[output])
-        self._program += [OP_STATE, kind]
+        self._program.extend([OP_STATE, kind])
         state = self._take_values(1)
         self._constants.add(state)
         self._unkept[state] = StateLayout(f"{cell.name}.{output}", kind, cell.identity[:16])
@@ -119,12 +120,12 @@ class Recorder:
         """Keeps outputs of a chain (or of a loop: one step) that begins at value ``first``. ``states``: by output."""
         names = list(cell.outputs)
         for output, state in states.items():
-            self._program += [OP_KEEP, state, first + names.index(output), len(names), count]
+            self._program.extend([OP_KEEP, state, first + names.index(output), len(names), count])
             self._states.append(self._unkept.pop(state))
 
     def _external(self, spec: RowSpec, rows: NDArray[Any]) -> int:
         kind, count = self._binding.kind(spec), len(rows)
-        self._program += [OP_EXTERNAL, kind, count]
+        self._program.extend([OP_EXTERNAL, kind, count])
         self._externals.append((kind, rows))
         return self._take_values(count)
 
@@ -243,21 +244,21 @@ class Recorder:
     ) -> None:
         """Records a chain, in one operation if the values of its steps are evenly spaced, else node by node."""
         if all(isinstance(parts[name], range) for name in stepped):
-            self._program += [OP_CHAIN, type_id, count]
+            self._program.extend([OP_CHAIN, type_id, count])
             for part in parts.values():
-                self._program += [STEP, part.start, part.step] if isinstance(part, range) else part
+                self._program.extend([STEP, part.start, part.step] if isinstance(part, range) else part)
             return
         outputs = list(cell.outputs)
         for step in range(count):
-            self._program += [OP_NODE, type_id]
+            self._program.extend([OP_NODE, type_id])
             before = self._num_values + (step - 1) * len(outputs)
             for name, part in parts.items():
                 if name in stepped:
-                    self._program += [FIXED, part[step]]
+                    self._program.extend([FIXED, part[step]])
                 elif name not in cell.carry:
-                    self._program += part
+                    self._program.extend(part)
                 else:
-                    self._program += [FIXED, part[1] if step == 0 else before + outputs.index(cell.carry[name])]
+                    self._program.extend([FIXED, part[1] if step == 0 else before + outputs.index(cell.carry[name])])
 
     def _stepped(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
         """The values of an input with one for each step of a chain; a range if they are evenly spaced."""

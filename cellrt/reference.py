@@ -7,6 +7,7 @@ order because an unfolder can only name outputs that are there already.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -109,7 +110,7 @@ class _Interpreter:
 
     def __init__(self, binding: _OpenBinding, recorded: Recorded, state: list[Row]) -> None:
         self._binding = binding
-        self._words: Iterator[int] = iter(recorded.program)
+        self._words: Iterator[int] = iter(array("i", recorded.program))
         self._externals = iter(recorded.externals)
         self._values: list[Row] = []
         self._steps: dict[int, list[Row]] = {}

@@ -172,12 +172,12 @@ class Model:
     """An unfolder bound to an engine, with the compiled shapes of the requests it has seen."""
 
     def __init__(
-        self, unfolder: Unfolder, registry: Registry, processor: Processor, max_cached_ints: int = 1 << 22
+        self, unfolder: Unfolder, registry: Registry, processor: Processor, max_cached_bytes: int = 1 << 24
     ) -> None:
         self.unfolder = unfolder
         self._registry, self._processor = registry, processor
-        self._shapes: OrderedDict[tuple[int, ...], tuple[Shape, int]] = OrderedDict()
-        self._cached_ints, self._max_cached_ints = 0, max_cached_ints
+        self._shapes: OrderedDict[bytes, tuple[Shape, int]] = OrderedDict()
+        self._cached_bytes, self._max_cached_bytes = 0, max_cached_bytes
         self.states: tuple[StateLayout, ...] = ()
         """What a session of the model keeps."""
 
@@ -194,7 +194,7 @@ class Model:
         known = self._shapes.get(recorded.program)
         if known is None:
             try:
-                shape = self._processor.compile(np.array(recorded.program, np.int32))
+                shape = self._processor.compile(np.frombuffer(recorded.program, np.int32))
             except RequestTooLargeError as error:
                 raise RequestTooLargeError(f"model {self.unfolder.name!r}: {error}") from None
             problem = self._processor.why_too_large(shape)
@@ -204,13 +204,13 @@ class Model:
             self._keep(recorded.program, known)
         return known
 
-    def _keep(self, program: tuple[int, ...], known: tuple[Shape, int]) -> None:
+    def _keep(self, program: bytes, known: tuple[Shape, int]) -> None:
         """Caches a shape; the oldest leave when the cache is over its size. Losing a race only costs a recompile."""
         self._shapes[program] = known
-        self._cached_ints += len(program)
-        while self._cached_ints > self._max_cached_ints and len(self._shapes) > 1:
+        self._cached_bytes += len(program)
+        while self._cached_bytes > self._max_cached_bytes and len(self._shapes) > 1:
             oldest, _ = self._shapes.popitem(last=False)
-            self._cached_ints -= len(oldest)
+            self._cached_bytes -= len(oldest)
 
 
 def default_priorities(recorded: Recorded, discovery: Discovery) -> list[int]:
@@ -219,7 +219,7 @@ def default_priorities(recorded: Recorded, discovery: Discovery) -> list[int]:
     (BatchMaker section 2.4.3: decoder before encoder, internal before leaf.) Types on a cycle share a depth.
     """
     types, ports = _example_tables(discovery)
-    draft = draft_program(np.array(recorded.program, np.int32), types, ports)
+    draft = draft_program(np.frombuffer(recorded.program, np.int32), types, ports)
     graph: nx.DiGraph = nx.DiGraph()
     graph.add_nodes_from(range(len(discovery.cells)))
     for node, after in enumerate(draft.node_types.tolist()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ class StateLayout(NamedTuple):
 class Placement:
     """Gives each value that is a result its rows, once, and records the operations that say so."""
 
-    def __init__(self, program: list[int], loop_limits: Mapping[int, int]) -> None:
+    def __init__(self, program: array[int], loop_limits: Mapping[int, int]) -> None:
         self._program, self._loop_limits = program, loop_limits
         self._end = 0
         self._steps: dict[int, range] = {}
@@ -45,7 +46,7 @@ class Placement:
         """Rows of a loop's output at every step."""
         if value not in self._steps:
             limit = self._loop_limits[value]
-            self._program += [OP_RESULT_STEPS, value, limit]
+            self._program.extend([OP_RESULT_STEPS, value, limit])
             self._steps[value] = self._take(limit)
         return self._steps[value]
 
@@ -60,7 +61,7 @@ class Placement:
                     self._values[value] = rows[step]
         if value not in self._values:
             is_loop = value in self._loop_limits
-            self._program += [OP_RESULT_LAST, value] if is_loop else [OP_RESULT, value, 1, 1]
+            self._program.extend([OP_RESULT_LAST, value] if is_loop else [OP_RESULT, value, 1, 1])
             self._values[value] = self._take(1)[0]
         return (self._values[value],)
 
@@ -71,7 +72,7 @@ class Placement:
             return self._chains[key]
         if self._values or self._chains:
             return tuple(self.of_value(output.value)[0] for output in steps)
-        self._program += [OP_RESULT, *key]
+        self._program.extend([OP_RESULT, *key])
         self._chains[key] = self._take(len(steps))
         return self._chains[key]
 

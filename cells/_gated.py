@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
+from cellrt.cells._host import project_rows
 from cellrt.cells._panels import PackedWeight, pack_gates, pack_linear, project
 from cellrt.cells._recurrence import all_below
 from cellrt.errors import DefinitionError
+from cellrt.host_kernel import HostKernel
+from cellrt.spec import RowSpec
 
 Value = TypeVar("Value")
 
@@ -123,6 +126,11 @@ def _bias_or_zeros(weight: Tensor, bias: Tensor | None) -> Tensor:
     return weight.new_zeros(weight.shape[0]) if bias is None else bias.detach().clone()
 
 
+def are_float32_on_cpu(*weights: Tensor | None) -> bool:
+    """Whether the compiled kernels can take these weights."""
+    return all(weight is None or (weight.dtype is torch.float32 and weight.is_cpu) for weight in weights)
+
+
 class GatedModule(nn.Module):
     """A module with the parameters of torch's recurrent cells: `weight_ih`, `bias_ih` if it multiplies
     inputs, and `weight_hh`, `bias_hh` if it multiplies states; the gates one below the other."""
@@ -165,6 +173,13 @@ class GatedModule(nn.Module):
         weight, bias = self.packed_ih()
         check_shape("x", x, (x.shape[0], weight.depth))
         return packed_linear(x, weight, bias)
+
+    def input_kernel(self, output: str) -> HostKernel | None:
+        """The compiled form of a module that is `input_gates` alone, with the name of its output."""
+        if not are_float32_on_cpu(*self.parameters()):
+            return None
+        weight, bias = self.packed_ih()
+        return linear_kernel("x", output, weight, bias)
 
     def take_weights(self, module: nn.Module, suffix: str | None = None) -> None:
         """Copy those weights of a torch module that this one has.
@@ -240,6 +255,14 @@ def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
     out = x.new_empty(x.shape[0], weight.units)
     project(x.data_ptr(), x.shape[0], weight.depth, weight.address, bias.data_ptr(), weight.units, out.data_ptr())
     return out
+
+
+def linear_kernel(given: str, output: str, weight: PackedWeight, bias: Tensor) -> HostKernel:
+    """The compiled form of `packed_linear`, with the names of its input and output."""
+    words = np.array([weight.depth, weight.address, bias.data_ptr(), weight.units])
+    return HostKernel(
+        project_rows, {given: RowSpec((weight.depth,))}, {output: RowSpec((weight.units,))}, words, (weight, bias)
+    )
 
 
 def check_torch_module(module: nn.Module, cell: type[nn.Module], layers: type[nn.RNNBase]) -> Any:

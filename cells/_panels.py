@@ -19,10 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
+
+from cellrt.core.compiled import unlocked
+from cellrt.core.memory import read_float
 
 LANES = 8
 """Columns of a group that are computed together."""
@@ -75,17 +78,6 @@ def pack_linear(weight: Tensor) -> PackedWeight:
 
 
 @intrinsic
-def read(typing_context: Any, address: Any, index: Any) -> Any:
-    """The float32 number `index` of those at `address`."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        base = builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
-        return builder.load(builder.gep(base, [arguments[1]]))
-
-    return types.float32(types.intp, types.intp), generate
-
-
-@intrinsic
 def write(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
     """Set the float32 number `index` of those at `address`."""
 
@@ -97,34 +89,11 @@ def write(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
     return types.void(types.intp, types.intp, types.float32), generate
 
 
-@intrinsic
-def read_index(typing_context: Any, address: Any, index: Any) -> Any:
-    """The int64 number `index` of those at `address`."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        base = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.load(builder.gep(base, [arguments[1]]))
-
-    return types.int64(types.intp, types.intp), generate
-
-
-@intrinsic
-def write_index(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-    """Set the int64 number `index` of those at `address`."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        base = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        builder.store(arguments[2], builder.gep(base, [arguments[1]]))
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.int64), generate
-
-
-@njit(nogil=True, cache=True)
+@unlocked
 def copy(target, source, size):  # type: ignore[no-untyped-def]
     """Copy `size` floats from one address to another."""
     for index in range(size):
-        write(target, index, read(source, index))
+        write(target, index, read_float(source, index))
 
 
 def _tile_body(builder: Any, rows: int, groups: int, arguments: Any) -> None:
@@ -194,7 +163,7 @@ def _multiply_tile(
     return types.void(rows, groups, *[types.intp] * 5), generate
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def multiply_four(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
     """Add `x @ panel` to `tile` `[rows, 4, LANES]`: three rows at a time fill the sixteen registers of
     AVX2."""
@@ -215,7 +184,7 @@ def multiply_four(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyp
             row += 3
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def multiply_three(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
     """Add `x @ panel` to `tile` `[rows, 3, LANES]`, four rows at a time."""
     block = _BLOCK_DEPTH if rows >= _WIDE_ROWS else depth
@@ -237,7 +206,7 @@ def multiply_three(x, stride, rows, panel, depth, tile):  # type: ignore[no-unty
             row += 4
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def project(x, rows, depth, panels, bias, columns, out):  # type: ignore[no-untyped-def]
     """Write `x @ weight.T + bias` `[rows, columns]` to `out`, with a weight from `pack_linear`."""
     width = 4 * LANES

@@ -14,7 +14,6 @@ for those sums.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from cellrt.cells._panels import (
     CHUNK_ROWS,
@@ -24,12 +23,11 @@ from cellrt.cells._panels import (
     multiply_four,
     multiply_three,
     project,
-    read,
-    read_index,
     write,
-    write_index,
 )
 from cellrt.cells._pointwise import gru_units, lstm_units
+from cellrt.core.compiled import unlocked
+from cellrt.core.memory import read_float, read_word, write_word
 
 _INDEX_BYTES = 8
 _PROJECT_ROWS = 48
@@ -38,23 +36,23 @@ _TILE_FLOATS = (CHUNK_ROWS + 2) * 4 * LANES
 """Room for the sums of a chunk and two spare rows, for units that do not fill a vector."""
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def all_below(address, size, limit):  # type: ignore[no-untyped-def]
     """Whether each of `size` int64 at `address` is in `[0, limit)`."""
     for index in range(size):
-        value = read_index(address, index)
+        value = read_word(address, index)
         if value < 0 or value >= limit:
             return False
     return True
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def _source_row(rows_of, row):  # type: ignore[no-untyped-def]
     """The row of the input halves that belongs to `row`."""
-    return read_index(rows_of, row) if rows_of != 0 else row
+    return read_word(rows_of, row) if rows_of != 0 else row
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def _fill(tile, groups, given, bias, row_bytes, lanes):  # type: ignore[no-untyped-def]
     """Start the sums of a row: `tile` `[groups, LANES]` becomes `given + bias`, of which the groups are a row
     apart."""
@@ -65,10 +63,10 @@ def _fill(tile, groups, given, bias, row_bytes, lanes):  # type: ignore[no-untyp
             bias + group * row_bytes,
         )
         for lane in range(lanes):
-            write(sums, lane, read(left, lane) + read(right, lane))
+            write(sums, lane, read_float(left, lane) + read_float(right, lane))
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def _lstm_step(rows, gates, rows_of, panels, bias, h, c, h_out, c_out, units, tile):  # type: ignore[no-untyped-def]
     """One LSTM step of `rows` rows; row r takes its input half from row `rows_of[r]` of `gates`."""
     row_bytes, tile_bytes = units * FLOAT_BYTES, 4 * LANES * FLOAT_BYTES
@@ -93,7 +91,7 @@ def _lstm_step(rows, gates, rows_of, panels, bias, h, c, h_out, c_out, units, ti
                     copy(h_out + row, sums, lanes)
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def lstm_run(batch_sizes, gates, rows_of, panels, bias, h, c, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """Run an LSTM over input halves that are already computed; writes the state after every step, packed."""
     scratch = np.zeros(_TILE_FLOATS, np.float32)  # Its address is taken where it is used, which keeps it alive.
@@ -107,7 +105,7 @@ def lstm_run(batch_sizes, gates, rows_of, panels, bias, h, c, h_out, c_out, unit
         start += rows
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def _steps_together(batch_sizes, step):  # type: ignore[no-untyped-def]
     """From `step` on: the step behind the last one to project with it, and their rows."""
     last, rows = step, 0
@@ -117,7 +115,7 @@ def _steps_together(batch_sizes, step):  # type: ignore[no-untyped-def]
     return last, rows
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def lstm_run_inputs(batch_sizes, x, depth, x_panels, x_bias, panels, bias, h, c, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """Run an LSTM over inputs `x` of width `depth`, multiplied by their weight for several steps together."""
     gates = np.empty(max(_PROJECT_ROWS, batch_sizes[0]) * 4 * units, np.float32)
@@ -133,7 +131,7 @@ def lstm_run_inputs(batch_sizes, x, depth, x_panels, x_bias, panels, bias, h, c,
         step = last
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def _gru_step(rows, gates, rows_of, panels, bias, h, h_out, units, tile):  # type: ignore[no-untyped-def]
     """One GRU step of `rows` rows; row r takes its input half from row `rows_of[r]` of `gates`."""
     row_bytes, tile_bytes = units * FLOAT_BYTES, 3 * LANES * FLOAT_BYTES
@@ -163,7 +161,7 @@ def _gru_step(rows, gates, rows_of, panels, bias, h, h_out, units, tile):  # typ
                     copy(h_out + row, spare, lanes)
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def gru_run(batch_sizes, gates, rows_of, panels, bias, h, h_out, units):  # type: ignore[no-untyped-def]
     """Run a GRU over input halves that are already computed; writes the state after every step, packed."""
     scratch = np.zeros(_TILE_FLOATS, np.float32)  # Its address is taken where it is used, which keeps it alive.
@@ -177,7 +175,7 @@ def gru_run(batch_sizes, gates, rows_of, panels, bias, h, h_out, units):  # type
         start += rows
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def gru_run_inputs(batch_sizes, x, depth, x_panels, x_bias, panels, bias, h, h_out, units):  # type: ignore[no-untyped-def]
     """Run a GRU over inputs `x` of width `depth`, multiplied by their weight for several steps together."""
     gates = np.empty(max(_PROJECT_ROWS, batch_sizes[0]) * 3 * units, np.float32)
@@ -192,21 +190,21 @@ def gru_run_inputs(batch_sizes, x, depth, x_panels, x_bias, panels, bias, h, h_o
         step = last
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def _write_best(logits, rows, columns, out):  # type: ignore[no-untyped-def]
     """Write the column of the largest of each row of `logits` (the first of equals) as int64 to `out`."""
     for row in range(rows):
         base = logits + row * columns * FLOAT_BYTES
         best = 0
-        largest = read(base, 0)
+        largest = read_float(base, 0)
         for column in range(1, columns):
-            value = read(base, column)
+            value = read_float(base, column)
             if value > largest:
                 best, largest = column, value
-        write_index(out, row, best)
+        write_word(out, row, best)
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def project_best(h, rows, units, out_panels, out_bias, tokens, token_out):  # type: ignore[no-untyped-def]
     """Write the token with the largest of the `tokens` logits of each row of `h` as int64 to `token_out`.
 
@@ -220,7 +218,7 @@ def project_best(h, rows, units, out_panels, out_bias, tokens, token_out):  # ty
         _write_best(logits.ctypes.data, count, tokens, token_out + first * _INDEX_BYTES)
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def lstm_decode(  # type: ignore[no-untyped-def]
     batch_sizes, table, token, panels, bias, out_panels, out_bias, tokens, h, c, token_out, h_out, c_out, units
 ):
@@ -237,7 +235,7 @@ def lstm_decode(  # type: ignore[no-untyped-def]
         start += rows
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def gru_decode(  # type: ignore[no-untyped-def]
     batch_sizes, table, token, panels, bias, out_panels, out_bias, tokens, h, token_out, h_out, units
 ):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
@@ -25,11 +25,11 @@ from cellrt.cells._panels import (
     copy,
     pack_linear,
     project,
-    read,
-    read_index,
     write,
 )
 from cellrt.cells._pointwise import _Vectors
+from cellrt.core.compiled import unlocked
+from cellrt.core.memory import read_float, read_word
 
 
 def pad_gates(gates: Tensor, units: int) -> Tensor:
@@ -87,20 +87,20 @@ def _end_units(typing_context: Any, o: Any, c: Any, h: Any) -> Any:
     return types.void(*[types.intp] * 3), generate
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def _add(target, source, size):  # type: ignore[no-untyped-def]
     """Add `size` floats to those at `target`."""
     for index in range(size):
-        write(target, index, read(target, index) + read(source, index))
+        write(target, index, read_float(target, index) + read_float(source, index))
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def _padded(units):  # type: ignore[no-untyped-def]
     """Units of a gate in scratch: whole vector registers."""
     return (units + LANES - 1) // LANES * LANES
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def _begin(sums, units, c):  # type: ignore[no-untyped-def]
     """Start a row's state `c` (padded) from its gates i, o, u."""
     padded = _padded(units)
@@ -109,7 +109,7 @@ def _begin(sums, units, c):  # type: ignore[no-untyped-def]
         _begin_units(sums + shift, sums + 2 * padded * FLOAT_BYTES + shift, c + shift)
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def _add_child(f, child, units, c, spare):  # type: ignore[no-untyped-def]
     """Add what the gate `f` lets through of a child's state to a row's state `c`; `f` and `c` are padded."""
     whole = units // LANES * LANES
@@ -122,7 +122,7 @@ def _add_child(f, child, units, c, spare):  # type: ignore[no-untyped-def]
         _add_child_units(f + shift, spare, c + shift)
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def _end(sums, units, c, spare, h_out, c_out):  # type: ignore[no-untyped-def]
     """Write a row's `h_out` and `c_out` from its gates and its finished state `c` (padded)."""
     o = sums + _padded(units) * FLOAT_BYTES
@@ -137,7 +137,7 @@ def _end(sums, units, c, spare, h_out, c_out):  # type: ignore[no-untyped-def]
     copy(c_out, c, units)
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def leaf_step(rows, x, depth, panels, bias, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """The states of leaves from inputs `x` `[rows, depth]`; gates i, o, u."""
     padded = _padded(units)
@@ -154,7 +154,7 @@ def leaf_step(rows, x, depth, panels, bias, h_out, c_out, units):  # type: ignor
             _end(sums, units, state, state + padded * FLOAT_BYTES, h_out + out, c_out + out)
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def _add_inputs(count, x, depth, panels, bias, given, padded, groups, sums):  # type: ignore[no-untyped-def]
     """Add the products of inputs `x` (gates i, o, u, f, through the scratch `given`) to the sums of `groups` gates."""
     project(x, count, depth, panels, bias, 4 * padded, given)
@@ -166,7 +166,7 @@ def _add_inputs(count, x, depth, panels, bias, given, padded, groups, sums):  # 
             _add(target + gate * gate_bytes, source + 3 * gate_bytes, padded)
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def nary_step(rows, states, panels, bias, x, depth, x_panels, x_bias, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """The states of nodes with the same number of children, all in order; gates i, o, u and f of each child.
 
@@ -201,19 +201,19 @@ def nary_step(rows, states, panels, bias, x, depth, x_panels, x_bias, h_out, c_o
             _end(sums, units, state, spare, h_out + row, c_out + row)
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def are_offsets(offsets, others, rows, total):  # type: ignore[no-untyped-def]
     """Whether two `[rows + 1]` int64 are equal, start at 0, never decrease and end at `total`."""
     before = 0
     for row in range(rows + 1):
-        value = read_index(offsets, row)
-        if value < before or value != read_index(others, row) or (row == 0 and value != 0):
+        value = read_word(offsets, row)
+        if value < before or value != read_word(others, row) or (row == 0 and value != 0):
             return False
         before = value
     return before == total
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def _add_children(first, count, offsets, h, c, panels, sums, states, units, forget, zeros, spare):  # type: ignore[no-untyped-def]
     """Add to the `states` of `count` rows, from row `first`, what the forget gates let through of their children.
 
@@ -221,19 +221,19 @@ def _add_children(first, count, offsets, h, c, panels, sums, states, units, forg
     """
     padded = _padded(units)
     row_bytes, gate_bytes = units * FLOAT_BYTES, padded * FLOAT_BYTES
-    row, end = 0, read_index(offsets, first + count)
-    for start in range(read_index(offsets, first), end, CHUNK_ROWS):
+    row, end = 0, read_word(offsets, first + count)
+    for start in range(read_word(offsets, first), end, CHUNK_ROWS):
         together = min(CHUNK_ROWS, end - start)
         project(h + start * row_bytes, together, units, panels, zeros, padded, forget)
         for child in range(start, start + together):
-            while child >= read_index(offsets, first + row + 1):
+            while child >= read_word(offsets, first + row + 1):
                 row += 1
             gate = forget + (child - start) * gate_bytes
             _add(gate, sums + (row * 4 + 3) * gate_bytes, padded)
             _add_child(gate, c + child * row_bytes, units, states + row * gate_bytes, spare)
 
 
-@njit(nogil=True, cache=True)
+@unlocked
 def child_sum_step(  # type: ignore[no-untyped-def]
     rows, x, depth, x_panels, x_bias, table, token, offsets, h, c, panels, f_panels, zeros, h_out, c_out, units
 ):
@@ -248,7 +248,7 @@ def child_sum_step(  # type: ignore[no-untyped-def]
     sums = np.empty(most * 3 * padded, np.float32)
     total = np.empty(most * units, np.float32)
     states = np.empty(most * padded, np.float32)
-    forget = np.empty(min(CHUNK_ROWS, read_index(offsets, rows)) * padded, np.float32)
+    forget = np.empty(min(CHUNK_ROWS, read_word(offsets, rows)) * padded, np.float32)
     work = np.zeros(LANES, np.float32)
     for first in range(0, rows, CHUNK_ROWS):
         count = min(CHUNK_ROWS, rows - first)
@@ -257,13 +257,13 @@ def child_sum_step(  # type: ignore[no-untyped-def]
             project(inputs, count, depth, x_panels, x_bias, 4 * padded, gates.ctypes.data)
         else:
             for local in range(count):
-                source = table + read_index(token, first + local) * 4 * gate_bytes
+                source = table + read_word(token, first + local) * 4 * gate_bytes
                 copy(gates.ctypes.data + local * 4 * gate_bytes, source, 4 * padded)
         total[:] = 0
         for local in range(count):
-            for child in range(read_index(offsets, first + local), read_index(offsets, first + local + 1)):
+            for child in range(read_word(offsets, first + local), read_word(offsets, first + local + 1)):
                 _add(total.ctypes.data + local * row_bytes, h + child * row_bytes, units)
-        if read_index(offsets, first + count) > read_index(offsets, first):
+        if read_word(offsets, first + count) > read_word(offsets, first):
             project(total.ctypes.data, count, units, panels, zeros, 3 * padded, sums.ctypes.data)
         else:  # All are leaves.
             sums[:] = 0

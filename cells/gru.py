@@ -26,6 +26,7 @@ from torch.nn.functional import embedding, linear
 from cellrt.cells._gated import (
     EmbeddedModule,
     GatedModule,
+    are_float32_on_cpu,
     check_batch_sizes,
     check_float32_on_cpu,
     check_rows,
@@ -34,8 +35,11 @@ from cellrt.cells._gated import (
     is_fusable,
     unroll,
 )
+from cellrt.cells._host import TOKEN, gru_gates, gru_inputs, gru_tokens
 from cellrt.cells._recurrence import gru_decode, gru_run, gru_run_inputs
 from cellrt.cells.output import ProjectionArgmax
+from cellrt.host_kernel import HostFunction, HostKernel
+from cellrt.spec import RowSpec, rows
 
 
 class GRUState(NamedTuple):
@@ -124,6 +128,13 @@ class _GRU(GatedModule):
         )
         return GRUState(h_out)
 
+    def _kernel(self, function: HostFunction, given: dict[str, RowSpec], words: list[int], keeps: object) -> HostKernel:
+        """A kernel with the packed recurrent half behind `words`."""
+        weight, bias = self.packed_hh()
+        state = {"h": rows(self.hidden_size)}
+        words = [*words, weight.address, bias.data_ptr(), self.hidden_size]
+        return HostKernel(function, given | state, state, np.array(words), (weight, bias, keeps))
+
 
 class GRUCell(_GRU):
     """One GRU step: `x` `[rows, input_size]`, `h` `[rows, hidden_size]` -> `GRUState`.
@@ -159,6 +170,14 @@ class GRUCell(_GRU):
         self._check(sizes, x.shape[0], h)
         return GRUState(*unroll(batch_sizes, self._plain_step, self.input_gates(x), (h,)))
 
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form of `steps`, for float32."""
+        if not are_float32_on_cpu(*self.parameters()):
+            return None
+        weight, bias = self.packed_ih()
+        words = [weight.depth, weight.address, bias.data_ptr()]
+        return self._kernel(gru_inputs, {"x": rows(weight.depth)}, words, (weight, bias))
+
 
 class GRUInput(GatedModule):
     """The input half of a GRU: `x` `[rows, input_size]` -> `GRUGates`; feeds `GRURecurrent`."""
@@ -179,6 +198,10 @@ class GRUInput(GatedModule):
     def forward(self, x: Tensor) -> GRUGates:
         """The gates' sums over the input, its bias included."""
         return GRUGates(self.input_gates(x))
+
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form of `forward`, for float32."""
+        return self.input_kernel("gates")
 
 
 class GRURecurrent(_GRU):
@@ -208,6 +231,12 @@ class GRURecurrent(_GRU):
             return self._run_gates(sizes, gates, None, h)
         self._check(sizes, gates.shape[0], h)
         return GRUState(*unroll(batch_sizes, self._plain_step, gates, (h,)))
+
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form of `steps`, for float32."""
+        if not are_float32_on_cpu(*self.parameters()):
+            return None
+        return self._kernel(gru_gates, {"gates": rows(3 * self.hidden_size)}, [], None)
 
 
 class _EmbeddingGRU(EmbeddedModule, _GRU):
@@ -261,6 +290,14 @@ class EmbeddingGRUCell(_EmbeddingGRU):
             return self._token_step(sizes, token, h)
         self._check(sizes, token.shape[0], h)
         return GRUState(*unroll(batch_sizes, self._plain_step, self.token_gates(token), (h,)))
+
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form of `steps`, for float32 and a folded table."""
+        if not (self.fold and are_float32_on_cpu(*self.parameters())):
+            return None
+        table = self.folded()
+        words = [table.data_ptr(), self.embedding.num_embeddings]
+        return self._kernel(gru_tokens, {"token": TOKEN}, words, table)
 
 
 class EmbeddingGRUDecoder(_EmbeddingGRU):

@@ -33,6 +33,7 @@ from torch.nn.functional import embedding, linear
 from cellrt.cells._gated import (
     EmbeddedModule,
     GatedModule,
+    are_float32_on_cpu,
     check_batch_sizes,
     check_float32_on_cpu,
     check_rows,
@@ -41,7 +42,10 @@ from cellrt.cells._gated import (
     is_fusable,
     unroll,
 )
+from cellrt.cells._host import TOKEN, lstm_gates, lstm_inputs, lstm_tokens
 from cellrt.cells._recurrence import lstm_run, lstm_run_inputs
+from cellrt.host_kernel import HostFunction, HostKernel
+from cellrt.spec import RowSpec, rows
 
 
 class LSTMState(NamedTuple):
@@ -131,6 +135,13 @@ class _LSTM(GatedModule):
         )
         return LSTMState(h_out, c_out)
 
+    def _kernel(self, function: HostFunction, given: dict[str, RowSpec], words: list[int], keeps: object) -> HostKernel:
+        """A kernel with the packed recurrent half behind `words`."""
+        weight, bias = self.packed_hh()
+        state = {"h": rows(self.hidden_size), "c": rows(self.hidden_size)}
+        words = [*words, weight.address, bias.data_ptr(), self.hidden_size]
+        return HostKernel(function, given | state, state, np.array(words), (weight, bias, keeps))
+
 
 class LSTMCell(_LSTM):
     """One LSTM step: `x` `[rows, input_size]`, `h` and `c` `[rows, hidden_size]` -> `LSTMState`.
@@ -166,6 +177,14 @@ class LSTMCell(_LSTM):
         self._check(sizes, x.shape[0], h, c)
         return LSTMState(*unroll(batch_sizes, self._plain_step, self.input_gates(x), (h, c)))
 
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form of `steps`, for float32."""
+        if not are_float32_on_cpu(*self.parameters()):
+            return None
+        weight, bias = self.packed_ih()
+        words = [weight.depth, weight.address, bias.data_ptr()]
+        return self._kernel(lstm_inputs, {"x": rows(weight.depth)}, words, (weight, bias))
+
 
 class LSTMInput(GatedModule):
     """The input half of an LSTM: `x` `[rows, input_size]` -> `LSTMGates`; feeds `LSTMRecurrent`."""
@@ -186,6 +205,10 @@ class LSTMInput(GatedModule):
     def forward(self, x: Tensor) -> LSTMGates:
         """The gates' sums over the input, its bias included."""
         return LSTMGates(self.input_gates(x))
+
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form of `forward`, for float32."""
+        return self.input_kernel("gates")
 
 
 class LSTMRecurrent(_LSTM):
@@ -216,6 +239,12 @@ class LSTMRecurrent(_LSTM):
             return self._run_gates(sizes, gates, None, h, c)
         self._check(sizes, gates.shape[0], h, c)
         return LSTMState(*unroll(batch_sizes, self._plain_step, gates, (h, c)))
+
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form of `steps`, for float32."""
+        if not are_float32_on_cpu(*self.parameters()):
+            return None
+        return self._kernel(lstm_gates, {"gates": rows(4 * self.hidden_size)}, [], None)
 
 
 class EmbeddingLSTMCell(EmbeddedModule, _LSTM):
@@ -259,6 +288,14 @@ class EmbeddingLSTMCell(EmbeddedModule, _LSTM):
             return self._run_tokens(sizes, token, h, c)
         self._check(sizes, token.shape[0], h, c)
         return LSTMState(*unroll(batch_sizes, self._plain_step, self.token_gates(token), (h, c)))
+
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form of `steps`, for float32 and a folded table."""
+        if not (self.fold and are_float32_on_cpu(*self.parameters())):
+            return None
+        table = self.folded()
+        words = [table.data_ptr(), self.embedding.num_embeddings]
+        return self._kernel(lstm_tokens, {"token": TOKEN}, words, table)
 
     def _run_tokens(self, sizes: NDArray[np.int64], token: Tensor, h: Tensor, c: Tensor) -> LSTMState:
         """The fused run over packed tokens."""

@@ -11,14 +11,27 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from cellrt.cells._gated import Derived, check_shape, is_fusable, own_parameter, pack_with_bias, packed_linear
+from cellrt.cells._gated import (
+    Derived,
+    are_float32_on_cpu,
+    check_shape,
+    is_fusable,
+    linear_kernel,
+    own_parameter,
+    pack_with_bias,
+    packed_linear,
+)
+from cellrt.cells._host import choose_best
 from cellrt.cells._panels import PackedWeight
 from cellrt.cells._recurrence import project_best
 from cellrt.errors import DefinitionError
+from cellrt.host_kernel import HostKernel
+from cellrt.spec import RowSpec
 
 NEVER = -1
 """As `end_token`: no token ends the sequence."""
@@ -91,6 +104,10 @@ class Projection(_Linear):
         """Raises ValueError for a wrong shape."""
         return Logits(self.logits(h))
 
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form, for float32."""
+        return linear_kernel("h", "logits", *self.packed()) if are_float32_on_cpu(*self.parameters()) else None
+
 
 class Argmax(nn.Module):
     """The most likely token: `logits` `[rows, num_tokens]` -> `Choice`; `stop` where it is `end_token`."""
@@ -143,6 +160,15 @@ class ProjectionArgmax(_Linear):
             token.data_ptr(),
         )
         return token
+
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form, for float32."""
+        if not are_float32_on_cpu(*self.parameters()):
+            return None
+        weight, bias = self.packed()
+        words = np.array([weight.depth, weight.address, bias.data_ptr(), weight.units, self.end_token])
+        outputs = {"token": RowSpec((), torch.int64), "stop": RowSpec((), torch.bool)}
+        return HostKernel(choose_best, {"h": RowSpec((weight.depth,))}, outputs, words, (weight, bias))
 
 
 class Sample(nn.Module):

@@ -39,12 +39,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
-from cellrt.cells._gated import Derived, check_float32_on_cpu, check_shape, is_eager, is_fusable
+from cellrt.cells._gated import (
+    Derived,
+    are_float32_on_cpu,
+    check_float32_on_cpu,
+    check_shape,
+    is_eager,
+    is_fusable,
+)
+from cellrt.cells._host import TOKEN, tree_child_sum, tree_leaf, tree_leaf_tokens, tree_nary
 from cellrt.cells._panels import PackedWeight
 from cellrt.cells._recurrence import all_below
 from cellrt.cells._tree import are_offsets, child_sum_step, leaf_step, nary_step, pack_padded, pad_gates
 from cellrt.errors import DefinitionError
-from cellrt.spec import RaggedRows
+from cellrt.host_kernel import HostKernel
+from cellrt.spec import RaggedRows, RowSpec, ragged, rows
 
 MAX_CHILDREN = 8
 """Most children of an n-ary cell."""
@@ -55,6 +64,10 @@ class TreeState(NamedTuple):
 
     h: Tensor
     c: Tensor
+
+
+def _state_rows(units: int) -> dict[str, RowSpec]:
+    return {"h": rows(units), "c": rows(units)}
 
 
 def _new_parameter(hidden_size: int, *shape: int) -> nn.Parameter:
@@ -125,6 +138,14 @@ class TreeLSTMLeaf(nn.Module):
         )
         return TreeState(h, c)
 
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form, for float32."""
+        if not are_float32_on_cpu(*self.parameters()):
+            return None
+        weight, bias = self._packed.of(self.weight_ih, self.bias)
+        words = np.array([weight.depth, weight.address, bias.data_ptr(), self.hidden_size])
+        return HostKernel(tree_leaf, {"x": rows(weight.depth)}, _state_rows(self.hidden_size), words, (weight, bias))
+
     def extra_repr(self) -> str:
         """The sizes, for `repr`."""
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
@@ -150,12 +171,20 @@ class EmbeddingTreeLSTMLeaf(TreeLSTMLeaf):
             return TreeState(embedding(token, h), embedding(token, c))
         return self._state_of(embedding(token, self.embedding.weight))
 
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form, for float32 and folded tables."""
+        if not (self.fold and are_float32_on_cpu(*self.parameters())):
+            return None
+        h, c = self._states.of(self.embedding.weight, self.weight_ih, self.bias)
+        words = np.array([h.data_ptr(), c.data_ptr(), self.embedding.num_embeddings, self.hidden_size])
+        return HostKernel(tree_leaf_tokens, {"token": TOKEN}, _state_rows(self.hidden_size), words, (h, c))
+
 
 def _leaf_states(table: Tensor, weight: Tensor, bias: Tensor) -> TreeState:
     """The states that each row of an embedding gives, a few thousand at a time."""
     parts = []
-    for rows in table.split(4096):
-        i, o, u = linear(rows, weight, bias).chunk(3, dim=-1)
+    for part in table.split(4096):
+        i, o, u = linear(part, weight, bias).chunk(3, dim=-1)
         parts.append(_finish(i, o, u, 0.0))
     return TreeState(torch.cat([part.h for part in parts]), torch.cat([part.c for part in parts]))
 
@@ -252,6 +281,24 @@ class NaryTreeLSTMCell(nn.Module):
             kept = kept + torch.sigmoid(f) * state
         return _finish(i, o, u, kept)
 
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form, for float32."""
+        return self._kernel([f"{state}_{child}" for state in "hc" for child in range(self.num_children)])
+
+    def _kernel(self, names: Sequence[str]) -> HostKernel | None:
+        """A kernel that reads inputs of these names: h of each child, then c of each."""
+        if not are_float32_on_cpu(*self.parameters()):
+            return None
+        weight, bias = self._packed_hh.of(self.weight_hh, self.bias)
+        given = {name: rows(self.hidden_size) for name in names}
+        inputs, keeps = [0, 0, 0], None
+        if self.weight_ih is not None:
+            keeps = x_weight, x_bias = self._packed_ih.of(self.weight_ih)
+            inputs = [x_weight.depth, x_weight.address, x_bias.data_ptr()]
+            given["x"] = rows(x_weight.depth)
+        words = np.array([self.num_children, weight.address, bias.data_ptr(), *inputs, self.hidden_size])
+        return HostKernel(tree_nary, given, _state_rows(self.hidden_size), words, (weight, bias, keeps))
+
     def extra_repr(self) -> str:
         """The sizes, for `repr`."""
         return f"num_children={self.num_children}, input_size={self.input_size}, hidden_size={self.hidden_size}"
@@ -269,6 +316,10 @@ class BinaryTreeLSTMCell(NaryTreeLSTMCell):
     ) -> TreeState:
         """One step; raises ValueError for a wrong shape."""
         return self._state_of((h_left, h_right), (c_left, c_right), x)
+
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form, for float32."""
+        return self._kernel(("h_left", "h_right", "c_left", "c_right"))
 
 
 class ChildSumTreeLSTMCell(nn.Module):
@@ -327,6 +378,22 @@ class ChildSumTreeLSTMCell(nn.Module):
         )
         return TreeState(h_out, c_out)
 
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form, for float32."""
+        if not are_float32_on_cpu(*self.parameters()):
+            return None
+        weight, bias = self._packed_ih.of(self.weight_ih, self.bias)
+        inputs = [weight.depth, weight.address, bias.data_ptr(), 0, 0]
+        return self._kernel({"x": rows(weight.depth)}, inputs, (weight, bias))
+
+    def _kernel(self, given: dict[str, RowSpec], inputs: Sequence[int], keeps: object) -> HostKernel:
+        """A kernel; `inputs` say where the input half comes from, as in `_host.tree_child_sum`."""
+        weight, f_weight, zeros = self._packed_hh.of(self.weight_hh)
+        words = np.array([*inputs, weight.address, f_weight.address, zeros.data_ptr(), self.hidden_size])
+        given = given | {"h": ragged(self.hidden_size), "c": ragged(self.hidden_size)}
+        keeps = weight, f_weight, zeros, keeps
+        return HostKernel(tree_child_sum, given, _state_rows(self.hidden_size), words, keeps)
+
     def _plain(self, gates: Tensor, h: RaggedRows, c: RaggedRows) -> TreeState:
         """The step in plain torch from the input half of the gates; children are summed in at least float32."""
         counts = h.offsets.diff()
@@ -368,6 +435,14 @@ class EmbeddingChildSumTreeLSTMCell(ChildSumTreeLSTMCell):
         token = _check_tokens(token, self.embedding)
         table = self._table.of(self.embedding.weight, self.weight_ih, self.bias)
         return self._run_fused(token.shape[0], (0, 0, 0, 0, table.data_ptr(), token.data_ptr()), h, c)
+
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form, for float32 and a folded table."""
+        if not (self.fold and are_float32_on_cpu(*self.parameters())):
+            return None
+        table = self._table.of(self.embedding.weight, self.weight_ih, self.bias)
+        inputs = [0, 0, 0, table.data_ptr(), self.embedding.num_embeddings]
+        return self._kernel({"token": TOKEN}, inputs, table)
 
 
 def _fold_padded(table: Tensor, weight: Tensor, bias: Tensor, units: int) -> Tensor:

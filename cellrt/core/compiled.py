@@ -34,27 +34,27 @@ Function = Callable[..., Any]
 
 @functools.cache
 def _stamp_of(folder: Path) -> str:
-    """A digest of all Python files of a folder."""
+    """A digest of all Python files of a folder, and of this one."""
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
+    for path in sorted({*folder.glob("*.py"), *Path(__file__).resolve().parent.glob("*.py")}):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
-def watch_callees(dispatcher: Any) -> Any:
+def watch_callees(cached: Any, function: Function) -> Any:
     """Has the disk cache of a compiled function notice a change of any file beside its own, where its callees are.
 
     Numba alone looks at the function's own file, and would run yesterday's callees.
     """
     if not numba.config.DISABLE_JIT:
-        folder = Path(dispatcher.py_func.__code__.co_filename).resolve().parent
-        dispatcher._cache._cache_file._source_stamp = _stamp_of(folder)
-    return dispatcher
+        cached._cache._cache_file._source_stamp = _stamp_of(Path(function.__code__.co_filename).resolve().parent)
+    return cached
 
 
 def _njit(function: Function, **options: bool) -> Any:
     """Compiles a function once for all kinds of integers, where Numba would for each that a caller has."""
-    dispatcher = watch_callees(njit(cache=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function))
+    made = njit(cache=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
+    dispatcher = watch_callees(made, function)
     if not numba.config.DISABLE_JIT:
         resolve = dispatcher.get_call_template
         dispatcher.get_call_template = lambda args, kws: resolve([_widen(arg) for arg in args], kws)
@@ -79,6 +79,11 @@ def entry(function: Function) -> Any:
 def short_entry(function: Function) -> Any:
     """For functions that Python calls and that are too short to be worth handing over the interpreter lock."""
     return _njit(function, _nrt=False)
+
+
+def unlocked(function: Function) -> Any:
+    """For compiled code outside the core, which may make arrays and gives up the interpreter lock."""
+    return watch_callees(njit(cache=True, nogil=True)(function), function)
 
 
 def allocating(function: Function) -> Any:

@@ -30,6 +30,12 @@ def _get_rows(arena, rows, values):
             values[k, j] = arena[row, j]
 
 
+def _get_row(arena, row, values):
+    """``values = arena[row]`` for byte rows."""
+    for j in range(arena.shape[1]):
+        values[j] = arena[row, j]
+
+
 def _get_rows_of(arena, handles, location, own, values):
     """``values[k]`` gets the row of ``handles[k]`` where that is at ``location``. Permanent rows are at ``own``."""
     for k in range(handles.size):
@@ -49,6 +55,7 @@ def _move_rows(arena, rows, values, positions):
 
 
 put_rows = njit(cache=True)(_put_rows)
+get_row = njit(cache=True)(_get_row)
 get_rows = njit(cache=True)(_get_rows)
 move_rows = njit(cache=True)(_move_rows)
 get_rows_of = njit(cache=True)(_get_rows_of)

@@ -28,13 +28,13 @@ def release_many(at, request_ids):
     _release_many(open_tables(at), request_ids)
 
 
-@entry
+@short_entry
 def schedule_tasks(at, worker, task_ids):
     """See ``schedule.schedule``."""
     return _schedule(open_tables(at), worker, task_ids)
 
 
-@entry
+@short_entry
 def complete(at, task_id, elapsed_ns, notices):
     """See ``finish.complete``."""
     return _complete(open_tables(at), task_id, elapsed_ns, notices, 0)

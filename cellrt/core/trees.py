@@ -45,6 +45,41 @@ def _children(parents):
 
 
 @allocating
+def marshalled_tree(words):
+    """Parents and leaves of nested tuples of integers, from how Python's ``marshal`` writes them (in version 2).
+
+    A tuple is "(" and its length, a small integer "i" and its value, both in 4 bytes. Nodes are in the order in which
+    they begin. Returns (parents, leaves); parents are empty for anything else, an empty tuple among it.
+    """
+    most = words.size // 5
+    parents, leaves = np.empty(most, np.int32), np.empty(most, np.int64)
+    left = np.empty(most + 1, np.int32)  # of each open node: children yet to come
+    nodes = np.empty(most + 1, np.int32)
+    left[0], nodes[0] = 1, -1
+    depth, size, num_leaves, at = 1, 0, 0, 0
+    while depth > 0:
+        if at + 5 > words.size:
+            return parents[:0], leaves[:0]
+        value = np.int32(words[at + 1]) | words[at + 2] << 8 | words[at + 3] << 16 | np.int64(words[at + 4]) << 24
+        value = (value ^ 0x80000000) - 0x80000000
+        parents[size] = nodes[depth - 1]
+        left[depth - 1] -= 1
+        if words[at] == 105:  # "i"
+            leaves[num_leaves] = value
+            num_leaves += 1
+        elif words[at] == 40 and value > 0:  # "("
+            left[depth], nodes[depth] = value, size
+            depth += 1
+        else:
+            return parents[:0], leaves[:0]
+        size += 1
+        at += 5
+        while depth > 0 and left[depth - 1] == 0:
+            depth -= 1
+    return parents[:size], leaves[:num_leaves]
+
+
+@allocating
 def count_leaves(parents):
     """The number of nodes without children; or -1 if parents are not node numbers with one root, -2 for a cycle."""
     size, roots, leaves = parents.size, 0, 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cellrt.core.copying import (
+    get_row,
     get_rows,
     get_rows_freely,
     get_rows_of,
@@ -15,6 +16,8 @@ from cellrt.core.copying import (
 )
 from cellrt.core.processor import Limits, Port, Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
+from cellrt.core.run_task import run_task
+from cellrt.core.task_layout import HEADER
 
 LIMITS = Limits(max_requests=4, max_nodes=64, max_values=64, max_links=256, max_subgraphs=16, story_events=8)
 
@@ -43,6 +46,9 @@ def warm_up() -> None:
                 processor.release([notice.request])
     bytes_, rows = np.zeros((2, 8), np.uint8), np.zeros(1, np.int32)
     put_rows(bytes_, rows, bytes_)
+    get_row(bytes_, 0, np.zeros(8, np.uint8))
+    # Asks for scratch, and so runs nothing.
+    run_task(np.zeros(HEADER, np.int32), np.zeros((0, 4), np.int64), 0, 1, 0, 0, 0, np.zeros(0, np.uint8))
     for get, get_of, move in (
         (get_rows, get_rows_of, move_rows),
         (get_rows_freely, get_rows_of_freely, move_rows_freely),

@@ -1,0 +1,96 @@
+"""Memory by its address, in compiled code: numbers, copies and calls where no array and no Python object exists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+WORD_BYTES = 8
+
+
+def _word(builder: Any, address: Any, index: Any) -> Any:
+    return builder.gep(builder.inttoptr(address, ir.IntType(64).as_pointer()), [index])
+
+
+@intrinsic
+def read_word(typing_context: Any, address: Any, index: Any) -> Any:
+    """The int64 number ``index`` of those at ``address``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(_word(builder, *arguments))
+
+    return types.int64(types.intp, types.intp), generate
+
+
+@intrinsic
+def write_word(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
+    """Sets the int64 number ``index`` of those at ``address``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[2], _word(builder, *arguments[:2]))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.int64), generate
+
+
+@intrinsic(prefer_literal=True)
+def read_words(typing_context: Any, address: Any, count: Any) -> Any:
+    """The first ``count`` (a literal) int64 numbers at ``address``, as a tuple."""
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+    size = count.literal_value
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words = [builder.load(_word(builder, arguments[0], ir.Constant(ir.IntType(64), k))) for k in range(size)]
+        return context.make_tuple(builder, signature.return_type, words)
+
+    return types.UniTuple(types.int64, size)(types.intp, count), generate
+
+
+@intrinsic
+def read_float(typing_context: Any, address: Any, index: Any) -> Any:
+    """The float32 number ``index`` of those at ``address``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        base = builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
+        return builder.load(builder.gep(base, [arguments[1]]))
+
+    return types.float32(types.intp, types.intp), generate
+
+
+@intrinsic
+def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+    """Copies ``count`` bytes from one address to another; they do not overlap."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to, source = (builder.inttoptr(address, ir.IntType(8).as_pointer()) for address in arguments[:2])
+        cgutils.raw_memcpy(builder, to, source, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def as_pointer(typing_context: Any, address: Any) -> Any:
+    """An address as the pointer that ``numba.carray`` takes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.intp), generate
+
+
+@intrinsic
+def call(typing_context: Any, function: Any, first: Any, second: Any) -> Any:
+    """Calls the C function ``int64 (int64, int64)`` at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        pointer = builder.inttoptr(arguments[0], ir.FunctionType(word, [word, word]).as_pointer())
+        return builder.call(pointer, arguments[1:])
+
+    return types.int64(types.intp, types.intp, types.intp), generate

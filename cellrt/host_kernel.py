@@ -1,0 +1,90 @@
+"""Kernels that run a cell on a CPU without Python: compiled functions that see addresses alone.
+
+Python's interpreter lock is what several workers and clients of one process wait for, and a step of a few small rows
+takes less time than the torch calls around it. A module with a method ``host_kernel() -> HostKernel | None`` lets the
+CPU worker run its tasks in one compiled call (``core/run_task.py``): gather, kernel and scatter.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import torch
+from numba.core.ccallback import CFunc
+from numpy.typing import NDArray
+from torch import nn
+
+from cellrt.core.compiled import watch_callees
+from cellrt.spec import RowSpec
+
+_SIGNATURE = numba.int64(numba.int64, numba.int64)
+
+
+class HostFunction:
+    """A function that Numba compiles when it is first needed: ``(constants, task) -> 0``, or another number to refuse.
+
+    ``constants`` is the address of its kernel's words, ``task`` that of what ``core/run_task.py`` lays out. It must
+    write every row of every output unless it refuses; then the task runs through the cell's module.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self._function = function
+        functools.update_wrapper(self, function)
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        made = CFunc(self._function, (_SIGNATURE.args, _SIGNATURE.return_type), {}, {"error_model": "numpy"})
+        made.enable_caching()
+        watch_callees(made, self._function)
+        made.compile()
+        return made
+
+    @property
+    def address(self) -> int:
+        """Where the C function lies."""
+        address: int = self._compiled.address
+        return address
+
+
+class HostKernel(NamedTuple):
+    """A cell's kernel with its constants.
+
+    Attributes:
+        function: what runs.
+        inputs, outputs: the rows that it reads and writes, in its order; ragged inputs too.
+        words: its constants: sizes, and addresses of what is in ``keeps``.
+        keeps: what must live as long as the kernel.
+    """
+
+    function: HostFunction
+    inputs: Mapping[str, RowSpec]
+    outputs: Mapping[str, RowSpec]
+    words: NDArray[np.int64]
+    keeps: object
+
+
+def find_kernel(module: object, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> HostKernel | None:
+    """The kernel of a cell's module if it has one that does just what the module does; compiles it."""
+    if numba.config.DISABLE_JIT or not isinstance(module, nn.Module) or not hasattr(module, "host_kernel"):
+        return None
+    if module._forward_hooks or module._forward_pre_hooks or _is_overridden(type(module)):
+        return None
+    with torch.inference_mode():
+        kernel: HostKernel | None = module.host_kernel()
+    if kernel is None or dict(kernel.inputs) != dict(inputs) or dict(kernel.outputs) != dict(outputs):
+        return None
+    _ = kernel.function.address
+    return kernel
+
+
+def _is_overridden(module: type[nn.Module]) -> bool:
+    """Whether a subclass changed what the module computes, below the class that wrote the kernel."""
+    definers = {
+        name: next((k for k, parent in enumerate(module.__mro__) if name in vars(parent)), len(module.__mro__))
+        for name in ("host_kernel", "forward", "steps")
+    }
+    return definers["host_kernel"] > min(definers["forward"], definers["steps"])

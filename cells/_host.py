@@ -1,0 +1,181 @@
+"""The cells' kernels for whole tasks: what `HostKernel.function` calls, in the words of `cellrt.core.run_task`.
+
+Each takes the address of its constants and the address of a task, writes all outputs, and returns `DONE`; or `REFUSE`
+for what only the module can do or explain. Constants and inputs come in the order in which each reads them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import carray
+
+from cellrt.cells._panels import FLOAT_BYTES, copy, project
+from cellrt.cells._recurrence import (
+    all_below,
+    gru_run,
+    gru_run_inputs,
+    lstm_run,
+    lstm_run_inputs,
+    project_best,
+)
+from cellrt.cells._tree import are_offsets, child_sum_step, leaf_step, nary_step
+from cellrt.core.compiled import unlocked
+from cellrt.core.memory import as_pointer, read_word, read_words
+from cellrt.core.run_task import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
+from cellrt.host_kernel import HostFunction
+from cellrt.spec import RowSpec
+
+DONE, REFUSE = 0, 1
+TOKEN = RowSpec((), torch.int64)
+
+
+@unlocked
+def _words(address, count):  # type: ignore[no-untyped-def]
+    return carray(as_pointer(address), count, np.int64)
+
+
+@unlocked
+def _sizes(task):  # type: ignore[no-untyped-def]
+    return _words(read_word(task, BATCH_SIZES), read_word(task, STEPS))
+
+
+@unlocked
+def _address(task, k):  # type: ignore[no-untyped-def]
+    """Of input or output `k`."""
+    return read_word(task, FIRST_INPUT + k)
+
+
+@HostFunction
+def project_rows(constants, task):  # type: ignore[no-untyped-def]
+    """`x` -> its product."""
+    depth, panels, bias, columns = read_words(constants, 4)
+    project(_address(task, 0), read_word(task, POSITIONS), depth, panels, bias, columns, _address(task, 1))
+    return DONE
+
+
+@HostFunction
+def choose_best(constants, task):  # type: ignore[no-untyped-def]
+    """`h` -> `token`, `stop`."""
+    units, panels, bias, columns, end_token = read_words(constants, 5)
+    rows, token = read_word(task, POSITIONS), _address(task, 1)
+    project_best(_address(task, 0), rows, units, panels, bias, columns, token)
+    stop = carray(as_pointer(_address(task, 2)), rows, np.uint8)
+    for row in range(rows):
+        stop[row] = read_word(token, row) == end_token
+    return DONE
+
+
+@HostFunction
+def lstm_inputs(constants, task):  # type: ignore[no-untyped-def]
+    """`x`, `h`, `c` -> `h`, `c`."""
+    depth, x_panels, x_bias, panels, bias, units = read_words(constants, 6)
+    x, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
+    lstm_run_inputs(_sizes(task), x, depth, x_panels, x_bias, panels, bias, h, c, h_out, c_out, units)
+    return DONE
+
+
+@HostFunction
+def lstm_gates(constants, task):  # type: ignore[no-untyped-def]
+    """`gates`, `h`, `c` -> `h`, `c`."""
+    panels, bias, units = read_words(constants, 3)
+    gates, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
+    lstm_run(_sizes(task), gates, 0, panels, bias, h, c, h_out, c_out, units)
+    return DONE
+
+
+@HostFunction
+def lstm_tokens(constants, task):  # type: ignore[no-untyped-def]
+    """`token`, `h`, `c` -> `h`, `c`, with a table of gates."""
+    table, tokens, panels, bias, units = read_words(constants, 5)
+    token, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
+    if not all_below(token, read_word(task, POSITIONS), tokens):
+        return REFUSE
+    lstm_run(_sizes(task), table, token, panels, bias, h, c, h_out, c_out, units)
+    return DONE
+
+
+@HostFunction
+def gru_inputs(constants, task):  # type: ignore[no-untyped-def]
+    """`x`, `h` -> `h`."""
+    depth, x_panels, x_bias, panels, bias, units = read_words(constants, 6)
+    x, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
+    gru_run_inputs(_sizes(task), x, depth, x_panels, x_bias, panels, bias, h, h_out, units)
+    return DONE
+
+
+@HostFunction
+def gru_gates(constants, task):  # type: ignore[no-untyped-def]
+    """`gates`, `h` -> `h`."""
+    panels, bias, units = read_words(constants, 3)
+    gates, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
+    gru_run(_sizes(task), gates, 0, panels, bias, h, h_out, units)
+    return DONE
+
+
+@HostFunction
+def gru_tokens(constants, task):  # type: ignore[no-untyped-def]
+    """`token`, `h` -> `h`, with a table of gates."""
+    table, tokens, panels, bias, units = read_words(constants, 5)
+    token, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
+    if not all_below(token, read_word(task, POSITIONS), tokens):
+        return REFUSE
+    gru_run(_sizes(task), table, token, panels, bias, h, h_out, units)
+    return DONE
+
+
+@HostFunction
+def tree_leaf(constants, task):  # type: ignore[no-untyped-def]
+    """`x` -> `h`, `c`."""
+    depth, panels, bias, units = read_words(constants, 4)
+    x, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 3)
+    leaf_step(read_word(task, POSITIONS), x, depth, panels, bias, h_out, c_out, units)
+    return DONE
+
+
+@HostFunction
+def tree_leaf_tokens(constants, task):  # type: ignore[no-untyped-def]
+    """`token` -> `h`, `c`, from the tables of both."""
+    h, c, tokens, units = read_words(constants, 4)
+    token, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 3)
+    rows, row_bytes = read_word(task, POSITIONS), units * FLOAT_BYTES
+    if not all_below(token, rows, tokens):
+        return REFUSE
+    for row in range(rows):
+        source = read_word(token, row) * row_bytes
+        copy(h_out + row * row_bytes, h + source, units)
+        copy(c_out + row * row_bytes, c + source, units)
+    return DONE
+
+
+@HostFunction
+def tree_nary(constants, task):  # type: ignore[no-untyped-def]
+    """`h` of each child, `c` of each child, and `x` if `depth` is not 0 -> `h`, `c`."""
+    children, panels, bias, depth, x_panels, x_bias, units = read_words(constants, 7)
+    if read_word(task, STEPS) != 1:
+        return REFUSE
+    states = _words(task + 8 * FIRST_INPUT, 2 * children)
+    x, outputs = 0, 2 * children
+    if depth > 0:
+        x, outputs = _address(task, outputs), outputs + 1
+    rows, h_out, c_out = read_word(task, POSITIONS), _address(task, outputs), _address(task, outputs + 1)
+    nary_step(rows, states, panels, bias, x, depth, x_panels, x_bias, h_out, c_out, units)
+    return DONE
+
+
+@HostFunction
+def tree_child_sum(constants, task):  # type: ignore[no-untyped-def]
+    """`x` (or `token`, if there is a `table` of gates), ragged `h` and `c` -> `h`, `c`."""
+    depth, x_panels, x_bias, table, tokens, panels, f_panels, zeros, units = read_words(constants, 9)
+    x, h, c, h_out, c_out, _, offsets, others = read_words(task + 8 * FIRST_INPUT, 8)
+    rows, token = read_word(task, POSITIONS), 0
+    if read_word(task, STEPS) != 1 or not are_offsets(offsets, others, rows, read_word(offsets, rows)):
+        return REFUSE
+    if table != 0:
+        x, token = 0, x
+        if not all_below(token, rows, tokens):
+            return REFUSE
+    child_sum_step(
+        rows, x, depth, x_panels, x_bias, table, token, offsets, h, c, panels, f_panels, zeros, h_out, c_out, units
+    )
+    return DONE
