@@ -1,7 +1,7 @@
 """Runs one task: gathers input rows by index, calls the cell, puts its outputs where the task says.
 
 The scheduler's buffer (``core/task_layout.py``) is the only thing it reads. A cell with a kernel (``host_kernel.py``)
-does all of it in one compiled call; the others, loops, and whatever a kernel refuses go through the cell's module.
+does all of it in one compiled call; the others, and whatever a kernel refuses, go through the cell's module.
 
 If the cell fails, the task is tried again in halves until the rows that cause it are alone; their outputs are zeros
 and their flags in the buffer are set. This happens before the next task of the worker, so the input rows are still
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from cellrt.arena import Arenas
 from cellrt.batch import Batch, Failure, Outcome, run_batch, run_loop
 from cellrt.core import task_layout as layout
-from cellrt.core.run_task import DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES, run_task
+from cellrt.core.run_task import run_task
 from cellrt.core.tables import HOST, MIXED
+from cellrt.core.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES
 from cellrt.define import CellInput
 from cellrt.host_kernel import HostKernel
 from cellrt.registry import CellType
@@ -48,6 +49,7 @@ def _compiled_cell(cell_type: CellType, arenas: list[Arenas]) -> CompiledCell | 
     for port, (name, spec) in zip(ports, kernel.inputs.items()):
         k = inputs.index(name)
         port[RECORD], port[ROW_BYTES], port[FLAG] = layout.HEADER + layout.INPUT * k, spec.num_bytes, spec.ragged
+        port[CARRY] = list(kernel.outputs).index(cell.carry[name]) if name in cell.carry else -1
         port[FIRST_ARENA:] = [at[cell_type.input_kinds[k]].data_ptr() for at in arenas]
     first_output = layout.HEADER + layout.INPUT * len(inputs)
     for port, (name, spec) in zip(ports[len(inputs) :], kernel.outputs.items()):
@@ -73,7 +75,7 @@ class Executor:
         if type_id not in self._compiled:
             self._compiled[type_id] = _compiled_cell(self._types[type_id], self._arenas)
         compiled = self._compiled[type_id]
-        if compiled is not None and not buffer[layout.H_IS_LOOP] and self._run_compiled(compiled, buffer):
+        if compiled is not None and self._run_compiled(compiled, buffer):
             return []
         return self._run_module(self._types[type_id], buffer)
 

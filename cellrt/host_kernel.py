@@ -7,6 +7,7 @@ CPU worker run its tasks in one compiled call (``core/run_task.py``): gather, ke
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cellrt.core.compiled import watch_callees
-from cellrt.spec import RowSpec
+from cellrt.spec import RaggedRows, RowSpec
 
 _SIGNATURE = numba.int64(numba.int64, numba.int64)
 
@@ -27,7 +28,7 @@ _SIGNATURE = numba.int64(numba.int64, numba.int64)
 class HostFunction:
     """A function that Numba compiles when it is first needed: ``(constants, task) -> 0``, or another number to refuse.
 
-    ``constants`` is the address of its kernel's words, ``task`` that of what ``core/run_task.py`` lays out. It must
+    ``constants`` is the address of its kernel's words, ``task`` that of what ``core/task_memory.py`` describes. It must
     write every row of every output unless it refuses; then the task runs through the cell's module.
     """
 
@@ -65,6 +66,20 @@ class HostKernel(NamedTuple):
     outputs: Mapping[str, RowSpec]
     words: NDArray[np.int64]
     keeps: object
+
+    def run(self, num_rows: int, inputs: Mapping[str, torch.Tensor | RaggedRows]) -> dict[str, torch.Tensor] | None:
+        """One step on contiguous CPU tensors with these rows; None if the kernel refuses."""
+        sizes = np.array([num_rows])
+        given, offsets = [], []
+        for name in self.inputs:
+            value = inputs[name]
+            given.append(value.values if isinstance(value, RaggedRows) else value)
+            offsets.append(value.offsets.data_ptr() if isinstance(value, RaggedRows) else 0)
+        outputs = {name: torch.empty(num_rows, *spec.shape, dtype=spec.dtype) for name, spec in self.outputs.items()}
+        addresses = [value.data_ptr() for value in (*given, *outputs.values())]
+        words = np.array([1, num_rows, sizes.ctypes.data, *addresses, *offsets])
+        call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self.function.address)
+        return outputs if call(self.words.ctypes.data, words.ctypes.data) == 0 else None
 
 
 def find_kernel(module: object, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> HostKernel | None:

@@ -1,4 +1,4 @@
-"""The cells' kernels for whole tasks: what `HostKernel.function` calls, in the words of `cellrt.core.run_task`.
+"""The cells' kernels for whole tasks: what `HostKernel.function` calls, in the words of `cellrt.core.task_memory`.
 
 Each takes the address of its constants and the address of a task, writes all outputs, and returns `DONE`; or `REFUSE`
 for what only the module can do or explain. Constants and inputs come in the order in which each reads them.
@@ -13,8 +13,10 @@ from numba import carray
 from cellrt.cells._panels import FLOAT_BYTES, copy, project
 from cellrt.cells._recurrence import (
     all_below,
+    gru_decode,
     gru_run,
     gru_run_inputs,
+    lstm_decode,
     lstm_run,
     lstm_run_inputs,
     project_best,
@@ -22,12 +24,13 @@ from cellrt.cells._recurrence import (
 from cellrt.cells._tree import are_offsets, child_sum_step, leaf_step, nary_step
 from cellrt.core.compiled import unlocked
 from cellrt.core.memory import as_pointer, read_word, read_words
-from cellrt.core.run_task import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
+from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
 from cellrt.host_kernel import HostFunction
 from cellrt.spec import RowSpec
 
 DONE, REFUSE = 0, 1
 TOKEN = RowSpec((), torch.int64)
+STOP = RowSpec((), torch.bool)
 
 
 @unlocked
@@ -60,10 +63,16 @@ def choose_best(constants, task):  # type: ignore[no-untyped-def]
     units, panels, bias, columns, end_token = read_words(constants, 5)
     rows, token = read_word(task, POSITIONS), _address(task, 1)
     project_best(_address(task, 0), rows, units, panels, bias, columns, token)
-    stop = carray(as_pointer(_address(task, 2)), rows, np.uint8)
-    for row in range(rows):
-        stop[row] = read_word(token, row) == end_token
+    _mark_stops(token, rows, end_token, _address(task, 2))
     return DONE
+
+
+@unlocked
+def _mark_stops(token, rows, end_token, stop):  # type: ignore[no-untyped-def]
+    """Write to the bytes `stop` whether each of the tokens ends its sequence."""
+    flags = carray(as_pointer(stop), rows, np.uint8)
+    for row in range(rows):
+        flags[row] = read_word(token, row) == end_token
 
 
 @HostFunction
@@ -96,6 +105,19 @@ def lstm_tokens(constants, task):  # type: ignore[no-untyped-def]
 
 
 @HostFunction
+def lstm_decoder(constants, task):  # type: ignore[no-untyped-def]
+    """`token`, `h`, `c` -> `token`, `stop`, `h`, `c`, with a table of gates."""
+    table, tokens, panels, bias, out_panels, out_bias, end_token, units = read_words(constants, 8)
+    token, h, c, token_out, stop, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 7)
+    sizes = _sizes(task)
+    if not all_below(token, sizes[0], tokens):
+        return REFUSE
+    lstm_decode(sizes, table, token, panels, bias, out_panels, out_bias, tokens, h, c, token_out, h_out, c_out, units)
+    _mark_stops(token_out, read_word(task, POSITIONS), end_token, stop)
+    return DONE
+
+
+@HostFunction
 def gru_inputs(constants, task):  # type: ignore[no-untyped-def]
     """`x`, `h` -> `h`."""
     depth, x_panels, x_bias, panels, bias, units = read_words(constants, 6)
@@ -121,6 +143,19 @@ def gru_tokens(constants, task):  # type: ignore[no-untyped-def]
     if not all_below(token, read_word(task, POSITIONS), tokens):
         return REFUSE
     gru_run(_sizes(task), table, token, panels, bias, h, h_out, units)
+    return DONE
+
+
+@HostFunction
+def gru_decoder(constants, task):  # type: ignore[no-untyped-def]
+    """`token`, `h` -> `token`, `stop`, `h`, with a table of gates."""
+    table, tokens, panels, bias, out_panels, out_bias, end_token, units = read_words(constants, 8)
+    token, h, token_out, stop, h_out = read_words(task + 8 * FIRST_INPUT, 5)
+    sizes = _sizes(task)
+    if not all_below(token, sizes[0], tokens):
+        return REFUSE
+    gru_decode(sizes, table, token, panels, bias, out_panels, out_bias, tokens, h, token_out, h_out, units)
+    _mark_stops(token_out, read_word(task, POSITIONS), end_token, stop)
     return DONE
 
 

@@ -14,12 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cellrt.cells._gated import check_batch_sizes, check_layers, check_shape, unroll
+from cellrt.cells._gated import are_float32_on_cpu, check_batch_sizes, check_layers, check_shape, unroll
+from cellrt.cells._host import STOP, TOKEN, lstm_decoder
 from cellrt.cells._recurrence import lstm_decode
 from cellrt.cells.gru import EmbeddingGRUDecoder
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell, LSTMState
 from cellrt.cells.output import ProjectionArgmax, Sample
 from cellrt.errors import DefinitionError
+from cellrt.host_kernel import HostKernel
+from cellrt.spec import rows
 
 
 class LSTMDecoderState(NamedTuple):
@@ -103,6 +106,20 @@ class EmbeddingLSTMDecoder(nn.Module):
             return self._run(sizes, token, h, c)
         chosen, h, c = unroll(batch_sizes, self._step_of_states, None, (token, h, c))
         return LSTMDecoderState(chosen, chosen == self.end_token, h, c)
+
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form of `steps`, for float32, one layer and a folded table."""
+        first = self.first
+        if self.others or not first.fold or not are_float32_on_cpu(*self.parameters()):
+            return None
+        table, (weight, bias), (out_weight, out_bias) = first.folded(), first.packed_hh(), self.projection.packed()
+        words = [table.data_ptr(), out_weight.units, weight.address, bias.data_ptr()]
+        words += [out_weight.address, out_bias.data_ptr(), self.end_token, first.hidden_size]
+        state = {"h": rows(first.hidden_size), "c": rows(first.hidden_size)}
+        keeps = table, weight, bias, out_weight, out_bias
+        return HostKernel(
+            lstm_decoder, {"token": TOKEN, **state}, {"token": TOKEN, "stop": STOP, **state}, np.array(words), keeps
+        )
 
     def advance(self, token: Tensor, h: Tensor, c: Tensor) -> LSTMState:
         """The states after the LSTM has read `token`."""

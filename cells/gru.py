@@ -35,7 +35,7 @@ from cellrt.cells._gated import (
     is_fusable,
     unroll,
 )
-from cellrt.cells._host import TOKEN, gru_gates, gru_inputs, gru_tokens
+from cellrt.cells._host import STOP, TOKEN, gru_decoder, gru_gates, gru_inputs, gru_tokens
 from cellrt.cells._recurrence import gru_decode, gru_run, gru_run_inputs
 from cellrt.cells.output import ProjectionArgmax
 from cellrt.host_kernel import HostFunction, HostKernel
@@ -360,6 +360,19 @@ class EmbeddingGRUDecoder(_EmbeddingGRU):
         check_shape("token", token, (int(sizes[0]),))
         chosen, h = unroll(batch_sizes, lambda token, h: self(token, h)[::2], None, (token, h))
         return DecoderState(chosen, chosen == self.end_token, h)
+
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form of `steps`, for float32 and a folded table."""
+        if not (self.fold and are_float32_on_cpu(*self.parameters())):
+            return None
+        table, (weight, bias), (out_weight, out_bias) = self.folded(), self.packed_hh(), self.projection.packed()
+        words = [table.data_ptr(), out_weight.units, weight.address, bias.data_ptr()]
+        words += [out_weight.address, out_bias.data_ptr(), self.end_token, self.hidden_size]
+        state = {"h": rows(self.hidden_size)}
+        keeps = table, weight, bias, out_weight, out_bias
+        return HostKernel(
+            gru_decoder, {"token": TOKEN, **state}, {"token": TOKEN, "stop": STOP, **state}, np.array(words), keeps
+        )
 
     def advance(self, token: Tensor, h: Tensor) -> GRUState:
         """The state after the GRU has read `token`."""

@@ -26,7 +26,7 @@ from cellrt.cells._gated import (
     pack_with_bias,
     packed_linear,
 )
-from cellrt.cells._host import choose_best
+from cellrt.cells._host import STOP, TOKEN, choose_best
 from cellrt.cells._panels import PackedWeight
 from cellrt.cells._recurrence import project_best
 from cellrt.errors import DefinitionError
@@ -167,7 +167,7 @@ class ProjectionArgmax(_Linear):
             return None
         weight, bias = self.packed()
         words = np.array([weight.depth, weight.address, bias.data_ptr(), weight.units, self.end_token])
-        outputs = {"token": RowSpec((), torch.int64), "stop": RowSpec((), torch.bool)}
+        outputs = {"token": TOKEN, "stop": STOP}
         return HostKernel(choose_best, {"h": RowSpec((weight.depth,))}, outputs, words, (weight, bias))
 
 

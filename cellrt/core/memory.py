@@ -63,6 +63,17 @@ def read_float(typing_context: Any, address: Any, index: Any) -> Any:
 
 
 @intrinsic
+def read_byte(typing_context: Any, address: Any, index: Any) -> Any:
+    """The byte number ``index`` of those at ``address``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        base = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        return builder.load(builder.gep(base, [arguments[1]]))
+
+    return types.uint8(types.intp, types.intp), generate
+
+
+@intrinsic
 def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
     """Copies ``count`` bytes from one address to another; they do not overlap."""
 

@@ -48,7 +48,7 @@ def warm_up() -> None:
     put_rows(bytes_, rows, bytes_)
     get_row(bytes_, 0, np.zeros(8, np.uint8))
     # Asks for scratch, and so runs nothing.
-    run_task(np.zeros(HEADER, np.int32), np.zeros((0, 4), np.int64), 0, 1, 0, 0, 0, np.zeros(0, np.uint8))
+    run_task(np.zeros(HEADER, np.int32), np.zeros((0, 8), np.int64), 0, 1, 0, 0, 0, np.zeros(0, np.uint8))
     for get, get_of, move in (
         (get_rows, get_rows_of, move_rows),
         (get_rows_freely, get_rows_of_freely, move_rows_freely),

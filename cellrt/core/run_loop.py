@@ -1,0 +1,137 @@
+"""Runs a loop's task in one compiled call: step by step, each row until it stops or its run ends.
+
+The rows that go on are moved together after each step that some row left at, so the kernel never sees the others.
+"""
+
+from __future__ import annotations
+
+from cellrt.core import task_layout as layout
+from cellrt.core.compiled import compiled
+from cellrt.core.memory import call, copy_bytes, read_byte, read_word, write_word
+from cellrt.core.task_memory import (
+    ALIGNMENT,
+    BATCH_SIZES,
+    CARRY,
+    DONE,
+    FIRST_INPUT,
+    FLAG,
+    POSITIONS,
+    RECORD,
+    REFUSED,
+    ROW_BYTES,
+    STEPS,
+    aligned,
+    are_finite,
+    gather,
+    put,
+)
+
+
+@compiled
+def _kept_rows(buffer, port):
+    """Rows that an output keeps: the last of each row, behind those of every step if some row shows them."""
+    rows = buffer[layout.H_ROWS]
+    return rows * (buffer[layout.H_STEPS] + 1) if buffer[port[RECORD] + layout.OUT_RESULT_STEPS] else rows
+
+
+@compiled
+def loop_bytes(buffer, ports, num_inputs):
+    """Scratch for a loop's task."""
+    rows, num_ports = buffer[layout.H_ROWS], ports.shape[0]
+    size = 8 * (FIRST_INPUT + 2 * num_ports + 1 + rows)
+    for k in range(num_ports):
+        size += aligned(rows * ports[k, ROW_BYTES])
+        if k >= num_inputs:
+            size += aligned(_kept_rows(buffer, ports[k]) * ports[k, ROW_BYTES])
+    return size + 4 * ALIGNMENT
+
+
+@compiled
+def _stop_output(buffer, ports, num_inputs):
+    """Which output says stop, or -1."""
+    record = layout.HEADER + layout.INPUT * num_inputs + layout.OUTPUT * buffer[layout.H_STOP_OUTPUT]
+    for k in range(num_inputs, ports.shape[0]):
+        if buffer[layout.H_STOP_OUTPUT] >= 0 and ports[k, RECORD] == record:
+            return k
+    return -1
+
+
+@compiled
+def _keep(buffer, ports, num_inputs, task, kept, place, row, step, leaves):
+    """Keeps the outputs of one row of a step, which are at ``place`` of the kernel's."""
+    rows, steps = buffer[layout.H_ROWS], buffer[layout.H_STEPS]
+    for k in range(num_inputs, ports.shape[0]):
+        size = ports[k, ROW_BYTES]
+        source, target = read_word(task, FIRST_INPUT + k) + place * size, read_word(kept, k)
+        if buffer[ports[k, RECORD] + layout.OUT_RESULT_STEPS]:
+            copy_bytes(target + (row * steps + step) * size, source, size)
+            target += rows * steps * size
+        if leaves:
+            copy_bytes(target + row * size, source, size)
+
+
+@compiled
+def _go_on(ports, num_inputs, task, place, to):
+    """Readies the inputs of a row's next step, at ``to``, from this step's outputs at ``place``."""
+    for k in range(num_inputs):
+        size, target = ports[k, ROW_BYTES], read_word(task, FIRST_INPUT + k) + to * ports[k, ROW_BYTES]
+        if ports[k, CARRY] >= 0:
+            source = read_word(task, FIRST_INPUT + num_inputs + ports[k, CARRY])
+            copy_bytes(target, source + place * size, size)
+        elif place != to:
+            copy_bytes(target, read_word(task, FIRST_INPUT + k) + place * size, size)
+
+
+@compiled
+def run_loop(buffer, ports, num_inputs, own, host, kernel, constants, task):
+    """As ``run_task``, for a loop; ``task`` is the address of its scratch. Writes how many steps each row took."""
+    rows, num_ports = buffer[layout.H_ROWS], ports.shape[0]
+    kept = task + 8 * (FIRST_INPUT + num_ports)
+    sizes = kept + 8 * num_ports
+    active = sizes + 8
+    at = aligned(active + 8 * rows)
+    for k in range(num_ports):
+        write_word(task, FIRST_INPUT + k, at)
+        if k < num_inputs:
+            if ports[k, FLAG]:  # ragged
+                return REFUSED
+            place = gather(buffer, ports[k], own, at)
+            if place != at:
+                copy_bytes(at, place, rows * ports[k, ROW_BYTES])
+        at = aligned(at + rows * ports[k, ROW_BYTES])
+        if k >= num_inputs:
+            write_word(kept, k, at)
+            at = aligned(at + _kept_rows(buffer, ports[k]) * ports[k, ROW_BYTES])
+    for row in range(rows):
+        write_word(active, row, row)
+    stop = _stop_output(buffer, ports, num_inputs)
+    count, step = rows, 0
+    write_word(task, STEPS, 1)
+    write_word(task, BATCH_SIZES, sizes)
+    while count > 0:
+        write_word(task, POSITIONS, count)
+        write_word(sizes, 0, count)
+        if call(kernel, constants, task) != 0:
+            return REFUSED
+        left = 0
+        for k in range(num_inputs, num_ports):
+            values = read_word(task, FIRST_INPUT + k)
+            if ports[k, FLAG] and not are_finite(values, count * ports[k, ROW_BYTES] // 4):
+                return REFUSED
+        for place in range(count):
+            row = read_word(active, place)
+            stops = stop >= 0 and read_byte(read_word(task, FIRST_INPUT + stop), place) != 0
+            leaves = stops or step + 1 == buffer[buffer[layout.H_LENGTHS] + row]
+            _keep(buffer, ports, num_inputs, task, kept, place, row, step, leaves)
+            if leaves:
+                buffer[buffer[layout.H_DONE_STEPS] + row] = -(step + 1) if stops else step + 1
+            else:
+                _go_on(ports, num_inputs, task, place, left)
+                write_word(active, left, row)
+                left += 1
+        count, step = left, step + 1
+    for k in range(num_inputs, num_ports):
+        results = read_word(kept, k)
+        states = results + (_kept_rows(buffer, ports[k]) - rows) * ports[k, ROW_BYTES]
+        put(buffer, ports[k], own, host, states, results)
+    return DONE

@@ -1,0 +1,82 @@
+"""What a cell's kernel is given for a task, and how the rows of a task come into its memory and out of it."""
+
+from __future__ import annotations
+
+from cellrt.core import task_layout as layout
+from cellrt.core.compiled import compiled
+from cellrt.core.memory import copy_bytes, read_float
+from cellrt.core.tables import LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
+
+DONE = 0
+REFUSED = -1
+
+# What a kernel finds at the address of its task, in int64 words: three numbers, then the address of each input, of
+# each output, and for each input the address of its int64 offsets [positions + 1] if it is ragged.
+STEPS = 0
+POSITIONS = 1
+BATCH_SIZES = 2  # address of int64 [steps]
+FIRST_INPUT = 3
+
+# Columns of a port, which is an input or an output of the kernel: where its record is in the task's buffer, bytes of a
+# row, whether it is ragged (an input) or must be finite float32 (an output), which of the kernel's outputs an input is
+# carried from (-1: none), and from FIRST_ARENA on the address of its kind's arena at each location.
+RECORD = 0
+ROW_BYTES = 1
+FLAG = 2
+CARRY = 3
+FIRST_ARENA = 4
+
+ALIGNMENT = 64
+
+
+@compiled
+def aligned(size):
+    """The next multiple of ALIGNMENT."""
+    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+@compiled
+def gather(buffer, port, own, target):
+    """Copies an input's rows to ``target`` unless they lie together already; returns where they are."""
+    record, size = port[RECORD], port[ROW_BYTES]
+    source, count = buffer[record + layout.IN_SOURCE], buffer[record + layout.IN_COUNT]
+    rows = buffer[buffer[record + layout.IN_ROWS] :][:count]
+    if source == MIXED:
+        for k in range(count):
+            at = own if rows[k] < NUM_PERMANENT else rows[k] >> LOCATION_SHIFT
+            copy_bytes(target + k * size, port[FIRST_ARENA + at] + (rows[k] & ROW_MASK) * size, size)
+        return target
+    arena = port[FIRST_ARENA + (source if source >= 0 else own)]
+    together = 1
+    while together < count and rows[together] == rows[0] + together:
+        together += 1
+    if count > 0 and together == count:
+        return arena + rows[0] * size
+    for k in range(count):
+        copy_bytes(target + k * size, arena + rows[k] * size, size)
+    return target
+
+
+@compiled
+def put(buffer, port, own, host, states, results):
+    """Copies an output's rows to where their readers find them: from ``states`` to arena rows, from ``results`` to the
+    host; the two differ for a loop that shows every step."""
+    record, size = port[RECORD], port[ROW_BYTES]
+    rows = buffer[buffer[record + layout.OUT_STORE_ROWS] :]
+    positions = buffer[buffer[record + layout.OUT_STORE_POSITIONS] :]
+    for k in range(buffer[record + layout.OUT_STORES]):
+        copy_bytes(port[FIRST_ARENA + own] + rows[k] * size, states + positions[k] * size, size)
+    rows = buffer[buffer[record + layout.OUT_RESULT_ROWS] :]
+    positions = buffer[buffer[record + layout.OUT_RESULT_POSITIONS] :]
+    for k in range(buffer[record + layout.OUT_RESULTS]):
+        copy_bytes(port[FIRST_ARENA + host] + rows[k] * size, results + positions[k] * size, size)
+
+
+@compiled
+def are_finite(address, count):
+    """Whether so many float32 numbers are neither infinite nor NaN."""
+    for k in range(count):
+        value = read_float(address, k)
+        if value - value != 0:  # infinite, or not a number
+            return False
+    return True
