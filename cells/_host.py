@@ -84,6 +84,35 @@ def lstm_inputs(constants, task):  # type: ignore[no-untyped-def]
     return DONE
 
 
+@unlocked
+def _embed(table, width, token, rows):  # type: ignore[no-untyped-def]
+    """The rows of a table, `width` floats each, that tokens name; a new array."""
+    found = np.empty(rows * width, np.float32)
+    for row in range(rows):
+        copy(found.ctypes.data + row * width * FLOAT_BYTES, table + read_word(token, row) * width * FLOAT_BYTES, width)
+    return found
+
+
+@unlocked
+def _hold(array):  # type: ignore[no-untyped-def]
+    """Keeps an array of which only the address is used before."""
+    return array.size
+
+
+@HostFunction
+def lstm_embedded(constants, task):  # type: ignore[no-untyped-def]
+    """`token`, `h`, `c` -> `h`, `c`, with a table of inputs."""
+    table, tokens, depth, x_panels, x_bias, panels, bias, units = read_words(constants, 8)
+    token, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
+    rows = read_word(task, POSITIONS)
+    if not all_below(token, rows, tokens):
+        return REFUSE
+    x = _embed(table, depth, token, rows)
+    lstm_run_inputs(_sizes(task), x.ctypes.data, depth, x_panels, x_bias, panels, bias, h, c, h_out, c_out, units)
+    _hold(x)
+    return DONE
+
+
 @HostFunction
 def lstm_gates(constants, task):  # type: ignore[no-untyped-def]
     """`gates`, `h`, `c` -> `h`, `c`."""
@@ -123,6 +152,20 @@ def gru_inputs(constants, task):  # type: ignore[no-untyped-def]
     depth, x_panels, x_bias, panels, bias, units = read_words(constants, 6)
     x, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
     gru_run_inputs(_sizes(task), x, depth, x_panels, x_bias, panels, bias, h, h_out, units)
+    return DONE
+
+
+@HostFunction
+def gru_embedded(constants, task):  # type: ignore[no-untyped-def]
+    """`token`, `h` -> `h`, with a table of inputs."""
+    table, tokens, depth, x_panels, x_bias, panels, bias, units = read_words(constants, 8)
+    token, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
+    rows = read_word(task, POSITIONS)
+    if not all_below(token, rows, tokens):
+        return REFUSE
+    x = _embed(table, depth, token, rows)
+    gru_run_inputs(_sizes(task), x.ctypes.data, depth, x_panels, x_bias, panels, bias, h, h_out, units)
+    _hold(x)
     return DONE
 
 
@@ -169,6 +212,20 @@ def tree_leaf(constants, task):  # type: ignore[no-untyped-def]
 
 
 @HostFunction
+def tree_leaf_embedded(constants, task):  # type: ignore[no-untyped-def]
+    """`token` -> `h`, `c`, with a table of inputs."""
+    table, tokens, depth, panels, bias, units = read_words(constants, 6)
+    token, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 3)
+    rows = read_word(task, POSITIONS)
+    if not all_below(token, rows, tokens):
+        return REFUSE
+    x = _embed(table, depth, token, rows)
+    leaf_step(rows, x.ctypes.data, depth, panels, bias, h_out, c_out, units)
+    _hold(x)
+    return DONE
+
+
+@HostFunction
 def tree_leaf_tokens(constants, task):  # type: ignore[no-untyped-def]
     """`token` -> `h`, `c`, from the tables of both."""
     h, c, tokens, units = read_words(constants, 4)
@@ -200,7 +257,10 @@ def tree_nary(constants, task):  # type: ignore[no-untyped-def]
 
 @HostFunction
 def tree_child_sum(constants, task):  # type: ignore[no-untyped-def]
-    """`x` (or `token`, if there is a `table` of gates), ragged `h` and `c` -> `h`, `c`."""
+    """`x` (or `token`, if there is a `table`), ragged `h` and `c` -> `h`, `c`.
+
+    The table is one of gates, or of inputs if `depth` is not 0.
+    """
     depth, x_panels, x_bias, table, tokens, panels, f_panels, zeros, units = read_words(constants, 9)
     x, h, c, h_out, c_out, _, offsets, others = read_words(task + 8 * FIRST_INPUT, 8)
     rows, token = read_word(task, POSITIONS), 0
@@ -210,7 +270,11 @@ def tree_child_sum(constants, task):  # type: ignore[no-untyped-def]
         x, token = 0, x
         if not all_below(token, rows, tokens):
             return REFUSE
+    embedded = _embed(table, depth, token, rows if table != 0 and depth > 0 else 0)
+    if embedded.size > 0:
+        x, token = embedded.ctypes.data, 0
     child_sum_step(
         rows, x, depth, x_panels, x_bias, table, token, offsets, h, c, panels, f_panels, zeros, h_out, c_out, units
     )
+    _hold(embedded)
     return DONE

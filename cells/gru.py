@@ -35,7 +35,7 @@ from cellrt.cells._gated import (
     is_fusable,
     unroll,
 )
-from cellrt.cells._host import STOP, TOKEN, gru_decoder, gru_gates, gru_inputs, gru_tokens
+from cellrt.cells._host import STOP, TOKEN, gru_decoder, gru_embedded, gru_gates, gru_inputs, gru_tokens
 from cellrt.cells._recurrence import gru_decode, gru_run, gru_run_inputs
 from cellrt.cells.output import ProjectionArgmax
 from cellrt.host_kernel import HostFunction, HostKernel
@@ -292,12 +292,15 @@ class EmbeddingGRUCell(_EmbeddingGRU):
         return GRUState(*unroll(batch_sizes, self._plain_step, self.token_gates(token), (h,)))
 
     def host_kernel(self) -> HostKernel | None:
-        """The compiled form of `steps`, for float32 and a folded table."""
-        if not (self.fold and are_float32_on_cpu(*self.parameters())):
+        """The compiled form of `steps`, for float32."""
+        if not are_float32_on_cpu(*self.parameters()):
             return None
-        table = self.folded()
-        words = [table.data_ptr(), self.embedding.num_embeddings]
-        return self._kernel(gru_tokens, {"token": TOKEN}, words, table)
+        if self.fold:
+            table = self.folded()
+            return self._kernel(gru_tokens, {"token": TOKEN}, [table.data_ptr(), table.shape[0]], table)
+        table, (weight, bias) = self.embedding.weight.detach(), self.packed_ih()
+        words = [table.data_ptr(), table.shape[0], weight.depth, weight.address, bias.data_ptr()]
+        return self._kernel(gru_embedded, {"token": TOKEN}, words, (table, weight, bias))
 
 
 class EmbeddingGRUDecoder(_EmbeddingGRU):

@@ -42,7 +42,7 @@ from cellrt.cells._gated import (
     is_fusable,
     unroll,
 )
-from cellrt.cells._host import TOKEN, lstm_gates, lstm_inputs, lstm_tokens
+from cellrt.cells._host import TOKEN, lstm_embedded, lstm_gates, lstm_inputs, lstm_tokens
 from cellrt.cells._recurrence import lstm_run, lstm_run_inputs
 from cellrt.host_kernel import HostFunction, HostKernel
 from cellrt.spec import RowSpec, rows
@@ -290,12 +290,15 @@ class EmbeddingLSTMCell(EmbeddedModule, _LSTM):
         return LSTMState(*unroll(batch_sizes, self._plain_step, self.token_gates(token), (h, c)))
 
     def host_kernel(self) -> HostKernel | None:
-        """The compiled form of `steps`, for float32 and a folded table."""
-        if not (self.fold and are_float32_on_cpu(*self.parameters())):
+        """The compiled form of `steps`, for float32."""
+        if not are_float32_on_cpu(*self.parameters()):
             return None
-        table = self.folded()
-        words = [table.data_ptr(), self.embedding.num_embeddings]
-        return self._kernel(lstm_tokens, {"token": TOKEN}, words, table)
+        if self.fold:
+            table = self.folded()
+            return self._kernel(lstm_tokens, {"token": TOKEN}, [table.data_ptr(), table.shape[0]], table)
+        table, (weight, bias) = self.embedding.weight.detach(), self.packed_ih()
+        words = [table.data_ptr(), table.shape[0], weight.depth, weight.address, bias.data_ptr()]
+        return self._kernel(lstm_embedded, {"token": TOKEN}, words, (table, weight, bias))
 
     def _run_tokens(self, sizes: NDArray[np.int64], token: Tensor, h: Tensor, c: Tensor) -> LSTMState:
         """The fused run over packed tokens."""

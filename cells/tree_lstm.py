@@ -47,7 +47,7 @@ from cellrt.cells._gated import (
     is_eager,
     is_fusable,
 )
-from cellrt.cells._host import TOKEN, tree_child_sum, tree_leaf, tree_leaf_tokens, tree_nary
+from cellrt.cells._host import TOKEN, tree_child_sum, tree_leaf, tree_leaf_embedded, tree_leaf_tokens, tree_nary
 from cellrt.cells._panels import PackedWeight
 from cellrt.cells._recurrence import all_below
 from cellrt.cells._tree import are_offsets, child_sum_step, leaf_step, nary_step, pack_padded, pad_gates
@@ -172,9 +172,15 @@ class EmbeddingTreeLSTMLeaf(TreeLSTMLeaf):
         return self._state_of(embedding(token, self.embedding.weight))
 
     def host_kernel(self) -> HostKernel | None:
-        """The compiled form, for float32 and folded tables."""
-        if not (self.fold and are_float32_on_cpu(*self.parameters())):
+        """The compiled form, for float32."""
+        if not are_float32_on_cpu(*self.parameters()):
             return None
+        if not self.fold:
+            table, (weight, bias) = self.embedding.weight.detach(), self._packed.of(self.weight_ih, self.bias)
+            inputs = [table.data_ptr(), table.shape[0], weight.depth]
+            words = np.array([*inputs, weight.address, bias.data_ptr(), self.hidden_size])
+            keeps = table, weight, bias
+            return HostKernel(tree_leaf_embedded, {"token": TOKEN}, _state_rows(self.hidden_size), words, keeps)
         h, c = self._states.of(self.embedding.weight, self.weight_ih, self.bias)
         words = np.array([h.data_ptr(), c.data_ptr(), self.embedding.num_embeddings, self.hidden_size])
         return HostKernel(tree_leaf_tokens, {"token": TOKEN}, _state_rows(self.hidden_size), words, (h, c))
@@ -437,12 +443,15 @@ class EmbeddingChildSumTreeLSTMCell(ChildSumTreeLSTMCell):
         return self._run_fused(token.shape[0], (0, 0, 0, 0, table.data_ptr(), token.data_ptr()), h, c)
 
     def host_kernel(self) -> HostKernel | None:
-        """The compiled form, for float32 and a folded table."""
-        if not (self.fold and are_float32_on_cpu(*self.parameters())):
+        """The compiled form, for float32."""
+        if not are_float32_on_cpu(*self.parameters()):
             return None
-        table = self._table.of(self.embedding.weight, self.weight_ih, self.bias)
-        inputs = [0, 0, 0, table.data_ptr(), self.embedding.num_embeddings]
-        return self._kernel({"token": TOKEN}, inputs, table)
+        if self.fold:
+            table = self._table.of(self.embedding.weight, self.weight_ih, self.bias)
+            return self._kernel({"token": TOKEN}, [0, 0, 0, table.data_ptr(), table.shape[0]], table)
+        table, (weight, bias) = self.embedding.weight.detach(), self._packed_ih.of(self.weight_ih, self.bias)
+        inputs = [weight.depth, weight.address, bias.data_ptr(), table.data_ptr(), table.shape[0]]
+        return self._kernel({"token": TOKEN}, inputs, (table, weight, bias))
 
 
 def _fold_padded(table: Tensor, weight: Tensor, bias: Tensor, units: int) -> Tensor:

@@ -26,6 +26,15 @@ VOCABULARY = TOKENS, SIZE, HIDDEN
 CHAINS = {
     "EmbeddingGRUCell": (lambda: cells.EmbeddingGRUCell(*VOCABULARY), {"token": TOKEN, **H}),
     "EmbeddingLSTMCell": (lambda: cells.EmbeddingLSTMCell(*VOCABULARY), {"token": TOKEN, **LSTM}),
+    "EmbeddingGRUCell, not folded": (lambda: cells.EmbeddingGRUCell(*VOCABULARY, fold=False), {"token": TOKEN, **H}),
+    "EmbeddingLSTMCell, not folded": (
+        lambda: cells.EmbeddingLSTMCell(*VOCABULARY, fold=False),
+        {"token": TOKEN, **LSTM},
+    ),
+    "EmbeddingTreeLSTMLeaf, not folded": (
+        lambda: cells.EmbeddingTreeLSTMLeaf(*VOCABULARY, fold=False),
+        {"token": TOKEN},
+    ),
     "EmbeddingTreeLSTMLeaf": (lambda: cells.EmbeddingTreeLSTMLeaf(*VOCABULARY), {"token": TOKEN}),
     "GRUCell": (lambda: cells.GRUCell(SIZE, HIDDEN), {"x": NUMBERS, **H}),
     "GRUInput": (lambda: cells.GRUInput(SIZE, HIDDEN), {"x": NUMBERS}),
@@ -109,10 +118,17 @@ def random_parents(generator: random.Random, count: int) -> list[int]:
     return [-1, *(generator.randrange(node) for node in range(1, count))]
 
 
-@pytest.mark.parametrize("is_token", [False, True])
-def test_child_sum_trees(is_token: bool) -> None:
-    module = cells.EmbeddingChildSumTreeLSTMCell(*VOCABULARY) if is_token else cells.ChildSumTreeLSTMCell(SIZE, HIDDEN)
-    made = cell(module, {"token" if is_token else "x": TOKEN if is_token else NUMBERS, **CHILDREN}, max_batch=64)
+CHILD_SUMS = {
+    "x": lambda: cells.ChildSumTreeLSTMCell(SIZE, HIDDEN),
+    "token": lambda: cells.EmbeddingChildSumTreeLSTMCell(*VOCABULARY),
+    "token, not folded": lambda: cells.EmbeddingChildSumTreeLSTMCell(*VOCABULARY, fold=False),
+}
+
+
+@pytest.mark.parametrize("name", CHILD_SUMS)
+def test_child_sum_trees(name: str) -> None:
+    given = {"x": NUMBERS} if name == "x" else {"token": TOKEN}
+    made = cell(CHILD_SUMS[name](), {**given, **CHILDREN}, max_batch=64)
 
     @unfold("trees", example=([-1, 0], values_for(made, 2)))
     def model(graph, request):
