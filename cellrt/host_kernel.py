@@ -34,7 +34,7 @@ class HostFunction:
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self._function = function
-        functools.update_wrapper(self, function)
+        self.__doc__ = function.__doc__
 
     @functools.cached_property
     def _compiled(self) -> Any:
@@ -88,8 +88,9 @@ def find_kernel(module: object, inputs: Mapping[str, RowSpec], outputs: Mapping[
         return None
     if module._forward_hooks or module._forward_pre_hooks or _is_overridden(type(module)):
         return None
+    make: Callable[[], HostKernel | None] = getattr(module, "host_kernel")  # noqa: B009 - a module's own attributes
     with torch.inference_mode():
-        kernel: HostKernel | None = module.host_kernel()
+        kernel = make()
     if kernel is None or dict(kernel.inputs) != dict(inputs) or dict(kernel.outputs) != dict(outputs):
         return None
     _ = kernel.function.address

@@ -158,7 +158,7 @@ def conllu_tree(
     return unfold(name, example="".join(lines))(function)
 
 
-def _flatten(request: object) -> tuple[NDArray[np.int32], Sequence[object] | NDArray[np.int64]]:
+def _flatten(request: Any) -> tuple[NDArray[np.int32], Sequence[object] | NDArray[np.int64]]:
     """Parents of the nodes of nested tuples in the order in which they begin, and what the leaves are."""
     try:  # Tuples of small integers, at the speed of compiled code.
         written = marshal.dumps(request, 2)
