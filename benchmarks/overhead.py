@@ -116,10 +116,11 @@ def measure(batch: int, num_requests: int, rounds: int) -> Cost:
 def table_bytes(bench: Bench) -> tuple[float, int]:
     """Bytes of tables (bytes per live node with all that comes with it, bytes per request besides its nodes)."""
     tables, shape = bench.processor.tables, bench.shape
-    per_node = [(shape.nodes, tables.nodes), (shape.values, tables.values), (shape.links, tables.links)]
+    arrays = shape.arrays
+    per_node = [(arrays.nodes, tables.nodes), (arrays.values, tables.values), (arrays.links, tables.links)]
     node_bytes = sum(rows.size * table.dtype.itemsize for rows, table in per_node) / LENGTH
-    extra_links = 2 * shape.results.size + 2 * shape.needs.shape[0]
-    request_bytes = tables.requests.dtype.itemsize + shape.subgraphs.size * tables.subgraphs.dtype.itemsize
+    extra_links = 2 * arrays.results.size + 2 * arrays.needs.shape[0]
+    request_bytes = tables.requests.dtype.itemsize + arrays.subgraphs.size * tables.subgraphs.dtype.itemsize
     return node_bytes, request_bytes + extra_links * tables.links.dtype.itemsize
 
 

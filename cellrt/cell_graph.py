@@ -22,32 +22,32 @@ class CellGraph:
     @property
     def num_nodes(self) -> int:
         """Cell invocations; a loop is one node."""
-        return int(self._shape.nodes.size)
+        return int(self._shape.arrays.nodes.size)
 
     @property
     def num_subgraphs(self) -> int:
         """Subgraphs that the graph is cut into."""
-        return int(self._shape.subgraphs.size)
+        return int(self._shape.arrays.subgraphs.size)
 
     def to_networkx(self) -> nx.DiGraph:
         """Nodes have ``cell``, ``subgraph`` and ``label``; edges lists ``output`` and ``input`` of port numbers."""
         shape, graph = self._shape, nx.DiGraph()
         producer: dict[int, tuple[int, int]] = {}
         for node, type_id in enumerate(shape.node_types.tolist()):
-            row = shape.nodes[node]
+            row = shape.arrays.nodes[node]
             for output in range(int(self._types["num_outputs"][type_id])):
                 producer[int(row["first_value"]) + output] = (node, output)
-            limit = int(shape.subgraphs["loop_limit"][int(row["subgraph"])])
+            limit = int(shape.arrays.subgraphs["loop_limit"][int(row["subgraph"])])
             label = f"loop up to {limit}" if limit else str(node)
             graph.add_node(node, cell=self._cell_names[type_id], subgraph=int(row["subgraph"]), label=label)
         for node, type_id in enumerate(shape.node_types.tolist()):
-            at, first_value = int(shape.nodes["first_link"][node]), int(shape.nodes["first_value"][node])
+            at, first_value = int(shape.arrays.nodes["first_link"][node]), int(shape.arrays.nodes["first_value"][node])
             first_port = int(self._types["first_port"][type_id])
             for port in range(int(self._types["num_inputs"][type_id])):
                 ragged = bool(self._ports["ragged"][first_port + port])
-                count = int(shape.links[at]) if ragged else 1
+                count = int(shape.arrays.links[at]) if ragged else 1
                 at += int(ragged)
-                for relative in shape.links[at : at + count].tolist():
+                for relative in shape.arrays.links[at : at + count].tolist():
                     if first_value + relative in producer:
                         before, output = producer[first_value + relative]
                         if not graph.has_edge(before, node):

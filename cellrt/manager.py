@@ -343,7 +343,7 @@ class Manager:
         """Reads the results of a complete request, gives its rows back and replies."""
         if request.channel is not None:
             self._stream(request)
-        rows = self.processor.results(request.results_at, len(request.plan.shape.results))
+        rows = self.processor.results(request.results_at, request.plan.shape.num_results)
         results: Result = {}
         host = self._arenas[HOST]
         for result in request.plan.results:
@@ -364,7 +364,7 @@ class Manager:
         """Sends the steps that are complete in all results that have steps."""
         if request.channel is None or request.ended:
             return
-        rows = self.processor.ready_results(request.results_at, len(request.plan.shape.results))
+        rows = self.processor.ready_results(request.results_at, request.plan.shape.num_results)
         stepped = [(result, _at(rows, result.positions)) for result in request.plan.results if not result.is_single]
         ready = min((_num_leading(wanted) for _, wanted in stepped), default=0)
         for step in range(request.num_streamed, ready):

@@ -112,6 +112,8 @@ class Processor:
         self.tables = self._make_tables()
         self._task_ids = np.zeros(self.limits.max_tasks, np.int32)
         self._notices = np.zeros((64, 2), np.int32)
+        self._room: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        """What ``compile_shape`` must know of the limits; None after they grew."""
         self._free_sessions = list(range(self.limits.max_sessions))[::-1]
 
     def _make_tables(self) -> tables.Tables:
@@ -205,6 +207,7 @@ class Processor:
             first += capacity
         self._grown.free_rows = first
         self._grown.kind_rows.append((worker_rows, host_rows))
+        self._room = None
         return kind
 
     def add_type(
@@ -243,6 +246,7 @@ class Processor:
             self._grown.buffer_ints = wanted
         self._grown.per_row = max(self._grown.per_row, int(row["per_row"]))
         self.tables.settings["num_types"] = type_id + 1
+        self._room = None
         self._notices = np.zeros((max(len(self._notices), 4 * max_batch + 64), 2), np.int32)
         return type_id
 
@@ -258,22 +262,29 @@ class Processor:
     def compile(self, program: NDArray[np.int32]) -> Shape:
         """Compiles a program (``program.py``) into a shape. Safe from any thread: reads only types and ports."""
         t = self.tables
-        return compile_shape(program, t.types, t.ports, self.num_kinds)
+        if self._room is None:
+            limits, most_refs = self.limits, self._grown.buffer_ints // 4 - self._grown.per_row
+            most = [limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs, most_refs]
+            rows = np.array(self._grown.kind_rows, np.int64).reshape(-1, 2)
+            self._room = np.array(most, np.int64), rows
+        return compile_shape(program, t.types, t.ports, *self._room)
 
     def why_too_large(self, shape: Shape) -> str | None:
         """Says what of a shape would not fit even in an empty engine; None if it fits."""
-        limits = self.limits
-        links = shape.links.size + 2 * shape.results.size + 2 * shape.states.size + 2 * shape.needs.shape[0]
+        if shape.fits:
+            return None
+        limits, arrays = self.limits, shape.arrays
+        links = arrays.links.size + 2 * arrays.results.size + 2 * arrays.states.size + 2 * arrays.needs.shape[0]
         for what, wanted, limit in (
-            ("nodes", shape.nodes.size, limits.max_nodes),
-            ("values", shape.values.size, limits.max_values),
+            ("nodes", arrays.nodes.size, limits.max_nodes),
+            ("values", arrays.values.size, limits.max_values),
             ("links", links, limits.max_links),
-            ("subgraphs", shape.subgraphs.size, limits.max_subgraphs),
+            ("subgraphs", arrays.subgraphs.size, limits.max_subgraphs),
         ):
             if wanted > limit:
                 return f"{wanted} {what}, the tables hold {limit}"
         for kind, ((worker, host), (worker_rows, host_rows)) in enumerate(
-            zip(shape.needs.tolist(), self._grown.kind_rows)
+            zip(arrays.needs.tolist(), self._grown.kind_rows)
         ):
             if worker > worker_rows or host > host_rows:
                 held = f"the arenas hold {worker_rows} and {host_rows}"
@@ -299,16 +310,16 @@ class Processor:
         ``rows`` has the host row of each external value, then of each state that comes with the request (-1 if not),
         then the link index of the results (see ``results``). A session has one live request at a time.
         """
-        rows = np.empty(shape.externals.size + shape.states.size // 2 + 1, np.int32)
+        rows = np.empty(shape.num_externals + shape.num_states + 1, np.int32)
         request = admit_request(self._at, shape.at, sequence, lane, int(streamed), session, rows)
         return None if request < 0 else (request, rows)
 
     def has_rows(self, shape: Shape) -> bool:
         """Whether the arenas have room for a request now."""
-        kinds = self.tables.kinds[: shape.needs.shape[0]]
+        kinds = self.tables.kinds[: shape.arrays.needs.shape[0]]
         reserved = np.stack([kinds["reserved_worker"], kinds["reserved_host"]], 1)
         rows = np.stack([kinds["worker_rows"], kinds["host_rows"]], 1)
-        return bool((reserved + shape.needs <= rows).all())
+        return bool((reserved + shape.arrays.needs <= rows).all())
 
     def open_session(self) -> int | None:
         """A new session, whose state is zeros; None if there is none left."""

@@ -5,13 +5,15 @@ All in one compiled call, because a request of a shape not seen before (most tre
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.compiled import OpenShape, allocating, make_rows
+from cellrt.core.memory import copy_bytes
 from cellrt.core.partition import partition
 from cellrt.core.program import draft_program, value_after
 from cellrt.core.tables import (
@@ -25,25 +27,71 @@ from cellrt.core.tables import (
     MAX_READERS,
     NODE,
     SUBGRAPH,
+    VALUE,
 )
 from cellrt.errors import RequestTooLargeError
 
+ARRAYS = {
+    "nodes": NODE,
+    "values": VALUE,
+    "links": np.dtype(np.int32),
+    "subgraphs": SUBGRAPH,
+    "externals": np.dtype(np.int32),
+    "results": np.dtype(np.int32),
+    "states": np.dtype(np.int32),
+    "needs": np.dtype(np.int32),
+    "node_types": np.dtype(np.int32),
+}
+NUM_STEPS, MOST_REFS, FITS = (3 * len(ARRAYS) + k for k in range(3))
+"""Where the numbers of a shape lie behind its arrays' addresses and sizes."""
 
-class Shape(NamedTuple):
-    """A compiled cell graph: rows for the tables, with ids relative to the request. Immutable, shared by requests."""
 
-    nodes: NDArray[np.void]
-    values: NDArray[np.void]
-    links: NDArray[np.int32]
-    subgraphs: NDArray[np.void]
-    externals: NDArray[np.int32]  # value ids that come with the request
-    results: NDArray[np.int32]  # kind of each result row
-    states: NDArray[np.int32]  # for each state its value before and after the request
-    needs: NDArray[np.int32]  # [kind, (worker rows, host rows)]: most rows of each kind live at once
-    node_types: NDArray[np.int32]
-    num_steps: int  # nodes, a loop counted as its step limit
-    most_refs: int  # most inputs of a node, a ragged one counted as its rows
-    at: Any  # the address of the rows above
+class Shape:
+    """A compiled cell graph: rows for the tables, with ids relative to the request. Immutable, shared by requests.
+
+    Attributes:
+        at: the address of its arrays, for compiled code.
+        num_results, num_externals: result rows; values that come with the request.
+        num_states: rows that it keeps in a session.
+        num_steps: nodes, a loop counted as its step limit.
+        most_refs: most inputs of a node, a ragged one counted as its rows.
+        fits: whether an empty engine has room for it.
+        arrays: the rows by name; made when they are asked for.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8], words: NDArray[np.int64]) -> None:
+        self._memory, self._words = memory, words
+        self.num_externals, self.num_results, self.num_states, self.num_steps, self.most_refs, self.fits = (
+            int(words[3 * 4 + 1]),
+            int(words[3 * 5 + 1]),
+            int(words[3 * 6 + 1]) // 2,
+            int(words[NUM_STEPS]),
+            int(words[MOST_REFS]),
+            bool(words[FITS]),
+        )
+        self.at: Any = self.arrays if numba.config.DISABLE_JIT else words
+
+    @cached_property
+    def arrays(self) -> OpenShape:
+        """The rows; ``node_types`` apart."""
+        return OpenShape(*(self._array(k) for k in range(len(ARRAYS) - 1)))
+
+    @property
+    def node_types(self) -> NDArray[np.int32]:
+        """The cell type of each node."""
+        types: NDArray[np.int32] = self._array(len(ARRAYS) - 1)
+        return types
+
+    def _array(self, k: int) -> NDArray[Any]:
+        """An array of the shape: a part of its memory, where each begins with a whole word."""
+        counts, columns = self._words[: 3 * len(ARRAYS)].reshape(-1, 3)[:, 1:].T
+        sizes = counts * columns * _ITEM_BYTES
+        first = int((-(-sizes[:k] // 8) * 8).sum())
+        array = self._memory[first : first + int(sizes[k])].view(list(ARRAYS.values())[k])
+        return array.reshape(-1, int(columns[k])) if list(ARRAYS)[k] == "needs" else array
+
+
+_ITEM_BYTES = np.array([dtype.itemsize for dtype in ARRAYS.values()])
 
 
 @allocating
@@ -217,7 +265,7 @@ def _is_carried(ports, cell_type, output):
 
 @allocating
 def _lay_out(program, types, ports, num_kinds):
-    """The arrays of a Shape in order, its two numbers, and their addresses as ``address_of`` gives them.
+    """The arrays of a Shape in order, and its numbers of steps and of most refs.
 
     ``num_steps`` is -1 if one value has more than MAX_READERS readers.
     """
@@ -266,32 +314,78 @@ def _lay_out(program, types, ports, num_kinds):
 
 
 @allocating
-def _address(nodes, values, links, subgraphs, externals, results, states, needs):
-    """As ``compiled.address_of``, without a Python object for each array."""
-    return np.array(
-        [
-            (np.int64(nodes.ctypes.data), nodes.size, 1),
-            (np.int64(values.ctypes.data), values.size, 1),
-            (np.int64(links.ctypes.data), links.size, 1),
-            (np.int64(subgraphs.ctypes.data), subgraphs.size, 1),
-            (np.int64(externals.ctypes.data), externals.size, 1),
-            (np.int64(results.ctypes.data), results.size, 1),
-            (np.int64(states.ctypes.data), states.size, 1),
-            (np.int64(needs.ctypes.data), needs.shape[0], needs.shape[1]),
-        ]
-    ).reshape(-1)
+def _fits(arrays, most_refs, limits, kind_rows):
+    """Whether an empty engine has room: ``limits`` of nodes, values, links, subgraphs and inputs of a node."""
+    nodes, values, links, subgraphs, _, results, states, needs, _ = arrays
+    num_links = links.size + 2 * results.size + 2 * states.size + 2 * needs.shape[0]
+    if nodes.size > limits[0] or values.size > limits[1] or num_links > limits[2] or subgraphs.size > limits[3]:
+        return False
+    for kind in range(needs.shape[0]):
+        if needs[kind, 0] > kind_rows[kind, 0] or needs[kind, 1] > kind_rows[kind, 1]:
+            return False
+    return most_refs <= limits[4]
+
+
+@allocating
+def _pack_part(array, columns, item_bytes, memory, words, k, at):
+    """Copies one array into memory at ``at`` and says where; returns where the next begins."""
+    size = array.shape[0] * columns * item_bytes
+    if size > 0:
+        copy_bytes(memory.ctypes.data + at, array.ctypes.data, size)
+    words[3 * k], words[3 * k + 1], words[3 * k + 2] = memory.ctypes.data + at, array.shape[0], columns
+    return at + (size + 7) // 8 * 8
+
+
+@allocating
+def _compile(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
+    """A shape's memory and words, as ``Shape`` takes them. One block: each array more costs Python a microsecond."""
+    arrays, num_steps, most_refs = _lay_out(program, types, ports, num_kinds)
+    nodes, values, links, subgraphs, externals, results, states, needs, node_types = arrays
+    total = nodes.size * item_bytes[0] + values.size * item_bytes[1] + subgraphs.size * item_bytes[3]
+    total += 4 * (links.size + externals.size + results.size + states.size + needs.size + node_types.size)
+    memory, words = np.zeros(total + 8 * 9, np.uint8), np.zeros(3 * 9 + 3, np.int64)
+    at = _pack_part(nodes, 1, item_bytes[0], memory, words, 0, 0)
+    at = _pack_part(values, 1, item_bytes[1], memory, words, 1, at)
+    at = _pack_part(links, 1, 4, memory, words, 2, at)
+    at = _pack_part(subgraphs, 1, item_bytes[3], memory, words, 3, at)
+    at = _pack_part(externals, 1, 4, memory, words, 4, at)
+    at = _pack_part(results, 1, 4, memory, words, 5, at)
+    at = _pack_part(states, 1, 4, memory, words, 6, at)
+    at = _pack_part(needs, needs.shape[1], 4, memory, words, 7, at)
+    _pack_part(node_types, 1, 4, memory, words, 8, at)
+    words[3 * 9], words[3 * 9 + 1] = num_steps, most_refs
+    words[3 * 9 + 2] = _fits(arrays, most_refs, limits, kind_rows)
+    return memory, words
+
+
+def _compile_plainly(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
+    """As ``_compile``, where nothing is compiled and so nothing has an address."""
+    arrays, num_steps, most_refs = _lay_out(program, types, ports, num_kinds)
+    words = [word for array in arrays for word in (0, *array.shape, 1)[:3]]
+    words += [num_steps, most_refs, _fits(arrays, most_refs, limits, kind_rows)]
+    parts = [array.tobytes().ljust(-(-array.nbytes // 8) * 8, b"\0") for array in arrays]
+    return np.frombuffer(b"".join(parts), np.uint8), np.array(words, np.int64)
 
 
 def compile_shape(
-    program: NDArray[np.int32], types: NDArray[np.void], ports: NDArray[np.void], num_kinds: int
+    program: NDArray[np.int32],
+    types: NDArray[np.void],
+    ports: NDArray[np.void],
+    limits: NDArray[np.int64],
+    kind_rows: NDArray[np.int64],
 ) -> Shape:
     """Expands a program, cuts it into subgraphs and lays it out as rows for the tables.
 
+    Args:
+        program: words of ``program.py``.
+        types, ports: of the tables.
+        limits: most nodes, values, links and subgraphs of a request, and inputs of a node.
+        kind_rows: ``[kinds, 2]`` rows of each kind at a worker and at the host.
+
     Raises RequestTooLargeError if one value has more than MAX_READERS readers.
     """
-    arrays, num_steps, most_refs = _lay_out(program, types, ports, num_kinds)
-    if num_steps < 0:
+    function = _compile_plainly if numba.config.DISABLE_JIT else _compile
+    shape = Shape(*function(program, types, ports, len(kind_rows), limits, kind_rows, _ITEM_BYTES))
+    if shape.num_steps < 0:
         raise RequestTooLargeError(f"an output has more than {MAX_READERS} readers in one graph")
-    rows = OpenShape(*arrays[:-1])
-    at = rows if numba.config.DISABLE_JIT else _address(*rows)
-    return Shape(*rows, arrays[-1], int(num_steps), int(most_refs), at)
+    return shape

@@ -133,9 +133,9 @@ class _Simulator:
         shape = arrival.work if isinstance(arrival.work, Shape) else self.processor.compile(arrival.work)
         if reason := self.processor.why_too_large(shape):
             raise RequestTooLargeError(reason)
-        if arrival.time_s < 0 or not shape.nodes.size:
-            raise RequestError(f"arrival at {arrival.time_s} s, {shape.nodes.size} nodes: need 0 s and 1")
-        limits = [int(row["loop_limit"]) for row in shape.subgraphs if row["loop_limit"]]
+        if arrival.time_s < 0 or not shape.num_steps:
+            raise RequestError(f"arrival at {arrival.time_s} s, {shape.num_steps} nodes: need 0 s and 1")
+        limits = [int(row["loop_limit"]) for row in shape.arrays.subgraphs if row["loop_limit"]]
         steps = limits if arrival.loop_steps is None else arrival.loop_steps
         if len(steps) != len(limits) or any(not 1 <= n <= limit for n, limit in zip(steps, limits)):
             raise RequestError(f"loops of at most {limits} steps cannot take {list(steps)}")

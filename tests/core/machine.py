@@ -278,8 +278,8 @@ class Machine:
             return False
         request.id, rows = admitted
         *external_rows, request.results_at = rows.tolist()
-        self.rows_to_bring = external_rows[shape.externals.size :]
-        del external_rows[shape.externals.size :]
+        self.rows_to_bring = external_rows[shape.num_externals :]
+        del external_rows[shape.num_externals :]
         for row, value in zip(external_rows, request.graph.externals, strict=True):
             if row >= 0:
                 self.rows[HOST, row] = value

@@ -75,10 +75,10 @@ def test_a_tree_of_16_leaves_has_17_subgraphs():
     processor = make_processor()
     leaf, inner = add_tree(processor, 16), add_tree(processor, 16)
     shape = processor.compile(tree(leaf, inner, 16))
-    sizes = np.bincount(shape.nodes["subgraph"]).tolist()
-    types = shape.subgraphs["cell_type"].tolist()
+    sizes = np.bincount(shape.arrays.nodes["subgraph"]).tolist()
+    types = shape.arrays.subgraphs["cell_type"].tolist()
     assert sorted(zip(types, sizes)) == [(leaf, 1)] * 16 + [(inner, 15)]
-    assert shape.subgraphs["waiting"].tolist() == [0] * 16 + [16]
+    assert shape.arrays.subgraphs["waiting"].tolist() == [0] * 16 + [16]
 
 
 def test_a_tree_runs_its_leaves_then_its_levels():
