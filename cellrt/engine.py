@@ -6,6 +6,7 @@ import itertools
 import math
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -126,6 +127,8 @@ class Engine:
         for worker in self._manager.workers:
             worker.start()
         self._thread.start()
+        # Futures and sessions hold their engine: nobody waits for one that is dropped.
+        weakref.finalize(self, _abandon, self._manager).atexit = False
 
     def __enter__(self) -> Engine:
         return self
@@ -431,6 +434,13 @@ class Engine:
             if made is not None:
                 for rows, seconds in times.get(cell.identity, {}).items():
                     self._processor.set_step_time(made.id, rows, seconds)
+
+
+def _abandon(manager: Manager) -> None:
+    """Ends the threads of an engine that was dropped without ``close``; waits for nothing."""
+    manager.command(lambda: manager.cancel_all(threading.Event()))
+    manager.command(manager.end_workers)
+    manager.command(manager.stop)
 
 
 def _measure(cell: Any, num_threads: int) -> dict[int, float]:

@@ -176,6 +176,11 @@ class Manager:
         if self._debug and not self.processor.num_running:
             self._check()
 
+    def end_workers(self) -> None:
+        """Tells the workers to end, without waiting; called as a message, when nothing runs any more."""
+        for worker in self.workers:
+            worker.end()
+
     def stop(self) -> None:
         """Ends the loop after this turn; called as a message."""
         self._stopped = EngineClosedError("the engine is closed")

@@ -109,9 +109,13 @@ class Worker(ABC):
             self._popped += 1
         return done
 
+    def end(self) -> None:
+        """Lets the thread end after its queue."""
+        self._queue.put(None)
+
     def close(self, timeout_s: float) -> bool:
         """Lets the thread end after its queue; returns whether it did in time."""
-        self._queue.put(None)
+        self.end()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import weakref
 
 import pytest
 import torch
@@ -277,3 +278,17 @@ def test_the_timeline_has_every_task_and_request():
     close_and_check(engine)
     with pytest.raises(DefinitionError, match="trace=True"):
         small_engine().timeline()
+
+
+def test_the_threads_of_an_engine_that_is_dropped_end():
+    engine = small_engine(2)
+    engine.register(CHAIN, warm_up=False)
+    engine.submit("chain", steps(3)).result(WAIT_S)
+    threads = [engine._thread, *(worker._thread for worker in engine._manager.workers)]
+    dropped = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert dropped() is None
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
