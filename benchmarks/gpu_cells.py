@@ -1,65 +1,39 @@
-"""The LSTM of the GPU benchmarks: the fused kernel behind the runtime's door for it."""
+"""The LSTM of the GPU benchmarks: the ready-made cell."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import linear
 
-from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.cells.lstm import LSTMCell
 from cellrt.kernels.gate_weights import PackedWeights, Precision
-from cellrt.kernels.lstm_step import lstm_step, pack_weights
+from cellrt.spec import RowSpec
 from cellrt.worker.placement import Rows
 
 
-class State(NamedTuple):
-    """``h`` and ``c`` ``[rows, hidden]``."""
-
-    h: Tensor
-    c: Tensor
-
-
-class FusedLSTM(nn.Module):
-    """An LSTM cell: ``forward`` in plain torch, ``run_rows`` by ``lstm_step``.
+class FusedLSTM(LSTMCell):
+    """The LSTM with inputs as wide as its state; fused on the dry device too, where the kernel's reference runs.
 
     Args:
         hidden: size of inputs and state.
         dtype: of weights, inputs and state.
-        precision: how float32 is multiplied.
+        precision: how the kernel multiplies float32.
     """
 
-    weight_ih: nn.Parameter
-    weight_hh: nn.Parameter
-
     def __init__(self, hidden: int, dtype: torch.dtype = torch.float32, precision: Precision = "tf32") -> None:
-        super().__init__()
-        bound = hidden**-0.5
-        for name in ("weight_ih", "weight_hh"):
-            weight = torch.empty(4 * hidden, hidden).uniform_(-bound, bound)
-            self.register_parameter(name, nn.Parameter(weight.to(dtype)))
-        self.bias = nn.Parameter(torch.empty(4 * hidden).uniform_(-bound, bound).to(dtype))
+        super().__init__(hidden, hidden)
+        self.to(dtype)
         self.precision: Precision = precision
-        self._packed: dict[str, PackedWeights] = {}
 
-    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> State:
-        """One step."""
-        sums = linear(x, self.weight_ih, self.bias) + linear(h, self.weight_hh)
-        i, f, g, o = sums.chunk(4, dim=-1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        return State(torch.sigmoid(o) * torch.tanh(c), c)
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Always."""
+        return True
 
     def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
         """One step, rows of arenas to rows of arenas."""
-        x, h, c = (ArenaRows(*inputs[name]) for name in ("x", "h", "c"))
-        h_out, c_out = (ArenaRows(*outputs[name]) for name in ("h", "c"))
-        lstm_step(self.packed(), x=x, h=h, c=c, h_out=h_out, c_out=c_out, precision=self.precision)
+        self._fused.run(self, inputs, outputs, self.precision)
 
     def packed(self) -> PackedWeights:
-        """The weights as the kernel reads them, packed once for each device."""
-        device = str(self.weight_hh.device)
-        if device not in self._packed:
-            self._packed[device] = pack_weights(self.weight_hh, self.bias, self.weight_ih)
-        return self._packed[device]
+        """The weights as the kernel reads them."""
+        return self._fused.packed(self)

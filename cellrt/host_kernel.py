@@ -86,7 +86,7 @@ def find_kernel(module: object, inputs: Mapping[str, RowSpec], outputs: Mapping[
     """The kernel of a cell's module if it has one that does just what the module does; compiles it."""
     if numba.config.DISABLE_JIT or not isinstance(module, nn.Module) or not hasattr(module, "host_kernel"):
         return None
-    if module._forward_hooks or module._forward_pre_hooks or _is_overridden(type(module)):
+    if is_changed(module, "host_kernel"):
         return None
     make: Callable[[], HostKernel | None] = getattr(module, "host_kernel")  # noqa: B009 - a module's own attributes
     with torch.inference_mode():
@@ -97,10 +97,13 @@ def find_kernel(module: object, inputs: Mapping[str, RowSpec], outputs: Mapping[
     return kernel
 
 
-def _is_overridden(module: type[nn.Module]) -> bool:
-    """Whether a subclass changed what the module computes, below the class that wrote the kernel."""
+def is_changed(module: object, kernel: str) -> bool:
+    """Whether a hook, or a subclass of the class that wrote the method ``kernel``, changed what a module computes."""
+    if isinstance(module, nn.Module) and (module._forward_hooks or module._forward_pre_hooks):
+        return True
+    parents = type(module).__mro__
     definers = {
-        name: next((k for k, parent in enumerate(module.__mro__) if name in vars(parent)), len(module.__mro__))
-        for name in ("host_kernel", "forward", "steps")
+        name: next((k for k, parent in enumerate(parents) if name in vars(parent)), len(parents))
+        for name in (kernel, "forward", "steps")
     }
-    return definers["host_kernel"] > min(definers["forward"], definers["steps"])
+    return definers[kernel] > min(definers["forward"], definers["steps"])

@@ -14,8 +14,8 @@ back. Which path runs, and on which thread, is as in `lstm.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
+from cellrt.cells._fused import can_fuse, fused_gru, vectors
 from cellrt.cells._gated import (
     EmbeddedModule,
     GatedModule,
@@ -40,6 +41,9 @@ from cellrt.cells._recurrence import gru_decode, gru_run, gru_run_inputs
 from cellrt.cells.output import ProjectionArgmax
 from cellrt.host_kernel import HostFunction, HostKernel
 from cellrt.spec import RowSpec, rows
+
+if TYPE_CHECKING:
+    from cellrt.worker.placement import Rows
 
 
 class GRUState(NamedTuple):
@@ -144,6 +148,7 @@ class GRUCell(_GRU):
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True) -> None:
         super().__init__(input_size, hidden_size, bias, is_recurrent=True)
+        self._fused = fused_gru()
 
     @classmethod
     def from_torch(cls, module: nn.GRUCell | nn.GRU) -> Self:
@@ -178,6 +183,15 @@ class GRUCell(_GRU):
         words = [weight.depth, weight.address, bias.data_ptr()]
         return self._kernel(gru_inputs, {"x": rows(weight.depth)}, words, (weight, bias))
 
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether `run_rows` takes these rows, with the weights where they are."""
+        state = vectors(h=self.hidden_size)
+        return can_fuse(self, inputs, outputs, vectors(x=self.weight_ih.shape[1]) | state, state)
+
+    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+        self._fused.run(self, inputs, outputs)
+
 
 class GRUInput(GatedModule):
     """The input half of a GRU: `x` `[rows, input_size]` -> `GRUGates`; feeds `GRURecurrent`."""
@@ -209,6 +223,7 @@ class GRURecurrent(_GRU):
 
     def __init__(self, hidden_size: int, bias: bool = True) -> None:
         super().__init__(None, hidden_size, bias, is_recurrent=True)
+        self._fused = fused_gru()
 
     @classmethod
     def from_torch(cls, module: nn.GRUCell | nn.GRU) -> Self:
@@ -237,6 +252,15 @@ class GRURecurrent(_GRU):
         if not are_float32_on_cpu(*self.parameters()):
             return None
         return self._kernel(gru_gates, {"gates": rows(3 * self.hidden_size)}, [], None)
+
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether `run_rows` takes these rows, with the weights where they are."""
+        state = vectors(h=self.hidden_size)
+        return can_fuse(self, inputs, outputs, vectors(gates=3 * self.hidden_size) | state, state)
+
+    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+        self._fused.run(self, inputs, outputs)
 
 
 class _EmbeddingGRU(EmbeddedModule, _GRU):

@@ -21,8 +21,8 @@ gradients, export) is plain torch. Any number of threads may call the same cell 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
+from cellrt.cells._fused import can_fuse, fused_lstm, vectors
 from cellrt.cells._gated import (
     EmbeddedModule,
     GatedModule,
@@ -46,6 +47,9 @@ from cellrt.cells._host import TOKEN, lstm_embedded, lstm_gates, lstm_inputs, ls
 from cellrt.cells._recurrence import lstm_run, lstm_run_inputs
 from cellrt.host_kernel import HostFunction, HostKernel
 from cellrt.spec import RowSpec, rows
+
+if TYPE_CHECKING:
+    from cellrt.worker.placement import Rows
 
 
 class LSTMState(NamedTuple):
@@ -151,6 +155,7 @@ class LSTMCell(_LSTM):
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True) -> None:
         super().__init__(input_size, hidden_size, bias, is_recurrent=True)
+        self._fused = fused_lstm()
 
     @classmethod
     def from_torch(cls, module: nn.LSTMCell | nn.LSTM) -> Self:
@@ -185,6 +190,15 @@ class LSTMCell(_LSTM):
         words = [weight.depth, weight.address, bias.data_ptr()]
         return self._kernel(lstm_inputs, {"x": rows(weight.depth)}, words, (weight, bias))
 
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether `run_rows` takes these rows, with the weights where they are."""
+        state = vectors(h=self.hidden_size, c=self.hidden_size)
+        return can_fuse(self, inputs, outputs, vectors(x=self.weight_ih.shape[1]) | state, state)
+
+    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+        self._fused.run(self, inputs, outputs)
+
 
 class LSTMInput(GatedModule):
     """The input half of an LSTM: `x` `[rows, input_size]` -> `LSTMGates`; feeds `LSTMRecurrent`."""
@@ -217,6 +231,7 @@ class LSTMRecurrent(_LSTM):
 
     def __init__(self, hidden_size: int, bias: bool = True) -> None:
         super().__init__(None, hidden_size, bias, is_recurrent=True)
+        self._fused = fused_lstm()
 
     @classmethod
     def from_torch(cls, module: nn.LSTMCell | nn.LSTM) -> Self:
@@ -245,6 +260,15 @@ class LSTMRecurrent(_LSTM):
         if not are_float32_on_cpu(*self.parameters()):
             return None
         return self._kernel(lstm_gates, {"gates": rows(4 * self.hidden_size)}, [], None)
+
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether `run_rows` takes these rows, with the weights where they are."""
+        state = vectors(h=self.hidden_size, c=self.hidden_size)
+        return can_fuse(self, inputs, outputs, vectors(gates=4 * self.hidden_size) | state, state)
+
+    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+        self._fused.run(self, inputs, outputs)
 
 
 class EmbeddingLSTMCell(EmbeddedModule, _LSTM):

@@ -9,13 +9,15 @@ what ran before. Greedy choice takes the lowest of equal tokens on the fused pat
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from cellrt.cells._fused import can_fuse, choose_rows, vectors
 from cellrt.cells._gated import (
     Derived,
     are_float32_on_cpu,
@@ -32,6 +34,9 @@ from cellrt.cells._recurrence import project_best
 from cellrt.errors import DefinitionError
 from cellrt.host_kernel import HostKernel
 from cellrt.spec import RowSpec
+
+if TYPE_CHECKING:
+    from cellrt.worker.placement import Rows
 
 NEVER = -1
 """As `end_token`: no token ends the sequence."""
@@ -169,6 +174,14 @@ class ProjectionArgmax(_Linear):
         words = np.array([weight.depth, weight.address, bias.data_ptr(), weight.units, self.end_token])
         outputs = {"token": TOKEN, "stop": STOP}
         return HostKernel(choose_best, {"h": RowSpec((weight.depth,))}, outputs, words, (weight, bias))
+
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether `run_rows` takes these rows, with the weights where they are."""
+        return can_fuse(self, inputs, outputs, vectors(h=self.weight.shape[1]), {"token": TOKEN, "stop": STOP})
+
+    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+        choose_rows(self.weight, self.bias, self.end_token, inputs, outputs)
 
 
 class Sample(nn.Module):

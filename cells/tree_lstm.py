@@ -30,15 +30,16 @@ Weights of any floating type. Which path runs, and on which thread, is as in `ls
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
+from cellrt.cells._fused import can_fuse, fused_tree_lstm
 from cellrt.cells._gated import (
     Derived,
     are_float32_on_cpu,
@@ -54,6 +55,9 @@ from cellrt.cells._tree import are_offsets, child_sum_step, leaf_step, nary_step
 from cellrt.errors import DefinitionError
 from cellrt.host_kernel import HostKernel
 from cellrt.spec import RaggedRows, RowSpec, ragged, rows
+
+if TYPE_CHECKING:
+    from cellrt.worker.placement import Rows
 
 MAX_CHILDREN = 8
 """Most children of an n-ary cell."""
@@ -316,6 +320,7 @@ class BinaryTreeLSTMCell(NaryTreeLSTMCell):
 
     def __init__(self, input_size: int | None, hidden_size: int) -> None:
         super().__init__(2, input_size, hidden_size)
+        self._fused = fused_tree_lstm()
 
     def forward(  # type: ignore[override]
         self, h_left: Tensor, c_left: Tensor, h_right: Tensor, c_right: Tensor, x: Tensor | None = None
@@ -326,6 +331,17 @@ class BinaryTreeLSTMCell(NaryTreeLSTMCell):
     def host_kernel(self) -> HostKernel | None:
         """The compiled form, for float32."""
         return self._kernel(("h_left", "h_right", "c_left", "c_right"))
+
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether `run_rows` takes these rows, with the weights where they are."""
+        given = {name: rows(self.hidden_size) for name in ("h_left", "c_left", "h_right", "c_right")}
+        if self.weight_ih is not None:
+            given["x"] = rows(self.weight_ih.shape[1])
+        return can_fuse(self, inputs, outputs, given, _state_rows(self.hidden_size))
+
+    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+        self._fused.run(self, inputs, outputs)
 
 
 class ChildSumTreeLSTMCell(nn.Module):

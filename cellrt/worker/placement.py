@@ -12,6 +12,7 @@ from torch import nn
 
 from cellrt.define import Cell, CellInput
 from cellrt.freeze import FrozenFunction
+from cellrt.host_kernel import is_changed
 
 
 class Rows(NamedTuple):
@@ -35,6 +36,10 @@ class FusedModule(Protocol):
     the current stream, without waiting for the device and without a shape that depends on values. No row is both read
     and written in one call, and none is written twice. Loops, ragged inputs and inputs from several places still
     use ``forward``. If it raises, all rows of the task fail.
+
+    It is not called where a hook or a subclass changed ``forward``, nor where the module also has a method
+    ``can_run_rows(inputs, outputs) -> bool`` that refuses a cell's ``RowSpec`` of each input and output. That is asked
+    once, when the weights are on the device.
     """
 
     def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
@@ -56,8 +61,8 @@ class PlacedCell:
             self.cell.module = move(cell.module, device)
             self.cell._steps = _method(self.cell.module, "steps")
         module = self.cell.module
-        self.run_rows: RunRows | None = module.run_rows if isinstance(module, FusedModule) else None
-        if compiled and self.run_rows is None:
+        self.run_rows = _fused_form(self.cell)
+        if compiled:
             self.cell = copy.copy(self.cell)
             self.cell.module = torch.compile(module, dynamic=True)
 
@@ -102,6 +107,15 @@ class PlacedCell:
                 return outputs
         with self._device:
             return run()
+
+
+def _fused_form(cell: Cell) -> RunRows | None:
+    """``run_rows`` of a cell's module, if it has one that does what ``forward`` does and takes the cell's rows."""
+    module: object = cell.module
+    if not isinstance(module, FusedModule) or is_changed(module, "run_rows"):
+        return None
+    can_run_rows: Callable[..., bool] | None = getattr(module, "can_run_rows", None)
+    return module.run_rows if can_run_rows is None or can_run_rows(cell.inputs, cell.outputs) else None
 
 
 def move(definition: Callable[..., Any], device: torch.device) -> Callable[..., Any]:

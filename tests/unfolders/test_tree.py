@@ -26,6 +26,7 @@ from cellrt.cells import (
 )
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.spec import RaggedRows
+from cellrt.unfolders.trees import _flatten
 
 HIDDEN = 8
 STATE, CHILDREN, TOKEN = (HIDDEN,), cellrt.ragged(HIDDEN), cellrt.rows(dtype=torch.int64)
@@ -305,3 +306,37 @@ def test_a_wrong_definition_is_named(cells):
         unfolders.conllu_tree("m", cell=cells.word, **words)
     with pytest.raises(DefinitionError, match="expected a cell, got TreeLSTMLeaf"):
         unfolders.tree("m", leaf=TreeLSTMLeaf(4, HIDDEN), inner=cells.binary)
+
+
+LEAVES = st.one_of(
+    st.integers(-(1 << 31), (1 << 31) - 1),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.booleans(),
+    st.text(max_size=2),
+)
+
+
+@given(st.recursive(LEAVES, lambda inside: st.lists(inside, min_size=1, max_size=4).map(tuple), max_leaves=20))
+def test_nested_tuples_are_read_in_the_order_in_which_nodes_begin(request_):
+    def walk(item, parent, parents, leaves):
+        node = len(parents)
+        parents.append(parent)
+        if isinstance(item, tuple):
+            for child in item:
+                walk(child, node, parents, leaves)
+        else:
+            leaves.append(item)
+        return parents, leaves
+
+    parents, leaves = _flatten(request_)
+    assert (parents.tolist(), list(leaves)) == walk(request_, -1, [], [])
+
+
+def test_a_tree_deeper_than_the_stack_is_read():
+    request_ = 0
+    for leaf in range(1, 20_000):
+        request_ = (request_, leaf)
+    parents, leaves = _flatten(request_)
+    assert len(parents) == 39_999
+    assert list(leaves) == list(range(20_000))

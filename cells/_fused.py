@@ -1,0 +1,172 @@
+"""How the ready-made cells run on a GPU: `run_rows` (`cellrt/worker/placement.py`) by the fused kernels.
+
+A kernel has its own layout of the weights. It is made when a cell first runs on a device and kept beside the
+parameters, which the plain form still needs: twice the memory. float32 is multiplied as torch does it there: in TF32
+if `torch.backends.cuda.matmul` allows that, else in full. Kernels are imported by the functions that call them: only a
+GPU needs them, and their code is no part of what a cell is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from cellrt.cells._gated import Derived
+from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.kernels.choose import uses_triton
+from cellrt.kernels.gate_weights import TYPES
+from cellrt.spec import RowSpec, rows
+
+if TYPE_CHECKING:
+    from cellrt.kernels.gate_weights import PackedWeights, Precision
+    from cellrt.worker.placement import Rows
+
+LEAST_CAPABILITY = (8, 0)
+"""Of a CUDA device: the first that multiplies bfloat16 and TF32."""
+
+
+class FusedStep:
+    """A step kernel with the weights of one module, packed when they are first needed.
+
+    Args:
+        step: the operation; its arguments have the names of the cell's inputs, and of its outputs with `_out`.
+        pack: makes its weights from the parameters.
+        names: of these parameters; a module need not have all of them.
+    """
+
+    def __init__(self, step: Callable[..., None], pack: Callable[..., PackedWeights], *names: str) -> None:
+        self._step, self._names = step, names
+        self._packed = Derived(pack)
+
+    def packed(self, module: nn.Module) -> PackedWeights:
+        """The weights of `module` as the kernel reads them."""
+        return self._packed.of(*(module._parameters.get(name) for name in self._names))
+
+    def run(
+        self,
+        module: nn.Module,
+        inputs: Mapping[str, Rows],
+        outputs: Mapping[str, Rows],
+        precision: Precision | None = None,
+    ) -> None:
+        """One step, rows of arenas to rows of arenas; without a `precision`, float32 is multiplied as torch does."""
+        given = {name: ArenaRows(*value) for name, value in inputs.items()}
+        made = {f"{name}_out": ArenaRows(*value) for name, value in outputs.items()}
+        self._step(self.packed(module), **given, **made, precision=precision or chosen_precision())
+
+
+def fused_lstm() -> FusedStep:
+    """The step of an LSTM with the parameters of torch's; without `weight_ih` its input is `gates`."""
+    return FusedStep(_step_lstm, _pack_lstm, "weight_hh", "bias_hh", "weight_ih", "bias_ih")
+
+
+def _step_lstm(weights: PackedWeights, **arguments: Any) -> None:
+    from cellrt.kernels.lstm_step import lstm_step
+
+    lstm_step(weights, **arguments)
+
+
+def _pack_lstm(*parameters: Tensor) -> PackedWeights:
+    from cellrt.kernels.lstm_step import pack_weights
+
+    return pack_weights(*parameters)
+
+
+def fused_gru() -> FusedStep:
+    """The step of a GRU with the parameters of torch's; without `weight_ih` its input is `gates`."""
+    return FusedStep(_step_gru, _pack_gru, "weight_hh", "bias_hh", "weight_ih", "bias_ih")
+
+
+def _step_gru(weights: PackedWeights, **arguments: Any) -> None:
+    from cellrt.kernels.gru_step import gru_step
+
+    gru_step(weights, **arguments)
+
+
+def _pack_gru(*parameters: Tensor) -> PackedWeights:
+    from cellrt.kernels.gru_step import pack_weights
+
+    return pack_weights(*parameters)
+
+
+def fused_tree_lstm() -> FusedStep:
+    """The step of a node with two children; its parameters are as `tree_lstm.py` says."""
+    return FusedStep(_step_tree_lstm, _pack_tree_lstm, "weight_hh", "bias", "weight_ih")
+
+
+def _step_tree_lstm(weights: PackedWeights, **arguments: Any) -> None:
+    from cellrt.kernels.tree_lstm_step import tree_lstm_step
+
+    tree_lstm_step(weights, **arguments)
+
+
+def _pack_tree_lstm(weight_hh: Tensor, bias: Tensor, weight_ih: Tensor | None) -> PackedWeights:
+    """From gates i, o, u, f_left, f_right (over the input: i, o, u, f) to the kernel's i, f_left, f_right, o, u."""
+    from cellrt.kernels.tree_lstm_step import pack_weights
+
+    order, input_order = (0, 3, 4, 1, 2), (0, 3, 3, 1, 2)
+    return pack_weights(
+        torch.cat([weight_hh.chunk(5)[gate] for gate in order]),
+        torch.cat([bias.chunk(5)[gate] for gate in order]),
+        None if weight_ih is None else torch.cat([weight_ih.chunk(4)[gate] for gate in input_order]),
+    )
+
+
+def choose_rows(
+    weight: Tensor, bias: Tensor | None, end_token: int, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]
+) -> None:
+    """Projection and greedy choice: rows `h` of an arena to rows `token` and `stop` of arenas."""
+    from cellrt.kernels.project_argmax import Projection, project_argmax
+    from cellrt.kernels.scatter_rows import scatter_rows
+
+    h, token, stop = ArenaRows(*inputs["h"]), outputs["token"], outputs["stop"]
+    count = len(h.rows)
+    stop_token = end_token if 0 <= end_token < len(weight) else None
+    tokens, stops = token.values.new_empty(count), stop.values.new_empty(count)
+    project_argmax(h, Projection(weight, bias, stop_token, chosen_precision()), tokens, stops)
+    buffer = torch.cat([token.rows, stop.rows]).to(torch.int32)
+    scatter_rows([token.values, stop.values], buffer, [(count, -1, 0), (count, -1, count)], [tokens, stops])
+
+
+def can_fuse(
+    module: nn.Module,
+    inputs: Mapping[str, RowSpec],
+    outputs: Mapping[str, RowSpec],
+    expected_inputs: Mapping[str, RowSpec],
+    expected_outputs: Mapping[str, RowSpec],
+) -> bool:
+    """Whether a kernel runs where the weights of `module` are, and takes them and a cell's inputs and outputs.
+
+    What is expected is written for float32; it must have the type of the weights.
+    """
+    weights = list(module.parameters())
+    dtype, device = weights[0].dtype, weights[0].device
+    if dtype not in TYPES or not uses_triton(weights[0]) or is_parametrized(module):
+        return False
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+        return False
+    if any(weight.dtype != dtype or weight.device != device or not weight.is_contiguous() for weight in weights):
+        return False
+    return all(
+        dict(specs) == {name: _in_type(spec, dtype) for name, spec in expected.items()}
+        for specs, expected in ((inputs, expected_inputs), (outputs, expected_outputs))
+    )
+
+
+def vectors(**sizes: int) -> dict[str, RowSpec]:
+    """Rows of so many numbers, by name."""
+    return {name: rows(size) for name, size in sizes.items()}
+
+
+def chosen_precision() -> Precision:
+    """How float32 is multiplied."""
+    # allow_tf32 says the same, but raises where somebody has set this one.
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+
+
+def _in_type(spec: RowSpec, dtype: torch.dtype) -> RowSpec:
+    return spec._replace(dtype=dtype) if spec.dtype.is_floating_point else spec
