@@ -80,6 +80,10 @@ class Cell:
         outputs = ", ".join(f"{name}: {spec}" for name, spec in self.outputs.items())
         return f"Cell({self.name!r}, ({inputs}) -> ({outputs}), {self.identity[:8]})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, which find their own kernel: this one's words are addresses."""
+        return {name: value for name, value in vars(self).items() if name != "host_kernel"}
+
     def __call__(self, /, **inputs: object) -> Node:
         """Adds a node to the graph that is being unfolded: see ``Graph.call``."""
         graph = CURRENT_GRAPH.get(None)
@@ -92,7 +96,7 @@ class Cell:
         """What runs the cell on a CPU without Python, if its module has such a form: see ``host_kernel.py``."""
         if self.batch_sizes or not self.by_name:
             return None
-        return find_kernel(self.module, self.inputs, self.outputs)
+        return find_kernel(self.module, self.inputs, self.outputs, self.carry)
 
     @property
     def has_steps(self) -> bool:

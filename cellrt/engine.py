@@ -121,7 +121,7 @@ class Engine:
         self._thread = threading.Thread(target=self._manager.keep_time, name="cellrt-timekeeper", daemon=True)
         self._num_submitted = 0
         self._register_lock = threading.Lock()
-        self._submit_lock = threading.Lock()
+        self._submit_lock = threading.RLock()  # a callback may submit again
         self._sequence = itertools.count(1)
         self._closed = False
         for worker in self._manager.workers:
@@ -165,6 +165,9 @@ class Engine:
                     f"priorities: {sorted(unknown)} are no cells of {unfolder.name!r}; it has {names}"
                 )
             defaults = default_priorities(recorded, discovery)
+            if self._devices[0] is None:
+                for cell in discovery.cells:
+                    _ = cell.host_kernel  # compiled here, not while requests wait
             times = {cell.identity: self._measure(cell) for cell in discovery.cells} if warm_up else {}
             chosen = [
                 (priorities or {}).get(cell.name, default if cell.priority is None else cell.priority)
@@ -216,6 +219,8 @@ class Engine:
         Raises UnknownModelError, OverloadError if too many sessions are open, RequestError if the model keeps no state,
         SessionError if ``state`` is not one of this model's cells.
         """
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
         states = self._model(model).states
         if not states:
             raise RequestError(f"model {model!r} keeps no state: its unfolder uses no keep=True, and no graph.keep")
@@ -251,6 +256,7 @@ class Engine:
 
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until every submitted request has ended and its callbacks have run; False on a time-out, in seconds."""
+        self._refuse_in_callback()
         end = None if timeout is None else time.monotonic() + timeout
         while self._manager.num_answered < self._num_submitted and self._thread.is_alive():
             if end is not None and time.monotonic() >= end:
@@ -260,6 +266,7 @@ class Engine:
 
     def close(self, timeout: float = 30.0) -> None:
         """Ends the engine: requests that are not done end with EngineClosedError; threads end. May be called twice."""
+        self._refuse_in_callback()
         with self._submit_lock:
             if self._closed:
                 return
@@ -385,6 +392,7 @@ class Engine:
 
     def _on_manager(self, function: Callable[[], T], session: SessionRecord | None = None) -> T:
         """Runs a function in a turn of the manager, or in its place in a session, and returns its result."""
+        self._refuse_in_callback()
         if self._closed or not self._thread.is_alive():
             raise EngineClosedError("the engine is closed")
         done = threading.Event()
@@ -409,6 +417,11 @@ class Engine:
         if errors:
             raise errors[0]
         return results[0]
+
+    def _refuse_in_callback(self) -> None:
+        """Raises RequestError in a future's callback, where waiting for the engine would never end."""
+        if self._manager.is_in_turn:
+            raise RequestError("a future's callback cannot wait for its engine: call this from another thread")
 
     def _measure(self, cell: Cell) -> dict[int, float]:
         device = self._devices[0]

@@ -127,7 +127,7 @@ class Graph(Recorder):
         each step: a tensor ``[steps, *shape]``, a list of numbers or outputs, or a chain's output. One Output, or one
         row, serves every step. With ``reverse`` the chain runs from the last step's input to the first's. With ``keep``
         the carried inputs that are not given begin with the state of the request's session, which keeps what they are
-        after the last completed step; without a session they begin with zeros.
+        after the last step of the last completed task; without a session they begin with zeros.
         """
         type_id = self._begin(cell)
         self._check_names(cell, inputs)

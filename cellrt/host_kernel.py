@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cellrt.core.compiled import watch_callees
+from cellrt.errors import DefinitionError
 from cellrt.spec import RaggedRows, RowSpec
 
 _SIGNATURE = numba.int64(numba.int64, numba.int64)
@@ -82,28 +83,38 @@ class HostKernel(NamedTuple):
         return outputs if call(self.words.ctypes.data, words.ctypes.data) == 0 else None
 
 
-def find_kernel(module: object, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> HostKernel | None:
-    """The kernel of a cell's module if it has one that does just what the module does; compiles it."""
+def find_kernel(
+    module: object, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec], carry: Mapping[str, str]
+) -> HostKernel | None:
+    """The kernel of a cell's module if it has one that does just what the cell does; compiles it.
+
+    In a run of several steps it has one row a chain for what it names alike among its inputs and outputs, and one a
+    step for its other inputs: so these must be what the cell carries. Raises DefinitionError if ``host_kernel`` raises.
+    """
     if numba.config.DISABLE_JIT or not isinstance(module, nn.Module) or not hasattr(module, "host_kernel"):
         return None
     if is_changed(module, "host_kernel"):
         return None
     make: Callable[[], HostKernel | None] = getattr(module, "host_kernel")  # noqa: B009 - a module's own attributes
-    with torch.inference_mode():
-        kernel = make()
-    if kernel is None or dict(kernel.inputs) != dict(inputs) or dict(kernel.outputs) != dict(outputs):
-        return None
-    _ = kernel.function.address
+    try:
+        with torch.inference_mode():
+            kernel = make()
+        if kernel is None or dict(kernel.inputs) != dict(inputs) or dict(kernel.outputs) != dict(outputs):
+            return None
+        if {name: name for name, spec in inputs.items() if outputs.get(name) == spec} != dict(carry):
+            return None
+        _ = kernel.function.address
+    except Exception as error:
+        raise DefinitionError(f"{type(module).__name__}.host_kernel raised {type(error).__name__}: {error}") from error
     return kernel
 
 
 def is_changed(module: object, kernel: str) -> bool:
-    """Whether a hook, or a subclass of the class that wrote the method ``kernel``, changed what a module computes."""
-    if isinstance(module, nn.Module) and (module._forward_hooks or module._forward_pre_hooks):
+    """Whether a module may compute something else than the class whose method ``kernel`` it has.
+
+    So for a subclass, which may have changed anything (it may name the method anew), for a parametrized module, and
+    for hooks.
+    """
+    if kernel not in vars(type(module)) or {"forward", "steps"} & vars(module).keys():
         return True
-    parents = type(module).__mro__
-    definers = {
-        name: next((k for k, parent in enumerate(parents) if name in vars(parent)), len(parents))
-        for name in (kernel, "forward", "steps")
-    }
-    return definers[kernel] > min(definers["forward"], definers["steps"])
+    return isinstance(module, nn.Module) and bool(module._forward_hooks or module._forward_pre_hooks)

@@ -90,6 +90,7 @@ class Manager:
         self._closing = False
         self._stopped: CellrtError | None = None
         self._turn_lock = threading.Lock()
+        self._turn_thread = -1
         self._alarm: SimpleQueue[None] = SimpleQueue()
 
     def keep_time(self) -> None:
@@ -99,7 +100,14 @@ class Manager:
                 self._alarm.get(timeout=self._wait_s())
             self.take_turns()
         with self._turn_lock:
+            self._turn_thread = threading.get_ident()
             self._end_all(self._stopped)
+            self._turn_thread = -1
+
+    @property
+    def is_in_turn(self) -> bool:
+        """Whether the calling thread has the turn: then it is in a future's callback, and must wait for nothing."""
+        return self._turn_thread == threading.get_ident()
 
     @property
     def has_workers(self) -> bool:
@@ -139,6 +147,7 @@ class Manager:
         for _ in range(2):
             if not self._turn_lock.acquire(blocking=False):
                 return False
+            self._turn_thread = threading.get_ident()
             try:
                 if self._stopped is None:
                     self.turn()
@@ -149,6 +158,7 @@ class Manager:
                 self._stopped.__cause__ = error
                 self._alarm.put(None)
             finally:
+                self._turn_thread = -1
                 self._turn_lock.release()
             if not self.has_news():
                 return True
@@ -239,6 +249,9 @@ class Manager:
 
     def _admit(self) -> None:
         while (request := self._waiting.first()) is not None:
+            if request.session is not None and request.session.error is not None:
+                self._end(request, SessionError(str(request.session.error)))
+                continue
             sequence, is_streamed = request.job.sequence, request.channel is not None
             session = request.session.id if request.session is not None else -1
             admitted = self.processor.admit(request.plan.shape, sequence, request.lane, is_streamed, session)

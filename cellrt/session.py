@@ -23,7 +23,7 @@ class Session:
     """A client's session, as ``Engine.session`` gives it. Safe from any thread.
 
     Its requests run in the order of their submission, each from the state that the one before left; a request that
-    failed or was cancelled leaves the state of the last completed step (see ``Graph.chain``).
+    failed or was cancelled leaves the state of the last completed task's last step (see ``Graph.chain``).
     """
 
     def __init__(self, record: SessionRecord, specs: list[RowSpec], submit: Callable[..., Any], act: Any) -> None:
@@ -79,7 +79,7 @@ class Session:
         """
         try:
             tensors = safetensors.torch.load(state)
-        except (safetensors.SafetensorError, TypeError) as error:
+        except (safetensors.SafetensorError, KeyError, TypeError) as error:
             raise SessionError(f"{self._record}: not a session's state: {error}") from None
         saved = []
         for k, (layout, spec) in enumerate(zip(self._record.states, self._specs)):
@@ -95,5 +95,10 @@ class Session:
         self._act(lambda store: store.replace(self._record, saved))
 
     def close(self) -> None:
-        """Ends the session after the requests submitted so far and frees its state; its id may be used anew."""
+        """Ends the session after the requests submitted so far and frees its state; its id may be used anew.
+
+        Does nothing if it has ended.
+        """
+        if self._record.error is not None:
+            return
         self._act(lambda store: store.end(self._record, SessionError(f"{self._record} is closed")))

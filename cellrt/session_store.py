@@ -142,6 +142,8 @@ class SessionStore:
     def note_released(self, record: SessionRecord) -> None:
         """Takes in that the request gave the state back; the session ends if that was at a lost worker."""
         record.running = None
+        if record.id < 0:  # it ended while its request waited
+            return
         handles = self._handles(record)
         lost = [location for location in self._lost if location in (handle >> LOCATION_SHIFT for handle in handles)]
         if lost:
@@ -177,8 +179,8 @@ class SessionStore:
 
     def _read_row(self, kind: int, handle: int) -> NDArray[Any]:
         location = handle >> LOCATION_SHIFT if handle >= NUM_PERMANENT else 1
-        bits: NDArray[Any] = self._arenas[location].get_bits(kind, np.array([handle & ROW_MASK], np.int32))[0]
-        return bits
+        bits = self._arenas[location].get_bits(kind, np.array([handle & ROW_MASK], np.int32))
+        return bits.reshape(bits.shape[1:])
 
     def replace(self, record: SessionRecord, saved: list[NDArray[Any]] | None) -> None:
         """Gives an idle session another state; None is zeros."""

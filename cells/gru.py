@@ -322,7 +322,7 @@ class EmbeddingGRUCell(_EmbeddingGRU):
         if self.fold:
             table = self.folded()
             return self._kernel(gru_tokens, {"token": TOKEN}, [table.data_ptr(), table.shape[0]], table)
-        table, (weight, bias) = self.embedding.weight.detach(), self.packed_ih()
+        table, (weight, bias) = self.embedding.weight.detach().contiguous(), self.packed_ih()
         words = [table.data_ptr(), table.shape[0], weight.depth, weight.address, bias.data_ptr()]
         return self._kernel(gru_embedded, {"token": TOKEN}, words, (table, weight, bias))
 

@@ -320,7 +320,7 @@ class EmbeddingLSTMCell(EmbeddedModule, _LSTM):
         if self.fold:
             table = self.folded()
             return self._kernel(lstm_tokens, {"token": TOKEN}, [table.data_ptr(), table.shape[0]], table)
-        table, (weight, bias) = self.embedding.weight.detach(), self.packed_ih()
+        table, (weight, bias) = self.embedding.weight.detach().contiguous(), self.packed_ih()
         words = [table.data_ptr(), table.shape[0], weight.depth, weight.address, bias.data_ptr()]
         return self._kernel(lstm_embedded, {"token": TOKEN}, words, (table, weight, bias))
 

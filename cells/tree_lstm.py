@@ -180,7 +180,10 @@ class EmbeddingTreeLSTMLeaf(TreeLSTMLeaf):
         if not are_float32_on_cpu(*self.parameters()):
             return None
         if not self.fold:
-            table, (weight, bias) = self.embedding.weight.detach(), self._packed.of(self.weight_ih, self.bias)
+            table, (weight, bias) = (
+                self.embedding.weight.detach().contiguous(),
+                self._packed.of(self.weight_ih, self.bias),
+            )
             inputs = [table.data_ptr(), table.shape[0], weight.depth]
             words = np.array([*inputs, weight.address, bias.data_ptr(), self.hidden_size])
             keeps = table, weight, bias
@@ -465,7 +468,10 @@ class EmbeddingChildSumTreeLSTMCell(ChildSumTreeLSTMCell):
         if self.fold:
             table = self._table.of(self.embedding.weight, self.weight_ih, self.bias)
             return self._kernel({"token": TOKEN}, [0, 0, 0, table.data_ptr(), table.shape[0]], table)
-        table, (weight, bias) = self.embedding.weight.detach(), self._packed_ih.of(self.weight_ih, self.bias)
+        table, (weight, bias) = (
+            self.embedding.weight.detach().contiguous(),
+            self._packed_ih.of(self.weight_ih, self.bias),
+        )
         inputs = [weight.depth, weight.address, bias.data_ptr(), table.data_ptr(), table.shape[0]]
         return self._kernel({"token": TOKEN}, inputs, (table, weight, bias))
 

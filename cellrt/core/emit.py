@@ -131,6 +131,15 @@ def _ragged_input(t, task, base, port, end, notes_at):
 
 
 @compiled
+def is_first_to_carry(t, cell_type, port):
+    """Whether no port before reads the same state: it is given back once."""
+    for before in range(port):
+        if t.ports[cell_type.first_port + before].carry == t.ports[cell_type.first_port + port].carry:
+            return False
+    return True
+
+
+@compiled
 def _loop_input(t, task, base, port, end, notes_at):
     """An input of a loop's step. What every step reads alike is counted as read when the loop ends."""
     ints, cell_type = t.ints, t.types[task.cell_type]
@@ -149,7 +158,7 @@ def _loop_input(t, task, base, port, end, notes_at):
             ints[end] = value.row
             if ints[end] >> LOCATION_SHIFT != task.worker or value.bits & KEPT:
                 task.reads_late = 1
-            else:
+            elif is_first_to_carry(t, cell_type, port):
                 notes_at -= 1
                 ints[notes_at] = ints[end]
             end += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from cellrt.core import task_layout as layout
 from cellrt.core.admit import release
 from cellrt.core.compiled import compiled
-from cellrt.core.emit import give_noted_rows
+from cellrt.core.emit import give_noted_rows, is_first_to_carry
 from cellrt.core.form import size_class
 from cellrt.core.queue import dequeue, enqueue, pin, push_ready
 from cellrt.core.rows import give_row
@@ -269,7 +269,7 @@ def _count_late_reads(t, task_id):
                     count = t.links[at]
                     at += 1
                 if task.is_loop and (info.carry < 0 or subgraph.loop_steps > 0):
-                    if info.carry >= 0:
+                    if info.carry >= 0 and is_first_to_carry(t, cell_type, port):
                         _free_loop_state(t, base, row, port, node.first_value + info.carry, has_failed)
                 elif info.carry < 0 or step == 0:
                     for k in range(at, at + count):

@@ -105,6 +105,8 @@ def run_loop(buffer, ports, num_inputs, own, host, kernel, constants, task):
     for row in range(rows):
         write_word(active, row, row)
     stop = _stop_output(buffer, ports, num_inputs)
+    if stop >= 0 and ports[stop, ROW_BYTES] != 1:
+        return REFUSED
     count, step = rows, 0
     write_word(task, STEPS, 1)
     write_word(task, BATCH_SIZES, sizes)

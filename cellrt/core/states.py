@@ -2,9 +2,9 @@
 
 A request has three values for each state: the one that it begins with, the one that it ends with, and the one after
 what is complete. If all states are carried by one chain or loop, the third follows every completed task, so a request
-that fails or is cancelled leaves the state of the last completed step. Otherwise the states of different chains could
-be of different steps, so they change together, when the request is done. A row of KEPT state is never freed before the
-tasks that read it are complete, because one of them may fail.
+that fails or is cancelled leaves the state of its last completed task's last step. Otherwise the states of different
+chains could be of different steps, so they change together, when the request is done. A row of KEPT state is never
+freed before the tasks that read it are complete, because one of them may fail.
 
 While a request runs it holds its session's rows and their reservations; between requests the session's slots do.
 """

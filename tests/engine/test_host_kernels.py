@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 
 from cellrt import cells
 from cellrt.define import Cell, cell
-from cellrt.errors import CellError
+from cellrt.errors import CellError, DefinitionError
 from cellrt.executor import Executor
 from cellrt.reference import run_one_by_one
 from cellrt.spec import ragged, rows
@@ -238,3 +240,47 @@ def test_a_kernel_runs_on_tensors(monkeypatch) -> None:
     made = cell(cells.GRUCell(SIZE, HIDDEN), {"h": rows(HIDDEN), "x": NUMBERS})
     x, h = torch.randn(7, SIZE), torch.randn(7, HIDDEN)
     torch.testing.assert_close(made.host_kernel.run(7, {"x": x, "h": h})["h"], made.run(h, x)[0])
+
+
+class OtherLogits(cells.Projection):
+    """Changes a method that ``forward`` uses."""
+
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
+        return 2 * super().logits(h)
+
+
+def test_a_subclass_that_changes_any_method_has_no_kernel() -> None:
+    assert cell(OtherLogits(SIZE, TOKENS), {"h": NUMBERS}).host_kernel is None
+
+
+def test_an_embedding_with_other_strides(monkeypatch) -> None:
+    table = torch.nn.Embedding(TOKENS, SIZE, _weight=torch.randn(SIZE, TOKENS).t())
+    lstm = torch.nn.LSTMCell(SIZE, HIDDEN)
+    made = cell(cells.EmbeddingLSTMCell.from_torch(table, lstm, fold=False), {"token": TOKEN, **LSTM})
+
+    @unfold("chains", example=values_for(made, 2))
+    def model(graph, request):
+        return {"h": graph.chain(made, **request).h}
+
+    check(model, [values_for(made, 9)])
+
+
+def test_a_copied_cell_finds_a_kernel_of_its_own() -> None:
+    made = cell(cells.GRUCell(SIZE, HIDDEN), {"x": NUMBERS, **H})
+    assert made.host_kernel is not None
+    copied = copy.deepcopy(made)
+    assert copied.host_kernel.words.ctypes.data != made.host_kernel.words.ctypes.data
+    assert pickle.loads(pickle.dumps(made)).identity == made.identity
+
+
+class Wrong(cells.GRUCell):
+    def host_kernel(self):
+        raise ValueError("no kernel today")
+
+
+def test_a_kernel_that_cannot_be_made_is_a_mistake_of_the_definition() -> None:
+    made = cell(Wrong(SIZE, HIDDEN), {"x": NUMBERS, **H})
+    engine = small_engine()
+    with pytest.raises(DefinitionError, match="no kernel today"):
+        engine.register(chain_of(made), warm_up=False)
+    close_and_check(engine)

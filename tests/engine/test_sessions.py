@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from cellrt.errors import (
 from cellrt.graph import Graph
 from cellrt.reference import run_one_by_one
 from cellrt.session_store import SessionLimits
+from cellrt.spec import rows
 from cellrt.unfolder import Unfolder
 from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.models import DIE, RAISE, WIDTH, Gate, make_cells
@@ -341,4 +343,69 @@ def test_ten_thousand_sessions_live_at_once():
         for x in inputs[k]:
             expected = run_one_by_one(model, x, state)
         torch.testing.assert_close(results[k], expected["h"], rtol=1e-5, atol=1e-5)
+    close_and_check(engine)
+
+
+def test_state_of_single_numbers_is_exported_evicted_and_restored():
+    counting = cell(
+        lambda n, by: {"n": n + by}, {"n": rows(dtype=torch.int64), "by": rows(dtype=torch.int64)}, name="sum"
+    )
+    model = Unfolder("sum", lambda graph, x: {"n": graph.chain(counting, keep=True, by=x).last.n}, [1, 2])
+    engine = small_engine(sessions=SessionLimits(max_resident=1))
+    engine.register(model)
+    first, second = engine.session("sum"), engine.session("sum")
+    for session in (first, second, first):
+        session.submit([1, 2, 3]).result(WAIT_S)
+    third = engine.session("sum", state=first.export())
+    assert [s.submit([10]).result(WAIT_S)["n"].item() for s in (first, second, third)] == [22, 16, 22]
+    close_and_check(engine)
+
+
+def test_state_lost_while_a_request_waits_for_admission_is_an_error_and_never_zeros():
+    gate = Gate(WAIT_S)
+    engine = small_engine(2, limits=replace(SMALL, max_requests=2), queue_depth=1)
+    engine.register(gate.unfolder, warm_up=False)
+    engine.register(RUNS, warm_up=False)
+    held = engine.submit("gate", torch.ones(WIDTH))
+    assert gate.entered.wait(WAIT_S)
+    sessions = [engine.session("runs") for _ in range(4)]
+    for session in sessions:
+        session.submit(steps(1)).result(WAIT_S)
+    # The gate and the deadly request take both places of the tables, so the others wait.
+    deadly = engine.submit("runs", steps(2, DIE))
+    waiting = [session.submit(steps(1)) for session in sessions]
+    assert isinstance(deadly.exception(WAIT_S), DeviceError)
+    gate.open.set()
+    held.result(WAIT_S)
+    for future in waiting:
+        error = future.exception(WAIT_S)
+        assert isinstance(error, SessionError), (error, future)
+    close_and_check(engine)
+
+
+def test_a_callback_cannot_wait_for_its_engine():
+    gate, refused, submitted = Gate(WAIT_S), [], []
+    engine = small_engine()
+    engine.register(gate.unfolder, warm_up=False)
+    engine.register(RUNS, warm_up=False)
+    session = engine.session("runs")
+    session.submit(steps(1)).result(WAIT_S)
+
+    def call(_):
+        for wait in (session.export, session.close, engine.drain, engine.close, engine.check):
+            try:
+                wait()
+            except RequestError as error:
+                refused.append(str(error))
+        submitted.append(engine.submit("runs", steps(2)))
+
+    held = engine.submit("gate", torch.ones(WIDTH))
+    held.add_done_callback(call)
+    gate.open.set()
+    held.result(WAIT_S)
+    assert engine.drain(WAIT_S)
+    assert len(refused) == 5 and "callback" in refused[0]
+    submitted[0].result(WAIT_S)
+    session.close()
+    session.close()
     close_and_check(engine)
