@@ -132,7 +132,7 @@ class BatchServer:
         if min(threads, workers, max_batch) < 1:
             raise ValueError("max_batch, threads and workers must be positive")
         self._max_batch = max_batch
-        self._backlog = backlog or InOrder()
+        self._backlog = InOrder() if backlog is None else backlog
         self._changed = threading.Condition()
         self._num_idle = 0
         self._is_closed = False

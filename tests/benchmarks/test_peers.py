@@ -65,6 +65,22 @@ def test_buckets_take_turns_and_never_mix() -> None:
     assert buckets.take(2) == []
 
 
+def test_a_server_uses_the_buckets_that_it_is_given() -> None:
+    seen: list[list[int]] = []
+
+    def run(batch: Sequence[list[int]]) -> Iterable[tuple[int, int]]:
+        seen.append([len(request) for request in batch])
+        return enumerate(seen[-1])
+
+    server = BatchServer(lambda threads: run, max_batch=8, backlog=Buckets(width=10), threads=1)
+    try:
+        futures = [server.submit([0] * length) for length in (3, 35, 4, 36) * 10]
+        assert [future.result(TIMEOUT_S) for future in futures] == [3, 35, 4, 36] * 10
+    finally:
+        server.close()
+    assert all(max(lengths) - min(lengths) < 10 for lengths in seen)
+
+
 class Gate:
     """A server of numbers: notes the size of every batch and holds each back until the test lets it go."""
 
