@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from cellrt.core.copying import (
     LARGE_BYTES,
-    get_row,
     get_rows,
     get_rows_freely,
     get_rows_of,
@@ -43,6 +42,8 @@ class Arenas:
         self._tensors: list[torch.Tensor] = []
         self._specs: list[RowSpec] = []
         self._bytes: list[NDArray[np.uint8]] = []
+        self._memory: list[memoryview] = []
+        """The same bytes, flat."""
         self._rows: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
         """NumPy dtype and shape of a row of each kind."""
 
@@ -51,8 +52,7 @@ class Arenas:
 
     def put(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any]) -> None:
         """Copies values ``[n, *shape]`` (see ``as_bits``) to these rows of a CPU arena; negative rows are skipped."""
-        arena = self._bytes[kind]
-        put_rows(arena, rows, np.ascontiguousarray(values).view(np.uint8).reshape(len(rows), arena.shape[1]))
+        put_rows(self._bytes[kind], rows, np.frombuffer(np.ascontiguousarray(values), np.uint8))
 
     def get(self, kind: int, rows: NDArray[np.int32]) -> torch.Tensor:
         """A fresh tensor ``[n, *shape]`` of these rows of a CPU arena."""
@@ -61,11 +61,10 @@ class Arenas:
     def get_row(self, kind: int, row: int) -> torch.Tensor:
         """A fresh tensor ``[*shape]`` of one row of a CPU arena."""
         # torch's and NumPy's own copies give up the interpreter lock, and it takes long to get it back.
-        arena, (dtype, shape) = self._bytes[kind], self._rows[kind]
-        values = np.empty(arena.shape[1], np.uint8)
-        get_row(arena, row, values)
-        tensor = torch.from_numpy(values.view(dtype).reshape(shape))
-        return tensor if self._specs[kind].dtype in NUMPY_DTYPES else tensor.view(self._specs[kind].dtype)
+        spec, size = self._specs[kind], self._bytes[kind].shape[1]
+        copied = bytearray(self._memory[kind][row * size : (row + 1) * size])
+        tensor = torch.frombuffer(copied, dtype=spec.dtype)
+        return tensor if len(spec.shape) == 1 else tensor.view(spec.shape)
 
     def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
         """A fresh array ``[n, *shape]`` of these rows of a CPU arena; see ``as_bits``."""
@@ -116,6 +115,7 @@ class Arenas:
         self._rows.append((NUMPY_DTYPES.get(spec.dtype, np.dtype(np.int16)), spec.shape))
         if self.device.type == "cpu":
             self._bytes.append(tensor.view(len(tensor), -1).view(torch.uint8).numpy())
+            self._memory.append(self._bytes[-1].reshape(-1).data)
 
     def set_constant(self, kind: int, row: int, value: torch.Tensor) -> None:
         """Writes a constant to its permanent row."""

@@ -46,6 +46,7 @@ class Cell:
         name: for errors, pictures and statistics.
         module: the frozen module or function.
         inputs, outputs: row specs by name, in the order the module takes and returns them.
+        places: of the outputs in that order, by name.
         carry: which output an input is carried from, from step to step of a chain or loop.
         identity: hex digest; equal identity = same cell type.
         max_batch, min_batch, batch_sizes, priority, finite: as given to ``cellrt.cell``.
@@ -69,6 +70,7 @@ class Cell:
     ) -> None:
         self.name, self.module, self.identity = name, module, identity
         self.inputs, self.outputs = dict(inputs), dict(outputs)
+        self.places = {name: place for place, name in enumerate(self.outputs)}
         self.carry, self.finite = dict(carry), tuple(finite)
         self.max_batch, self.min_batch, self.batch_sizes = max_batch, min_batch, tuple(batch_sizes)
         self.priority = priority

@@ -369,7 +369,7 @@ class Engine:
         if deadline is not None and not 0 < deadline < math.inf:
             raise RequestError(f"deadline: expected seconds from now, more than 0, got {deadline}")
         now_ns = time.perf_counter_ns()
-        future = RequestFuture(lambda future: self._manager.command(lambda: self._manager.cancel(future)))
+        future = RequestFuture(self._manager.ask_to_cancel)
         with self._submit_lock:
             if self._closed or not self._thread.is_alive():
                 raise EngineClosedError("the engine is closed")

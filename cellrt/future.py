@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
+from concurrent.futures._base import FINISHED, PENDING
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
 Result = dict[str, torch.Tensor]
+
+_making = threading.Lock()
+"""Held to make a future's condition, and to end a future that has none."""
 
 
 class RequestFuture(Future[Result]):
@@ -19,9 +25,38 @@ class RequestFuture(Future[Result]):
     ``cancel`` asks the engine; the request then ends with ``cellrt.CancelledError`` unless it ends otherwise first.
     """
 
+    # The base makes a condition for every future and locks it at every call, which is a good part of what a small
+    # request costs. Here a condition is made when the first thread needs one: most requests end before.
+
     def __init__(self, request_cancel: Callable[[RequestFuture], None]) -> None:
-        super().__init__()
         self._request_cancel = request_cancel
+        self._state = PENDING
+        self._result = self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Callable[[Future[Result]], object]] = []
+
+    def __getattr__(self, name: str) -> threading.Condition:
+        if name != "_condition":
+            raise AttributeError(f"a request's future has no {name!r}")
+        with _making:
+            condition: threading.Condition = self.__dict__.setdefault("_condition", threading.Condition())
+        return condition
+
+    def done(self) -> bool:
+        """Whether the request has ended."""
+        return self._state == FINISHED
+
+    def result(self, timeout: float | None = None) -> Result:
+        """The results; waits for them at most ``timeout`` seconds. Raises the request's error, or TimeoutError."""
+        if self._state == FINISHED and self._result is not None:
+            return self._result
+        return super().result(timeout)
+
+    def add_done_callback(self, fn: Callable[[Future[Result]], object]) -> None:
+        """Calls ``fn(self)`` when the request has ended, in the engine's thread, or at once if it has."""
+        self._done_callbacks.append(fn)
+        if self._state == FINISHED:
+            self._invoke_callbacks()
 
     def cancel(self) -> bool:
         """Asks the engine to cancel; False if the request has ended."""
@@ -32,13 +67,39 @@ class RequestFuture(Future[Result]):
 
     def finish(self, outcome: Result | BaseException) -> None:
         """Ends the future; called by the engine, once."""
-        try:
-            if isinstance(outcome, BaseException):
-                self.set_exception(outcome)
-            else:
-                self.set_result(outcome)
-        except InvalidStateError:  # a client called set_result or set_exception itself
-            pass
+        with _making:
+            condition = self.__dict__.get("_condition")
+            if condition is None:
+                self._settle(outcome)
+        if condition is not None:
+            with condition:
+                if self._settle(outcome):
+                    for waiter in self._waiters:
+                        (waiter.add_result if self._exception is None else waiter.add_exception)(self)
+                    condition.notify_all()
+        self._invoke_callbacks()
+
+    def _settle(self, outcome: Result | BaseException) -> bool:
+        if self._state == FINISHED:  # a client called set_result or set_exception itself
+            return False
+        if isinstance(outcome, BaseException):
+            self._exception = outcome
+        else:
+            self._result = outcome
+        self._state = FINISHED
+        return True
+
+    def _invoke_callbacks(self) -> None:
+        """Each callback is taken out once, by whichever thread comes first."""
+        while self._done_callbacks:
+            try:
+                callback = self._done_callbacks.pop(0)
+            except IndexError:
+                return
+            try:
+                callback(self)
+            except Exception:
+                logging.getLogger("cellrt").exception("a callback of %r raised", self)
 
 
 class Channel:

@@ -21,9 +21,12 @@ from cellrt.core.trees import count_leaves, tree_program
 from cellrt.define import Cell
 from cellrt.errors import RequestError
 from cellrt.handles import Chain, Loop, LoopSteps, Node, Output, State, Steps
-from cellrt.recorder import Recorder, Source, is_stepped
+from cellrt.recorder import Recorder, Source
 from cellrt.results import Placement, ResultLayout, StateLayout
 from cellrt.spec import RowSpec
+
+RESULTS = (Output, Steps, LoopSteps)
+"""What a named result may be, beside a list of outputs."""
 
 
 class Recorded(NamedTuple):
@@ -55,13 +58,13 @@ class Graph(Recorder):
         type_id = self._begin(cell)
         self._check_names(cell, inputs)
         self._count_nodes(1, cell)
-        words: list[int] = []
+        words = [OP_NODE, type_id]
         for name, spec in cell.inputs.items():
             if name in inputs:
-                words += self._one(cell, name, spec, inputs[name])
+                words += self._words(cell, name, spec, inputs[name])
             else:
-                words += [FIXED, self._zero(spec)]
-        self._program.extend([OP_NODE, type_id, *words])
+                words += (FIXED, self._zero(spec))
+        self._program.extend(words)
         return Node(self, cell, self._take_values(len(cell.outputs)))
 
     def zeros(self, cell: Cell) -> State:
@@ -114,7 +117,7 @@ class Graph(Recorder):
             if before.value not in self._unkept:
                 raise RequestError(f"keep, state {name!r}: expected one that graph.state gave and that is not kept yet")
             made = after[name] if isinstance(after, Mapping) else getattr(after, name)
-            self._check_result(made, f"keep, state {name!r}")
+            self._check_result(made, name, what="keep, state")
             if made.spec != before.spec:
                 raise RequestError(f"keep, state {name!r}: expected {before.spec}, got {made.spec}")
             self._program.extend([OP_KEEP, before.value, made.value, 0, 0])
@@ -131,23 +134,22 @@ class Graph(Recorder):
         """
         type_id = self._begin(cell)
         self._check_names(cell, inputs)
-        count = self._chain_length(cell, inputs)
+        stepped = self._chain_lengths(cell, inputs)
+        count = next(iter(stepped.values()))
         self._count_nodes(count, cell)
         if keep and reverse:
             raise RequestError(f"chain of cell {cell.name!r}: one that runs backwards cannot be continued: keep=True")
         starts = self._starts(cell, inputs, keep)
         parts: dict[str, Sequence[int]] = {}
         """By input: words of a chain's input, or the values of an input with one for each step."""
-        stepped: set[str] = set()
         for name, spec in cell.inputs.items():
             if name in cell.carry:
-                parts[name] = [CARRY, starts[name]]
-            elif spec.ragged or not is_stepped(inputs[name], spec):
-                parts[name] = self._one(cell, name, spec, inputs[name])
-            else:
+                parts[name] = (CARRY, starts[name])
+            elif name in stepped:
                 values = self._stepped(cell, name, spec, inputs[name])
                 parts[name] = values[::-1] if reverse else values
-                stepped.add(name)
+            else:
+                parts[name] = self._words(cell, name, spec, inputs[name])
         self._record_chain(cell, type_id, count, parts, stepped)
         first = self._take_values(count * len(cell.outputs))
         if keep:
@@ -182,14 +184,14 @@ class Graph(Recorder):
                     f"loop of cell {cell.name!r}: until={until!r} must be an output of one number a row; "
                     f"outputs are { ({k: str(v) for k, v in cell.outputs.items()}) }"
                 )
-            stop = list(cell.outputs).index(until)
+            stop = cell.places[until]
         starts = self._starts(cell, inputs, keep)
         words: list[int] = []
         for name, spec in cell.inputs.items():
             if name in cell.carry:
                 words += [CARRY, starts[name]]
             else:
-                words += self._one(cell, name, spec, inputs[name])
+                words += self._words(cell, name, spec, inputs[name])
         self._program.extend([OP_LOOP, type_id, max_steps, stop, *words])
         first = self._take_values(len(cell.outputs))
         self._loop_values.update({first + k: max_steps for k in range(len(cell.outputs))})
@@ -258,7 +260,7 @@ class Graph(Recorder):
         """Ends the recording: the request's results are what the unfolder returned."""
         if isinstance(results, Node):
             results = {name: getattr(results, name) for name in results._cell.outputs}
-        if not isinstance(results, Mapping):
+        if type(results) is not dict and not isinstance(results, Mapping):
             raise RequestError(f"an unfolder must return a dict of results, got {type(results).__name__}")
         if not self._num_nodes:
             raise RequestError("the graph is empty: the unfolder called no cell")
@@ -268,25 +270,26 @@ class Graph(Recorder):
             unkept = [state.name for state in self._unkept.values()]
             raise RequestError(f"graph.state: {unkept} is never kept: see graph.keep")
         placement = Placement(self._program, self._loop_values)
-        for result in results.values():
-            if isinstance(result, LoopSteps) and result.graph is self:
-                placement.of_steps(result.value)
-        layouts = tuple(self._layout(str(name), result, placement) for name, result in results.items())
+        if self._loop_values:
+            for result in results.values():
+                if isinstance(result, LoopSteps) and result.graph is self:
+                    placement.of_steps(result.value)
+        layouts = tuple([self._layout(str(name), result, placement) for name, result in results.items()])
         return Recorded(self._program.tobytes(), self._externals, layouts, tuple(self._states))
 
     def _layout(self, name: str, result: object, placement: Placement) -> ResultLayout:
         """Places one named result and says where it lies."""
         if isinstance(result, Node) and len(result._cell.outputs) == 1:
             result = Output(result._graph, result._first, next(iter(result._cell.outputs.values())))
-        if isinstance(result, Output | Steps | LoopSteps):
-            self._check_result(result, f"result {name!r}")
+        if isinstance(result, RESULTS):
+            self._check_result(result, name)
             kind = self._binding.kind(result.spec)
-        if isinstance(result, LoopSteps):
+            if isinstance(result, Output):
+                is_loop = result.value in self._loop_values
+                return ResultLayout(name, kind, placement.of_value(result.value), is_loop, True)
+            if isinstance(result, Steps):
+                return ResultLayout(name, kind, placement.of_chain(result), False, False)
             return ResultLayout(name, kind, placement.of_steps(result.value), True, False)
-        if isinstance(result, Output):
-            return ResultLayout(name, kind, placement.of_value(result.value), result.value in self._loop_values, True)
-        if isinstance(result, Steps):
-            return ResultLayout(name, kind, placement.of_chain(result), False, False)
         if not isinstance(result, list | tuple) or not result or not all(isinstance(item, Output) for item in result):
             outputs = f" with outputs {list(result._cell.outputs)}" if isinstance(result, Node) else ""
             raise RequestError(
@@ -294,7 +297,7 @@ class Graph(Recorder):
                 f"{type(result).__name__}{outputs}"
             )
         for k, output in enumerate(result):
-            self._check_result(output, f"result {name!r}[{k}]")
+            self._check_result(output, name, k)
             if output.spec != result[0].spec:
                 raise RequestError(
                     f"result {name!r}[{k}]: expected {result[0].spec} as of the first, got {output.spec}"

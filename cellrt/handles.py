@@ -33,10 +33,10 @@ class Node:
         self._graph, self._cell, self._first = graph, cell, first
 
     def __getattr__(self, name: str) -> Output:
-        outputs = self._cell.outputs
-        if name not in outputs:
-            raise AttributeError(f"cell {self._cell.name!r} has outputs {list(outputs)}, not {name!r}")
-        return Output(self._graph, self._first + list(outputs).index(name), outputs[name])
+        place = self._cell.places.get(name)
+        if place is None:
+            raise _no_output(self._cell, name)
+        return Output(self._graph, self._first + place, self._cell.outputs[name])
 
     def __repr__(self) -> str:
         return f"Node({self._cell.name!r})"
@@ -55,8 +55,8 @@ class State:
         raise AttributeError(f"the state has {list(self.__dict__)}, not {name!r}")
 
 
-class Steps(Sequence[Output]):
-    """The same output of each node of a chain, in the order of the chain's inputs."""
+class Steps:
+    """The same output of each node of a chain, in the order of the chain's inputs: a sequence of outputs."""
 
     __slots__ = ("_base", "_count", "_stride", "graph", "spec")
 
@@ -70,7 +70,7 @@ class Steps(Sequence[Output]):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: int | slice) -> Output | list[Output]:  # type: ignore[override]
+    def __getitem__(self, index: int | slice) -> Output | list[Output]:
         if isinstance(index, slice):
             return [self._at(k) for k in range(*index.indices(self._count))]
         if not -self._count <= index < self._count:
@@ -88,6 +88,9 @@ class Steps(Sequence[Output]):
         return Output(self.graph, self._base + index * self._stride, self.spec)
 
 
+Sequence.register(Steps)  # not its base: whether something is Steps is asked at every input, and would then take long
+
+
 class Chain:
     """A chain's outputs: ``chain.h`` is every step's, ``chain.last.h`` the last executed step's."""
 
@@ -101,14 +104,13 @@ class Chain:
         return f"Chain({self._cell.name!r}, {self._count} nodes)"
 
     def __getattr__(self, name: str) -> Steps:
-        outputs = self._cell.outputs
-        if name not in outputs:
-            raise AttributeError(f"cell {self._cell.name!r} has outputs {list(outputs)}, not {name!r}")
-        stride = len(outputs)
-        base = self._first + list(outputs).index(name)
+        place = self._cell.places.get(name)
+        if place is None:
+            raise _no_output(self._cell, name)
+        base, stride = self._first + place, len(self._cell.outputs)
         if self._reverse:
             base, stride = base + (self._count - 1) * stride, -stride
-        return Steps(self._graph, base, stride, self._count, outputs[name])
+        return Steps(self._graph, base, stride, self._count, self._cell.outputs[name])
 
 
 class LoopSteps:
@@ -136,7 +138,11 @@ class Loop:
         return f"Loop({self._cell.name!r}, up to {self._limit} steps)"
 
     def __getattr__(self, name: str) -> LoopSteps:
-        outputs = self._cell.outputs
-        if name not in outputs:
-            raise AttributeError(f"cell {self._cell.name!r} has outputs {list(outputs)}, not {name!r}")
-        return LoopSteps(self._graph, self._first + list(outputs).index(name), outputs[name], self._limit)
+        place = self._cell.places.get(name)
+        if place is None:
+            raise _no_output(self._cell, name)
+        return LoopSteps(self._graph, self._first + place, self._cell.outputs[name], self._limit)
+
+
+def _no_output(cell: Cell, name: str) -> AttributeError:
+    return AttributeError(f"cell {cell.name!r} has outputs {list(cell.outputs)}, not {name!r}")

@@ -195,8 +195,11 @@ class Manager:
         """Ends the loop after this turn; called as a message."""
         self._stopped = EngineClosedError("the engine is closed")
 
-    def cancel(self, future: RequestFuture) -> None:
-        """Ends a request early, if it has not ended; called as a message."""
+    def ask_to_cancel(self, future: RequestFuture) -> None:
+        """Has a request ended early, if it has not ended; from any thread."""
+        self.command(lambda: self._cancel(future))
+
+    def _cancel(self, future: RequestFuture) -> None:
         request = self._by_future.get(future)
         if request is not None:
             self._end(request, CancelledError(f"model {request.model!r}: the request was cancelled"))

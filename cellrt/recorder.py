@@ -50,6 +50,14 @@ class Binding(Protocol):
 Source = object
 """What may be an input: an Output, a tensor or number of one row; a list of them for a ragged input."""
 
+# Tuples, because a union of types is made anew wherever it is written.
+ARRAYS = (torch.Tensor, np.ndarray)
+LISTS = (list, tuple)
+NUMBERS = (int, float)
+NODES = (Output, Node)
+HANDLES = (Node, Steps, Chain, Loop, LoopSteps, State)
+"""What a user may mistake for an output of one node."""
+
 
 class Recorder:
     """The program of one request under construction, and the checks of every input that goes into it."""
@@ -104,23 +112,28 @@ class Recorder:
 
     def _starts(self, cell: Cell, inputs: Mapping[str, Source], keep: bool) -> dict[str, int]:
         """For each carried input the value before the first step: what was given, the session's state, or zeros."""
-        starts = {
-            name: self._one(cell, name, cell.inputs[name], inputs[name])[1] for name in cell.carry if name in inputs
-        }
-        free = [name for name in cell.carry if name not in inputs]
-        if keep and not free:
+        starts: dict[str, int] = {}
+        states: dict[str, int] = {}
+        for name, output in cell.carry.items():
+            if name in inputs:
+                starts[name] = self._value(cell, name, cell.inputs[name], inputs[name])
+            elif not keep:
+                starts[name] = self._zero(cell.inputs[name])
+            else:
+                if output not in states:
+                    states[output] = self._state(cell, output)
+                starts[name] = states[output]
+        if keep and not states:
             raise RequestError(
                 f"cell {cell.name!r}, node {self._current}: keep=True, but no carried input begins with the session's "
                 f"state: leave out those of {list(cell.carry)} that it should keep"
             )
-        states = {output: self._state(cell, output) for output in {cell.carry[name]: None for name in free} if keep}
-        return starts | {name: states[cell.carry[name]] if keep else self._zero(cell.inputs[name]) for name in free}
+        return starts
 
     def _keep(self, cell: Cell, states: Mapping[str, int], first: int, count: int) -> None:
         """Keeps outputs of a chain (or of a loop: one step) that begins at value ``first``. ``states``: by output."""
-        names = list(cell.outputs)
         for output, state in states.items():
-            self._program.extend([OP_KEEP, state, first + names.index(output), len(names), count])
+            self._program.extend([OP_KEEP, state, first + cell.places[output], len(cell.outputs), count])
             self._states.append(self._unkept.pop(state))
 
     def _external(self, spec: RowSpec, rows: NDArray[Any]) -> int:
@@ -129,8 +142,10 @@ class Recorder:
         self._externals.append((kind, rows))
         return self._take_values(count)
 
-    def _where(self, cell: Cell, name: str) -> str:
-        return f"cell {cell.name!r}, node {self._current}, input {name!r}"
+    def _where(self, cell: Cell, name: str, position: int = -1) -> str:
+        """For errors: an input, or one of the sources in its list."""
+        source = name if position < 0 else f"{name}[{position}]"
+        return f"cell {cell.name!r}, node {self._current}, input {source!r}"
 
     def _begin(self, cell: object) -> int:
         """Begins an operation on a cell; returns its type."""
@@ -143,56 +158,65 @@ class Recorder:
         for name in inputs:
             if name not in cell.inputs:
                 raise RequestError(f"{self._where(cell, name)}: unknown; the cell has inputs {list(cell.inputs)}")
-        for name, spec in cell.inputs.items():
-            if name not in inputs and name not in cell.carry:
-                raise RequestError(f"{self._where(cell, name)}: missing; expected {spec}")
+        if len(inputs) < len(cell.inputs):
+            for name, spec in cell.inputs.items():
+                if name not in inputs and name not in cell.carry:
+                    raise RequestError(f"{self._where(cell, name)}: missing; expected {spec}")
 
-    def _check_graph(self, handle: Output | Steps | LoopSteps, where: str) -> None:
+    def _check_result(
+        self, handle: Output | Steps | LoopSteps, name: str, position: int = -1, what: str = "result"
+    ) -> None:
         if handle.graph is not self:
-            raise RequestError(f"{where}: the node belongs to another graph")
+            wrong = "the node belongs to another graph"
+        elif isinstance(handle, Output) and handle.value in self._constants:
+            wrong = "expected an output of a node, got a constant"
+        else:
+            return
+        raise RequestError(f"{what} {name!r}{f'[{position}]' if position >= 0 else ''}: {wrong}")
 
-    def _check_result(self, handle: Output | Steps | LoopSteps, where: str) -> None:
-        self._check_graph(handle, where)
-        if isinstance(handle, Output) and handle.value in self._constants:
-            raise RequestError(f"{where}: expected an output of a node, got a constant")
+    def _check_source(self, cell: Cell, name: str, spec: RowSpec, source: Output | Steps, position: int = -1) -> None:
+        if source.graph is not self:
+            raise RequestError(f"{self._where(cell, name, position)}: the node belongs to another graph")
+        if source.spec is not spec and source.spec != spec:
+            raise RequestError(f"{self._where(cell, name, position)}: expected {spec}, got {source.spec}")
 
-    def _one(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> list[int]:
+    def _words(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
         """Words for an input of one node."""
-        if spec.ragged:
-            return self._many(cell, name, spec, source)
+        return self._many(cell, name, spec, source) if spec.ragged else (FIXED, self._value(cell, name, spec, source))
+
+    def _value(self, cell: Cell, name: str, spec: RowSpec, source: Source, position: int = -1) -> int:
+        """The value of an input that is one row; ``position`` of the source if it is one of a list."""
         if isinstance(source, Node) and len(source._cell.outputs) == 1:
             source = Output(source._graph, source._first, next(iter(source._cell.outputs.values())))
         if isinstance(source, Output):
-            self._check_graph(source, self._where(cell, name))
-            if source.spec != spec:
-                raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
-            return [FIXED, source.value]
-        if isinstance(source, Node | Steps | Chain | Loop | LoopSteps | State):
-            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source!r}, not an output of one node")
-        array = self._array(cell, name, spec, source)
+            self._check_source(cell, name, spec, source, position)
+            return source.value
+        if isinstance(source, HANDLES):
+            where = self._where(cell, name, position)
+            raise RequestError(f"{where}: expected {spec}, got {source!r}, not an output of one node")
+        array = self._array(cell, name, spec, source, position)
         if array.shape != spec.shape:
-            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {RowSpec(array.shape, spec.dtype)}")
-        return [FIXED, self._external(spec, array[None])]
+            where = self._where(cell, name, position)
+            raise RequestError(f"{where}: expected {spec}, got {RowSpec(array.shape, spec.dtype)}")
+        return self._external(spec, array[None])
 
     def _many(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> list[int]:
         """Words for a ragged input: a list of outputs or tensors, a chain's steps, or a tensor ``[n, *shape]``."""
         row = RowSpec(spec.shape, spec.dtype)
         if isinstance(source, Steps):
-            self._check_graph(source, self._where(cell, name))
-            if source.spec != row:
-                raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
+            self._check_source(cell, name, row, source)
             return [LIST, len(source), *source.values()]
-        if isinstance(source, torch.Tensor | np.ndarray):
+        if isinstance(source, ARRAYS):
             array = self._array(cell, name, spec, source)
             if array.ndim == 0 or array.shape[1:] != spec.shape:
                 raise RequestError(f"{self._where(cell, name)}: expected rows of {spec}, got shape {list(array.shape)}")
             first = self._external(row, array) if len(array) else 0
             return [LIST, len(array), *range(first, first + len(array))]
-        if not isinstance(source, list | tuple):
+        if not isinstance(source, LISTS):
             raise RequestError(f"{self._where(cell, name)}: expected a list for {spec}, got {type(source).__name__}")
-        return [LIST, len(source), *(self._one(cell, f"{name}[{k}]", row, item)[1] for k, item in enumerate(source))]
+        return [LIST, len(source), *(self._value(cell, name, row, item, k) for k, item in enumerate(source))]
 
-    def _array(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> NDArray[Any]:
+    def _array(self, cell: Cell, name: str, spec: RowSpec, source: Source, position: int = -1) -> NDArray[Any]:
         """The bits of a tensor, array, number or list of numbers in the spec's dtype; nothing is rounded silently.
 
         Always a copy: the client may change its tensor as soon as ``submit`` has returned.
@@ -200,10 +224,10 @@ class Recorder:
         if isinstance(source, torch.Tensor):
             if source.dtype != spec.dtype:
                 got = RowSpec(tuple(source.shape), source.dtype)
-                raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {got}")
+                raise RequestError(f"{self._where(cell, name, position)}: expected {spec}, got {got}")
             if source.requires_grad or not source.is_cpu:
                 source = source.detach().cpu()
-            return np.array(as_bits(source))
+            return np.array(as_bits(source), order="C")
         wanted = NUMPY_DTYPES.get(spec.dtype)
         try:
             if wanted is None:
@@ -211,73 +235,81 @@ class Recorder:
             array = np.asarray(source)
         except (TypeError, ValueError, RuntimeError) as error:
             raise RequestError(
-                f"{self._where(cell, name)}: expected {spec}, got {type(source).__name__}: {error}"
+                f"{self._where(cell, name, position)}: expected {spec}, got {type(source).__name__}: {error}"
             ) from None
         if array.dtype == wanted:
-            return np.array(array, order="C") if isinstance(source, np.ndarray) else array
+            return array if isinstance(source, LISTS) else np.array(array, order="C")
         are_integers = array.dtype.kind in "iu" and np.dtype(wanted).kind in "iu"
         is_given = isinstance(source, np.ndarray | np.generic)
         if is_given or not (are_integers or np.can_cast(array.dtype, wanted, "same_kind")):
-            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {array.dtype}{list(array.shape)}")
+            where = self._where(cell, name, position)
+            raise RequestError(f"{where}: expected {spec}, got {array.dtype}{list(array.shape)}")
         converted = array.astype(wanted)
         if are_integers and (converted != array).any():
-            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got a number that does not fit: {source}")
+            where = self._where(cell, name, position)
+            raise RequestError(f"{where}: expected {spec}, got a number that does not fit: {source}")
         return converted
 
-    def _chain_length(self, cell: Cell, inputs: Mapping[str, Source]) -> int:
+    def _chain_lengths(self, cell: Cell, inputs: Mapping[str, Source]) -> dict[str, int]:
+        """The inputs that have a value for each step of a chain, with the number of steps: at least one, all equal."""
         lengths: dict[str, int] = {}
         for name, spec in cell.inputs.items():
-            if name not in cell.carry and not spec.ragged and is_stepped(inputs[name], spec):
-                lengths[name] = len(inputs[name])  # type: ignore[arg-type]
+            if name not in cell.carry and not spec.ragged and (count := num_steps(inputs[name], spec)) >= 0:
+                lengths[name] = count
         if not lengths:
             raise RequestError(
                 f"chain of cell {cell.name!r}: no input has a value for each step (a tensor [steps, ...] or a list)"
             )
-        if len(set(lengths.values())) > 1:
+        if len(lengths) > 1 and len(set(lengths.values())) > 1:
             raise RequestError(f"chain of cell {cell.name!r}: inputs have different numbers of steps: {lengths}")
-        if not next(iter(lengths.values())):
+        if 0 in lengths.values():
             raise RequestError(f"chain of cell {cell.name!r}: no steps; a chain needs at least one")
-        return next(iter(lengths.values()))
+        return lengths
 
     def _record_chain(
-        self, cell: Cell, type_id: int, count: int, parts: Mapping[str, Sequence[int]], stepped: set[str]
+        self, cell: Cell, type_id: int, count: int, parts: Mapping[str, Sequence[int]], stepped: Mapping[str, int]
     ) -> None:
         """Records a chain, in one operation if the values of its steps are evenly spaced, else node by node."""
-        if all(isinstance(parts[name], range) for name in stepped):
-            self._program.extend([OP_CHAIN, type_id, count])
-            for part in parts.values():
-                self._program.extend([STEP, part.start, part.step] if isinstance(part, range) else part)
+        words = [OP_CHAIN, type_id, count]
+        for name, part in parts.items():
+            if name not in stepped:
+                words += part
+            elif isinstance(part, range):
+                words += (STEP, part.start, part.step)
+            else:
+                break
+        else:
+            self._program.extend(words)
             return
-        outputs = list(cell.outputs)
         for step in range(count):
-            self._program.extend([OP_NODE, type_id])
-            before = self._num_values + (step - 1) * len(outputs)
+            words = [OP_NODE, type_id]
+            before = self._num_values + (step - 1) * len(cell.outputs)
             for name, part in parts.items():
                 if name in stepped:
-                    self._program.extend([FIXED, part[step]])
+                    words += (FIXED, part[step])
                 elif name not in cell.carry:
-                    self._program.extend(part)
+                    words += part
                 else:
-                    self._program.extend([FIXED, part[1] if step == 0 else before + outputs.index(cell.carry[name])])
+                    words += (FIXED, part[1] if step == 0 else before + cell.places[cell.carry[name]])
+            self._program.extend(words)
 
     def _stepped(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
         """The values of an input with one for each step of a chain; a range if they are evenly spaced."""
         if isinstance(source, Steps):
-            self._check_graph(source, self._where(cell, name))
-            if source.spec != spec:
-                raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
+            self._check_source(cell, name, spec, source)
             return source.values()
-        if isinstance(source, list | tuple) and _has_handle(source):
-            values = [self._one(cell, f"{name}[{k}]", spec, item)[1] for k, item in enumerate(source)]
+        if isinstance(source, LISTS) and _has_handle(source):
+            values = [self._value(cell, name, spec, item, k) for k, item in enumerate(source)]
             stride = values[1] - values[0] if len(values) > 1 else 1
             even = range(values[0], values[0] + len(values) * stride, stride) if stride else range(0)
             return even if list(even) == values else values
         array = self._array(cell, name, spec, source)
-        if array.shape[1:] != spec.shape:
-            got = RowSpec(array.shape[1:], spec.dtype)
+        shape = array.shape
+        if shape[1:] != spec.shape:
+            got = RowSpec(shape[1:], spec.dtype)
             raise RequestError(f"{self._where(cell, name)}: expected {spec} for each step, got {got}")
         first = self._external(spec, array)
-        return range(first, first + len(array))
+        return range(first, first + shape[0])
 
     def _tree_words(self, cell: Cell, inputs: Mapping[str, Source], count: int, child: Cell | None) -> np.ndarray:
         """For each input of a tree's cell (mode, a, b), as ``core/trees.py`` reads them."""
@@ -290,17 +322,15 @@ class Recorder:
                 raise RequestError(f"{self._where(cell, name)}: reads the children of a node and cannot be given")
             if spec.ragged and child is None:
                 words.append((LIST, 0, 0))
-            elif name in inputs and is_stepped(inputs[name], spec):
-                if len(inputs[name]) != count:  # type: ignore[arg-type]
-                    raise RequestError(
-                        f"{self._where(cell, name)}: expected {count} rows, one a node, got {len(inputs[name])}"  # type: ignore[arg-type]
-                    )
+            elif name in inputs and (given := num_steps(inputs[name], spec)) >= 0:
+                if given != count:
+                    raise RequestError(f"{self._where(cell, name)}: expected {count} rows, one a node, got {given}")
                 values = self._stepped(cell, name, spec, inputs[name]) if count else range(1)
                 if not isinstance(values, range):
                     raise RequestError(f"{self._where(cell, name)}: expected rows or evenly spaced outputs (a chain's)")
                 words.append((STEP, values.start, values.step))
             elif name in inputs:
-                words.append((FIXED, self._one(cell, name, spec, inputs[name])[1], 0))
+                words.append((FIXED, self._value(cell, name, spec, inputs[name]), 0))
             elif child is not None:
                 word = child_word(cell, name, child)
                 if isinstance(word, str):
@@ -324,27 +354,29 @@ def child_word(cell: Cell, name: str, child: Cell) -> tuple[int, int, int] | str
     if (not spec.ragged and index < 0) or output not in cell.outputs or output not in child.outputs:
         return f"missing, and not the name of a child's output; expected {spec}"
     for maker in (cell, child):
-        if maker.outputs[output] != row or list(maker.outputs).index(output) != list(cell.outputs).index(output):
+        if maker.outputs[output] != row or maker.places[output] != cell.places[output]:
             return f"expected {row}, got {maker.outputs[output]} of {maker.name!r}"
-    place = list(cell.outputs).index(output)
+    place = cell.places[output]
     return (LIST, place, 0) if spec.ragged else (CARRY, index, place)
 
 
 def _has_handle(sources: Sequence[object]) -> bool:
     """Whether a list has an output or node in it; quick for the usual list of numbers."""
-    if isinstance(sources[0], int | float):
+    if isinstance(sources[0], NUMBERS):
         return False
-    return any(isinstance(source, Output | Node) for source in sources)
+    return any(isinstance(source, NODES) for source in sources)
 
 
-def is_stepped(source: Source, spec: RowSpec) -> bool:
-    """Whether a source has one value for each step (rather than one row for all)."""
+def num_steps(source: Source, spec: RowSpec) -> int:
+    """How many values a source has if it has one for each step; -1 if it is one row for all."""
+    if isinstance(source, ARRAYS):
+        shape = source.shape
+        return int(shape[0]) if len(shape) == len(spec.shape) + 1 else -1
     if isinstance(source, Steps):
-        return True
-    if isinstance(source, torch.Tensor | np.ndarray):
-        return source.ndim == len(spec.shape) + 1
-    if not isinstance(source, list | tuple):
-        return False
-    if source and isinstance(source[0], Output | Node):
-        return True
-    return np.ndim(source[0] if len(source) else 0) == len(spec.shape)
+        return len(source)
+    if not isinstance(source, LISTS):
+        return -1
+    first = source[0] if source else 0
+    if isinstance(first, NUMBERS):
+        return -1 if spec.shape else len(source)
+    return len(source) if isinstance(first, NODES) or np.ndim(first) == len(spec.shape) else -1

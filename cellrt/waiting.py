@@ -16,7 +16,7 @@ OLDEST_EVERY = 16
 """Every so many admissions the oldest request is the next, whatever the order says."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class LiveRequest:
     """A request from submission to its end."""
 
@@ -38,11 +38,6 @@ class LiveRequest:
     ended: bool = False
     error: CellrtError | None = None
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it is neither admitted nor ended."""
-        return self.id < 0 and not self.ended
-
 
 class WaitingRequests:
     """Requests in the order of their admission: by the client's priority, then by the policy, then by arrival.
@@ -62,13 +57,14 @@ class WaitingRequests:
 
     def first(self) -> LiveRequest | None:
         """The request to admit next, or None."""
-        while self._by_order and not self._by_order[0][-1].is_waiting:
-            heapq.heappop(self._by_order)
-        while self._by_arrival and not self._by_arrival[0].is_waiting:
-            self._by_arrival.popleft()
-        if not self._by_order:
+        by_order, by_arrival = self._by_order, self._by_arrival
+        while by_order and (by_order[0][-1].id >= 0 or by_order[0][-1].ended):
+            heapq.heappop(by_order)
+        while by_arrival and (by_arrival[0].id >= 0 or by_arrival[0].ended):
+            by_arrival.popleft()
+        if not by_order:
             return None
-        return self._by_arrival[0] if self._num_admitted % OLDEST_EVERY == 0 else self._by_order[0][-1]
+        return by_arrival[0] if self._num_admitted % OLDEST_EVERY == 0 else by_order[0][-1]
 
     def count_admitted(self) -> None:
         """Notes that the first was admitted."""

@@ -14,12 +14,13 @@ LARGE_BYTES = 1 << 18
 
 
 def _put_rows(arena, rows, values):
-    """``arena[rows[k]] = values[k]`` for byte rows ``[n, bytes]``; negative rows are skipped."""
+    """``arena[rows[k]] =`` the ``k``-th row of ``values [n * bytes]``, for byte rows; negative rows are skipped."""
+    width = arena.shape[1]
     for k in range(rows.size):
         row = rows[k]
         if row >= 0:
-            for j in range(arena.shape[1]):
-                arena[row, j] = values[k, j]
+            for j in range(width):
+                arena[row, j] = values[k * width + j]
 
 
 def _get_rows(arena, rows, values):
@@ -28,12 +29,6 @@ def _get_rows(arena, rows, values):
         row = rows[k]
         for j in range(arena.shape[1]):
             values[k, j] = arena[row, j]
-
-
-def _get_row(arena, row, values):
-    """``values = arena[row]`` for byte rows."""
-    for j in range(arena.shape[1]):
-        values[j] = arena[row, j]
 
 
 def _get_rows_of(arena, handles, location, own, values):
@@ -55,7 +50,6 @@ def _move_rows(arena, rows, values, positions):
 
 
 put_rows = njit(cache=True)(_put_rows)
-get_row = njit(cache=True)(_get_row)
 get_rows = njit(cache=True)(_get_rows)
 move_rows = njit(cache=True)(_move_rows)
 get_rows_of = njit(cache=True)(_get_rows_of)

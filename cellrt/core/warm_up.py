@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from cellrt.core.copying import (
-    get_row,
     get_rows,
     get_rows_freely,
     get_rows_of,
@@ -45,8 +44,7 @@ def warm_up() -> None:
             for notice in processor.complete(task, 1000):
                 processor.release([notice.request])
     bytes_, rows = np.zeros((2, 8), np.uint8), np.zeros(1, np.int32)
-    put_rows(bytes_, rows, bytes_)
-    get_row(bytes_, 0, np.zeros(8, np.uint8))
+    put_rows(bytes_, rows, bytes_.reshape(-1))
     # Asks for scratch, and so runs nothing.
     run_task(np.zeros(HEADER, np.int32), np.zeros((0, 8), np.int64), 0, 1, 0, 0, 0, np.zeros(0, np.uint8))
     for get, get_of, move in (

@@ -1,0 +1,89 @@
+"""A request's future against what ``concurrent.futures`` promises of one, while an engine's thread ends it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, as_completed, wait
+
+import pytest
+import torch
+
+from cellrt.future import RequestFuture
+
+ROUNDS = 200
+OUTCOME = {"h": torch.zeros(1)}
+
+
+@pytest.fixture(autouse=True)
+def _threads_interleave() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def _ending(futures: list[RequestFuture]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: [future.finish(OUTCOME) for future in futures])
+    thread.start()
+    return thread
+
+
+def _wait(futures: list[RequestFuture], _: threading.Thread) -> None:
+    assert wait(futures, timeout=10).done == set(futures)
+    assert all(future.done() for future in futures)
+
+
+def _as_completed(futures: list[RequestFuture], _: threading.Thread) -> None:
+    assert set(as_completed(futures, timeout=10)) == set(futures)
+
+
+def _results(futures: list[RequestFuture], _: threading.Thread) -> None:
+    assert all(future.result(10) is OUTCOME and future.exception(10) is None for future in futures)
+
+
+def _callbacks(futures: list[RequestFuture], thread: threading.Thread) -> None:
+    called: list[Future[dict[str, torch.Tensor]]] = []
+    for future in futures:
+        future.add_done_callback(called.append)
+    thread.join()
+    assert sorted(map(id, called)) == sorted(map(id, futures))
+
+
+@pytest.mark.parametrize("look", [_wait, _as_completed, _results, _callbacks])
+def test_whoever_looks_while_it_ends_sees_it_once(
+    look: Callable[[list[RequestFuture], threading.Thread], None],
+) -> None:
+    for _ in range(ROUNDS):
+        futures = [RequestFuture(lambda _: None) for _ in range(4)]
+        thread = _ending(futures)
+        look(futures, thread)
+        thread.join()
+
+
+def test_an_end_that_the_client_set_stands() -> None:
+    future = RequestFuture(lambda _: None)
+    called: list[object] = []
+    future.add_done_callback(called.append)
+    future.set_result({})
+    future.finish(OUTCOME)
+    assert future.result() == {}
+    assert called == [future]
+
+
+def test_an_error_is_raised_and_a_callback_that_raises_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    future = RequestFuture(lambda _: None)
+    called: list[object] = []
+    future.add_done_callback(lambda _: 1 / 0)
+    future.add_done_callback(called.append)
+    future.finish(ValueError("wrong"))
+    with pytest.raises(ValueError, match="wrong"):
+        future.result()
+    assert called == [future]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_waiting_ends_in_time() -> None:
+    with pytest.raises(TimeoutError):
+        RequestFuture(lambda _: None).result(0.01)
