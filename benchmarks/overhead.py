@@ -75,7 +75,7 @@ def drain(bench: Bench) -> tuple[float, int, list[int]]:
     while tasks := processor.schedule(1):
         num_tasks += len(tasks)
         for task in tasks:
-            done += [notice.request for notice in processor.complete(task, 0)]
+            done += [request for request, _ in processor.complete(task, 0)]
     return time.perf_counter() - start, num_tasks, done
 
 

@@ -200,14 +200,13 @@ def _read_inside(t, task, base, carry):
 @compiled
 def _describe_input(ints, base, port, rows_at, end, offsets_at):
     """Finds where the rows of one input lie; if all at one location, turns handles into row numbers."""
-    source = -2
+    lowest, highest = 1 << 30, -1
     for k in range(rows_at, end):
         if ints[k] >= NUM_PERMANENT:
-            location = ints[k] >> LOCATION_SHIFT
-            if source != location:
-                source = location if source == -2 else MIXED
-                if source == MIXED:
-                    break
+            lowest, highest = min(lowest, ints[k]), max(highest, ints[k])
+    source = -2
+    if highest >= 0:
+        source = highest >> LOCATION_SHIFT if highest >> LOCATION_SHIFT == lowest >> LOCATION_SHIFT else MIXED
     if source != MIXED:
         for k in range(rows_at, end):
             ints[k] &= ROW_MASK

@@ -134,7 +134,7 @@ def unpin_if_idle(t, subgraph):
 
 @compiled
 def _complete_node(t, node_id, was_sent):
-    """Counts off a complete node's edges to other subgraphs; ``was_sent``: ``update_dependencies`` counted them."""
+    """Counts off a complete node's edges to other subgraphs; ``was_sent``: ``submit_task`` counted them."""
     node = t.nodes[node_id]
     if not node.bits & CROSSING:
         return

@@ -133,6 +133,10 @@ def _run_length(t, node_id, limit):
 def _sort_rows(t, nodes_at, lengths_at, scratch_at, rows, limit, is_loop):
     """Writes each row's length and sorts rows by falling length (counting sort, stable); returns the longest."""
     ints = t.ints
+    if limit == 1:
+        for row in range(rows):
+            ints[lengths_at + row] = 1
+        return 1
     longest, shortest = 1, limit
     for row in range(rows):
         node_id = ints[nodes_at + row]
@@ -167,6 +171,9 @@ def _sort_rows(t, nodes_at, lengths_at, scratch_at, rows, limit, is_loop):
 @compiled
 def _count_sizes(ints, lengths_at, sizes_at, rows, steps):
     """Writes how many rows each step has, rows being sorted by falling length; returns their sum."""
+    if steps == 1:
+        ints[sizes_at] = rows
+        return rows
     for step in range(steps):
         ints[sizes_at + step] = 0
     for row in range(rows):
@@ -182,7 +189,7 @@ def _count_sizes(ints, lengths_at, sizes_at, rows, steps):
 def form_batched_task(t, type_id, worker, task_id):
     """Forms at most one task of a cell type for a worker in task row ``task_id``; returns its number of rows.
 
-    Dependencies are not touched: ``schedule.update_dependencies`` does that once the task is submitted.
+    Dependencies are not touched: ``schedule.submit_task`` does that.
     """
     ints, cell_type, task = t.ints, t.types[type_id], t.tasks[task_id]
     buffer_ints = t.settings[0].buffer_ints

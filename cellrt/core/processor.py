@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,11 +79,8 @@ class Port(NamedTuple):
     ragged: bool = False
 
 
-class Notice(NamedTuple):
-    """What the driver must know after a completion: request id and one of the ``NOTICE_`` words of ``finish.py``."""
-
-    request: int
-    what: int
+Notice: TypeAlias = list[int]
+"""Request id and one of the ``NOTICE_`` words of ``finish.py``."""
 
 
 @dataclass
@@ -263,11 +260,16 @@ class Processor:
         """Compiles a program (``program.py``) into a shape. Safe from any thread: reads only types and ports."""
         t = self.tables
         if self._room is None:
-            limits, most_refs = self.limits, self._grown.buffer_ints // 4 - self._grown.per_row
+            limits, most_refs = self.limits, self._most_refs
             most = [limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs, most_refs]
             rows = np.array(self._grown.kind_rows, np.int64).reshape(-1, 2)
             self._room = np.array(most, np.int64), rows
         return compile_shape(program, t.types, t.ports, *self._room)
+
+    @property
+    def _most_refs(self) -> int:
+        """Most inputs of a node that fit in a task's buffer and in the tables."""
+        return min(self._grown.buffer_ints // 4 - self._grown.per_row, tables.MAX_REFS)
 
     def why_too_large(self, shape: Shape) -> str | None:
         """Says what of a shape would not fit even in an empty engine; None if it fits."""
@@ -289,8 +291,8 @@ class Processor:
             if worker > worker_rows or host > host_rows:
                 held = f"the arenas hold {worker_rows} and {host_rows}"
                 return f"{worker} worker and {host} host rows of kind {kind}, {held}"
-        if 4 * shape.most_refs + 4 * self._grown.per_row > self._grown.buffer_ints:
-            return f"a node with {shape.most_refs} inputs, a task's buffer holds {self._grown.buffer_ints // 4}"
+        if shape.most_refs > self._most_refs:
+            return f"a node with {shape.most_refs} inputs, at most {self._most_refs} are possible"
         return None
 
     def note_arrivals(self, arrivals_ns: Sequence[int]) -> None:
@@ -358,9 +360,9 @@ class Processor:
         return self._task_ids[:count].tolist() if count else []
 
     def complete(self, task: int, elapsed_ns: int) -> list[Notice]:
-        """Takes out a finished task; its buffer must hold the worker's answers."""
+        """Takes out a finished task; its buffer must hold the worker's answers. Returns what the driver must know."""
         count = complete(self._at, task, elapsed_ns, self._notices)
-        return list(map(Notice._make, self._notices[:count].tolist())) if count else []
+        return self._notices[:count].tolist() if count else []
 
     def results(self, first: int, count: int) -> NDArray[np.int32]:
         """Host rows of a request's ``count`` results in order, -1 where a loop stopped before.
@@ -390,7 +392,8 @@ class Processor:
         """Kills every request with work or state at a worker (location 1..)."""
         notices = np.zeros((3 * self.limits.max_requests + 4 * len(self._notices), 2), np.int32)
         count = lose_worker(self._at, worker, notices)
-        return list(map(Notice._make, notices[:count].tolist()))
+        told: list[Notice] = notices[:count].tolist()
+        return told
 
     def task_buffer(self, task: int) -> NDArray[np.int32]:
         """The task's index arrays, laid out as ``task_layout.py`` says."""

@@ -83,7 +83,6 @@ def batch(t, type_id, worker, task_ids):
         if form_batched_task(t, type_id, worker, task_id) == 0:
             break
         submit_task(t, task_id)
-        update_dependencies(t, task_id)
         task_ids[num_tasks] = task_id
         num_tasks += 1
         expected_ns += t.tasks[task_id].expected_ns
@@ -102,55 +101,55 @@ def _free_task(t):
 
 @compiled
 def submit_task(t, task_id):
-    """Counts the task as running and pins its subgraphs to its worker (Algorithm 1, lines 17 and 20-22)."""
+    """Counts the task as running, pins its subgraphs to its worker and updates dependencies (Algorithm 1, lines 17-22).
+
+    All three in one pass over the rows, each of which takes the scheduler to another place in memory.
+    """
     task, settings = t.tasks[task_id], t.settings[0]
     task.number = settings.num_tasks
     settings.num_tasks += 1
     t.types[task.cell_type].num_running += 1
     base = task_id * settings.buffer_ints
-    nodes_at = base + t.ints[base + layout.H_NODES]
+    nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
     for row in range(task.rows):
-        subgraph = t.subgraphs[t.nodes[t.ints[nodes_at + row]].subgraph]
+        first_id = t.ints[nodes_at + row]
+        subgraph = t.subgraphs[t.nodes[first_id].subgraph]
         pin(t, subgraph, task.worker)
         subgraph.in_flight += 1
         t.requests[subgraph.request].in_flight += 1
         tell(t, LAUNCHED, subgraph.request, task.number, task.rows)
+        if not t.nodes[first_id].bits & LOOP:
+            _update_dependencies(t, first_id, t.ints[lengths_at + row], task.worker, settings.early_release)
 
 
 @compiled
-def update_dependencies(t, task_id):
-    """Makes ready what only waited for this task's nodes (Algorithm 1, line 18).
+def _update_dependencies(t, first_id, length, worker, early):
+    """Makes ready what only waited for a row's nodes, which are submitted (Algorithm 1, line 18).
 
     Nodes of the same subgraph become ready at once: it is pinned, and a stream keeps order. (But not behind HELD nodes,
     which may fail and then leave a state: see ``states.py``.) With early release so does a subgraph all of whose
     outstanding producers were submitted to one worker: it is pinned there too.
     """
-    task, early = t.tasks[task_id], t.settings[0].early_release
-    base = task_id * t.settings[0].buffer_ints
-    nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
-    for row in range(task.rows):
-        first_id, length = t.ints[nodes_at + row], t.ints[lengths_at + row]
-        subgraph_id = t.nodes[first_id].subgraph
-        subgraph = t.subgraphs[subgraph_id]
-        if t.nodes[first_id].bits & LOOP:
-            continue
-        for node_id in range(first_id, first_id + length):
-            node = t.nodes[node_id]
-            for k in range(node.first_link + node.num_refs, node.first_link + node.num_refs + node.num_consumers):
-                consumer_id = node_id + t.links[k]
-                consumer = t.nodes[consumer_id]
-                if consumer.subgraph == subgraph_id:
-                    is_inside = first_id < consumer_id < first_id + length
-                    if node.bits & HELD and not is_inside:
-                        continue
-                    consumer.pending -= 1
-                    if consumer.pending == 0 and not is_inside:
-                        push_ready(t, consumer_id)
-                elif early:
-                    _count_sent(t, consumer.subgraph, task.worker)
-        subgraph.nodes_left -= length
-        if subgraph.nodes_left == 0:
-            dequeue(t, subgraph_id)
+    subgraph_id = t.nodes[first_id].subgraph
+    subgraph = t.subgraphs[subgraph_id]
+    for node_id in range(first_id, first_id + length):
+        node = t.nodes[node_id]
+        first_consumer = node.first_link + node.num_refs
+        for k in range(first_consumer, first_consumer + node.num_consumers):
+            consumer_id = node_id + t.links[k]
+            consumer = t.nodes[consumer_id]
+            if consumer.subgraph == subgraph_id:
+                is_inside = first_id < consumer_id < first_id + length
+                if node.bits & HELD and not is_inside:
+                    continue
+                consumer.pending -= 1
+                if consumer.pending == 0 and not is_inside:
+                    push_ready(t, consumer_id)
+            elif early:
+                _count_sent(t, consumer.subgraph, worker)
+    subgraph.nodes_left -= length
+    if subgraph.nodes_left == 0:
+        dequeue(t, subgraph_id)
 
 
 @compiled

@@ -308,7 +308,7 @@ def _lay_out(program, types, ports, num_kinds):
     most_refs = 0
     for k in range(num_nodes):
         node_types[k] = draft.node_types[order[k]]
-        most_refs = max(most_refs, nodes[k].num_refs)
+        most_refs = max(most_refs, draft.ref_starts[k + 1] - draft.ref_starts[k])
     arrays = (nodes, draft.values, links, subgraphs, externals, draft.results, states, needs, node_types)
     return arrays, num_steps, most_refs
 

@@ -224,6 +224,7 @@ class _Simulator:
             self._finish(notice, now)
 
     def _finish(self, notice: Notice, now: int) -> None:
-        if notice.what == NOTICE_DONE:
-            self.processor.release([notice.request])
-            self.finishes[self.arrival_of.pop(notice.request)] = now
+        request, what = notice
+        if what == NOTICE_DONE:
+            self.processor.release([request])
+            self.finishes[self.arrival_of.pop(request)] = now

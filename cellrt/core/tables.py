@@ -35,6 +35,8 @@ NUM_LANES = 64
 LANES_PER_PRIORITY = 16
 NUM_SIZE_CLASSES = 16
 MAX_READERS = 65_535
+MAX_REFS = 65_535
+"""Most inputs of a node, counting every row of a ragged one."""
 NEVER = 1 << 62
 MAX_TYPES = 256
 MAX_STATES = 16
@@ -156,9 +158,9 @@ NODE = np.dtype(
         ("next_ready", "i4"),
         ("first_value", "i4"),
         ("first_link", "i4"),
-        ("num_refs", "i4"),  # links that are inputs (ragged counts included)
-        ("num_consumers", "i4"),  # links after those: nodes that read an output of this one
-        ("bits", "i4"),
+        ("num_consumers", "i4"),  # links after the inputs: nodes that read an output of this one
+        ("num_refs", "u2"),  # links that are inputs (ragged counts included)
+        ("bits", "u2"),
     ],
     align=True,
 )

@@ -41,8 +41,8 @@ def warm_up() -> None:
             processor.lose_worker(1)
             continue
         for task in tasks:
-            for notice in processor.complete(task, 1000):
-                processor.release([notice.request])
+            for done, _ in processor.complete(task, 1000):
+                processor.release([done])
     bytes_, rows = np.zeros((2, 8), np.uint8), np.zeros(1, np.int32)
     put_rows(bytes_, rows, bytes_.reshape(-1))
     # Asks for scratch, and so runs nothing.

@@ -302,19 +302,19 @@ class Machine:
         self.take(self.processor.complete(task, elapsed_ns))
 
     def take(self, notices) -> None:
-        for notice in notices:
-            request = self.live[notice.request]
-            if notice.what == NOTICE_DONE:
+        for id, what in notices:
+            request = self.live[id]
+            if what == NOTICE_DONE:
                 rows = self.processor.results(request.results_at, len(request.graph.results)).tolist()
                 got = [int(self.rows[HOST, row]) if row >= 0 else -1 for row in rows]
                 assert got == request.graph.results, (got, request.graph.results)
-                self.processor.release([notice.request])
+                self.processor.release([id])
                 request.ends.append("done")
-                del self.live[notice.request]
-            elif notice.what == NOTICE_FAILED:
+                del self.live[id]
+            elif what == NOTICE_FAILED:
                 request.ends.append("failed")
-            elif notice.what == NOTICE_RELEASED:
-                del self.live[notice.request]
+            elif what == NOTICE_RELEASED:
+                del self.live[id]
 
     def cancel(self, request: Request) -> None:
         """Cancels a live request that has not ended."""

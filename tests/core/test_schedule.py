@@ -39,8 +39,8 @@ def schedule(processor: Processor, worker: int = 1) -> list[tuple[int, int]]:
 
 def complete(processor: Processor, *tasks: int) -> None:
     for task in tasks:
-        for notice in processor.complete(task, 0):
-            processor.release([notice.request])
+        for request, _ in processor.complete(task, 0):
+            processor.release([request])
     assert broken_rules(processor.tables) == []
 
 
