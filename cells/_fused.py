@@ -1,4 +1,5 @@
-"""How the ready-made cells run on a GPU: `run_rows` (`cellrt/worker/placement.py`) by the fused kernels.
+"""How the ready-made cells run on a GPU: `run_rows` (`cellrt/worker/placement.py`) by the fused kernels, and
+`run_chain_rows` by the chain kernel.
 
 A kernel has its own layout of the weights. It is made when a cell first runs on a device and kept beside the
 parameters, which the plain form still needs: twice the memory. float32 is multiplied as torch does it there: in TF32
@@ -9,10 +10,12 @@ GPU needs them, and their code is no part of what a cell is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.nn.utils.parametrize import is_parametrized
 
 from cellrt.cells._gated import Derived
@@ -23,8 +26,10 @@ from cellrt.spec import RowSpec, rows
 
 if TYPE_CHECKING:
     from cellrt.kernels.gate_weights import PackedWeights, Precision
-    from cellrt.worker.placement import Rows
+    from cellrt.worker.placement import Rows, RunSizes
 
+MAX_GATES_BYTES = 512 << 20
+"""Most memory that a run's products of inputs may take."""
 LEAST_CAPABILITY = (8, 0)
 """Of a CUDA device: the first that multiplies bfloat16 and TF32."""
 
@@ -49,7 +54,7 @@ class FusedStep:
     def run(
         self,
         module: nn.Module,
-        inputs: Mapping[str, Rows],
+        inputs: Mapping[str, Rows | ArenaRows],
         outputs: Mapping[str, Rows],
         precision: Precision | None = None,
     ) -> None:
@@ -59,9 +64,59 @@ class FusedStep:
         self._step(self.packed(module), **given, **made, precision=precision or chosen_precision())
 
 
-def fused_lstm() -> FusedStep:
-    """The step of an LSTM with the parameters of torch's; without `weight_ih` its input is `gates`."""
-    return FusedStep(_step_lstm, _pack_lstm, "weight_hh", "bias_hh", "weight_ih", "bias_ih")
+class FusedLSTM(FusedStep):
+    """The step of an LSTM, and several of its steps in one call."""
+
+    def run_chain(
+        self,
+        module: nn.Module,
+        sizes: RunSizes,
+        inputs: Mapping[str, Rows | ArenaRows],
+        outputs: Mapping[str, Rows],
+        precision: Precision | None = None,
+    ) -> bool:
+        """A run as `run_chain_rows` takes it; its input is `x`, which is multiplied for all steps at once, or `gates`.
+
+        False where the kernel does not take the weights, or the gates of so many positions would take too much memory.
+        """
+        from cellrt.kernels.lstm_chain import find_plan, lstm_chain, make_scratch
+
+        precision = precision or chosen_precision()
+        weights = replace(self.packed(module), weight_ih=None, input_size=0)
+        num_rows, row_bytes = sizes.numbers[0], 4 * weights.hidden_size * weights.weight_hh.element_size()
+        plan = find_plan(weights, num_rows, precision)
+        if plan is None or ("x" in inputs and len(inputs["x"].rows) * row_bytes > MAX_GATES_BYTES):
+            return False
+        given = inputs.get("gates")
+        gates = _multiply(inputs["x"], module.get_parameter("weight_ih")) if given is None else ArenaRows(*given)
+        lstm_chain(
+            weights,
+            sizes.values,
+            gates=gates,
+            h=ArenaRows(*inputs["h"]),
+            c=ArenaRows(*inputs["c"]),
+            h_out=ArenaRows(*outputs["h"]),
+            c_out=ArenaRows(*outputs["c"]),
+            scratch=make_scratch(weights, num_rows),
+            precision=precision,
+            plan=plan,
+        )
+        return True
+
+
+def fused_lstm(is_recurrent: bool = False) -> FusedLSTM:
+    """The step of an LSTM with the parameters of torch's; without `weight_ih` its input is `gates`.
+
+    With `is_recurrent` that is so even where the module has `weight_ih`.
+    """
+    names = ("weight_hh", "bias_hh") if is_recurrent else ("weight_hh", "bias_hh", "weight_ih", "bias_ih")
+    return FusedLSTM(_step_lstm, _pack_lstm, *names)
+
+
+def _multiply(x: Rows | ArenaRows, weight: Tensor) -> ArenaRows:
+    """The products of rows of `x` with a weight, in order; the bias is not in them."""
+    products = linear(x.values.index_select(0, x.rows), weight)
+    return ArenaRows(products, torch.arange(len(products), device=products.device))
 
 
 def _step_lstm(weights: PackedWeights, **arguments: Any) -> None:
@@ -114,6 +169,19 @@ def _pack_tree_lstm(weight_hh: Tensor, bias: Tensor, weight_ih: Tensor | None) -
         torch.cat([bias.chunk(5)[gate] for gate in order]),
         None if weight_ih is None else torch.cat([weight_ih.chunk(4)[gate] for gate in input_order]),
     )
+
+
+def gates_of_tokens(table: Tensor, token: Rows) -> ArenaRows:
+    """The rows of a table of gates that tokens name: its last, which `fold_with_end` made, for those outside."""
+    tokens = token.values.index_select(0, token.rows)
+    end = len(table) - 1
+    return ArenaRows(table, torch.where((tokens >= 0) & (tokens < end), tokens, end))
+
+
+def fold_with_end(embedding: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The gates that each row of an embedding gives, and a row of NaN for tokens that have none: a kernel cannot raise
+    an error for one row, nor read where there is nothing."""
+    return torch.cat([linear(embedding, weight, bias), embedding.new_full((1, len(weight)), torch.nan)])
 
 
 def choose_rows(

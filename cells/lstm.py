@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
-from cellrt.cells._fused import can_fuse, fused_lstm, vectors
+from cellrt.cells._fused import can_fuse, fold_with_end, fused_lstm, gates_of_tokens, vectors
 from cellrt.cells._gated import (
+    Derived,
     EmbeddedModule,
     GatedModule,
     are_float32_on_cpu,
@@ -49,7 +50,8 @@ from cellrt.host_kernel import HostFunction, HostKernel
 from cellrt.spec import RowSpec, rows
 
 if TYPE_CHECKING:
-    from cellrt.worker.placement import Rows
+    from cellrt.kernels.arena_rows import ArenaRows
+    from cellrt.worker.placement import Rows, RunSizes
 
 
 class LSTMState(NamedTuple):
@@ -199,6 +201,10 @@ class LSTMCell(_LSTM):
         """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
         self._fused.run(self, inputs, outputs)
 
+    def run_chain_rows(self, sizes: RunSizes, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> bool:
+        """A run by the chain kernel, if it takes these weights."""
+        return self._fused.run_chain(self, sizes, inputs, outputs)
+
 
 class LSTMInput(GatedModule):
     """The input half of an LSTM: `x` `[rows, input_size]` -> `LSTMGates`; feeds `LSTMRecurrent`."""
@@ -270,6 +276,10 @@ class LSTMRecurrent(_LSTM):
         """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
         self._fused.run(self, inputs, outputs)
 
+    def run_chain_rows(self, sizes: RunSizes, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> bool:
+        """A run by the chain kernel, if it takes these weights."""
+        return self._fused.run_chain(self, sizes, inputs, outputs)
+
 
 class EmbeddingLSTMCell(EmbeddedModule, _LSTM):
     """An LSTM step on tokens: `token` int64 `[rows]`, `h` and `c` `[rows, hidden_size]` -> `LSTMState`.
@@ -289,6 +299,8 @@ class EmbeddingLSTMCell(EmbeddedModule, _LSTM):
     ) -> None:
         super().__init__(embedding_size, hidden_size, bias, is_recurrent=True)
         self.add_embedding(num_embeddings, embedding_size, fold)
+        self._fused = fused_lstm(is_recurrent=True)
+        self._ended_table = Derived(fold_with_end)
 
     @classmethod
     def from_torch(cls, table: nn.Embedding, module: nn.LSTMCell | nn.LSTM, *, fold: bool = True) -> Self:
@@ -323,6 +335,23 @@ class EmbeddingLSTMCell(EmbeddedModule, _LSTM):
         table, (weight, bias) = self.embedding.weight.detach().contiguous(), self.packed_ih()
         words = [table.data_ptr(), table.shape[0], weight.depth, weight.address, bias.data_ptr()]
         return self._kernel(lstm_embedded, {"token": TOKEN}, words, (table, weight, bias))
+
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether `run_rows` takes these rows, with the weights where they are: only with `fold`."""
+        state = vectors(h=self.hidden_size, c=self.hidden_size)
+        return self.fold and can_fuse(self, inputs, outputs, {"token": TOKEN} | state, state)
+
+    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
+        """One step by the fused kernel, which reads the folded table; NaN for tokens outside the embedding."""
+        self._fused.run(self, self._with_gates(inputs), outputs)
+
+    def run_chain_rows(self, sizes: RunSizes, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> bool:
+        """A run by the chain kernel, if it takes these weights; NaN as in `run_rows`."""
+        return self._fused.run_chain(self, sizes, self._with_gates(inputs), outputs)
+
+    def _with_gates(self, inputs: Mapping[str, Rows]) -> dict[str, Rows | ArenaRows]:
+        table = self._ended_table.of(self.embedding.weight, self.weight_ih, self.bias_ih)
+        return {"gates": gates_of_tokens(table, inputs["token"]), "h": inputs["h"], "c": inputs["c"]}
 
     def _run_tokens(self, sizes: NDArray[np.int64], token: Tensor, h: Tensor, c: Tensor) -> LSTMState:
         """The fused run over packed tokens."""

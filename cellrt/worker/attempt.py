@@ -15,9 +15,9 @@ import torch
 from cellrt.batch import Failure
 from cellrt.define import Cell, CellInput
 from cellrt.errors import CellError
-from cellrt.spec import RaggedRows, RowSpec
+from cellrt.spec import RaggedRows
 from cellrt.worker.device import Device
-from cellrt.worker.placement import PlacedCell
+from cellrt.worker.placement import PlacedCell, zeros
 
 
 @dataclass
@@ -184,11 +184,6 @@ class Attempt:
 
     def _indices(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device.torch_device)
-
-
-def zeros(spec: RowSpec, device: torch.device, *rows: int) -> torch.Tensor:
-    """Zero rows of a kind."""
-    return torch.zeros((*rows, *spec.shape), dtype=spec.dtype, device=device)
 
 
 def _where(is_new: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:

@@ -189,6 +189,10 @@ class CudaDevice(Device):
         graph.capture_end()
         return graph.replay
 
+    def settle(self) -> None:
+        """Waits for the compute stream."""
+        self._compute.synchronize()
+
     def memory_in_use(self) -> int:
         """What torch's allocator holds, captures included."""
         return torch.cuda.memory_reserved(self.torch_device)

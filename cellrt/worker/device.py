@@ -3,26 +3,34 @@
 A device has three streams. *Compute* runs tasks one after the other. *Upload* carries inputs, and compute waits for
 what it needs. *Download* carries results behind the compute that made them, and compute does not wait. ``submit`` is
 the only door to them: all that a task does is one function, whose operations are queued in order. Nothing here
-waits for the device, apart from ``synchronize``.
+waits for the device, apart from ``synchronize``, ``settle`` and ``time``.
 
 Two implementations: ``CudaDevice`` and, with the same order of events on threads of the CPU, ``DryDevice``.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
 
+from cellrt.worker.placement import Placements
+
 Work = Callable[[], None]
+
+NUM_SAMPLES = 3
+"""How often a program runs to be timed; the fastest counts."""
 
 
 class Device(ABC):
     """One device as its worker's thread sees it. Only that thread calls it, apart from ``place`` and memory."""
 
     torch_device: torch.device
+    placements: Placements
+    """The cells placed here; whoever opens the device says in which forms."""
 
     @abstractmethod
     def pinned(self, num_bytes: int) -> torch.Tensor:
@@ -67,6 +75,21 @@ class Device(ABC):
 
         ``program`` must have run before. Raises if it does something that cannot be recorded.
         """
+
+    def time(self, program: Work) -> float:
+        """Inside ``work``: seconds until the device has done a program, which must have run before. Waits for it."""
+        samples = []
+        for _ in range(NUM_SAMPLES):
+            self.settle()
+            start = time.perf_counter()
+            program()
+            self.settle()
+            samples.append(time.perf_counter() - start)
+        return min(samples)
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Inside ``work``: waits until the compute stream has done all that it was given."""
 
     @abstractmethod
     def memory_in_use(self) -> int:

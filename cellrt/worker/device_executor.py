@@ -25,9 +25,9 @@ from cellrt.worker.base import Launch
 from cellrt.worker.captures import Captures
 from cellrt.worker.device import Device, Work
 from cellrt.worker.device_arenas import DeviceArenas
-from cellrt.worker.fused import CannotFuseError, FusedProgram, FusedReading
+from cellrt.worker.fused import CannotFuseError, ChainReading, FusedProgram, FusedReading
 from cellrt.worker.packing import pack_words
-from cellrt.worker.placement import PlacedCell
+from cellrt.worker.placement import Forms, PlacedCell
 from cellrt.worker.program import ANSWER, Memory, Program
 from cellrt.worker.ring import Ring, place
 from cellrt.worker.task_plan import Plan, Planner
@@ -45,7 +45,10 @@ class DeviceOptions:
         graph_bytes: device memory for captured CUDA graphs; 0 runs everything eagerly.
         capture_after: how often a task of the same layout runs eagerly before it is captured.
         fused: use ``run_rows`` of cells that have it.
-        compiled: pass other cells through ``torch.compile``.
+        chains: use ``run_chain_rows`` of such cells for runs of several steps: always, never, or (None) where it
+            measures faster.
+        compiled: pass other cells through ``torch.compile`` when they are registered, gather and scatter included.
+        compile_backend: which of its backends compiles them.
         completion: how a finished task is noticed: "signal" (a kernel stores a count in pinned memory), "copy" (a copy
             does) or "event" (a CUDA event is asked). Default: "signal" where Triton is installed, else "copy".
         hang_s: a task that takes longer than this, and than 100 times the longest of its cell so far, loses the device.
@@ -56,10 +59,17 @@ class DeviceOptions:
     graph_bytes: int = 1 << 30
     capture_after: int = 2
     fused: bool = True
+    chains: bool | None = None
     compiled: bool = False
+    compile_backend: str = "inductor"
     completion: str | None = None
     hang_s: float = 10.0
     dry_delay_s: float = 0.0
+
+    @property
+    def forms(self) -> Forms:
+        """The forms of cells that are used."""
+        return Forms(self.fused, self.chains, self.compile_backend if self.compiled else None)
 
 
 @dataclass
@@ -83,7 +93,6 @@ class DeviceExecutor:
         self, location: int, arenas: list[Arenas], types: list[CellType], device: Device, options: DeviceOptions
     ) -> None:
         self.device, self._location, self._arenas, self._types = device, location, arenas, types
-        self._options = options
         own = arenas[location]
         if not isinstance(own, DeviceArenas):
             raise InternalError(f"location {location} has no arenas of a device")
@@ -91,17 +100,12 @@ class DeviceExecutor:
         self._planner = Planner(location, types, own, pad=options.graph_bytes > 0)
         up, down = (Ring(device, options.ring_bytes) for _ in range(2))
         self._memory = Memory(device, location, arenas, up, down)
-        self._placed: dict[str, PlacedCell] = {}
         self._host_bytes: list[NDArray[np.uint8]] = []
         self._counting = np.arange(0, dtype=np.int32)
 
     def place(self, cell_type: CellType) -> PlacedCell:
         """The cell with its weights on this device; they are copied the first time."""
-        placed = self._placed.get(cell_type.cell.identity)
-        if placed is None:
-            placed = PlacedCell(cell_type.cell, self.device.torch_device, self._options.compiled)
-            self._placed[cell_type.cell.identity] = placed
-        return placed
+        return self.device.placements.of(cell_type.cell)
 
     def begin(self, launch: Launch) -> InFlight | None:
         """Submits a task; None if the rings have no room until a task in flight is collected."""
@@ -214,9 +218,16 @@ class DeviceExecutor:
 
     def _plan(self, cell_type: CellType, launch: Launch) -> Plan:
         """Reads a task: for the fused form of its cell where that goes, else for the plain form."""
-        if self._options.fused and self.place(cell_type).run_rows is not None:
+        placed, is_run = self.place(cell_type), launch.buffer[layout_words.H_STEPS] > 1
+        readings: list[type[FusedReading]] = []
+        if placed.run_rows is not None and not launch.buffer[layout_words.H_IS_LOOP]:
+            if is_run and placed.chains is not None:
+                readings.append(ChainReading)
+            if not (is_run and placed.prefers_steps):
+                readings.append(FusedReading)
+        for reading in readings:
             with suppress(CannotFuseError):
-                return self._planner.plan(launch.type_id, launch.buffer, FusedReading)
+                return self._planner.plan(launch.type_id, launch.buffer, reading)
         return self._planner.plan(launch.type_id, launch.buffer)
 
     def _program(
@@ -227,6 +238,7 @@ class DeviceExecutor:
 
     def _captured(self, placed: PlacedCell, plan: Plan, words: torch.Tensor) -> Work:
         program = self._program(placed, plan, self._memory, words, None)
+        program.prepare_capture()
         return lambda: program.run(plan.rows, None)
 
     def _take(

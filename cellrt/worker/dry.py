@@ -99,6 +99,9 @@ class DryDevice(Device):
         self.num_captured += 1
         return program
 
+    def settle(self) -> None:
+        """Nothing to do: this is the thread that computes."""
+
     def memory_in_use(self) -> int:
         """A kilobyte for each captured program, so that budgets can be tested."""
         return self.num_captured << 10
@@ -157,6 +160,11 @@ class DryDevice(Device):
 
 class _NoValues(TorchDispatchMode):
     """Refuses operations that hand a value to the host, as capturing on a GPU does."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Lets compiled functions run, which torch otherwise runs as they are inside of a mode."""
+        return True
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

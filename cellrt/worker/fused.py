@@ -3,18 +3,26 @@
 Every position of every output that somebody reads needs a row of the arena. Those that the scheduler gave no row lie
 in the arena's scratch rows: state for the next step of the run takes turns in two sets of rows, a result that nobody
 else reads has one of its own until it is downloaded.
+
+A run of several steps goes step by step, or in one call (``placement.ChainModule``) where that was measured to be
+faster. No row is both read and written in a task, so it may be run again, and its first run of a kind is measured both
+ways.
 """
 
 from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from cellrt.batch import Failure
+from cellrt.core import task_layout as layout_words
 from cellrt.core.tables import HOST, MIXED
 from cellrt.errors import CellError
-from cellrt.worker.placement import Rows
+from cellrt.worker.placement import Rows, RunSizes
 from cellrt.worker.program import Program
 from cellrt.worker.task_plan import NOWHERE, InputLayout, OutputLayout, Plan, Reading
 
@@ -27,6 +35,8 @@ class FusedReading(Reading):
     """Reads a task of such a cell; raises CannotFuseError if it cannot run fused."""
 
     is_fused = True
+    keeps_finite = False
+    """Whether what must be finite is kept at every position until the end, not only until the next step."""
 
     def plan(self) -> Plan:
         """Reads it."""
@@ -60,7 +70,10 @@ class FusedReading(Reading):
         rows.fill(-1)
         first, room = self._arenas.scratch_rows(kind)
         used = self._scratch_used.get(kind, 0)
-        if name in cell.carry.values() or name in cell.finite:
+        if name in cell.finite and self.keeps_finite:
+            rows[:] = np.arange(self._positions) + (first + used)
+            used += self._positions
+        elif name in cell.carry.values() or name in cell.finite:
             start = 0
             for step, size in enumerate(self._sizes):
                 rows[start : start + size] = np.arange(size) + (first + used + step % 2 * self._rows)
@@ -74,13 +87,30 @@ class FusedReading(Reading):
         return rows
 
 
+class ChainReading(FusedReading):
+    """Reads a run of several steps that may go in one call."""
+
+    keeps_finite = True
+
+    def _sizes_words(self) -> int:
+        return self._copy(self._header[layout_words.H_BATCH_SIZES], self._steps, self._steps, 0)
+
+
 class FusedProgram(Program):
-    """Calls ``run_rows`` step by step."""
+    """Calls ``run_rows`` step by step, or ``run_chain_rows``."""
+
+    _is_captured = False
+
+    def prepare_capture(self) -> None:
+        """Chooses how the run goes, which may take a measurement."""
+        self._is_captured = True
+        if self._layout.sizes_at != NOWHERE:
+            self._goes_in_one_call()
 
     def run(self, rows: int, failures: list[Failure] | None) -> None:
         """See ``Program.run``; on an error all rows fail."""
         try:
-            bad = self._run_steps()
+            bad = self._run_whole() if self._layout.sizes_at != NOWHERE else self._run_steps()
         except Exception as error:
             if failures is None or self._memory.device.is_fatal(error):
                 raise
@@ -94,8 +124,72 @@ class FusedProgram(Program):
         if self._layout.answers:
             self._answer(bad)
 
+    def _run_whole(self) -> list[torch.Tensor]:
+        """Runs a run either way; returns which positions have a value that is not finite where they must be."""
+        if not (self._goes_in_one_call() and self._run_chain()):
+            self._run_steps()
+        return [self._not_finite(0, sum(self._layout.sizes))] if self._placed.cell.finite else []
+
+    def _goes_in_one_call(self) -> bool:
+        """Whether a run like this one goes in one call; measured if that is not known yet."""
+        chains, sizes = self._placed.chains, self._layout.sizes
+        if chains is None:
+            return False
+        choice = chains.find(sizes, self._is_captured)
+        if choice is None:
+            choice = self._is_chain_faster()
+            chains.keep(sizes, self._is_captured, choice)
+        return choice
+
+    def _is_chain_faster(self) -> bool:
+        """Runs the task both ways, as it would run from now on, and measures them."""
+        device = self._memory.device
+        try:
+            if not self._run_chain():
+                return False
+            chain_s = self._time(self._run_chain)
+        except Exception as error:
+            if device.is_fatal(error):
+                raise
+            device.check()
+            warnings.warn(
+                f"cell {self._placed.cell.name!r} runs step by step: its run_chain_rows raised "
+                f"{type(error).__name__}: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
+        self._run_steps()
+        return chain_s < self._time(self._run_steps)
+
+    def _time(self, way: Callable[[], object]) -> float:
+        def program() -> None:
+            way()
+
+        device = self._memory.device
+        return device.time(device.capture(program) if self._is_captured else program)
+
+    def _run_chain(self) -> bool:
+        """Runs all steps in one call, if the cell takes these."""
+        cell, layout, chains = self._placed.cell, self._layout, self._placed.chains
+        if chains is None:
+            return False
+        positions = sum(layout.sizes)
+        inputs = {}
+        for number, (name, given) in enumerate(zip(cell.inputs, layout.inputs)):
+            part, count = given.parts[0], layout.sizes[0] if name in cell.carry else positions
+            inputs[name] = Rows(self._source(given.kind, self._specs[number], part), self._slice(part.rows_at, count))
+        outputs = {
+            name: Rows(self._arena(output.kind), self._slice(output.rows_at, positions))
+            for name, output in zip(cell.outputs, layout.outputs)
+        }
+        return chains.run(RunSizes(layout.sizes, self._slice(layout.sizes_at, len(layout.sizes))), inputs, outputs)
+
     def _run_steps(self) -> list[torch.Tensor]:
-        """Runs all steps; returns which positions of each have a value that is not finite where they must be."""
+        """Runs all steps; returns which positions of each have a value that is not finite where they must be.
+
+        It does not look where every position keeps what must be finite until the end.
+        """
         cell, layout, run_rows = self._placed.cell, self._layout, self._placed.run_rows
         if run_rows is None:
             raise CannotFuseError(f"cell {cell.name!r} has no method run_rows")
@@ -119,15 +213,18 @@ class FusedProgram(Program):
                     for name, output in outputs.items()
                 },
             )
-            if cell.finite:
-                bad.append(self._step_not_finite(outputs, start, size))
+            if cell.finite and layout.sizes_at == NOWHERE:
+                bad.append(self._not_finite(start, size))
             before, start = start, start + size
         return bad
 
-    def _step_not_finite(self, outputs: dict[str, OutputLayout], start: int, size: int) -> torch.Tensor:
+    def _not_finite(self, start: int, size: int) -> torch.Tensor:
+        """Which of these positions have a value that is not finite where the cell declares finite ones."""
+        cell = self._placed.cell
         bad = torch.zeros(size, dtype=torch.bool, device=self._words.device)
-        for name in self._placed.cell.finite:
-            output = outputs[name]
+        for name, output in zip(cell.outputs, self._layout.outputs):
+            if name not in cell.finite:
+                continue
             rows = self._slice(output.rows_at + start, size).clamp(min=0)
             bad |= ~torch.isfinite(self._arena(output.kind).index_select(0, rows)).reshape(size, -1).all(1)
         return bad

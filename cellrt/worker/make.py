@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 
@@ -21,7 +22,7 @@ from cellrt.worker.device import Device
 from cellrt.worker.device_arenas import DeviceArenas
 from cellrt.worker.device_executor import DeviceExecutor, DeviceOptions
 from cellrt.worker.dry import DryDevice
-from cellrt.worker.placement import PlacedCell
+from cellrt.worker.placement import EXAMPLE_ROWS, Placements
 
 DEVICE_QUEUE_DEPTH = 4
 """Tasks that a device has before the next are formed: it must not run dry while the host is busy elsewhere."""
@@ -50,11 +51,15 @@ def open_device(name: str, options: DeviceOptions) -> Device | None:
     """The device of that name; None for the CPU."""
     if name == "cpu":
         return None
+    device: Device
     if name == "dry":
-        return DryDevice(options.dry_delay_s)
-    from cellrt.worker.cuda_device import CudaDevice
+        device = DryDevice(options.dry_delay_s)
+    else:
+        from cellrt.worker.cuda_device import CudaDevice
 
-    return CudaDevice(name, options.completion)
+        device = CudaDevice(name, options.completion)
+    device.placements = Placements(device.torch_device, options.forms)
+    return device
 
 
 def arenas_on(device: Device | None) -> Arenas:
@@ -87,12 +92,14 @@ def make_worker(
 def measure_on(device: Device, cell: Cell, sizes: Sequence[int], most_s: float) -> dict[int, float]:
     """Seconds of one step of a cell on a device at several numbers of rows; stops where one takes ``most_s``.
 
-    Its kernels are loaded and tuned on the way. A cell that refuses zeros is left for the scheduler to measure.
+    The cell is placed there, and compiled if that was asked for; its kernels are loaded and tuned on the way. A cell
+    that refuses zeros is left for the scheduler to measure.
     """
     times: dict[int, float] = {}
+    placed = device.placements.of(cell)
     if device.torch_device.type == "cpu":
         return times
-    placed, stream = PlacedCell(cell, device.torch_device), torch.cuda.current_stream(device.torch_device)
+    stream = torch.cuda.current_stream(device.torch_device)
     for rows in sizes:
         if rows > cell.max_batch or (cell.batch_sizes and rows not in cell.batch_sizes):
             continue
@@ -110,4 +117,9 @@ def measure_on(device: Device, cell: Cell, sizes: Sequence[int], most_s: float) 
         times[rows] = min(samples)
         if times[rows] > most_s:
             break
+    run = placed.example_run(min(cell.max_batch, EXAMPLE_ROWS), 2)
+    if run is not None:
+        with suppress(Exception):  # it is tried again, and measured, when there is a run to do
+            run()
+            stream.synchronize()
     return times

@@ -15,9 +15,9 @@ from cellrt.batch import Failure
 from cellrt.core.tables import HOST
 from cellrt.define import CellInput
 from cellrt.spec import RaggedRows, RowSpec
-from cellrt.worker.attempt import Attempt, DeviceBatch, DeviceOutcome, zeros
+from cellrt.worker.attempt import Attempt, DeviceBatch, DeviceOutcome
 from cellrt.worker.device import Device
-from cellrt.worker.placement import PlacedCell
+from cellrt.worker.placement import PlacedCell, zeros
 from cellrt.worker.ring import Ring
 from cellrt.worker.task_plan import NOWHERE, InputLayout, Layout, OutputLayout, Part
 
@@ -74,6 +74,9 @@ class Program:
             self._show(k, output, outcome)
         if self._layout.answers:
             self._answer([outcome.done_steps, outcome.bad] if self._layout.is_loop else [outcome.bad])
+
+    def prepare_capture(self) -> None:
+        """Called before ``run`` is captured instead of called: what cannot be done meanwhile."""
 
     def _answer(self, parts: list[torch.Tensor]) -> None:
         answers = torch.cat([part.to(torch.int32) for part in parts])

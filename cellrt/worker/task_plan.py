@@ -86,6 +86,8 @@ class Layout(NamedTuple):
     """Integers that come back: of a loop, steps done and whether a value was not finite, for each row; of other tasks
     whose cell declares finite outputs, the latter for each position."""
     answers_at: int
+    sizes_at: int
+    """First word of ``sizes`` of a fused run that may go in one call, else NOWHERE."""
     num_words: int
 
 
@@ -214,6 +216,7 @@ class Reading:
         else:
             sizes = (self._padded,) if self._steps == 1 else tuple(self._sizes)
         stop = self._header[layout_words.H_STOP_OUTPUT] if self._is_loop else NOWHERE
+        sizes_at = self._sizes_words()
         layout = Layout(
             self._type.id,
             self.is_fused,
@@ -225,6 +228,7 @@ class Reading:
             lengths_at,
             answers,
             answers_at,
+            sizes_at,
             self._num_words,
         )
         return Plan(
@@ -237,6 +241,10 @@ class Reading:
             self._downloads,
             self._can_capture,
         )
+
+    def _sizes_words(self) -> int:
+        """Words of the steps' sizes, where they are needed."""
+        return NOWHERE
 
     def _input(self, kind: int, source: int, count: int, at: int, offsets_at: int) -> InputLayout:
         padded = self._padded if offsets_at < 0 and count == self._rows else count

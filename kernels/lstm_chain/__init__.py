@@ -5,24 +5,28 @@ Step s has the first `batch_sizes[s]` rows, and position `sum(batch_sizes[:s]) +
 `torch.nn.utils.rnn.PackedSequence` and in a task's buffer.
 
 There are two forms (see `triton.py`): by rows, for small weights, and persistent (Diamos et al. 2016, "Persistent
-RNNs"), with the weights kept on chip. Neither was measured yet.
+RNNs"), with the weights kept on chip. Neither was measured yet; the runtime measures where it may choose.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from cellrt.kernels.arena_rows import ArenaRows, check_rows
+from cellrt.kernels.arena_rows import INDEX_TYPES, ArenaRows, check_rows
 from cellrt.kernels.choose import uses_triton
 from cellrt.kernels.gate_weights import PackedWeights, Precision, check_precision
 from cellrt.kernels.lstm_chain import reference
-from cellrt.kernels.lstm_chain.plan import ChainPlan, choose_plan, rows_plan
+from cellrt.kernels.lstm_chain.plan import ChainPlan, choose_plan, fitting_plan, rows_plan
 from cellrt.kernels.lstm_chain.scratch import ChainScratch, make_scratch
 from cellrt.kernels.lstm_step import SECTIONS
 from cellrt.kernels.tiles import device_limits
 
-__all__ = ["ChainPlan", "ChainScratch", "is_worthwhile", "lstm_chain", "make_scratch"]
+__all__ = ["ChainPlan", "ChainScratch", "find_plan", "is_worthwhile", "lstm_chain", "make_scratch"]
+
+
+def find_plan(weights: PackedWeights, num_rows: int, precision: Precision = "ieee") -> ChainPlan | None:
+    """How a chain of `num_rows` rows runs in one launch, or None where the weights do not fit."""
+    return fitting_plan(weights, num_rows, precision, *device_limits(weights.weight_hh.device))
 
 
 def is_worthwhile(weights: PackedWeights, num_rows: int, precision: Precision = "ieee") -> bool:
@@ -45,16 +49,16 @@ def lstm_chain(
 ) -> None:
     """`len(batch_sizes)` steps, each step's state written to `h_out` and `c_out`.
 
-    `weights` come from `lstm_step.pack_weights`, without `weight_ih`. `batch_sizes` is int32 `[steps]`, not
-    increasing, on the device; its first is `len(h.rows)` and its sum `len(h_out.rows)` (neither is checked on a
+    `weights` come from `lstm_step.pack_weights`, without `weight_ih`. `batch_sizes` is int32 or int64 `[steps]`,
+    not increasing, on the device; its first is `len(h.rows)` and its sum `len(h_out.rows)` (neither is checked on a
     device). `h` and `c` name the rows of the first state; `gates` (of `4 * hidden` numbers), `h_out` and `c_out`
-    one for each position. A row that is needed only at the end is negative at all positions before. The rest is as
-    in `lstm_step`; between steps h and c are in the arena's type, so a chain gives what its steps would.
+    one for each position. Positions whose state nobody reads are negative, or share rows with others of the same
+    chain, in which the last one stays. The rest is as in `lstm_step`; between steps h and c are in the arena's type,
+    so a chain gives what its steps would.
 
     **No row written may be a row read by the same call.** `scratch` serves one launch at a time. On CUDA the
     kernel is launched on the current stream and nothing waits. The persistent form needs the whole device: beside
-    a kernel that does not end it gives up after a bounded wait and sets `scratch.error`, whose outputs are then
-    incomplete.
+    a kernel that does not end it gives up after a bounded wait, and the device is lost to its error.
 
     `plan` takes the place of the rule of thumb. Raises ValueError for shapes, types or devices that do not fit.
     """
@@ -99,8 +103,8 @@ def _check(
     if weights.sections != SECTIONS or weights.weight_ih is not None:
         raise ValueError("the weights must be those of an LSTM, packed without weight_ih")
     like, hidden = weights.weight_hh, weights.hidden_size
-    if batch_sizes.ndim != 1 or batch_sizes.dtype != torch.int32 or batch_sizes.device != like.device:
-        raise ValueError(f"batch_sizes must be int32 of one dimension on {like.device}")
+    if batch_sizes.ndim != 1 or batch_sizes.dtype not in INDEX_TYPES or batch_sizes.device != like.device:
+        raise ValueError(f"batch_sizes must be int32 or int64 of one dimension on {like.device}")
     num_rows, num_positions = h.rows.numel(), h_out.rows.numel()
     if num_rows > scratch.max_rows or scratch.c.shape[1] != like.shape[1] or scratch.c.dtype != like.dtype:
         raise ValueError(f"the scratch memory is not for {num_rows} rows of these weights")

@@ -23,19 +23,30 @@ class ChainPlan:
     groups: int
 
 
+def fitting_plan(
+    weights: PackedWeights, num_rows: int, precision: Precision, processors: int, shared_bytes: int
+) -> ChainPlan | None:
+    """The form for these weights, or None where they neither fit on chip nor are small.
+
+    Small weights by rows, if the rows leave no processor with more than one block; others in the persistent form.
+    """
+    is_small = weights.weight_hh.numel() * weights.weight_hh.element_size() <= STREAMED_BYTES
+    if is_small and -(-num_rows // SMALLEST_ROWS) <= processors:
+        return rows_plan(weights, precision, shared_bytes)
+    return persistent_plan(weights, num_rows, precision, processors, shared_bytes)
+
+
 def choose_plan(
     weights: PackedWeights, num_rows: int, precision: Precision, processors: int, shared_bytes: int
 ) -> ChainPlan | None:
     """The form that should be the faster one, or None where single steps should be: a rule of thumb, not measured.
 
-    Small weights by rows, if the rows leave no processor with more than one block. Larger weights that fit on chip
-    in the persistent form, if each program has few blocks of rows at a step.
+    In the persistent form each program may have few blocks of rows at a step.
     """
-    blocks = -(-num_rows // SMALLEST_ROWS)
-    if weights.weight_hh.numel() * weights.weight_hh.element_size() <= STREAMED_BYTES and blocks <= processors:
-        return rows_plan(weights, precision, shared_bytes)
-    plan = persistent_plan(weights, num_rows, precision, processors, shared_bytes)
-    return plan if plan is not None and blocks <= MAX_BLOCKS * plan.groups else None
+    plan = fitting_plan(weights, num_rows, precision, processors, shared_bytes)
+    if plan is None or plan.groups == 0:
+        return plan
+    return plan if -(-num_rows // SMALLEST_ROWS) <= MAX_BLOCKS * plan.groups else None
 
 
 def rows_plan(weights: PackedWeights, precision: Precision, shared_bytes: int) -> ChainPlan:

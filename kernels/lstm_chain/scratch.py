@@ -19,7 +19,7 @@ class ChainScratch:
 
     `h` is `[2, rows, padded hidden]` and `c` `[rows, padded hidden]`, in the type of the weights; `arrivals`
     counts, for each group of programs, how often one came to a barrier; `error` is 1 once a program gave up
-    waiting. Both are int32.
+    waiting, which on a device is an error of the device too. Both are int32. Only `error` must be zero at first.
     """
 
     max_rows: int
@@ -38,8 +38,8 @@ def make_scratch(weights: PackedWeights, max_rows: int) -> ChainScratch:
     rows, width = padded(max_rows, ROW_MULTIPLE), weights.weight_hh.shape[1]
     return ChainScratch(
         max_rows=max_rows,
-        h=weights.weight_hh.new_zeros(2, rows, width),
-        c=weights.weight_hh.new_zeros(rows, width),
-        arrivals=weights.weight_hh.new_zeros(MAX_GROUPS, dtype=torch.int32),
+        h=weights.weight_hh.new_empty(2, rows, width),
+        c=weights.weight_hh.new_empty(rows, width),
+        arrivals=weights.weight_hh.new_empty(MAX_GROUPS, dtype=torch.int32),
         error=weights.weight_hh.new_zeros(1, dtype=torch.int32),
     )

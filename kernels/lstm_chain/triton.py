@@ -6,7 +6,8 @@ only barrier is its own. Weights come from the L2 cache at every step.
 *Persistent* (Diamos et al. 2016): a program owns a slice of units and keeps its weights on chip over all steps. At
 each step it needs every unit's h, so the programs of a group meet at a barrier in global memory; all of them must be
 on the device at once (a cooperative launch, no more programs than processors). A program that waits in vain gives
-up after a bounded number of looks, says so in the error flag, and ends.
+up after a bounded number of looks and says so in the error flag; then it ends by a trap, so that the host has an error
+of the device instead of outputs that are not there (in the interpreter, which has no traps, it just ends).
 
 Both keep h in two buffers in turns, and c, in the arena's type: a chain gives what its steps give one at a time.
 """
@@ -17,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.kernels.choose import is_interpreted
 from cellrt.kernels.gate_tiles import bias_block, gate, multiply, row_pointers, split_four, store_rows
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 from cellrt.kernels.lstm_chain.plan import ChainPlan
@@ -137,7 +139,7 @@ def lstm_chain_rows_kernel(
     tl.debug_barrier()  # everywhere here: a block's writes are seen by its own threads behind it
     position = 0
     for step in range(num_steps):
-        size = tl.load(p_sizes + step)
+        size = tl.load(p_sizes + step).to(tl.int32)
         if first < size:
             p_h_last = p_h_kept + (step % 2) * buffer_stride
             p_h_next = p_h_kept + ((step + 1) % 2) * buffer_stride
@@ -157,8 +159,8 @@ def lstm_chain_rows_kernel(
 
 
 @triton.jit
-def meet(p_arrivals, p_error, target, MAX_LOOKS: tl.constexpr):
-    """Wait until `target` arrivals were counted; False if that did not come within MAX_LOOKS looks.
+def meet(p_arrivals, p_error, target, MAX_LOOKS: tl.constexpr, TRAPS: tl.constexpr):
+    """Wait until `target` arrivals were counted; False, or a trap, if that did not come within MAX_LOOKS looks.
 
     The arrival releases what this program's threads wrote before it (they meet first), and the last look acquires
     what others wrote before theirs.
@@ -172,6 +174,8 @@ def meet(p_arrivals, p_error, target, MAX_LOOKS: tl.constexpr):
     arrived = tl.atomic_add(p_arrivals, 0, sem="acq_rel", scope="gpu")
     if arrived < target:
         tl.store(p_error, 1)
+        if TRAPS:
+            tl.inline_asm_elementwise("trap; mov.b32 $0, $1;", "=r,r", [arrived], tl.int32, is_pure=False, pack=1)
     tl.debug_barrier()
     return arrived >= target
 
@@ -207,6 +211,7 @@ def lstm_chain_persistent_kernel(
     PADDED: tl.constexpr,
     PRECISION: tl.constexpr,
     MAX_LOOKS: tl.constexpr,
+    TRAPS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_UNITS: tl.constexpr,
     BLOCK_DEPTH: tl.constexpr,
@@ -230,11 +235,11 @@ def lstm_chain_persistent_kernel(
             p_h, p_h_rows, h_stride, p_c, p_c_rows, c_stride,
             p_h_kept, p_c_kept, o_rows, o_rows < num_rows, o_units, HIDDEN, PADDED,
         )  # fmt: skip
-    is_alive = meet(p_arrivals, p_error, slices, MAX_LOOKS)
+    is_alive = meet(p_arrivals, p_error, slices, MAX_LOOKS, TRAPS)
     position = 0
     step = 0
     while (step < num_steps) & is_alive:
-        size = tl.load(p_sizes + step)
+        size = tl.load(p_sizes + step).to(tl.int32)
         p_h_last = p_h_kept + (step % 2) * buffer_stride
         p_h_next = p_h_kept + ((step + 1) % 2) * buffer_stride
         for first in range(group * BLOCK_ROWS, size, groups * BLOCK_ROWS):
@@ -256,7 +261,7 @@ def lstm_chain_persistent_kernel(
             )  # fmt: skip
         position += size
         step += 1
-        is_alive = meet(p_arrivals, p_error, slices * (step + 1), MAX_LOOKS)
+        is_alive = meet(p_arrivals, p_error, slices * (step + 1), MAX_LOOKS, TRAPS)
 
 
 def lstm_chain(
@@ -304,5 +309,6 @@ def lstm_chain(
         len(batch_sizes),
         **constants,
         MAX_LOOKS=max_looks,
+        TRAPS=not is_interpreted(),
         launch_cooperative_grid=True,
     )

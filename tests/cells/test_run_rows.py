@@ -24,13 +24,14 @@ from cellrt.graph import Graph
 from cellrt.reference import run_one_by_one
 from cellrt.spec import RowSpec, rows
 from cellrt.unfolder import Unfolder
-from cellrt.worker.placement import PlacedCell, Rows
+from cellrt.worker.placement import PlacedCell, Rows, RunSizes
 from tests.engine.helpers import SMALL, WAIT_S, assert_same
 from tests.kernels.interpreter import set_up
 
-SIZE, HIDDEN, TOKENS, END = 5, 11, 3, 1
+SIZE, HIDDEN, TOKENS, END, WORDS = 5, 11, 3, 1, 7
 STATE = {"h": rows(HIDDEN), "c": rows(HIDDEN)}
 X = {"x": rows(SIZE)}
+TOKEN = {"token": rows(dtype=torch.int64)}
 CHILDREN = {f"{name}_{side}": spec for side in ("left", "right") for name, spec in STATE.items()}
 CHOICE = {"token": rows(dtype=torch.int64), "stop": rows(dtype=torch.bool)}
 UNTOUCHED = {torch.float32: torch.nan, torch.int64: -7, torch.bool: True}
@@ -49,6 +50,7 @@ CASES = {
     "LSTMCell": Case(lambda: cells.LSTMCell(SIZE, HIDDEN), X | STATE, STATE),
     "LSTMCell without bias": Case(lambda: cells.LSTMCell(SIZE, HIDDEN, bias=False), X | STATE, STATE),
     "LSTMRecurrent": Case(lambda: cells.LSTMRecurrent(HIDDEN), {"gates": rows(4 * HIDDEN)} | STATE, STATE),
+    "EmbeddingLSTMCell": Case(lambda: cells.EmbeddingLSTMCell(WORDS, SIZE, HIDDEN), TOKEN | STATE, STATE),
     "GRUCell": Case(lambda: cells.GRUCell(SIZE, HIDDEN), X | H, H),
     "GRUCell without bias": Case(lambda: cells.GRUCell(SIZE, HIDDEN, bias=False), X | H, H),
     "GRURecurrent": Case(lambda: cells.GRURecurrent(HIDDEN), {"gates": rows(3 * HIDDEN)} | H, H),
@@ -57,6 +59,8 @@ CASES = {
     "ProjectionArgmax": Case(lambda: cells.ProjectionArgmax(HIDDEN, TOKENS, END), H, CHOICE),
     "ProjectionArgmax without bias": Case(lambda: cells.ProjectionArgmax(HIDDEN, TOKENS, bias=False), H, CHOICE),
 }
+CHAINS = ["LSTMCell", "LSTMCell without bias", "LSTMRecurrent", "EmbeddingLSTMCell"]
+"""Those with a form for several steps."""
 every_case = pytest.mark.parametrize("name", CASES)
 
 
@@ -71,15 +75,23 @@ def arena(count: int, spec: RowSpec) -> Tensor:
     return torch.full((count + 3, *spec.shape), UNTOUCHED[spec.dtype], dtype=spec.dtype)
 
 
+def given_rows(spec: RowSpec, count: int, generator: torch.Generator) -> Rows:
+    """Inputs in an arena; what nobody may read there is not a number, or no token."""
+    values, index = arena(count, spec), some_rows(count, generator)
+    if spec.dtype == torch.int64:
+        values[index] = torch.randint(WORDS, (count,), generator=generator)
+    else:
+        values[index] = torch.randn(count, *spec.shape, generator=generator)
+    return Rows(values, index)
+
+
 def check(name: str, count: int, unwritten: int = 0) -> None:
     """The rows named are what `forward` gives; all others, and those of negative outputs, are as they were."""
     generator = torch.Generator().manual_seed(count)
     torch.manual_seed(count)
     case = CASES[name]
     module = case.make()
-    inputs = {key: Rows(arena(count, spec), some_rows(count, generator)) for key, spec in case.inputs.items()}
-    for values, index in inputs.values():
-        values[index] = torch.randn(count, values.shape[1], generator=generator)
+    inputs = {key: given_rows(spec, count, generator) for key, spec in case.inputs.items()}
     outputs = {key: Rows(arena(count, spec), some_rows(count, generator)) for key, spec in case.outputs.items()}
     expected = {key: value.values.clone() for key, value in outputs.items()}
     results = module(**{key: value.values[value.rows] for key, value in inputs.items()})._asdict()
@@ -97,10 +109,73 @@ def test_rows_are_what_forward_gives(name: str, count: int, unwritten: int) -> N
     check(name, count, unwritten)
 
 
+def check_chain(name: str, sizes: tuple[int, ...], unwritten: int = 0) -> None:
+    """A run gives what its steps give, in the rows named and no others; of positions with the same row the last."""
+    generator = torch.Generator().manual_seed(len(sizes))
+    torch.manual_seed(sum(sizes))
+    case, positions = CASES[name], sum(sizes)
+    module: Any = case.make()
+    inputs = {
+        key: given_rows(spec, sizes[0] if key in STATE else positions, generator) for key, spec in case.inputs.items()
+    }
+    outputs = {key: Rows(arena(positions, spec), some_rows(positions, generator)) for key, spec in STATE.items()}
+    expected = {key: value.values.clone() for key, value in outputs.items()}
+    for _, index in outputs.values():
+        index[torch.randperm(positions, generator=generator)[:unwritten]] = -1
+        index[0] = index[-1]  # the first state is nobody's, as it is where only the next step reads it
+    state, start = {key: inputs[key].values[inputs[key].rows] for key in STATE}, 0
+    for size in sizes:
+        step = {
+            key: value.values[value.rows[start : start + size]] for key, value in inputs.items() if key not in STATE
+        }
+        state = module(**step, **{key: value[:size] for key, value in state.items()})._asdict()
+        for key, (_, index) in outputs.items():
+            at = index[start : start + size]
+            expected[key][at[at >= 0]] = state[key][at >= 0].detach()
+        start += size
+    assert module.run_chain_rows(RunSizes(sizes, torch.tensor(sizes)), inputs, outputs)
+    for key, value in outputs.items():
+        torch.testing.assert_close(value.values, expected[key], rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(("sizes", "unwritten"), [((1, 1), 0), ((3, 3, 3), 2), ((5, 4, 4, 1, 1), 4)])
+def test_a_run_is_what_its_steps_give(name: str, sizes: tuple[int, ...], unwritten: int) -> None:
+    check_chain(name, sizes, unwritten)
+
+
+@pytest.mark.parametrize("limit", ["weights", "gates"])
+def test_a_run_that_does_not_fit_is_refused_untouched(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if limit == "weights":
+        monkeypatch.setattr("cellrt.kernels.lstm_chain.plan.STREAMED_BYTES", 0)
+        monkeypatch.setattr("cellrt.kernels.lstm_chain.device_limits", lambda device: (132, 1000))
+    else:
+        monkeypatch.setattr("cellrt.cells._fused.MAX_GATES_BYTES", 4 * 4 * HIDDEN * 2)
+    module, generator = cells.LSTMCell(SIZE, HIDDEN), torch.Generator().manual_seed(0)
+    inputs = {key: given_rows(spec, 3, generator) for key, spec in CASES["LSTMCell"].inputs.items()}
+    outputs = {key: Rows(arena(3, spec), torch.tensor([0, 1, 2])) for key, spec in STATE.items()}
+    inputs |= {key: Rows(inputs[key].values, inputs[key].rows[:2]) for key in STATE}
+    assert not module.run_chain_rows(RunSizes((2, 1), torch.tensor([2, 1])), inputs, outputs)
+    assert all(value.values.isnan().all() for value in outputs.values())
+
+
+@pytest.mark.parametrize("token", [-1, WORDS, 1 << 40])
+def test_a_token_outside_the_embedding_spoils_its_own_row_alone(token: int) -> None:
+    module = cells.EmbeddingLSTMCell(WORDS, SIZE, HIDDEN)
+    index = torch.arange(3)
+    inputs = {key: Rows(torch.zeros(3, HIDDEN), index) for key in STATE}
+    outputs = {key: Rows(torch.zeros(3, HIDDEN), index) for key in STATE}
+    module.run_rows({"token": Rows(torch.tensor([2, token, 6]), index), **inputs}, outputs)
+    for value in outputs.values():
+        assert value.values.isnan().any(1).tolist() == [False, True, False]
+
+
 def check_interpreted(name: str) -> None:
     case = CASES[name]
     assert case.make().can_run_rows(case.inputs, case.outputs)
     check(name, 17, 3)
+    if name in CHAINS:
+        check_chain(name, (17, 16, 3, 1), 4)
 
 
 def test_kernels_give_what_forward_gives() -> None:

@@ -3,7 +3,7 @@ import torch
 
 from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.gate_weights import PackedWeights, Precision
-from cellrt.kernels.lstm_chain import ChainPlan, is_worthwhile, lstm_chain, make_scratch, reference
+from cellrt.kernels.lstm_chain import ChainPlan, find_plan, is_worthwhile, lstm_chain, make_scratch, reference
 from cellrt.kernels.lstm_chain.plan import persistent_plan, rows_plan
 from cellrt.kernels.lstm_step import pack_weights
 from cellrt.kernels.tiles import Tile, device_limits
@@ -25,8 +25,10 @@ def check(
     plan: ChainPlan,
     unwritten: int = 0,
     launches: int = 1,
+    in_turns: bool = False,
+    index: torch.dtype = torch.int32,
 ) -> None:
-    """The kernel writes what the reference writes, and nothing else."""
+    """The kernel writes what the reference writes, and nothing else; `in_turns`, steps write the same rows."""
     from cellrt.kernels.lstm_chain import triton
 
     dtype, precision = kind
@@ -34,9 +36,12 @@ def check(
     weight, bias = arenas.random(4 * hidden, hidden, scale=hidden**-0.5), arenas.random(4 * hidden)
     gates = arenas.inputs(sum(sizes), 4 * hidden)
     h, c = arenas.inputs(sizes[0], hidden), arenas.inputs(sizes[0], hidden)
-    h_out, c_out = (arenas.outputs(sum(sizes), hidden, unwritten) for _ in range(2))
+    if in_turns:
+        h_out, c_out = (take_turns(arenas.outputs(2 * sizes[0], hidden), sizes) for _ in range(2))
+    else:
+        h_out, c_out = (arenas.outputs(sum(sizes), hidden, unwritten) for _ in range(2))
     expected_h, expected_c = like(h_out), like(c_out)
-    batch_sizes = torch.tensor(sizes, dtype=torch.int32, device=device)
+    batch_sizes = torch.tensor(sizes, dtype=index, device=device)
     reference.lstm_chain(weight, bias, batch_sizes, gates=gates, h=h, c=c, h_out=expected_h, c_out=expected_c)
     weights = pack_weights(weight, bias)
     scratch = make_scratch(weights, sizes[0])
@@ -58,6 +63,12 @@ def check(
         assert not scratch.has_failed()
     assert_same(h_out, expected_h, kind, len(sizes))
     assert_same(c_out, expected_c, kind, len(sizes))
+
+
+def take_turns(arena: ArenaRows, sizes: list[int]) -> ArenaRows:
+    """Every other step has the first half of an arena's rows, the others the second."""
+    halves = arena.rows.chunk(2)
+    return ArenaRows(arena.values, torch.cat([halves[step % 2][:size] for step, size in enumerate(sizes)]))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -84,6 +95,11 @@ def test_groups_share_the_rows(device: str, sizes: list[int], hidden: int) -> No
 @pytest.mark.parametrize("plan", [ROWS, ChainPlan(Tile(16, 32, 32, 4, 1), groups=1)], ids=["rows", "persistent"])
 def test_one_launch_leaves_nothing_that_disturbs_the_next(device: str, plan: ChainPlan) -> None:
     check(device, FULL, [3, 2], hidden=16, plan=plan, launches=2)
+
+
+@pytest.mark.parametrize("plan", [ROWS, ChainPlan(Tile(16, 32, 32, 4, 1), groups=2)], ids=["rows", "persistent"])
+def test_steps_may_write_the_same_rows_and_the_last_one_stays(device: str, plan: ChainPlan) -> None:
+    check(device, FULL, [35, 34, 20, 20, 1], hidden=21, plan=plan, in_turns=True, index=torch.int64)
 
 
 def test_a_barrier_that_nobody_comes_to_ends(device: str) -> None:
@@ -177,21 +193,30 @@ def test_persistent_form_needs_weights_that_fit_on_chip() -> None:
     assert plan.groups * -(-1024 // plan.tile.units) <= H100[0]
     assert persistent_plan(half_weights(2048), 64, "ieee", *H100) is None
     assert not is_worthwhile(half_weights(2048), 64)
+    assert find_plan(half_weights(2048), 64) is None
     assert is_worthwhile(half_weights(128), 512)
+    assert find_plan(half_weights(128), 512).groups == 0
+
+
+def test_what_fits_need_not_be_what_the_rule_takes() -> None:
+    """With many rows a program has many blocks: that is measured where it can be."""
+    assert find_plan(half_weights(1024), 512) is not None
+    assert not is_worthwhile(half_weights(1024), 512)
 
 
 def launch_of(kind: tuple[torch.dtype, Precision], hidden: int, plan: ChainPlan) -> Launch:
+    """With rows and sizes in int64, as the runtime has them."""
     from cellrt.kernels.lstm_chain import triton
 
     dtype, precision = kind
     weights = pack_weights(torch.zeros(4 * hidden, hidden, dtype=dtype))
-    rows = torch.empty(64, dtype=torch.int32)
+    rows = torch.empty(64, dtype=torch.int64)
     state = ArenaRows(torch.empty(64, hidden, dtype=dtype, device="meta"), rows)
     gates = ArenaRows(torch.empty(64, 4 * hidden, dtype=dtype, device="meta"), rows)
     with recorded_launches() as launches:
         triton.lstm_chain(
             weights,
-            torch.empty(4, dtype=torch.int32),
+            torch.empty(4, dtype=torch.int64),
             gates=gates,
             h=state,
             c=state,
@@ -214,6 +239,7 @@ def test_persistent_kernel_keeps_its_weights_on_chip() -> None:
     for compiled in compile_everywhere([launch]):
         assert compiled.stack_bytes == 0
         assert A100[1] >= compiled.shared_bytes >= 2 * 4 * plan.tile.units * hidden
+        assert "trap;" in compiled.ptx  # what a program does that waits in vain
 
 
 @needs_compiler

@@ -1,0 +1,255 @@
+"""Cells of plain torch through ``torch.compile``, gather and scatter included, give what they give as they are.
+
+Backends that only trace stand for the one that makes kernels, which takes seconds a cell; it has the slow test.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cellrt.core.processor import SchedulerSettings
+from cellrt.define import Cell, cell
+from cellrt.engine import Engine
+from cellrt.graph import Graph
+from cellrt.spec import rows
+from cellrt.unfolder import Unfolder
+from cellrt.worker.compiled import CompiledStep
+from cellrt.worker.device_executor import DeviceOptions
+from cellrt.worker.placement import PlacedCell, Rows
+from tests.engine.helpers import WAIT_S, assert_same, close_and_check
+from tests.engine.test_cuda_worker import device_engine, serve
+
+SIZE, TOKENS = 6, 11
+NUMBER = rows(dtype=torch.int64)
+DEVICES = ["dry", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+
+
+class Gated(NamedTuple):
+    h: Tensor
+    c: Tensor
+    norm: Tensor
+
+
+class MinimalGate(nn.Module):
+    """Several outputs; two of them are state, in rows of one kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums = nn.Linear(2 * SIZE, 2 * SIZE)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> Gated:
+        f, g = self.sums(torch.cat([x, h], 1)).chunk(2, 1)
+        c = torch.sigmoid(f) * c + torch.tanh(g)
+        return Gated(torch.tanh(c), c, c.norm(dim=1))
+
+
+class Counted(NamedTuple):
+    h: Tensor
+    count: Tensor
+    stop: Tensor
+
+
+class CountTokens(nn.Module):
+    """Integer inputs, integer state, and an output that is not a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, SIZE)
+
+    def forward(self, token: Tensor, count: Tensor, h: Tensor) -> Counted:
+        return Counted(0.5 * h + self.table(token), count + token, count > 9)
+
+
+STATE = {"h": (SIZE,), "c": (SIZE,)}
+
+
+def gated_model() -> Unfolder:
+    made = cell(MinimalGate(), {"x": (SIZE,), **STATE}, max_batch=8)
+
+    def unfold(graph: Graph, request: Tensor) -> dict[str, object]:
+        chain = graph.chain(made, x=request)
+        again = made(x=chain.last.c, h=chain.last.h, c=chain.last.c)  # its input lies in the arena
+        return {"every": chain.norm, "last": chain.last.c, "again": again.h}
+
+    return Unfolder("gated", unfold, torch.zeros(2, SIZE))
+
+
+def tokens_model() -> Unfolder:
+    made = cell(CountTokens(), {"token": NUMBER, "count": NUMBER, "h": (SIZE,)}, max_batch=8)
+
+    def unfold(graph: Graph, request: Tensor) -> dict[str, object]:
+        chain = graph.chain(made, token=request)
+        loop = graph.loop(made, until="stop", max_steps=5, token=request[0], count=chain.last.count, h=chain.last.h)
+        return {"every": chain.count, "h": chain.last.h, "stop": chain.last.stop, "count": loop.last.count}
+
+    return Unfolder("tokens", unfold, torch.zeros(2, dtype=torch.int64))
+
+
+def inputs_of(model: Unfolder, count: int) -> list[object]:
+    lengths = [1 + k % 5 for k in range(count)]
+    if model.name == "tokens":
+        return [torch.randint(TOKENS, (length,)) for length in lengths]
+    return [torch.randn(length, SIZE) for length in lengths]
+
+
+def compiled_engine(device: str, backend: str, runs: bool = True) -> Engine:
+    options = DeviceOptions(ring_bytes=1 << 16, compiled=True, compile_backend=backend)
+    return device_engine(device, 1, options, settings=SchedulerSettings(runs=runs, join_budget_s=1.0))
+
+
+def placed_cells(engine: Engine) -> list[PlacedCell]:
+    return list(engine._manager.workers[0]._device.placements._placed.values())
+
+
+def num_graphs() -> int:
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("make", [gated_model, tokens_model])
+@pytest.mark.parametrize(("backend", "runs"), [("eager", False), ("aot_eager", True)])
+def test_compiled_cells_give_what_they_give_as_they_are(device, make, backend, runs):
+    model, engine = make(), compiled_engine(device, backend, runs)
+    engine.register(model)
+    assert all(placed.run_rows is not None for placed in placed_cells(engine))
+    for count in (1, 1, 2, 13):
+        serve(engine, model, inputs_of(model, count))
+    close_and_check(engine)
+
+
+def test_a_cell_is_compiled_when_its_model_is_registered_and_for_any_number_of_rows():
+    model, engine = gated_model(), compiled_engine("dry", "eager", runs=False)
+    before = num_graphs()
+    engine.register(model)
+    after = num_graphs()
+    assert after - before == 4  # with its input from the arena or the host; its plain form, which has one for one row
+    for count in (1, 1, 1, 2, 3, 7, 20):
+        serve(engine, model, inputs_of(model, count))
+    assert num_graphs() == after
+    assert engine._manager.workers[0]._device.num_captured > 0
+    close_and_check(engine)
+
+
+WEIGHT = torch.linspace(-1, 1, SIZE * SIZE).reshape(SIZE, SIZE)
+
+
+def times_global(x: Tensor) -> Tensor:
+    return x @ WEIGHT
+
+
+def make_closure() -> Callable[[Tensor], Tensor]:
+    inner, scale, ones = nn.Linear(SIZE, SIZE), torch.tensor(3.0), torch.ones(SIZE)
+
+    def closure(x: Tensor, *, bias: Tensor = ones) -> Tensor:
+        return inner(times_global(x)) * scale + bias
+
+    return closure
+
+
+def single_model(made: Cell) -> Unfolder:
+    return Unfolder("single", lambda graph, request: {"out": made(x=request).output}, torch.zeros(SIZE))
+
+
+@pytest.mark.parametrize("function", [times_global, make_closure()])
+def test_functions_with_tensors_of_their_own_are_compiled_too(function):
+    model, engine = single_model(cell(function, {"x": (SIZE,)})), compiled_engine("dry", "eager")
+    engine.register(model)
+    assert [placed.run_rows is not None for placed in placed_cells(engine)] == [True]
+    serve(engine, model, [torch.randn(SIZE) for _ in range(5)])
+    close_and_check(engine)
+
+
+def looks_at_values(x: Tensor) -> Tensor:
+    return 2 * x if x.device.type == "meta" or float(x.sum()) < 1e9 else x
+
+
+@pytest.mark.parametrize(("function", "backend"), [(looks_at_values, "eager"), (torch.tanh, "no such backend")])
+def test_what_cannot_be_compiled_runs_as_it_is_with_a_warning(function, backend):
+    made = cell(lambda x: function(x), {"x": (SIZE,)}, name="plain")
+    model, engine = single_model(made), compiled_engine("dry", backend)
+    with pytest.warns(RuntimeWarning, match="cell 'plain' is not compiled and runs as it is, because of"):
+        engine.register(model)
+    assert [placed.run_rows for placed in placed_cells(engine)] == [None]
+    serve(engine, model, [torch.randn(SIZE) for _ in range(5)])
+    close_and_check(engine)
+
+
+def test_what_fails_only_later_runs_as_it_is_from_then_on():
+    made = cell(MinimalGate(), {"x": (SIZE,), **STATE})
+    step = CompiledStep(made, "eager")
+    arena, other = torch.randn(20, SIZE), torch.zeros(5)
+
+    def fails(*arguments: object) -> None:
+        raise RuntimeError("no compiler today")
+
+    inputs = {name: Rows(arena, torch.tensor([k, 9 + k])) for k, name in enumerate(made.inputs)}
+    outputs = {name: Rows(arena, torch.tensor([3 + k, 13 + k])) for k, name in enumerate(STATE)}
+    outputs["norm"] = Rows(other, torch.tensor([1, -1]))
+    expected = made.run(*(arena[given.rows] for given in inputs.values()))
+    step.compile(inputs, outputs)
+    (function,) = step._functions.values()
+    function.compiled = fails
+    with pytest.warns(RuntimeWarning, match="no compiler today"):
+        step.run_rows(inputs, outputs)
+    step.run_rows(inputs, outputs)
+    assert_same(
+        {"h": arena[outputs["h"].rows], "c": arena[outputs["c"].rows], "norm": other[1]},
+        {"h": expected[0], "c": expected[1], "norm": expected[2][0]},
+    )
+
+
+class HasSteps(MinimalGate):
+    """Its author's form for runs says that it ran."""
+
+    def steps(self, batch_sizes: list[int], x: Tensor, h: Tensor, c: Tensor) -> Gated:
+        count = sum(batch_sizes)
+        return Gated(torch.full((count, SIZE), 7.0), torch.full((count, SIZE), 7.0), torch.full((count,), 7.0))
+
+
+def test_runs_go_through_the_authors_form_of_them():
+    made = cell(HasSteps(), {"x": (SIZE,), **STATE})
+    model = Unfolder("steps", lambda graph, x: {"every": graph.chain(made, x=x).norm}, torch.zeros(2, SIZE))
+    engine = compiled_engine("dry", "eager")
+    engine.register(model)
+    single = [torch.randn(1, SIZE)]
+    serve(engine, model, single)
+    every = engine.submit("steps", torch.zeros(4, SIZE)).result(WAIT_S)["every"]
+    assert torch.equal(every, torch.full((4,), 7.0))
+    close_and_check(engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("make", [gated_model, tokens_model])
+def test_compiled_kernels_give_what_cells_give_as_they_are(device, make):
+    if device == "dry" and shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    model, engine = make(), compiled_engine(device, "inductor")
+    engine.register(model)
+    assert all(placed.run_rows is not None for placed in placed_cells(engine))
+    for count in (1, 2, 13):
+        serve(engine, model, inputs_of(model, count))
+    close_and_check(engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_compiled_kernels_write_only_the_rows_they_are_given(device):
+    """The function that torch makes has no copy of an arena in it."""
+    from torch._inductor.utils import run_and_get_code
+
+    if device == "cpu" and shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    placed = PlacedCell(cell(MinimalGate(), {"x": (SIZE,), **STATE}), torch.device(device))
+    step = CompiledStep(placed.cell, "inductor")
+    inputs, outputs = placed._example_rows(4, False)
+    _, codes = run_and_get_code(step.compile, inputs, outputs)
+    assert len(codes) == 1
+    assert "index_copy" in codes[0]
+    assert "copy_(" not in codes[0] and "clone" not in codes[0]
