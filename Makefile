@@ -11,7 +11,7 @@ PYTHON ?= $(shell for name in python3 python3.12 python3.11; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint slow bench gpu gpu-dry gpu-sanitize format clean
+.PHONY: help demo test lint slow bench gpu gpu-dry gpu-soak gpu-sanitize format clean
 
 help:
 	@echo "make demo    install what the demo needs into $(VENV) and run it"
@@ -19,9 +19,10 @@ help:
 	@echo "make lint    linters, types and import rules alone"
 	@echo "make slow    the tests marked slow"
 	@echo "make bench   the quick form of the benchmarks"
-	@echo "make gpu     GPU tests and benchmarks, with the Python that is there (GPU_PYTHON=...)"
+	@echo "make gpu     the tests and benchmarks that need a GPU, with the Python that is there (GPU_PYTHON=...)"
 	@echo "make gpu-dry the same code without a GPU"
-	@echo "make gpu     the tests and benchmarks that need a GPU, with the python3 that is there (make gpu-dry: without one)"
+	@echo "make gpu-soak     ten minutes of requests with random cancellations on a GPU (SOAK_S=... seconds)"
+	@echo "make gpu-sanitize memcheck and racecheck over the kernels' tests"
 	@echo "make format  format the code and apply the linter's safe fixes"
 	@echo "make clean   remove $(VENV) and every cache"
 
@@ -47,23 +48,33 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks tree --quick
 	$(BIN)/python -m benchmarks seq2seq --quick --only 2k
 
-# On a bare machine with torch, Triton, Numba and pytest: no environment is made and nothing is fetched.
+# On a bare machine with torch, Triton and Numba: no environment is made and nothing is fetched. The tests need pytest
+# and hypothesis too, and the benchmarks run whatever comes of them.
 GPU_PYTHON ?= python3
+GPU_TESTS := tests/gpu tests/engine/test_cuda_worker.py tests/engine/test_cuda_chains.py tests/engine/test_compiled_cells.py
+GPU_PYTEST = PYTHONPATH=. $(GPU_PYTHON) -m pytest -c tests/gpu/bare.ini --rootdir . --confcutdir .
 
 gpu:
-	PYTHONPATH=. $(GPU_PYTHON) -m pytest -c tests/gpu/bare.ini --rootdir . --confcutdir . -m gpu --require-gpu \
-		tests/gpu tests/engine/test_cuda_worker.py tests/kernels
-	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu
+	@if $(GPU_PYTHON) -c 'import hypothesis, pytest'; then \
+		$(GPU_PYTEST) -m gpu --require-gpu $(GPU_TESTS) tests/kernels; \
+	else echo "the tests need pytest and hypothesis" >&2; false; fi; tested=$$?; \
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu && exit $$tested
 
 gpu-dry:
-	PYTHONPATH=. $(GPU_PYTHON) -m pytest -c tests/gpu/bare.ini --rootdir . --confcutdir . \
-		tests/gpu tests/engine/test_cuda_worker.py tests/engine/test_ring.py
+	$(GPU_PYTEST) -m "not slow" $(GPU_TESTS) tests/engine/test_ring.py
 	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu --dry
+
+# The soak of tests/gpu; `make gpu` runs 20 seconds of it.
+SOAK_S ?= 600
+
+gpu-soak:
+	CELLRT_SOAK_S=$(SOAK_S) $(GPU_PYTEST) -m gpu --require-gpu -k soak tests/gpu
 
 # memcheck and racecheck of the CUDA toolkit over the kernels' tests: slow.
 gpu-sanitize:
 	for tool in memcheck racecheck; do PYTHONPATH=. PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool \
-		--error-exitcode 1 $(GPU_PYTHON) -m pytest -c tests/gpu/bare.ini --rootdir . --confcutdir . -m gpu tests/kernels || exit 1; done
+		--error-exitcode 1 $(GPU_PYTHON) -m pytest -c tests/gpu/bare.ini --rootdir . --confcutdir . -m gpu tests/kernels \
+		|| exit 1; done
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

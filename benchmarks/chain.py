@@ -62,32 +62,49 @@ class Cellrt:
 
     Args:
         lstm: trained module; its weights go into the cells.
-        table: the embedding ``[words, input]``. If given, requests are word numbers, and the embedding and the input
-            half of the step are folded into one table; else they are the embedded words, as the peers get them.
+        table: the embedding ``[words, input]``. If given, requests are word numbers; else they are the embedded words,
+            as the peers get them.
+        fold: the embedding and the input half of the step are folded into one table; else the embedding is a cell of
+            its own.
+        max_batch: most rows of a task.
         options: for the engine.
     """
 
-    def __init__(self, lstm: torch.nn.LSTM, table: torch.Tensor | None = None, **options: Any) -> None:
-        size, hidden = lstm.input_size, lstm.hidden_size
-        state = {"h": (hidden,), "c": (hidden,)}
-        self._is_folded = table is not None
-        if table is None:
-            step = cellrt.cell(LSTMCell.from_torch(lstm), {"x": (size,), **state}, name="lstm")
+    def __init__(
+        self,
+        lstm: torch.nn.LSTM,
+        table: torch.Tensor | None = None,
+        *,
+        fold: bool = True,
+        max_batch: int = 512,
+        **options: Any,
+    ) -> None:
+        size, state = lstm.input_size, {"h": (lstm.hidden_size,), "c": (lstm.hidden_size,)}
+        token = cellrt.rows(dtype=torch.int64)
+        embedding = None if table is None else torch.nn.Embedding.from_pretrained(table)
+        embed = None
+        if embedding is not None and fold:
+            module = EmbeddingLSTMCell.from_torch(embedding, lstm, fold=True)
+            step = cellrt.cell(module, {"token": token, **state}, name="folded lstm", max_batch=max_batch)
         else:
-            module = EmbeddingLSTMCell.from_torch(torch.nn.Embedding.from_pretrained(table), lstm, fold=True)
-            step = cellrt.cell(module, {"token": cellrt.rows(dtype=torch.int64), **state}, name="folded lstm")
+            step = cellrt.cell(LSTMCell.from_torch(lstm), {"x": (size,), **state}, name="lstm", max_batch=max_batch)
+            if embedding is not None:
+                embed = cellrt.cell(embedding, {"input": token}, name="embedding")
 
-        @cellrt.unfold("lstm", example=[0, 0] if self._is_folded else torch.zeros(2, size))
+        @cellrt.unfold("lstm", example=torch.zeros(2, size) if table is None else [0, 0])
         def model(graph: cellrt.Graph, words: Any) -> dict[str, object]:
-            inputs = {"token": words} if self._is_folded else {"x": words}
+            if embed is not None:
+                words = graph.chain(embed, input=words).output
+            inputs = {"token" if "token" in step.inputs else "x": words}
             return {"h": graph.chain(step, **inputs).last.h}
 
+        self._has_table = table is not None
         self.engine = cellrt.Engine(max_queue=1 << 20, **options)
         self.engine.register(model)
 
     def submit(self, sentence: Sentence) -> Future[Any]:
         """Submits one sentence; the future's result has the last hidden state as "h"."""
-        return self.engine.submit("lstm", sentence.tokens if self._is_folded else sentence.x)
+        return self.engine.submit("lstm", sentence.tokens if self._has_table else sentence.x)
 
     def close(self) -> None:
         """Ends the engine."""

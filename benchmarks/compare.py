@@ -7,6 +7,7 @@ name begins with "cellrt" is ours; the others are peers.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import statistics
 import threading
@@ -20,8 +21,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks import workloads
 from benchmarks.record import Recorder, percentiles
@@ -111,7 +110,7 @@ def compare(
                 able = {name: server for name, server in made.items() if load * best <= HOPELESS * peaks[name]}
                 for name in [name for name in made if name not in able]:
                     advance(name)
-                    Console().print(f"{case}: {name} cannot carry {load * best:,.0f}/s; its peak is {peaks[name]:,.0f}")
+                    print(f"{case}: {name} cannot carry {load * best:,.0f}/s; its peak is {peaks[name]:,.0f}")
                 points += _open_loops(recorder, case, able, requests, load, load * best, plan.open_s, advance)
         finally:
             for server in made.values():
@@ -154,7 +153,15 @@ def loops_per_second(once: Callable[[], None], seconds: float) -> float:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar of ``total`` stages on a terminal; what is yielded is called at the start of each, with its name."""
+    """A bar of ``total`` stages on a terminal; what is yielded is called at the start of each, with its name.
+
+    There is none on a bare machine without ``rich``.
+    """
+    if importlib.util.find_spec("rich") is None:
+        yield lambda name: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=True) as bar:
         task = bar.add_task(title, total=total)

@@ -1,29 +1,35 @@
-"""What must be shown on a GPU: completion, kernels against their floors, and the LSTM of the paper's section 2.7.
+"""What must be shown on a GPU: completion, kernels against their floors, the LSTM of the paper's section 2.7, figures.
 
-``python -m benchmarks.gpu [--quick] [--dry]`` runs everything on the first GPU and writes JSON lines and a plot to
-``benchmarks/results/<device>/``. ``--dry``, and a machine without a GPU, run the same code on the device "dry" with
-tiny sizes: its numbers mean nothing, and are written nowhere.
+``python -m benchmarks.gpu [--quick] [--only PART] [--dry]`` runs everything, or some parts, on the first GPU and writes
+JSON lines and plots to ``benchmarks/results/<device>/``. A part is ``completion``, ``kernels``, ``lstm``, ``figures``
+(``gpu_figures.py``: the paper's, about 8 minutes, 2 with ``--quick``) or one figure, such as ``2.7``. ``--dry`` runs
+the same code on the device "dry" with tiny sizes: its numbers mean nothing, and are kept nowhere. Without matplotlib
+there are no plots: ``gpu_plots.py`` draws the figures from the JSON lines elsewhere.
 
-The LSTM: hidden 1024, 24 steps, 512 chains at once, float32 by TF32 and bfloat16. *Ideal* is the same kernel in a bare
-loop captured as one CUDA graph; *cuDNN* is ``torch.nn.LSTM`` on the same batch.
+The LSTM: hidden 1024, 24 steps, 512 chains at once, float32 by TF32 and bfloat16. Requests are word numbers, and the
+embedding is a cell on the device. *Ideal* is the same kernel in a bare loop captured as one CUDA graph, the embedded
+words being there; *cuDNN* is ``torch.nn.LSTM`` on the same batch.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks import gpu_completion
 from benchmarks.gpu_cells import FusedLSTM
+from benchmarks.gpu_figures import FIGURES, measure_figures
 from benchmarks.gpu_kernels import measure_floors, measure_kernels
+from benchmarks.gpu_plots import can_draw, draw_figures
 from benchmarks.gpu_timing import time_calls, time_captured
-from benchmarks.options import Options
+from benchmarks.options import TREEBANK, Options
 from benchmarks.record import Recorder
 from cellrt.core.processor import SchedulerSettings
 from cellrt.define import cell
@@ -36,7 +42,8 @@ from cellrt.unfolder import Unfolder
 from cellrt.worker.cuda import CudaWorker
 from cellrt.worker.device_executor import DeviceOptions
 
-PARTS = ("completion", "kernels", "lstm")
+PARTS = ("completion", "kernels", "lstm", "figures", *FIGURES)
+VOCABULARY = 10_000
 WAIT_S = 120.0
 
 
@@ -65,13 +72,19 @@ def measure(recorder: Recorder, options: Options, device: str) -> None:
         size = Size(1024, 24, 512, 4 if options.quick else 20) if device != "dry" else Size(8, 5, 4, 2)
         for dtype in (torch.float32, torch.bfloat16):
             measure_lstm(recorder, device, size, dtype)
-    if options.plot is not None:
-        draw(recorder, options.plot)
+    figures = [name for name in FIGURES if options.has("figures") or options.has(name)]
+    try:
+        measure_figures(recorder, device, options.treebank, quick=options.quick, names=figures)
+    finally:
+        if options.plot is not None:
+            draw(recorder, options.plot)
+            draw_figures(recorder.rows, options.plot.parent)
 
 
 def measure_lstm(recorder: Recorder, device: str, size: Size, dtype: torch.dtype) -> None:
     """Steps a second of the fixed-length LSTM by each way, and what a task costs the host."""
     torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = True
     module = FusedLSTM(size.hidden, dtype).eval().requires_grad_(False)
     name = "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
     ideal = _ideal(module, device, size)
@@ -101,12 +114,14 @@ def _measure_engine(
     dtype = module.weight_hh.dtype
     row = RowSpec((size.hidden,), dtype)
     made = cell(module, {"x": row, "h": row, "c": row}, max_batch=size.batch, name="lstm")
+    words = nn.Embedding(VOCABULARY, size.hidden, dtype=dtype)
+    embed = cell(words, {"input": RowSpec((), torch.int64)}, max_batch=size.batch * size.steps, name="embedding")
 
-    def unfold(graph: Graph, request: Tensor) -> dict[str, object]:
-        return {"h": graph.chain(made, x=request).last.h}
+    def unfold(graph: Graph, request: list[int]) -> dict[str, object]:
+        return {"h": graph.chain(made, x=graph.chain(embed, input=request).output).last.h}
 
     row_bytes = size.hidden * dtype.itemsize
-    device_options = DeviceOptions(ring_bytes=max(1 << 20, 4 * size.steps * size.batch * row_bytes), fused=is_fused)
+    device_options = DeviceOptions(ring_bytes=64 << 20, fused=is_fused)
     rows = 4 * size.batch * (size.steps + 4)
     with Engine(
         [device],
@@ -115,8 +130,8 @@ def _measure_engine(
         arena_bytes=max(1 << 20, rows * row_bytes),
         max_queue=1 << 16,
     ) as engine:
-        engine.register(Unfolder("chain", unfold, torch.zeros(2, size.hidden, dtype=dtype)))
-        requests = [torch.randn(size.steps, size.hidden).to(dtype) for _ in range(size.batch)]
+        engine.register(Unfolder("chain", unfold, [0, 0]))
+        requests = torch.randint(VOCABULARY, (size.batch, size.steps)).tolist()
         worker = engine._manager.workers[0]
         if not isinstance(worker, CudaWorker):
             raise TypeError(f"{device} has no device worker")
@@ -170,7 +185,7 @@ def _ideal(module: FusedLSTM, device: str, size: Size) -> float:
 @torch.inference_mode()
 def _cudnn(device: str, size: Size, dtype: torch.dtype) -> float:
     on = torch.device(_torch_name(device))
-    layer = nn.LSTM(size.hidden, size.hidden, batch_first=False).to(on, dtype)
+    layer = nn.LSTM(size.hidden, size.hidden).to(on, dtype).eval()
     x = torch.randn(size.steps, size.batch, size.hidden, device=on).to(dtype)
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = True
@@ -191,21 +206,33 @@ def _torch_name(device: str) -> str:
 
 
 def draw(recorder: Recorder, path: Path) -> None:
-    """Bars of the LSTM's throughput."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    """Bars of the LSTM's throughput, where it was measured and matplotlib is there."""
     shown = [row for row in recorder.rows if row["metric"] == "steps"]
-    figure, axes = plt.subplots(figsize=(8, 0.4 * len(shown) + 1))
+    if not shown or not can_draw():
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 0.4 * len(shown) + 1), layout="constrained")
+    axes = figure.subplots()
     axes.barh([str(row["case"]) for row in shown], [float(str(row["value"])) for row in shown])
     axes.invert_yaxis()
     axes.set_xlabel("steps a second")
-    figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
-    plt.close(figure)
+
+
+def measure_and_write(options: Options, device: str, folder: Path, name: str) -> None:
+    """Measures, prints the table and writes ``name``.json; also what there is if a part fails. Figures print their own
+    lines as they go."""
+    recorder = Recorder("gpu")
+    if device != "dry":
+        recorder.machine["gpu"] = torch.cuda.get_device_name(device)
+    try:
+        measure(recorder, options, device)
+    finally:
+        recorder.write(folder / f"{name}.json")
+        if others := [row for row in recorder.rows if "figure" not in row]:
+            recorder.table(rows=others)
 
 
 def main() -> None:
@@ -213,19 +240,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="a short run")
     parser.add_argument("--dry", action="store_true", help="run without a GPU, to see that it works")
+    parser.add_argument("--only", action="append", choices=PARTS, help="run this part; may be given several times")
+    parser.add_argument("--treebank", type=Path, default=TREEBANK, help="trees in Penn brackets, for figure 2.14")
     arguments = parser.parse_args()
-    if not arguments.dry and not torch.cuda.is_available():
+    only = tuple(arguments.only or ())
+    name = "-".join(("gpu", *only))
+    if arguments.dry:
+        with tempfile.TemporaryDirectory() as folder:
+            options = Options(True, Path(folder) / f"{name}.png", only, (), arguments.treebank)
+            measure_and_write(options, "dry", Path(folder), name)
+        return
+    if not torch.cuda.is_available():
         parser.error("there is no CUDA device; --dry runs without one")
-    recorder = Recorder("gpu")
-    folder = None
-    if not arguments.dry:
-        name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
-        folder = Path(__file__).parent / "results" / name
-    options = Options(arguments.quick or arguments.dry, folder / "gpu.png" if folder else None, (), (), Path())
-    measure(recorder, options, "dry" if arguments.dry else "cuda:0")
-    recorder.table()
-    if folder is not None:
-        recorder.write(folder / "gpu.json")
+    model = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
+    results = Path(__file__).parent / "results" / model
+    options = Options(arguments.quick, results / f"{name}.png", only, (), arguments.treebank)
+    measure_and_write(options, "cuda:0", results, name)
 
 
 if __name__ == "__main__":

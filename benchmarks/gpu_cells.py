@@ -9,7 +9,7 @@ import torch
 from cellrt.cells.lstm import LSTMCell
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 from cellrt.spec import RowSpec
-from cellrt.worker.placement import Rows
+from cellrt.worker.placement import Rows, RunSizes
 
 
 class FusedLSTM(LSTMCell):
@@ -33,6 +33,10 @@ class FusedLSTM(LSTMCell):
     def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
         """One step, rows of arenas to rows of arenas."""
         self._fused.run(self, inputs, outputs, self.precision)
+
+    def run_chain_rows(self, sizes: RunSizes, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> bool:
+        """A run by the chain kernel, if it takes these weights."""
+        return self._fused.run_chain(self, sizes, inputs, outputs, self.precision)
 
     def packed(self) -> PackedWeights:
         """The weights as the kernel reads them."""

@@ -45,7 +45,7 @@ def measure_kernels(recorder: Recorder, device: torch.device, floors: Floors) ->
     for dtype in (torch.float32, torch.bfloat16):
         module = FusedLSTM(hidden, dtype).to(device).requires_grad_(False)
         for rows in sizes:
-            work, num_bytes, operations = _lstm_step(module, rows)
+            work, num_bytes, operations = lstm_step_call(module, rows)
             floor_s = max(num_bytes / floors.bytes_per_s, operations / floors.operations_per_s[dtype])
             _add(recorder, f"lstm_step {dtype}", rows, time_captured(work, device), floor_s)
         for rows in sizes:
@@ -61,7 +61,7 @@ def _add(recorder: Recorder, case: str, rows: int, seconds: float, floor_s: floa
     recorder.add(case, "floor / time", floor_s / seconds, "ratio", rows=rows)
 
 
-def _lstm_step(module: FusedLSTM, rows: int) -> tuple[Callable[[], object], float, float]:
+def lstm_step_call(module: FusedLSTM, rows: int) -> tuple[Callable[[], object], float, float]:
     """A step of so many rows: the call, the bytes it must move and its operations."""
     weight = module.weight_hh
     hidden, dtype, device = weight.shape[1], weight.dtype, weight.device

@@ -6,6 +6,7 @@ machines are compared by mistake.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -13,17 +14,20 @@ import subprocess
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Machine = dict[str, str | int]
 Row = dict[str, object]
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
+_COMMON = ("benchmark", "case", "metric", "value", "unit", "commit", "machine")
+"""What every row has."""
 
 
 class Recorder:
@@ -56,19 +60,29 @@ class Recorder:
             raise ValueError(f"{', '.join(taken)}: every row has this already; choose another name")
         self.rows.append(row | extra)
 
-    def table(self, console: Console | None = None) -> None:
-        """Print the rows as a table, on standard output unless another console is given."""
-        common = ("benchmark", "case", "metric", "value", "unit", "commit", "machine")
-        extras = list(dict.fromkeys(name for row in self.rows for name in row if name not in common))
+    def table(self, console: Console | None = None, rows: Sequence[Row] | None = None) -> None:
+        """Print the rows, or only some of them, as a table, on standard output unless another console is given.
+
+        On a bare machine without ``rich`` they are printed a line each, with what else a row has behind.
+        """
+        shown = self.rows if rows is None else rows
+        if importlib.util.find_spec("rich") is None:
+            for row in shown:
+                extra = [f"{name}={row[name]}" for name in _extras([row])]
+                print(f"{row['case']}: {row['metric']}: {_number(row['value'])} {row['unit']}", *extra)
+            return
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        extras = _extras(shown)
         facts = ", ".join(f"{name} {value}" for name, value in self.machine.items())
         table = Table(title=self.benchmark, caption=f"commit {self.commit}; {facts}")
         for name in ("case", "metric", "value", "unit", *extras):
             right = name == "value" or name in extras
             table.add_column(escape(name), justify="right" if right else "left", overflow="fold")
-        for row in self.rows:
-            value = row["value"]
-            shown = f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
-            cells = [str(row["case"]), str(row["metric"]), shown, str(row["unit"])]
+        for row in shown:
+            cells = [str(row["case"]), str(row["metric"]), _number(row["value"]), str(row["unit"])]
             cells += [str(row.get(name, "")) for name in extras]
             table.add_row(*(escape(cell) for cell in cells))
         (console or Console()).print(table)
@@ -96,6 +110,15 @@ def percentiles(latencies: Sequence[float] | NDArray[np.float64]) -> dict[str, f
         "mean": float(values.mean()),
         "max": float(values.max()),
     }
+
+
+def _extras(rows: Sequence[Row]) -> list[str]:
+    """The columns that not every row has."""
+    return list(dict.fromkeys(name for row in rows for name in row if name not in _COMMON))
+
+
+def _number(value: object) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
 
 
 def commit(folder: Path) -> str:

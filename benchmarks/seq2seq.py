@@ -36,17 +36,26 @@ ALL_SERVERS = ("cellrt", "cellrt, unfolded", *PEERS)
 
 
 class Cellrt:
-    """cellrt behind the peers' interface."""
+    """cellrt behind the peers' interface.
 
-    def __init__(self, model: Model, fold: bool = True) -> None:
+    Args:
+        model: its weights go into the cells.
+        fold: the embeddings and the input halves of both LSTMs are folded into tables.
+        max_batch: most rows of a task of the encoder, and of the decoder.
+        options: for the engine.
+    """
+
+    def __init__(
+        self, model: Model, fold: bool = True, *, max_batch: tuple[int, int] = (512, 256), **options: Any
+    ) -> None:
         state = {"h": (model.encoder.hidden_size,), "c": (model.encoder.hidden_size,)}
         inputs = {"token": cellrt.rows(dtype=torch.int64), **state}
         encoder = EmbeddingLSTMCell.from_torch(model.source, model.encoder, fold=fold)
         decoder = EmbeddingLSTMDecoder.from_torch(
             model.target, model.decoder, model.projection, end_token=-1, fold=fold
         )
-        encode = cellrt.cell(encoder, inputs, name="encoder", max_batch=512)
-        decode = cellrt.cell(decoder, inputs, name="decoder", max_batch=256)
+        encode = cellrt.cell(encoder, inputs, name="encoder", max_batch=max_batch[0])
+        decode = cellrt.cell(decoder, inputs, name="decoder", max_batch=max_batch[1])
 
         @cellrt.unfold("translate", example=Pair([1, 2], 2))
         def translate(graph: cellrt.Graph, pair: Pair) -> dict[str, object]:
@@ -54,7 +63,7 @@ class Cellrt:
             target = graph.loop(decode, max_steps=pair.steps, token=graph.constant(GO), h=source.h, c=source.c)
             return {"tokens": target.token}
 
-        self.engine = cellrt.Engine(max_queue=1 << 20)
+        self.engine = cellrt.Engine(max_queue=1 << 20, **options)
         self.engine.register(translate)
 
     def submit(self, pair: Pair) -> Future[Any]:

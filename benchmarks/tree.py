@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 import cellrt
 from benchmarks.compare import (
@@ -52,20 +51,28 @@ ALL_SERVERS = ("cellrt", "cellrt, folded", *PEERS)
 
 
 class Cellrt:
-    """cellrt behind the peers' interface; with ``fold`` the leaves are looked up in a table of their states."""
+    """cellrt behind the peers' interface.
 
-    def __init__(self, weights: Weights, fold: bool) -> None:
+    Args:
+        weights: of both cells.
+        fold: the leaves are looked up in a table of their states.
+        max_batch: most rows of a task, of either cell.
+        options: for the engine.
+    """
+
+    def __init__(self, weights: Weights, fold: bool, *, max_batch: int = 512, **options: Any) -> None:
         state = (weights.hidden,)
         children = {"h_left": state, "c_left": state, "h_right": state, "c_right": state}
-        leaf = cellrt.cell(leaf_module(weights, fold), {"token": cellrt.rows(dtype=torch.int64)}, name="leaf")
-        inner = cellrt.cell(inner_module(weights), children, name="inner")
+        token = {"token": cellrt.rows(dtype=torch.int64)}
+        leaf = cellrt.cell(leaf_module(weights, fold), token, name="leaf", max_batch=max_batch)
+        inner = cellrt.cell(inner_module(weights), children, name="inner", max_batch=max_batch)
         example = complete_trees(1, len(weights.embedding), seed=0)[0]
 
         @cellrt.unfold("tree", example=example)
         def model(graph: cellrt.Graph, tree: Tree) -> dict[str, object]:
             return {"h": graph.tree(tree.parents, leaf=leaf, inner=inner, leaf_inputs={"token": tree.tokens}).h}
 
-        self.engine = cellrt.Engine(max_queue=1 << 20)
+        self.engine = cellrt.Engine(max_queue=1 << 20, **options)
         self.engine.register(model)
 
     def submit(self, tree: Tree) -> Future[Any]:
@@ -110,7 +117,7 @@ def servers(weights: Weights, names: Sequence[str]) -> Makers:
     }
     for name in names:
         if not is_installed(name):
-            Console().print(f"{name} is left out: it is not installed (benchmarks/tree.py says how)")
+            print(f"{name} is left out: it is not installed (benchmarks/tree.py says how)")
     return {name: ours.get(name) or partial(make_peer, name, weights) for name in names if is_installed(name)}
 
 
@@ -193,7 +200,7 @@ def run(recorder: Recorder, options: Options) -> None:
         if not options.has("treebank"):
             continue
         if not options.treebank.is_file():
-            Console().print(f"treebank is left out: {options.treebank} is absent (see --treebank)")
+            print(f"treebank is left out: {options.treebank} is absent (see --treebank)")
             continue
         trees, num_words = read_trees(options.treebank)
         weights = random_weights(num_words, hidden, hidden)

@@ -163,22 +163,22 @@ def level_batched_folded(weights: Weights, threads: int) -> Runner:
 
 
 def _by_level(weights: Weights, leaves: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Runner:
+    return lambda trees: enumerate(root_states(weights, by_level(trees), leaves).unbind())
+
+
+def root_states(weights: Weights, levels: Levels, leaves: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+    """The roots' h ``[trees, hidden]``, on the device of ``levels``; ``leaves`` gives the states of words."""
     hidden = weights.hidden
-
-    def run(trees: Sequence[Tree]) -> Iterable[tuple[int, Tensor]]:
-        levels = by_level(trees)
-        h, c = torch.empty(2, sum(levels.sizes), hidden).unbind()
-        start = levels.sizes[0]
-        h[:start], c[:start] = leaves(levels.tokens)
-        at = 0
-        for size in levels.sizes[1:]:
-            children = levels.children[at : at + 2 * size]
-            below = (state.index_select(0, children).view(size, 2 * hidden) for state in (h, c))
-            h[start : start + size], c[start : start + size] = inner_cell(weights, *below)
-            start, at = start + size, at + 2 * size
-        return enumerate(h[levels.roots].unbind())
-
-    return run
+    h, c = torch.empty(2, sum(levels.sizes), hidden, device=levels.roots.device).unbind()
+    start = levels.sizes[0]
+    h[:start], c[:start] = leaves(levels.tokens)
+    at = 0
+    for size in levels.sizes[1:]:
+        children = levels.children[at : at + 2 * size]
+        below = (state.index_select(0, children).view(size, 2 * hidden) for state in (h, c))
+        h[start : start + size], c[start : start + size] = inner_cell(weights, *below)
+        start, at = start + size, at + 2 * size
+    return h[levels.roots]
 
 
 def dgl_topological(weights: Weights, threads: int) -> Runner:

@@ -20,7 +20,7 @@ from cellrt.core.program import CARRY, FIXED, OP_CONSTANT, OP_KEEP, OP_LOOP, OP_
 from cellrt.core.trees import count_leaves, tree_program
 from cellrt.define import Cell
 from cellrt.errors import RequestError
-from cellrt.handles import Chain, Loop, LoopSteps, Node, Output, State, Steps
+from cellrt.handles import Chain, Loop, LoopSteps, Node, Output, State, Steps, Tree
 from cellrt.recorder import Recorder, Source
 from cellrt.results import Placement, ResultLayout, StateLayout
 from cellrt.spec import RowSpec
@@ -209,8 +209,10 @@ class Graph(Recorder):
         inner: Cell,
         leaf_inputs: Mapping[str, Source] | None = None,
         inner_inputs: Mapping[str, Source] | None = None,
-    ) -> Node:
+    ) -> Tree:
         """Adds a tree: ``leaf`` at nodes without children, ``inner`` at the others; returns the root.
+
+        ``.h`` of it is the root's output, ``.nodes.h`` the list of every node's, in the order of ``parents``.
 
         Args:
             parents: ``[nodes]``: each node's parent, -1 for the one root, in any order.
@@ -238,7 +240,7 @@ class Graph(Recorder):
         leaf_words = self._tree_words(leaf, leaf_inputs or {}, num_leaves, None)
         inner_words = self._tree_words(inner, inner_inputs or {}, num_inner, leaf)
         first = self._num_values
-        words, root, problem = tree_program(
+        words, firsts, problem = tree_program(
             parents,
             leaf_type,
             inner_type,
@@ -249,12 +251,12 @@ class Graph(Recorder):
             first,
         )
         if problem >= 0:
-            raise RequestError(
-                f"tree: node {problem} does not have the number of children that cell {inner.name!r} reads by name"
-            )
+            named = 1 + int(inner_words[inner_words[:, 0] == CARRY, 1].max())
+            given = int((parents == problem).sum())
+            raise RequestError(f"tree: node {problem} has {given} children, cell {inner.name!r} reads {named} by name")
         self._program.frombytes(words.tobytes())
         self._num_values = first + num_leaves * len(leaf.outputs) + num_inner * len(inner.outputs)
-        return Node(self, inner if num_inner else leaf, root)
+        return Tree(self, (leaf, inner), parents, firsts)
 
     def record(self, results: object) -> Recorded:
         """Ends the recording: the request's results are what the unfolder returned."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cellrt.define import Cell
 from cellrt.spec import RowSpec
 
@@ -40,6 +43,50 @@ class Node:
 
     def __repr__(self) -> str:
         return f"Node({self._cell.name!r})"
+
+
+class Tree(Node):
+    """A tree: the outputs of its root, one attribute each, and under ``nodes`` those of every node.
+
+    ``tree.nodes.h`` is output ``h`` of each node, in the order of the tree's parents.
+    """
+
+    __slots__ = ("nodes",)
+
+    def __init__(
+        self, graph: Recorder, cells: tuple[Cell, Cell], parents: NDArray[np.int32], firsts: NDArray[np.int32]
+    ) -> None:
+        self.nodes = TreeNodes(graph, cells, parents, firsts)
+        root = int(parents.argmin())
+        super().__init__(graph, cells[parents.size > 1], int(firsts[root]))
+
+
+class TreeNodes:
+    """The same output of each node of a tree, one attribute each."""
+
+    __slots__ = ("_cells", "_firsts", "_graph", "_parents")
+
+    def __init__(
+        self, graph: Recorder, cells: tuple[Cell, Cell], parents: NDArray[np.int32], firsts: NDArray[np.int32]
+    ) -> None:
+        self._graph, self._cells, self._parents, self._firsts = graph, cells, parents, firsts
+
+    def __repr__(self) -> str:
+        return f"TreeNodes({self._parents.size} nodes)"
+
+    def __getattr__(self, name: str) -> list[Output]:
+        leaf, inner = self._cells if self._parents.size > 1 else self._cells[:1] * 2
+        for cell in (leaf, inner):
+            if name not in cell.places:
+                raise _no_output(cell, name)
+        spec = leaf.outputs[name]
+        if inner.outputs[name] != spec:
+            raise AttributeError(
+                f"output {name!r} is {spec} of cell {leaf.name!r}, but {inner.outputs[name]} of cell {inner.name!r}"
+            )
+        places = np.full(self._parents.size, leaf.places[name])
+        places[self._parents[self._parents >= 0]] = inner.places[name]
+        return [Output(self._graph, value, spec) for value in (self._firsts + places).tolist()]
 
 
 class State:

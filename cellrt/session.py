@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import safetensors
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
@@ -64,22 +62,27 @@ class Session:
     def export(self) -> bytes:
         """The state after the requests submitted so far, in the safetensors format: see ``restore``."""
         saved: list[NDArray[Any]] | None = self._act(lambda store: store.read(self._record))
+        from safetensors.torch import save  # here: a bare machine with a GPU need not have it
+
         tensors = {}
         for k, (state, spec) in enumerate(zip(self._record.states, self._specs)):
             value = torch.zeros(spec.shape, dtype=spec.dtype)
             if saved is not None:
                 value = torch.from_numpy(saved[k]).view(spec.dtype)
             tensors[f"{k}.{state.name}.{state.cell}"] = value
-        return safetensors.torch.save(tensors)
+        return save(tensors)
 
     def restore(self, state: bytes) -> None:
         """Takes over a state that ``export`` gave, in this or another process, after the requests submitted so far.
 
         Raises SessionError if it is not the state of a session of the same cells.
         """
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
         try:
-            tensors = safetensors.torch.load(state)
-        except (safetensors.SafetensorError, KeyError, TypeError) as error:
+            tensors = load(state)
+        except (SafetensorError, KeyError, TypeError) as error:
             raise SessionError(f"{self._record}: not a session's state: {error}") from None
         saved = []
         for k, (layout, spec) in enumerate(zip(self._record.states, self._specs)):

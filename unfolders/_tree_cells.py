@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.define import Cell
-from cellrt.errors import DefinitionError, RequestError
+from cellrt.errors import DefinitionError
 from cellrt.graph import Graph
-from cellrt.handles import Output
+from cellrt.handles import Node, Output
 from cellrt.spec import RowSpec
 
 _SIDES = {"left": 0, "right": 1}
@@ -128,91 +128,22 @@ class TreeCells:
         self, graph: Graph, parents: NDArray[np.int32], leaf_inputs: Mapping[str, Any], inner_inputs: Mapping[str, Any]
     ) -> dict[str, object]:
         """Writes a tree; returns the model's results. Inputs have one row a leaf (inner node) in order."""
-        if self.every_node:
-            made: Mapping[str, Sequence[Output]] = self._call_nodes(graph, parents, leaf_inputs, inner_inputs)
+        tree = graph.tree(parents, leaf=self.leaf, inner=self.inner, leaf_inputs=leaf_inputs, inner_inputs=inner_inputs)
+        if not self.every_node:
+            root: Node = tree
             if self.output is not None:
-                made = _call_each(graph, self.output, {name: made[name] for name in self.output.inputs}, parents.size)
-            return {name: made[name] for name in self._results}
-        root = graph.tree(parents, leaf=self.leaf, inner=self.inner, leaf_inputs=leaf_inputs, inner_inputs=inner_inputs)
-        if self.output is not None:
-            root = graph.call(self.output, **{name: getattr(root, name) for name in self.output.inputs})
-        return {name: getattr(root, name) for name in self._results}
-
-    def _call_nodes(
-        self, graph: Graph, parents: NDArray[np.int32], leaf_inputs: Mapping[str, Any], inner_inputs: Mapping[str, Any]
-    ) -> dict[str, list[Output]]:
-        """Writes a tree node by node; returns the outputs that leaf and inner cell have in common, of every node."""
-        children = _children_of(parents)
-        order = _upwards(parents, children)
-        leaves = [node for node, below in enumerate(children) if not below]
-        _check_rows(self.leaf, leaf_inputs, len(leaves))
-        _check_rows(self.inner, inner_inputs, parents.size - len(leaves))
-        no_children: dict[str, list[Output]] = {name: [] for name, spec in self.leaf.inputs.items() if spec.ragged}
-        of_leaves = _call_each(graph, self.leaf, {**leaf_inputs, **no_children}, len(leaves))
-        found = [dict[int, Output](zip(leaves, of_leaves[name], strict=True)) for name in self._common]
-        made = dict(zip(self._common, found, strict=True))
-        inner_nodes = [node for node, below in enumerate(children) if below]
-        row_of = {node: row for row, node in enumerate(inner_nodes)}
-        for node in order:
-            if children[node]:
-                given = {name: rows[row_of[node]] for name, rows in inner_inputs.items()}
-                state = graph.call(self.inner, **given, **self._read_children(node, children[node], made))
-                for name, outputs in made.items():
-                    outputs[node] = getattr(state, name)
-        return {name: [outputs[node] for node in range(parents.size)] for name, outputs in made.items()}
-
-    def _read_children(
-        self, node: int, children: Sequence[int], made: Mapping[str, Mapping[int, Output]]
-    ) -> dict[str, object]:
-        """The inner cell's inputs that are outputs of children."""
-        if self._named_children and len(children) != self._named_children:
-            raise RequestError(
-                f"tree: node {node} has {len(children)} children, cell {self.inner.name!r} reads {self._named_children}"
-            )
-        return {
-            name: [made[output][child] for child in children] if which < 0 else made[output][children[which]]
-            for name, (output, which) in self._of_child.items()
-        }
+                root = graph.call(self.output, **{name: getattr(tree, name) for name in self.output.inputs})
+            return {name: getattr(root, name) for name in self._results}
+        if self.output is None:
+            return {name: getattr(tree.nodes, name) for name in self._results}
+        given = {name: getattr(tree.nodes, name) for name in self.output.inputs}
+        return dict(_call_each(graph, self.output, given, parents.size))
 
 
 def _call_each(graph: Graph, cell: Cell, inputs: Mapping[str, Any], count: int) -> Mapping[str, Sequence[Output]]:
-    """Calls a cell ``count`` times, on one row after the other of each input that is not ragged."""
+    """Calls a cell ``count`` times, on one output after the other of each input."""
     if not cell.carry:  # Then the nodes of a chain do not depend on each other.
         chain = graph.chain(cell, **inputs)
         return {name: getattr(chain, name) for name in cell.outputs}
-    is_ragged = {name for name, spec in cell.inputs.items() if spec.ragged}
-    nodes = []
-    for k in range(count):
-        given = {name: rows if name in is_ragged else rows[k] for name, rows in inputs.items()}
-        nodes.append(graph.call(cell, **given))
+    nodes = [graph.call(cell, **{name: outputs[k] for name, outputs in inputs.items()}) for k in range(count)]
     return {name: [getattr(node, name) for node in nodes] for name in cell.outputs}
-
-
-def _check_rows(cell: Cell, inputs: Mapping[str, Any], count: int) -> None:
-    for name, rows in inputs.items():
-        if len(rows) != count:
-            raise RequestError(
-                f"cell {cell.name!r}, input {name!r}: expected {count} rows, one a node, got {len(rows)}"
-            )
-
-
-def _children_of(parents: NDArray[np.int32]) -> list[list[int]]:
-    """The children of each node in order."""
-    children: list[list[int]] = [[] for _ in range(parents.size)]
-    for node, parent in enumerate(parents.tolist()):
-        if parent >= 0:
-            children[parent].append(node)
-    return children
-
-
-def _upwards(parents: NDArray[np.int32], children: Sequence[Sequence[int]]) -> list[int]:
-    """All nodes, each behind its children. Raises RequestError unless the parents are of one tree."""
-    roots = np.flatnonzero(parents < 0)
-    if roots.size != 1:
-        raise RequestError(f"tree: expected one root (parent -1), found {roots.size}")
-    order = [int(roots[0])]
-    for node in order:
-        order += children[node]
-    if len(order) < parents.size:
-        raise RequestError("tree: the parents form a cycle")
-    return order[::-1]

@@ -104,15 +104,15 @@ def tree_program(parents, leaf_type, inner_type, leaf_outputs, inner_outputs, le
     ``leaf_words`` and ``inner_words`` have (mode, a, b) for each input: (FIXED, value, -); (STEP, base, stride) by the
     node's rank among its kind; (LIST, output, -): that output of all children; (CARRY, child, output): of one child.
 
-    Returns (words, value id of the root, problem): problem is -1 for none, or a node whose number of children is not
-    the one that its inputs name. ``parents`` must have passed ``count_leaves``.
+    Returns (words, value id of each node's first output, problem): problem is -1 for none, or a node whose number of
+    children is not the one that its inputs name. ``parents`` must have passed ``count_leaves``.
     """
     size = parents.size
     starts, children, order = _children(parents)
     words = np.empty(
         size * (2 + 2 * max(leaf_words.shape[0], inner_words.shape[0])) + size * 2 * inner_words.shape[0], np.int32
     )
-    rank = np.empty(size, np.int32)
+    rank, values = np.empty(size, np.int32), np.empty(size, np.int32)
     leaves = inners = 0
     named = 0
     for k in range(inner_words.shape[0]):
@@ -124,10 +124,9 @@ def tree_program(parents, leaf_type, inner_type, leaf_outputs, inner_outputs, le
             leaves += 1
         else:
             if named > 0 and starts[node + 1] - starts[node] != named:
-                return words[:0], -1, node
+                return words[:0], values, node
             rank[node] = inners
             inners += 1
-    values = np.empty(size, np.int32)
     value, end = first_value, 0
     for node in order:
         is_leaf = starts[node] == starts[node + 1]
@@ -153,4 +152,4 @@ def tree_program(parents, leaf_type, inner_type, leaf_outputs, inner_outputs, le
             end += 2
         values[node] = value
         value += leaf_outputs if is_leaf else inner_outputs
-    return words[:end], values[order[size - 1]], -1
+    return words[:end], values, -1

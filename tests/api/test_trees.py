@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cellrt
 from cellrt.core.trees import tree_program
 from cellrt.engine import Engine
 from tests.api.models import SIZE, child_sum, embedded, leaf, model, pair, recurrent, serve
@@ -58,19 +59,21 @@ def test_child_sums_of_random_trees(engine: Engine, seed: int) -> None:
     def function(graph, request):
         parents, xs = request
         leaves = len(set(range(len(parents))) - set(parents))
-        root = graph.tree(
+        tree = graph.tree(
             parents, leaf=bottom, inner=inner, leaf_inputs={"x": xs[:leaves]}, inner_inputs={"x": xs[leaves:]}
         )
-        return {"root": root.h}
+        return {"root": tree.h, "nodes": tree.nodes.h}
 
     requests = [(random_parents(size, seed), torch.randn(size, SIZE)) for size in (1, 2, 3, 20)]
     results = serve(engine, model(function, requests[0]), *requests)
     for (parents, xs), result in zip(requests, results):
-        torch.testing.assert_close(result["root"], evaluate(parents, xs, bottom, inner), rtol=1e-5, atol=1e-5)
+        expected = evaluate(parents, xs, bottom, inner)
+        torch.testing.assert_close(result["nodes"], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(result["root"], expected[parents.index(-1)], rtol=1e-5, atol=1e-5)
 
 
 def evaluate(parents, xs, bottom, inner) -> torch.Tensor:
-    """The root's value by plain recursion on the modules."""
+    """Every node's value by plain recursion on the modules."""
     children = [[k for k, parent in enumerate(parents) if parent == node] for node in range(len(parents))]
     leaves = [node for node in range(len(parents)) if not children[node]]
     inners = [node for node in range(len(parents)) if children[node]]
@@ -81,7 +84,17 @@ def evaluate(parents, xs, bottom, inner) -> torch.Tensor:
         total = torch.stack([value(child) for child in children[node]]).sum(dim=0)
         return torch.tanh(inner.module.linear(xs[len(leaves) + inners.index(node)][None]) + total)
 
-    return value(parents.index(-1))[0]
+    return torch.cat([value(node) for node in range(len(parents))])
+
+
+def test_outputs_that_not_every_node_has_are_refused(engine: Engine) -> None:
+    bottom, inner = leaf(), pair()
+
+    def function(graph, xs):
+        return {"c": graph.tree([2, 2, -1], leaf=bottom, inner=inner, leaf_inputs={"x": xs}).nodes.c}
+
+    with pytest.raises(cellrt.DefinitionError, match=r"has outputs \['h'\], not 'c'"):
+        engine.register(model(function, torch.ones(2, SIZE)))
 
 
 def test_left_and_right_differ_and_one_cell_may_be_both(engine: Engine) -> None:
@@ -151,8 +164,9 @@ def test_a_graph_as_networkx_and_as_a_picture(engine: Engine, tmp_path) -> None:
 def test_tree_program_writes_every_node_after_its_children(size: int, seed: int) -> None:
     parents = np.array(random_parents(size, seed), np.int32)
     leaf_words, inner_words = np.array([[1, 100, 1]], np.int32), np.array([[3, 0, 0]], np.int32)
-    words, root, problem = tree_program(parents, 0, 1, 1, 1, leaf_words, inner_words, 1000)
-    assert problem == -1 and root == 1000 + size - 1
+    words, firsts, problem = tree_program(parents, 0, 1, 1, 1, leaf_words, inner_words, 1000)
+    assert problem == -1 and firsts[parents.tolist().index(-1)] == 1000 + size - 1
+    assert sorted(firsts.tolist()) == list(range(1000, 1000 + size))
     at, value, leaves = 0, 1000, set()
     read: set[int] = set()
     while at < len(words):

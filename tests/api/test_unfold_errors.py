@@ -183,7 +183,7 @@ MISTAKES: dict[str, tuple[Write, str]] = {
     "an unknown parent": (lambda graph: graph.tree([5, -1], leaf=LEAF, inner=PAIR), r"parents must be node numbers"),
     "three children of a pair": (
         lambda graph: graph.tree([3, 3, 3, -1], leaf=LEAF, inner=PAIR, leaf_inputs={"x": ROW}),
-        r"tree: node 3 does not have the number of children that cell 'tree_pair' reads",
+        r"tree: node 3 has 3 children, cell 'tree_pair' reads 2 by name",
     ),
     "a tree without leaf inputs": (
         lambda graph: graph.tree([1, -1], leaf=LEAF, inner=SUM, inner_inputs={"x": ROW}),
