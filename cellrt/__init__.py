@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cellrt.spec import RaggedRows, ragged, rows
     from cellrt.timeline import Timeline
     from cellrt.unfolder import Unfolder, unfold
+    from cellrt.worker.device_executor import DeviceOptions
 
 __version__ = "0.1.0"
 
@@ -67,6 +68,7 @@ _HOMES = {
     "spec": ("RaggedRows", "ragged", "rows"),
     "timeline": ("Timeline",),
     "unfolder": ("Unfolder", "unfold"),
+    "worker.device_executor": ("DeviceOptions",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -79,6 +81,7 @@ __all__ = [
     "DeadlineError",
     "DefinitionError",
     "DeviceError",
+    "DeviceOptions",
     "Engine",
     "EngineClosedError",
     "FirstComeFirstServed",
