@@ -194,9 +194,10 @@ class Engine:
     def submit_many(
         self, model: str, requests: Iterable[Any], *, deadline: float | None = None, priority: int = 1
     ) -> list[RequestFuture]:
-        """Submits several requests; raises for the first that is wrong, before any is submitted."""
-        plans = [(self._model(model).plan(request)) for request in requests]
-        return [self._enqueue(model, plan, deadline, priority, None) for plan in plans]
+        """Submits several requests, all or none: raises as ``submit`` does, before any is submitted."""
+        known = self._model(model)
+        plans = [known.plan(request) for request in requests]
+        return self._enqueue(model, plans, deadline, priority, None)
 
     async def infer(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
         """Submits a request and awaits its results; cancelling the task cancels the request."""
@@ -329,7 +330,7 @@ class Engine:
     def _submit(
         self, name: str, request: Any, deadline: float | None, priority: int, channel: Channel | None
     ) -> RequestFuture:
-        return self._enqueue(name, self._model(name).plan(request), deadline, priority, channel)
+        return self._enqueue(name, [self._model(name).plan(request)], deadline, priority, channel)[0]
 
     def _submit_in(
         self, session: SessionRecord, request: Any, deadline: float | None, priority: int, streamed: bool
@@ -342,7 +343,7 @@ class Engine:
             kept, wanted = ([layout.name for layout in states] for states in (plan.states, session.states))
             raise RequestError(f"{session}: expected a request that keeps {wanted}, got one that keeps {kept}")
         channel = Channel() if streamed else None
-        future = self._enqueue(session.model, plan, deadline, priority, channel, session)
+        future = self._enqueue(session.model, [plan], deadline, priority, channel, session)[0]
         return future if channel is None else Stream(future, channel)
 
     def _act_in(self, session: SessionRecord, action: Callable[[SessionStore], T]) -> T:
@@ -358,33 +359,40 @@ class Engine:
     def _enqueue(
         self,
         name: str,
-        plan: Plan,
+        plans: Sequence[Plan],
         deadline: float | None,
         priority: int,
         channel: Channel | None,
         session: SessionRecord | None = None,
-    ) -> RequestFuture:
+    ) -> list[RequestFuture]:
+        """Hands in requests, all or none."""
         if not 0 <= priority < NUM_PRIORITIES:
             raise RequestError(f"priority: expected 0 to {NUM_PRIORITIES - 1}, got {priority}")
         if deadline is not None and not 0 < deadline < math.inf:
             raise RequestError(f"deadline: expected seconds from now, more than 0, got {deadline}")
         now_ns = time.perf_counter_ns()
-        future = RequestFuture(self._manager.ask_to_cancel)
+        deadline_ns = None if deadline is None else now_ns + int(deadline * 1e9)
+        requests: list[LiveRequest] = []
         with self._submit_lock:
             if self._closed or not self._thread.is_alive():
                 raise EngineClosedError("the engine is closed")
             if not self._manager.has_workers:
                 raise EngineClosedError("the engine has no worker left")
-            if self._num_unfinished >= self._max_queue:
+            if self._num_unfinished + len(plans) > self._max_queue:
+                more = f"; {len(plans)} more came" if len(plans) > 1 else ""
                 raise OverloadError(
-                    f"{self._num_unfinished} requests are unfinished, the engine takes {self._max_queue}"
+                    f"{self._num_unfinished} requests are unfinished, the engine takes {self._max_queue}{more}"
                 )
-            job = Job(next(self._sequence), plan.num_nodes, priority, deadline)
-            order, lane = float(self._policy.admission_key(job)), lane_of(self._policy, job)
-            deadline_ns = None if deadline is None else now_ns + int(deadline * 1e9)
-            self._num_submitted += 1
-            self._manager.post(LiveRequest(future, plan, name, job, now_ns, deadline_ns, channel, order, lane, session))
-        return future
+            for plan in plans:
+                job = Job(next(self._sequence), plan.num_nodes, priority, deadline)
+                order, lane = float(self._policy.admission_key(job)), lane_of(self._policy, job)
+                future = RequestFuture(self._manager.ask_to_cancel)
+                requests.append(
+                    LiveRequest(future, plan, name, job, now_ns, deadline_ns, channel, order, lane, session)
+                )
+            self._num_submitted += len(plans)
+            self._manager.post(requests)
+        return [request.future for request in requests]
 
     @property
     def _num_unfinished(self) -> int:

@@ -114,14 +114,15 @@ class Manager:
         """Whether a worker is left."""
         return len(self._lost) < len(self.workers)
 
-    def post(self, message: LiveRequest) -> None:
-        """Hands in a request, from any thread; a worker that is idle takes the turn."""
-        self.inbox.put(message)
+    def post(self, requests: Sequence[LiveRequest]) -> None:
+        """Hands in requests with one deadline, from any thread; a worker that is idle takes the turn."""
+        for request in requests:
+            self.inbox.put(request)
         for worker in self.workers:
             if worker.wake():
                 return
         # A worker that is busy takes a turn when its task ends. A deadline cannot wait for that.
-        if message.deadline_ns is not None or not self.has_workers:
+        if (requests and requests[0].deadline_ns is not None) or not self.has_workers:
             self._alarm.put(None)
         if self._stopped is not None:
             self.take_turns()  # to be told so: nobody else may look any more

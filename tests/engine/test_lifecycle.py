@@ -126,6 +126,8 @@ def test_a_deadline_or_priority_that_makes_no_sense_is_refused():
 
 def test_a_full_queue_refuses_and_takes_again():
     engine, gate, held = gated_engine(max_queue=3)
+    with pytest.raises(OverloadError, match="1 requests are unfinished, the engine takes 3; 3 more came"):
+        engine.submit_many("chain", [steps(2)] * 3)
     accepted = engine.submit_many("chain", [steps(2), steps(3)])
     with pytest.raises(OverloadError, match="3"):
         engine.submit("chain", steps(1))
@@ -141,6 +143,7 @@ def test_submit_many_takes_all_or_none():
     engine.register(CHAIN, warm_up=False)
     with pytest.raises(RequestError, match="add"):
         engine.submit_many("chain", [steps(2), torch.zeros(2, WIDTH + 1), steps(3)])
+    assert engine.submit_many("chain", []) == []
     assert engine.statistics()["unfinished"] == 0
     futures = engine.submit_many("chain", (steps(k) for k in range(1, 5)))
     for k, future in enumerate(futures, 1):
