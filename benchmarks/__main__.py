@@ -13,8 +13,9 @@ from typing import Annotated, cast
 
 import typer
 
-from benchmarks.options import TREEBANK, Benchmark, Options
+from benchmarks.options import TREEBANK_VARIABLE, Benchmark, Options, find_treebank
 from benchmarks.record import Recorder
+from cellrt.demo.treebank import TRAIN
 
 
 def benchmark_names(folder: Path) -> list[str]:
@@ -22,38 +23,61 @@ def benchmark_names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.py") if _defines_run(path))
 
 
-app = typer.Typer(add_completion=False)
+def overview(folder: Path) -> str:
+    """What the command does, and a line for each benchmark: the first of its docstring."""
+    lines = ["Run a benchmark and print what it measured. The benchmarks:"]
+    for name in benchmark_names(folder):
+        first = (ast.get_docstring(_parsed(folder / f"{name}.py")) or "").splitlines()[:1]
+        lines.append(f"{name}: {''.join(first)}")
+    return "\n\n".join(lines)
 
 
-@app.command()
+def _defines_run(path: Path) -> bool:
+    return any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in _parsed(path).body)
+
+
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+FOLDER = Path(__file__).parent
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(help=overview(FOLDER))
 def main(
-    name: Annotated[str, typer.Argument(help="The benchmark to run.")],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(benchmark_names(FOLDER))}.")],
     quick: Annotated[bool, typer.Option("--quick", help="A short run, to see that it works.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Run this part alone; may be given several times.")] = None,
     hidden: Annotated[list[int] | None, typer.Option(help="Hidden size; may be given several times.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the rows here, one JSON object a line.")] = None,
     append: Annotated[bool, typer.Option("--append", help="Keep the rows that the file has.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the figure here, where there is one.")] = None,
-    treebank: Annotated[Path, typer.Option(help="Trees in Penn brackets, for the tree benchmark.")] = TREEBANK,
+    treebank: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Trees in Penn brackets, for the tree benchmark. Default: the file that {TREEBANK_VARIABLE} names, "
+            f"else {TRAIN} in the repository, if it is there; else trees are drawn."
+        ),
+    ] = None,
 ) -> None:
-    """Run a benchmark and print what it measured."""
-    known = benchmark_names(Path(__file__).parent)
+    """Runs a benchmark and prints what it measured."""
+    known = benchmark_names(FOLDER)
     if name not in known:
         raise typer.BadParameter(f"no benchmark {name!r}; there are: {', '.join(known) or 'none'}")
     benchmark = cast(Benchmark, importlib.import_module(f"benchmarks.{name}"))
     for part in only or []:
         if part not in benchmark.PARTS:
             raise typer.BadParameter(f"{name} has no part {part!r}; there are: {', '.join(benchmark.PARTS)}")
+    try:
+        trees = find_treebank(treebank)
+    except FileNotFoundError as error:
+        raise typer.BadParameter(str(error), param_hint="--treebank") from None
     recorder = Recorder(name)
-    benchmark.run(recorder, Options(quick, plot, tuple(only or ()), tuple(hidden or ()), treebank))
+    benchmark.run(recorder, Options(quick, plot, tuple(only or ()), tuple(hidden or ()), trees))
     recorder.table()
     if json is not None:
         recorder.write(json, append=append)
-
-
-def _defines_run(path: Path) -> bool:
-    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-    return any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body)
 
 
 if __name__ == "__main__":

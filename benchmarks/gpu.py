@@ -29,7 +29,7 @@ from benchmarks.gpu_figures import FIGURES, measure_figures
 from benchmarks.gpu_kernels import measure_floors, measure_kernels
 from benchmarks.gpu_plots import can_draw, draw_figures
 from benchmarks.gpu_timing import time_calls, time_captured
-from benchmarks.options import TREEBANK, Options
+from benchmarks.options import Options, find_treebank
 from benchmarks.record import Recorder
 from cellrt.core.processor import SchedulerSettings
 from cellrt.define import cell
@@ -241,20 +241,24 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a short run")
     parser.add_argument("--dry", action="store_true", help="run without a GPU, to see that it works")
     parser.add_argument("--only", action="append", choices=PARTS, help="run this part; may be given several times")
-    parser.add_argument("--treebank", type=Path, default=TREEBANK, help="trees in Penn brackets, for figure 2.14")
+    parser.add_argument("--treebank", type=Path, help="trees in Penn brackets, for figure 2.14")
     arguments = parser.parse_args()
+    try:
+        treebank = find_treebank(arguments.treebank)
+    except FileNotFoundError as error:
+        parser.error(str(error))
     only = tuple(arguments.only or ())
     name = "-".join(("gpu", *only))
     if arguments.dry:
         with tempfile.TemporaryDirectory() as folder:
-            options = Options(True, Path(folder) / f"{name}.png", only, (), arguments.treebank)
+            options = Options(True, Path(folder) / f"{name}.png", only, (), treebank)
             measure_and_write(options, "dry", Path(folder), name)
         return
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device; --dry runs without one")
     model = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
     results = Path(__file__).parent / "results" / model
-    options = Options(arguments.quick, results / f"{name}.png", only, (), arguments.treebank)
+    options = Options(arguments.quick, results / f"{name}.png", only, (), treebank)
     measure_and_write(options, "cuda:0", results, name)
 
 

@@ -12,7 +12,7 @@
 
 Hidden size 1024 everywhere, as in 2.7.1; float32 multiplied in TF32 by all servers; random weights. What differs from
 the paper: one device, also for figure 2.13, where the paper has two and four; lengths are draws with the facts that it
-reports (``workloads.py``); where the treebank is absent, trees are drawn that have about its lengths and depths. The
+reports (``workloads.py``); where no treebank is given, trees are drawn that have about its lengths and depths. The
 embedding is on the device and a request is word numbers: in "cellrt" the embedding is a cell of its own, "folded" cells
 look the input half of a step up in a table. The peers are those of ``gpu_peers.py``.
 """
@@ -42,10 +42,9 @@ from benchmarks.gpu_timing import time_calls, time_captured
 from benchmarks.record import Recorder
 from benchmarks.seq2seq_peers import Model, dropping
 from benchmarks.tree_peers import Weights, random_weights, recursion
-from benchmarks.trees import Nested, Tree, complete_trees, number_nodes, read_trees
+from benchmarks.trees import Tree, complete_trees, treebank_trees
 
 LEAVES = 16
-TREEBANK_WORDS = 19_463
 QUICK = Pace(sample_s=0.3, loads=(0.2, 0.5, 0.8), open_s=0.4, most_s=30.0)
 FULL = Pace(sample_s=1.0, loads=(0.1, 0.3, 0.5, 0.7, 0.8, 0.9), open_s=1.2, most_s=90.0)
 DRY = Pace(sample_s=0.02, loads=(0.3, 0.7), open_s=0.02, most_s=30.0)
@@ -89,7 +88,7 @@ class Setting:
     device: str
     scale: Scale
     pace: Pace
-    treebank: Path
+    treebank: Path | None
     is_whole: bool
     """Whether the packed peer is measured too."""
 
@@ -195,12 +194,7 @@ def translation(setting: Setting) -> None:
 def treebank(setting: Setting) -> None:
     """Figure 2.14: p90 latency against throughput of the binary TreeLSTM; level batches are of 64 trees at most."""
     scale = setting.scale
-    if setting.treebank.is_file():
-        trees, num_words = read_trees(setting.treebank, scale.num_requests)
-        title = "Stanford treebank"
-    else:
-        trees, num_words = parse_like_trees(scale.num_requests, TREEBANK_WORDS, seed=1), TREEBANK_WORDS
-        title = "trees like the treebank's"
+    title, trees, num_words = treebank_trees(setting.treebank, scale.num_requests)
     weights = random_weights(num_words, scale.hidden, scale.hidden)
     makers = _tree_servers(setting, weights)
     with opened(makers, trees, _closeness(_tree_answers(weights, trees), scale.tolerance)) as servers:
@@ -233,7 +227,12 @@ FIGURES: dict[str, Callable[[Setting], None]] = {
 
 
 def measure_figures(
-    recorder: Recorder, device: str, treebank: Path, *, quick: bool = False, names: Sequence[str] = tuple(FIGURES)
+    recorder: Recorder,
+    device: str,
+    treebank: Path | None,
+    *,
+    quick: bool = False,
+    names: Sequence[str] = tuple(FIGURES),
 ) -> None:
     """Measures figures on "cuda:0" or so; on "dry", with tiny sizes, what it runs on is the CPU.
 
@@ -257,20 +256,6 @@ def measure_figures(
             torch.cuda.empty_cache()
     if failed:
         raise RuntimeError(f"figures that failed: {', '.join(failed)}")
-
-
-def parse_like_trees(count: int, num_words: int, seed: int) -> list[Tree]:
-    """Random binary trees about as long (mean 19 leaves, at most 52) and as deep as the Stanford treebank's."""
-    random = np.random.default_rng(seed)
-
-    def build(size: int) -> Nested:
-        if size == 1:
-            return str(random.integers(num_words))
-        left = 1 + int(random.binomial(size - 2, random.beta(0.2, 0.5)))
-        return build(left), build(size - left)
-
-    lengths = np.clip(np.rint(random.gamma(4.3, 4.46, count)), 2, 52).astype(np.int64)
-    return [number_nodes(build(int(length)), int) for length in lengths]
 
 
 def _lstm_servers(setting: Setting, lstm: nn.LSTM, table: Tensor, batch: int, trace: bool = False) -> Makers:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from benchmarks.record import Recorder
+from cellrt.demo.treebank import TRAIN, missing
 
-TREEBANK = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "sst_train.txt"
+TREEBANK_VARIABLE = "CELLRT_TREEBANK"
+"""The environment variable that names the file of trees."""
 
 
 @dataclass(frozen=True)
@@ -20,14 +23,14 @@ class Options:
         plot: where to draw the figure, if anywhere.
         only: the parts to run; empty means all of them.
         hidden: the hidden sizes; empty means the benchmark's own choice.
-        treebank: file of Penn brackets with the trees to serve.
+        treebank: file of Penn brackets with the trees to serve; None: trees are drawn.
     """
 
     quick: bool = False
     plot: Path | None = None
     only: tuple[str, ...] = ()
     hidden: tuple[int, ...] = ()
-    treebank: Path = TREEBANK
+    treebank: Path | None = None
 
     def has(self, part: str) -> bool:
         """Whether this part is to run."""
@@ -37,6 +40,20 @@ class Options:
     def hidden_sizes(self) -> tuple[int, ...]:
         """Those asked for; by default 256, and 1024 in the full run."""
         return self.hidden or ((256,) if self.quick else (256, 1024))
+
+
+def find_treebank(given: Path | None = None) -> Path | None:
+    """The file of trees: the one given, else that of the environment, else the repository's, if it is there.
+
+    Raises FileNotFoundError, which says where to get the trees, if the file given or that of the environment is absent.
+    """
+    named = given or os.environ.get(TREEBANK_VARIABLE)
+    if named is None:
+        usual = Path(__file__).resolve().parent.parent / TRAIN
+        return usual if usual.is_file() else None
+    if what := missing(named):
+        raise FileNotFoundError(what)
+    return Path(named)
 
 
 class Benchmark(Protocol):

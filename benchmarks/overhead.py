@@ -124,6 +124,11 @@ def table_bytes(bench: Bench) -> tuple[float, int]:
     return node_bytes, request_bytes + extra_links * tables.links.dtype.itemsize
 
 
+def growth_requests(batch: int) -> list[int]:
+    """How many chains are live, one number for each of ``LIVE_NODES`` as far as they differ: at least a batch."""
+    return sorted({max(batch, live_nodes // LENGTH) for live_nodes in LIVE_NODES})
+
+
 def run_core(recorder: Recorder, quick: bool) -> None:
     """The scheduler alone."""
     rounds = 3 if quick else 7
@@ -138,8 +143,7 @@ def run_core(recorder: Recorder, quick: bool) -> None:
     recorder.add("core", "memory", node_bytes, "bytes/node")
     recorder.add("core", "memory besides nodes", request_bytes, "bytes/request")
     for batch in GROWTH_BATCHES:
-        for live_nodes in LIVE_NODES:
-            num_requests = max(batch, live_nodes // LENGTH)
+        for num_requests in growth_requests(batch):
             cost = measure(batch, num_requests, rounds if num_requests < 10_000 else 3)
             extra = {"batch": batch, "live_nodes": num_requests * LENGTH}
             recorder.add("growth", "scheduling and completion", cost.node_ns, "ns/node", **extra)

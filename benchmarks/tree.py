@@ -1,9 +1,10 @@
 """Binary TreeLSTM over trees (BatchMaker 2.7.5): cellrt beside what else batches trees, in one run.
 
 Every server gets the same trees of words and answers with the root's hidden state; the embedding has the hidden size.
-Parts: ``identical`` (complete trees of 16 leaves against the bare cells), ``treebank`` (the trees of ``--treebank``,
-by default the Stanford Sentiment Treebank where it lies beside the repository). "Folded" servers look the states of
-leaves up in a table that was computed beforehand. The full run takes about half an hour on two cores.
+Parts: ``identical`` (complete trees of 16 leaves against the bare cells), ``treebank`` (the trees of ``--treebank``, of
+the file that ``CELLRT_TREEBANK`` names, or of ``data/trees/train.txt``; without any, trees are drawn that are about as
+long and as deep as the Stanford Sentiment Treebank's). "Folded" servers look the states of leaves up in a table that
+was computed beforehand. The full run takes about half an hour on two cores.
 
 DGL and DyNet are measured where they are installed: ``pip install --no-deps dgl==1.1.3 dynet38==2.2`` and
 ``pip install scipy requests tqdm psutil``.
@@ -38,8 +39,9 @@ from benchmarks.compare import (
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 from benchmarks.tree_peers import PEERS, Weights, ideal_batch, is_installed, make_peer, random_weights, recursion
-from benchmarks.trees import Tree, complete_trees, read_trees
+from benchmarks.trees import Tree, complete_trees, treebank_trees
 from cellrt.cells.tree_lstm import BinaryTreeLSTMCell, EmbeddingTreeLSTMLeaf
+from cellrt.demo.treebank import TRAIN, how_to_get
 
 PARTS = ("identical", "treebank")
 IDENTICAL_WORDS = 10_000
@@ -199,15 +201,15 @@ def run(recorder: Recorder, options: Options) -> None:
             identical(recorder, hidden, plan)
         if not options.has("treebank"):
             continue
-        if not options.treebank.is_file():
-            print(f"treebank is left out: {options.treebank} is absent (see --treebank)")
-            continue
-        trees, num_words = read_trees(options.treebank)
+        title, trees, num_words = treebank_trees(options.treebank)
+        if options.treebank is None:
+            print(f"{how_to_get(TRAIN)}\nHere, trees are drawn that are about as long and as deep.")
+        case = f"H={hidden}, {title}"
         weights = random_weights(num_words, hidden, hidden)
         made = servers(weights, QUICK_SERVERS if options.quick else ALL_SERVERS)
-        comparison = compare(recorder, f"H={hidden}, treebank", made, trees, plan, partial(check, weights, trees))
+        comparison = compare(recorder, case, made, trees, plan, partial(check, weights, trees))
         points += comparison.points
-        _record_lead(recorder, f"H={hidden}, treebank", comparison.peaks)
+        _record_lead(recorder, case, comparison.peaks)
     if options.plot is not None:
         draw(points, options.plot)
 

@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+TREEBANK_WORDS = 19_463
+"""Different words of the Stanford Sentiment Treebank's training part."""
 Numbers = NDArray[np.int64]
+DRAWN = 5_000
 Nested = str | tuple["Nested", "Nested"]
 """A word, or the two parts of a phrase."""
 
@@ -84,6 +87,30 @@ def read_trees(path: Path, limit: int | None = None) -> tuple[list[Tree], int]:
     with path.open(encoding="utf-8") as lines:
         trees = [number_nodes(parse(line), number_of) for line in _first(lines, limit) if line.strip()]
     return trees, len(numbers)
+
+
+def treebank_trees(path: Path | None, count: int | None = None) -> tuple[str, list[Tree], int]:
+    """What a benchmark's case is called, its trees (at most ``count``) and the number of words.
+
+    Those of a file; without one, ``DRAWN`` trees (or ``count``) that are like the treebank's.
+    """
+    if path is not None:
+        return "treebank", *read_trees(path, count)
+    return "drawn trees, like the treebank's", parse_like_trees(count or DRAWN, TREEBANK_WORDS, 1), TREEBANK_WORDS
+
+
+def parse_like_trees(count: int, num_words: int, seed: int) -> list[Tree]:
+    """Random binary trees about as long (mean 19 leaves, at most 52) and as deep as the Stanford treebank's."""
+    random = np.random.default_rng(seed)
+
+    def build(size: int) -> Nested:
+        if size == 1:
+            return str(random.integers(num_words))
+        left = 1 + int(random.binomial(size - 2, random.beta(0.2, 0.5)))
+        return build(left), build(size - left)
+
+    lengths = np.clip(np.rint(random.gamma(4.3, 4.46, count)), 2, 52).astype(np.int64)
+    return [number_nodes(build(int(length)), int) for length in lengths]
 
 
 def parse(line: str) -> Nested:

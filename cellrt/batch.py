@@ -25,6 +25,18 @@ class Failure(NamedTuple):
     error: CellError
 
 
+class Failures(list[Failure]):
+    """The rows of a task on which the cell failed.
+
+    Attributes:
+        split: the error on which the task was first tried again in halves, if it was.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.split: Exception | None = None
+
+
 @dataclass
 class Batch:
     """Inputs of some rows of a task: steps-first, packed; ``sizes[s]`` rows take part in step s."""
@@ -44,24 +56,27 @@ class Outcome(NamedTuple):
     done_steps: NDArray[np.int32]
 
 
-def run_batch(cell: Cell, batch: Batch, failures: list[Failure]) -> Outcome:
+def run_batch(cell: Cell, batch: Batch, failures: Failures) -> Outcome:
     """Runs a batch; on an error halves it until the culprits are alone, with zeros for them."""
     positions = sum(batch.sizes)
     try:
         outputs = (
-            _run_padded(cell, batch.inputs) if len(batch.sizes) == 1 else cell.run_steps(batch.sizes, *batch.inputs)
+            run_padded(cell, batch.inputs) if len(batch.sizes) == 1 else cell.run_steps(batch.sizes, *batch.inputs)
         )
         cell.check_outputs(outputs, positions)
         if cell.finite:
             row_of = np.concatenate([np.arange(size) for size in batch.sizes])
-            bad = row_of[_positions_not_finite(cell, outputs, positions)]
-            failures += [_not_finite(cell, batch.rows[row]) for row in sorted(set(bad.tolist()))]
+            by_row: dict[int, str] = {}
+            for name, bad in _positions_not_finite(cell, outputs, positions).items():
+                by_row = dict.fromkeys(row_of[bad].tolist(), name) | by_row
+            failures += [_not_finite(cell, batch.rows[row], by_row[row]) for row in sorted(by_row)]
         return Outcome([as_bits(value) for value in outputs], [], batch.lengths)
     except Exception as error:
         whole = Outcome([_zero_bits(spec, positions) for spec in cell.outputs.values()], [], batch.lengths)
         if len(batch.rows) == 1:
             failures.append(Failure(batch.rows[0], _as_cell_error(cell, error)))
             return whole
+        failures.split = failures.split or error
     middle = (len(batch.rows) + 1) // 2
     for first, end in ((0, middle), (middle, len(batch.rows))):
         part, where = _take(cell, batch, first, end)
@@ -70,18 +85,19 @@ def run_batch(cell: Cell, batch: Batch, failures: list[Failure]) -> Outcome:
     return whole
 
 
-def run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool], failures: list[Failure]) -> Outcome:
+def run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool], failures: Failures) -> Outcome:
     """As ``run_batch``, for a loop's run. ``stop``: output that says stop, or -1; ``every``: outputs kept at every
     step."""
     steps = len(batch.sizes)
     try:
         outcome, not_finite = _run_loop(cell, batch, stop, every)
-        failures += [_not_finite(cell, batch.rows[row]) for row in not_finite]
+        failures += [_not_finite(cell, batch.rows[row], not_finite[row]) for row in sorted(not_finite)]
         return outcome
     except Exception as error:
         if len(batch.rows) == 1:
             failures.append(Failure(batch.rows[0], _as_cell_error(cell, error)))
             return _empty_outcome(cell, 1, steps, every, batch.lengths)
+        failures.split = failures.split or error
     outcome = _empty_outcome(cell, len(batch.rows), steps, every, batch.lengths)
     middle = (len(batch.rows) + 1) // 2
     for first, end in ((0, middle), (middle, len(batch.rows))):
@@ -98,18 +114,18 @@ def run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool], failures: l
     return outcome
 
 
-def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> tuple[Outcome, list[int]]:
+def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> tuple[Outcome, dict[int, str]]:
     """Runs a loop's rows together; a row leaves at the step that stops it or at its last.
 
     ``done_steps`` is the number of steps a row took, negative if it stopped. The rows that at some step had a
-    value that is not finite where the cell declares finite ones come with it.
+    value that is not finite where the cell declares finite ones come with it, each with the output that had it.
     """
     names, output_names = list(cell.inputs), list(cell.outputs)
     sources = [output_names.index(cell.carry[name]) if name in cell.carry else -1 for name in names]
     outcome = _empty_outcome(cell, len(batch.rows), len(batch.sizes), every, batch.lengths)
     active = np.arange(len(batch.rows))
     current, step = list(batch.inputs), 0
-    not_finite: set[int] = set()
+    not_finite: dict[int, str] = {}
     while active.size:
         ahead = _steps_ahead(cell, current, sources, active.size, int(batch.lengths[active].min()) - step, stop)
         outputs = _run_ahead(cell, current, sources, active.size, ahead)
@@ -120,8 +136,9 @@ def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> tuple[O
         last = np.where(has_stopped, stopped.argmax(0), ahead - 1)
         taken: NDArray[np.bool_] = np.less_equal(np.arange(ahead)[:, None], last)
         bits = [as_bits(value).reshape(ahead, active.size, *value.shape[1:]) for value in outputs]
-        bad = _positions_not_finite(cell, outputs, ahead * active.size).reshape(taken.shape)
-        not_finite.update(active[(bad & taken).any(0)].tolist())
+        for name, bad in _positions_not_finite(cell, outputs, ahead * active.size).items():
+            rows_bad = active[(bad.reshape(taken.shape) & taken).any(0)].tolist()
+            not_finite = dict.fromkeys(rows_bad, name) | not_finite
         for k, wanted in enumerate(every):
             if wanted:
                 steps, rows = np.nonzero(taken)
@@ -142,7 +159,7 @@ def _run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool]) -> tuple[O
             current = [value if k >= 0 else _take_input(value, stay.tolist()) for value, k in zip(current, sources)]
         current = [state[k] if k >= 0 else value for value, k in zip(current, sources)]
         step += ahead
-    return outcome, sorted(not_finite)
+    return outcome, not_finite
 
 
 def _steps_ahead(cell: Cell, inputs: list[CellInput], sources: list[int], rows: int, left: int, stop: int) -> int:
@@ -161,7 +178,7 @@ def _steps_ahead(cell: Cell, inputs: list[CellInput], sources: list[int], rows: 
 def _run_ahead(cell: Cell, inputs: list[CellInput], sources: list[int], rows: int, ahead: int) -> list[torch.Tensor]:
     """Outputs ``[ahead * rows, *shape]`` of a loop's next steps; inputs apart from state are the same at each."""
     if ahead == 1:
-        outputs = _run_padded(cell, inputs)
+        outputs = run_padded(cell, inputs)
     else:
         packed = [
             value.repeat(ahead, *[1] * (value.dim() - 1)) if source < 0 and isinstance(value, torch.Tensor) else value
@@ -185,7 +202,7 @@ def _zero_bits(spec: RowSpec, *rows: int) -> NDArray[Any]:
     return np.zeros((*rows, *spec.shape), NUMPY_DTYPES.get(spec.dtype, np.dtype(np.int16)))
 
 
-def _run_padded(cell: Cell, inputs: list[CellInput]) -> list[torch.Tensor]:
+def run_padded(cell: Cell, inputs: list[CellInput]) -> list[torch.Tensor]:
     """Runs one step, padded with zero rows to the next supported batch size if the cell names sizes."""
     if not cell.batch_sizes:
         return cell.run(*inputs)
@@ -203,13 +220,13 @@ def _run_padded(cell: Cell, inputs: list[CellInput]) -> list[torch.Tensor]:
     return [output[:rows] if output.shape[0] == size else output for output in cell.run(*padded)]
 
 
-def _positions_not_finite(cell: Cell, outputs: list[torch.Tensor], positions: int) -> NDArray[np.bool_]:
-    """Positions with a value that is not finite where the cell declares finite ones."""
-    bad: NDArray[np.bool_] = np.zeros(positions, np.bool_)
-    for name, value in zip(cell.outputs, outputs):
-        if name in cell.finite:
-            bad[~torch.isfinite(value).reshape(positions, -1).all(1).numpy()] = True
-    return bad
+def _positions_not_finite(cell: Cell, outputs: list[torch.Tensor], positions: int) -> dict[str, NDArray[np.bool_]]:
+    """For each output that the cell declares finite: the positions where a value is not."""
+    return {
+        name: ~torch.isfinite(value).reshape(positions, -1).all(1).numpy()
+        for name, value in zip(cell.outputs, outputs)
+        if name in cell.finite
+    }
 
 
 def _take(cell: Cell, batch: Batch, first: int, end: int) -> tuple[Batch, list[int]]:
@@ -238,8 +255,8 @@ def _take_input(value: CellInput, positions: list[int]) -> CellInput:
     return RaggedRows(torch.cat(parts) if parts else value.values[:0], counts.cumsum(0))
 
 
-def _not_finite(cell: Cell, row: int) -> Failure:
-    return Failure(row, CellError(f"cell {cell.name!r} returned a value that is not finite"))
+def _not_finite(cell: Cell, row: int, output: str) -> Failure:
+    return Failure(row, CellError(f"cell {cell.name!r} returned a value that is not finite in output {output!r}"))
 
 
 def _as_cell_error(cell: Cell, error: Exception) -> CellError:

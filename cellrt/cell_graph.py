@@ -6,8 +6,8 @@ from pathlib import Path
 
 import networkx as nx
 
-from cellrt.core.processor import Processor
 from cellrt.core.shape import Shape
+from cellrt.define import Cell
 
 MAX_DRAWN_NODES = 2_000
 
@@ -15,9 +15,11 @@ MAX_DRAWN_NODES = 2_000
 class CellGraph:
     """A compiled cell graph. ``num_subgraphs`` counts what the scheduler is handed."""
 
-    def __init__(self, shape: Shape, cell_names: list[str], processor: Processor) -> None:
-        self._shape, self._cell_names = shape, cell_names
-        self._types, self._ports = processor.tables.types, processor.tables.ports
+    def __init__(self, shape: Shape, cells: list[Cell]) -> None:
+        self._shape, self._cells = shape, cells
+
+    def __repr__(self) -> str:
+        return f"CellGraph({self.num_nodes} nodes, {self.num_subgraphs} subgraphs)"
 
     @property
     def num_nodes(self) -> int:
@@ -30,30 +32,34 @@ class CellGraph:
         return int(self._shape.arrays.subgraphs.size)
 
     def to_networkx(self) -> nx.DiGraph:
-        """Nodes have ``cell``, ``subgraph`` and ``label``; edges lists ``output`` and ``input`` of port numbers."""
+        """Nodes have ``cell``, ``subgraph``, ``label``, and names of what comes from the request and what goes to its
+        client, ``inputs`` and ``results``; edges have lists of names, ``output`` and ``input``."""
         shape, graph = self._shape, nx.DiGraph()
-        producer: dict[int, tuple[int, int]] = {}
+        externals = set(shape.arrays.externals.tolist())
+        producer: dict[int, tuple[int, str]] = {}
+        is_result = (shape.arrays.values["result"] >= 0).tolist()
         for node, type_id in enumerate(shape.node_types.tolist()):
-            row = shape.arrays.nodes[node]
-            for output in range(int(self._types["num_outputs"][type_id])):
-                producer[int(row["first_value"]) + output] = (node, output)
-            limit = int(shape.arrays.subgraphs["loop_limit"][int(row["subgraph"])])
+            cell, first_value = self._cells[type_id], int(shape.arrays.nodes["first_value"][node])
+            producer.update({value: (node, output) for value, output in enumerate(cell.outputs, first_value)})
+            results = [output for value, output in enumerate(cell.outputs, first_value) if is_result[value]]
+            subgraph = int(shape.arrays.nodes["subgraph"][node])
+            limit = int(shape.arrays.subgraphs["loop_limit"][subgraph])
             label = f"loop up to {limit}" if limit else str(node)
-            graph.add_node(node, cell=self._cell_names[type_id], subgraph=int(row["subgraph"]), label=label)
+            graph.add_node(node, cell=cell.name, subgraph=subgraph, label=label, inputs=[], results=results)
         for node, type_id in enumerate(shape.node_types.tolist()):
             at, first_value = int(shape.arrays.nodes["first_link"][node]), int(shape.arrays.nodes["first_value"][node])
-            first_port = int(self._types["first_port"][type_id])
-            for port in range(int(self._types["num_inputs"][type_id])):
-                ragged = bool(self._ports["ragged"][first_port + port])
-                count = int(shape.arrays.links[at]) if ragged else 1
-                at += int(ragged)
+            for name, spec in self._cells[type_id].inputs.items():
+                count = int(shape.arrays.links[at]) if spec.ragged else 1
+                at += int(spec.ragged)
                 for relative in shape.arrays.links[at : at + count].tolist():
+                    if first_value + relative in externals and name not in graph.nodes[node]["inputs"]:
+                        graph.nodes[node]["inputs"].append(name)
                     if first_value + relative in producer:
                         before, output = producer[first_value + relative]
                         if not graph.has_edge(before, node):
                             graph.add_edge(before, node, output=[], input=[])
                         graph.edges[before, node]["output"].append(output)
-                        graph.edges[before, node]["input"].append(port)
+                        graph.edges[before, node]["input"].append(name)
                 at += count
         return graph
 

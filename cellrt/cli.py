@@ -58,6 +58,8 @@ def demo(
 
     if timeline.suffix.lower() not in (".png", ".svg"):
         raise typer.BadParameter(f"a picture is a .png or .svg file, not {timeline}", param_hint="--timeline")
+    if not timeline.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {timeline.parent}", param_hint="--timeline")
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPED_WIDTH)
@@ -65,7 +67,7 @@ def demo(
     try:
         is_identical = run(Options(number, _rate(rate), workers, seed, timeline, quick), console)
     except (CellrtError, ImportError) as error:
-        console.print(f"[red]{error}[/red]")
+        Console(stderr=True).print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
     if not is_identical:
         raise typer.Exit(1)

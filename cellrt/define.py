@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,15 @@ CellInput = torch.Tensor | RaggedRows
 
 DEFAULT_MAX_BATCH = 512
 LARGEST_BATCH = 65_536
+INSTEAD: Mapping[type, str] = MappingProxyType(
+    {
+        nn.LSTMCell: "torch's LSTMCell takes its state as one tuple: use cellrt.cells.LSTMCell.from_torch(...), which "
+        "has inputs x, h and c",
+        nn.RNNBase: "torch's module takes whole sequences, a cell one step: use cellrt.unfolders.chain(name, module) "
+        "for an nn.LSTM or nn.GRU",
+    }
+)
+"""What to use instead of modules of torch that are no cells."""
 RESERVED_INPUTS = frozenset({"keep", "max_steps", "reverse", "until"})
 """Input names that the graph's builders use themselves."""
 
@@ -144,6 +154,15 @@ class Cell:
                 raise CellError(
                     f"cell {self.name!r}, output {name!r}: expected {rows} rows of {spec}, got {describe(value)}"
                 )
+
+    def check_row_wise(self) -> list[str]:
+        """Runs the cell on a few random rows together and one by one; returns the outputs that differ, with a warning.
+
+        ``Engine.register`` does so for each new cell. See ``row_wise.py`` for what is tried and when they differ.
+        """
+        from cellrt.row_wise import warn_unless_row_wise
+
+        return warn_unless_row_wise(self)
 
     def save(self, folder: str | Path) -> None:
         """Writes the cell as files, so that a process without its Python class can serve it: see ``cell_file.py``."""
@@ -377,7 +396,8 @@ def _run_on_zeros(
             return named_outputs(_call(module, specs, _zero_inputs(specs.values(), rows, "cpu"), by_name))
     except Exception as error:
         described = ", ".join(f"{key}: {spec}" for key, spec in specs.items())
-        raise DefinitionError(f"cell {name!r} does not run on {rows} rows of ({described}): {error}") from error
+        hint = next((f"; {text}" for kind, text in INSTEAD.items() if isinstance(module, kind)), "")
+        raise DefinitionError(f"cell {name!r} does not run on {rows} rows of ({described}): {error}{hint}") from error
 
 
 def _check_carry(

@@ -30,7 +30,10 @@ from cellrt.errors import (
 )
 from cellrt.future import Channel, RequestFuture, Result, Stream, as_awaitable
 from cellrt.manager import Manager
+from cellrt.options import check_instance, check_number, check_workers
+from cellrt.patience import announced
 from cellrt.registry import Discovery, Model, Plan, Registry, check_example, default_priorities
+from cellrt.row_wise import warn_unless_row_wise
 from cellrt.session import Session
 from cellrt.session_store import SessionLimits, SessionRecord, SessionStore
 from cellrt.timeline import Timeline
@@ -49,7 +52,7 @@ WARM_UP_ROWS = (1, 8, 64, 512)
 class Engine:
     """Serves models: ``register`` them, then ``submit`` requests.
 
-    The first engine ever made on a machine compiles the scheduler, which takes about half a minute; it is kept on disk.
+    The first engine ever made on a machine compiles the scheduler, which takes a minute or two; it is kept on disk.
 
     Args:
         workers: number of CPU workers, or a list of devices: ["cuda:0", "cuda:1"]. Default: one CPU worker a core.
@@ -86,7 +89,22 @@ class Engine:
         trace: bool = False,
         debug: bool = False,
     ) -> None:
-        warm_up()
+        check_workers(workers)
+        for name, value in {
+            "threads_per_worker": threads_per_worker,
+            "arena_bytes": arena_bytes,
+            "max_queue": max_queue,
+            "max_nodes": max_nodes,
+            "queue_depth": 1 if queue_depth is None else queue_depth,
+        }.items():
+            check_number(name, value)
+        check_instance("policy", policy, BatchMakerPolicy)
+        check_instance("settings", settings, SchedulerSettings)
+        check_instance("limits", limits, Limits)
+        check_instance("sessions", sessions, SessionLimits)
+        check_instance("device_options", device_options, DeviceOptions)
+        with announced("cellrt compiles its scheduler, once for this machine: a minute or two"):
+            warm_up()
         names, options = device_names(workers), device_options or DeviceOptions()
         count = len(names)
         self._devices = [open_device(name, options) for name in names]
@@ -147,7 +165,8 @@ class Engine:
         Args:
             unfolder: as made by ``cellrt.unfold``.
             priorities: cell priorities by cell name, over the cells' own and the default from the type graph.
-            warm_up: run each new cell at a few batch sizes, so that the scheduler knows its step time.
+            warm_up: run each new cell at a few batch sizes, so that the scheduler knows its step time; a RuntimeWarning
+                tells of one whose rows influence each other (see ``Cell.check_row_wise``).
 
         Raises DefinitionError if the example does not unfold or ``priorities`` names no cell of it; EngineClosedError.
         """
@@ -166,8 +185,12 @@ class Engine:
                 )
             defaults = default_priorities(recorded, discovery)
             if self._devices[0] is None:
-                for cell in discovery.cells:
-                    _ = cell.host_kernel  # compiled here, not while requests wait
+                with announced(f"cellrt compiles the cells of {unfolder.name!r}, once for this machine"):
+                    for cell in discovery.cells:
+                        _ = cell.host_kernel  # here, not while requests wait
+            for cell in discovery.cells if warm_up else ():
+                if not self._registry.has_type(cell):
+                    warn_unless_row_wise(cell)
             times = {cell.identity: self._measure(cell) for cell in discovery.cells} if warm_up else {}
             chosen = [
                 (priorities or {}).get(cell.name, default if cell.priority is None else cell.priority)
@@ -251,13 +274,12 @@ class Engine:
 
     def graph(self, model: str, request: Any) -> CellGraph:
         """The cell graph of a request, to look at; nothing is run."""
-        return CellGraph(
-            self._model(model).plan(request).shape, [made.cell.name for made in self._registry.types], self._processor
-        )
+        shape = self._model(model).plan(request).shape
+        return CellGraph(shape, [made.cell for made in self._registry.types])
 
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until every submitted request has ended and its callbacks have run; False on a time-out, in seconds."""
-        self._refuse_in_callback()
+        self._manager.refuse_in_callback()
         end = None if timeout is None else time.monotonic() + timeout
         while self._manager.num_answered < self._num_submitted and self._thread.is_alive():
             if end is not None and time.monotonic() >= end:
@@ -267,7 +289,7 @@ class Engine:
 
     def close(self, timeout: float = 30.0) -> None:
         """Ends the engine: requests that are not done end with EngineClosedError; threads end. May be called twice."""
-        self._refuse_in_callback()
+        self._manager.refuse_in_callback()
         with self._submit_lock:
             if self._closed:
                 return
@@ -286,6 +308,8 @@ class Engine:
     def statistics(self) -> dict[str, Any]:
         """Counts so far: requests by end, tasks and mean batch by cell, sessions, latency of the last requests.
 
+        ``retried``: tasks of a cell that failed and were tried again in halves, to find the rows to blame.
+
         Cells of one name are told apart by the beginning of their identity.
         """
         counts = self._manager.statistics
@@ -295,6 +319,7 @@ class Engine:
                 "tasks": counts.tasks[made.id],
                 "mean_batch": counts.rows[made.id] / max(1, counts.tasks[made.id]),
                 "nodes": counts.steps[made.id],
+                "retried": made.retries.count,
             }
             for made in self._registry.types
         }
@@ -321,7 +346,10 @@ class Engine:
         """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""
         self._on_manager(self._manager._check)
 
-    def _model(self, name: str) -> Model:
+    def _model(self, name: object) -> Model:
+        if not isinstance(name, str):
+            given = f"{name!r}; its name is {name.name!r}" if isinstance(name, Unfolder) else type(name).__name__
+            raise UnknownModelError(f"expected the name of a registered model, got {given}")
         model = self._registry.models.get(name)
         if model is None:
             raise UnknownModelError(f"model {name!r} is not registered; registered are {sorted(self._registry.models)}")
@@ -366,10 +394,10 @@ class Engine:
         session: SessionRecord | None = None,
     ) -> list[RequestFuture]:
         """Hands in requests, all or none."""
-        if not 0 <= priority < NUM_PRIORITIES:
-            raise RequestError(f"priority: expected 0 to {NUM_PRIORITIES - 1}, got {priority}")
-        if deadline is not None and not 0 < deadline < math.inf:
-            raise RequestError(f"deadline: expected seconds from now, more than 0, got {deadline}")
+        if not isinstance(priority, int) or not 0 <= priority < NUM_PRIORITIES:
+            raise RequestError(f"priority: expected 0 to {NUM_PRIORITIES - 1}, got {priority!r}")
+        if deadline is not None and not (isinstance(deadline, int | float) and 0 < deadline < math.inf):
+            raise RequestError(f"deadline: expected seconds from now, more than 0, got {deadline!r}")
         now_ns = time.perf_counter_ns()
         deadline_ns = None if deadline is None else now_ns + int(deadline * 1e9)
         requests: list[LiveRequest] = []
@@ -386,7 +414,7 @@ class Engine:
             for plan in plans:
                 job = Job(next(self._sequence), plan.num_nodes, priority, deadline)
                 order, lane = float(self._policy.admission_key(job)), lane_of(self._policy, job)
-                future = RequestFuture(self._manager.ask_to_cancel)
+                future = RequestFuture(self._manager)
                 requests.append(
                     LiveRequest(future, plan, name, job, now_ns, deadline_ns, channel, order, lane, session)
                 )
@@ -400,7 +428,7 @@ class Engine:
 
     def _on_manager(self, function: Callable[[], T], session: SessionRecord | None = None) -> T:
         """Runs a function in a turn of the manager, or in its place in a session, and returns its result."""
-        self._refuse_in_callback()
+        self._manager.refuse_in_callback()
         if self._closed or not self._thread.is_alive():
             raise EngineClosedError("the engine is closed")
         done = threading.Event()
@@ -425,11 +453,6 @@ class Engine:
         if errors:
             raise errors[0]
         return results[0]
-
-    def _refuse_in_callback(self) -> None:
-        """Raises RequestError in a future's callback, where waiting for the engine would never end."""
-        if self._manager.is_in_turn:
-            raise RequestError("a future's callback cannot wait for its engine: call this from another thread")
 
     def _measure(self, cell: Cell) -> dict[int, float]:
         device = self._devices[0]

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.arena import Arenas
-from cellrt.batch import Batch, Failure, Outcome, run_batch, run_loop
+from cellrt.batch import Batch, Failure, Failures, Outcome, run_batch, run_loop
 from cellrt.core import task_layout as layout
 from cellrt.core.run_task import run_task
 from cellrt.core.tables import HOST, MIXED
@@ -98,7 +98,7 @@ class Executor:
         records = buffer[layout.HEADER :][
             : layout.INPUT * len(cell.inputs) + layout.OUTPUT * len(cell.outputs)
         ].tolist()
-        failures: list[Failure] = []
+        failures = Failures()
         inputs = [
             self._gather(kind, records[layout.INPUT * k : layout.INPUT * (k + 1)], buffer)
             for k, kind in enumerate(cell_type.input_kinds)
@@ -114,6 +114,8 @@ class Executor:
             buffer[header[layout.H_DONE_STEPS] :][:rows] = outcome.done_steps
         else:
             outcome = run_batch(cell, whole, failures)
+        if failures.split is not None:
+            cell_type.retries.note(cell.name, failures.split, len(failures))
         for failure in failures:
             buffer[header[layout.H_FAILED] + failure.row] = 1
         for k, kind in enumerate(cell_type.output_kinds):

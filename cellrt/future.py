@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, PENDING
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,17 +19,28 @@ _making = threading.Lock()
 """Held to make a future's condition, and to end a future that has none."""
 
 
+class Owner(Protocol):
+    """What a future must know of its engine."""
+
+    def ask_to_cancel(self, future: RequestFuture) -> None:
+        """Has a request ended early, if it has not ended."""
+
+    def refuse_in_callback(self) -> None:
+        """Raises RequestError in a future's callback, where waiting for the engine would never end."""
+
+
 class RequestFuture(Future[Result]):
-    """A request's future: ``result(timeout)``, ``add_done_callback``, ``cancel``. Safe from any thread.
+    """A request's future: ``result(timeout)``, ``add_done_callback``, ``cancel``, ``await``. Safe from any thread.
 
     ``cancel`` asks the engine; the request then ends with ``cellrt.CancelledError`` unless it ends otherwise first.
+    Callbacks run in a thread of the engine: they should be short, and waiting for a request there raises RequestError.
     """
 
     # The base makes a condition for every future and locks it at every call, which is a good part of what a small
     # request costs. Here a condition is made when the first thread needs one: most requests end before.
 
-    def __init__(self, request_cancel: Callable[[RequestFuture], None]) -> None:
-        self._request_cancel = request_cancel
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
         self._state = PENDING
         self._result = self._exception = None
         self._waiters: list[Any] = []
@@ -50,7 +61,22 @@ class RequestFuture(Future[Result]):
         """The results; waits for them at most ``timeout`` seconds. Raises the request's error, or TimeoutError."""
         if self._state == FINISHED and self._result is not None:
             return self._result
+        self._refuse_to_wait()
         return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The request's error, or None; waits for its end at most ``timeout`` seconds, or raises TimeoutError."""
+        self._refuse_to_wait()
+        return super().exception(timeout)
+
+    def _refuse_to_wait(self) -> None:
+        if self._state != FINISHED:
+            self._owner.refuse_in_callback()
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        """The results; cancelling the awaiting task cancels the request."""
+        result: Result = yield from as_awaitable(self).__await__()
+        return result
 
     def add_done_callback(self, fn: Callable[[Future[Result]], object]) -> None:
         """Calls ``fn(self)`` when the request has ended, in the engine's thread, or at once if it has."""
@@ -62,7 +88,7 @@ class RequestFuture(Future[Result]):
         """Asks the engine to cancel; False if the request has ended."""
         if self.done():
             return False
-        self._request_cancel(self)
+        self._owner.ask_to_cancel(self)
         return True
 
     def finish(self, outcome: Result | BaseException) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cellrt.arena import as_bits
 from cellrt.core.program import CARRY, FIXED, OP_CONSTANT, OP_KEEP, OP_LOOP, OP_NODE
-from cellrt.core.trees import count_leaves, tree_program
+from cellrt.core.trees import count_leaves, tree_program, why_no_tree
 from cellrt.define import Cell
 from cellrt.errors import RequestError
 from cellrt.handles import Chain, Loop, LoopSteps, Node, Output, State, Steps, Tree
@@ -51,12 +51,14 @@ class Graph(Recorder):
     """One request's cell graph under construction. The unfolder gets it as its first argument."""
 
     def call(self, cell: Cell, /, **inputs: Source) -> Node:
-        """Adds one node. Inputs by name; carried inputs that are not given are zeros.
+        """Adds one node. Inputs by name; if no carried input is given, all are zeros.
 
         Raises RequestError naming cell, node and input, with what was expected and what came.
         """
         type_id = self._begin(cell)
         self._check_names(cell, inputs)
+        if len(inputs) < len(cell.inputs):
+            self._check_state_is_whole(cell, inputs)
         self._count_nodes(1, cell)
         words = [OP_NODE, type_id]
         for name, spec in cell.inputs.items():
@@ -229,11 +231,7 @@ class Graph(Recorder):
             raise RequestError(f"tree: expected parents [nodes], at least one, got shape {list(parents.shape)}")
         num_leaves = count_leaves(parents)
         if num_leaves < 0:
-            raise RequestError(
-                "tree: parents must be node numbers, and -1 for exactly one root"
-                if num_leaves == -1
-                else "tree: the parents form a cycle"
-            )
+            raise RequestError(f"tree: {why_no_tree(parents)}")
         num_inner = parents.size - num_leaves
         leaf_type, inner_type = self._begin(leaf), self._begin(inner)
         self._count_nodes(parents.size, inner)

@@ -39,6 +39,7 @@ from cellrt.errors import (
     EngineClosedError,
     InternalError,
     OverloadError,
+    RequestError,
     SessionError,
 )
 from cellrt.future import RequestFuture, Result
@@ -104,10 +105,11 @@ class Manager:
             self._end_all(self._stopped)
             self._turn_thread = -1
 
-    @property
-    def is_in_turn(self) -> bool:
-        """Whether the calling thread has the turn: then it is in a future's callback, and must wait for nothing."""
-        return self._turn_thread == threading.get_ident()
+    def refuse_in_callback(self) -> None:
+        """Raises RequestError if the calling thread has the turn: then it is in a future's callback, and would wait for
+        itself."""
+        if self._turn_thread == threading.get_ident():
+            raise RequestError("a future's callback cannot wait for its engine: call this from another thread")
 
     @property
     def has_workers(self) -> bool:

@@ -32,11 +32,13 @@ def save_graph(graph: nx.DiGraph, path: str | Path) -> None:
 
     Each node needs `cell`, the name of its cell type. It may have `subgraph`, an integer: nodes of one
     subgraph lie in one halo with that number. The text in a node is its `label`, else its `step`, else the
-    node itself. Edges may have `output` and `input`, a name or several: what flows and where it goes in.
+    node itself. It may have `inputs`, names of what it reads of the request, and `results`, of what goes to
+    the client: a mark below its box, and above. Edges may have `output` and `input`, a name or several: what
+    flows and where it goes in.
     Nodes stand left to right by the longest path that leads to them; a node with nothing to wait for
     stands just before the first that needs it. A long narrow graph is broken into lines like text. In an
-    SVG, the groups `node-<node>`, `label-<node>`, `edge-<node>-<node>` and `subgraph-<number>` hold the
-    shapes.
+    SVG, the groups `node-<node>`, `label-<node>`, `input-<node>`, `result-<node>`, `edge-<node>-<node>` and
+    `subgraph-<number>` hold the shapes.
 
     Raises:
         ValueError: the graph is empty or has a cycle, a node has no `cell`, or the suffix is unknown.
@@ -174,7 +176,22 @@ class _Drawing:
         self.halo = 0.07 if has_labels else 0.03
         self.row = 0.46 if has_labels else 0.22
         self.gap = max(0.3, 0.058 * longest_edge + 0.22) if has_labels else 0.14
+        self.notes = self.list_notes()
         self.place_nodes()
+
+    def list_notes(self) -> list[str]:
+        """What stands below the picture: counts, and what its marks mean."""
+        counts = f"nodes: {len(self.graph)}, edges: {self.graph.number_of_edges()}"
+        if self.members:
+            counts += f", subgraphs (halos): {len(self.members)}"
+        notes = [counts]
+        places = {"inputs": "below a box: it reads the request", "results": "above a box: it gives a result"}
+        marks = [text for kind, text in places.items() if any(names for _, names in self.graph.nodes(data=kind))]
+        if marks:
+            notes.append(f"▴ {', '.join(marks)}")
+        if any("→" in text for text in self.edge_labels.values()):
+            notes.append("h→x on an arrow: output h is read as input x")
+        return notes
 
     def node_text(self, node: Hashable) -> str:
         data = self.graph.nodes[node]
@@ -220,10 +237,10 @@ class _Drawing:
                 self.centre[node] = (self.centre[node][0], self.centre[node][1] + shift)
             self.middle[line] += shift
             below = low + shift
-        self.height = -below + 0.2
+        self.height = -below + 0.2 + 0.12 * (len(self.notes) - 1)
 
     def figure(self) -> Figure:
-        """The whole picture: legend, halos, edges, nodes, and a line of counts."""
+        """The whole picture: legend, halos, edges, nodes, and notes."""
         try:
             from matplotlib.figure import Figure
             from matplotlib.patches import Patch
@@ -238,10 +255,8 @@ class _Drawing:
         legend = figure.legend(handles=handles, ncols=4, loc="upper left", fontsize=7, frameon=False, borderaxespad=0.3)
         for text in legend.get_texts():
             text.set_parse_math(False)
-        counts = f"nodes: {len(self.graph)}, edges: {self.graph.number_of_edges()}"
-        if self.members:
-            counts += f", subgraphs (halos): {len(self.members)}"
-        _write(axes, 0.1, -self.height + 0.1, counts, ha="left")
+        for line, note in enumerate(reversed(self.notes)):
+            _write(axes, 0.1, -self.height + 0.1 + 0.12 * line, note, ha="left")
         for rank, (subgraph, nodes) in enumerate(sorted(self.members.items())):
             self.draw_subgraph(axes, subgraph, nodes, rank % len(SUBGRAPH_COLOURS))
         self.draw_edges(axes)
@@ -292,7 +307,7 @@ class _Drawing:
                 _write(axes, x, y + 0.015, text, va="bottom", zorder=3, path_effects=[glow])
 
     def draw_nodes(self, axes: Axes) -> None:
-        """Boxes coloured by cell type, with their texts."""
+        """Boxes coloured by cell type, with their texts and the marks of what they read and give."""
         from matplotlib.patches import PathPatch
 
         for node, cell in self.graph.nodes(data="cell"):
@@ -302,6 +317,11 @@ class _Drawing:
                 style = {"va": "center_baseline", "fontsize": 6.5, "color": "white", "gid": f"label-{node}"}
                 x, y = self.centre[node]
                 _write(axes, x, y, self.labels[node], zorder=3, **style)
+            for kind, side in (("inputs", -1), ("results", 1)):
+                if self.graph.nodes[node].get(kind):
+                    x, y = self.centre[node]
+                    y += side * (self.box_height / 2 + 0.03)
+                    axes.plot(x, y, "^", ms=2.5, mew=0, color=INK, gid=f"{kind[:-1]}-{node}", zorder=4)
 
     def box(self, node: Hashable, padding: float = 0.0) -> Outline:
         """The rounded outline of a node, wider by `padding` on each side."""

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.arena import NUMPY_DTYPES, as_bits
+from cellrt.core.copying import LARGE_BYTES
 from cellrt.core.program import (
     CARRY,
     FIXED,
@@ -161,7 +162,17 @@ class Recorder:
         if len(inputs) < len(cell.inputs):
             for name, spec in cell.inputs.items():
                 if name not in inputs and name not in cell.carry:
-                    raise RequestError(f"{self._where(cell, name)}: missing; expected {spec}")
+                    raise RequestError(f"{self._where(cell, name)}: missing; expected {spec}{carry_hint(cell, name)}")
+
+    def _check_state_is_whole(self, cell: Cell, inputs: Mapping[str, object]) -> None:
+        """Raises RequestError where some carried inputs of one node are given and others forgotten."""
+        given = [name for name in cell.carry if name in inputs]
+        if given:
+            forgotten = next(name for name in cell.carry if name not in inputs)
+            raise RequestError(
+                f"{self._where(cell, forgotten)}: missing; expected {cell.inputs[forgotten]}, as {given} are given too "
+                "(graph.zeros has zeros)"
+            )
 
     def _check_result(
         self, handle: Output | Steps | LoopSteps, name: str, position: int = -1, what: str = "result"
@@ -227,7 +238,7 @@ class Recorder:
                 raise RequestError(f"{self._where(cell, name, position)}: expected {spec}, got {got}")
             if source.requires_grad or not source.is_cpu:
                 source = source.detach().cpu()
-            return np.array(as_bits(source), order="C")
+            return _copy(as_bits(source))
         wanted = NUMPY_DTYPES.get(spec.dtype)
         try:
             if wanted is None:
@@ -238,7 +249,7 @@ class Recorder:
                 f"{self._where(cell, name, position)}: expected {spec}, got {type(source).__name__}: {error}"
             ) from None
         if array.dtype == wanted:
-            return array if isinstance(source, LISTS) else np.array(array, order="C")
+            return array if isinstance(source, LISTS) else _copy(array)
         are_integers = array.dtype.kind in "iu" and np.dtype(wanted).kind in "iu"
         is_given = isinstance(source, np.ndarray | np.generic)
         if is_given or not (are_integers or np.can_cast(array.dtype, wanted, "same_kind")):
@@ -358,6 +369,21 @@ def child_word(cell: Cell, name: str, child: Cell) -> tuple[int, int, int] | str
             return f"expected {row}, got {maker.outputs[output]} of {maker.name!r}"
     place = cell.places[output]
     return (LIST, place, 0) if spec.ragged else (CARRY, index, place)
+
+
+def _copy(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy in C order, made without giving up the interpreter lock: NumPy does, and then waits to get it back."""
+    if not array.flags.c_contiguous or array.nbytes > LARGE_BYTES:
+        return np.array(array, order="C")
+    return np.frombuffer(bytearray(array.data), array.dtype).reshape(array.shape)
+
+
+def carry_hint(cell: Cell, name: str) -> str:
+    """For an error about a missing input: how it is carried from step to step, if an output could be its next value."""
+    for output, spec in cell.outputs.items():
+        if spec == cell.inputs[name] and output not in cell.carry.values():
+            return f" (if it is a state that goes from step to step: cellrt.cell(..., carry={ ({name: output}) }))"
+    return ""
 
 
 def _has_handle(sources: Sequence[object]) -> bool:

@@ -20,6 +20,7 @@ from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph import Recorded
 from cellrt.results import ResultLayout, StateLayout
 from cellrt.spec import RowSpec
+from cellrt.statistics import Retries
 from cellrt.unfolder import Unfolder
 
 MAX_REMEMBERED_TENSORS = 1024
@@ -27,12 +28,13 @@ MAX_REMEMBERED_TENSORS = 1024
 
 @dataclass(frozen=True)
 class CellType:
-    """A cell as an engine knows it: its type id, and the kinds of its inputs' and outputs' rows."""
+    """A cell as an engine knows it: its type id, the kinds of its inputs' and outputs' rows, what was tried again."""
 
     id: int
     cell: Cell
     input_kinds: tuple[int, ...]
     output_kinds: tuple[int, ...]
+    retries: Retries = field(default_factory=Retries, compare=False)
 
 
 class Plan(NamedTuple):
@@ -102,6 +104,10 @@ class Registry:
         type_id = self._type_ids[cell.identity]
         self._known_cells[id(cell)] = (cell, type_id)
         return type_id
+
+    def has_type(self, cell: Cell) -> bool:
+        """Whether an equal cell is known."""
+        return cell.identity in self._type_ids
 
     def kind(self, spec: RowSpec) -> int:
         """Kind of a row spec. Raises RequestError if no cell of the engine has such rows."""
@@ -197,7 +203,7 @@ class Model:
                 shape = self._processor.compile(np.frombuffer(recorded.program, np.int32))
             except RequestTooLargeError as error:
                 raise RequestTooLargeError(f"model {self.unfolder.name!r}: {error}") from None
-            problem = self._processor.why_too_large(shape)
+            problem = self._processor.why_too_large(shape, self._registry.kinds)
             if problem:
                 raise RequestTooLargeError(f"model {self.unfolder.name!r}: the request needs {problem}")
             known = shape, shape.num_steps

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from numpy.typing import NDArray
 
 from cellrt.arena import as_bits
-from cellrt.errors import SessionError
+from cellrt.errors import EngineClosedError, SessionError
 from cellrt.future import RequestFuture, Result, Stream, as_awaitable
 from cellrt.spec import RowSpec, describe
 
@@ -22,10 +23,20 @@ class Session:
 
     Its requests run in the order of their submission, each from the state that the one before left; a request that
     failed or was cancelled leaves the state of the last completed task's last step (see ``Graph.chain``).
+
+    ``with engine.session(...) as session:`` closes it at the end: its state is dropped, so ``export`` it before if it
+    is to go on.
     """
 
     def __init__(self, record: SessionRecord, specs: list[RowSpec], submit: Callable[..., Any], act: Any) -> None:
         self._record, self._specs, self._submit, self._act = record, specs, submit, act
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(EngineClosedError):  # then the state is gone already
+            self.close()
 
     def __repr__(self) -> str:
         return f"Session({self.model!r}, {self.id!r})"

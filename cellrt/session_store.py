@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cellrt.arena import Arenas
 from cellrt.core.processor import Processor
 from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
-from cellrt.errors import DeviceError, OverloadError, SessionError
+from cellrt.errors import DeviceError, OverloadError, RequestError, SessionError
 from cellrt.results import StateLayout
 
 if TYPE_CHECKING:
@@ -93,8 +93,10 @@ class SessionStore:
     def open(self, model: str, key: str | None, states: tuple[StateLayout, ...]) -> tuple[SessionRecord, bool]:
         """The session of that id, and whether it is new; made if there is none, with a random id if None is given.
 
-        Raises OverloadError.
+        Raises OverloadError, RequestError.
         """
+        if not isinstance(key, str | None):
+            raise RequestError(f"session of model {model!r}: expected a str as id, got {key!r}")
         with self._lock:
             known = self._records.get((model, key)) if key is not None else None
             if known is not None:

@@ -60,12 +60,15 @@ class RequestSpan:
     finish_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """Tasks and requests of one run, or of a part of it, in any order."""
 
     tasks: list[TaskSpan]
     requests: list[RequestSpan]
+
+    def __repr__(self) -> str:
+        return f"Timeline({len(self.tasks)} tasks, {len(self.requests)} requests)"
 
     def window(self, first: int, count: int) -> Timeline:
         """At most `count` requests, by arrival from number `first` on, and the tasks that touch them.

@@ -12,7 +12,7 @@ from cellrt.graph import Graph, Recorded
 from cellrt.recorder import Binding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Unfolder:
     """A model: ``function(graph, request)`` builds the cell graph of a request and returns its results by name.
 
@@ -27,6 +27,9 @@ class Unfolder:
     function: Callable[[Graph, Any], object]
     example: Any
     cells: Sequence[Cell] = field(default=())
+
+    def __repr__(self) -> str:
+        return f"Unfolder({self.name!r})"
 
     def __call__(self, graph: Graph, request: Any) -> object:
         """Calls the function itself, so that unfolders can be composed."""

@@ -1,14 +1,18 @@
 """Serve a Tree-LSTM over parse trees: how does a film critic like the film? Train it first: `train_sentiment.py`.
 
-python examples/sentiment.py --model sentiment-model --trees DEV.txt
+    python examples/sentiment.py --model sentiment-model --trees data/trees/dev.txt
+
+`train_sentiment.py` says where to get the trees; without any, three sentences are served.
 """
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
 import cellrt
 from cellrt.demo.sentiment import SENTIMENTS, load_model, make_sentiment, read_tree
+from cellrt.demo.treebank import missing
 
 TREES = (
     "(3 (2 (2 A) (2 (3 lovely) (2 film))) (3 (2 with) (3 (3 lovely) (2 performances))))",
@@ -23,6 +27,8 @@ def main(model: str = "sentiment-model", trees: str | None = None, show: int = 1
     if not Path(model).is_dir():
         print(f"There is no trained model in {model}: run examples/train_sentiment.py first (about a minute).")
         return
+    if trees and (what := missing(trees)):
+        sys.exit(what)
     requests = Path(trees).read_text(encoding="utf-8").splitlines() if trees else TREES
     with cellrt.Engine() as engine:
         engine.register(make_sentiment(*load_model(model)))

@@ -1,6 +1,6 @@
 """What would you call this function? A Tree-LSTM over the syntax of Python's own library, served as graphs of networkx.
 
-It is trained first, in plain torch, in about half a minute, on four of five modules; the functions shown are from the
+It is trained first, in plain torch, in a minute or two, on four of five modules; the functions shown are from the
 others, and their names were hidden. Equal parts of a syntax tree are one node (`cellrt/demo/syntax.py`).
 """
 
@@ -9,10 +9,10 @@ import time
 from collections import Counter
 
 import torch
-from rich.progress import track
+from rich.progress import Progress, track
 
 import cellrt
-from cellrt.demo.syntax import VERBS, library_files, make_verbs, read_functions, train
+from cellrt.demo.syntax import VERBS, library_files, make_verbs, num_batches, read_functions, train
 
 EPOCHS = 8
 
@@ -26,7 +26,9 @@ def main(quick: bool = False) -> None:
     known = [function for function in functions if function.module not in held_out]
     unknown = [function for function in functions if function.module in held_out]
     epochs = 1 if quick else EPOCHS
-    *_, model = track(train(known, epochs), "training", epochs)
+    with Progress() as progress:
+        bar = progress.add_task("training", total=epochs * num_batches(known))
+        *_, model = train(known, epochs, each_batch=lambda: progress.advance(bar))
 
     with cellrt.Engine() as engine:
         engine.register(make_verbs(model))

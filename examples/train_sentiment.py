@@ -1,12 +1,14 @@
 """Train a Tree-LSTM on the Stanford Sentiment Treebank, in about a minute on one core; `sentiment.py` serves it.
 
-    python examples/train_sentiment.py TRAIN.txt DEV.txt --out sentiment-model
+    curl -LO https://nlp.stanford.edu/sentiment/trainDevTestTrees_PTB.zip && unzip -d data trainDevTestTrees_PTB.zip
+    python examples/train_sentiment.py data/trees/train.txt data/trees/dev.txt --out sentiment-model
 
 Both files have a tree a line, such as `(3 (2 a) (4 (4 lovely) (2 film)))`. Training sentences that are also in the
 second file are left out.
 """
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -24,6 +26,7 @@ from cellrt.demo.sentiment import (
     read_trees,
     save_model,
 )
+from cellrt.demo.treebank import DEV, TRAIN, missing
 
 EMBEDDING, HIDDEN, BATCH, LEARNING_RATE = 64, 128, 25, 0.003
 FORGOTTEN = 0.02
@@ -67,12 +70,14 @@ def without_sentences_of(held_out: Sequence[LabelledTree], trees: Sequence[Label
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("train")
-    parser.add_argument("dev")
+    parser.add_argument("train", nargs="?", default=TRAIN, help=f"trees to learn (default: {TRAIN})")
+    parser.add_argument("dev", nargs="?", default=DEV, help=f"trees to see how well it learnt (default: {DEV})")
     parser.add_argument("--out", default="sentiment-model", help="folder for the weights and the vocabulary")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if what := missing(options.train, options.dev):
+        sys.exit(what)
     dev = read_trees(options.dev)
     made = train(without_sentences_of(dev, read_trees(options.train)), options.epochs, options.seed)
     save_model(*made, options.out)

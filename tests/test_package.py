@@ -17,7 +17,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKED = ("cells", "kernels", "unfolders")
-BUILT_FROM = ("LICENSE", "README.md", "pyproject.toml", "cellrt", *LINKED)
+BESIDE = ("CHANGELOG.md", "MANIFEST.in", "Makefile", "constraints.txt")
+FOLDERS = ("benchmarks", "docs", "examples", "tests")
+BUILT_FROM = ("LICENSE", "README.md", "pyproject.toml", "cellrt", *LINKED, *BESIDE, *FOLDERS)
+LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*", "*.nbi", "*.nbc")
 
 
 class Built(NamedTuple):
@@ -37,9 +40,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     source = tmp_path_factory.mktemp("source")
     for name in BUILT_FROM:
         if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
-        else:
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=LEFT_OUT)
+        elif name not in LINKED:
             shutil.copy(ROOT / name, source / name)
     dist = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(source), cwd=dist)
@@ -66,6 +68,7 @@ def source_modules() -> set[str]:
     }
 
 
+@pytest.mark.skipif(not (ROOT / LINKED[0]).exists(), reason="an sdist has the folders themselves within cellrt")
 @pytest.mark.parametrize("name", LINKED)
 def test_folders_are_relative_links(name: str) -> None:
     assert os.readlink(ROOT / "cellrt" / name) == f"../{name}"
@@ -104,6 +107,23 @@ def test_sdist_holds_files_not_links(built: Built, project: dict[str, Any]) -> N
     prefix = f"cellrt-{project['version']}"
     expected = source_modules() | {"LICENSE", "README.md", "pyproject.toml", "cellrt/py.typed"}
     assert {f"{prefix}/{name}" for name in expected} <= files
+
+
+def test_sdist_holds_what_a_packager_tests_and_documents_with(built: Built, project: dict[str, Any]) -> None:
+    prefix = f"cellrt-{project['version']}"
+    with tarfile.open(built.sdist) as archive:
+        files = {member.name.removeprefix(f"{prefix}/") for member in archive.getmembers() if member.isfile()}
+    patterns = (
+        "tests/**/*.py",
+        "tests/**/*.ini",
+        "examples/*.py",
+        "benchmarks/**/*.py",
+        "benchmarks/data/*",
+        "docs/**/*.md",
+    )
+    expected = {path.relative_to(ROOT).as_posix() for pattern in patterns for path in ROOT.glob(pattern)}
+    assert expected | set(BESIDE) <= files
+    assert not [name for name in files if name.endswith((".pyc", ".nbi", ".nbc")) or name.startswith("data/")]
 
 
 def test_changelog_has_this_version(project: dict[str, Any]) -> None:

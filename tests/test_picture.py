@@ -125,6 +125,22 @@ def test_subgraph_label_and_edge_names_are_optional(tmp_path: Path) -> None:
     assert not names(groups(path), "subgraph")
 
 
+def test_marks_show_what_reads_the_request_and_what_gives_a_result(tmp_path: Path) -> None:
+    graph, path = chain(5), tmp_path / "graph.svg"
+    graph.nodes[0]["inputs"], graph.nodes[1]["inputs"], graph.nodes[4]["results"] = ["x"], [], ["h", "c"]
+    save_graph(graph, path)
+    found = groups(path)
+    assert names(found, "input") == {"0"} and names(found, "result") == {"4"}
+    assert "below a box: it reads the request, above a box: it gives a result" in path.read_text()
+
+
+def test_a_note_explains_arrows_between_other_names(tmp_path: Path) -> None:
+    path = tmp_path / "graph.svg"
+    for graph, is_explained in ((tree(4), True), (chain(4), False)):
+        save_graph(graph, path)
+        assert ("output h is read as input x" in path.read_text()) == is_explained
+
+
 def test_picture_as_png(tmp_path: Path) -> None:
     path = tmp_path / "graph.PNG"
     save_graph(chain(3), str(path))

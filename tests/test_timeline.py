@@ -38,6 +38,10 @@ def timeline() -> Timeline:
     return Timeline(tasks, requests)
 
 
+def test_a_timeline_shows_its_sizes(timeline: Timeline) -> None:
+    assert repr(timeline) == "Timeline(4 tasks, 3 requests)"
+
+
 def groups(path: Path) -> dict[str, ElementTree.Element]:
     """The named groups of an SVG."""
     return {g.get("id", ""): g for g in ElementTree.parse(path).iter(f"{SVG}g")}

@@ -99,23 +99,34 @@ def _collect(t, type_id, worker, nodes_at, limit, room):
 
 
 @compiled
-def _choose_steps(t, type_id, rows):
+def _choose_steps(t, type_id, rows, nodes_at):
     """How many steps a task of ``rows`` rows may run (DESIGN, "Runs").
 
-    As many as fit the join budget, so that nobody who arrives waits long to join; or as many as end before half a
-    request more is expected; and whole chains while another worker is idle for whoever arrives.
+    As many as fit the join budget, so that nobody who arrives waits long to join, and no step of a streamed request
+    waits long to be seen. Where no row is streamed, also as many as end before half a request more is expected, or as
+    fit the longest run while another worker is idle for whoever arrives.
     """
-    settings = t.settings[0]
-    if not settings.runs:
-        return 1
-    if settings.idle_workers > 1:
-        return t.types[type_id].max_steps
+    settings, most = t.settings[0], np.float64(t.types[type_id].max_steps)
     step = step_time(t, type_id, rows)
-    if step <= 0:
+    if not settings.runs or (step <= 0 and settings.idle_workers <= 1):
         return 1
-    gap = max(settings.arrival_gap_ns, np.float64(settings.now_ns - settings.last_arrival_ns))
-    steps = max(np.float64(settings.join_budget_ns), 0.5 * gap) / step
-    return max(1, int(min(steps, np.float64(t.types[type_id].max_steps))))
+    budget = np.float64(settings.join_budget_ns)
+    longest = max(budget, np.float64(settings.max_run_ns))
+    if not _is_streamed(t, rows, nodes_at):
+        gap = max(settings.arrival_gap_ns, np.float64(settings.now_ns - settings.last_arrival_ns))
+        budget = longest if settings.idle_workers > 1 else min(max(budget, 0.5 * gap), longest)
+        if step <= 0:
+            return t.types[type_id].max_steps
+    return max(1, int(min(budget / step, most))) if step > 0 else 1
+
+
+@compiled
+def _is_streamed(t, rows, nodes_at):
+    """Whether somebody looks at the steps of one of the rows as they complete."""
+    for row in range(rows):
+        if t.requests[t.subgraphs[t.nodes[t.ints[nodes_at + row]].subgraph].request].streamed:
+            return True
+    return False
 
 
 @compiled
@@ -200,7 +211,7 @@ def form_batched_task(t, type_id, worker, task_id):
     rows, ragged, is_loop = _collect(t, type_id, worker, nodes_at, cell_type.max_batch, room)
     if rows == 0:
         return 0
-    steps = _choose_steps(t, type_id, rows)
+    steps = _choose_steps(t, type_id, rows, nodes_at)
     if steps > 1:
         ragged_steps = 1 if is_loop == 1 else steps
         space = buffer_ints - header - 4 * rows - ragged * ragged_steps

@@ -54,7 +54,8 @@ class SchedulerSettings:
         max_tasks_to_submit: tasks of one type submitted in a row (``MaxTasksToSubmit``).
         early_release: release a subgraph to the worker its producers were submitted to, before they complete.
         runs: let a task hold several successive steps of each chain.
-        join_budget_s: how long a newcomer may have to wait for a run to end, in seconds.
+        join_budget_s: how long a newcomer may have to wait for a run to end while requests arrive, in seconds.
+        max_run_s: the same while hardly any arrive: the longest run of all.
         order_by_arrival: among cell types, the one with the oldest request goes first, instead of priority.
         max_passed_over: scheduling decisions after which a ready cell type is taken whatever its priority.
         fair_every: every so many tasks of a type, the lane served longest ago goes first.
@@ -65,6 +66,7 @@ class SchedulerSettings:
     early_release: bool = True
     runs: bool = True
     join_budget_s: float = 3e-3
+    max_run_s: float = 20e-3
     order_by_arrival: bool = False
     max_passed_over: int = 64
     fair_every: int = 16
@@ -128,6 +130,7 @@ class Processor:
             settings[name] = getattr(self.settings, name)
         settings["num_workers"] = self.num_workers
         settings["join_budget_ns"] = self.settings.join_budget_s * 1e9
+        settings["max_run_ns"] = self.settings.max_run_s * 1e9
         requests = new(limits.max_requests, tables.REQUEST)
         requests["next_free"] = np.arange(1, limits.max_requests + 1)
         requests["next_free"][-1] = -1
@@ -271,8 +274,8 @@ class Processor:
         """Most inputs of a node that fit in a task's buffer and in the tables."""
         return min(self._grown.buffer_ints // 4 - self._grown.per_row, tables.MAX_REFS)
 
-    def why_too_large(self, shape: Shape) -> str | None:
-        """Says what of a shape would not fit even in an empty engine; None if it fits."""
+    def why_too_large(self, shape: Shape, kinds: Sequence[object]) -> str | None:
+        """Says what of a shape would not fit even in an empty engine; None if it fits. ``kinds`` names the kinds."""
         if shape.fits:
             return None
         limits, arrays = self.limits, shape.arrays
@@ -289,8 +292,10 @@ class Processor:
             zip(arrays.needs.tolist(), self._grown.kind_rows)
         ):
             if worker > worker_rows or host > host_rows:
-                held = f"the arenas hold {worker_rows} and {host_rows}"
-                return f"{worker} worker and {host} host rows of kind {kind}, {held}"
+                return (
+                    f"{worker} rows of {kinds[kind]} at a worker and {host} at the host, the arenas hold {worker_rows} "
+                    f"and {host_rows} (see Engine(arena_bytes=...))"
+                )
         if shape.most_refs > self._most_refs:
             return f"a node with {shape.most_refs} inputs, at most {self._most_refs} are possible"
         return None

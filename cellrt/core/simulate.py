@@ -23,6 +23,7 @@ from cellrt.core import task_layout as layout
 from cellrt.core.finish import NOTICE_DONE
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.shape import Shape
+from cellrt.core.tables import MAX_KINDS
 from cellrt.errors import InternalError, RequestError, RequestTooLargeError
 
 Cost = Callable[[int, int, int], float]
@@ -131,7 +132,7 @@ class _Simulator:
 
     def _shape(self, arrival: Arrival) -> Shape:
         shape = arrival.work if isinstance(arrival.work, Shape) else self.processor.compile(arrival.work)
-        if reason := self.processor.why_too_large(shape):
+        if reason := self.processor.why_too_large(shape, [f"kind {k}" for k in range(MAX_KINDS)]):
             raise RequestTooLargeError(reason)
         if arrival.time_s < 0 or not shape.num_steps:
             raise RequestError(f"arrival at {arrival.time_s} s, {shape.num_steps} nodes: need 0 s and 1")

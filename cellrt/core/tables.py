@@ -202,6 +202,7 @@ SETTINGS = np.dtype(
         ("idle_workers", "i4"),  # workers with nothing to do, the one being scheduled included
         ("buffer_ints", "i4"),
         ("join_budget_ns", "f4"),
+        ("max_run_ns", "f4"),
         ("free_request", "i4"),
         ("num_live", "i4"),
         ("num_events", "i8"),

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from cellrt.core.compiled import allocating
 from cellrt.core.program import CARRY, FIXED, LIST, OP_NODE, STEP
+
+MOST_LISTED = 8
+"""Nodes that an error names at most."""
 
 
 @allocating
@@ -95,6 +101,48 @@ def count_leaves(parents):
     for node in range(size):
         leaves += starts[node] == starts[node + 1]
     return leaves
+
+
+def why_no_tree(parents: NDArray[np.int32]) -> str:
+    """What is wrong with parents that ``count_leaves`` refuses."""
+    wrong = np.flatnonzero((parents < -1) | (parents >= parents.size))
+    if wrong.size:
+        node = int(wrong[0])
+        return (
+            f"node {node} has parent {int(parents[node])}; expected a node number from 0 to {parents.size - 1}, or -1 "
+            "for the root"
+        )
+    roots = np.flatnonzero(parents == -1)
+    if roots.size > 1:
+        count = "two" if roots.size == 2 else str(roots.size)
+        return f"{count} roots: nodes {_listed(roots)}; expected parent -1 for exactly one node"
+    found = _cycle(parents)
+    cycle = f"nodes {_listed(found)} form a cycle" if len(found) > 1 else f"node {found[0]} is its own parent, a cycle"
+    return cycle if roots.size else f"no root: expected parent -1 for one node; {cycle}"
+
+
+def _cycle(parents: NDArray[np.int32]) -> list[int]:
+    """The nodes of the first cycle that the parents lead to, each before its parent."""
+    seen_from = np.full(parents.size, -1, np.int64)
+    for start in range(parents.size):
+        node = start
+        while node >= 0 and seen_from[node] < 0:
+            seen_from[node] = start
+            node = int(parents[node])
+        if node >= 0 and seen_from[node] == start:
+            cycle = [node]
+            while parents[cycle[-1]] != node:
+                cycle.append(int(parents[cycle[-1]]))
+            return cycle
+    return []
+
+
+def _listed(nodes: Sequence[int] | NDArray[np.int64]) -> str:
+    """Node numbers for an error, the first few of many."""
+    numbers = [str(int(node)) for node in nodes[:MOST_LISTED]]
+    if len(nodes) > MOST_LISTED:
+        return f"{', '.join(numbers)}, ..."
+    return " and ".join([", ".join(numbers[:-1]), numbers[-1]]) if len(numbers) > 1 else numbers[0]
 
 
 @allocating

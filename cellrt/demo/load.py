@@ -79,13 +79,16 @@ def serve(server: Server, words: Sequence[str], arrivals_s: NDArray[np.float64],
 
 
 def measure_capacity(server: Server, words: Sequence[str], seconds: float) -> float:
-    """Words per second when many wait: chunks of words, twice as many each time, until one takes ``seconds``."""
+    """Words per second when many wait: chunks of words, twice as many each time, until one takes ``seconds``.
+
+    A chunk counts by the better of two runs: the first may have met what happens once, such as loading code.
+    """
     size = FIRST_CHUNK
     while True:
         chunk = [words[index % len(words)] for index in range(size)]
-        served = serve(server, chunk, np.zeros(size), lambda _: None)
-        if served.finish_s.max() - served.due_s[0] >= seconds:
-            return served.throughput
+        throughput = max(serve(server, chunk, np.zeros(size), lambda _: None).throughput for _ in range(2))
+        if size / throughput >= seconds:
+            return throughput
         size *= 2
 
 

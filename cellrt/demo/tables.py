@@ -23,10 +23,16 @@ class Section(NamedTuple):
 
 def result_table(sections: Sequence[Section]) -> Table:
     """Load and throughput in words per second, times in milliseconds, queueing and computation as means."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
     table.add_column("arriving")
     table.add_column("served by")
-    for heading in ("words/s", *(f"p{percent} ms" for percent in PERCENTILES), "queue", "compute", "batch"):
+    for heading in (
+        "words/s",
+        *(f"p{percent}\nms" for percent in PERCENTILES),
+        "queue\nms",
+        "compute\nms",
+        "mean\nbatch",
+    ):
         table.add_column(heading, justify="right")
     for section in sections:
         load = f"{section.rate:.0f}/s"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from cellrt.batch import Failure
+from cellrt.batch import Failure, Failures
 from cellrt.define import Cell, CellInput
 from cellrt.errors import CellError
 from cellrt.spec import RaggedRows
@@ -65,7 +65,7 @@ class Attempt:
         carry = self._cell.carry
         self._sources = [names.index(carry[name]) if name in carry else -1 for name in self._cell.inputs]
 
-    def run_or_blame(self, batch: DeviceBatch, failures: list[Failure]) -> DeviceOutcome:
+    def run_or_blame(self, batch: DeviceBatch, failures: Failures) -> DeviceOutcome:
         """Runs a batch; on an error halves it until the culprits are alone, with zeros for them.
 
         Raises what the device says it is lost by.
@@ -79,6 +79,7 @@ class Attempt:
             if len(batch.rows) == 1:
                 failures.append(Failure(batch.rows[0], _as_cell_error(self._cell, error)))
                 return self._nothing(batch)
+            failures.split = failures.split or error
         whole = self._nothing(batch)
         middle = (len(batch.rows) + 1) // 2
         for first, end in ((0, middle), (middle, len(batch.rows))):

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.arena import Arenas
-from cellrt.batch import Failure
+from cellrt.batch import Failure, Failures
 from cellrt.core import task_layout as layout_words
 from cellrt.core.copying import LARGE_BYTES, get_rows, get_rows_freely, move_rows, move_rows_freely
 from cellrt.core.tables import HOST
@@ -83,7 +83,7 @@ class InFlight:
     result_places: list[int]
     answers_place: int
     begun_ns: int
-    failures: list[Failure] = field(default_factory=list)
+    failures: Failures = field(default_factory=Failures)
 
 
 class DeviceExecutor:
@@ -154,10 +154,14 @@ class DeviceExecutor:
         answers = task.down.array[at : at + 4 * plan.layout.answers].view(np.int32)
         header = buffer[: layout_words.HEADER].tolist()
         failed = {failure.row for failure in task.failures}
+        cell_type = self._types[task.launch.type_id]
+        cell = cell_type.cell
+        if task.failures.split is not None:
+            cell_type.retries.note(cell.name, task.failures.split, len(task.failures))
         for row in self._rows_not_finite(plan, answers, header, buffer):
             if row not in failed:
-                cell = self._types[task.launch.type_id].cell
-                error = CellError(f"cell {cell.name!r} returned a value that is not finite")
+                outputs = " or ".join(map(repr, cell.finite))
+                error = CellError(f"cell {cell.name!r} returned a value that is not finite in output {outputs}")
                 task.failures.append(Failure(row, error))
         if plan.layout.is_loop:
             done_at = header[layout_words.H_DONE_STEPS]

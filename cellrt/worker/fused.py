@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.batch import Failure
+from cellrt.batch import Failure, Failures
 from cellrt.core import task_layout as layout_words
 from cellrt.core.tables import HOST, MIXED
 from cellrt.errors import CellError
@@ -107,7 +107,7 @@ class FusedProgram(Program):
         if self._layout.sizes_at != NOWHERE:
             self._goes_in_one_call()
 
-    def run(self, rows: int, failures: list[Failure] | None) -> None:
+    def run(self, rows: int, failures: Failures | None) -> None:
         """See ``Program.run``; on an error all rows fail."""
         try:
             bad = self._run_whole() if self._layout.sizes_at != NOWHERE else self._run_steps()

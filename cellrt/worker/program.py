@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from cellrt.arena import Arenas
-from cellrt.batch import Failure
+from cellrt.batch import Failures
 from cellrt.core.tables import HOST
 from cellrt.define import CellInput
 from cellrt.spec import RaggedRows, RowSpec
@@ -59,7 +59,7 @@ class Program:
         self._specs = [RowSpec(spec.shape, spec.dtype) for spec in placed.cell.inputs.values()]
         self._output_specs = list(placed.cell.outputs.values())
 
-    def run(self, rows: int, failures: list[Failure] | None) -> None:
+    def run(self, rows: int, failures: Failures | None) -> None:
         """Does it all. ``rows`` are those of the task without padding.
 
         Rows on which the cell fails are noted in ``failures``; their outputs are zeros. With None the error is raised.

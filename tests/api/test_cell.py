@@ -387,6 +387,11 @@ MISUSES: dict[str, tuple[Any, str]] = {
         lambda: cell(nn.Linear(3, 3), ONE),
         r"cell 'Linear' does not run on 2 rows of \(x: float32\[2\]\): mat1 and mat2",
     ),
+    "an LSTM cell of torch": (
+        lambda: cell(nn.LSTMCell(2, 3), {"input": (2,), "hx": (3,)}),
+        r"takes its state as one tuple: use cellrt\.cells\.LSTMCell\.from_torch\(\.\.\.\)",
+    ),
+    "a whole LSTM": (lambda: cell(nn.LSTM(2, 3), {"input": (2,)}), r"use cellrt\.unfolders\.chain\(name, module\)"),
     "too few arguments": (lambda: cell(lambda x, y: x, ONE), "does not run .*missing 1 required positional argument"),
     "no rows": (lambda: cell(IDENTITY, ONE, max_batch=0), "expected batch sizes from 1 to 65536, got 0"),
     "too many rows": (lambda: cell(IDENTITY, ONE, max_batch=65_537), "expected batch sizes from 1 to 65536, got 65537"),

@@ -136,11 +136,11 @@ def test_a_graph_as_networkx_and_as_a_picture(engine: Engine, tmp_path) -> None:
     expected: nx.DiGraph = nx.DiGraph()
     expected.add_nodes_from([("t0", {"cell": "Embedded"}), ("t1", {"cell": "Embedded"}), ("t2", {"cell": "Embedded"})])
     expected.add_nodes_from([("side", {"cell": "Recurrent"}), ("total", {"cell": "ChildSum"})])
-    expected.add_edge("t0", "t1", input=[1])
-    expected.add_edge("t1", "t2", input=[1])
-    expected.add_edge("t0", "side", input=[0, 1])
-    expected.add_edge("side", "total", input=[0, 1])
-    expected.add_edge("t1", "total", input=[1, 1])
+    expected.add_edge("t0", "t1", input=["h"])
+    expected.add_edge("t1", "t2", input=["h"])
+    expected.add_edge("t0", "side", input=["x", "h"])
+    expected.add_edge("side", "total", input=["x", "h"])
+    expected.add_edge("t1", "total", input=["h", "h"])
     drawn = graph.to_networkx()
     assert nx.is_isomorphic(
         drawn,
@@ -148,6 +148,11 @@ def test_a_graph_as_networkx_and_as_a_picture(engine: Engine, tmp_path) -> None:
         node_match=lambda a, b: a["cell"] == b["cell"],
         edge_match=lambda a, b: a["input"] == b["input"],
     )
+    made = [node for node, results in drawn.nodes(data="results") if results]
+    assert [drawn.nodes[node]["cell"] for node in made] == ["ChildSum"] and drawn.nodes[made[0]]["results"] == ["h"]
+    read = [(data["cell"], data["inputs"]) for _, data in drawn.nodes(data=True) if data["inputs"]]
+    assert read == [("Embedded", ["token"])] * 3
+    assert repr(graph) == f"CellGraph(5 nodes, {graph.num_subgraphs} subgraphs)"
     # Contracted to its subgraphs, it is acyclic, and each subgraph is of one cell.
     subgraph_of = nx.get_node_attributes(drawn, "subgraph")
     contracted = nx.DiGraph(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from cellrt.cells import LSTMCell
 from cellrt.define import cell
 from cellrt.engine import Engine
 from cellrt.errors import DefinitionError, RequestError, UnknownModelError
@@ -25,6 +26,8 @@ STEP, TOKEN, ATTEND, COUNT, SUM, LEAF, PAIR = (
     leaf(),
     pair(),
 )
+LSTM = cell(LSTMCell(SIZE, SIZE), {"x": (SIZE,), "h": (SIZE,), "c": (SIZE,)})
+TORCH_GRU = cell(torch.nn.GRUCell(SIZE, 3), {"input": (SIZE,), "hx": (3,)})
 BYTE = cell(lambda x: x, {"x": rows(dtype=torch.uint8)}, name="byte")
 ROW = torch.ones(SIZE)
 OTHER: list[Any] = []
@@ -40,6 +43,14 @@ MISTAKES: dict[str, tuple[Write, str]] = {
     "missing input": (
         lambda graph: [STEP(x=ROW), STEP(h=ROW)][1],
         r"cell 'Recurrent', node 1, input 'x': missing; expected float32\[4\]",
+    ),
+    "a state that nobody carries": (
+        lambda graph: graph.chain(TORCH_GRU, input=torch.ones(2, SIZE)),
+        r"input 'hx': missing; expected float32\[3\] \(if .*: cellrt\.cell\(\.\.\., carry=\{'hx': 'output'\}\)\)",
+    ),
+    "half a state": (
+        lambda graph: LSTM(x=torch.ones(SIZE), h=torch.ones(SIZE)),
+        r"cell 'LSTMCell', node 0, input 'c': missing; expected float32\[4\], as \['h'\] are given too",
     ),
     "wrong shape": (
         lambda graph: STEP(x=torch.ones(5)),
@@ -176,11 +187,27 @@ MISTAKES: dict[str, tuple[Write, str]] = {
     ),
     "a cycle": (
         lambda graph: graph.tree([1, 0, -1], leaf=SUM, inner=SUM, leaf_inputs={"x": ROW}, inner_inputs={"x": ROW}),
-        r"tree: the parents form a cycle",
+        r"tree: nodes 0 and 1 form a cycle",
     ),
-    "no root": (lambda graph: graph.tree([0], leaf=LEAF, inner=PAIR), r"-1 for exactly one root"),
+    "a cycle beside the tree": (
+        lambda graph: graph.tree([2, 0, 3, 2, -1], leaf=LEAF, inner=PAIR),
+        r"tree: nodes 2 and 3 form a cycle",
+    ),
+    "no root": (
+        lambda graph: graph.tree([1, 2, 0], leaf=LEAF, inner=PAIR),
+        r"tree: no root: expected parent -1 for one node; nodes 0, 1 and 2 form a cycle",
+    ),
+    "a long cycle": (
+        lambda graph: graph.tree([*range(1, 20), 0], leaf=LEAF, inner=PAIR),
+        r"no root: .* nodes 0, 1, 2, 3, 4, 5, 6, 7, \.\.\. form a cycle",
+    ),
+    "its own parent": (lambda graph: graph.tree([-1, 1], leaf=LEAF, inner=PAIR), r"tree: node 1 is its own parent"),
+    "two roots": (lambda graph: graph.tree([-1, 0, -1], leaf=LEAF, inner=PAIR), r"tree: two roots: nodes 0 and 2"),
     "no parents": (lambda graph: graph.tree([], leaf=LEAF, inner=PAIR), r"tree: expected parents"),
-    "an unknown parent": (lambda graph: graph.tree([5, -1], leaf=LEAF, inner=PAIR), r"parents must be node numbers"),
+    "an unknown parent": (
+        lambda graph: graph.tree([5, -1], leaf=LEAF, inner=PAIR),
+        r"tree: node 0 has parent 5; expected",
+    ),
     "three children of a pair": (
         lambda graph: graph.tree([3, 3, 3, -1], leaf=LEAF, inner=PAIR, leaf_inputs={"x": ROW}),
         r"tree: node 3 has 3 children, cell 'tree_pair' reads 2 by name",
@@ -222,6 +249,8 @@ def good(graph: Graph) -> object:
     total = SUM(x=tree.h, h=[chain.last.h])
     loop = graph.loop(COUNT, max_steps=3, limit=9, step=1)
     BYTE(x=1)
+    TORCH_GRU(input=ROW, hx=torch.ones(3))
+    LSTM(x=ROW)
     return {"h": ATTEND(x=total.h, memory=[TOKEN(token=loop.last.number).h]).h}
 
 

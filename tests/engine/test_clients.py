@@ -88,6 +88,17 @@ async def test_infer_from_many_tasks(engine):
         assert_same(result, run_one_by_one(CHAIN, steps(1 + k % 7)))
 
 
+async def test_a_future_can_be_awaited(engine):
+    results = await asyncio.wait_for(asyncio.gather(*engine.submit_many("chain", [steps(2), steps(5)])), WAIT_S)
+    assert_same(results[1], run_one_by_one(CHAIN, steps(5)))
+
+    async def one() -> object:
+        return await engine.submit("chain", torch.full((1, WIDTH), RAISE))
+
+    with pytest.raises(CellError):
+        await asyncio.wait_for(one(), WAIT_S)
+
+
 async def test_infer_raises_the_requests_error(engine):
     with pytest.raises(CellError):
         await asyncio.wait_for(engine.infer("chain", torch.full((1, WIDTH), RAISE)), WAIT_S)

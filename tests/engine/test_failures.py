@@ -8,8 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.core.processor import SchedulerSettings
+from cellrt.define import cell
 from cellrt.errors import CellError, DeviceError, EngineClosedError
 from cellrt.reference import run_one_by_one
+from cellrt.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.models import DIE, NOT_FINITE, RAISE, WIDTH, WRONG_SHAPE, Gate, chain_model, loop_model, make_cells
 
@@ -103,6 +105,56 @@ def test_a_value_that_is_not_finite_at_an_inner_step_of_a_loop_is_found_in_any_r
         row = torch.tensor([NOT_FINITE, 0.0])
         assert type(engine.submit("inner", row).exception(WAIT_S)) is CellError
         close_and_check(engine)
+
+
+@pytest.mark.parametrize("workers", [1, ["dry"]], ids=["cpu", "device"])
+def test_a_cell_that_cannot_take_a_batch_is_counted_and_told_once(workers, caplog):
+    def few(x):
+        return x[:4] + 1 if x.device.type == "cpu" else x + 1
+
+    made = cell(few, {"x": (WIDTH,)})
+    engine = small_engine(workers)
+    engine.register(Unfolder("few", lambda graph, x: {"y": made(x=x).output}, torch.zeros(WIDTH)), warm_up=False)
+    for _ in range(2):
+        rows = [torch.full((WIDTH,), float(k)) for k in range(10)]
+        for row, future in zip(rows, engine.submit_many("few", rows), strict=True):
+            assert_same(future.result(WAIT_S), {"y": row + 1})
+    counts = engine.statistics()["cells"]["few"]
+    assert 2 <= counts["retried"] <= counts["tasks"]
+    told = [record for record in caplog.records if record.name == "cellrt"]
+    assert len(told) == 1 and "cell 'few' fails on a batch but not on its rows alone" in told[0].getMessage()
+    close_and_check(engine)
+
+
+def test_a_guilty_row_splits_its_task_without_a_word_in_the_log(caplog):
+    engine = small_engine()
+    engine.register(MODELS["chain"], warm_up=False)
+    requests = [request_of("chain", 1, RAISE if k == 3 else 0.0, 0) for k in range(8)]
+    for future in engine.submit_many("chain", requests):
+        future.exception(WAIT_S)
+    assert engine.statistics()["cells"]["add"]["retried"] >= 1
+    assert not [record for record in caplog.records if record.name == "cellrt"]
+    close_and_check(engine)
+
+
+@pytest.mark.parametrize("workers", [1, ["dry"]], ids=["cpu", "device"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_error_names_the_output_that_is_not_finite(model, workers):
+    engine = small_engine(workers)
+    engine.register(MODELS[model], warm_up=False)
+    error = engine.submit(model, request_of(model, 3, NOT_FINITE, 1)).exception(WAIT_S)
+    assert "returned a value that is not finite in output 'h'" in str(error)
+    close_and_check(engine)
+
+
+def test_of_several_outputs_the_one_that_is_not_finite_is_named():
+    made = cell(lambda x: {"log": x.log(), "root": x.sqrt(), "one": x}, {"x": (1,)}, finite=["log", "root", "one"])
+    engine = small_engine()
+    engine.register(Unfolder("m", lambda graph, x: {"y": made(x=x).one}, torch.ones(1)), warm_up=False)
+    for x, output in ((0.0, "log"), (-1.0, "log"), (torch.inf, "log"), (1.0, None)):
+        error = engine.submit("m", torch.tensor([x])).exception(WAIT_S)
+        assert error is None if output is None else f"in output {output!r}" in str(error)
+    close_and_check(engine)
 
 
 def test_the_error_keeps_its_cause():

@@ -16,6 +16,19 @@ ROUNDS = 200
 OUTCOME = {"h": torch.zeros(1)}
 
 
+class _Nobody:
+    """An engine that does nothing."""
+
+    def ask_to_cancel(self, future: RequestFuture) -> None:
+        """Not asked here."""
+
+    def refuse_in_callback(self) -> None:
+        """No callback waits here."""
+
+
+NOBODY = _Nobody()
+
+
 @pytest.fixture(autouse=True)
 def _threads_interleave() -> Iterator[None]:
     before = sys.getswitchinterval()
@@ -56,14 +69,14 @@ def test_whoever_looks_while_it_ends_sees_it_once(
     look: Callable[[list[RequestFuture], threading.Thread], None],
 ) -> None:
     for _ in range(ROUNDS):
-        futures = [RequestFuture(lambda _: None) for _ in range(4)]
+        futures = [RequestFuture(NOBODY) for _ in range(4)]
         thread = _ending(futures)
         look(futures, thread)
         thread.join()
 
 
 def test_an_end_that_the_client_set_stands() -> None:
-    future = RequestFuture(lambda _: None)
+    future = RequestFuture(NOBODY)
     called: list[object] = []
     future.add_done_callback(called.append)
     future.set_result({})
@@ -73,7 +86,7 @@ def test_an_end_that_the_client_set_stands() -> None:
 
 
 def test_an_error_is_raised_and_a_callback_that_raises_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    future = RequestFuture(lambda _: None)
+    future = RequestFuture(NOBODY)
     called: list[object] = []
     future.add_done_callback(lambda _: 1 / 0)
     future.add_done_callback(called.append)
@@ -86,4 +99,4 @@ def test_an_error_is_raised_and_a_callback_that_raises_stops_no_other(caplog: py
 
 def test_waiting_ends_in_time() -> None:
     with pytest.raises(TimeoutError):
-        RequestFuture(lambda _: None).result(0.01)
+        RequestFuture(NOBODY).result(0.01)

@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 
+from cellrt.engine import Engine
 from cellrt.errors import (
     CancelledError,
     DeadlineError,
@@ -120,8 +121,35 @@ def test_a_deadline_or_priority_that_makes_no_sense_is_refused():
             engine.submit("chain", steps(2), priority=priority)
     with pytest.raises(UnknownModelError, match="chain"):
         engine.submit("chian", steps(2))
+    for model in (chain_model("chain", PLAIN), ["chain"], None):
+        for use in (engine.submit, engine.stream, engine.session):
+            with pytest.raises(UnknownModelError, match="expected the name of a registered model, got"):
+                use(model, steps(2))
+    with pytest.raises(UnknownModelError, match=r"got Unfolder\('chain'\); its name is 'chain'$"):
+        engine.submit(chain_model("chain", PLAIN), steps(2))
     assert engine.statistics()["unfinished"] == 0
     close_and_check(engine)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "workers: expected a positive number of CPU workers, or a list of devices .*, got 0"),
+        ({"workers": "cpu"}, "workers: .* got 'cpu'"),
+        ({"workers": 1.5}, "workers: .* got 1.5"),
+        ({"workers": []}, r"workers: .* got \[\]"),
+        ({"max_queue": 0}, "max_queue: expected a positive integer, got 0"),
+        ({"threads_per_worker": 0}, "threads_per_worker: expected a positive integer"),
+        ({"max_nodes": True}, "max_nodes: expected a positive integer, got True"),
+        ({"queue_depth": 0}, "queue_depth: expected a positive integer"),
+        ({"policy": "fifo"}, "policy: expected a BatchMakerPolicy, got 'fifo'"),
+        ({"settings": {"runs": False}}, "settings: expected a SchedulerSettings"),
+        ({"device_options": {}}, "device_options: expected a DeviceOptions"),
+    ],
+)
+def test_a_wrong_option_is_named(options, message):
+    with pytest.raises(DefinitionError, match=message):
+        Engine(**options)
 
 
 def test_a_full_queue_refuses_and_takes_again():

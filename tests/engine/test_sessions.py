@@ -115,6 +115,36 @@ def test_a_loop_goes_on_from_its_last_step():
         assert engine.submit("count", x).result(WAIT_S)["n"].tolist() == [1, 2]
 
 
+def test_leaving_with_closes_the_session_and_drops_its_state():
+    with small_engine() as engine:
+        engine.register(COUNT_MODEL, warm_up=False)
+        x = torch.ones(WIDTH)
+        with engine.session("count", "a") as session:
+            session.submit(x)
+        with pytest.raises(SessionError, match="session 'a' of model 'count' is closed"):
+            session.submit(x)
+        with pytest.raises(ZeroDivisionError), engine.session("count", "a") as again:
+            assert again.submit(x).result(WAIT_S)["n"].tolist() == [1, 2]
+            raise ZeroDivisionError
+        assert engine.statistics()["sessions"]["open"] == 0
+
+
+def test_a_session_may_outlive_its_engine():
+    engine = small_engine()
+    engine.register(COUNT_MODEL, warm_up=False)
+    with engine.session("count") as session:
+        engine.close()
+    assert "count" in repr(session)
+
+
+def test_an_id_that_is_no_str_is_refused():
+    with small_engine() as engine:
+        engine.register(COUNT_MODEL, warm_up=False)
+        with pytest.raises(RequestError, match="session of model 'count': expected a str as id, got 7"):
+            engine.session("count", 7)
+        assert engine.statistics()["sessions"]["open"] == 0
+
+
 def test_the_same_id_is_the_same_session_and_another_model_has_its_own():
     with small_engine() as engine:
         engine.register(RUNS, warm_up=False)
@@ -392,19 +422,21 @@ def test_a_callback_cannot_wait_for_its_engine():
     session.submit(steps(1)).result(WAIT_S)
 
     def call(_):
-        for wait in (session.export, session.close, engine.drain, engine.close, engine.check):
+        other = engine.submit("runs", steps(2))
+        waits = (session.export, session.close, engine.drain, engine.close, engine.check, other.result, other.exception)
+        for wait in waits:
             try:
                 wait()
             except RequestError as error:
                 refused.append(str(error))
-        submitted.append(engine.submit("runs", steps(2)))
+        submitted.append(other)
 
     held = engine.submit("gate", torch.ones(WIDTH))
     held.add_done_callback(call)
     gate.open.set()
     held.result(WAIT_S)
     assert engine.drain(WAIT_S)
-    assert len(refused) == 5 and "callback" in refused[0]
+    assert len(refused) == 7 and all("callback" in text for text in refused)
     submitted[0].result(WAIT_S)
     session.close()
     session.close()

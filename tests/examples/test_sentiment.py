@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +24,14 @@ from cellrt.demo.sentiment import (
     read_trees,
     save_model,
 )
+from cellrt.demo.treebank import ADDRESS, TRAIN, missing
 from cellrt.errors import RequestError
+from examples import sentiment
 from examples.train_sentiment import evaluate, train, without_sentences_of
 
 ROOT = Path(__file__).resolve().parents[2]
-TREEBANK = ROOT.parent / "shared" / "data"
-NEEDS_TREEBANK = "needs the Stanford Sentiment Treebank as ../shared/data/sst_train.txt and sst_dev.txt, a tree a line"
+TREEBANK = Path(os.environ.get("CELLRT_TREEBANK", ROOT / TRAIN))
+DEVELOPMENT = TREEBANK.with_name(TREEBANK.name.replace("train", "dev"))
 WORDS = ("good", "bad", "film", "plot", "the", "a")
 HIDDEN = 6
 
@@ -142,15 +147,30 @@ def test_training_learns_what_the_labels_follow() -> None:
     assert evaluate(model, vocabulary, made[300:]) > 0.95
 
 
+def test_training_without_trees_says_where_to_get_them(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "train_sentiment.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"There is no file {TRAIN}.")
+    assert ADDRESS in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_serving_without_trees_says_where_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="There is no file .*absent.txt"):
+        sentiment.main(str(tmp_path), str(tmp_path / "absent.txt"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_treebank_is_learnt_and_served(tmp_path: Path) -> None:
     """At least 78% of the sentences of the dev split on the right side, by what the engine answers."""
-    if not (TREEBANK / "sst_train.txt").exists():
-        pytest.skip(NEEDS_TREEBANK)
-    lines = (TREEBANK / "sst_dev.txt").read_text(encoding="utf-8").splitlines()
+    if what := missing(TREEBANK, DEVELOPMENT):
+        pytest.skip(f"{what} Or name train.txt, with dev.txt beside it: CELLRT_TREEBANK=FILE")
+    lines = DEVELOPMENT.read_text(encoding="utf-8").splitlines()
     dev = [read_tree(line) for line in lines]
-    save_model(*train(without_sentences_of(dev, read_trees(TREEBANK / "sst_train.txt")), epochs=3), tmp_path)
+    save_model(*train(without_sentences_of(dev, read_trees(TREEBANK)), epochs=3), tmp_path)
     model, vocabulary = load_model(tmp_path)
     with cellrt.Engine() as engine:
         engine.register(make_sentiment(model, vocabulary))

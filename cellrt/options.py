@@ -1,0 +1,33 @@
+"""Checks of what an engine is made with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cellrt.errors import DefinitionError
+
+
+def check_number(name: str, value: object) -> None:
+    """Raises DefinitionError unless an option is a positive integer."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise DefinitionError(f"{name}: expected a positive integer, got {value!r}")
+
+
+def check_instance(name: str, value: object, expected: type) -> None:
+    """Raises DefinitionError unless an option is None or of a type."""
+    if value is not None and not isinstance(value, expected):
+        raise DefinitionError(f"{name}: expected a {expected.__name__}, got {value!r}")
+
+
+def check_workers(workers: object) -> None:
+    """Raises DefinitionError unless it is None, a number of CPU workers or a list of devices."""
+    if workers is None:
+        return
+    if isinstance(workers, Sequence) and not isinstance(workers, str):
+        if workers and all(isinstance(name, str) for name in workers):
+            return
+    elif isinstance(workers, int) and not isinstance(workers, bool) and workers > 0:
+        return
+    raise DefinitionError(
+        f"workers: expected a positive number of CPU workers, or a list of devices such as ['cuda:0'], got {workers!r}"
+    )
