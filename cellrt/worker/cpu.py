@@ -48,6 +48,8 @@ class CpuWorker(Worker):
             self._take_turns()
 
     def _time_of_task(self, passed_ns: int, busy_ns: int) -> int:
-        """What a task took: the thread's own time, as what waiting adds is not the task's; but not far from what passed,
-        as a cell may wait for something itself."""
+        """What a task took: the thread's own time, as what waiting adds is not the task's; near what passed.
+
+        A cell may wait for something itself.
+        """
         return max(busy_ns, passed_ns // MOST_WAITING) if self._num_threads == 1 else passed_ns
