@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import torch
-
 from cellrt.executor import Executor
 from cellrt.worker.base import Done, Worker
+from cellrt.worker.torch_threads import use_torch_threads
 
 MOST_WAITING = 4
 """A busy machine makes a task take at most so many times its own time; beyond, it is the cell that waits."""
@@ -37,7 +36,7 @@ class CpuWorker(Worker):
         self._num_threads = num_threads
 
     def _serve(self) -> None:
-        torch.set_num_threads(self._num_threads)
+        use_torch_threads(self._num_threads)
         while (item := self._next()) is not None:
             if item.task >= 0:
                 start_ns, start_busy_ns = time.perf_counter_ns(), time.thread_time_ns()

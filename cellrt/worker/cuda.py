@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from cellrt.worker.base import Done, Launch, Worker
 from cellrt.worker.device_executor import DeviceExecutor, DeviceOptions, InFlight
+from cellrt.worker.torch_threads import HOST_THREADS, use_torch_threads
 
 SPIN_S = 100e-6
 """How long the thread looks at the counter without sleeping, once nothing else is to be done."""
@@ -86,6 +87,7 @@ class CudaWorker(Worker):
         return super().is_alive()
 
     def _serve(self) -> None:
+        use_torch_threads(HOST_THREADS)
         with self._device.entered():
             try:
                 while self.error is None and not (self._is_closing and not self._in_flight and not self._waiting):

@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cellrt.worker.device import Device, Work
+from cellrt.worker.torch_threads import HOST_THREADS, use_torch_threads
 
 SYNCHRONIZE_S = 60.0
 _HOST_READS = frozenset(
@@ -133,6 +134,7 @@ class DryDevice(Device):
 
     @torch.inference_mode()
     def _run_compute(self) -> None:
+        use_torch_threads(HOST_THREADS)
         try:
             while (item := self._compute.get()) is not None:
                 work, has_download = item

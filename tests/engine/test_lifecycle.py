@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 
+from cellrt.define import cell
 from cellrt.engine import Engine
 from cellrt.errors import (
     CancelledError,
@@ -21,6 +22,7 @@ from cellrt.errors import (
     UnknownModelError,
 )
 from cellrt.reference import run_one_by_one
+from cellrt.unfolder import Unfolder
 from tests.engine.author import OPERATIONS, make_unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, chain_model, make_cells
@@ -150,6 +152,24 @@ def test_a_deadline_or_priority_that_makes_no_sense_is_refused():
 def test_a_wrong_option_is_named(options, message):
     with pytest.raises(DefinitionError, match=message):
         Engine(**options)
+
+
+def count_threads(x: torch.Tensor) -> torch.Tensor:
+    """An operation, then the number of threads that it may use, a row."""
+    return (x @ torch.eye(WIDTH)).sum(1) * 0 + torch.get_num_threads()
+
+
+def test_workers_keep_their_number_of_torch_threads_whatever_others_set():
+    before = torch.get_num_threads()
+    engine = small_engine(threads_per_worker=1)
+    try:
+        torch.set_num_threads(3)
+        made = cell(count_threads, {"x": (WIDTH,)})
+        engine.register(Unfolder("count", lambda graph, x: {"n": made(x=x).output}, torch.ones(WIDTH)), warm_up=False)
+        assert engine.submit("count", torch.ones(WIDTH)).result(WAIT_S)["n"].item() == 1
+    finally:
+        torch.set_num_threads(before)
+    close_and_check(engine)
 
 
 def test_a_full_queue_refuses_and_takes_again():
