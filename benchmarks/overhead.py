@@ -24,6 +24,7 @@ from cellrt.core.shape import Shape
 
 PARTS = ("core", "engine")
 LENGTH = 24
+MANY = 250
 BATCHES = (8, 64, 512, 4096)
 GROWTH_BATCHES = (64, 512)
 LIVE_NODES = (1_000, 10_000, 100_000, 1_000_000)
@@ -169,19 +170,26 @@ def run_engine(recorder: Recorder, quick: bool) -> None:
         wait([engine.submit("chain", words) for _ in range(1_000)])
         gc.collect()
         gc.freeze()
-        alone, together = [], []
+        alone, together, many = [], [], []
         for _ in range(rounds):
             start = time.perf_counter()
             for _ in range(count // 20):
                 engine.submit("chain", words).result()
             alone.append((time.perf_counter() - start) / (count // 20))
             start = time.perf_counter()
-            wait([engine.submit("chain", words) for _ in range(count)])
+            for future in [engine.submit("chain", words) for _ in range(count)]:
+                future.result()
             together.append(count / (time.perf_counter() - start))
+            start = time.perf_counter()
+            for futures in [engine.submit_many("chain", [words] * MANY) for _ in range(count // MANY)]:
+                for future in futures:
+                    future.result()
+            many.append(count // MANY * MANY / (time.perf_counter() - start))
         gc.unfreeze()
     recorder.add("engine", "submit to result, one at a time", statistics.median(alone) * 1e6, "us/request")
     recorder.add("engine", "throughput, 24-node chains", statistics.median(together), "requests/s")
     recorder.add("engine", "submit to result, many at once", 1e6 / statistics.median(together), "us/request")
+    recorder.add("engine", f"throughput, 24-node chains, submit_many of {MANY}", statistics.median(many), "requests/s")
 
 
 def run(recorder: Recorder, options: Options) -> None:
