@@ -11,7 +11,7 @@ PYTHON ?= $(shell for name in python3 python3.12 python3.11; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint slow bench gpu gpu-dry gpu-soak gpu-sanitize format clean
+.PHONY: help demo test lint slow bench gpu gpu-dry gpu-tune gpu-soak gpu-sanitize format clean
 
 help:
 	@echo "make demo    install what the demo needs into $(VENV) and run it"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench   the quick form of the benchmarks"
 	@echo "make gpu     the tests and benchmarks that need a GPU, with the Python that is there (GPU_PYTHON=...)"
 	@echo "make gpu-dry the same code without a GPU"
+	@echo "make gpu-tune     measure the kernels' tiles on this GPU and keep the choices (kernels/tuned/)"
 	@echo "make gpu-soak     ten minutes of requests with random cancellations on a GPU (SOAK_S=... seconds)"
 	@echo "make gpu-sanitize memcheck and racecheck over the kernels' tests"
 	@echo "make format  format the code and apply the linter's safe fixes"
@@ -63,6 +64,9 @@ gpu:
 gpu-dry:
 	$(GPU_PYTEST) -m "not slow" $(GPU_TESTS) tests/engine/test_ring.py
 	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu --dry
+
+gpu-tune:
+	PYTHONPATH=. $(GPU_PYTHON) -m cellrt.kernels.tuning
 
 # The soak of tests/gpu; `make gpu` runs 20 seconds of it.
 SOAK_S ?= 600
