@@ -162,7 +162,7 @@ class Cell:
         """
         from cellrt.row_wise import warn_unless_row_wise
 
-        return warn_unless_row_wise(self)
+        return warn_unless_row_wise(self, depth=2)
 
     def save(self, folder: str | Path) -> None:
         """Writes the cell as files, so that a process without its Python class can serve it: see ``cell_file.py``."""

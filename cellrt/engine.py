@@ -7,19 +7,15 @@ import math
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import torch
-
-from cellrt.arena import Arenas, rows_for
+from cellrt.arena import Arenas
 from cellrt.cell_graph import CellGraph
 from cellrt.core.policy import NUM_PRIORITIES, BatchMakerPolicy, Job, lane_of
 from cellrt.core.processor import Limits, Processor, SchedulerSettings
 from cellrt.core.warm_up import warm_up
-from cellrt.define import Cell
 from cellrt.errors import (
     DefinitionError,
     EngineClosedError,
@@ -30,10 +26,10 @@ from cellrt.errors import (
 )
 from cellrt.future import Channel, RequestFuture, Result, Stream, as_awaitable
 from cellrt.manager import Manager
-from cellrt.options import check_instance, check_number, check_workers
+from cellrt.options import check_instance, check_numbers, check_workers
 from cellrt.patience import announced
-from cellrt.registry import Discovery, Model, Plan, Registry, check_example, default_priorities
-from cellrt.row_wise import warn_unless_row_wise
+from cellrt.registration import Registrar
+from cellrt.registry import Model, Plan, Registry
 from cellrt.session import Session
 from cellrt.session_store import SessionLimits, SessionRecord, SessionStore
 from cellrt.timeline import Timeline
@@ -41,12 +37,9 @@ from cellrt.trace import Trace
 from cellrt.unfolder import Unfolder
 from cellrt.waiting import LiveRequest
 from cellrt.worker.device_executor import DeviceOptions
-from cellrt.worker.make import DEVICE_QUEUE_DEPTH, arenas_on, device_names, make_worker, measure_on, open_device
+from cellrt.worker.make import DEVICE_QUEUE_DEPTH, arenas_on, device_names, make_worker, open_device
 
 T = TypeVar("T")
-
-MAX_ARENA_ROWS = 1 << 18
-WARM_UP_ROWS = (1, 8, 64, 512)
 
 
 class Engine:
@@ -90,14 +83,13 @@ class Engine:
         debug: bool = False,
     ) -> None:
         check_workers(workers)
-        for name, value in {
-            "threads_per_worker": threads_per_worker,
-            "arena_bytes": arena_bytes,
-            "max_queue": max_queue,
-            "max_nodes": max_nodes,
-            "queue_depth": 1 if queue_depth is None else queue_depth,
-        }.items():
-            check_number(name, value)
+        check_numbers(
+            threads_per_worker=threads_per_worker,
+            arena_bytes=arena_bytes,
+            max_queue=max_queue,
+            max_nodes=max_nodes,
+            queue_depth=1 if queue_depth is None else queue_depth,
+        )
         check_instance("policy", policy, BatchMakerPolicy)
         check_instance("settings", settings, SchedulerSettings)
         check_instance("limits", limits, Limits)
@@ -115,14 +107,21 @@ class Engine:
         self._processor = Processor(count, limits, settings)
         self._registry = Registry(self._processor, max_nodes)
         self._arenas = [Arenas(), *map(arenas_on, self._devices)]
-        self._arena_bytes, self._max_queue = arena_bytes, max_queue
-        self._policy = policy
+        self._max_queue, self._policy = max_queue, policy
         self._manager = Manager(
             self._processor, self._arenas, self._registry.types, queue_depth, debug, sessions or SessionLimits()
         )
         if trace:
             self._manager.trace = Trace()
-        self._threads_per_worker = threads_per_worker
+        self._registrar = Registrar(
+            self._registry,
+            self._processor,
+            self._arenas,
+            arena_bytes,
+            self._devices[0],
+            threads_per_worker,
+            self._on_manager,
+        )
         for location in range(1, count + 1):
             worker = make_worker(
                 self._devices[location - 1],
@@ -170,36 +169,8 @@ class Engine:
 
         Raises DefinitionError if the example does not unfold or ``priorities`` names no cell of it; EngineClosedError.
         """
-        if not isinstance(unfolder, Unfolder):
-            raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(unfolder).__name__}")
         with self._register_lock:
-            if unfolder.name in self._registry.models:
-                raise DefinitionError(f"a model {unfolder.name!r} is registered already")
-            discovery = Discovery(self._registry.max_nodes)
-            recorded = check_example(unfolder, discovery)
-            unknown = set(priorities or ()) - {cell.name for cell in discovery.cells}
-            if unknown:
-                names = sorted(cell.name for cell in discovery.cells)
-                raise DefinitionError(
-                    f"priorities: {sorted(unknown)} are no cells of {unfolder.name!r}; it has {names}"
-                )
-            defaults = default_priorities(recorded, discovery)
-            if self._devices[0] is None:
-                with announced(f"cellrt compiles the cells of {unfolder.name!r}, once for this machine"):
-                    for cell in discovery.cells:
-                        _ = cell.host_kernel  # here, not while requests wait
-            for cell in discovery.cells if warm_up else ():
-                if not self._registry.has_type(cell):
-                    warn_unless_row_wise(cell)
-            times = {cell.identity: self._measure(cell) for cell in discovery.cells} if warm_up else {}
-            chosen = [
-                (priorities or {}).get(cell.name, default if cell.priority is None else cell.priority)
-                for cell, default in zip(discovery.cells, defaults)
-            ]
-            self._on_manager(lambda: self._add(discovery, chosen, times))
-            model = Model(unfolder, self._registry, self._processor)
-            model.states = model.plan(unfolder.example).states
-            self._registry.models[unfolder.name] = model
+            self._registrar.register(unfolder, priorities or {}, warm_up)
 
     def submit(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> RequestFuture:
         """Submits a request; returns at once with a future of its results (a dict of tensors on the CPU).
@@ -312,28 +283,15 @@ class Engine:
 
         Cells of one name are told apart by the beginning of their identity.
         """
-        counts = self._manager.statistics
-        names = Counter(made.cell.name for made in self._registry.types)
-        cells = {
-            made.cell.name if names[made.cell.name] == 1 else f"{made.cell.name} {made.cell.identity[:8]}": {
-                "tasks": counts.tasks[made.id],
-                "mean_batch": counts.rows[made.id] / max(1, counts.tasks[made.id]),
-                "nodes": counts.steps[made.id],
-                "retried": made.retries.count,
-            }
-            for made in self._registry.types
-        }
+        sessions = self._manager.sessions
         return {
             "unfinished": self._num_unfinished,
-            "done": counts.num_done,
-            "errors": dict(counts.errors),
-            "cells": cells,
+            **self._manager.statistics.snapshot(self._registry.types),
             "sessions": {
-                "open": len(self._manager.sessions),
-                "resident": self._manager.sessions.num_resident,
-                "evictions": self._manager.sessions.num_evictions,
+                "open": len(sessions),
+                "resident": sessions.num_resident,
+                "evictions": sessions.num_evictions,
             },
-            "latency_s": counts.latency_percentiles_s(),
         }
 
     def timeline(self) -> Timeline:
@@ -454,67 +412,9 @@ class Engine:
             raise errors[0]
         return results[0]
 
-    def _measure(self, cell: Cell) -> dict[int, float]:
-        device = self._devices[0]
-        return (
-            _measure(cell, self._threads_per_worker) if device is None else measure_on(device, cell, WARM_UP_ROWS, 0.05)
-        )
-
-    def _add(self, discovery: Discovery, priorities: list[int], times: dict[str, dict[int, float]]) -> None:
-        """Adds a model's kinds, constants and cells; in a turn of the manager."""
-        for spec in discovery.specs:
-            worker_rows = rows_for(spec, self._arena_bytes, MAX_ARENA_ROWS)
-            host_rows = rows_for(spec, 4 * self._arena_bytes, 4 * MAX_ARENA_ROWS)
-            if self._registry.add_kind(spec, worker_rows, host_rows) is not None:
-                for location, arenas in enumerate(self._arenas):
-                    arenas.add(spec, worker_rows if location else host_rows)
-        for spec, value in discovery.constants:
-            row = self._registry.add_constant(spec, value)
-            if row is not None:
-                for arenas in self._arenas:
-                    arenas.set_constant(self._registry.kind(spec), row, value)
-        for cell, priority in zip(discovery.cells, priorities):
-            made = self._registry.add_type(cell, priority)
-            if made is not None:
-                for rows, seconds in times.get(cell.identity, {}).items():
-                    self._processor.set_step_time(made.id, rows, seconds)
-
 
 def _abandon(manager: Manager) -> None:
     """Ends the threads of an engine that was dropped without ``close``; waits for nothing."""
     manager.command(lambda: manager.cancel_all(threading.Event()))
     manager.command(manager.end_workers)
     manager.command(manager.stop)
-
-
-def _measure(cell: Any, num_threads: int) -> dict[int, float]:
-    """Seconds of one step of a cell at a few numbers of rows; at most about 0.1 s in all for each size."""
-    before = torch.get_num_threads()
-    times: dict[int, float] = {}
-    try:
-        torch.set_num_threads(num_threads)
-        for rows in WARM_UP_ROWS:
-            if rows > cell.max_batch or (cell.batch_sizes and rows not in cell.batch_sizes):
-                continue
-            times[rows] = _time_cell(cell, rows)
-            if times[rows] > 0.05:
-                break
-    finally:
-        torch.set_num_threads(before)
-    return times
-
-
-@torch.inference_mode()
-def _time_cell(cell: Any, rows: int) -> float:
-    inputs, kernel = cell.example_inputs(rows), cell.host_kernel
-    by_name = dict(zip(cell.inputs, inputs))
-    samples = []
-    for _ in range(3):
-        start = time.perf_counter()
-        try:
-            if kernel is None or kernel.run(rows, by_name) is None:
-                cell.run(*inputs)
-        except Exception:  # a cell may refuse zeros: then the scheduler measures it on real rows
-            return 0.0
-        samples.append(time.perf_counter() - start)
-    return min(samples)

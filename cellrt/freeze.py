@@ -58,13 +58,22 @@ class FrozenFunction(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function with the captured values in place of its own."""
         captured = self.captured()
-        original = self.function
-        self._globals.update({key[7:]: value for key, value in captured.items() if key.startswith("global_")})
-        closure = tuple(CellType(captured[f"closure_{name}"]) for name in original.__code__.co_freevars)
-        defaults = captured.get("defaults", original.__defaults__)
-        function = FunctionType(original.__code__, self._globals, original.__name__, defaults, closure)
-        function.__kwdefaults__ = captured.get("kwdefaults", original.__kwdefaults__)
-        return function(*args, **kwargs)
+        self._globals.update(globals_of(captured))
+        return rebound(self.function, captured, self._globals)(*args, **kwargs)
+
+
+def rebound(function: FunctionType, captured: Mapping[str, Any], names: dict[str, Any]) -> FunctionType:
+    """The function with these captured values and globals."""
+    closure = tuple(CellType(captured[f"closure_{name}"]) for name in function.__code__.co_freevars)
+    defaults = captured.get("defaults", function.__defaults__)
+    made = FunctionType(function.__code__, names, function.__name__, defaults, closure)
+    made.__kwdefaults__ = captured.get("kwdefaults", function.__kwdefaults__)
+    return made
+
+
+def globals_of(captured: Mapping[str, Any]) -> dict[str, Any]:
+    """The captured globals by their names."""
+    return {key.removeprefix("global_"): value for key, value in captured.items() if key.startswith("global_")}
 
 
 class FrozenMethod(nn.Module):

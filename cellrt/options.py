@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from cellrt.errors import DefinitionError
 
 
-def check_number(name: str, value: object) -> None:
-    """Raises DefinitionError unless an option is a positive integer."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise DefinitionError(f"{name}: expected a positive integer, got {value!r}")
+def check_numbers(**values: object) -> None:
+    """Raises DefinitionError unless all options are positive integers."""
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise DefinitionError(f"{name}: expected a positive integer, got {value!r}")
 
 
 def check_instance(name: str, value: object, expected: type) -> None:

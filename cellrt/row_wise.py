@@ -46,8 +46,8 @@ def mixed_outputs(cell: Cell) -> list[str]:
     return suspects
 
 
-def warn_unless_row_wise(cell: Cell) -> list[str]:
-    """``mixed_outputs``, with a RuntimeWarning that points at the caller's caller if there are any."""
+def warn_unless_row_wise(cell: Cell, depth: int) -> list[str]:
+    """``mixed_outputs``, with a RuntimeWarning if there are any that points at the caller so many calls above."""
     mixed = mixed_outputs(cell)
     if mixed:
         outputs = ", ".join(map(repr, mixed))
@@ -56,7 +56,7 @@ def warn_unless_row_wise(cell: Cell) -> list[str]:
             "on who is batched with whom. A cell must compute each row from that row alone "
             "(only a cell that is random on purpose may differ here)",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=1 + depth,
         )
     return mixed
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from cellrt.registry import CellType
 
 WINDOW = 4096
 
@@ -64,7 +69,26 @@ class Statistics:
         else:
             self.errors[type(error).__name__] += 1
 
-    def latency_percentiles_s(self) -> dict[str, float]:
+    def snapshot(self, types: Sequence[CellType]) -> dict[str, Any]:
+        """Requests by end, what each cell did, and latencies. Cells of one name are told apart by their identity."""
+        names = Counter(made.cell.name for made in types)
+        cells = {
+            made.cell.name if names[made.cell.name] == 1 else f"{made.cell.name} {made.cell.identity[:8]}": {
+                "tasks": self.tasks[made.id],
+                "mean_batch": self.rows[made.id] / max(1, self.tasks[made.id]),
+                "nodes": self.steps[made.id],
+                "retried": made.retries.count,
+            }
+            for made in types
+        }
+        return {
+            "done": self.num_done,
+            "errors": dict(self.errors),
+            "cells": cells,
+            "latency_s": self._latency_percentiles_s(),
+        }
+
+    def _latency_percentiles_s(self) -> dict[str, float]:
         """p50, p90 and p99 of the last finished requests, in seconds; empty before the first."""
         latencies = np.array(self.latencies_ns, np.float64) / 1e9
         if not latencies.size:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import CellType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from cellrt.define import Cell
-from cellrt.freeze import FrozenFunction
+from cellrt.freeze import FrozenFunction, globals_of, rebound
 
 Pairs = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 """Values and rows, by name: ``placement.Rows``."""
@@ -127,17 +127,7 @@ def as_function(module: Callable[..., Any]) -> Callable[..., Any]:
         key: as_function(value) if isinstance(value, FrozenFunction) else value
         for key, value in module.captured().items()
     }
-    own = {key.removeprefix("global_"): value for key, value in captured.items() if key.startswith("global_")}
-    closure = tuple(CellType(captured[f"closure_{name}"]) for name in original.__code__.co_freevars)
-    function = FunctionType(
-        original.__code__,
-        {**original.__globals__, **own},
-        original.__name__,
-        captured.get("defaults", original.__defaults__),
-        closure,
-    )
-    function.__kwdefaults__ = captured.get("kwdefaults", original.__kwdefaults__)
-    return function
+    return rebound(original, captured, {**original.__globals__, **globals_of(captured)})
 
 
 def warn_not_compiled(name: str, error: Exception) -> None:

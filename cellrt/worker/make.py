@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import torch
 
 from cellrt.arena import Arenas
-from cellrt.define import Cell
 from cellrt.errors import DefinitionError
 from cellrt.executor import Executor
 from cellrt.registry import CellType
@@ -22,7 +19,7 @@ from cellrt.worker.device import Device
 from cellrt.worker.device_arenas import DeviceArenas
 from cellrt.worker.device_executor import DeviceExecutor, DeviceOptions
 from cellrt.worker.dry import DryDevice
-from cellrt.worker.placement import EXAMPLE_ROWS, Placements
+from cellrt.worker.placement import Placements
 
 DEVICE_QUEUE_DEPTH = 4
 """Tasks that a device has before the next are formed: it must not run dry while the host is busy elsewhere."""
@@ -86,40 +83,3 @@ def make_worker(
     return CudaWorker(
         DeviceExecutor(location, arenas, types, device, options), options, take_turns, has_news, ended, name
     )
-
-
-@torch.inference_mode()
-def measure_on(device: Device, cell: Cell, sizes: Sequence[int], most_s: float) -> dict[int, float]:
-    """Seconds of one step of a cell on a device at several numbers of rows; stops where one takes ``most_s``.
-
-    The cell is placed there, and compiled if that was asked for; its kernels are loaded and tuned on the way. A cell
-    that refuses zeros is left for the scheduler to measure.
-    """
-    times: dict[int, float] = {}
-    placed = device.placements.of(cell)
-    if device.torch_device.type == "cpu":
-        return times
-    stream = torch.cuda.current_stream(device.torch_device)
-    for rows in sizes:
-        if rows > cell.max_batch or (cell.batch_sizes and rows not in cell.batch_sizes):
-            continue
-        samples = []
-        try:
-            step = placed.example_step(rows)
-            for _ in range(4):
-                stream.synchronize()
-                start = time.perf_counter()
-                step()
-                stream.synchronize()
-                samples.append(time.perf_counter() - start)
-        except RuntimeError:
-            return times
-        times[rows] = min(samples)
-        if times[rows] > most_s:
-            break
-    run = placed.example_run(min(cell.max_batch, EXAMPLE_ROWS), 2)
-    if run is not None:
-        with suppress(Exception):  # it is tried again, and measured, when there is a run to do
-            run()
-            stream.synchronize()
-    return times

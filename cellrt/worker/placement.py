@@ -16,7 +16,7 @@ from cellrt.freeze import FrozenFunction
 from cellrt.host_kernel import is_changed
 from cellrt.spec import RowSpec
 from cellrt.worker.compiled import CompiledFunction, CompiledStep, as_function, warn_not_compiled
-from cellrt.worker.torch_threads import HOST_THREADS
+from cellrt.worker.torch_threads import HOST_THREADS, torch_threads
 
 EXAMPLE_ROWS = 64
 """How many rows a compiled step is given first: it is made for any number, and best for about as many."""
@@ -198,17 +198,14 @@ class PlacedCell:
 
     def _compile(self, backend: str) -> None:
         """Compiles what there is to compile. Warns and leaves the cell as it is if that cannot be done."""
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(HOST_THREADS)
         try:
-            plain = self._compiled_plain(backend)
-            is_ragged = any(spec.ragged for spec in self.cell.inputs.values())
-            step = None if is_ragged else self._compiled_step(backend)
+            with torch_threads(HOST_THREADS):
+                plain = self._compiled_plain(backend)
+                is_ragged = any(spec.ragged for spec in self.cell.inputs.values())
+                step = None if is_ragged else self._compiled_step(backend)
         except Exception as error:
             warn_not_compiled(self.cell.name, error)
             return
-        finally:
-            torch.set_num_threads(num_threads)
         self.cell = plain
         if step is not None:
             self.run_rows, self.prefers_steps = step.run_rows, plain.has_steps

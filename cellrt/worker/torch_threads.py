@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 HOST_THREADS = 1
@@ -13,3 +16,14 @@ def use_torch_threads(count: int) -> None:
     # At its first operation a thread takes over the number that any thread set last; asking for it is an operation.
     torch.get_num_threads()
     torch.set_num_threads(count)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """The calling thread uses so many inside, and as many as before after."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,6 @@ EXPECTED = {
 }
 CPU = torch.device("cpu")
 WAIT_S = 30.0
-
-
-@pytest.fixture(autouse=True)
-def thread_count() -> Iterator[None]:
-    """Workers set torch's thread count: give the tests that follow theirs back."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
@@ -15,14 +15,6 @@ from benchmarks.server import BatchServer, Buckets, Waiting
 
 INPUT, HIDDEN = 12, 16
 TIMEOUT_S = 60
-
-
-@pytest.fixture(autouse=True)
-def thread_count() -> Iterator[None]:
-    """Workers set torch's thread count: give the tests that follow theirs back."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -14,14 +12,6 @@ from benchmarks.seq2seq_peers import GO, PEERS, Model, Pair, dropping, make_peer
 
 WORDS, HIDDEN = 40, 12
 PAIRS = [Pair([3, 1, 4], 5), Pair([1], 1), Pair([5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9], 9), Pair([2, 2], 9)]
-
-
-@pytest.fixture(autouse=True)
-def thread_count() -> Iterator[None]:
-    """Workers set torch's thread count: give the tests that follow theirs back."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

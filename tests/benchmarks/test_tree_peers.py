@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,6 @@ TEXTS = (
     "(2 One)",
     "(1 (1 (2 left) (2 (2 of) (2 the))) (2 (2 right) (2 side)))",
 )
-
-
-@pytest.fixture(autouse=True)
-def thread_count() -> Iterator[None]:
-    """Workers set torch's thread count: give the tests that follow theirs back."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -1,0 +1,84 @@
+"""The time of one step of a cell, measured when a model is registered, so that the scheduler can choose runs."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import torch
+
+from cellrt.define import Cell
+from cellrt.worker.device import Device
+from cellrt.worker.placement import EXAMPLE_ROWS
+from cellrt.worker.torch_threads import torch_threads
+
+ROWS = (1, 8, 64, 512)
+LONG_S = 0.05
+"""After a step that takes so long no larger one is measured."""
+
+
+def measure_steps(cell: Cell, device: Device | None, num_threads: int) -> dict[int, float]:
+    """Seconds of one step of a cell by number of rows, on a device (None: the CPU, with so many torch threads).
+
+    A cell that refuses zeros is left for the scheduler to measure.
+    """
+    if device is not None:
+        return _measure_on(device, cell)
+    times: dict[int, float] = {}
+    with torch_threads(num_threads):
+        for rows in _sizes(cell):
+            times[rows] = _time_on_cpu(cell, rows)
+            if times[rows] > LONG_S:
+                break
+    return times
+
+
+def _sizes(cell: Cell) -> list[int]:
+    return [rows for rows in ROWS if rows <= cell.max_batch and (not cell.batch_sizes or rows in cell.batch_sizes)]
+
+
+@torch.inference_mode()
+def _time_on_cpu(cell: Cell, rows: int) -> float:
+    inputs, kernel = cell.example_inputs(rows), cell.host_kernel
+    by_name = dict(zip(cell.inputs, inputs))
+    samples = []
+    for _ in range(3):
+        start = time.perf_counter()
+        try:
+            if kernel is None or kernel.run(rows, by_name) is None:
+                cell.run(*inputs)
+        except Exception:  # a cell may refuse zeros
+            return 0.0
+        samples.append(time.perf_counter() - start)
+    return min(samples)
+
+
+@torch.inference_mode()
+def _measure_on(device: Device, cell: Cell) -> dict[int, float]:
+    """The same on a device: the cell is placed and, if asked for, compiled there; its kernels are loaded and tuned."""
+    times: dict[int, float] = {}
+    placed = device.placements.of(cell)
+    if device.torch_device.type == "cpu":
+        return times
+    stream = torch.cuda.current_stream(device.torch_device)
+    for rows in _sizes(cell):
+        samples = []
+        try:
+            step = placed.example_step(rows)
+            for _ in range(4):
+                stream.synchronize()
+                start = time.perf_counter()
+                step()
+                stream.synchronize()
+                samples.append(time.perf_counter() - start)
+        except RuntimeError:
+            return times
+        times[rows] = min(samples)
+        if times[rows] > LONG_S:
+            break
+    run = placed.example_run(min(cell.max_batch, EXAMPLE_ROWS), 2)
+    if run is not None:
+        with suppress(Exception):  # it is tried again, and measured, when there is a run to do
+            run()
+            stream.synchronize()
+    return times
