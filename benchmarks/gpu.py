@@ -32,15 +32,15 @@ from benchmarks.gpu_timing import time_calls, time_captured
 from benchmarks.options import Options, find_treebank
 from benchmarks.record import Recorder
 from cellrt.core.processor import SchedulerSettings
-from cellrt.define import cell
-from cellrt.engine import Engine
-from cellrt.graph import Graph
+from cellrt.definition.define import cell
+from cellrt.definition.spec import RowSpec
+from cellrt.engine.engine import Engine
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder
 from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.lstm_step import lstm_step
-from cellrt.spec import RowSpec
-from cellrt.unfolder import Unfolder
-from cellrt.worker.cuda import CudaWorker
-from cellrt.worker.device_executor import DeviceOptions
+from cellrt.worker.device.executor import DeviceOptions
+from cellrt.worker.device.worker import CudaWorker
 
 PARTS = ("completion", "kernels", "lstm", "figures", *FIGURES)
 VOCABULARY = 10_000

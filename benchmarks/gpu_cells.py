@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 
 from cellrt.cells.lstm import LSTMCell
+from cellrt.definition.spec import RowSpec
 from cellrt.kernels.gate_weights import PackedWeights, Precision
-from cellrt.spec import RowSpec
-from cellrt.worker.placement import Rows, RunSizes
+from cellrt.worker.device.placement import Rows, RunSizes
 
 
 class FusedLSTM(LSTMCell):

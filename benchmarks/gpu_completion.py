@@ -18,9 +18,9 @@ import torch
 
 from benchmarks.options import Options
 from benchmarks.record import Recorder
-from cellrt.worker.cuda_device import CudaDevice
-from cellrt.worker.device import Device
-from cellrt.worker.dry import DryDevice
+from cellrt.worker.device.cuda import CudaDevice
+from cellrt.worker.device.device import Device
+from cellrt.worker.device.dry import DryDevice
 
 PARTS: tuple[str, ...] = ()
 LIMIT_S = 30.0

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from benchmarks import workloads
 from benchmarks.compare import Check
 from benchmarks.record import Recorder, percentiles
-from cellrt.engine import Engine
+from cellrt.engine.engine import Engine
 
 WAIT_S = 60.0
 """No request may take longer: the figure fails, and the others go on."""

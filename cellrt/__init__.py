@@ -9,11 +9,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cellrt.cell_file import load_cell
     from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, Job, ShortestJobFirst
     from cellrt.core.processor import Limits, SchedulerSettings
-    from cellrt.define import Cell, cell
-    from cellrt.engine import Engine
+    from cellrt.definition.define import Cell, cell
+    from cellrt.definition.file import load_cell
+    from cellrt.definition.spec import RaggedRows, ragged, rows
+    from cellrt.engine.engine import Engine
+    from cellrt.engine.future import RequestFuture, Stream
+    from cellrt.engine.session import Session
+    from cellrt.engine.session_store import SessionLimits
     from cellrt.errors import (
         CancelledError,
         CellError,
@@ -29,23 +33,19 @@ if TYPE_CHECKING:
         SessionError,
         UnknownModelError,
     )
-    from cellrt.future import RequestFuture, Stream
-    from cellrt.graph import Graph
-    from cellrt.session import Session
-    from cellrt.session_store import SessionLimits
-    from cellrt.spec import RaggedRows, ragged, rows
-    from cellrt.timeline import Timeline
-    from cellrt.unfolder import Unfolder, unfold
-    from cellrt.worker.device_executor import DeviceOptions
+    from cellrt.graph.graph import Graph
+    from cellrt.graph.unfolder import Unfolder, unfold
+    from cellrt.view.timeline import Timeline
+    from cellrt.worker.device.executor import DeviceOptions
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "define": ("Cell", "cell"),
-    "cell_file": ("load_cell",),
+    "definition.define": ("Cell", "cell"),
+    "definition.file": ("load_cell",),
     "core.policy": ("BatchMakerPolicy", "FirstComeFirstServed", "Job", "ShortestJobFirst"),
     "core.processor": ("Limits", "SchedulerSettings"),
-    "engine": ("Engine",),
+    "engine.engine": ("Engine",),
     "errors": (
         "CancelledError",
         "CellError",
@@ -61,14 +61,14 @@ _HOMES = {
         "SessionError",
         "UnknownModelError",
     ),
-    "future": ("RequestFuture", "Stream"),
-    "graph": ("Graph",),
-    "session": ("Session",),
-    "session_store": ("SessionLimits",),
-    "spec": ("RaggedRows", "ragged", "rows"),
-    "timeline": ("Timeline",),
-    "unfolder": ("Unfolder", "unfold"),
-    "worker.device_executor": ("DeviceOptions",),
+    "engine.future": ("RequestFuture", "Stream"),
+    "graph.graph": ("Graph",),
+    "engine.session": ("Session",),
+    "engine.session_store": ("SessionLimits",),
+    "definition.spec": ("RaggedRows", "ragged", "rows"),
+    "view.timeline": ("Timeline",),
+    "graph.unfolder": ("Unfolder", "unfold"),
+    "worker.device.executor": ("DeviceOptions",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

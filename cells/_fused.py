@@ -19,14 +19,14 @@ from torch.nn.functional import linear
 from torch.nn.utils.parametrize import is_parametrized
 
 from cellrt.cells._gated import Derived
+from cellrt.definition.spec import RowSpec, rows
 from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.choose import uses_triton
 from cellrt.kernels.gate_weights import TYPES
-from cellrt.spec import RowSpec, rows
 
 if TYPE_CHECKING:
     from cellrt.kernels.gate_weights import PackedWeights, Precision
-    from cellrt.worker.placement import Rows, RunSizes
+    from cellrt.worker.device.placement import Rows, RunSizes
 
 MAX_GATES_BYTES = 512 << 20
 """Most memory that a run's products of inputs may take."""

@@ -16,9 +16,9 @@ from torch.nn.functional import embedding, linear
 from cellrt.cells._host import project_rows
 from cellrt.cells._panels import PackedWeight, pack_gates, pack_linear, project
 from cellrt.cells._recurrence import all_below
+from cellrt.definition.host_kernel import HostKernel
+from cellrt.definition.spec import RowSpec
 from cellrt.errors import DefinitionError
-from cellrt.host_kernel import HostKernel
-from cellrt.spec import RowSpec
 
 Value = TypeVar("Value")
 

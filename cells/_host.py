@@ -25,8 +25,8 @@ from cellrt.cells._tree import are_offsets, child_sum_step, leaf_step, nary_step
 from cellrt.core.compiled import unlocked
 from cellrt.core.memory import as_pointer, read_word, read_words
 from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
-from cellrt.host_kernel import HostFunction
-from cellrt.spec import RowSpec
+from cellrt.definition.host_kernel import HostFunction
+from cellrt.definition.spec import RowSpec
 
 DONE, REFUSE = 0, 1
 TOKEN = RowSpec((), torch.int64)

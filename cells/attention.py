@@ -36,8 +36,8 @@ from cellrt.cells._gated import Derived, is_fusable, pack_with_bias, packed_line
 from cellrt.cells.gru import GRUCell
 from cellrt.cells.lstm import LSTMCell
 from cellrt.cells.output import ProjectionArgmax
+from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
 from cellrt.errors import DefinitionError
-from cellrt.spec import RaggedRows, RowSpec, ragged, rows
 
 
 class Context(NamedTuple):

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from cellrt.cells._gated import is_eager
+from cellrt.definition.spec import RaggedRows, RowSpec, as_spec, rows
 from cellrt.errors import DefinitionError
-from cellrt.spec import RaggedRows, RowSpec, as_spec, rows
 
 BEAM_NAMES = ("token", "score", "length", "tokens")
 """The inputs and outputs of a `BeamStep` that are its own."""

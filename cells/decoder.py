@@ -20,9 +20,9 @@ from cellrt.cells._recurrence import lstm_decode
 from cellrt.cells.gru import EmbeddingGRUDecoder
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell, LSTMState
 from cellrt.cells.output import ProjectionArgmax, Sample
+from cellrt.definition.host_kernel import HostKernel
+from cellrt.definition.spec import rows
 from cellrt.errors import DefinitionError
-from cellrt.host_kernel import HostKernel
-from cellrt.spec import rows
 
 
 class LSTMDecoderState(NamedTuple):

@@ -39,11 +39,11 @@ from cellrt.cells._gated import (
 from cellrt.cells._host import STOP, TOKEN, gru_decoder, gru_embedded, gru_gates, gru_inputs, gru_tokens
 from cellrt.cells._recurrence import gru_decode, gru_run, gru_run_inputs
 from cellrt.cells.output import ProjectionArgmax
-from cellrt.host_kernel import HostFunction, HostKernel
-from cellrt.spec import RowSpec, rows
+from cellrt.definition.host_kernel import HostFunction, HostKernel
+from cellrt.definition.spec import RowSpec, rows
 
 if TYPE_CHECKING:
-    from cellrt.worker.placement import Rows
+    from cellrt.worker.device.placement import Rows
 
 
 class GRUState(NamedTuple):

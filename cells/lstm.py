@@ -46,12 +46,12 @@ from cellrt.cells._gated import (
 )
 from cellrt.cells._host import TOKEN, lstm_embedded, lstm_gates, lstm_inputs, lstm_tokens
 from cellrt.cells._recurrence import lstm_run, lstm_run_inputs
-from cellrt.host_kernel import HostFunction, HostKernel
-from cellrt.spec import RowSpec, rows
+from cellrt.definition.host_kernel import HostFunction, HostKernel
+from cellrt.definition.spec import RowSpec, rows
 
 if TYPE_CHECKING:
     from cellrt.kernels.arena_rows import ArenaRows
-    from cellrt.worker.placement import Rows, RunSizes
+    from cellrt.worker.device.placement import Rows, RunSizes
 
 
 class LSTMState(NamedTuple):

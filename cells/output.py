@@ -31,12 +31,12 @@ from cellrt.cells._gated import (
 from cellrt.cells._host import STOP, TOKEN, choose_best
 from cellrt.cells._panels import PackedWeight
 from cellrt.cells._recurrence import project_best
+from cellrt.definition.host_kernel import HostKernel
+from cellrt.definition.spec import RowSpec
 from cellrt.errors import DefinitionError
-from cellrt.host_kernel import HostKernel
-from cellrt.spec import RowSpec
 
 if TYPE_CHECKING:
-    from cellrt.worker.placement import Rows
+    from cellrt.worker.device.placement import Rows
 
 NEVER = -1
 """As `end_token`: no token ends the sequence."""

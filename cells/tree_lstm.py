@@ -52,12 +52,12 @@ from cellrt.cells._host import TOKEN, tree_child_sum, tree_leaf, tree_leaf_embed
 from cellrt.cells._panels import PackedWeight
 from cellrt.cells._recurrence import all_below
 from cellrt.cells._tree import are_offsets, child_sum_step, leaf_step, nary_step, pack_padded, pad_gates
+from cellrt.definition.host_kernel import HostKernel
+from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
 from cellrt.errors import DefinitionError
-from cellrt.host_kernel import HostKernel
-from cellrt.spec import RaggedRows, RowSpec, ragged, rows
 
 if TYPE_CHECKING:
-    from cellrt.worker.placement import Rows
+    from cellrt.worker.device.placement import Rows
 
 MAX_CHILDREN = 8
 """Most children of an n-ary cell."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellrt.picture import heights, layers, save_graph
+from cellrt.view.picture import heights, layers, save_graph
 
 SVG = "{http://www.w3.org/2000/svg}"
 

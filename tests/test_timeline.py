@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cellrt.timeline import RequestSpan, TaskSpan, Timeline
+from cellrt.view.timeline import RequestSpan, TaskSpan, Timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 

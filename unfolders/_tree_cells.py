@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.define import Cell
+from cellrt.definition.define import Cell
+from cellrt.definition.spec import RowSpec
 from cellrt.errors import DefinitionError
-from cellrt.graph import Graph
-from cellrt.handles import Node, Output
-from cellrt.spec import RowSpec
+from cellrt.graph.graph import Graph
+from cellrt.graph.symbols import Node, Output
 
 _SIDES = {"left": 0, "right": 1}
 

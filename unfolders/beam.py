@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from cellrt.cells.beam import BeamEnd, BeamStart, BeamStep
-from cellrt.define import Cell, cell
+from cellrt.definition.define import Cell, cell
 from cellrt.errors import DefinitionError
-from cellrt.graph import Graph
-from cellrt.unfolder import Unfolder, unfold
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder, unfold
 from cellrt.unfolders.encoder_decoder import attention_inputs, check_attention, source_input, step_limit
 
 

@@ -23,11 +23,11 @@ from typing import Any
 import networkx as nx
 import torch
 
-from cellrt.define import Cell
+from cellrt.definition.define import Cell
 from cellrt.errors import DefinitionError, RequestError
-from cellrt.graph import Graph
-from cellrt.handles import Node, Output
-from cellrt.unfolder import Unfolder
+from cellrt.graph.graph import Graph
+from cellrt.graph.symbols import Node, Output
+from cellrt.graph.unfolder import Unfolder
 
 
 def dag(

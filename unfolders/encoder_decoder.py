@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from cellrt.define import Cell
+from cellrt.definition.define import Cell
 from cellrt.errors import DefinitionError, RequestError
-from cellrt.graph import Graph
-from cellrt.handles import Chain
-from cellrt.unfolder import Unfolder, unfold
+from cellrt.graph.graph import Graph
+from cellrt.graph.symbols import Chain
+from cellrt.graph.unfolder import Unfolder, unfold
 
 
 def encoder_decoder(

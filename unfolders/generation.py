@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from cellrt.define import Cell
+from cellrt.definition.define import Cell
+from cellrt.definition.spec import RowSpec
 from cellrt.errors import DefinitionError, RequestError
-from cellrt.graph import Graph
-from cellrt.spec import RowSpec
-from cellrt.unfolder import Unfolder
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder
 from cellrt.unfolders.recurrent import Stack, StackRun, gather_cell
 from cellrt.unfolders.sequences import as_stack
 

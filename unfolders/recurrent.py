@@ -17,11 +17,11 @@ from cellrt.cells._gated import GatedModule, check_layers
 from cellrt.cells.gru import EmbeddingGRUCell, GRUCell, GRUInput, GRURecurrent
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell, LSTMInput, LSTMRecurrent
 from cellrt.cells.stacked import BothInputs, Joined, JoinedCell, gather, join
-from cellrt.define import Cell, cell
+from cellrt.definition.define import Cell, cell
+from cellrt.definition.spec import RowSpec
 from cellrt.errors import DefinitionError
-from cellrt.graph import Graph
-from cellrt.handles import Chain, Node, Output, Steps
-from cellrt.spec import RowSpec
+from cellrt.graph.graph import Graph
+from cellrt.graph.symbols import Chain, Node, Output, Steps
 
 
 @dataclass(frozen=True)

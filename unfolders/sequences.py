@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from cellrt.define import Cell
+from cellrt.definition.define import Cell
 from cellrt.errors import DefinitionError
-from cellrt.graph import Graph
-from cellrt.unfolder import Unfolder
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder
 from cellrt.unfolders.recurrent import Layer, Stack, StackRun, from_torch, join_cell, step_inputs
 
 

@@ -26,10 +26,10 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.core.trees import marshalled_tree
-from cellrt.define import Cell
+from cellrt.definition.define import Cell
 from cellrt.errors import DefinitionError, RequestError
-from cellrt.graph import Graph
-from cellrt.unfolder import Unfolder, unfold
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder, unfold
 from cellrt.unfolders._tree_cells import TreeCells
 from cellrt.unfolders.conllu import parse_conllu
 from cellrt.unfolders.penn import parse_penn

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from cellrt.cells import EmbeddingGRUCell, EmbeddingGRUDecoder
-from cellrt.define import cell
+from cellrt.definition.define import cell
+from cellrt.definition.spec import rows
 from cellrt.errors import DefinitionError
-from cellrt.graph import Graph
-from cellrt.spec import rows
-from cellrt.unfolder import Unfolder, unfold
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder, unfold
 
 VOWELS = ("AA", "AE", "AH", "AO", "AW", "AY", "EH", "ER", "EY", "IH", "IY", "OW", "OY", "UH", "UW")
 CONSONANTS = (*"BDFGKLMNPRSTVWYZ", "CH", "DH", "HH", "JH", "NG", "SH", "TH", "ZH")

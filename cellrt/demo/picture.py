@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cellrt.timeline import TIMES, Timeline, _Drawing
+from cellrt.view.timeline import TIMES, Timeline, _Drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,7 +23,7 @@ from cellrt.demo.servers import MAX_BATCH, CellServer, Server, TorchServer
 from cellrt.demo.tables import Section, result_table
 from cellrt.demo.words import choose_words
 from cellrt.errors import DefinitionError
-from cellrt.timeline import Timeline
+from cellrt.view.timeline import Timeline
 
 FRACTION = 0.7
 NUM_SHOWN = 10

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from cellrt.cells import BinaryTreeLSTMCell, EmbeddingTreeLSTMLeaf, TreeLSTMLeaf
-from cellrt.define import cell
+from cellrt.definition.define import cell
+from cellrt.definition.spec import rows
 from cellrt.errors import RequestError
-from cellrt.spec import rows
-from cellrt.unfolder import Unfolder
+from cellrt.graph.unfolder import Unfolder
 from cellrt.unfolders import penn_tree
 
 SENTIMENTS = ("very negative", "negative", "neutral", "positive", "very positive")

@@ -18,8 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from cellrt.core.processor import SchedulerSettings
 from cellrt.demo.g2p import MAX_STEPS, START, STOP, Modules, letter_ids, make_g2p
-from cellrt.engine import Engine
-from cellrt.timeline import Timeline
+from cellrt.engine.engine import Engine
+from cellrt.view.timeline import Timeline
 
 MAX_BATCH = 512
 JOIN_BUDGET_S = 3e-3

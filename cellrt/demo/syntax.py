@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
 
 from cellrt.cells import EmbeddingChildSumTreeLSTMCell
-from cellrt.define import cell
-from cellrt.spec import RaggedRows, ragged, rows
-from cellrt.unfolder import Unfolder
+from cellrt.definition.define import cell
+from cellrt.definition.spec import RaggedRows, ragged, rows
+from cellrt.graph.unfolder import Unfolder
 from cellrt.unfolders import dag
 
 VERBS = ("get", "set", "is", "add", "read", "write", "close", "parse", "find", "load", "make", "run")

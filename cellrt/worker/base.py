@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.batch import Failure
+from cellrt.worker.blame import Failure
 
 
 class Done(NamedTuple):

@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cellrt.arena import Arenas
 from cellrt.errors import DefinitionError
-from cellrt.executor import Executor
-from cellrt.registry import CellType
+from cellrt.worker.arenas import Arenas
 from cellrt.worker.base import Worker
-from cellrt.worker.cpu import CpuWorker
-from cellrt.worker.cuda import CudaWorker
-from cellrt.worker.device import Device
-from cellrt.worker.device_arenas import DeviceArenas
-from cellrt.worker.device_executor import DeviceExecutor, DeviceOptions
-from cellrt.worker.dry import DryDevice
-from cellrt.worker.placement import Placements
+from cellrt.worker.cell_type import CellType
+from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.worker import CpuWorker
+from cellrt.worker.device.arenas import DeviceArenas
+from cellrt.worker.device.device import Device
+from cellrt.worker.device.dry import DryDevice
+from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
+from cellrt.worker.device.placement import Placements
+from cellrt.worker.device.worker import CudaWorker
 
 DEVICE_QUEUE_DEPTH = 4
 """Tasks that a device has before the next are formed: it must not run dry while the host is busy elsewhere."""
@@ -52,7 +52,7 @@ def open_device(name: str, options: DeviceOptions) -> Device | None:
     if name == "dry":
         device = DryDevice(options.dry_delay_s)
     else:
-        from cellrt.worker.cuda_device import CudaDevice
+        from cellrt.worker.device.cuda import CudaDevice
 
         device = CudaDevice(name, options.completion)
     device.placements = Placements(device.torch_device, options.forms)

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import torch
 
-from cellrt.define import Cell
-from cellrt.worker.device import Device
-from cellrt.worker.placement import EXAMPLE_ROWS
+from cellrt.definition.define import Cell
+from cellrt.worker.device.device import Device
+from cellrt.worker.device.placement import EXAMPLE_ROWS
 from cellrt.worker.torch_threads import torch_threads
 
 ROWS = (1, 8, 64, 512)

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from cellrt.core.processor import Limits
-from cellrt.engine import Engine
+from cellrt.engine.engine import Engine
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from cellrt.define import Cell, cell
-from cellrt.engine import Engine
-from cellrt.reference import run_one_by_one
-from cellrt.spec import RaggedRows, ragged, rows
-from cellrt.unfolder import Unfolder, unfold
+from cellrt.definition.define import Cell, cell
+from cellrt.definition.spec import RaggedRows, ragged, rows
+from cellrt.engine.engine import Engine
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder, unfold
 
 SIZE = 4
 INTEGER = rows(dtype=torch.int64)

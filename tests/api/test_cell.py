@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from cellrt.cells import EmbeddingGRUCell, EmbeddingGRUDecoder, EmbeddingLSTMCell, LSTMCell
-from cellrt.define import Cell, cell
+from cellrt.definition.define import Cell, cell
+from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
 from cellrt.errors import CellError, DefinitionError
-from cellrt.spec import RaggedRows, RowSpec, ragged, rows
 from tests.api.models import INTEGER, SIZE, Recurrent, child_sum, recurrent
 
 ROOT = Path(__file__).parents[2]
@@ -265,9 +265,9 @@ SCRIPT = """
 import sys
 import torch
 from torch import nn
-from cellrt.define import cell
+from cellrt.definition.define import cell
 from cellrt.cells import EmbeddingGRUDecoder, LSTMCell
-from cellrt.spec import rows
+from cellrt.definition.spec import rows
 from tests.api.models import attending, child_sum, counter, embedded, leaf, recurrent
 torch.manual_seed(0)
 size = {"h": (16,), "c": (16,)}

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from cellrt.cell_file import load_cell, save_cell
 from cellrt.cells import EmbeddingGRUDecoder, LSTMCell
-from cellrt.define import Cell, CellInput, cell
-from cellrt.engine import Engine
+from cellrt.definition.define import Cell, CellInput, cell
+from cellrt.definition.file import load_cell, save_cell
+from cellrt.definition.spec import RaggedRows, rows
+from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError
-from cellrt.spec import RaggedRows, rows
 from tests.api.models import INTEGER, SIZE, attending, child_sum, counter, leaf, model, recurrent
 
 ATTRIBUTES = ["name", "inputs", "outputs", "carry", "finite", "max_batch", "min_batch", "batch_sizes", "priority"]
@@ -108,9 +108,9 @@ def test_the_program_holds_no_weights(tmp_path: Path) -> None:
 SERVER = """
 import sys
 import torch
-from cellrt.cell_file import load_cell
-from cellrt.engine import Engine
-from cellrt.unfolder import unfold
+from cellrt.definition.file import load_cell
+from cellrt.engine.engine import Engine
+from cellrt.graph.unfolder import unfold
 
 cell = load_cell(sys.argv[1])
 assert not any(name.startswith("tests") for name in sys.modules)

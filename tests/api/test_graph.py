@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from cellrt.define import cell
-from cellrt.engine import Engine
-from cellrt.spec import rows
-from cellrt.unfolder import unfold
+from cellrt.definition.define import cell
+from cellrt.definition.spec import rows
+from cellrt.engine.engine import Engine
+from cellrt.graph.unfolder import unfold
 from tests.api.models import SIZE, attending, counter, embedded, model, recurrent, serve
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cellrt.define import cell
+from cellrt.definition.define import cell
+from cellrt.engine.registry import Discovery, check_example, default_priorities
 from cellrt.errors import DefinitionError
-from cellrt.registry import Discovery, check_example, default_priorities
 from tests.api.models import SIZE, attending, counter, embedded, leaf, model, pair, recurrent
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from cellrt.define import Cell, cell
-from cellrt.engine import Engine
-from cellrt.spec import RaggedRows, ragged, rows
+from cellrt.definition.define import Cell, cell
+from cellrt.definition.spec import RaggedRows, ragged, rows
+from cellrt.engine.engine import Engine
 from tests.api.models import SIZE, model
 from tests.cells.every_cell import CASES, MODES, specs_in, specs_of
 

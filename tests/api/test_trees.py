@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import cellrt
 from cellrt.core.trees import tree_program
-from cellrt.engine import Engine
+from cellrt.engine.engine import Engine
 from tests.api.models import SIZE, child_sum, embedded, leaf, model, pair, recurrent, serve
 
 

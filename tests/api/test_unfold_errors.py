@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from cellrt.cells import LSTMCell
-from cellrt.define import cell
-from cellrt.engine import Engine
+from cellrt.definition.define import cell
+from cellrt.definition.spec import rows
+from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError, RequestError, UnknownModelError
-from cellrt.graph import Graph
-from cellrt.spec import rows
+from cellrt.graph.graph import Graph
 from tests.api.models import SIZE, attending, child_sum, counter, embedded, leaf, model, pair, recurrent
 
 STEP, TOKEN, ATTEND, COUNT, SUM, LEAF, PAIR = (

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from cellrt.spec import RaggedRows
+from cellrt.definition.spec import RaggedRows
 
 
 def ragged_of(parts: list[Tensor]) -> RaggedRows:

@@ -11,9 +11,9 @@ from cellrt.cells import (
     AttentionLSTMDecoder,
     DotAttention,
 )
-from cellrt.define import cell
+from cellrt.definition.define import cell
+from cellrt.definition.spec import RaggedRows
 from cellrt.errors import DefinitionError
-from cellrt.spec import RaggedRows
 from tests.cells.attention_oracle import additive, attend_one, dot, general, ragged_of
 from tests.cells.gated import assert_close
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from cellrt.cell_file import load_cell
 from cellrt.cells import AttentionGRUDecoder, BeamEnd, BeamStart, BeamStep, EmbeddingGRUDecoder, EmbeddingLSTMDecoder
 from cellrt.cells.beam import best_of
-from cellrt.define import cell
+from cellrt.definition.define import cell
+from cellrt.definition.file import load_cell
+from cellrt.definition.spec import rows
 from cellrt.errors import DefinitionError
-from cellrt.spec import rows
 from tests.cells.attention_oracle import ragged_of
 from tests.cells.gated import assert_close
 from tests.oracles.beam import all_sequences, search

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cellrt import cells
-from cellrt.reference import run_one_by_one
-from cellrt.unfolder import Unfolder
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder
 from tests.cells.every_cell import (
     CASES,
     MADE,

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from cellrt import cells
 from cellrt.cells._fused import choose_rows, chosen_precision
 from cellrt.core.processor import SchedulerSettings
-from cellrt.define import cell
-from cellrt.engine import Engine
-from cellrt.graph import Graph
-from cellrt.reference import run_one_by_one
-from cellrt.spec import RowSpec, rows
-from cellrt.unfolder import Unfolder
-from cellrt.worker.placement import PlacedCell, Rows, RunSizes
+from cellrt.definition.define import cell
+from cellrt.definition.spec import RowSpec, rows
+from cellrt.engine.engine import Engine
+from cellrt.graph.graph import Graph
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.device.placement import PlacedCell, Rows, RunSizes
 from tests.engine.helpers import SMALL, WAIT_S, assert_same
 from tests.kernels.interpreter import set_up
 

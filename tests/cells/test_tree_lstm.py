@@ -19,8 +19,8 @@ from cellrt.cells import (
     NaryTreeLSTMCell,
     TreeLSTMLeaf,
 )
+from cellrt.definition.spec import RaggedRows
 from cellrt.errors import DefinitionError
-from cellrt.spec import RaggedRows
 from tests.cells.gated import SIZES, assert_close, normal
 
 ROWS = (1, 2, 7, 49, 130)

@@ -13,7 +13,7 @@ from cellrt.core.processor import SchedulerSettings
 from cellrt.core.simulate import Arrival, Simulation, simulate
 from cellrt.core.validate import broken_rules
 from cellrt.errors import RequestError, RequestTooLargeError
-from cellrt.timeline import to_timeline
+from cellrt.view.timeline import to_timeline
 from tests.core.graphs import (
     SMALL,
     add_step,

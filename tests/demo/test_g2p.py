@@ -13,7 +13,7 @@ from cellrt.core.processor import SchedulerSettings
 from cellrt.demo import g2p as demo
 from cellrt.demo.servers import pronounce_padded
 from cellrt.demo.words import all_words, choose_words
-from cellrt.engine import Engine
+from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError
 from tests.oracles import g2p as oracle_module
 from tests.oracles.g2p import Oracle

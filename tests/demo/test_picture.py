@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cellrt.demo.picture import busiest_window, save_picture
-from cellrt.timeline import TIMES, RequestSpan, TaskSpan, Timeline
+from cellrt.view.timeline import TIMES, RequestSpan, TaskSpan, Timeline
 
 ALONE, TOGETHER = range(10), range(10, 20)
 

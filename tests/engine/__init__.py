@@ -1,1 +1,1 @@
-"""Tests of the engine with real threads, against ``cellrt.reference``."""
+"""Tests of the engine with real threads, against ``cellrt.graph.reference``."""

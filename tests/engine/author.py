@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from cellrt.graph import Graph
-from cellrt.unfolder import Unfolder
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder
 from tests.engine.zoo import WIDTH, Zoo
 
 Operation = tuple[str, int]

@@ -10,7 +10,7 @@ import torch
 from cellrt.core.processor import Limits
 from cellrt.core.tables import FREE
 from cellrt.core.validate import broken_rules
-from cellrt.engine import Engine
+from cellrt.engine.engine import Engine
 
 WAIT_S = 30.0
 """Time limit of every wait: long enough for a busy machine, short enough to see what hangs."""

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cellrt.define import Cell, cell
-from cellrt.graph import Graph
-from cellrt.spec import rows
-from cellrt.unfolder import Unfolder
+from cellrt.definition.define import Cell, cell
+from cellrt.definition.spec import rows
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder
 
 WIDTH = 2
 RAISE, WRONG_SHAPE, NOT_FINITE, DIE = 101.0, 102.0, 103.0, 104.0

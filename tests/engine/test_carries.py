@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from cellrt.cells import EmbeddingGRUDecoder, Projection
-from cellrt.define import cell
-from cellrt.reference import run_one_by_one
-from cellrt.spec import rows
-from cellrt.unfolder import unfold
+from cellrt.definition.define import cell
+from cellrt.definition.spec import rows
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import unfold
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
 
 SIZE = 8

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cellrt.errors import CancelledError, CellError, RequestError
-from cellrt.reference import run_one_by_one
-from cellrt.unfolder import Unfolder
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.models import RAISE, WIDTH, Gate, chain_model, loop_model, make_cells
 

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from cellrt.core.processor import SchedulerSettings
-from cellrt.define import Cell, cell
-from cellrt.engine import Engine
-from cellrt.graph import Graph
-from cellrt.spec import rows
-from cellrt.unfolder import Unfolder
-from cellrt.worker.compiled import CompiledStep
-from cellrt.worker.device_executor import DeviceOptions
-from cellrt.worker.placement import PlacedCell, Rows
+from cellrt.definition.define import Cell, cell
+from cellrt.definition.spec import rows
+from cellrt.engine.engine import Engine
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.device.compiled import CompiledStep
+from cellrt.worker.device.executor import DeviceOptions
+from cellrt.worker.device.placement import PlacedCell, Rows
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check
 from tests.engine.test_cuda_worker import device_engine, serve
 

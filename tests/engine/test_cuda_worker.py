@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cellrt.core.processor import SchedulerSettings
-from cellrt.define import cell
-from cellrt.engine import Engine
+from cellrt.definition.define import cell
+from cellrt.definition.spec import rows
+from cellrt.engine.engine import Engine
 from cellrt.errors import CellError, DefinitionError, DeviceError, EngineClosedError
-from cellrt.reference import run_one_by_one
-from cellrt.spec import rows
-from cellrt.unfolder import Unfolder
-from cellrt.worker.device_executor import DeviceExecutor, DeviceOptions
-from cellrt.worker.dry import DryDeviceError
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.device.dry import DryDeviceError
+from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
 from tests.engine.author import make_unfolder
 from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check
 from tests.engine.models import DIE, NOT_FINITE, RAISE, WIDTH, WRONG_SHAPE, chain_model, loop_model, make_cells
@@ -323,7 +323,7 @@ def test_a_task_larger_than_the_rings_gets_memory_of_its_own():
 
 
 def test_a_thread_that_is_stuck_in_submitting_loses_its_device(monkeypatch):
-    monkeypatch.setattr("cellrt.worker.cuda.BEGIN_FACTOR", 1)
+    monkeypatch.setattr("cellrt.worker.device.worker.BEGIN_FACTOR", 1)
     model = chain_model("chain", cell(add_twice, {"x": (WIDTH,), "h": (WIDTH,)}))
     engine = device_engine("dry", 2, DeviceOptions(ring_bytes=1 << 16, hang_s=0.2))
     engine.register(model, warm_up=False)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, ShortestJobFirst
 from cellrt.core.processor import SchedulerSettings
-from cellrt.reference import run_one_by_one
-from cellrt.unfolder import Unfolder
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder
 from tests.engine.author import OPERATIONS, make_unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.zoo import make_zoo

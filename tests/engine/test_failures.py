@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.core.processor import SchedulerSettings
-from cellrt.define import cell
+from cellrt.definition.define import cell
 from cellrt.errors import CellError, DeviceError, EngineClosedError
-from cellrt.reference import run_one_by_one
-from cellrt.unfolder import Unfolder
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.models import DIE, NOT_FINITE, RAISE, WIDTH, WRONG_SHAPE, Gate, chain_model, loop_model, make_cells
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, as_completed, wait
 import pytest
 import torch
 
-from cellrt.future import RequestFuture
+from cellrt.engine.future import RequestFuture
 
 ROUNDS = 200
 OUTCOME = {"h": torch.zeros(1)}

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from cellrt import cells
-from cellrt.define import Cell, cell
+from cellrt.definition.define import Cell, cell
+from cellrt.definition.spec import ragged, rows
 from cellrt.errors import CellError, DefinitionError
-from cellrt.executor import Executor
-from cellrt.reference import run_one_by_one
-from cellrt.spec import ragged, rows
-from cellrt.unfolder import Unfolder, unfold
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder, unfold
+from cellrt.worker.cpu.executor import Executor
 from tests.engine.helpers import assert_same, close_and_check, small_engine
 
 SIZE, HIDDEN, TOKENS, END = 5, 11, 7, 2

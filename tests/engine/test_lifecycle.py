@@ -10,8 +10,8 @@ import weakref
 import pytest
 import torch
 
-from cellrt.define import cell
-from cellrt.engine import Engine
+from cellrt.definition.define import cell
+from cellrt.engine.engine import Engine
 from cellrt.errors import (
     CancelledError,
     DeadlineError,
@@ -21,8 +21,8 @@ from cellrt.errors import (
     RequestError,
     UnknownModelError,
 )
-from cellrt.reference import run_one_by_one
-from cellrt.unfolder import Unfolder
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder
 from tests.engine.author import OPERATIONS, make_unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, chain_model, make_cells

@@ -10,8 +10,8 @@ import torch
 
 from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, Job, ShortestJobFirst
 from cellrt.core.processor import Limits, SchedulerSettings
-from cellrt.engine import Engine
-from cellrt.unfolder import Unfolder
+from cellrt.engine.engine import Engine
+from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, chain_model, make_cells
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from cellrt.define import cell
+from cellrt.definition.define import cell
 from cellrt.errors import CellError, RequestError
-from cellrt.reference import run_one_by_one
-from cellrt.unfolder import Unfolder, unfold
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder, unfold
 from tests.engine.models import NOT_FINITE, RAISE, WIDTH, WRONG_SHAPE, chain_model, make_cells
 from tests.engine.zoo import TOKENS, make_zoo
 

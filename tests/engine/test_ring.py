@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from cellrt.spec import RowSpec
-from cellrt.worker.dry import DryDevice
-from cellrt.worker.ring import Ring
-from cellrt.worker.task_plan import next_size
+from cellrt.definition.spec import RowSpec
+from cellrt.worker.device.dry import DryDevice
+from cellrt.worker.device.ring import Ring
+from cellrt.worker.device.task_plan import next_size
 
 
 @pytest.fixture

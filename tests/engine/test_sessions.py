@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from cellrt.cells import GRUCell, LSTMCell
 from cellrt.core.processor import Limits
-from cellrt.define import cell
+from cellrt.definition.define import cell
+from cellrt.definition.spec import rows
+from cellrt.engine.session_store import SessionLimits
 from cellrt.errors import (
     CancelledError,
     CellError,
@@ -24,11 +26,9 @@ from cellrt.errors import (
     SessionError,
     UnknownModelError,
 )
-from cellrt.graph import Graph
-from cellrt.reference import run_one_by_one
-from cellrt.session_store import SessionLimits
-from cellrt.spec import rows
-from cellrt.unfolder import Unfolder
+from cellrt.graph.graph import Graph
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.models import DIE, RAISE, WIDTH, Gate, make_cells
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cellrt.define import Cell, cell
-from cellrt.spec import RaggedRows, ragged, rows
+from cellrt.definition.define import Cell, cell
+from cellrt.definition.spec import RaggedRows, ragged, rows
 
 WIDTH = 4
 TOKENS = 11

@@ -15,7 +15,7 @@ LARGE = 4 << 20
 
 @pytest.fixture(params=["signal", "copy", "event"])
 def device(request):
-    from cellrt.worker.cuda_device import CudaDevice
+    from cellrt.worker.device.cuda import CudaDevice
 
     device = CudaDevice("cuda:0", request.param)
     with device.entered():

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from cellrt.core.processor import SchedulerSettings
-from cellrt.define import cell
-from cellrt.engine import Engine
-from cellrt.reference import run_one_by_one
-from cellrt.spec import RowSpec
-from cellrt.unfolder import Unfolder
-from cellrt.worker.device_executor import DeviceOptions
+from cellrt.definition.define import cell
+from cellrt.definition.spec import RowSpec
+from cellrt.engine.engine import Engine
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.device.executor import DeviceOptions
 from tests.engine.author import OPERATIONS, make_unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check
 from tests.engine.test_cuda_worker import device_engine, serve

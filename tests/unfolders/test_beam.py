@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from cellrt.cells import AttentionLSTMDecoder, EmbeddingGRUCell, EmbeddingGRUDecoder, EmbeddingLSTMCell
-from cellrt.define import cell
+from cellrt.definition.define import cell
+from cellrt.definition.spec import RaggedRows, rows
 from cellrt.demo import g2p
 from cellrt.demo.words import choose_words
-from cellrt.engine import Engine
+from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError
-from cellrt.reference import run_one_by_one
-from cellrt.spec import RaggedRows, rows
+from cellrt.graph.reference import run_one_by_one
 from cellrt.unfolders import beam_search, encoder_decoder
 from tests.oracles.beam import rank, search
 from tests.oracles.g2p import checkpoint_path

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import cellrt
 from cellrt.cells import BinaryTreeLSTMCell, ChildSumTreeLSTMCell
 from cellrt.errors import DefinitionError, RequestError
-from cellrt.reference import run_one_by_one
+from cellrt.graph.reference import run_one_by_one
 from cellrt.unfolders import dag
 from tests.engine.helpers import assert_same, small_engine
 

@@ -12,11 +12,11 @@ from cellrt.cells import (
     EmbeddingGRUDecoder,
     EmbeddingLSTMCell,
 )
-from cellrt.define import cell
-from cellrt.engine import Engine
+from cellrt.definition.define import cell
+from cellrt.definition.spec import RaggedRows, rows
+from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError, RequestError
-from cellrt.reference import run_one_by_one
-from cellrt.spec import RaggedRows, rows
+from cellrt.graph.reference import run_one_by_one
 from cellrt.unfolders import encoder_decoder
 
 SIZE, TOKENS, START, END, MOST = 6, 9, 0, 2, 7

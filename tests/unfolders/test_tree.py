@@ -24,8 +24,8 @@ from cellrt.cells import (
     NaryTreeLSTMCell,
     TreeLSTMLeaf,
 )
+from cellrt.definition.spec import RaggedRows
 from cellrt.errors import DefinitionError, RequestError
-from cellrt.spec import RaggedRows
 from cellrt.unfolders.trees import _flatten
 
 HIDDEN = 8

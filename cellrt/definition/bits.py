@@ -1,0 +1,22 @@
+"""Tensors as NumPy arrays of the same bits, for every dtype that a row may have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+NUMPY_DTYPES = {
+    dtype: torch.empty(0, dtype=dtype).numpy().dtype
+    for dtype in (
+        *(torch.float16, torch.float32, torch.float64, torch.bool),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    )
+}
+"""The NumPy dtype of each torch dtype that has one."""
+
+
+def as_bits(tensor: torch.Tensor) -> NDArray[Any]:
+    """A CPU tensor as an array that shares its memory; dtypes that NumPy lacks as integers of the same size."""
+    return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()

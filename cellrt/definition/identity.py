@@ -1,0 +1,236 @@
+"""The identity of a cell: a digest of its definition, its weights and the shapes of its rows.
+
+Equal digests mean cells that may be batched together (BatchMaker section 2.4.2), in whatever process they were made.
+So nothing is digested that differs from process to process (addresses, file names, the name of the module a class was
+imported from); and what cannot be compared by value makes a digest of its own.
+
+Code counts by its bytecode, with the functions, classes, tensors and constants that it finds in its globals, and so
+on through everything they use; the code of torch, NumPy and the standard library counts by its name.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import struct
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cellrt.definition.snapshot import FrozenFunction, used_globals
+
+LIBRARIES = frozenset({"torch", "numpy", "numba", "llvmlite", "networkx", *sys.stdlib_module_names})
+BY_TEXT = (
+    bool,
+    int,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(...),
+    torch.dtype,
+    torch.device,
+    torch.memory_format,
+    torch.layout,
+)
+NOT_DEFINITION = frozenset({"__annotations__", "__dict__", "__doc__", "__module__", "__qualname__", "__weakref__"})
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def identity_of(definition: Callable[..., Any], description: object) -> str:
+    """Hex digest of a frozen callable and of the plain values that describe how it is used."""
+    digest = _Digest()
+    digest.add(description)
+    digest.add(definition)
+    return digest.finish()
+
+
+class _Digest:
+    """Digests values by what they are. Code is queued and digested at the end, each function and class once."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._numbers: dict[int, int] = {}
+        self._queue: list[Any] = []
+        self._open: list[int] = []
+
+    def finish(self) -> str:
+        """The digest of all that was added."""
+        done = 0
+        while done < len(self._queue):
+            definition = self._queue[done]
+            done += 1
+            if isinstance(definition, type):
+                self._add_class(definition)
+            else:
+                self._add_function(definition)
+        return self._hash.hexdigest()
+
+    def add(self, value: object) -> None:
+        """Adds any value."""
+        if isinstance(value, BY_TEXT) and not isinstance(value, enum.Enum):
+            self._write(type(value).__name__, repr(value).encode())
+        elif isinstance(value, float):
+            self._write("float", struct.pack("<d", value))
+        elif isinstance(value, torch.Tensor):
+            self._add_tensor(value)
+        elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+            self._write(f"array {value.dtype.str} {value.shape}", value.tobytes())
+        elif isinstance(value, type) or _is_function(value):
+            self._refer(value)
+        elif isinstance(value, CodeType):
+            self._add_code(value)
+        elif isinstance(value, ModuleType):
+            self._write("module", value.__name__.encode())
+        elif id(value) in self._open:
+            self._write("cycle", str(self._open[::-1].index(id(value))).encode())
+        else:
+            self._open.append(id(value))
+            self._add_structure(value)
+            self._open.pop()
+
+    def _write(self, tag: str, data: bytes | memoryview = b"") -> None:
+        self._hash.update(f"{tag}:{len(data)}:".encode())
+        self._hash.update(data)
+
+    def _add_structure(self, value: object) -> None:
+        """Adds what consists of other values."""
+        if isinstance(value, FrozenFunction):
+            self._write("frozen function")
+            self._add_function(value.function, value.captured())
+        elif isinstance(value, nn.Module):
+            self._add_module(value)
+        elif isinstance(value, MethodType):
+            self._write("method")
+            self.add(value.__self__)
+            self.add(value.__func__)
+        elif type(value) in (tuple, list, torch.Size):
+            self._add_all(type(value).__name__, value)
+        elif isinstance(value, set | frozenset):
+            self._add_all("set", sorted(map(_digest_alone, value)))
+        elif type(value) is dict:
+            self._add_all("dict", [part for pair in value.items() for part in pair])
+        else:
+            self._add_object(value)
+
+    def _add_all(self, tag: str, values: Any) -> None:
+        self._write(f"{tag} {len(values)}")
+        for value in values:
+            self.add(value)
+
+    def _add_tensor(self, value: torch.Tensor) -> None:
+        self._write(f"tensor {value.dtype} {tuple(value.shape)}")
+        dense = value.detach().cpu()
+        dense = dense if dense.layout is torch.strided else dense.to_dense()
+        flat = dense.resolve_conj().resolve_neg().contiguous().flatten()
+        self._write("values", flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+
+    def _add_module(self, module: nn.Module) -> None:
+        """Adds a module: its class, attributes, hooks, weights and submodules."""
+        self._write("nn.Module")
+        self.add(type(module))
+        attributes = {key: value for key, value in vars(module).items() if key not in OF_EVERY_MODULE}
+        self.add(dict(sorted(attributes.items())))
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            self._add_all("hooks", list(hooks.values()))
+        self.add({**module._parameters, **module._buffers})
+        self.add(dict(module._modules))
+
+    def _add_object(self, value: object) -> None:
+        """Adds any other object by the parts that pickle would write, or as itself alone."""
+        try:
+            parts = value.__reduce_ex__(2)
+        except Exception:
+            self._write("unlike any other", uuid.uuid4().bytes)
+            return
+        self.add(type(value))
+        # Items of lists and dicts come as iterators.
+        self.add(parts if isinstance(parts, str) else [list(p) if isinstance(p, Iterator) else p for p in parts])
+
+    def _refer(self, definition: Any) -> None:
+        """Adds a function or class by its name if it is a library's, else by a number, and queues it."""
+        definition = getattr(definition, "py_func", definition)  # numba's compiled functions
+        home = getattr(definition, "__module__", None) or ""
+        if home.partition(".")[0] in LIBRARIES or not isinstance(definition, type | FunctionType):
+            name = getattr(definition, "__qualname__", None) or getattr(definition, "__name__", repr(definition))
+            self._write("library", f"{home}.{name}".encode())
+            return
+        if id(definition) not in self._numbers:
+            self._numbers[id(definition)] = len(self._queue)
+            self._queue.append(definition)
+        self._write("definition", str(self._numbers[id(definition)]).encode())
+
+    def _add_function(self, function: FunctionType, captured: Mapping[str, object] | None = None) -> None:
+        """Adds a function's code and what it uses; ``captured`` are frozen values in place of those it has."""
+        self.add(function.__code__)
+        if captured is None:
+            self.add([cell.cell_contents if _has_contents(cell) else None for cell in function.__closure__ or ()])
+            self.add([function.__defaults__, function.__kwdefaults__])
+            captured = {}
+        for key, value in captured.items():
+            self._write("captured", key.encode())
+            self.add(value)
+        for name, value in used_globals(function).items():
+            self._write("global", name.encode())
+            is_code = _is_function(value) or isinstance(value, type)
+            is_frozen = f"global_{name}" in captured
+            if is_code or _is_constant(value) or (isinstance(value, torch.Tensor | nn.Module) and not is_frozen):
+                self.add(value)
+
+    def _add_class(self, kind: type) -> None:
+        """Adds a class of the user: its bases, methods and constants."""
+        self._write("class", kind.__qualname__.encode())
+        self._add_all("bases", kind.__bases__)
+        for name, value in sorted(vars(kind).items()):
+            if name in NOT_DEFINITION:
+                continue
+            for part in _parts_of_attribute(value):
+                self._write("attribute", name.encode())
+                self.add(part)
+
+    def _add_code(self, code: CodeType) -> None:
+        self._write("code", code.co_code)
+        self.add([code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags])
+        self.add([code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars])
+        self._add_all("constants", code.co_consts)
+
+
+def _digest_alone(value: object) -> str:
+    digest = _Digest()
+    digest.add(value)
+    return digest.finish()
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type | nn.Module | MethodType) and hasattr(value, "__qualname__")
+
+
+def _is_constant(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return isinstance(value, (*BY_TEXT, float, enum.Enum, np.generic))
+
+
+def _parts_of_attribute(value: object) -> list[object]:
+    """What counts of a class attribute: code, constants and tensors; not descriptors and caches."""
+    if isinstance(value, staticmethod | classmethod):
+        return [value.__func__]
+    if isinstance(value, property):
+        return [part for part in (value.fget, value.fset) if part is not None]
+    if isinstance(value, FunctionType) or _is_constant(value) or isinstance(value, torch.Tensor | nn.Module):
+        return [value]
+    return []
+
+
+def _has_contents(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:  # not assigned yet
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""Whether a cell is row-wise: a row's outputs depend on that row alone, whoever is batched with it.
+
+The runtime cannot do with less, and nothing else would tell: a cell that subtracts the mean of its rows runs without
+an error. So a cell is tried once, on a few random rows together and on each of them alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+
+from cellrt.definition.define import Cell, CellInput
+from cellrt.definition.spec import RaggedRows, RowSpec
+from cellrt.worker.cpu.batch import run_padded
+
+TRIAL_ROWS = 3
+NUM_DRAWS = 3
+"""An output must differ on so many draws of rows: once may be a choice between two that are as good as equal."""
+TOLERANCE = 0.05
+"""Of an output's largest value: several times the rounding of a matrix product in bfloat16."""
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def mixed_outputs(cell: Cell) -> list[str]:
+    """The outputs of a cell that are others for rows together than for each row alone, beyond rounding.
+
+    Floats are random normal numbers, always the same; integers and bools are zeros; a ragged input has one or two rows
+    a node. A cell that raises on such rows, takes one row only or does not lie on the CPU is not tried.
+    Integer outputs of a cell in half precision are not looked at: which of two tokens is best may hang on rounding.
+    """
+    rows = min(TRIAL_ROWS, cell.max_batch)
+    if rows < 2 or not all(tensor.is_cpu for tensor in _tensors(cell)):
+        return []
+    has_halves = any(spec.dtype in HALVES for spec in (*cell.inputs.values(), *cell.outputs.values())) or any(
+        tensor.dtype in HALVES for tensor in _tensors(cell)
+    )
+    suspects = [name for name, spec in cell.outputs.items() if spec.dtype.is_floating_point or not has_halves]
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):  # a cell may draw numbers: nobody else's become others by that
+        for _ in range(NUM_DRAWS):
+            if suspects:
+                differing = _differing(cell, rows, generator)
+                suspects = [name for name in suspects if name in differing]
+    return suspects
+
+
+def warn_unless_row_wise(cell: Cell, depth: int) -> list[str]:
+    """``mixed_outputs``, with a RuntimeWarning if there are any that points at the caller so many calls above."""
+    mixed = mixed_outputs(cell)
+    if mixed:
+        outputs = ", ".join(map(repr, mixed))
+        warnings.warn(
+            f"cell {cell.name!r}, output {outputs}: the rows of a batch influence each other, so results would depend "
+            "on who is batched with whom. A cell must compute each row from that row alone "
+            "(only a cell that is random on purpose may differ here)",
+            RuntimeWarning,
+            stacklevel=1 + depth,
+        )
+    return mixed
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def _differing(cell: Cell, rows: int, generator: torch.Generator) -> set[str]:
+    """The outputs that differ on one draw of rows; none if the cell raises.
+
+    Outside inference, where the ready-made cells take their plain form: there is nothing to compile for it. No weight
+    of a cell asks for gradients, so there are none.
+    """
+    inputs = [_draw(spec, rows, generator) for spec in cell.inputs.values()]
+    try:
+        together = run_padded(cell, inputs)
+        cell.check_outputs(together, rows)
+        alone = [run_padded(cell, [_row(value, row) for value in inputs]) for row in range(rows)]
+        for outputs in alone:
+            cell.check_outputs(outputs, 1)
+    except Exception:
+        return set()
+    joined = [torch.cat(values) for values in zip(*alone)]
+    return {name for name, a, b in zip(cell.outputs, together, joined) if not _is_close(a, b)}
+
+
+def _is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
+    """Whether they are equal but for rounding; NaN is equal to NaN."""
+    if not together.is_floating_point():
+        return torch.equal(together, alone)
+    together, alone = together.double(), alone.double()
+    largest = torch.cat([together, alone]).nan_to_num(0.0, 0.0, 0.0).abs().amax() if together.numel() else 0.0
+    return torch.allclose(together, alone, rtol=0.0, atol=TOLERANCE * float(largest), equal_nan=True)
+
+
+def _draw(spec: RowSpec, rows: int, generator: torch.Generator) -> CellInput:
+    counts = [1 + row % 2 for row in range(rows)]
+    shape = (sum(counts) if spec.ragged else rows, *spec.shape)
+    values = torch.zeros(shape, dtype=spec.dtype)
+    if spec.dtype.is_floating_point:
+        values = torch.randn(shape, generator=generator).to(spec.dtype)
+    return RaggedRows(values, torch.tensor([0, *counts]).cumsum(0)) if spec.ragged else values
+
+
+def _row(value: CellInput, row: int) -> CellInput:
+    if not isinstance(value, RaggedRows):
+        return value[row : row + 1]
+    first, end = value.offsets[row : row + 2].tolist()
+    return RaggedRows(value.values[first:end], torch.tensor([0, end - first]))
+
+
+def _tensors(cell: Cell) -> list[torch.Tensor]:
+    """The cell's weights."""
+    module = cell.module
+    return [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []

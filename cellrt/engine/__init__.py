@@ -1,0 +1,1 @@
+"""Who drives: the engine, its turns, requests, sessions, registry and futures."""

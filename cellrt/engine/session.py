@@ -1,0 +1,118 @@
+"""A session: requests of one client that continue from each other's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from numpy.typing import NDArray
+
+from cellrt.definition.bits import as_bits
+from cellrt.definition.spec import RowSpec, describe
+from cellrt.engine.future import RequestFuture, Result, Stream, as_awaitable
+from cellrt.errors import EngineClosedError, SessionError
+
+if TYPE_CHECKING:
+    from cellrt.engine.session_store import SessionRecord
+
+
+class Session:
+    """A client's session, as ``Engine.session`` gives it. Safe from any thread.
+
+    Its requests run in the order of their submission, each from the state that the one before left; a request that
+    failed or was cancelled leaves the state of the last completed task's last step (see ``Graph.chain``).
+
+    ``with engine.session(...) as session:`` closes it at the end: its state is dropped, so ``export`` it before if it
+    is to go on.
+    """
+
+    def __init__(self, record: SessionRecord, specs: list[RowSpec], submit: Callable[..., Any], act: Any) -> None:
+        self._record, self._specs, self._submit, self._act = record, specs, submit, act
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(EngineClosedError):  # then the state is gone already
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"Session({self.model!r}, {self.id!r})"
+
+    @property
+    def model(self) -> str:
+        """Name of its model."""
+        return self._record.model
+
+    @property
+    def id(self) -> str:
+        """The id that it was opened with, or a random one."""
+        return self._record.key
+
+    def submit(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> RequestFuture:
+        """As ``Engine.submit``; also raises SessionError if the session has ended."""
+        future: RequestFuture = self._submit(request, deadline, priority, False)
+        return future
+
+    async def infer(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
+        """As ``Engine.infer``."""
+        result: Result = await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
+        return result
+
+    def stream(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Stream:
+        """As ``Engine.stream``."""
+        stream: Stream = self._submit(request, deadline, priority, True)
+        return stream
+
+    def reset(self) -> None:
+        """Makes the state zeros, after the requests submitted so far."""
+        self._act(lambda store: store.replace(self._record, None))
+
+    def export(self) -> bytes:
+        """The state after the requests submitted so far, in the safetensors format: see ``restore``."""
+        saved: list[NDArray[Any]] | None = self._act(lambda store: store.read(self._record))
+        from safetensors.torch import save  # here: a bare machine with a GPU need not have it
+
+        tensors = {}
+        for k, (state, spec) in enumerate(zip(self._record.states, self._specs)):
+            value = torch.zeros(spec.shape, dtype=spec.dtype)
+            if saved is not None:
+                value = torch.from_numpy(saved[k]).view(spec.dtype)
+            tensors[f"{k}.{state.name}.{state.cell}"] = value
+        return save(tensors)
+
+    def restore(self, state: bytes) -> None:
+        """Takes over a state that ``export`` gave, in this or another process, after the requests submitted so far.
+
+        Raises SessionError if it is not the state of a session of the same cells.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            tensors = load(state)
+        except (SafetensorError, KeyError, TypeError) as error:
+            raise SessionError(f"{self._record}: not a session's state: {error}") from None
+        saved = []
+        for k, (layout, spec) in enumerate(zip(self._record.states, self._specs)):
+            name = f"{k}.{layout.name}.{layout.cell}"
+            if name not in tensors:
+                raise SessionError(f"{self._record}: the state is of other cells or weights: {name!r} is not in it")
+            value = tensors.pop(name)
+            if (tuple(value.shape), value.dtype) != (spec.shape, spec.dtype):
+                raise SessionError(f"{self._record}: {name!r}: expected {spec}, got {describe(value)}")
+            saved.append(as_bits(value))
+        if tensors:
+            raise SessionError(f"{self._record}: the state is of other cells: unknown are {sorted(tensors)}")
+        self._act(lambda store: store.replace(self._record, saved))
+
+    def close(self) -> None:
+        """Ends the session after the requests submitted so far and frees its state; its id may be used anew.
+
+        Does nothing if it has ended.
+        """
+        if self._record.error is not None:
+            return
+        self._act(lambda store: store.end(self._record, SessionError(f"{self._record} is closed")))

@@ -1,0 +1,229 @@
+"""The sessions of an engine: whose state lies where, whose turn it is, and who has been idle too long.
+
+A session's requests run one after the other; those of different sessions in any order. Between requests its state lies
+in rows of the worker that made it. When rows run short, or more sessions have some than may, the state of those idle
+longest is copied to host memory, and comes back with the session's next request.
+
+``open`` and ``forget`` may be called from any thread; everything else belongs to the holder of the manager's turn.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core.processor import Processor
+from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
+from cellrt.errors import DeviceError, OverloadError, RequestError, SessionError
+from cellrt.graph.results import StateLayout
+from cellrt.worker.arenas import Arenas
+
+if TYPE_CHECKING:
+    from cellrt.engine.waiting import LiveRequest
+
+EVICTED_TOGETHER = 64
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """How many sessions an engine keeps, where, and for how long.
+
+    Attributes:
+        max_sessions: sessions that may be open at once; ``Engine.session`` raises OverloadError beyond.
+        max_resident: sessions that may have their state at a worker; the others' is in host memory. None: as many as
+            there are rows for.
+        idle_timeout_s: a session that was idle for so long is closed. None: never.
+    """
+
+    max_sessions: int = 16_384
+    max_resident: int | None = None
+    idle_timeout_s: float | None = 3600.0
+
+
+@dataclass(eq=False)
+class SessionRecord:
+    """One session."""
+
+    model: str
+    key: str
+    states: tuple[StateLayout, ...]
+    id: int = -1
+    """Its id in the processor, from its first request on."""
+    saved: list[NDArray[Any]] | None = None
+    """Its state in host memory, as ``arena.as_bits``, if it is not at a worker (or zeros)."""
+    running: LiveRequest | None = None
+    waiting: deque[LiveRequest | Callable[[], None]] = field(default_factory=deque)
+    last_used_s: float = 0.0
+    error: SessionError | None = None
+    """Why it takes no requests any more."""
+
+    def __str__(self) -> str:
+        return f"session {self.key!r} of model {self.model!r}"
+
+
+class SessionStore:
+    """The sessions of one engine."""
+
+    def __init__(self, limits: SessionLimits, processor: Processor, arenas: list[Arenas]) -> None:
+        self.limits = limits
+        self.num_evictions = 0
+        self._processor, self._arenas = processor, arenas
+        self._lock = threading.Lock()
+        self._records: dict[tuple[str, str], SessionRecord] = {}
+        self._idle: OrderedDict[SessionRecord, None] = OrderedDict()
+        self._resident: OrderedDict[SessionRecord, None] = OrderedDict()
+        self._lost: dict[int, DeviceError] = {}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def num_resident(self) -> int:
+        """Sessions without a running request that have state at a worker."""
+        return len(self._resident)
+
+    def open(self, model: str, key: str | None, states: tuple[StateLayout, ...]) -> tuple[SessionRecord, bool]:
+        """The session of that id, and whether it is new; made if there is none, with a random id if None is given.
+
+        Raises OverloadError, RequestError.
+        """
+        if not isinstance(key, str | None):
+            raise RequestError(f"session of model {model!r}: expected a str as id, got {key!r}")
+        with self._lock:
+            known = self._records.get((model, key)) if key is not None else None
+            if known is not None:
+                return known, False
+            if len(self._records) >= self.limits.max_sessions:
+                raise OverloadError(
+                    f"{len(self._records)} sessions are open, the engine takes {self.limits.max_sessions}"
+                )
+            made = SessionRecord(model, key if key is not None else uuid.uuid4().hex, states)
+            made.last_used_s = time.monotonic()
+            self._records[model, made.key] = made
+            return made, True
+
+    def forget(self, record: SessionRecord) -> None:
+        """Makes the session's id free for a new one."""
+        with self._lock:
+            if self._records.get((record.model, record.key)) is record:
+                del self._records[record.model, record.key]
+
+    def note_idle(self, record: SessionRecord) -> None:
+        """Takes in that a session has nothing to do."""
+        record.last_used_s = time.monotonic()
+        self._idle[record] = None
+        self._idle.move_to_end(record)
+
+    def note_waiting(self, record: SessionRecord) -> None:
+        """Takes in that a session's request waits for its admission; opens the session in the processor.
+
+        Raises OverloadError if the processor has no more.
+        """
+        self._idle.pop(record, None)
+        if record.id < 0:
+            opened = self._processor.open_session()
+            if opened is None:
+                raise OverloadError(f"{record}: no session is left in the tables (see Limits.max_sessions)")
+            record.id = opened
+            if record.saved is not None:
+                self._processor.drop_states(opened, bring=True)
+
+    def note_admitted(self, record: SessionRecord) -> None:
+        """Takes in that the request has the state now."""
+        record.saved = None
+        self._resident.pop(record, None)
+
+    def note_released(self, record: SessionRecord) -> None:
+        """Takes in that the request gave the state back; the session ends if that was at a lost worker."""
+        record.running = None
+        if record.id < 0:  # it ended while its request waited
+            return
+        handles = self._handles(record)
+        lost = [location for location in self._lost if location in (handle >> LOCATION_SHIFT for handle in handles)]
+        if lost:
+            self._end_lost(record, self._lost[lost[0]])
+        elif handles:
+            self._resident[record] = None
+            self._resident.move_to_end(record)
+            if self.limits.max_resident is not None and len(self._resident) > self.limits.max_resident:
+                self.evict(next(iter(self._resident)))
+
+    def evict(self, record: SessionRecord) -> None:
+        """Copies an idle session's state to host memory and frees its rows."""
+        record.saved = self.read(record)
+        self._processor.drop_states(record.id, bring=True)
+        self._resident.pop(record, None)
+        self.num_evictions += 1
+
+    def evict_some(self) -> bool:
+        """Evicts those idle longest, a few together; False if there is none."""
+        oldest = [record for record, _ in zip(self._resident, range(EVICTED_TOGETHER))]
+        for record in oldest:
+            self.evict(record)
+        return bool(oldest)
+
+    def read(self, record: SessionRecord) -> list[NDArray[Any]] | None:
+        """A copy of an idle session's state, ``[*shape]`` each, as ``arena.as_bits``; None if it is zeros."""
+        if record.saved is not None:
+            return [value.copy() for value in record.saved]
+        if record.id < 0 or not self._handles(record):
+            return None
+        rows = self._processor.session_rows(record.id, len(record.states))
+        return [self._read_row(kind, handle) for handle, kind in rows]
+
+    def _read_row(self, kind: int, handle: int) -> NDArray[Any]:
+        location = handle >> LOCATION_SHIFT if handle >= NUM_PERMANENT else 1
+        bits = self._arenas[location].get_bits(kind, np.array([handle & ROW_MASK], np.int32))
+        return bits.reshape(bits.shape[1:])
+
+    def replace(self, record: SessionRecord, saved: list[NDArray[Any]] | None) -> None:
+        """Gives an idle session another state; None is zeros."""
+        record.saved = saved
+        record.error = None
+        if record.id >= 0:
+            self._processor.drop_states(record.id, bring=saved is not None)
+        self._resident.pop(record, None)
+
+    def end(self, record: SessionRecord, error: SessionError) -> None:
+        """Ends an idle session for good: later requests on it get ``error``."""
+        record.error, record.saved = error, None
+        if record.id >= 0:
+            self._processor.close_session(record.id)
+            record.id = -1
+        self._idle.pop(record, None)
+        self._resident.pop(record, None)
+        self.forget(record)
+
+    def expire(self) -> None:
+        """Ends sessions that have been idle too long."""
+        allowed = self.limits.idle_timeout_s
+        while allowed is not None and self._idle:
+            oldest = next(iter(self._idle))
+            if time.monotonic() - oldest.last_used_s < allowed:
+                return
+            self.end(oldest, SessionError(f"{oldest} has expired: it was idle for {allowed} s"))
+
+    def lose_worker(self, location: int, cause: DeviceError) -> None:
+        """Ends the sessions whose state is at a lost worker: now, or when their request has given it back."""
+        self._lost[location] = cause
+        lost = set(self._processor.sessions_at(location))
+        for record in [record for record in self._resident if record.id in lost]:
+            self._end_lost(record, cause)
+
+    def _end_lost(self, record: SessionRecord, cause: DeviceError) -> None:
+        error = SessionError(f"{record} has lost its state: {cause}")
+        error.__cause__ = cause
+        self.end(record, error)
+
+    def _handles(self, record: SessionRecord) -> list[int]:
+        """Rows of a session's state that are not zeros."""
+        rows = self._processor.session_rows(record.id, len(record.states))
+        return [handle for handle, _ in rows if handle >= NUM_PERMANENT]

@@ -1,0 +1,236 @@
+"""The truth to compare with: a request's cell graph run node by node, with plain torch and one row at a time.
+
+It shares the recording of the graph with the runtime (``graph.py``) and nothing after it: no scheduler, no arena, no
+batch. The recorded program (``core/program.py`` lists its operations) is interpreted in order, which is a topological
+order because an unfolder can only name outputs that are there already.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from cellrt.core.program import (
+    CARRY,
+    LIST,
+    OP_CHAIN,
+    OP_CONSTANT,
+    OP_EXTERNAL,
+    OP_KEEP,
+    OP_LOOP,
+    OP_NODE,
+    OP_RESULT,
+    OP_RESULT_LAST,
+    OP_RESULT_STEPS,
+    OP_STATE,
+    STEP,
+)
+from cellrt.definition.define import Cell, CellInput
+from cellrt.definition.spec import RaggedRows, RowSpec
+from cellrt.errors import CellError
+from cellrt.graph.graph import Recorded
+from cellrt.graph.results import ResultLayout
+from cellrt.graph.unfolder import Unfolder
+
+Row = torch.Tensor
+"""One row of an input or output, ``[*shape]`` without a row dimension."""
+
+
+def run_one_by_one(unfolder: Unfolder, request: Any, state: list[Row] | None = None) -> dict[str, torch.Tensor]:
+    """Runs a request of a model without an engine, slowly; what an engine returns must equal this within tolerance.
+
+    Args:
+        unfolder: a model, as made by ``cellrt.unfold``; it need not be registered anywhere.
+        request: what its function takes.
+        state: the state of the request's session, in the order in which the graph keeps it; replaced by the state
+            after the request. Empty for a new session.
+
+    Returns results by name: ``[*shape]`` for one output, ``[steps, *shape]`` for a chain's, a list's or a loop's
+    (of a loop, the steps that were taken).
+
+    Raises RequestError as ``Engine.submit`` does, and CellError if a cell raises, returns wrong shapes, or a value that
+    is not finite where the cell declares finite ones.
+    """
+    binding = _OpenBinding()
+    recorded = unfolder.record(binding, request)
+    interpreter = _Interpreter(binding, recorded, state or [])
+    interpreter.run()
+    if state is not None:
+        state[:] = interpreter.kept
+    return {layout.name: _assemble(layout, interpreter.results) for layout in recorded.results}
+
+
+class _OpenBinding:
+    """Accepts every cell, row spec and constant, and numbers them in order of appearance."""
+
+    def __init__(self) -> None:
+        self.max_nodes = 1 << 30
+        self.cells: list[Cell] = []
+        self.specs: list[RowSpec] = []
+        self.constants: list[Row] = []
+
+    def cell_type(self, cell: Cell) -> int:
+        for number, known in enumerate(self.cells):
+            if known is cell:
+                return number
+        self.cells.append(cell)
+        return len(self.cells) - 1
+
+    def kind(self, spec: RowSpec) -> int:
+        spec = RowSpec(spec.shape, spec.dtype)
+        if spec not in self.specs:
+            self.specs.append(spec)
+        return self.specs.index(spec)
+
+    def constant_row(self, spec: RowSpec, value: torch.Tensor) -> int:
+        self.constants.append(value.clone())
+        return len(self.constants)  # row 0 is zeros, of every kind
+
+
+class _Source(NamedTuple):
+    """One input of a NODE, CHAIN or LOOP, as the program has it."""
+
+    mode: int
+    numbers: list[int]
+
+    def values(self, step: int) -> list[int]:
+        """The value ids that step ``step`` reads; a carried input's only before the first step."""
+        if self.mode == STEP:
+            base, stride = self.numbers
+            return [base + step * stride]
+        return self.numbers
+
+
+class _Interpreter:
+    """Runs a recorded program; afterwards ``results`` has its result rows, None for steps that a loop did not take."""
+
+    def __init__(self, binding: _OpenBinding, recorded: Recorded, state: list[Row]) -> None:
+        self._binding = binding
+        self._words: Iterator[int] = iter(array("i", recorded.program))
+        self._externals = iter(recorded.externals)
+        self._values: list[Row] = []
+        self._steps: dict[int, list[Row]] = {}
+        self._state = iter(state)
+        self.kept: list[Row] = []
+        self.results: list[Row | None] = []
+
+    def run(self) -> None:
+        """Executes every operation in order."""
+        for operation in self._words:
+            if operation == OP_EXTERNAL:
+                self._external(self._take(2)[0])
+            elif operation == OP_CONSTANT:
+                self._constant(*self._take(2))
+            elif operation == OP_STATE:
+                spec = self._binding.specs[self._take(1)[0]]
+                self._values.append(next(self._state, torch.zeros(spec.shape, dtype=spec.dtype)))
+            elif operation == OP_KEEP:
+                _, base, stride, count = self._take(4)
+                self.kept.append(self._values[base + max(0, count - 1) * stride])
+            elif operation == OP_RESULT:
+                base, stride, count = self._take(3)
+                self.results += [self._values[base + k * stride] for k in range(count)]
+            elif operation == OP_RESULT_STEPS:
+                value, limit = self._take(2)
+                taken = self._steps[value]
+                self.results += [*taken, *[None] * (limit - len(taken))]
+            elif operation == OP_RESULT_LAST:
+                self.results.append(self._values[self._take(1)[0]])
+            else:
+                self._cell_operation(operation)
+
+    def _take(self, count: int) -> list[int]:
+        return [next(self._words) for _ in range(count)]
+
+    def _external(self, kind: int) -> None:
+        _, rows = next(self._externals)
+        self._values += torch.from_numpy(np.array(rows)).view(self._binding.specs[kind].dtype).unbind(0)
+
+    def _constant(self, kind: int, row: int) -> None:
+        spec = self._binding.specs[kind]
+        self._values.append(self._binding.constants[row - 1] if row else torch.zeros(spec.shape, dtype=spec.dtype))
+
+    def _cell_operation(self, operation: int) -> None:
+        cell = self._binding.cells[next(self._words)]
+        if operation == OP_LOOP:
+            limit, stop = self._take(2)
+            self._loop(cell, limit, stop, self._sources(cell))
+            return
+        count = next(self._words) if operation == OP_CHAIN else 1
+        if operation not in (OP_NODE, OP_CHAIN):
+            raise ValueError(f"operation {operation} is not one of core/program.py")
+        sources = self._sources(cell)
+        outputs: list[Row] = []
+        for step in range(count):
+            outputs = self._node(cell, sources, step, outputs)
+            self._values += outputs
+
+    def _sources(self, cell: Cell) -> list[_Source]:
+        sources = []
+        for _ in cell.inputs:
+            mode = next(self._words)
+            count = next(self._words) if mode == LIST else 2 if mode == STEP else 1
+            sources.append(_Source(mode, self._take(count)))
+        return sources
+
+    def _loop(self, cell: Cell, limit: int, stop: int, sources: list[_Source]) -> None:
+        """Runs the cell on its own outputs until output ``stop`` is not zero, at most ``limit`` times."""
+        outputs: list[Row] = []
+        steps: list[list[Row]] = []
+        while len(steps) < limit and not (steps and stop >= 0 and bool(outputs[stop])):
+            outputs = self._node(cell, sources, len(steps), outputs)
+            steps.append(outputs)
+        for output, value in enumerate(outputs):
+            self._steps[len(self._values)] = [step[output] for step in steps]
+            self._values.append(value)
+
+    def _node(self, cell: Cell, sources: list[_Source], step: int, previous: list[Row]) -> list[Row]:
+        """Runs one node: step ``step`` of its operation, after one that returned ``previous``."""
+        names = list(cell.outputs)
+        rows: list[list[Row]] = []
+        for name, source in zip(cell.inputs, sources):
+            if source.mode == CARRY and step > 0:
+                rows.append([previous[names.index(cell.carry[name])]])
+            else:
+                rows.append([self._values[value] for value in source.values(step)])
+        return _run_alone(cell, rows)
+
+
+@torch.inference_mode()
+def _run_alone(cell: Cell, rows: list[list[Row]]) -> list[Row]:
+    """Runs a cell on one node's inputs and checks what it declares.
+
+    A cell that names its batch sizes gets the smallest, filled up with zero rows.
+    """
+    size = cell.batch_sizes[0] if cell.batch_sizes else 1
+    inputs: list[CellInput] = []
+    for spec, given in zip(cell.inputs.values(), rows):
+        if spec.ragged:
+            values = torch.stack(given) if given else torch.zeros((0, *spec.shape), dtype=spec.dtype)
+            inputs.append(RaggedRows(values, torch.tensor([0, *[len(given)] * size])))
+        else:
+            padded = torch.zeros((size, *spec.shape), dtype=spec.dtype)
+            padded[0] = given[0]
+            inputs.append(padded)
+    try:
+        outputs = cell.run(*inputs)
+        cell.check_outputs(outputs, size)
+    except CellError:
+        raise
+    except Exception as error:
+        raise CellError(f"cell {cell.name!r} raised {type(error).__name__}: {error}") from error
+    alone = [value[0].clone() for value in outputs]
+    for name, value in zip(cell.outputs, alone):
+        if name in cell.finite and not torch.isfinite(value).all():
+            raise CellError(f"cell {cell.name!r}, output {name!r}: a value is not finite")
+    return alone
+
+
+def _assemble(layout: ResultLayout, rows: list[Row | None]) -> torch.Tensor:
+    """A named result of the rows that are there."""
+    there = [row for row in (rows[k] for k in layout.positions) if row is not None]
+    return there[-1].clone() if layout.is_single else torch.stack(there)

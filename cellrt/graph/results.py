@@ -1,0 +1,81 @@
+"""Where the results of a request lie among its result rows."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cellrt.core.program import OP_RESULT, OP_RESULT_LAST, OP_RESULT_STEPS
+from cellrt.graph.symbols import Steps
+
+
+class ResultLayout(NamedTuple):
+    """Where a named result lies among the request's result rows.
+
+    ``positions`` are the rows in order. ``is_loop``: only the rows of the steps that were taken are there.
+    ``is_single``: one row without a step dimension; of a loop the last that is there.
+    """
+
+    name: str
+    kind: int
+    positions: Sequence[int]
+    is_loop: bool
+    is_single: bool
+
+
+class StateLayout(NamedTuple):
+    """One row that a session keeps: ``name`` is "cell.output", ``cell`` begins as the cell's identity."""
+
+    name: str
+    kind: int
+    cell: str
+
+
+class Placement:
+    """Gives each value that is a result its rows, once, and records the operations that say so."""
+
+    def __init__(self, program: array[int], loop_limits: Mapping[int, int]) -> None:
+        self._program, self._loop_limits = program, loop_limits
+        self._end = 0
+        self._steps: dict[int, range] = {}
+        self._values: dict[int, int] = {}
+        self._chains: dict[tuple[int, int, int], range] = {}
+
+    def of_steps(self, value: int) -> range:
+        """Rows of a loop's output at every step."""
+        if value not in self._steps:
+            limit = self._loop_limits[value]
+            self._program.extend([OP_RESULT_STEPS, value, limit])
+            self._steps[value] = self._take(limit)
+        return self._steps[value]
+
+    def of_value(self, value: int) -> Sequence[int]:
+        """The row of one output; of a loop whose every step is a result: those rows."""
+        if value in self._steps:
+            return self._steps[value]
+        if value not in self._values:
+            for (base, stride, count), rows in self._chains.items():
+                step, rest = divmod(value - base, stride)
+                if rest == 0 and 0 <= step < count:
+                    self._values[value] = rows[step]
+        if value not in self._values:
+            is_loop = value in self._loop_limits
+            self._program.extend([OP_RESULT_LAST, value] if is_loop else [OP_RESULT, value, 1, 1])
+            self._values[value] = self._take(1)[0]
+        return (self._values[value],)
+
+    def of_chain(self, steps: Steps) -> Sequence[int]:
+        """Rows of an output of each node of a chain."""
+        key = (steps._base, steps._stride, len(steps))
+        if key in self._chains:
+            return self._chains[key]
+        if self._values or self._chains:
+            return tuple(self.of_value(output.value)[0] for output in steps)
+        self._program.extend([OP_RESULT, *key])
+        self._chains[key] = self._take(len(steps))
+        return self._chains[key]
+
+    def _take(self, count: int) -> range:
+        self._end += count
+        return range(self._end - count, self._end)

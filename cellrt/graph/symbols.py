@@ -1,0 +1,195 @@
+"""What an unfolder holds of a graph: nodes, their outputs, and those of chains and loops. They only name values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.definition.define import Cell
+from cellrt.definition.spec import RowSpec
+
+if TYPE_CHECKING:
+    from cellrt.graph.recorder import Recorder
+
+
+class Output:
+    """One output of one node: an input for other nodes, or a result."""
+
+    __slots__ = ("graph", "spec", "value")
+
+    def __init__(self, graph: Recorder, value: int, spec: RowSpec) -> None:
+        self.graph, self.value, self.spec = graph, value, spec
+
+    def __repr__(self) -> str:
+        return f"Output({self.spec})"
+
+
+class Node:
+    """A node's outputs, one attribute each."""
+
+    __slots__ = ("_cell", "_first", "_graph")
+
+    def __init__(self, graph: Recorder, cell: Cell, first: int) -> None:
+        self._graph, self._cell, self._first = graph, cell, first
+
+    def __getattr__(self, name: str) -> Output:
+        place = self._cell.places.get(name)
+        if place is None:
+            raise _no_output(self._cell, name)
+        return Output(self._graph, self._first + place, self._cell.outputs[name])
+
+    def __repr__(self) -> str:
+        return f"Node({self._cell.name!r})"
+
+
+class Tree(Node):
+    """A tree: the outputs of its root, one attribute each, and under ``nodes`` those of every node.
+
+    ``tree.nodes.h`` is output ``h`` of each node, in the order of the tree's parents.
+    """
+
+    __slots__ = ("nodes",)
+
+    def __init__(
+        self, graph: Recorder, cells: tuple[Cell, Cell], parents: NDArray[np.int32], firsts: NDArray[np.int32]
+    ) -> None:
+        self.nodes = TreeNodes(graph, cells, parents, firsts)
+        root = int(parents.argmin())
+        super().__init__(graph, cells[parents.size > 1], int(firsts[root]))
+
+
+class TreeNodes:
+    """The same output of each node of a tree, one attribute each."""
+
+    __slots__ = ("_cells", "_firsts", "_graph", "_parents")
+
+    def __init__(
+        self, graph: Recorder, cells: tuple[Cell, Cell], parents: NDArray[np.int32], firsts: NDArray[np.int32]
+    ) -> None:
+        self._graph, self._cells, self._parents, self._firsts = graph, cells, parents, firsts
+
+    def __repr__(self) -> str:
+        return f"TreeNodes({self._parents.size} nodes)"
+
+    def __getattr__(self, name: str) -> list[Output]:
+        leaf, inner = self._cells if self._parents.size > 1 else self._cells[:1] * 2
+        for cell in (leaf, inner):
+            if name not in cell.places:
+                raise _no_output(cell, name)
+        spec = leaf.outputs[name]
+        if inner.outputs[name] != spec:
+            raise AttributeError(
+                f"output {name!r} is {spec} of cell {leaf.name!r}, but {inner.outputs[name]} of cell {inner.name!r}"
+            )
+        places = np.full(self._parents.size, leaf.places[name])
+        places[self._parents[self._parents >= 0]] = inner.places[name]
+        return [Output(self._graph, value, spec) for value in (self._firsts + places).tolist()]
+
+
+class State:
+    """Zero (or other) starting values for the carried inputs of a cell, one attribute each."""
+
+    def __init__(self, values: dict[str, Output]) -> None:
+        self.__dict__.update(values)
+
+    def __repr__(self) -> str:
+        return f"State({', '.join(self.__dict__)})"
+
+    def __getattr__(self, name: str) -> Output:
+        raise AttributeError(f"the state has {list(self.__dict__)}, not {name!r}")
+
+
+class Steps:
+    """The same output of each node of a chain, in the order of the chain's inputs: a sequence of outputs."""
+
+    __slots__ = ("_base", "_count", "_stride", "graph", "spec")
+
+    def __init__(self, graph: Recorder, base: int, stride: int, count: int, spec: RowSpec) -> None:
+        self.graph, self.spec = graph, spec
+        self._base, self._stride, self._count = base, stride, count
+
+    def __repr__(self) -> str:
+        return f"Steps({self._count} of {self.spec})"
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int | slice) -> Output | list[Output]:
+        if isinstance(index, slice):
+            return [self._at(k) for k in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(f"step {index} of a chain of {self._count}")
+        return self._at(index % self._count)
+
+    def __iter__(self) -> Iterator[Output]:
+        return (self._at(k) for k in range(self._count))
+
+    def values(self) -> range:
+        """The value ids of the outputs, in order."""
+        return range(self._base, self._base + self._count * self._stride, self._stride)
+
+    def _at(self, index: int) -> Output:
+        return Output(self.graph, self._base + index * self._stride, self.spec)
+
+
+Sequence.register(Steps)  # not its base: whether something is Steps is asked at every input, and would then take long
+
+
+class Chain:
+    """A chain's outputs: ``chain.h`` is every step's, ``chain.last.h`` the last executed step's."""
+
+    __slots__ = ("_cell", "_count", "_first", "_graph", "_reverse", "last")
+
+    def __init__(self, graph: Recorder, cell: Cell, first: int, count: int, reverse: bool) -> None:
+        self._graph, self._cell, self._first, self._count, self._reverse = graph, cell, first, count, reverse
+        self.last = Node(graph, cell, first + (count - 1) * len(cell.outputs))
+
+    def __repr__(self) -> str:
+        return f"Chain({self._cell.name!r}, {self._count} nodes)"
+
+    def __getattr__(self, name: str) -> Steps:
+        place = self._cell.places.get(name)
+        if place is None:
+            raise _no_output(self._cell, name)
+        base, stride = self._first + place, len(self._cell.outputs)
+        if self._reverse:
+            base, stride = base + (self._count - 1) * stride, -stride
+        return Steps(self._graph, base, stride, self._count, self._cell.outputs[name])
+
+
+class LoopSteps:
+    """An output of every step of a loop: a result only, because how many steps there are is known when it ends."""
+
+    __slots__ = ("graph", "limit", "spec", "value")
+
+    def __init__(self, graph: Recorder, value: int, spec: RowSpec, limit: int) -> None:
+        self.graph, self.value, self.spec, self.limit = graph, value, spec, limit
+
+    def __repr__(self) -> str:
+        return f"LoopSteps(up to {self.limit} of {self.spec})"
+
+
+class Loop:
+    """A loop's outputs: ``loop.token`` is every step's (a result), ``loop.last.h`` the last step's."""
+
+    __slots__ = ("_cell", "_first", "_graph", "_limit", "last")
+
+    def __init__(self, graph: Recorder, cell: Cell, first: int, limit: int) -> None:
+        self._graph, self._cell, self._first, self._limit = graph, cell, first, limit
+        self.last = Node(graph, cell, first)
+
+    def __repr__(self) -> str:
+        return f"Loop({self._cell.name!r}, up to {self._limit} steps)"
+
+    def __getattr__(self, name: str) -> LoopSteps:
+        place = self._cell.places.get(name)
+        if place is None:
+            raise _no_output(self._cell, name)
+        return LoopSteps(self._graph, self._first + place, self._cell.outputs[name], self._limit)
+
+
+def _no_output(cell: Cell, name: str) -> AttributeError:
+    return AttributeError(f"cell {cell.name!r} has outputs {list(cell.outputs)}, not {name!r}")

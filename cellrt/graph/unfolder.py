@@ -1,0 +1,71 @@
+"""The register-an-unfold-function door: a model is a name, cells and a function from request to graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cellrt.definition.define import CURRENT_GRAPH, Cell
+from cellrt.errors import DefinitionError, RequestError
+from cellrt.graph.graph import Graph, Recorded
+from cellrt.graph.recorder import Binding
+
+
+@dataclass(frozen=True, repr=False)
+class Unfolder:
+    """A model: ``function(graph, request)`` builds the cell graph of a request and returns its results by name.
+
+    Attributes:
+        name: the model's name in an engine.
+        example: a request the function accepts; it is unfolded at registration, and tells the engine all cells and
+            row shapes of the model.
+        cells: further cells that other requests may use.
+    """
+
+    name: str
+    function: Callable[[Graph, Any], object]
+    example: Any
+    cells: Sequence[Cell] = field(default=())
+
+    def __repr__(self) -> str:
+        return f"Unfolder({self.name!r})"
+
+    def __call__(self, graph: Graph, request: Any) -> object:
+        """Calls the function itself, so that unfolders can be composed."""
+        return self.function(graph, request)
+
+    def record(self, binding: Binding, request: Any) -> Recorded:
+        """Runs the function on a request. Raises RequestError if the graph is wrong, whatever the function raised."""
+        graph = Graph(binding)
+        token = CURRENT_GRAPH.set(graph)
+        try:
+            return graph.record(self.function(graph, request))
+        except RequestError as error:
+            raise type(error)(f"model {self.name!r}: {error}") from error
+        except Exception as error:
+            raise RequestError(f"model {self.name!r}: the unfolder raised {type(error).__name__}: {error}") from error
+        finally:
+            CURRENT_GRAPH.reset(token)
+
+
+def unfold(
+    name: str, *, example: Any, cells: Sequence[Cell] = ()
+) -> Callable[[Callable[[Graph, Any], object]], Unfolder]:
+    """Turns a function ``(graph, request) -> {name: outputs}`` into a model that engines can register.
+
+    Args:
+        name: the model's name.
+        example: a request that the function accepts, used to check it and to find the model's cells.
+        cells: further cells that the example does not reach.
+
+    The function calls cells on node handles, tensors, numbers, or lists of them for ragged inputs; ``graph`` has
+    builders for whole chains, trees and loops.
+    """
+    if not name or not isinstance(name, str):
+        raise DefinitionError(f"unfold: expected a name, got {name!r}")
+
+    def decorate(function: Callable[[Graph, Any], object]) -> Unfolder:
+        return Unfolder(name, function, example, tuple(cells))
+
+    return decorate

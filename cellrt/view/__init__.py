@@ -1,0 +1,1 @@
+"""What one looks at: timelines and pictures."""

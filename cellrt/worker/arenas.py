@@ -1,0 +1,119 @@
+"""Arenas: the memory of node outputs, one tensor per kind of row at each location."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cellrt.core.copying import (
+    LARGE_BYTES,
+    get_rows,
+    get_rows_freely,
+    get_rows_of,
+    get_rows_of_freely,
+    move_rows,
+    move_rows_freely,
+    put_rows,
+)
+from cellrt.core.tables import NUM_PERMANENT
+from cellrt.definition.bits import NUMPY_DTYPES
+from cellrt.definition.spec import RowSpec
+
+
+class Arenas:
+    """The arenas of one location: ``self[kind]`` is ``[NUM_PERMANENT + rows, *shape]``.
+
+    Rows below NUM_PERMANENT are zeros and constants. Which of the others are in use is the processor's knowledge alone.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self._tensors: list[torch.Tensor] = []
+        self._specs: list[RowSpec] = []
+        self._bytes: list[NDArray[np.uint8]] = []
+        self._memory: list[memoryview] = []
+        """The same bytes, flat."""
+        self._rows: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
+        """NumPy dtype and shape of a row of each kind."""
+
+    def __getitem__(self, kind: int) -> torch.Tensor:
+        return self._tensors[kind]
+
+    def put(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any]) -> None:
+        """Copies values ``[n, *shape]`` (see ``as_bits``) to these rows of a CPU arena; negative rows are skipped."""
+        put_rows(self._bytes[kind], rows, np.frombuffer(np.ascontiguousarray(values), np.uint8))
+
+    def get(self, kind: int, rows: NDArray[np.int32]) -> torch.Tensor:
+        """A fresh tensor ``[n, *shape]`` of these rows of a CPU arena."""
+        return self.as_tensor(kind, self._get_bytes(kind, rows))
+
+    def get_row(self, kind: int, row: int) -> torch.Tensor:
+        """A fresh tensor ``[*shape]`` of one row of a CPU arena."""
+        # torch's and NumPy's own copies give up the interpreter lock, and it takes long to get it back.
+        spec, size = self._specs[kind], self._bytes[kind].shape[1]
+        copied = bytearray(self._memory[kind][row * size : (row + 1) * size])
+        tensor = torch.frombuffer(copied, dtype=spec.dtype)
+        return tensor if len(spec.shape) == 1 else tensor.view(spec.shape)
+
+    def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
+        """A fresh array ``[n, *shape]`` of these rows of a CPU arena; see ``as_bits``."""
+        return self._shaped(kind, self._get_bytes(kind, rows))
+
+    def get_into(
+        self, kind: int, handles: NDArray[np.int32], location: int, own: int, values: NDArray[np.uint8]
+    ) -> None:
+        """Copies the rows of those handles that name this arena's ``location``; permanent rows are read at ``own``."""
+        copy = get_rows_of if values.size < LARGE_BYTES else get_rows_of_freely
+        copy(self._bytes[kind], handles, location, own, values)
+
+    def empty_bits(self, kind: int, count: int) -> NDArray[np.uint8]:
+        """Room for rows: ``[count, bytes of a row]``."""
+        return np.empty((count, self._bytes[kind].shape[1]), np.uint8)
+
+    def as_tensor(self, kind: int, values: NDArray[np.uint8]) -> torch.Tensor:
+        """Rows as bytes, as a tensor ``[n, *shape]`` that shares their memory."""
+        tensor = torch.from_numpy(self._shaped(kind, values))
+        dtype = self._specs[kind].dtype
+        return tensor if dtype in NUMPY_DTYPES else tensor.view(dtype)
+
+    def _get_bytes(self, kind: int, rows: NDArray[np.int32]) -> NDArray[np.uint8]:
+        values = self.empty_bits(kind, len(rows))
+        (get_rows if values.size < LARGE_BYTES else get_rows_freely)(self._bytes[kind], rows, values)
+        return values
+
+    def _shaped(self, kind: int, values: NDArray[np.uint8]) -> NDArray[Any]:
+        dtype, shape = self._rows[kind]
+        return values.view(dtype).reshape(len(values), *shape)
+
+    def move(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any], positions: NDArray[np.int32]) -> None:
+        """Copies ``values[positions]`` (see ``as_bits``) to these rows of a CPU arena."""
+        arena = self._bytes[kind]
+        given = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
+        copy = move_rows if len(rows) * arena.shape[1] < LARGE_BYTES else move_rows_freely
+        copy(arena, rows, given, positions)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def add(self, spec: RowSpec, num_rows: int) -> None:
+        """Allocates the arena of the next kind, once and for all."""
+        tensor = torch.empty((NUM_PERMANENT + num_rows, *spec.shape), dtype=spec.dtype, device=self.device)
+        tensor[:NUM_PERMANENT] = 0
+        self._tensors.append(tensor)
+        self._specs.append(spec)
+        self._rows.append((NUMPY_DTYPES.get(spec.dtype, np.dtype(np.int16)), spec.shape))
+        if self.device.type == "cpu":
+            self._bytes.append(tensor.view(len(tensor), -1).view(torch.uint8).numpy())
+            self._memory.append(self._bytes[-1].reshape(-1).data)
+
+    def set_constant(self, kind: int, row: int, value: torch.Tensor) -> None:
+        """Writes a constant to its permanent row."""
+        self._tensors[kind][row] = value.to(self.device)
+
+
+def rows_for(spec: RowSpec, num_bytes: int, most: int) -> int:
+    """How many rows of a kind fit in ``num_bytes``, at most ``most``."""
+    return max(64, min(most, num_bytes // max(1, spec.num_bytes)))

@@ -1,0 +1,47 @@
+"""A cell as the workers of one engine know it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+
+from cellrt.definition.define import Cell
+
+
+class Retries:
+    """Tasks of one cell type that failed and were tried again in halves. Workers note them, any thread may read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._has_warned = False
+        self._lock = threading.Lock()
+
+    def note(self, cell: str, error: Exception, num_failed: int) -> None:
+        """Counts a task that ``error`` split, of which ``num_failed`` rows failed in the end.
+
+        Says so in the log the first time that none did: then it is the batch that the cell cannot take.
+        """
+        with self._lock:
+            self.count += 1
+            if num_failed or self._has_warned:
+                return
+            self._has_warned = True
+        logging.getLogger("cellrt").warning(
+            "cell %r fails on a batch but not on its rows alone, so its tasks are run again in halves, which is slow; "
+            "max_batch or batch_sizes of the cell can keep its batches small. It said: %s: %s",
+            cell,
+            type(error).__name__,
+            error,
+        )
+
+
+@dataclass(frozen=True)
+class CellType:
+    """A cell as an engine knows it: its type id, the kinds of its inputs' and outputs' rows, what was tried again."""
+
+    id: int
+    cell: Cell
+    input_kinds: tuple[int, ...]
+    output_kinds: tuple[int, ...]
+    retries: Retries = field(default_factory=Retries, compare=False)

@@ -1,0 +1,159 @@
+"""Runs one task: gathers input rows by index, calls the cell, puts its outputs where the task says.
+
+The scheduler's buffer (``core/task_layout.py``) is the only thing it reads. A cell with a kernel (``host_kernel.py``)
+does all of it in one compiled call; the others, and whatever a kernel refuses, go through the cell's module.
+
+If the cell fails, the task is tried again in halves until the rows that cause it are alone; their outputs are zeros
+and their flags in the buffer are set. This happens before the next task of the worker, so the input rows are still
+there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cellrt.core import task_layout as layout
+from cellrt.core.run_task import run_task
+from cellrt.core.tables import HOST, MIXED
+from cellrt.core.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES
+from cellrt.definition.define import CellInput
+from cellrt.definition.host_kernel import HostKernel
+from cellrt.definition.spec import RaggedRows
+from cellrt.worker.arenas import Arenas
+from cellrt.worker.blame import Failure, Failures
+from cellrt.worker.cell_type import CellType
+from cellrt.worker.cpu.batch import Batch, Outcome, run_batch, run_loop
+
+
+class CompiledCell(NamedTuple):
+    """A cell type with a kernel, as ``run_task`` takes it."""
+
+    ports: NDArray[np.int64]
+    num_inputs: int
+    kernel: int
+    constants: int
+    keeps: HostKernel
+
+
+def _compiled_cell(cell_type: CellType, arenas: list[Arenas]) -> CompiledCell | None:
+    """Where the kernel of a cell type finds everything; None if it has none."""
+    cell = cell_type.cell
+    kernel = cell.host_kernel
+    if kernel is None or any(cell.outputs[name].dtype != torch.float32 for name in cell.finite):
+        return None
+    inputs, outputs = list(cell.inputs), list(cell.outputs)
+    ports = np.zeros((len(inputs) + len(outputs), FIRST_ARENA + len(arenas)), np.int64)
+    for port, (name, spec) in zip(ports, kernel.inputs.items()):
+        k = inputs.index(name)
+        port[RECORD], port[ROW_BYTES], port[FLAG] = layout.HEADER + layout.INPUT * k, spec.num_bytes, spec.ragged
+        port[CARRY] = list(kernel.outputs).index(cell.carry[name]) if name in cell.carry else -1
+        port[FIRST_ARENA:] = [at[cell_type.input_kinds[k]].data_ptr() for at in arenas]
+    first_output = layout.HEADER + layout.INPUT * len(inputs)
+    for port, (name, spec) in zip(ports[len(inputs) :], kernel.outputs.items()):
+        k = outputs.index(name)
+        port[RECORD], port[ROW_BYTES] = first_output + layout.OUTPUT * k, spec.num_bytes
+        port[FLAG] = name in cell.finite
+        port[FIRST_ARENA:] = [at[cell_type.output_kinds[k]].data_ptr() for at in arenas]
+    return CompiledCell(ports, len(inputs), kernel.function.address, kernel.words.ctypes.data, kernel)
+
+
+class Executor:
+    """Executes tasks at one location. One thread calls it; reads other locations' arenas where the task says so."""
+
+    def __init__(self, location: int, arenas: list[Arenas], types: list[CellType]) -> None:
+        self._location = location
+        self._arenas = arenas
+        self._types = types
+        self._compiled: dict[int, CompiledCell | None] = {}
+        self._scratch = np.empty(1 << 16, np.uint8)
+
+    def execute(self, type_id: int, buffer: NDArray[np.int32]) -> list[Failure]:
+        """Runs the task in ``buffer``; writes results, done steps and failure flags. Returns the failed rows."""
+        if type_id not in self._compiled:
+            self._compiled[type_id] = _compiled_cell(self._types[type_id], self._arenas)
+        compiled = self._compiled[type_id]
+        if compiled is not None and self._run_compiled(compiled, buffer):
+            return []
+        return self._run_module(self._types[type_id], buffer)
+
+    def _run_compiled(self, cell: CompiledCell, buffer: NDArray[np.int32]) -> bool:
+        """Runs a task in one compiled call; False if the kernel refused it."""
+        ports, num_inputs, kernel, constants, _ = cell
+        while True:
+            done = run_task(buffer, ports, num_inputs, self._location, HOST, kernel, constants, self._scratch)
+            if done <= 0:
+                return bool(done == DONE)
+            self._scratch = np.empty(2 * done, np.uint8)
+
+    @torch.inference_mode()
+    def _run_module(self, cell_type: CellType, buffer: NDArray[np.int32]) -> list[Failure]:
+        cell = cell_type.cell
+        header = buffer[: layout.HEADER].tolist()
+        rows, steps, is_loop = header[layout.H_ROWS], header[layout.H_STEPS], bool(header[layout.H_IS_LOOP])
+        sizes = buffer[header[layout.H_BATCH_SIZES] :][:steps].tolist()
+        lengths = buffer[header[layout.H_LENGTHS] :][:rows]
+        records = buffer[layout.HEADER :][
+            : layout.INPUT * len(cell.inputs) + layout.OUTPUT * len(cell.outputs)
+        ].tolist()
+        failures = Failures()
+        inputs = [
+            self._gather(kind, records[layout.INPUT * k : layout.INPUT * (k + 1)], buffer)
+            for k, kind in enumerate(cell_type.input_kinds)
+        ]
+        whole = Batch(sizes, inputs, lengths, list(range(rows)))
+        if is_loop:
+            first_output = layout.INPUT * len(cell.inputs)
+            every = [
+                bool(records[first_output + layout.OUTPUT * k + layout.OUT_RESULT_STEPS])
+                for k in range(len(cell.outputs))
+            ]
+            outcome = run_loop(cell, whole, header[layout.H_STOP_OUTPUT], every, failures)
+            buffer[header[layout.H_DONE_STEPS] :][:rows] = outcome.done_steps
+        else:
+            outcome = run_batch(cell, whole, failures)
+        if failures.split is not None:
+            cell_type.retries.note(cell.name, failures.split, len(failures))
+        for failure in failures:
+            buffer[header[layout.H_FAILED] + failure.row] = 1
+        for k, kind in enumerate(cell_type.output_kinds):
+            first = layout.INPUT * len(cell.inputs) + layout.OUTPUT * k
+            self._store(kind, records[first : first + layout.OUTPUT], k, outcome, buffer)
+        return failures
+
+    def _gather(self, kind: int, record: list[int], buffer: NDArray[np.int32]) -> CellInput:
+        source, count, at, offsets_at = record
+        rows = buffer[at : at + count]
+        if source == MIXED:
+            values = self._gather_mixed(kind, rows)
+        else:
+            values = self._arenas[source if source >= 0 else self._location].get(kind, rows)
+        if offsets_at < 0:
+            return values
+        # The offsets lie right before the rows.
+        return RaggedRows(values, torch.from_numpy(buffer[offsets_at:at].astype(np.int64)))
+
+    def _gather_mixed(self, kind: int, handles: NDArray[np.int32]) -> torch.Tensor:
+        """Rows from several locations, in the order of their handles."""
+        own = self._arenas[self._location]
+        values = own.empty_bits(kind, len(handles))
+        for location, arenas in enumerate(self._arenas):
+            arenas.get_into(kind, handles, location, self._location, values)
+        return own.as_tensor(kind, values)
+
+    def _store(self, kind: int, record: list[int], output: int, outcome: Outcome, buffer: NDArray[np.int32]) -> None:
+        """Copies one output's rows to its arena rows and its results to the host."""
+        stores, positions_at, rows_at, results, result_positions_at, result_rows_at, every_step = record
+        value = outcome.outputs[output]
+        if stores:
+            rows, positions = buffer[rows_at : rows_at + stores], buffer[positions_at : positions_at + stores]
+            self._arenas[self._location].move(kind, rows, value, positions)
+        if results:
+            if every_step:  # of some rows of a loop; of the others the last, which lie behind
+                steps = outcome.every_step[output]
+                value = np.concatenate([steps.reshape(-1, *value.shape[1:]), value])
+            rows = buffer[result_rows_at : result_rows_at + results]
+            self._arenas[HOST].move(kind, rows, value, buffer[result_positions_at : result_positions_at + results])

@@ -1,0 +1,54 @@
+"""The CPU worker: its thread runs tasks itself, one after the other, and takes the manager's turn after each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cellrt.worker.base import Done, Worker
+from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.torch_threads import use_torch_threads
+
+MOST_WAITING = 4
+"""A busy machine makes a task take at most so many times its own time; beyond, it is the cell that waits."""
+
+
+class CpuWorker(Worker):
+    """Runs tasks in order on one thread.
+
+    Args:
+        executor: what runs a task.
+        take_turns, has_news, ended, name: see ``Worker``.
+        num_threads: torch threads of this worker; torch keeps one number for threads that start later, too.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        take_turns: Callable[[], bool],
+        has_news: Callable[[], bool],
+        ended: Callable[[], None],
+        num_threads: int,
+        name: str,
+    ) -> None:
+        super().__init__(take_turns, has_news, ended, name)
+        self._executor = executor
+        self._num_threads = num_threads
+
+    def _serve(self) -> None:
+        use_torch_threads(self._num_threads)
+        while (item := self._next()) is not None:
+            if item.task >= 0:
+                start_ns, start_busy_ns = time.perf_counter_ns(), time.thread_time_ns()
+                failures = self._executor.execute(item.type_id, item.buffer)
+                end_ns, busy_ns = time.perf_counter_ns(), time.thread_time_ns() - start_busy_ns
+                busy_ns = self._time_of_task(end_ns - start_ns, busy_ns)
+                self._finish(Done(item.task, start_ns, end_ns, busy_ns, failures))
+            self._take_turns()
+
+    def _time_of_task(self, passed_ns: int, busy_ns: int) -> int:
+        """What a task took: the thread's own time, as what waiting adds is not the task's; near what passed.
+
+        A cell may wait for something itself.
+        """
+        return max(busy_ns, passed_ns // MOST_WAITING) if self._num_threads == 1 else passed_ns

@@ -1,0 +1,1 @@
+"""Workers on GPUs, and the stand-in that plays one."""

@@ -1,0 +1,136 @@
+"""Cells of plain torch through ``torch.compile``: gather, cell and scatter are one function.
+
+What cannot be compiled (no C++ compiler on a CPU, code that torch cannot trace as a whole) runs as it is, with a
+warning.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from cellrt.definition.define import Cell
+from cellrt.definition.snapshot import FrozenFunction, globals_of, rebound
+
+Pairs = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+"""Values and rows, by name: ``placement.Rows``."""
+
+
+class CompiledFunction:
+    """A function compiled when it is first called; from the first call on that only the function itself can do, it is.
+
+    Such a call is made twice, so what it writes must not be what it reads. ``compiled`` raises what keeps it from
+    being compiled.
+
+    Args:
+        name: of the cell, for the warning.
+        function: what to compile.
+        backend: of ``torch.compile``.
+        is_whole: refuse code that would be compiled in pieces; sizes that are not marked are constants.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], backend: str, is_whole: bool) -> None:
+        self._name, self._function = name, function
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        # Code of its own: torch counts by code how often it compiled something, and gives up after a few times.
+        own = FunctionType(call.__code__.replace(), globals(), name, None, call.__closure__)
+        self.compiled: Callable[..., Any] = torch.compile(
+            own, backend=backend, fullgraph=is_whole, dynamic=None if is_whole else True
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls it; raises what the function raises."""
+        try:
+            return self.compiled(*args, **kwargs)
+        except Exception as error:
+            if self.compiled is self._function:
+                raise
+            result = self._function(*args, **kwargs)
+            self.compiled = self._function
+            warn_not_compiled(self._name, error)
+            return result
+
+
+class CompiledStep:
+    """One step of a cell, rows of arenas to rows of arenas, as ``run_rows`` of a ``placement.FusedModule``.
+
+    It is compiled once for each way in which inputs and outputs share tensors (an input lies in its arena, or comes
+    from the host), for any number of rows. The last row of each output's tensor must be one that nobody reads: it
+    takes what is not to be written.
+    """
+
+    def __init__(self, cell: Cell, backend: str) -> None:
+        self._cell, self._backend = cell, backend
+        self._functions: dict[tuple[int, ...], CompiledFunction] = {}
+
+    def compile(self, inputs: Pairs, outputs: Pairs) -> None:
+        """Runs a step; raises what keeps it from being compiled."""
+        places, values, rows = self._arguments(inputs, outputs)
+        with torch.inference_mode():
+            self._function(places, values, rows).compiled(values, rows)
+
+    def run_rows(self, inputs: Pairs, outputs: Pairs) -> None:
+        """See ``FusedModule``."""
+        places, values, rows = self._arguments(inputs, outputs)
+        self._function(places, values, rows)(values, rows)
+
+    def _arguments(
+        self, inputs: Pairs, outputs: Pairs
+    ) -> tuple[tuple[int, ...], list[torch.Tensor], list[torch.Tensor]]:
+        """Which of the different tensors each input and output has; these tensors; the rows of each."""
+        given = [*(inputs[name] for name in self._cell.inputs), *(outputs[name] for name in self._cell.outputs)]
+        values = {id(tensor): tensor for tensor, _ in given}
+        order = {key: place for place, key in enumerate(values)}
+        rows = [numbers for _, numbers in given]
+        if len(rows[0]) == 1 and not self._cell.batch_sizes:  # torch makes another function for a single row
+            rows = [numbers.repeat(2) for numbers in rows]
+        return tuple(order[id(tensor)] for tensor, _ in given), list(values.values()), rows
+
+    def _function(
+        self, places: tuple[int, ...], values: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]
+    ) -> CompiledFunction:
+        made = self._functions.get(places)
+        if made is None:
+            for tensor in (*values, *rows):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            step = _make_step(self._cell, places)
+            made = self._functions[places] = CompiledFunction(self._cell.name, step, self._backend, is_whole=True)
+        return made
+
+
+def _make_step(cell: Cell, places: tuple[int, ...]) -> Callable[..., None]:
+    num_inputs = len(cell.inputs)
+    sources, targets = places[:num_inputs], places[num_inputs:]
+
+    def step(values: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> None:
+        gathered = [values[source].index_select(0, numbers) for source, numbers in zip(sources, rows)]
+        for target, numbers, output in zip(targets, rows[num_inputs:], cell.run(*gathered)):
+            arena = values[target]
+            arena.index_copy_(0, torch.where(numbers < 0, len(arena) - 1, numbers), output)
+
+    return step
+
+
+def as_function(module: Callable[..., Any]) -> Callable[..., Any]:
+    """A cell's module, or the plain function that a ``FrozenFunction`` makes at each call, which torch cannot trace."""
+    if not isinstance(module, FrozenFunction):
+        return module
+    original = module.function
+    captured: dict[str, Any] = {
+        key: as_function(value) if isinstance(value, FrozenFunction) else value
+        for key, value in module.captured().items()
+    }
+    return rebound(original, captured, {**original.__globals__, **globals_of(captured)})
+
+
+def warn_not_compiled(name: str, error: Exception) -> None:
+    """Says that a cell runs as it is, and why."""
+    reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    warnings.warn(f"cell {name!r} is not compiled and runs as it is, because of {reason}", RuntimeWarning, stacklevel=3)

@@ -1,0 +1,180 @@
+"""A device that is not there: the order of events of a GPU on two threads of the CPU, to test all that surrounds one.
+
+Like a GPU it runs a task long after the task was submitted, copies inputs only then, and delivers results later
+still; so memory that is rewritten too early, or read too early, gives wrong results here too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cellrt.worker.device.device import Device, Work
+from cellrt.worker.torch_threads import HOST_THREADS, use_torch_threads
+
+SYNCHRONIZE_S = 60.0
+_HOST_READS = frozenset(
+    {torch.ops.aten.is_nonzero, torch.ops.aten.item, torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero}
+)
+
+
+class DryDeviceError(RuntimeError):
+    """What a cell raises to play a device that fails."""
+
+
+class DryDevice(Device):
+    """See the module. Arenas are plain CPU memory.
+
+    Args:
+        delay_s: between submission and execution, and between execution and the arrival of results.
+    """
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.torch_device = torch.device("cpu")
+        self.num_captured = 0
+        self._delay_s = delay_s
+        self._failure: BaseException | None = None
+        self._compute: SimpleQueue[tuple[Work, bool] | None] = SimpleQueue()
+        self._download: SimpleQueue[tuple[Work, float] | None] = SimpleQueue()
+        self._counts = [0, 0]
+        self._submitted = [0, 0]
+        self._in_flight: deque[tuple[bool, int]] = deque()
+        self._num_completed = 0
+        self._threads = [
+            threading.Thread(target=run, name=f"cellrt-dry-{name}", daemon=True)
+            for name, run in (("compute", self._run_compute), ("download", self._run_download))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        """Plain host memory."""
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    def entered(self) -> AbstractContextManager[object]:
+        """Nothing to do: the device's thread computes."""
+        return nullcontext()
+
+    def submit(self, work: Work, has_download: bool) -> None:
+        """Hands the task to the compute thread."""
+        self.check()
+        self._submitted[has_download] += 1
+        self._in_flight.append((has_download, self._submitted[has_download]))
+        self._compute.put((work, has_download))
+
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies, on the compute thread."""
+        target.copy_(source)
+
+    def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Hands the copy to the download thread."""
+        self._download.put((lambda: _copy(target, source), self._delay_s))
+
+    def num_completed(self) -> int:
+        """Counts as a CUDA worker does: two counters, one for each stream that ends tasks."""
+        while self._in_flight and self._counts[self._in_flight[0][0]] >= self._in_flight[0][1]:
+            self._in_flight.popleft()
+            self._num_completed += 1
+        return self._num_completed
+
+    def check(self) -> None:
+        """Raises what killed the compute thread."""
+        if self._failure is not None:
+            raise self._failure
+
+    def is_fatal(self, error: Exception) -> bool:
+        """A DryDeviceError is; what a cell raises is not."""
+        return isinstance(error, DryDeviceError)
+
+    def capture(self, program: Work) -> Work:
+        """The program itself: it must find all it reads at the same addresses. It may not look at values."""
+        with _NoValues():  # type: ignore[no-untyped-call]
+            program()
+        self.num_captured += 1
+        return program
+
+    def settle(self) -> None:
+        """Nothing to do: this is the thread that computes."""
+
+    def memory_in_use(self) -> int:
+        """A kilobyte for each captured program, so that budgets can be tested."""
+        return self.num_captured << 10
+
+    def fetch(self, arena: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of another location's arena."""
+        return arena.index_select(0, rows)
+
+    def synchronize(self) -> None:
+        """Waits until both threads have done all there is."""
+        for queue in (self._compute, self._download):
+            reached = threading.Event()
+            if queue is self._compute:
+                self._compute.put((reached.set, False))
+                self._submitted[False] += 1
+                self._in_flight.append((False, self._submitted[False]))
+            else:
+                self._download.put((reached.set, 0.0))
+            end_s = time.monotonic() + SYNCHRONIZE_S
+            while not reached.wait(0.05):
+                self.check()
+                if time.monotonic() > end_s:
+                    raise TimeoutError(f"the device is not done within {SYNCHRONIZE_S} s")
+
+    def close(self) -> None:
+        """Lets both threads end after what they have."""
+        self._compute.put(None)
+        self._download.put(None)
+
+    @torch.inference_mode()
+    def _run_compute(self) -> None:
+        use_torch_threads(HOST_THREADS)
+        try:
+            while (item := self._compute.get()) is not None:
+                work, has_download = item
+                if self._delay_s:
+                    time.sleep(self._delay_s)
+                work()
+                if has_download:
+                    self._download.put((lambda: self._count(True), 0.0))
+                else:
+                    self._count(False)
+        except BaseException as error:  # the device is lost, whatever it was
+            self._failure = error
+
+    @torch.inference_mode()
+    def _run_download(self) -> None:
+        while (item := self._download.get()) is not None:
+            work, delay_s = item
+            if delay_s:
+                time.sleep(delay_s)
+            work()
+
+    def _count(self, has_download: bool) -> None:
+        self._counts[has_download] += 1
+
+
+class _NoValues(TorchDispatchMode):
+    """Refuses operations that hand a value to the host, as capturing on a GPU does."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Lets compiled functions run, which torch otherwise runs as they are inside of a mode."""
+        return True
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function.overloadpacket in _HOST_READS:
+            raise RuntimeError("a captured program cannot hand values to the host")
+        return function(*args, **(kwargs or {}))
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)

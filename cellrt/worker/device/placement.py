@@ -1,0 +1,337 @@
+"""A cell placed on a device: a copy of its weights there, and how to call it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from cellrt.definition.define import Cell, CellInput
+from cellrt.definition.host_kernel import is_changed
+from cellrt.definition.snapshot import FrozenFunction
+from cellrt.definition.spec import RowSpec
+from cellrt.worker.device.compiled import CompiledFunction, CompiledStep, as_function, warn_not_compiled
+from cellrt.worker.torch_threads import HOST_THREADS, torch_threads
+
+EXAMPLE_ROWS = 64
+"""How many rows a compiled step is given first: it is made for any number, and best for about as many."""
+
+
+class Rows(NamedTuple):
+    """Rows of a tensor by number: row k of an input or output is ``values[rows[k]]``.
+
+    Attributes:
+        values: ``[n, *shape]`` contiguous, an arena or a ring.
+        rows: int64 ``[number of rows]`` contiguous on the same device. An output is not written where it is negative.
+    """
+
+    values: torch.Tensor
+    rows: torch.Tensor
+
+
+class RunSizes(NamedTuple):
+    """Rows of each step of a run, never growing, as in torch's PackedSequence.
+
+    Attributes:
+        numbers: on the host.
+        values: the same, int64 ``[steps]`` contiguous on the device.
+    """
+
+    numbers: tuple[int, ...]
+    values: torch.Tensor
+
+
+@runtime_checkable
+class FusedModule(Protocol):
+    """A cell module that reads and writes arena rows itself: the door for fused kernels.
+
+    On a GPU the runtime calls ``run_rows`` instead of ``forward`` for the steps of cell calls and chains. It must do
+    what ``forward`` does to the rows that ``inputs`` name, and put each output into the rows that ``outputs`` name, on
+    the current stream, without waiting for the device and without a shape that depends on values. No row is both read
+    and written in one call, and none is written twice. Loops, ragged inputs and inputs from several places still
+    use ``forward``. If it raises, all rows of the task fail.
+
+    It is not called where a hook or a subclass changed ``forward``, nor where the module also has a method
+    ``can_run_rows(inputs, outputs) -> bool`` that refuses a cell's ``RowSpec`` of each input and output. That is asked
+    once, when the weights are on the device.
+
+    With ``run_chain_rows`` (see ``ChainModule``) it takes a run's steps in one call.
+    """
+
+    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
+        """One step of as many rows as each of them names."""
+
+
+@runtime_checkable
+class ChainModule(FusedModule, Protocol):
+    """A ``FusedModule`` that can take all steps of a run in one call: the door for kernels that keep weights on chip.
+
+    The rules are those of ``run_rows``. It is called where it was faster than ``run_rows`` step by step, which is
+    measured once for each size of run (``DeviceOptions.chains`` says so beforehand). So either may be called, and more
+    than once, for the same task. What has the same name and rows among inputs and outputs is state: a cell that
+    carries anything else from step to step does not use this form.
+    """
+
+    def run_chain_rows(self, sizes: RunSizes, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> bool:
+        """``len(sizes.numbers)`` steps; False, and nothing is done, if this run must go step by step.
+
+        State inputs name a row for each of the first step's rows. Other inputs, and all outputs, name one for each
+        position: position ``sum(numbers[:s]) + k`` is row k at step s. Positions of which nobody reads the state may
+        share rows with others; what is left there does not matter.
+        """
+
+
+RunRows = Callable[[Mapping[str, Rows], Mapping[str, Rows]], None]
+RunChainRows = Callable[[RunSizes, Mapping[str, Rows], Mapping[str, Rows]], bool]
+
+
+class Forms(NamedTuple):
+    """The forms of a cell that a device may use.
+
+    Attributes:
+        fused: ``run_rows`` of modules that have it.
+        chains: ``run_chain_rows`` too: always, never, or (None) where it measures faster.
+        backend: of ``torch.compile``, for cells that do not run fused; None: these are not compiled.
+    """
+
+    fused: bool = True
+    chains: bool | None = None
+    backend: str | None = None
+
+
+class Chains:
+    """A cell's ``run_chain_rows``, and whether a run goes through it.
+
+    The choice is kept for runs of about as many rows and steps; apart for tasks that are launched call by call and for
+    those in captured graphs, where calls cost the host nothing.
+    """
+
+    def __init__(self, run: RunChainRows, always: bool | None) -> None:
+        self.run, self._always = run, always
+        self._chosen: dict[tuple[int, int, bool], bool] = {}
+
+    def find(self, sizes: Sequence[int], is_captured: bool) -> bool | None:
+        """The choice for a run with these sizes, or None if there is none yet."""
+        return self._chosen.get(_run_class(sizes, is_captured)) if self._always is None else self._always
+
+    def keep(self, sizes: Sequence[int], is_captured: bool, choice: bool) -> None:
+        """Makes the choice for such runs."""
+        self._chosen[_run_class(sizes, is_captured)] = choice
+
+
+class PlacedCell:
+    """A cell with its weights on a device. ``call`` is as ``Cell.run``; ``steps`` as ``Cell.run_steps``.
+
+    Attributes:
+        run_rows: its fused form, or the compiled one; None: it has neither.
+        chains: its form for whole runs, if it has one.
+        prefers_steps: whether its author's ``steps`` takes runs, and ``run_rows`` only single steps.
+    """
+
+    def __init__(self, cell: Cell, device: torch.device, forms: Forms = Forms()) -> None:  # noqa: B008 - immutable
+        self.cell = cell
+        self._device = device
+        self._names_device = False
+        self.prefers_steps = False
+        if device.type != "cpu":
+            self.cell = copy.copy(cell)
+            with torch.inference_mode(False):
+                self.cell.module = move(cell.module, device)
+            self.cell._steps = _method(self.cell.module, "steps")
+        self.run_rows = _fused_form(self.cell) if forms.fused else None
+        self.chains = _chain_form(self.cell, forms.chains) if self.run_rows is not None else None
+        if forms.backend is not None and self.run_rows is None:
+            self._compile(forms.backend)
+
+    def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
+        """One step."""
+        return self._on_device(lambda: self.cell.run(*inputs))
+
+    def steps(self, sizes: Sequence[int], inputs: Sequence[CellInput]) -> list[torch.Tensor]:
+        """Several steps, packed."""
+        return self._on_device(lambda: self.cell.run_steps(list(sizes), *inputs))
+
+    def example_step(self, rows: int) -> Callable[[], object]:
+        """A step of so many rows of zeros, in the form that is used on this device."""
+        run_rows = self.run_rows
+        if run_rows is None:
+            inputs = self.cell.example_inputs(rows, str(self._device))
+            return lambda: self.call(inputs)
+        given, made = self._example_rows(rows, False)
+        return lambda: run_rows(given, made)
+
+    def example_run(self, rows: int, steps: int) -> Callable[[], bool] | None:
+        """So many steps of so many rows of zeros in one call, if the cell has a form for that."""
+        chains = self.chains
+        if chains is None:
+            return None
+        given, made = self._example_rows(rows * steps, False)
+        for name in self.cell.carry:
+            given[name] = Rows(given[name].values, given[name].rows[:rows])
+        sizes = RunSizes((rows,) * steps, torch.full((steps,), rows, device=self._device))
+        return lambda: chains.run(sizes, given, made)
+
+    @torch.inference_mode()
+    def _example_rows(self, rows: int, from_host: bool) -> tuple[dict[str, Rows], dict[str, Rows]]:
+        """Inputs and outputs of zeros that lie as those of a task: rows of one kind in one tensor.
+
+        With ``from_host`` the inputs apart from state lie in a ring. Arenas are no inference tensors, views of a ring
+        are: torch compiles for one or the other.
+        """
+        cell = self.cell
+        places = [(spec, from_host and name not in cell.carry) for name, spec in cell.inputs.items()]
+        places += [(spec, False) for spec in cell.outputs.values()]
+        tensors = {}
+        for spec, is_ring in dict.fromkeys(places):
+            with torch.inference_mode(is_ring):
+                tensors[spec, is_ring] = zeros(spec, self._device, places.count((spec, is_ring)) * rows + 1)
+        made = []
+        for number, place in enumerate(places):
+            first = places[:number].count(place) * rows
+            made.append(Rows(tensors[place], torch.arange(first, first + rows, device=self._device)))
+        return dict(zip(cell.inputs, made)), dict(zip(cell.outputs, made[len(cell.inputs) :]))
+
+    def _compile(self, backend: str) -> None:
+        """Compiles what there is to compile. Warns and leaves the cell as it is if that cannot be done."""
+        try:
+            with torch_threads(HOST_THREADS):
+                plain = self._compiled_plain(backend)
+                is_ragged = any(spec.ragged for spec in self.cell.inputs.values())
+                step = None if is_ragged else self._compiled_step(backend)
+        except Exception as error:
+            warn_not_compiled(self.cell.name, error)
+            return
+        self.cell = plain
+        if step is not None:
+            self.run_rows, self.prefers_steps = step.run_rows, plain.has_steps
+
+    def _compiled_step(self, backend: str) -> CompiledStep:
+        """A step with its gather and scatter, for inputs from the arenas and from the host."""
+        cell = copy.copy(self.cell)
+        cell.module = as_function(cell.module)
+        step = CompiledStep(cell, backend)
+        for from_host in (False, True):
+            step.compile(*self._example_rows(self._most_rows, from_host))
+        return step
+
+    def _compiled_plain(self, backend: str) -> Cell:
+        """The plain form, which loops use."""
+        cell = copy.copy(self.cell)
+        function = CompiledFunction(cell.name, as_function(cell.module), backend, is_whole=False)
+        cell.module = function.compiled
+        with torch.inference_mode():
+            for rows in (
+                self._most_rows,
+                cell.batch_sizes[0] if cell.batch_sizes else 1,
+            ):  # torch makes one for one row
+                cell.run(*cell.example_inputs(rows, str(self._device)))
+        cell.module = function
+        return cell
+
+    @property
+    def _most_rows(self) -> int:
+        sizes = self.cell.batch_sizes
+        return sizes[-1] if sizes else min(EXAMPLE_ROWS, self.cell.max_batch)
+
+    def _on_device(self, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Runs a cell; if it fails, once more with new tensors made on the device, as its author may have meant.
+
+        That costs a little at each operation, so it is done only for cells that need it.
+        """
+        if self._device.type == "cpu":
+            return run()
+        if not self._names_device:
+            try:
+                return run()
+            except RuntimeError:
+                with self._device:
+                    outputs = run()
+                self._names_device = True
+                return outputs
+        with self._device:
+            return run()
+
+
+class Placements:
+    """The cells on a device, each placed once: at registration, or by its first task. Any thread may ask."""
+
+    def __init__(self, device: torch.device, forms: Forms) -> None:
+        self._device, self._forms = device, forms
+        self._placed: dict[str, PlacedCell] = {}
+        self._lock = threading.Lock()
+
+    def of(self, cell: Cell) -> PlacedCell:
+        """The cell with its weights on the device; they are copied the first time."""
+        placed = self._placed.get(cell.identity)
+        if placed is not None:  # without the lock, which is held while cells are compiled
+            return placed
+        with self._lock:
+            placed = self._placed.get(cell.identity)
+            if placed is None:
+                placed = self._placed[cell.identity] = PlacedCell(cell, self._device, self._forms)
+            return placed
+
+
+def zeros(spec: RowSpec, device: torch.device, *rows: int) -> torch.Tensor:
+    """Zero rows of a kind."""
+    return torch.zeros((*rows, *spec.shape), dtype=spec.dtype, device=device)
+
+
+def _fused_form(cell: Cell) -> RunRows | None:
+    """``run_rows`` of a cell's module, if it has one that does what ``forward`` does and takes the cell's rows."""
+    module: object = cell.module
+    if not isinstance(module, FusedModule) or is_changed(module, "run_rows"):
+        return None
+    can_run_rows: Callable[..., bool] | None = getattr(module, "can_run_rows", None)
+    return module.run_rows if can_run_rows is None or can_run_rows(cell.inputs, cell.outputs) else None
+
+
+def _chain_form(cell: Cell, always: bool | None) -> Chains | None:
+    """``run_chain_rows`` of a cell's module, if it has one that carries what the cell does."""
+    module: object = cell.module
+    if always is False or not isinstance(module, ChainModule) or is_changed(module, "run_chain_rows"):
+        return None
+    if {name: name for name, spec in cell.inputs.items() if cell.outputs.get(name) == spec} != cell.carry:
+        return None
+    return Chains(module.run_chain_rows, always)
+
+
+def _run_class(sizes: Sequence[int], is_captured: bool) -> tuple[int, int, bool]:
+    """Runs of one class have rows and steps that differ by less than a factor of two."""
+    return sizes[0].bit_length(), len(sizes).bit_length(), is_captured
+
+
+def move(definition: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """A copy of a frozen module or function with its tensors on a device."""
+    if isinstance(definition, nn.Module):
+        moved = copy.deepcopy(definition).to(device)
+        for part in moved.modules():
+            if isinstance(part, FrozenFunction):
+                part._values = {key: _move_value(value, device) for key, value in part._values.items()}
+        return moved
+    if isinstance(definition, functools.partial):
+        args, keywords = _move_value((definition.args, definition.keywords), device)
+        return functools.partial(move(definition.func, device), *args, **keywords)
+    return definition
+
+
+def _move_value(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, nn.Module | functools.partial):
+        return move(value, device)
+    if isinstance(value, dict):
+        return {key: _move_value(item, device) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_move_value(item, device) for item in value)
+    return value
+
+
+def _method(module: Callable[..., Any], name: str) -> Callable[..., Any] | None:
+    method = getattr(module, name, None)
+    return method if callable(method) and not isinstance(method, nn.Module) else None

@@ -1,0 +1,181 @@
+"""The worker of a device that works on its own: tasks are submitted back to back, and counted when they are done.
+
+One thread for each device. It submits every task that it is given at once, so the device's queue holds several; it
+reads the completion counter, takes in what came back, and takes the manager's turn, which launches the next tasks
+before the device runs dry. It never waits for the device, and waits on its queue only when nothing is in flight.
+
+Crossings between threads: those of ``base.py``. The watchdog: the thread itself finds a task in flight that takes far
+too long. If the thread is stuck in a call of the device, whoever asks ``is_alive``, which the holder of the turn does
+at least once a second, finds that; from then on nothing of the lost device reaches rows that others have by now.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from cellrt.worker.base import Done, Launch, Worker
+from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions, InFlight
+from cellrt.worker.torch_threads import HOST_THREADS, use_torch_threads
+
+SPIN_S = 100e-6
+"""How long the thread looks at the counter without sleeping, once nothing else is to be done."""
+NAP_S = 20e-6
+CHECK_S = 5e-3
+"""How often the device is asked whether it has failed, while a task is in flight."""
+BEGIN_FACTOR = 60
+"""Submitting a task may take so many times the watchdog's limit: kernels are compiled and tuned on the way."""
+SLACK = 100
+"""A task may take so many times the longest of its cell type so far."""
+
+
+class HungError(RuntimeError):
+    """A task did not end within the watchdog's limit."""
+
+
+class CudaWorker(Worker):
+    """Runs tasks in order on a device.
+
+    Args:
+        executor: of the device.
+        options: for the watchdog's limit.
+        take_turns, has_news, ended, name: see ``Worker``.
+    """
+
+    def __init__(
+        self,
+        executor: DeviceExecutor,
+        options: DeviceOptions,
+        take_turns: Callable[[], bool],
+        has_news: Callable[[], bool],
+        ended: Callable[[], None],
+        name: str,
+    ) -> None:
+        super().__init__(take_turns, has_news, ended, name)
+        self._executor, self._device = executor, executor.device
+        self._hang_ns = int(options.hang_s * 1e9)
+        self._waiting: deque[Launch] = deque()
+        self._in_flight: deque[InFlight] = deque()
+        self._num_collected = 0
+        self._last_end_ns = 0
+        self._longest_ns: dict[int, int] = {}
+        self._since_ns = 0
+        """When the oldest task in flight became that."""
+        self._begun_since_ns: int | None = None
+        """Since when the thread has been submitting a task; ``_life`` guards it together with ``error``."""
+        self._life = threading.Lock()
+        self._is_closing = False
+        self.host_ns = 0
+        """Time that the thread spent on submitting and collecting tasks."""
+        self.busy_ns = 0
+        """Time during which a task was on the device, as far as the thread saw."""
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks that were taken in so far."""
+        return self._num_collected
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs, no task killed it, and it is not stuck in submitting one."""
+        since_ns = self._begun_since_ns
+        if since_ns is not None and time.perf_counter_ns() - since_ns > BEGIN_FACTOR * self._hang_ns:
+            with self._life:
+                if self._begun_since_ns == since_ns and self.error is None:
+                    self.error = HungError("the device does not take a task")
+        return super().is_alive()
+
+    def _serve(self) -> None:
+        use_torch_threads(HOST_THREADS)
+        with self._device.entered():
+            try:
+                while self.error is None and not (self._is_closing and not self._in_flight and not self._waiting):
+                    self._step()
+            finally:
+                self._device.close()
+
+    def _step(self) -> None:
+        """Submits what is there, takes in what is done, takes the turn if there is news, else rests."""
+        start_ns = time.perf_counter_ns()
+        self._take_queue()
+        has_begun, has_ended = self._begin_waiting(), self._collect_done()
+        if has_begun or has_ended:
+            self.host_ns += time.perf_counter_ns() - start_ns
+        if has_ended or self._has_news():
+            self._take_turns()
+        elif not has_begun:
+            self._rest()
+
+    def _take_queue(self) -> None:
+        """Takes launches out of the queue; if there is nothing at all to do, waits for one."""
+        while not self._queue.empty() or not (self._in_flight or self._waiting or self._is_closing):
+            item = self._next()
+            if item is None:
+                self._is_closing = True
+            elif item.task >= 0:
+                self._waiting.append(item)
+            else:
+                return  # woken to take a turn
+
+    def _begin_waiting(self) -> bool:
+        has_begun = False
+        while self._waiting and self.error is None:
+            self._begun_since_ns = time.perf_counter_ns()
+            try:
+                begun = self._executor.begin(self._waiting[0])
+            finally:
+                with self._life:
+                    self._begun_since_ns = None
+            if begun is None:  # the rings are full: a task in flight must end first
+                break
+            if not self._in_flight:
+                self._since_ns = time.perf_counter_ns()
+            self._waiting.popleft()
+            self._in_flight.append(begun)
+            has_begun = True
+        return has_begun
+
+    def _collect_done(self) -> bool:
+        """Takes in the tasks that the counter says are done; raises HungError if one should have been."""
+        num_completed = self._device.num_completed()
+        if num_completed == self._num_collected:
+            if self._in_flight:
+                self._check_hung()
+            return False
+        while self._num_collected < num_completed and self.error is None:
+            self._collect(self._in_flight.popleft())
+            self._num_collected += 1
+        return True
+
+    def _check_hung(self) -> None:
+        """The watchdog: what the oldest task in flight may take at most."""
+        longest_ns = self._longest_ns.get(self._in_flight[0].launch.type_id, 0)
+        limit_ns = max(self._hang_ns, SLACK * longest_ns)
+        if time.perf_counter_ns() - self._since_ns > limit_ns:
+            raise HungError(f"a task did not end within {limit_ns / 1e9:.1f} s")
+
+    def _collect(self, task: InFlight) -> None:
+        end_ns = time.perf_counter_ns()
+        start_ns = max(task.begun_ns, self._last_end_ns)  # behind the task before, on an in-order stream
+        self._last_end_ns = end_ns
+        self.busy_ns += end_ns - start_ns
+        failures = self._executor.collect(task)
+        type_id, elapsed_ns = task.launch.type_id, end_ns - start_ns
+        self._longest_ns[type_id] = max(elapsed_ns, self._longest_ns.get(type_id, 0))
+        self._since_ns = end_ns
+        self._finish(Done(task.launch.task, start_ns, end_ns, elapsed_ns, failures))
+
+    def _rest(self) -> None:
+        """Waits a little for the device: looks at the counter for a while, then sleeps in between."""
+        start = time.perf_counter()
+        check_at = start + CHECK_S
+        while self._in_flight and self._device.num_completed() == self._num_collected:
+            if not self._queue.empty() or self._has_news() or self.error is not None:
+                return
+            now = time.perf_counter()
+            if now > check_at:
+                self._device.check()
+                self._check_hung()
+                check_at = now + CHECK_S
+            time.sleep(0 if now - start < SPIN_S else NAP_S)
