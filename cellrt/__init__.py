@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from cellrt.definition.file import load_cell
     from cellrt.definition.spec import RaggedRows, ragged, rows
     from cellrt.engine.engine import Engine
-    from cellrt.engine.future import RequestFuture, Stream
+    from cellrt.engine.future import RequestFuture
     from cellrt.engine.session import Session
-    from cellrt.engine.session_store import SessionLimits
+    from cellrt.engine.sessions import SessionLimits
+    from cellrt.engine.stream import Stream
     from cellrt.errors import (
         CancelledError,
         CellError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         RequestTooLargeError,
         SessionError,
         UnknownModelError,
+        http_status,
     )
     from cellrt.graph.graph import Graph
     from cellrt.graph.unfolder import Unfolder, unfold
@@ -60,11 +62,13 @@ _HOMES = {
         "RequestTooLargeError",
         "SessionError",
         "UnknownModelError",
+        "http_status",
     ),
-    "engine.future": ("RequestFuture", "Stream"),
+    "engine.future": ("RequestFuture",),
+    "engine.stream": ("Stream",),
     "graph.graph": ("Graph",),
     "engine.session": ("Session",),
-    "engine.session_store": ("SessionLimits",),
+    "engine.sessions": ("SessionLimits",),
     "definition.spec": ("RaggedRows", "ragged", "rows"),
     "view.timeline": ("Timeline",),
     "graph.unfolder": ("Unfolder", "unfold"),
@@ -104,6 +108,7 @@ __all__ = [
     "Unfolder",
     "UnknownModelError",
     "cell",
+    "http_status",
     "load_cell",
     "ragged",
     "rows",

@@ -1,84 +1,87 @@
 """Every error a user of cellrt can meet, by who is to blame.
 
-The hierarchy is flat on purpose: one class per cause, each with the HTTP status a server should answer with.
+The hierarchy is flat on purpose: one class per cause. ``http_status`` has the status that a server answers with.
 """
 
 from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Mapping
+from types import MappingProxyType
 
 
 class CellrtError(Exception):
     """Base of all errors raised by cellrt."""
 
-    http_status = 500
-
 
 class DefinitionError(CellrtError):
     """A cell, model or engine is defined wrongly: raised where it is defined or registered."""
-
-    http_status = 500
 
 
 class RequestError(CellrtError):
     """One request, or the graph its unfolder built, is wrong. No other request is affected."""
 
-    http_status = 400
-
 
 class RequestTooLargeError(RequestError):
-    """A request would not fit in the engine even if it were alone there."""
-
-    http_status = 413
+    """A request, or a batch of them, would not fit in the engine even if it were alone there."""
 
 
 class UnknownModelError(RequestError):
     """No model of that name is registered in this engine."""
 
-    http_status = 404
-
 
 class CellError(CellrtError):
     """A cell raised, returned a wrong shape, or a non-finite value where it promises finite ones."""
 
-    http_status = 500
-
 
 class OverloadError(CellrtError):
-    """The engine's queue is full: try again later."""
-
-    http_status = 429
+    """A queue is full: try again later."""
 
 
-class CancelledError(CellrtError):
-    """The request was cancelled by its client."""
-
-    http_status = 499
+class CancelledError(CellrtError, concurrent.futures.CancelledError, asyncio.CancelledError):
+    """The request was cancelled by its client. Also what ``concurrent.futures`` and ``asyncio`` call so."""
 
 
 class DeadlineError(CellrtError):
     """The request's deadline passed before its last cell was done."""
 
-    http_status = 504
-
 
 class SessionError(CellrtError):
     """A session has expired, was closed, or lost its state; or what was given is not a state of it."""
-
-    http_status = 410
 
 
 class DeviceError(CellrtError):
     """The worker that held the request's state died."""
 
-    http_status = 503
-
 
 class EngineClosedError(CellrtError):
     """The engine is closed, closing, or has no worker left."""
-
-    http_status = 503
 
 
 class InternalError(CellrtError):
     """A rule of the runtime is broken: a bug in cellrt. The message carries the story of the request."""
 
-    http_status = 500
+
+_HTTP_STATUS: Mapping[type[CellrtError], int] = MappingProxyType(
+    {
+        CellrtError: 500,
+        DefinitionError: 500,
+        RequestError: 400,
+        RequestTooLargeError: 413,
+        UnknownModelError: 404,
+        CellError: 500,
+        OverloadError: 429,
+        CancelledError: 499,
+        DeadlineError: 504,
+        SessionError: 410,
+        DeviceError: 503,
+        EngineClosedError: 503,
+        InternalError: 500,
+    }
+)
+
+
+def http_status(error: BaseException) -> int:
+    """The HTTP status for an error: that of its class or the nearest one above; 500 for errors that are not ours."""
+    return next((_HTTP_STATUS[kind] for kind in type(error).__mro__ if kind in _HTTP_STATUS), 500)

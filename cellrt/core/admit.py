@@ -81,6 +81,7 @@ def admit(t, shape, sequence, lane, streamed, session, rows):
     settings.free_request = request.next_free
     settings.num_live += 1
     request.sequence, request.state, request.lane, request.streamed = sequence, LIVE, lane, streamed
+    request.started_ns = 0
     request.nodes_left, request.in_flight, request.num_results = shape.nodes.size, 0, num_results
     request.results = request.first_link + shape.links.size
     request.session, request.num_states = session, num_states

@@ -113,6 +113,7 @@ class Processor:
         self._notices = np.zeros((64, 2), np.int32)
         self._room: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         """What ``compile_shape`` must know of the limits; None after they grew."""
+        self._free_types: list[int] = []
         self._free_sessions = list(range(self.limits.max_sessions))[::-1]
 
     def _make_tables(self) -> tables.Tables:
@@ -221,13 +222,15 @@ class Processor:
         max_steps: int = 1 << 20,
     ) -> int:
         """Adds a cell type; returns its id. Task buffers grow to hold its largest batch."""
-        type_id = self.num_types
+        type_id = self._free_types[-1] if self._free_types else self.num_types
         if type_id >= tables.MAX_TYPES:
             raise DefinitionError(f"more than {tables.MAX_TYPES} cell types in one engine")
         ports = tables.new_table(self._grown.ports + len(inputs) + len(outputs), tables.PORT)
         ports[: self._grown.ports] = self.tables.ports[: self._grown.ports]
         for k, port in enumerate([*inputs, *outputs]):
             ports[self._grown.ports + k] = (port.kind, port.carry, int(port.ragged))
+        self.tables.types[type_id] = 0
+        self.tables.step_ns[type_id] = 0
         row = self.tables.types[type_id]
         row["priority"], row["max_batch"], row["min_batch"] = priority, max_batch, min_batch
         row["max_steps"] = max_steps if any(port.carry >= 0 for port in inputs) else 1
@@ -245,10 +248,17 @@ class Processor:
             self.tables = self.tables._replace(ints=np.zeros(wanted * self.limits.max_tasks, np.int32))
             self._grown.buffer_ints = wanted
         self._grown.per_row = max(self._grown.per_row, int(row["per_row"]))
-        self.tables.settings["num_types"] = type_id + 1
+        if self._free_types:
+            self._free_types.pop()
+        else:
+            self.tables.settings["num_types"] = type_id + 1
         self._room = None
         self._notices = np.zeros((max(len(self._notices), 4 * max_batch + 64), 2), np.int32)
         return type_id
+
+    def remove_type(self, type_id: int) -> None:
+        """Takes out a cell type that no request uses any more; another type may get its id."""
+        self._free_types.append(type_id)
 
     def set_priority(self, type_id: int, priority: int) -> None:
         """Sets a cell type's priority: higher goes first."""
@@ -393,10 +403,10 @@ class Processor:
         """Ends a live request early. True if its rows are back; else a NOTICE_RELEASED follows."""
         return bool(cancel(self._at, request))
 
-    def lose_worker(self, worker: int) -> list[Notice]:
-        """Kills every request with work or state at a worker (location 1..)."""
+    def lose_worker(self, worker: int, *, is_gone: bool = True) -> list[Notice]:
+        """Kills every request with a task at a worker that died (location 1..); if its rows are gone, a row."""
         notices = np.zeros((3 * self.limits.max_requests + 4 * len(self._notices), 2), np.int32)
-        count = lose_worker(self._at, worker, notices)
+        count = lose_worker(self._at, worker, int(is_gone), notices)
         told: list[Notice] = notices[:count].tolist()
         return told
 

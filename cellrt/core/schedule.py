@@ -116,7 +116,10 @@ def submit_task(t, task_id):
         subgraph = t.subgraphs[t.nodes[first_id].subgraph]
         pin(t, subgraph, task.worker)
         subgraph.in_flight += 1
-        t.requests[subgraph.request].in_flight += 1
+        request = t.requests[subgraph.request]
+        request.in_flight += 1
+        if request.started_ns == 0:
+            request.started_ns = settings.now_ns
         tell(t, LAUNCHED, subgraph.request, task.number, task.rows)
         if not t.nodes[first_id].bits & LOOP:
             _update_dependencies(t, first_id, t.ints[lengths_at + row], task.worker, settings.early_release)

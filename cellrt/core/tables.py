@@ -106,6 +106,7 @@ PORT = np.dtype([("kind", "i4"), ("carry", "i4"), ("ragged", "i4")], align=True)
 REQUEST = np.dtype(
     [
         ("sequence", "i8"),
+        ("started_ns", "i8"),  # when the first task of it was submitted, 0 before
         ("state", "i4"),
         ("lane", "i4"),
         ("first_node", "i4"),

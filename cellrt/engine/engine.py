@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from cellrt.core.policy import NUM_PRIORITIES, BatchMakerPolicy, Job, lane_of
 from cellrt.core.processor import Limits, Processor, SchedulerSettings
 from cellrt.core.warm_up import warm_up
-from cellrt.engine.future import Channel, RequestFuture, Result, Stream, as_awaitable
+from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.manager import Manager
 from cellrt.engine.options import check_instance, check_numbers, check_workers
 from cellrt.engine.patience import announced
+from cellrt.engine.records import LiveRequest, SessionRecord
 from cellrt.engine.registration import Registrar
 from cellrt.engine.registry import Model, Plan, Registry
 from cellrt.engine.session import Session
-from cellrt.engine.session_store import SessionLimits, SessionRecord, SessionStore
+from cellrt.engine.sessions import SessionLimits, Sessions
+from cellrt.engine.stream import Channel, Stream
 from cellrt.engine.trace import Trace
-from cellrt.engine.waiting import LiveRequest
 from cellrt.errors import (
     DefinitionError,
     EngineClosedError,
-    OverloadError,
     RequestError,
     SessionError,
     UnknownModelError,
@@ -36,10 +36,13 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.view.cell_graph import CellGraph
 from cellrt.view.timeline import Timeline
 from cellrt.worker.arenas import Arenas
+from cellrt.worker.base import Worker
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.make import DEVICE_QUEUE_DEPTH, arenas_on, device_names, make_worker, open_device
 
 T = TypeVar("T")
+
+LONGEST_S = 1e9
 
 
 class Engine:
@@ -98,67 +101,71 @@ class Engine:
         with announced("cellrt compiles its scheduler, once for this machine: a minute or two"):
             warm_up()
         names, options = device_names(workers), device_options or DeviceOptions()
-        count = len(names)
-        self._devices = [open_device(name, options) for name in names]
+        devices = [open_device(name, options) for name in names]
         if queue_depth is None:
             queue_depth = 1 if names[:1] == ["cpu"] else DEVICE_QUEUE_DEPTH
-        policy = policy or BatchMakerPolicy()
-        settings = replace(settings or SchedulerSettings(), order_by_arrival=policy.order_by_arrival)
-        self._processor = Processor(count, limits, settings)
-        self._registry = Registry(self._processor, max_nodes)
-        self._arenas = [Arenas(), *map(arenas_on, self._devices)]
-        self._max_queue, self._policy = max_queue, policy
-        self._manager = Manager(
-            self._processor, self._arenas, self._registry.types, queue_depth, debug, sessions or SessionLimits()
+        self._policy = policy or BatchMakerPolicy()
+        settings = replace(settings or SchedulerSettings(), order_by_arrival=self._policy.order_by_arrival)
+        self._processor = Processor(len(names), limits, settings)
+        self._registry = registry = Registry(self._processor, max_nodes)
+        self._arenas = arenas = [Arenas(), *map(arenas_on, devices)]
+        self._manager = manager = Manager(
+            self._processor, arenas, registry, queue_depth, sessions or SessionLimits(), max_queue, debug
         )
-        if trace:
-            self._manager.trace = Trace()
         self._registrar = Registrar(
-            self._registry,
+            registry,
             self._processor,
-            self._arenas,
+            arenas,
             arena_bytes,
-            self._devices[0],
+            devices[0],
             threads_per_worker,
-            self._on_manager,
+            manager.turns.call,
+            lambda model: manager.retire(model, None),
         )
-        for location in range(1, count + 1):
-            worker = make_worker(
-                self._devices[location - 1],
+        turns = manager.turns
+
+        def make(location: int) -> Worker:
+            return make_worker(
+                devices[location - 1],
                 options,
                 location,
-                self._arenas,
-                self._registry.types,
-                self._manager.take_turns,
-                self._manager.has_news,
-                self._manager.wake_timekeeper,
+                arenas,
+                registry.types,
+                turns.take,
+                turns.has_news,
+                turns.wake,
                 threads_per_worker,
             )
-            self._manager.workers.append(worker)
-        self._thread = threading.Thread(target=self._manager.keep_time, name="cellrt-timekeeper", daemon=True)
-        self._num_submitted = 0
+
         self._register_lock = threading.Lock()
-        self._submit_lock = threading.RLock()  # a callback may submit again
         self._sequence = itertools.count(1)
-        self._closed = False
-        for worker in self._manager.workers:
-            worker.start()
-        self._thread.start()
+        self._trace = Trace() if trace else None
+        manager.start(make, len(names), self._trace)
         # Futures and sessions hold their engine: nobody waits for one that is dropped.
-        weakref.finalize(self, _abandon, self._manager).atexit = False
+        weakref.finalize(self, _abandon, manager).atexit = False
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.drain()
-        self.close()
+        try:
+            if kind is None:
+                self.drain()
+        finally:
+            self.close()
 
     def __repr__(self) -> str:
-        return f"Engine({len(self._manager.workers)} workers, models {list(self._registry.models)})"
+        return f"Engine({len(self._arenas) - 1} workers, models {list(self._registry.models)})"
 
-    def register(self, unfolder: Unfolder, *, priorities: dict[str, int] | None = None, warm_up: bool = True) -> None:
+    def register(
+        self,
+        unfolder: Unfolder,
+        *,
+        priorities: dict[str, int] | None = None,
+        warm_up: bool = True,
+        max_queue: int | None = None,
+        replace: bool = False,
+    ) -> None:
         """Registers a model: unfolds its example, adds its cells, allocates arenas, measures its cells.
 
         Args:
@@ -166,13 +173,42 @@ class Engine:
             priorities: cell priorities by cell name, over the cells' own and the default from the type graph.
             warm_up: run each new cell at a few batch sizes, so that the scheduler knows its step time; a RuntimeWarning
                 tells of one whose rows influence each other (see ``Cell.check_row_wise``).
+            max_queue: requests of this model that may be unfinished at once, within what the engine takes.
+            replace: take the place of the model of that name, to serve new weights, say: requests from now on go to
+                this one; those before, and sessions that are open, go on with the old one to their end. None is lost.
 
         Raises DefinitionError if the example does not unfold or ``priorities`` names no cell of it; EngineClosedError.
         """
+        if not isinstance(unfolder, Unfolder):
+            raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(unfolder).__name__}")
+        if max_queue is not None:
+            check_numbers(max_queue=max_queue)
         with self._register_lock:
-            self._registrar.register(unfolder, priorities or {}, warm_up)
+            known = self._registry.models.get(unfolder.name)
+            if known is not None and not replace:
+                raise DefinitionError(f"a model {unfolder.name!r} is registered already (see replace=True)")
+            model = self._registrar.prepare(unfolder, priorities or {}, warm_up, max_queue)
+            with self._manager.turns.gate:
+                self._registry.models[unfolder.name] = model
+            if known is not None:
+                self._manager.turns.call(lambda: self._manager.retire(known, None))
 
-    def submit(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> RequestFuture:
+    def unregister(self, model: str) -> None:
+        """Takes a model out: its name is unknown from now on.
+
+        Requests submitted before run to their end, then its sessions end with SessionError, and cells that no other
+        model uses are given up. Waits for none of it (see ``drain``). Raises UnknownModelError, EngineClosedError.
+        """
+        with self._register_lock:
+            known = self._model(model)
+            with self._manager.turns.gate:
+                del self._registry.models[model]
+            error = UnknownModelError(f"model {model!r} was unregistered")
+            self._manager.turns.call(lambda: self._manager.retire(known, error))
+
+    def submit(
+        self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+    ) -> RequestFuture:
         """Submits a request; returns at once with a future of its results (a dict of tensors on the CPU).
 
         Args:
@@ -180,28 +216,33 @@ class Engine:
             request: what the model's unfolder takes; unfolded and checked here, in the caller's thread.
             deadline: seconds from now; the request ends with DeadlineError if it is not done by then.
             priority: 0 (lowest) to 3.
+            wait: where the queue is full, wait for a place instead of raising OverloadError; no longer than the
+                deadline, then DeadlineError is raised.
 
         Raises UnknownModelError, RequestError, RequestTooLargeError, OverloadError, EngineClosedError.
         """
-        return self._submit(model, request, deadline, priority, None)
+        return self._submit(model, [request], deadline, priority, wait)[0]
 
     def submit_many(
-        self, model: str, requests: Iterable[Any], *, deadline: float | None = None, priority: int = 1
+        self,
+        model: str,
+        requests: Iterable[Any],
+        *,
+        deadline: float | None = None,
+        priority: int = 1,
+        wait: bool = False,
     ) -> list[RequestFuture]:
         """Submits several requests, all or none: raises as ``submit`` does, before any is submitted."""
-        known = self._model(model)
-        plans = [known.plan(request) for request in requests]
-        return self._enqueue(model, plans, deadline, priority, None)
+        return self._submit(model, list(requests), deadline, priority, wait)
 
     async def infer(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
         """Submits a request and awaits its results; cancelling the task cancels the request."""
-        result: Result = await as_awaitable(self.submit(model, request, deadline=deadline, priority=priority))
-        return result
+        return await as_awaitable(self.submit(model, request, deadline=deadline, priority=priority))
 
     def stream(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> Stream:
-        """Submits a request and returns its steps as they complete: for every result with steps, one row a step."""
+        """Submits a request and returns what it makes as it is made: see ``Stream``."""
         channel = Channel()
-        return Stream(self._submit(model, request, deadline, priority, channel), channel)
+        return Stream(self._submit(model, [request], deadline, priority, False, channel)[0], channel)
 
     def session(self, model: str, id: str | None = None, *, state: bytes | None = None) -> Session:
         """The open session of a model with that id, or a new one (with a random id if none is given).
@@ -214,22 +255,15 @@ class Engine:
         Raises UnknownModelError, OverloadError if too many sessions are open, RequestError if the model keeps no state,
         SessionError if ``state`` is not one of this model's cells.
         """
-        if self._closed:
-            raise EngineClosedError("the engine is closed")
-        states = self._model(model).states
-        if not states:
-            raise RequestError(f"model {model!r} keeps no state: its unfolder uses no keep=True, and no graph.keep")
-        record, is_new = self._manager.sessions.open(model, id, states)
-        made = Session(
-            record,
-            [self._registry.kinds[layout.kind] for layout in states],
-            lambda request, deadline, priority, streamed: self._submit_in(
-                record, request, deadline, priority, streamed
-            ),
-            lambda action: self._act_in(record, action),
-        )
+        with self._manager.turns.gate:
+            self._refuse_if_closed()
+            known = self._model(model)
+            if not known.states:
+                raise RequestError(f"model {model!r} keeps no state: its unfolder uses no keep=True, and no graph.keep")
+            record, is_new = self._manager.sessions.open(known, id)
+        made = Session(self, record, [self._registry.kinds[layout.kind] for layout in known.states])
         if is_new:
-            self._manager.command(lambda: self._manager.act_in_session(record, lambda: None))
+            self._manager.note_opened(record)
         if state is not None:
             try:
                 made.restore(state)
@@ -240,53 +274,48 @@ class Engine:
         return made
 
     def cancel(self, future: RequestFuture) -> bool:
-        """Asks to cancel a request, at any moment; False if it has ended."""
+        """Cancels a request, at any moment; False if it has ended otherwise."""
         return future.cancel()
 
     def graph(self, model: str, request: Any) -> CellGraph:
         """The cell graph of a request, to look at; nothing is run."""
         shape = self._model(model).plan(request).shape
-        return CellGraph(shape, [made.cell for made in self._registry.types])
+        return CellGraph(shape, {made.id: made.cell for made in list(self._registry.types.values())})
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Waits until every submitted request has ended and its callbacks have run; False on a time-out, in seconds."""
+        """Waits until every submitted request has ended and its callbacks have run.
+
+        False after ``timeout`` seconds, and if the engine failed. Raises RequestError in a future's callback.
+        """
         self._manager.refuse_in_callback()
-        end = None if timeout is None else time.monotonic() + timeout
-        while self._manager.num_answered < self._num_submitted and self._thread.is_alive():
-            if end is not None and time.monotonic() >= end:
-                return False
-            time.sleep(0.001)
-        return True
+        _check_timeout(timeout)
+        return self._manager.drain(timeout)
 
     def close(self, timeout: float = 30.0) -> None:
-        """Ends the engine: requests that are not done end with EngineClosedError; threads end. May be called twice."""
+        """Ends the engine: requests that are not done end with EngineClosedError; threads end. May be called twice.
+
+        Waits at most ``timeout`` seconds in all for a cell that runs; its thread then ends after it.
+        """
         self._manager.refuse_in_callback()
-        with self._submit_lock:
-            if self._closed:
-                return
-            self._closed = True
-        # Only when nothing can be launched any more may the workers be told to end.
-        is_cancelled = threading.Event()
-        self._manager.command(lambda: self._manager.cancel_all(is_cancelled))
-        end = time.monotonic() + timeout
-        while not is_cancelled.wait(0.1) and self._thread.is_alive() and time.monotonic() < end:
-            pass
-        for worker in self._manager.workers:
-            worker.close(timeout)
-        self._manager.command(self._manager.stop)
-        self._thread.join(timeout)
+        _check_timeout(timeout)
+        with self._manager.turns.gate:
+            self._manager.is_closing = True
+        if self._manager.close(timeout):
+            self._arenas.clear()
 
     def statistics(self) -> dict[str, Any]:
-        """Counts so far: requests by end, tasks and mean batch by cell, sessions, latency of the last requests.
+        """Counts so far: requests by end, in all and by model, with latency, queueing and computation time of the last
+        requests; tasks, nodes and mean batch by cell; sessions.
 
         ``retried``: tasks of a cell that failed and were tried again in halves, to find the rows to blame.
 
         Cells of one name are told apart by the beginning of their identity.
         """
-        sessions = self._manager.sessions
+        sessions, unfinished = self._manager.sessions, self._manager.places.num_unfinished
+        by_model = {name: model.places.num_unfinished for name, model in list(self._registry.models.items())}
         return {
-            "unfinished": self._num_unfinished,
-            **self._manager.statistics.snapshot(self._registry.types),
+            "unfinished": unfinished,
+            **self._manager.statistics.snapshot(dict(self._registry.types), by_model),
             "sessions": {
                 "open": len(sessions),
                 "resident": sessions.num_resident,
@@ -296,13 +325,38 @@ class Engine:
 
     def timeline(self) -> Timeline:
         """What ran when, since the start; needs ``trace=True``."""
-        if self._manager.trace is None:
+        if self._trace is None:
             raise DefinitionError("timeline: make the engine with trace=True")
-        return self._on_manager(self._manager.take_timeline)
+        return self._manager.turns.call(self._manager.take_timeline)
 
     def check(self) -> None:
         """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""
-        self._on_manager(self._manager._check)
+        self._manager.turns.call(self._manager.check)
+
+    def submit_in(
+        self,
+        session: SessionRecord,
+        request: Any,
+        deadline: float | None,
+        priority: int,
+        wait: bool,
+        channel: Channel | None,
+    ) -> RequestFuture:
+        """Submits a request of a session: see ``Session.submit``."""
+        if session.error is not None:
+            raise SessionError(str(session.error))
+        plan = session.model.plan(request)
+        if plan.states != session.states:
+            kept, wanted = ([layout.name for layout in states] for states in (plan.states, session.states))
+            raise RequestError(f"{session}: expected a request that keeps {wanted}, got one that keeps {kept}")
+        with self._manager.turns.gate:
+            if wait:
+                self._wait_for_room(session.model, 1, deadline)
+            return self._enqueue(session.model, [plan], deadline, priority, channel, session)[0]
+
+    def call_in(self, session: SessionRecord, function: Callable[[Sessions], T]) -> T:
+        """Calls a function of the engine's sessions when what a session was asked before is over."""
+        return self._manager.call_in(session, function)
 
     def _model(self, name: object) -> Model:
         if not isinstance(name, str):
@@ -314,107 +368,87 @@ class Engine:
         return model
 
     def _submit(
-        self, name: str, request: Any, deadline: float | None, priority: int, channel: Channel | None
-    ) -> RequestFuture:
-        return self._enqueue(name, [self._model(name).plan(request)], deadline, priority, channel)[0]
+        self,
+        name: str,
+        requests: Sequence[Any],
+        deadline: float | None,
+        priority: int,
+        wait: bool,
+        channel: Channel | None = None,
+    ) -> list[RequestFuture]:
+        while True:
+            model = self._model(name)
+            plans = [model.plan(request) for request in requests]
+            with self._manager.turns.gate:
+                if wait:
+                    self._wait_for_room(model, len(plans), deadline)
+                if self._registry.models.get(name) is model:
+                    return self._enqueue(model, plans, deadline, priority, channel, None)
+            # Another has taken its place, or it was unregistered: plans name the cells of the one they were made for.
 
-    def _submit_in(
-        self, session: SessionRecord, request: Any, deadline: float | None, priority: int, streamed: bool
-    ) -> RequestFuture | Stream:
-        """Submits a request of a session."""
-        if session.error is not None:
-            raise SessionError(str(session.error))
-        plan = self._model(session.model).plan(request)
-        if plan.states != session.states:
-            kept, wanted = ([layout.name for layout in states] for states in (plan.states, session.states))
-            raise RequestError(f"{session}: expected a request that keeps {wanted}, got one that keeps {kept}")
-        channel = Channel() if streamed else None
-        future = self._enqueue(session.model, [plan], deadline, priority, channel, session)[0]
-        return future if channel is None else Stream(future, channel)
-
-    def _act_in(self, session: SessionRecord, action: Callable[[SessionStore], T]) -> T:
-        """Calls a function of the session store when what the session was asked before is done."""
-
-        def act() -> T:
-            if session.error is not None:
-                raise SessionError(str(session.error))
-            return action(self._manager.sessions)
-
-        return self._on_manager(act, session)
+    def _wait_for_room(self, model: Model, count: int, deadline: float | None) -> None:
+        """Waits for places in the queue, at most so many seconds; under the gate."""
+        manager, places = self._manager, (self._manager.places, model.places)
+        if not all(one.has_room(count) for one in places):
+            manager.refuse_in_callback()
+            end_s = None if deadline is None else time.monotonic() + _seconds("deadline", deadline)
+            manager.room.wait(places, count, end_s, manager.closed)
 
     def _enqueue(
         self,
-        name: str,
+        model: Model,
         plans: Sequence[Plan],
         deadline: float | None,
         priority: int,
         channel: Channel | None,
-        session: SessionRecord | None = None,
+        session: SessionRecord | None,
     ) -> list[RequestFuture]:
-        """Hands in requests, all or none."""
+        """Hands in requests, all or none, whatever interrupts it: they count from ``hand_in`` on."""
         if not isinstance(priority, int) or not 0 <= priority < NUM_PRIORITIES:
             raise RequestError(f"priority: expected 0 to {NUM_PRIORITIES - 1}, got {priority!r}")
-        if deadline is not None and not (isinstance(deadline, int | float) and 0 < deadline < math.inf):
-            raise RequestError(f"deadline: expected seconds from now, more than 0, got {deadline!r}")
-        now_ns = time.perf_counter_ns()
-        deadline_ns = None if deadline is None else now_ns + int(deadline * 1e9)
-        requests: list[LiveRequest] = []
-        with self._submit_lock:
-            if self._closed or not self._thread.is_alive():
-                raise EngineClosedError("the engine is closed")
-            if not self._manager.has_workers:
-                raise EngineClosedError("the engine has no worker left")
-            if self._num_unfinished + len(plans) > self._max_queue:
-                more = f"; {len(plans)} more came" if len(plans) > 1 else ""
-                raise OverloadError(
-                    f"{self._num_unfinished} requests are unfinished, the engine takes {self._max_queue}{more}"
-                )
+        now_ns, manager = time.perf_counter_ns(), self._manager
+        deadline_ns = None if deadline is None else now_ns + int(1e9 * _seconds("deadline", deadline))
+        places = (manager.places, model.places)
+        with manager.turns.gate:
+            self._refuse_if_closed()
+            for one in places:
+                one.check(len(plans))
+            requests: list[LiveRequest] = []
             for plan in plans:
                 job = Job(next(self._sequence), plan.num_nodes, priority, deadline)
                 order, lane = float(self._policy.admission_key(job)), lane_of(self._policy, job)
-                future = RequestFuture(self._manager)
+                future = RequestFuture(manager)
                 requests.append(
-                    LiveRequest(future, plan, name, job, now_ns, deadline_ns, channel, order, lane, session)
+                    LiveRequest(future, plan, model, job, now_ns, deadline_ns, channel, order, lane, session)
                 )
-            self._num_submitted += len(plans)
-            self._manager.post(requests)
+            if requests:
+                manager.hand_in(requests, places)
         return [request.future for request in requests]
 
-    @property
-    def _num_unfinished(self) -> int:
-        return self._num_submitted - self._manager.num_ended
-
-    def _on_manager(self, function: Callable[[], T], session: SessionRecord | None = None) -> T:
-        """Runs a function in a turn of the manager, or in its place in a session, and returns its result."""
-        self._manager.refuse_in_callback()
-        if self._closed or not self._thread.is_alive():
+    def _refuse_if_closed(self) -> None:
+        stopped = self._manager.turns.stopped
+        if stopped is not None:
+            raise EngineClosedError(str(stopped))
+        if self._manager.is_closing:
             raise EngineClosedError("the engine is closed")
-        done = threading.Event()
-        results: list[T] = []
-        errors: list[BaseException] = []
+        if not self._manager.has_workers:
+            raise EngineClosedError("the engine has no worker left")
 
-        def message() -> None:
-            try:
-                results.append(function())
-            except BaseException as error:
-                errors.append(error)
-            finally:
-                done.set()
 
-        if session is None:
-            self._manager.command(message)
-        else:
-            self._manager.command(lambda: self._manager.act_in_session(session, message))
-        while not done.wait(1.0):
-            if not self._thread.is_alive() and not done.is_set():
-                raise EngineClosedError("the engine closed meanwhile")
-        if errors:
-            raise errors[0]
-        return results[0]
+def _seconds(what: str, given: object) -> float:
+    """A time of a client's. Raises RequestError unless it is a number of seconds above 0."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(given, bool | str) and 0 < (seconds := float(given)) <= LONGEST_S:  # type: ignore[arg-type]
+            return seconds
+    raise RequestError(f"{what}: expected seconds from now, more than 0 and at most {LONGEST_S:g}, got {given!r:.80}")
+
+
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None and timeout != 0:
+        _seconds("timeout", timeout)
 
 
 def _abandon(manager: Manager) -> None:
     """Ends the threads of an engine that was dropped without ``close``; waits for nothing."""
-    manager.command(lambda: manager.cancel_all(threading.Event()))
-    manager.command(manager.end_workers)
-    manager.command(manager.stop)
+    manager.turns.command(manager.end_all)
+    manager.turns.command(lambda: manager.turns.stop(EngineClosedError("the engine was dropped")))

@@ -1,22 +1,25 @@
-"""What a client holds while its request runs: a future, or a stream of steps."""
+"""What a client holds while its request runs: a future."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from concurrent.futures._base import FINISHED, PENDING
-from queue import SimpleQueue
+from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from typing import Any, Protocol
 
 import torch
 
+from cellrt.errors import CancelledError
+
 Result = dict[str, torch.Tensor]
 
-_making = threading.Lock()
-"""Held to make a future's condition, and to end a future that has none."""
+OVER = (CANCELLED_AND_NOTIFIED, FINISHED)
+
+_settling = threading.RLock()
+"""Held to make a future's condition, and to settle a future that has none. A collection inside may cancel another."""
 
 
 class Owner(Protocol):
@@ -30,89 +33,137 @@ class Owner(Protocol):
 
 
 class RequestFuture(Future[Result]):
-    """A request's future: ``result(timeout)``, ``add_done_callback``, ``cancel``, ``await``. Safe from any thread.
+    """A request's future, as ``concurrent.futures`` has them, and it can be awaited. Safe from any thread.
 
-    ``cancel`` asks the engine; the request then ends with ``cellrt.CancelledError`` unless it ends otherwise first.
-    Callbacks run in a thread of the engine: they should be short, and waiting for a request there raises RequestError.
+    ``cancel`` ends it at once with ``cellrt.CancelledError``; the engine then drops what is left of the request.
+    Callbacks run in a thread of the engine (after ``cancel``: of the caller). They should be short, and waiting there
+    for a request that has not ended raises RequestError.
     """
 
     # The base makes a condition for every future and locks it at every call, which is a good part of what a small
     # request costs. Here a condition is made when the first thread needs one: most requests end before.
 
     def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+        self._owner: Owner | None = owner
         self._state = PENDING
         self._result = self._exception = None
         self._waiters: list[Any] = []
         self._done_callbacks: list[Callable[[Future[Result]], object]] = []
+        self._made_condition: threading.Condition | None = None
 
-    def __getattr__(self, name: str) -> threading.Condition:
-        if name != "_condition":
-            raise AttributeError(f"a request's future has no {name!r}")
-        with _making:
-            condition: threading.Condition = self.__dict__.setdefault("_condition", threading.Condition())
-        return condition
+    @property
+    def _condition(self) -> threading.Condition:
+        """What the base, ``wait`` and ``as_completed`` of ``concurrent.futures`` hold while they look at the future."""
+        self._refuse_to_wait()
+        with _settling:
+            if self._made_condition is None:
+                self._made_condition = threading.Condition()
+            return self._made_condition
+
+    @_condition.setter
+    def _condition(self, _: threading.Condition) -> None:
+        """The base's own is not needed."""
+
+    def __repr__(self) -> str:
+        return f"RequestFuture({self._state.lower().replace('_', ' ')})"
 
     def done(self) -> bool:
         """Whether the request has ended."""
-        return self._state == FINISHED
+        return self._state in OVER
+
+    def cancelled(self) -> bool:
+        """Whether ``cancel`` ended it."""
+        return self._state == CANCELLED_AND_NOTIFIED
+
+    def running(self) -> bool:
+        """Always False: from its submission on a request may run or be cancelled."""
+        return False
 
     def result(self, timeout: float | None = None) -> Result:
         """The results; waits for them at most ``timeout`` seconds. Raises the request's error, or TimeoutError."""
-        if self._state == FINISHED and self._result is not None:
+        self._wait(timeout)
+        if self._result is not None:
             return self._result
-        self._refuse_to_wait()
-        return super().result(timeout)
+        raise self._exception or RuntimeError("a future ended without an outcome")
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The request's error, or None; waits for its end at most ``timeout`` seconds, or raises TimeoutError."""
-        self._refuse_to_wait()
-        return super().exception(timeout)
+        """The request's error, or None; waits for its end at most ``timeout`` seconds, or raises TimeoutError.
 
-    def _refuse_to_wait(self) -> None:
-        if self._state != FINISHED:
-            self._owner.refuse_in_callback()
+        Raises CancelledError if the request was cancelled, as any future does.
+        """
+        self._wait(timeout)
+        if self.cancelled() and self._exception is not None:
+            raise self._exception
+        return self._exception
+
+    def error(self) -> BaseException | None:
+        """The error of a request that has ended, CancelledError included; None if it has not, or has results."""
+        return self._exception
+
+    def add_done_callback(self, fn: Callable[[Future[Result]], object]) -> None:
+        """Calls ``fn(self)`` when the request has ended, in the engine's thread, or at once if it has."""
+        self._done_callbacks.append(fn)
+        if self.done():
+            self._invoke_callbacks()
+
+    def cancel(self) -> bool:
+        """Ends the request with CancelledError; False if it has ended otherwise."""
+        owner = self._owner
+        if self._settle(CancelledError("the request was cancelled by its client"), CANCELLED_AND_NOTIFIED):
+            if owner is not None:
+                owner.ask_to_cancel(self)
+            self._invoke_callbacks()
+        return self.cancelled()
+
+    def finish(self, outcome: Result | BaseException) -> bool:
+        """Ends the future; called by the engine, once. False if the client had cancelled it before."""
+        if not self._settle(outcome, FINISHED):
+            return False
+        self._invoke_callbacks()
+        return True
 
     def __await__(self) -> Generator[Any, None, Result]:
         """The results; cancelling the awaiting task cancels the request."""
         result: Result = yield from as_awaitable(self).__await__()
         return result
 
-    def add_done_callback(self, fn: Callable[[Future[Result]], object]) -> None:
-        """Calls ``fn(self)`` when the request has ended, in the engine's thread, or at once if it has."""
-        self._done_callbacks.append(fn)
-        if self._state == FINISHED:
-            self._invoke_callbacks()
+    def _wait(self, timeout: float | None) -> None:
+        if not self.done():
+            condition = self._condition
+            with condition:
+                if not condition.wait_for(self.done, timeout):
+                    raise TimeoutError(f"the request has not ended within {timeout} s")
 
-    def cancel(self) -> bool:
-        """Asks the engine to cancel; False if the request has ended."""
-        if self.done():
-            return False
-        self._owner.ask_to_cancel(self)
+    def _refuse_to_wait(self) -> None:
+        owner = self._owner
+        if owner is not None and not self.done():
+            owner.refuse_in_callback()
+
+    def _settle(self, outcome: Result | BaseException, state: str) -> bool:
+        """Gives the future its outcome, unless it has one, and wakes whoever waits."""
+        with _settling:
+            condition = self._made_condition
+            if condition is None:
+                return self._take(outcome, state)
+        with condition:
+            if not self._take(outcome, state):
+                return False
+            for waiter in self._waiters:
+                if state == CANCELLED_AND_NOTIFIED:
+                    waiter.add_cancelled(self)
+                else:
+                    (waiter.add_result if self._exception is None else waiter.add_exception)(self)
+            condition.notify_all()
         return True
 
-    def finish(self, outcome: Result | BaseException) -> None:
-        """Ends the future; called by the engine, once."""
-        with _making:
-            condition = self.__dict__.get("_condition")
-            if condition is None:
-                self._settle(outcome)
-        if condition is not None:
-            with condition:
-                if self._settle(outcome):
-                    for waiter in self._waiters:
-                        (waiter.add_result if self._exception is None else waiter.add_exception)(self)
-                    condition.notify_all()
-        self._invoke_callbacks()
-
-    def _settle(self, outcome: Result | BaseException) -> bool:
-        if self._state == FINISHED:  # a client called set_result or set_exception itself
+    def _take(self, outcome: Result | BaseException, state: str) -> bool:
+        if self.done():
             return False
         if isinstance(outcome, BaseException):
             self._exception = outcome
         else:
             self._result = outcome
-        self._state = FINISHED
+        self._state, self._owner = state, None
         return True
 
     def _invoke_callbacks(self) -> None:
@@ -124,83 +175,36 @@ class RequestFuture(Future[Result]):
                 return
             try:
                 callback(self)
-            except Exception:
+            except BaseException:  # whatever a client's own code raises, it must not reach the engine
                 logging.getLogger("cellrt").exception("a callback of %r raised", self)
 
 
-class Channel:
-    """Carries a stream's items from the engine's thread to the client; None ends it."""
+def as_awaitable(future: RequestFuture) -> asyncio.Future[Result]:
+    """Wraps a future for the running event loop; cancelling the wrapper cancels the request.
 
-    def __init__(self) -> None:
-        self.items: SimpleQueue[Result | None] = SimpleQueue()
-        self.wake: Callable[[], None] | None = None
-
-    def put(self, item: Result | None) -> None:
-        """Adds a step, or None at the end; called by the engine."""
-        self.items.put(item)
-        wake = self.wake
-        if wake is not None:
-            wake()
-
-
-class Stream:
-    """Steps of a request as they complete: iterate with ``for`` or ``async for``.
-
-    Each item is a dict from result name to that step's row. An error of the request is raised from the
-    iteration. Leaving the stream (``close``, ``with``, or dropping it) cancels the request.
+    Raises RequestError in a future's callback, where the loop would wait for its own thread.
     """
+    future._refuse_to_wait()
+    loop = asyncio.get_running_loop()
+    wrapper: asyncio.Future[Result] = loop.create_future()
 
-    def __init__(self, future: RequestFuture, channel: Channel) -> None:
-        self.future = future
-        self._channel = channel
-        future.add_done_callback(lambda _: channel.put(None))
+    def copy() -> None:
+        error = future.error()
+        if wrapper.done():
+            return
+        if error is not None:
+            wrapper.set_exception(error)
+        else:
+            wrapper.set_result(future.result())
 
-    def close(self) -> None:
-        """Cancels the request if it has not ended."""
-        self.future.cancel()
+    def ended(_: Future[Result]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(copy)
 
-    def __enter__(self) -> Stream:
-        return self
+    def left(made: asyncio.Future[Result]) -> None:
+        if made.cancelled():
+            future.cancel()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Result]:
-        try:
-            while (item := self._channel.items.get()) is not None:
-                yield item
-            self.future.result()
-        finally:
-            self.close()
-
-    async def __aiter__(self) -> AsyncIterator[Result]:
-        loop = asyncio.get_running_loop()
-        arrived = asyncio.Event()
-
-        def wake() -> None:
-            try:
-                loop.call_soon_threadsafe(arrived.set)
-            except RuntimeError:  # the loop is closed: nobody listens any more
-                self.future.cancel()
-
-        self._channel.wake = wake
-        try:
-            while True:
-                arrived.clear()
-                while not self._channel.items.empty():
-                    item = self._channel.items.get()
-                    if item is None:
-                        self.future.result()
-                        return
-                    yield item
-                await arrived.wait()
-        finally:
-            self.close()
-
-
-def as_awaitable(future: RequestFuture) -> Any:
-    """Wraps a future for the running event loop; cancelling the wrapper cancels the request."""
-    return asyncio.wrap_future(future)
+    wrapper.add_done_callback(left)
+    future.add_done_callback(ended)
+    return wrapper

@@ -28,6 +28,7 @@ class Registrar:
         device: where cells are measured; None: the CPU.
         num_threads: torch threads of a CPU worker.
         run_in_turn: calls a function when nobody else changes the engine's state.
+        give_up: frees what a model has that nobody found yet.
     """
 
     def __init__(
@@ -39,16 +40,16 @@ class Registrar:
         device: Device | None,
         num_threads: int,
         run_in_turn: Callable[[Callable[[], Any]], Any],
+        give_up: Callable[[Model], None],
     ) -> None:
         self._registry, self._processor, self._arenas, self._arena_bytes = registry, processor, arenas, arena_bytes
-        self._device, self._num_threads, self._run_in_turn = device, num_threads, run_in_turn
+        self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
 
-    def register(self, unfolder: Unfolder, priorities: Mapping[str, int], warm_up: bool) -> None:
-        """See ``Engine.register``."""
-        if not isinstance(unfolder, Unfolder):
-            raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(unfolder).__name__}")
-        if unfolder.name in self._registry.models:
-            raise DefinitionError(f"a model {unfolder.name!r} is registered already")
+    def prepare(self, unfolder: Unfolder, priorities: Mapping[str, int], warm_up: bool, max_queue: int | None) -> Model:
+        """Makes a model that the engine can serve; what it needs is there, and nobody finds it yet.
+
+        Raises DefinitionError if the example does not unfold or ``priorities`` names no cell of it.
+        """
         discovery = Discovery(self._registry.max_nodes)
         recorded = check_example(unfolder, discovery)
         names = {cell.name for cell in discovery.cells}
@@ -61,10 +62,15 @@ class Registrar:
             priorities.get(cell.name, default if cell.priority is None else cell.priority)
             for cell, default in zip(discovery.cells, default_priorities(recorded, discovery))
         ]
-        self._run_in_turn(lambda: self._add(discovery, chosen, times))
-        model = Model(unfolder, self._registry, self._processor)
-        model.states = model.plan(unfolder.example).states
-        self._registry.models[unfolder.name] = model
+        types = self._run_in_turn(lambda: self._add(discovery, chosen, times))
+        model = Model(unfolder, self._registry, self._processor, types, max_queue)
+        model.states = recorded.states
+        try:
+            model.plan(unfolder.example)
+        except BaseException:
+            self._give_up(model)
+            raise
+        return model
 
     def _prepare(self, model: str, cells: list[Cell], warm_up: bool) -> dict[str, dict[int, float]]:
         """Does for the cells that are new what no request shall wait for; returns their step times by identity."""
@@ -79,8 +85,10 @@ class Registrar:
             warn_unless_row_wise(cell, depth=4)  # who called Engine.register
         return {cell.identity: measure_steps(cell, self._device, self._num_threads) for cell in new}
 
-    def _add(self, discovery: Discovery, priorities: list[int], times: Mapping[str, Mapping[int, float]]) -> None:
-        """Adds a model's kinds, constants and cells; in a turn of the manager."""
+    def _add(
+        self, discovery: Discovery, priorities: list[int], times: Mapping[str, Mapping[int, float]]
+    ) -> frozenset[int]:
+        """Adds a model's kinds, constants and cells; in a turn. Returns the types, which stay while the model does."""
         for spec in discovery.specs:
             worker_rows = rows_for(spec, self._arena_bytes, MAX_ARENA_ROWS)
             host_rows = rows_for(spec, 4 * self._arena_bytes, 4 * MAX_ARENA_ROWS)
@@ -97,3 +105,4 @@ class Registrar:
             if made is not None:
                 for rows, seconds in times.get(cell.identity, {}).items():
                     self._processor.set_step_time(made.id, rows, seconds)
+        return self._registry.use(discovery.cells)

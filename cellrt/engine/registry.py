@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from cellrt.core.shape import Shape
 from cellrt.core.tables import NUM_PERMANENT
 from cellrt.definition.define import Cell
 from cellrt.definition.spec import RowSpec
+from cellrt.engine.places import Places
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.graph import Recorded
 from cellrt.graph.results import ResultLayout, StateLayout
@@ -71,32 +73,27 @@ class Registry:
     def __init__(self, processor: Processor, max_nodes: int) -> None:
         self._processor = processor
         self.max_nodes = max_nodes
-        self.types: list[CellType] = []
+        self.types: dict[int, CellType] = {}
         self.kinds: list[RowSpec] = []
         self.models: dict[str, Model] = {}
         self._type_ids: dict[str, int] = {}
-        self._known_cells: dict[int, tuple[Cell, int]] = {}
+        self._num_users: Counter[int] = Counter()
+        """Models of each cell type."""
         self._kind_ids: dict[RowSpec, int] = {}
         self._constants: dict[tuple[int, bytes], int] = {}
         self._rows_of_tensors: dict[int, tuple[torch.Tensor, int]] = {}
 
-    def cell_type(self, cell: Cell) -> int:
-        """Type id of a cell. Raises RequestError if no model of the engine has it."""
-        known = self._known_cells.get(id(cell))
-        if known is not None:
-            return known[1]
-        if cell.identity not in self._type_ids:
-            raise RequestError(
-                f"cell {cell.name!r} is not one of the model's: the example request did not use it; "
-                "name it in unfold(cells=[...])"
-            )
-        type_id = self._type_ids[cell.identity]
-        self._known_cells[id(cell)] = (cell, type_id)
-        return type_id
+    def name_of(self, type_id: int) -> str:
+        """Name of a type's cell."""
+        return self.types[type_id].cell.name
 
     def has_type(self, cell: Cell) -> bool:
         """Whether an equal cell is known."""
         return cell.identity in self._type_ids
+
+    def find_type(self, cell: Cell) -> int:
+        """Type id of an equal cell; -1 if none is known."""
+        return self._type_ids.get(cell.identity, -1)
 
     def kind(self, spec: RowSpec) -> int:
         """Kind of a row spec. Raises RequestError if no cell of the engine has such rows."""
@@ -158,30 +155,90 @@ class Registry:
             max_steps=1 if cell.batch_sizes and not cell.has_steps else 1 << 20,
         )
         made = CellType(type_id, cell, tuple(p.kind for p in inputs), tuple(p.kind for p in outputs))
-        self.types.append(made)
+        self.types[type_id] = made
         self._type_ids[cell.identity] = type_id
         return made
 
+    def use(self, cells: Sequence[Cell]) -> frozenset[int]:
+        """Type ids of cells that are known, which stay as long as the model that asks: see ``release``."""
+        types = frozenset(self._type_ids[cell.identity] for cell in cells)
+        self._num_users.update(types)
+        return types
+
+    def release(self, types: frozenset[int]) -> list[int]:
+        """Gives up what ``use`` gave; returns the types that are no more."""
+        self._num_users.subtract(types)
+        unused = [type_id for type_id in types if not self._num_users[type_id]]
+        for type_id in unused:
+            made = self.types.pop(type_id)
+            del self._type_ids[made.cell.identity], self._num_users[type_id]
+        return unused
+
 
 class Model:
-    """An unfolder bound to an engine, with the compiled shapes of the requests it has seen."""
+    """An unfolder bound to an engine, with the compiled shapes of the requests it has seen.
+
+    Attributes:
+        name: the unfolder's.
+        types: the cell types that its requests may use.
+        places: its part of the queue.
+        states: what a session of the model keeps.
+        num_live: requests accepted and not over; written in turns.
+        num_sessions: open sessions.
+    """
 
     def __init__(
-        self, unfolder: Unfolder, registry: Registry, processor: Processor, max_cached_bytes: int = 1 << 24
+        self,
+        unfolder: Unfolder,
+        registry: Registry,
+        processor: Processor,
+        types: frozenset[int],
+        max_queue: int | None = None,
+        max_cached_bytes: int = 1 << 24,
     ) -> None:
-        self.unfolder = unfolder
+        self.unfolder, self.name, self.types = unfolder, unfolder.name, types
+        self.places = Places(f"model {unfolder.name!r}", max_queue)
+        self.states: tuple[StateLayout, ...] = ()
+        self.num_live = self.num_sessions = 0
         self._registry, self._processor = registry, processor
+        self.max_nodes = registry.max_nodes
+        self._known_cells: dict[int, tuple[Cell, int]] = {}
         self._shapes: OrderedDict[bytes, tuple[Shape, int]] = OrderedDict()
         self._cached_bytes, self._max_cached_bytes = 0, max_cached_bytes
-        self.states: tuple[StateLayout, ...] = ()
-        """What a session of the model keeps."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request and no session of it is left; a turn may ask."""
+        return not (self.num_live or self.num_sessions or self.places.num_unfinished)
+
+    def cell_type(self, cell: Cell) -> int:
+        """Type id of a cell. Raises RequestError if the model does not have it."""
+        known = self._known_cells.get(id(cell))
+        if known is not None:
+            return known[1]
+        type_id = self._registry.find_type(cell)
+        if type_id not in self.types:
+            raise RequestError(
+                f"cell {cell.name!r} is not one of the model's: the example request did not use it; "
+                "name it in unfold(cells=[...])"
+            )
+        self._known_cells[id(cell)] = (cell, type_id)
+        return type_id
+
+    def kind(self, spec: RowSpec) -> int:
+        """See ``Registry.kind``."""
+        return self._registry.kind(spec)
+
+    def constant_row(self, spec: RowSpec, value: torch.Tensor) -> int:
+        """See ``Registry.constant_row``."""
+        return self._registry.constant_row(spec, value)
 
     def plan(self, request: Any) -> Plan:
         """Unfolds a request and checks it, in the caller's thread.
 
         Raises RequestError, RequestTooLargeError.
         """
-        recorded = self.unfolder.record(self._registry, request)
+        recorded = self.unfolder.record(self, request)
         return Plan(*self._shape(recorded), recorded.results, recorded.externals, recorded.states)
 
     def _shape(self, recorded: Recorded) -> tuple[Shape, int]:

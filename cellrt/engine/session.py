@@ -4,18 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
-from numpy.typing import NDArray
 
 from cellrt.definition.bits import as_bits
 from cellrt.definition.spec import RowSpec, describe
-from cellrt.engine.future import RequestFuture, Result, Stream, as_awaitable
+from cellrt.engine.future import RequestFuture, Result, as_awaitable
+from cellrt.engine.records import SessionRecord
+from cellrt.engine.sessions import Sessions
+from cellrt.engine.stream import Channel, Stream
 from cellrt.errors import EngineClosedError, SessionError
 
-if TYPE_CHECKING:
-    from cellrt.engine.session_store import SessionRecord
+T = TypeVar("T")
+
+
+class Host(Protocol):
+    """What a session asks of its engine."""
+
+    def submit_in(
+        self,
+        session: SessionRecord,
+        request: Any,
+        deadline: float | None,
+        priority: int,
+        wait: bool,
+        channel: Channel | None,
+    ) -> RequestFuture:
+        """Submits a request of a session."""
+
+    def call_in(self, session: SessionRecord, function: Callable[[Sessions], T]) -> T:
+        """Calls a function of the engine's sessions when what the session was asked before is over."""
 
 
 class Session:
@@ -28,8 +47,8 @@ class Session:
     is to go on.
     """
 
-    def __init__(self, record: SessionRecord, specs: list[RowSpec], submit: Callable[..., Any], act: Any) -> None:
-        self._record, self._specs, self._submit, self._act = record, specs, submit, act
+    def __init__(self, host: Host, record: SessionRecord, specs: list[RowSpec]) -> None:
+        self._host, self._record, self._specs = host, record, specs
 
     def __enter__(self) -> Self:
         return self
@@ -44,35 +63,35 @@ class Session:
     @property
     def model(self) -> str:
         """Name of its model."""
-        return self._record.model
+        return self._record.model.name
 
     @property
     def id(self) -> str:
         """The id that it was opened with, or a random one."""
         return self._record.key
 
-    def submit(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> RequestFuture:
+    def submit(
+        self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+    ) -> RequestFuture:
         """As ``Engine.submit``; also raises SessionError if the session has ended."""
-        future: RequestFuture = self._submit(request, deadline, priority, False)
-        return future
+        return self._host.submit_in(self._record, request, deadline, priority, wait, None)
 
     async def infer(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
         """As ``Engine.infer``."""
-        result: Result = await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
-        return result
+        return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
 
     def stream(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Stream:
         """As ``Engine.stream``."""
-        stream: Stream = self._submit(request, deadline, priority, True)
-        return stream
+        channel = Channel()
+        return Stream(self._host.submit_in(self._record, request, deadline, priority, False, channel), channel)
 
     def reset(self) -> None:
         """Makes the state zeros, after the requests submitted so far."""
-        self._act(lambda store: store.replace(self._record, None))
+        self._host.call_in(self._record, lambda sessions: sessions.replace(self._record, None))
 
     def export(self) -> bytes:
         """The state after the requests submitted so far, in the safetensors format: see ``restore``."""
-        saved: list[NDArray[Any]] | None = self._act(lambda store: store.read(self._record))
+        saved = self._host.call_in(self._record, lambda sessions: sessions.read(self._record))
         from safetensors.torch import save  # here: a bare machine with a GPU need not have it
 
         tensors = {}
@@ -106,7 +125,7 @@ class Session:
             saved.append(as_bits(value))
         if tensors:
             raise SessionError(f"{self._record}: the state is of other cells: unknown are {sorted(tensors)}")
-        self._act(lambda store: store.replace(self._record, saved))
+        self._host.call_in(self._record, lambda sessions: sessions.replace(self._record, saved))
 
     def close(self) -> None:
         """Ends the session after the requests submitted so far and frees its state; its id may be used anew.
@@ -115,4 +134,5 @@ class Session:
         """
         if self._record.error is not None:
             return
-        self._act(lambda store: store.end(self._record, SessionError(f"{self._record} is closed")))
+        ended = SessionError(f"{self._record} is closed")
+        self._host.call_in(self._record, lambda sessions: sessions.end(self._record, ended))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,34 +14,81 @@ from cellrt.worker.cell_type import CellType
 WINDOW = 4096
 
 
+def _window() -> deque[int]:
+    return deque(maxlen=WINDOW)
+
+
 @dataclass
-class Statistics:
-    """Written by the manager; ``snapshot`` may be read from any thread (it may lag by a turn of the loop)."""
+class Ends:
+    """How requests ended: of one model, or of all. Times are of the last that were done."""
 
     num_done: int = 0
     errors: Counter[str] = field(default_factory=Counter)
+    latencies_ns: deque[int] = field(default_factory=_window)
+    queueing_ns: deque[int] = field(default_factory=_window)
+
+    def count(self, error: Exception | None, arrival_ns: int, started_ns: int, now_ns: int) -> None:
+        """Counts a request that ended; ``started_ns`` is when its first task was launched."""
+        if error is None:
+            self.num_done += 1
+            self.latencies_ns.append(now_ns - arrival_ns)
+            self.queueing_ns.append(max(0, started_ns - arrival_ns))
+        else:
+            self.errors[type(error).__name__] += 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counts, and p50, p90 and p99 of times in seconds (empty before the first).
+
+        ``queueing_s`` is from arrival to the launch of the first task, ``computation_s`` from there to the reply
+        (BatchMaker section 2.7); together they are ``latency_s``.
+        """
+        latencies, queueing = np.array(list(self.latencies_ns)) / 1e9, np.array(list(self.queueing_ns)) / 1e9
+        size = min(latencies.size, queueing.size)
+        return {
+            "done": self.num_done,
+            "errors": dict(self.errors),
+            "latency_s": _percentiles(latencies),
+            "queueing_s": _percentiles(queueing),
+            "computation_s": _percentiles(latencies[:size] - queueing[:size]),
+        }
+
+
+@dataclass
+class Statistics:
+    """Written in turns; ``snapshot`` may be read from any thread (it may lag by a turn)."""
+
+    every: Ends = field(default_factory=Ends)
+    by_model: dict[str, Ends] = field(default_factory=dict)
     tasks: Counter[int] = field(default_factory=Counter)
     rows: Counter[int] = field(default_factory=Counter)
     steps: Counter[int] = field(default_factory=Counter)
-    latencies_ns: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def count_task(self, type_id: int, rows: int, positions: int) -> None:
-        """Counts a launched task of ``rows`` rows and ``positions`` cell invocations."""
+        """Counts a task of ``rows`` rows and ``positions`` cell invocations."""
         self.tasks[type_id] += 1
         self.rows[type_id] += rows
         self.steps[type_id] += positions
 
-    def count_end(self, error: Exception | None, latency_ns: int) -> None:
-        """Counts a request that ended."""
-        if error is None:
-            self.num_done += 1
-            self.latencies_ns.append(latency_ns)
-        else:
-            self.errors[type(error).__name__] += 1
+    def forget_type(self, type_id: int) -> None:
+        """Begins a type's counts anew, for another cell that gets its number."""
+        for counts in (self.tasks, self.rows, self.steps):
+            counts.pop(type_id, None)
 
-    def snapshot(self, types: Sequence[CellType]) -> dict[str, Any]:
-        """Requests by end, what each cell did, and latencies. Cells of one name are told apart by their identity."""
-        names = Counter(made.cell.name for made in types)
+    def count_end(self, model: str, error: Exception | None, arrival_ns: int, started_ns: int, now_ns: int) -> None:
+        """Counts a request that ended; see ``Ends.count``."""
+        self.every.count(error, arrival_ns, started_ns, now_ns)
+        ends = self.by_model.get(model)
+        if ends is None:
+            ends = self.by_model[model] = Ends()
+        ends.count(error, arrival_ns, started_ns, now_ns)
+
+    def snapshot(self, types: Mapping[int, CellType], unfinished: Mapping[str, int]) -> dict[str, Any]:
+        """Requests by end, in all and by model, and what each cell did.
+
+        Cells of one name are told apart by their identity. ``unfinished``: by model.
+        """
+        known = list(types.values())
+        names = Counter(made.cell.name for made in known)
         cells = {
             made.cell.name if names[made.cell.name] == 1 else f"{made.cell.name} {made.cell.identity[:8]}": {
                 "tasks": self.tasks[made.id],
@@ -49,18 +96,16 @@ class Statistics:
                 "nodes": self.steps[made.id],
                 "retried": made.retries.count,
             }
-            for made in types
+            for made in known
         }
-        return {
-            "done": self.num_done,
-            "errors": dict(self.errors),
-            "cells": cells,
-            "latency_s": self._latency_percentiles_s(),
+        models = {
+            name: {"unfinished": unfinished.get(name, 0), **self.by_model.get(name, Ends()).snapshot()}
+            for name in [*unfinished, *(name for name in list(self.by_model) if name not in unfinished)]
         }
+        return {**self.every.snapshot(), "models": models, "cells": cells}
 
-    def _latency_percentiles_s(self) -> dict[str, float]:
-        """p50, p90 and p99 of the last finished requests, in seconds; empty before the first."""
-        latencies = np.array(self.latencies_ns, np.float64) / 1e9
-        if not latencies.size:
-            return {}
-        return {f"p{q}": float(np.percentile(latencies, q)) for q in (50, 90, 99)}
+
+def _percentiles(values: np.ndarray) -> dict[str, float]:
+    if not values.size:
+        return {}
+    return {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}

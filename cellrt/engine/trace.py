@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cellrt.engine.waiting import LiveRequest
+from cellrt.engine.records import LiveRequest
 from cellrt.view.timeline import RequestSpan, TaskSpan, Timeline
 from cellrt.worker.base import Done
 
@@ -33,7 +33,7 @@ class Trace:
     def end(self, request: LiveRequest, now_ns: int) -> None:
         """Notes a request that was answered with its results."""
         arrival_s, now_s = request.arrival_ns / 1e9, now_ns / 1e9
-        self._requests.append(RequestSpan(request.job.sequence, request.model, arrival_s, now_s))
+        self._requests.append(RequestSpan(request.job.sequence, request.model.name, arrival_s, now_s))
 
     def timeline(self) -> Timeline:
         """The timeline so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import networkx as nx
@@ -15,7 +16,7 @@ MAX_DRAWN_NODES = 2_000
 class CellGraph:
     """A compiled cell graph. ``num_subgraphs`` counts what the scheduler is handed."""
 
-    def __init__(self, shape: Shape, cells: list[Cell]) -> None:
+    def __init__(self, shape: Shape, cells: Mapping[int, Cell]) -> None:
         self._shape, self._cells = shape, cells
 
     def __repr__(self) -> str:

@@ -55,6 +55,11 @@ class Worker(ABC):
         name: of the thread.
     """
 
+    check_every_s: float | None = None
+    """How often somebody must ask whether it is alive while tasks are outstanding; None: it tells when it ends."""
+    is_replaceable = True
+    """Whether, after its death, another can take its place and go on with its arenas."""
+
     def __init__(
         self, take_turns: Callable[[], bool], has_news: Callable[[], bool], ended: Callable[[], None], name: str
     ) -> None:
@@ -92,8 +97,8 @@ class Worker(ABC):
         """Wakes the worker to take a turn if it is idle; False if it is not."""
         if not self._is_idle:
             return False
+        self._queue.put(WAKE)  # first: a client that is interrupted in between leaves a worker that wakes
         self._is_idle = False
-        self._queue.put(WAKE)
         return True
 
     def has_finished(self) -> bool:
@@ -109,13 +114,15 @@ class Worker(ABC):
             self._popped += 1
         return done
 
+    def forget(self, type_id: int) -> None:  # noqa: B027 - most have nothing to forget
+        """Drops what was kept for a cell type that is no more; its number may come to mean another."""
+
     def end(self) -> None:
         """Lets the thread end after its queue."""
         self._queue.put(None)
 
-    def close(self, timeout_s: float) -> bool:
-        """Lets the thread end after its queue; returns whether it did in time."""
-        self.end()
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the thread's end; returns whether it came in time."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -69,7 +69,7 @@ def make_worker(
     options: DeviceOptions,
     location: int,
     arenas: list[Arenas],
-    types: list[CellType],
+    types: Mapping[int, CellType],
     take_turns: Callable[[], bool],
     has_news: Callable[[], bool],
     ended: Callable[[], None],

@@ -70,7 +70,7 @@ def test_overrides(engine) -> None:
 
     engine.register(model(function, torch.ones(SIZE)), priorities={"Recurrent": 3}, warm_up=False)
     priorities = engine._processor.tables.types["priority"]
-    found = {made.cell.name: int(priorities[made.id]) for made in engine._registry.types}
+    found = {made.cell.name: int(priorities[made.id]) for made in engine._registry.types.values()}
     assert found == {"own": 7, "tree_leaf": 1, "Recurrent": 3}
 
 

@@ -96,7 +96,7 @@ def test_the_padded_baseline_gives_the_same_phonemes(expected: Expected) -> None
 
 def test_the_decoder_goes_first() -> None:
     with make_engine(1, 512) as engine:
-        names = [made.cell.name for made in engine._registry.types]
+        names = [made.cell.name for made in engine._registry.types.values()]
         priorities = dict(zip(names, engine._processor.tables.types["priority"], strict=False))
     assert priorities["decoder"] > priorities["encoder"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import wait
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from cellrt.core.processor import Limits
 from cellrt.core.tables import FREE
 from cellrt.core.validate import broken_rules
 from cellrt.engine.engine import Engine
+from cellrt.engine.future import RequestFuture
 
 WAIT_S = 30.0
 """Time limit of every wait: long enough for a busy machine, short enough to see what hangs."""
@@ -42,11 +44,17 @@ def assert_same(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch
         )
 
 
+def error_of(future: RequestFuture) -> BaseException | None:
+    """How a request ended: its error, CancelledError included, or None."""
+    assert wait([future], WAIT_S).done, "the request has not ended"
+    return future.error()
+
+
 def close_and_check(engine: Engine) -> None:
     """Closes the engine; then no request is live, every rule holds and so every row is back."""
     engine.close(WAIT_S)
     tables = engine._processor.tables
-    assert not engine._thread.is_alive()
+    assert not engine._manager.turns._thread.is_alive()
     assert broken_rules(tables) == []
     assert (tables.requests["state"] == FREE).all()
     assert not tables.tasks["in_use"].any()

@@ -12,7 +12,7 @@ import torch
 from cellrt.errors import CancelledError, CellError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
-from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
+from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
 from tests.engine.models import RAISE, WIDTH, Gate, chain_model, loop_model, make_cells
 
 PLAIN, WITH_STEPS, COUNT = make_cells()
@@ -132,6 +132,8 @@ def test_a_stream_gives_every_step_once(engine):
         expected = run_one_by_one(unfolder, request)
         stream = engine.stream(model, request)
         items = list(stream)
+        if "total" in expected:
+            assert_same(items.pop(), {"total": expected["total"]})
         names = {name for name in expected if name != "total"}
         assert all(item.keys() == names for item in items)
         assert_same(
@@ -185,7 +187,7 @@ def test_leaving_a_stream_cancels_its_request(how):
     else:
         del stream
         gc.collect()
-    assert type(future.exception(WAIT_S)) is CancelledError
+    assert type(error_of(future)) is CancelledError
     gate.open.set()
     held.result(WAIT_S)
     close_and_check(engine)

@@ -25,7 +25,7 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.dry import DryDeviceError
 from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
 from tests.engine.author import make_unfolder
-from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check
+from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check, error_of
 from tests.engine.models import DIE, NOT_FINITE, RAISE, WIDTH, WRONG_SHAPE, chain_model, loop_model, make_cells
 from tests.engine.test_engine_properties import REQUESTS
 from tests.engine.zoo import make_zoo
@@ -193,7 +193,7 @@ def test_only_the_guilty_requests_fail(device, fault, name):
         requests.append((torch.tensor([mark, 1.0]), 1 + k % 5) if name == "loop" else steps)
     for k, (request, future) in enumerate(zip(requests, engine.submit_many(name, requests))):
         if k in (2, 3, 9):
-            assert type(future.exception(WAIT_S)) is CellError
+            assert type(error_of(future)) is CellError
         else:
             assert_same(future.result(WAIT_S), run_one_by_one(model, request))
     close_and_check(engine)
@@ -233,7 +233,7 @@ def test_requests_are_cancelled_at_any_moment():
     for future in futures[::3]:
         future.cancel()
     for k, future in enumerate(futures):
-        error = future.exception(WAIT_S)
+        error = error_of(future)
         assert error is None or (k % 3 == 0 and type(error).__name__ == "CancelledError")
     close_and_check(engine)
 
@@ -279,10 +279,10 @@ def test_a_hung_task_loses_its_device(ring_bytes):
     serve(engine, model, [torch.zeros(WIDTH)])
     hung = engine.submit("hang", torch.full((WIDTH,), 7.0))
     others = [engine.submit("hang", torch.ones(WIDTH)) for _ in range(40)]
-    error = hung.exception(WAIT_S)
+    error = error_of(hung)
     assert type(error) is DeviceError
     assert "HungError" in str(error)
-    assert all(type(other.exception(WAIT_S)) in (DeviceError, type(None)) for other in others)
+    assert all(type(error_of(other)) in (DeviceError, type(None)) for other in others)
     serve(engine, model, [torch.ones(WIDTH)])
     is_over.set()
     close_and_check(engine)

@@ -11,7 +11,7 @@ from cellrt.core.processor import SchedulerSettings
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.author import OPERATIONS, make_unfolder
-from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
+from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
 from tests.engine.zoo import make_zoo
 
 REQUESTS = st.lists(
@@ -91,7 +91,7 @@ def test_each_request_ends_once_however_it_ends(requests, options, max_batch, en
         for k, (request, future) in enumerate(zip(requests, futures)):
             if future is None:
                 continue
-            error = future.exception(WAIT_S)
+            error = error_of(future)
             if error is None:
                 assert_same(future.result(), run_one_by_one(unfolder, request))
             else:

@@ -12,7 +12,7 @@ from cellrt.definition.define import cell
 from cellrt.errors import CellError, DeviceError, EngineClosedError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
-from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
+from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
 from tests.engine.models import DIE, NOT_FINITE, RAISE, WIDTH, WRONG_SHAPE, Gate, chain_model, loop_model, make_cells
 
 FAULTS = [RAISE, WRONG_SHAPE, NOT_FINITE]
@@ -47,7 +47,7 @@ def test_only_the_guilty_requests_fail(model, fault):
     futures = engine.submit_many(model, requests)
     for k, (request, future) in enumerate(zip(requests, futures)):
         if k in guilty:
-            error = future.exception(WAIT_S)
+            error = error_of(future)
             assert type(error) is CellError
             assert repr(CELLS[model].name) in str(error)
         else:
@@ -86,7 +86,7 @@ def test_failures_are_those_of_the_reference(drawn, workers, max_batch, runs, ea
             try:
                 expected = run_one_by_one(by_name[model], request)
             except CellError:
-                assert type(future.exception(WAIT_S)) is CellError
+                assert type(error_of(future)) is CellError
             else:
                 assert_same(future.result(WAIT_S), expected)
         engine.check()
@@ -131,7 +131,7 @@ def test_a_guilty_row_splits_its_task_without_a_word_in_the_log(caplog):
     engine.register(MODELS["chain"], warm_up=False)
     requests = [request_of("chain", 1, RAISE if k == 3 else 0.0, 0) for k in range(8)]
     for future in engine.submit_many("chain", requests):
-        future.exception(WAIT_S)
+        error_of(future)
     assert engine.statistics()["cells"]["add"]["retried"] >= 1
     assert not [record for record in caplog.records if record.name == "cellrt"]
     close_and_check(engine)
@@ -197,7 +197,7 @@ def test_the_engine_says_that_it_stopped_when_its_last_worker_dies():
             break
         futures[-1].exception(WAIT_S)
     for future in futures:
-        error = future.exception(WAIT_S)
+        error = error_of(future)
         assert error is None or type(error) in (DeviceError, EngineClosedError)
     with pytest.raises(EngineClosedError, match="no worker left"):
         engine.submit("chain", healthy[0])
@@ -216,7 +216,7 @@ def test_a_request_that_waits_for_room_ends_when_the_last_worker_dies():
     waiting = [engine.submit("chain", request_of("chain", 20, 0.0, 0)) for _ in range(12)]
     gate.open.set()
     gate_future.result(WAIT_S)
-    assert type(deadly.exception(WAIT_S)) is DeviceError
+    assert type(error_of(deadly)) is DeviceError
     for future in waiting:
-        assert type(future.exception(WAIT_S)) in (DeviceError, EngineClosedError, type(None))
+        assert type(error_of(future)) in (DeviceError, EngineClosedError, type(None))
     close_and_check(engine)

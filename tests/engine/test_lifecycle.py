@@ -24,7 +24,7 @@ from cellrt.errors import (
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.author import OPERATIONS, make_unfolder
-from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
+from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
 from tests.engine.models import WIDTH, Gate, chain_model, make_cells
 from tests.engine.zoo import make_zoo
 
@@ -52,9 +52,9 @@ def test_cancel_while_waiting_while_running_and_after_the_end():
     engine, gate, held = gated_engine()
     waiting = engine.submit("chain", steps(3))
     assert waiting.cancel()
-    assert type(waiting.exception(WAIT_S)) is CancelledError
+    assert type(error_of(waiting)) is CancelledError
     assert engine.cancel(held)  # its task is running: the request ends at once, its rows come back later
-    assert type(held.exception(WAIT_S)) is CancelledError
+    assert type(error_of(held)) is CancelledError
     gate.open.set()
     done = engine.submit("chain", steps(3))
     done.result(WAIT_S)
@@ -80,8 +80,8 @@ def test_cancel_at_any_moment(seed):
             if draw.random() < 0.4:
                 draw.choice(futures)[1].cancel()
             if draw.random() < 0.2:
-                futures[0][1].exception(WAIT_S)
-        ended.extend((request, future.exception(WAIT_S) or future.result()) for request, future in futures)
+                error_of(futures[0][1])
+        ended.extend((request, error_of(future) or future.result()) for request, future in futures)
 
     threads = [threading.Thread(target=client, args=(k,)) for k in range(3)]
     for thread in threads:
@@ -102,13 +102,13 @@ def test_deadlines_before_and_while_running():
     late = [engine.submit("chain", steps(k + 1), deadline=0.001 * (k + 1)) for k in range(5)]
     in_time = engine.submit("chain", steps(2), deadline=WAIT_S)
     for future in late:
-        assert type(future.exception(WAIT_S)) is DeadlineError
+        assert type(error_of(future)) is DeadlineError
     assert not held.done() and not in_time.done()
     running = engine.submit("gate", torch.ones(WIDTH), deadline=0.05)
     gate.open.set()
     held.result(WAIT_S)
     in_time.result(WAIT_S)
-    assert type(running.exception(WAIT_S)) in (DeadlineError, type(None))
+    assert type(error_of(running)) in (DeadlineError, type(None))
     close_and_check(engine)
 
 
@@ -215,7 +215,7 @@ def test_close_with_work_in_flight_ends_it():
     closing = threading.Thread(target=engine.close, args=(WAIT_S,))
     closing.start()
     for future in (held, *waiting):
-        assert type(future.exception(WAIT_S)) is EngineClosedError
+        assert type(error_of(future)) is EngineClosedError
     gate.open.set()
     closing.join(WAIT_S)
     assert not closing.is_alive()
@@ -232,7 +232,7 @@ def test_a_closed_engine_refuses():
     with pytest.raises(EngineClosedError):
         engine.register(RUNS, warm_up=False)
     assert engine.drain(WAIT_S)
-    assert not engine._thread.is_alive()
+    assert not engine._manager.turns._thread.is_alive()
 
 
 def test_the_context_manager_finishes_what_was_submitted():
@@ -251,7 +251,7 @@ def test_the_context_manager_does_not_wait_after_an_error():
             held = engine.submit("gate", torch.ones(WIDTH))
             held.add_done_callback(lambda _: gate.open.set())
             raise ZeroDivisionError
-    assert type(held.exception(WAIT_S)) is EngineClosedError
+    assert type(error_of(held)) is EngineClosedError
     close_and_check(engine)
 
 
@@ -306,7 +306,7 @@ def test_statistics_count_every_end():
     assert engine.statistics()["latency_s"] == {}
     for k in range(1, 6):
         engine.submit("chain", steps(k)).result(WAIT_S)
-    engine.submit("chain", torch.full((1, WIDTH), 101.0)).exception(WAIT_S)
+    error_of(engine.submit("chain", torch.full((1, WIDTH), 101.0)))
     counts = engine.statistics()
     assert (counts["unfinished"], counts["done"], counts["errors"]) == (0, 5, {"CellError": 1})
     assert counts["cells"]["add"]["nodes"] == 16
@@ -335,7 +335,7 @@ def test_the_threads_of_an_engine_that_is_dropped_end():
     engine = small_engine(2)
     engine.register(CHAIN, warm_up=False)
     engine.submit("chain", steps(3)).result(WAIT_S)
-    threads = [engine._thread, *(worker._thread for worker in engine._manager.workers)]
+    threads = [engine._manager.turns._thread, *(worker._thread for worker in engine._manager.workers)]
     dropped = weakref.ref(engine)
     del engine
     gc.collect()

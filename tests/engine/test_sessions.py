@@ -16,7 +16,7 @@ from cellrt.cells import GRUCell, LSTMCell
 from cellrt.core.processor import Limits
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
-from cellrt.engine.session_store import SessionLimits
+from cellrt.engine.sessions import SessionLimits
 from cellrt.errors import (
     CancelledError,
     CellError,
@@ -29,7 +29,7 @@ from cellrt.errors import (
 from cellrt.graph.graph import Graph
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
-from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check, small_engine
+from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check, error_of, small_engine
 from tests.engine.models import DIE, RAISE, WIDTH, Gate, make_cells
 
 PLAIN, WITH_STEPS, LOOP = make_cells()
@@ -248,7 +248,7 @@ def test_a_cancelled_request_leaves_the_state_of_its_last_completed_step():
     assert gate.entered.wait(WAIT_S)
     cancelled, after = session.submit(steps(5)), session.submit(steps(1))
     assert cancelled.cancel()
-    assert type(cancelled.exception(WAIT_S)) is CancelledError
+    assert type(error_of(cancelled)) is CancelledError
     gate.open.set()
     assert torch.equal(after.result(WAIT_S)["h"][-1], sum_after(3))
     held.result(WAIT_S)
@@ -404,11 +404,11 @@ def test_state_lost_while_a_request_waits_for_admission_is_an_error_and_never_ze
     # The gate and the deadly request take both places of the tables, so the others wait.
     deadly = engine.submit("runs", steps(2, DIE))
     waiting = [session.submit(steps(1)) for session in sessions]
-    assert isinstance(deadly.exception(WAIT_S), DeviceError)
+    assert isinstance(error_of(deadly), DeviceError)
     gate.open.set()
     held.result(WAIT_S)
     for future in waiting:
-        error = future.exception(WAIT_S)
+        error = error_of(future)
         assert isinstance(error, SessionError), (error, future)
     close_and_check(engine)
 

@@ -10,6 +10,7 @@ there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -64,7 +65,7 @@ def _compiled_cell(cell_type: CellType, arenas: list[Arenas]) -> CompiledCell | 
 class Executor:
     """Executes tasks at one location. One thread calls it; reads other locations' arenas where the task says so."""
 
-    def __init__(self, location: int, arenas: list[Arenas], types: list[CellType]) -> None:
+    def __init__(self, location: int, arenas: list[Arenas], types: Mapping[int, CellType]) -> None:
         self._location = location
         self._arenas = arenas
         self._types = types
@@ -79,6 +80,10 @@ class Executor:
         if compiled is not None and self._run_compiled(compiled, buffer):
             return []
         return self._run_module(self._types[type_id], buffer)
+
+    def forget(self, type_id: int) -> None:
+        """Drops what was kept for a cell type that no task has."""
+        self._compiled.pop(type_id, None)
 
     def _run_compiled(self, cell: CompiledCell, buffer: NDArray[np.int32]) -> bool:
         """Runs a task in one compiled call; False if the kernel refused it."""

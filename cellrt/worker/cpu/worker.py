@@ -35,6 +35,10 @@ class CpuWorker(Worker):
         self._executor = executor
         self._num_threads = num_threads
 
+    def forget(self, type_id: int) -> None:
+        """See ``Worker.forget``."""
+        self._executor.forget(type_id)
+
     def _serve(self) -> None:
         use_torch_threads(self._num_threads)
         while (item := self._next()) is not None:

@@ -7,6 +7,7 @@ rings. The host's rows are read by ``begin`` and written by ``collect``, and by 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -90,7 +91,7 @@ class DeviceExecutor:
     """Executes the tasks of one location on its device."""
 
     def __init__(
-        self, location: int, arenas: list[Arenas], types: list[CellType], device: Device, options: DeviceOptions
+        self, location: int, arenas: list[Arenas], types: Mapping[int, CellType], device: Device, options: DeviceOptions
     ) -> None:
         self.device, self._location, self._arenas, self._types = device, location, arenas, types
         own = arenas[location]

@@ -11,6 +11,7 @@ arena's last row, which nobody reads.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -132,7 +133,7 @@ class Planner:
         pad: pad rows and counts to a few sizes, so that layouts recur; else only as the cell demands.
     """
 
-    def __init__(self, location: int, types: list[CellType], arenas: DeviceArenas, pad: bool) -> None:
+    def __init__(self, location: int, types: Mapping[int, CellType], arenas: DeviceArenas, pad: bool) -> None:
         self._location, self._types, self._arenas, self._pad = location, types, arenas, pad
         self._known: dict[tuple[object, ...], Plan] = {}
 

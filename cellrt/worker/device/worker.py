@@ -44,6 +44,9 @@ class CudaWorker(Worker):
         take_turns, has_news, ended, name: see ``Worker``.
     """
 
+    check_every_s = 1.0
+    is_replaceable = False
+
     def __init__(
         self,
         executor: DeviceExecutor,

@@ -1,10 +1,10 @@
-"""The sessions of an engine: whose state lies where, whose turn it is, and who has been idle too long.
+"""The sessions of an engine: whose state lies where, what each was asked in which order, who has been idle too long.
 
 A session's requests run one after the other; those of different sessions in any order. Between requests its state lies
 in rows of the worker that made it. When rows run short, or more sessions have some than may, the state of those idle
 longest is copied to host memory, and comes back with the session's next request.
 
-``open`` and ``forget`` may be called from any thread; everything else belongs to the holder of the manager's turn.
+``open`` and ``forget`` may be called from any thread; everything else belongs to the holder of the turn.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core.moves import SessionState
 from cellrt.core.processor import Processor
 from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
+from cellrt.engine.records import LiveRequest, SessionRecord
+from cellrt.engine.registry import Model
+from cellrt.engine.turns import Call
 from cellrt.errors import DeviceError, OverloadError, RequestError, SessionError
-from cellrt.graph.results import StateLayout
 from cellrt.worker.arenas import Arenas
-
-if TYPE_CHECKING:
-    from cellrt.engine.waiting import LiveRequest
 
 EVICTED_TOGETHER = 64
 
@@ -48,28 +48,7 @@ class SessionLimits:
     idle_timeout_s: float | None = 3600.0
 
 
-@dataclass(eq=False)
-class SessionRecord:
-    """One session."""
-
-    model: str
-    key: str
-    states: tuple[StateLayout, ...]
-    id: int = -1
-    """Its id in the processor, from its first request on."""
-    saved: list[NDArray[Any]] | None = None
-    """Its state in host memory, as ``arena.as_bits``, if it is not at a worker (or zeros)."""
-    running: LiveRequest | None = None
-    waiting: deque[LiveRequest | Callable[[], None]] = field(default_factory=deque)
-    last_used_s: float = 0.0
-    error: SessionError | None = None
-    """Why it takes no requests any more."""
-
-    def __str__(self) -> str:
-        return f"session {self.key!r} of model {self.model!r}"
-
-
-class SessionStore:
+class Sessions:
     """The sessions of one engine."""
 
     def __init__(self, limits: SessionLimits, processor: Processor, arenas: list[Arenas]) -> None:
@@ -77,7 +56,7 @@ class SessionStore:
         self.num_evictions = 0
         self._processor, self._arenas = processor, arenas
         self._lock = threading.Lock()
-        self._records: dict[tuple[str, str], SessionRecord] = {}
+        self._records: dict[tuple[Model, str], SessionRecord] = {}
         self._idle: OrderedDict[SessionRecord, None] = OrderedDict()
         self._resident: OrderedDict[SessionRecord, None] = OrderedDict()
         self._lost: dict[int, DeviceError] = {}
@@ -85,18 +64,22 @@ class SessionStore:
     def __len__(self) -> int:
         return len(self._records)
 
+    def __iter__(self) -> Iterator[SessionRecord]:
+        with self._lock:
+            return iter(list(self._records.values()))
+
     @property
     def num_resident(self) -> int:
         """Sessions without a running request that have state at a worker."""
         return len(self._resident)
 
-    def open(self, model: str, key: str | None, states: tuple[StateLayout, ...]) -> tuple[SessionRecord, bool]:
+    def open(self, model: Model, key: str | None) -> tuple[SessionRecord, bool]:
         """The session of that id, and whether it is new; made if there is none, with a random id if None is given.
 
         Raises OverloadError, RequestError.
         """
         if not isinstance(key, str | None):
-            raise RequestError(f"session of model {model!r}: expected a str as id, got {key!r}")
+            raise RequestError(f"session of model {model.name!r}: expected a str as id, got {key!r}")
         with self._lock:
             known = self._records.get((model, key)) if key is not None else None
             if known is not None:
@@ -105,9 +88,10 @@ class SessionStore:
                 raise OverloadError(
                     f"{len(self._records)} sessions are open, the engine takes {self.limits.max_sessions}"
                 )
-            made = SessionRecord(model, key if key is not None else uuid.uuid4().hex, states)
+            made = SessionRecord(model, key if key is not None else uuid.uuid4().hex, model.states)
             made.last_used_s = time.monotonic()
             self._records[model, made.key] = made
+            model.num_sessions += 1
             return made, True
 
     def forget(self, record: SessionRecord) -> None:
@@ -115,19 +99,28 @@ class SessionStore:
         with self._lock:
             if self._records.get((record.model, record.key)) is record:
                 del self._records[record.model, record.key]
+                record.model.num_sessions -= 1
 
-    def note_idle(self, record: SessionRecord) -> None:
-        """Takes in that a session has nothing to do."""
-        record.last_used_s = time.monotonic()
-        self._idle[record] = None
-        self._idle.move_to_end(record)
+    def next_request(self, record: SessionRecord) -> LiveRequest | None:
+        """Calls what the session was asked up to its next request, and returns that; None if there is none to begin."""
+        while record.running is None and record.queue:
+            item, _ = record.queue.popitem(last=False)
+            if isinstance(item, LiveRequest):
+                return item
+            item.run()
+        if record.running is None and record.state is SessionState.IDLE:
+            record.last_used_s = time.monotonic()
+            self._idle[record] = None
+            self._idle.move_to_end(record)
+        return None
 
-    def note_waiting(self, record: SessionRecord) -> None:
+    def begin(self, record: SessionRecord, request: LiveRequest) -> None:
         """Takes in that a session's request waits for its admission; opens the session in the processor.
 
-        Raises OverloadError if the processor has no more.
+        Raises SessionError if the session has ended, OverloadError if the processor has no more.
         """
-        self._idle.pop(record, None)
+        if record.error is not None:
+            raise SessionError(str(record.error))
         if record.id < 0:
             opened = self._processor.open_session()
             if opened is None:
@@ -135,17 +128,28 @@ class SessionStore:
             record.id = opened
             if record.saved is not None:
                 self._processor.drop_states(opened, bring=True)
+        self._idle.pop(record, None)
+        record.running = request
+        record.move(SessionState.WAITING)
 
     def note_admitted(self, record: SessionRecord) -> None:
         """Takes in that the request has the state now."""
         record.saved = None
+        record.move(SessionState.RUNNING)
         self._resident.pop(record, None)
 
-    def note_released(self, record: SessionRecord) -> None:
-        """Takes in that the request gave the state back; the session ends if that was at a lost worker."""
+    def note_over(self, record: SessionRecord) -> None:
+        """Takes in that its request is over; the session ends if it left the state at a lost worker."""
         record.running = None
-        if record.id < 0:  # it ended while its request waited
+        if record.state is SessionState.ENDED:  # while its request waited
             return
+        was_running = record.state is SessionState.RUNNING
+        record.move(SessionState.IDLE)
+        if was_running:
+            self._settle(record)
+
+    def _settle(self, record: SessionRecord) -> None:
+        """Looks where a request has left the state."""
         handles = self._handles(record)
         lost = [location for location in self._lost if location in (handle >> LOCATION_SHIFT for handle in handles)]
         if lost:
@@ -171,7 +175,7 @@ class SessionStore:
         return bool(oldest)
 
     def read(self, record: SessionRecord) -> list[NDArray[Any]] | None:
-        """A copy of an idle session's state, ``[*shape]`` each, as ``arena.as_bits``; None if it is zeros."""
+        """A copy of an idle session's state, ``[*shape]`` each, as ``as_bits``; None if it is zeros."""
         if record.saved is not None:
             return [value.copy() for value in record.saved]
         if record.id < 0 or not self._handles(record):
@@ -187,14 +191,14 @@ class SessionStore:
     def replace(self, record: SessionRecord, saved: list[NDArray[Any]] | None) -> None:
         """Gives an idle session another state; None is zeros."""
         record.saved = saved
-        record.error = None
         if record.id >= 0:
             self._processor.drop_states(record.id, bring=saved is not None)
         self._resident.pop(record, None)
 
     def end(self, record: SessionRecord, error: SessionError) -> None:
-        """Ends an idle session for good: later requests on it get ``error``."""
+        """Ends a session that has no running request, for good: later requests on it get ``error``."""
         record.error, record.saved = error, None
+        record.move(SessionState.ENDED)
         if record.id >= 0:
             self._processor.close_session(record.id)
             record.id = -1
@@ -202,13 +206,17 @@ class SessionStore:
         self._resident.pop(record, None)
         self.forget(record)
 
+    @property
+    def next_expiry_s(self) -> float | None:
+        """When, on the monotonic clock, the session that is idle longest will have been so too long; None: never."""
+        allowed = self.limits.idle_timeout_s
+        return None if allowed is None or not self._idle else next(iter(self._idle)).last_used_s + allowed
+
     def expire(self) -> None:
         """Ends sessions that have been idle too long."""
-        allowed = self.limits.idle_timeout_s
-        while allowed is not None and self._idle:
+        while (expiry_s := self.next_expiry_s) is not None and expiry_s <= time.monotonic():
             oldest = next(iter(self._idle))
-            if time.monotonic() - oldest.last_used_s < allowed:
-                return
+            allowed = self.limits.idle_timeout_s
             self.end(oldest, SessionError(f"{oldest} has expired: it was idle for {allowed} s"))
 
     def lose_worker(self, location: int, cause: DeviceError) -> None:
@@ -227,3 +235,10 @@ class SessionStore:
         """Rows of a session's state that are not zeros."""
         rows = self._processor.session_rows(record.id, len(record.states))
         return [handle for handle, _ in rows if handle >= NUM_PERMANENT]
+
+    def fail_calls(self, error: Exception) -> None:
+        """Ends what clients wait for in sessions' queues; at the end of the engine."""
+        for record in self:
+            for item in list(record.queue):
+                if isinstance(item, Call):
+                    item.fail(error)

@@ -1,0 +1,154 @@
+"""The one table of states and legal moves: of requests and subgraphs in the tables, of live requests and sessions.
+
+Whoever writes a state asks here first: the compiled core through ``is_legal`` (an illegal move is counted, and the
+validator tells of it), the engine through ``check_move``. ``docs/states.md`` is drawn from these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.errors import InternalError
+
+
+class RequestState(IntEnum):
+    """Of a request in the scheduler's tables."""
+
+    FREE = 0
+    LIVE = 1
+    DONE = 2
+    DEAD = 3
+
+
+class SubgraphState(IntEnum):
+    """Of a subgraph in the scheduler's tables."""
+
+    BLOCKED = 0
+    QUEUED = 1
+    HANDED_OUT = 2
+
+
+class LiveState(IntEnum):
+    """Of a request towards its client, from submission to its end."""
+
+    SUBMITTED = 0
+    IN_SESSION = 1
+    WAITING = 2
+    ADMITTED = 3
+    ENDING = 4
+    ENDED = 5
+
+
+class SessionState(IntEnum):
+    """Of a session."""
+
+    IDLE = 0
+    WAITING = 1
+    RUNNING = 2
+    ENDED = 3
+
+
+class StateMachine(NamedTuple):
+    """States with their meanings, and moves with what causes them."""
+
+    title: str
+    states: Mapping[IntEnum, str]
+    moves: Mapping[tuple[IntEnum, IntEnum], str]
+
+
+REQUEST = StateMachine(
+    "A request in the tables",
+    {
+        RequestState.FREE: "the row belongs to nobody",
+        RequestState.LIVE: "its nodes are scheduled",
+        RequestState.DONE: "all nodes are complete; its results wait to be read",
+        RequestState.DEAD: "ended early; its rows come back when nothing of it is in flight",
+    },
+    {
+        (RequestState.FREE, RequestState.LIVE): "admitted",
+        (RequestState.LIVE, RequestState.DONE): "last node complete",
+        (RequestState.LIVE, RequestState.DEAD): "failed, cancelled, late, or its worker is lost",
+        (RequestState.DONE, RequestState.FREE): "results read, released",
+        (RequestState.DEAD, RequestState.FREE): "nothing in flight, released",
+    },
+)
+SUBGRAPH = StateMachine(
+    "A subgraph in the tables",
+    {
+        SubgraphState.BLOCKED: "a producer in another subgraph is outstanding",
+        SubgraphState.QUEUED: "in its cell type's queue: the scheduler may take its ready nodes",
+        SubgraphState.HANDED_OUT: "out of the queue: all its nodes are submitted, or its request is dead",
+    },
+    {
+        (SubgraphState.BLOCKED, SubgraphState.QUEUED): "producers complete, or all sent to one worker (early release)",
+        (SubgraphState.QUEUED, SubgraphState.HANDED_OUT): "last node submitted, loop over, or request dead",
+    },
+)
+LIVE_REQUEST = StateMachine(
+    "A request towards its client",
+    {
+        LiveState.SUBMITTED: "handed in; no turn has seen it",
+        LiveState.IN_SESSION: "behind other requests of its session",
+        LiveState.WAITING: "waits for room in the tables and arenas",
+        LiveState.ADMITTED: "in the tables",
+        LiveState.ENDING: "answered; rows of it are still held",
+        LiveState.ENDED: "answered, and nothing of it is left",
+    },
+    {
+        (LiveState.SUBMITTED, LiveState.WAITING): "accepted",
+        (LiveState.SUBMITTED, LiveState.IN_SESSION): "accepted for a session",
+        (LiveState.SUBMITTED, LiveState.ENDED): "refused: no worker is left, or the engine closed",
+        (LiveState.IN_SESSION, LiveState.WAITING): "what came before it in the session is over",
+        (LiveState.IN_SESSION, LiveState.ENDED): "cancelled, late, or the session ended",
+        (LiveState.WAITING, LiveState.ADMITTED): "there is room",
+        (LiveState.WAITING, LiveState.ENDED): "cancelled, late, or the session ended",
+        (LiveState.ADMITTED, LiveState.ENDING): "done, failed, cancelled, late, or its worker is lost",
+        (LiveState.ENDING, LiveState.ENDED): "its rows are back",
+    },
+)
+SESSION = StateMachine(
+    "A session",
+    {
+        SessionState.IDLE: "nothing to do; its state lies at a worker or in host memory",
+        SessionState.WAITING: "its next request waits for room",
+        SessionState.RUNNING: "a request of it has its state",
+        SessionState.ENDED: "takes no requests any more",
+    },
+    {
+        (SessionState.IDLE, SessionState.WAITING): "a request's turn",
+        (SessionState.WAITING, SessionState.RUNNING): "the request is admitted",
+        (SessionState.WAITING, SessionState.IDLE): "the request ended before",
+        (SessionState.RUNNING, SessionState.IDLE): "the request gave the state back",
+        (SessionState.IDLE, SessionState.ENDED): "closed, expired, or its worker is lost",
+        (SessionState.WAITING, SessionState.ENDED): "its worker is lost",
+    },
+)
+MACHINES = (REQUEST, SUBGRAPH, LIVE_REQUEST, SESSION)
+
+
+def _matrix(machine: StateMachine) -> NDArray[np.bool_]:
+    """``[from, to]``: whether the move is legal."""
+    legal = np.zeros((len(machine.states), len(machine.states)), np.bool_)
+    for before, after in machine.moves:
+        legal[before, after] = True
+    return legal
+
+
+LEGAL_FOR_REQUEST = _matrix(REQUEST)
+LEGAL_FOR_SUBGRAPH = _matrix(SUBGRAPH)
+
+
+def check_move(machine: StateMachine, before: IntEnum, after: IntEnum, what: object) -> None:
+    """Raises InternalError, naming ``what``, unless the machine has this move."""
+    if (before, after) not in machine.moves:
+        raise InternalError(f"{what}: no legal move from {before.name} to {after.name}")
+
+
+def word_of(machine: StateMachine, state: int) -> str:
+    """A state's name."""
+    return next(known.name for known in machine.states if known == state)

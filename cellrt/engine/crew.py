@@ -1,0 +1,110 @@
+"""The crew: the workers of an engine. Who gets tasks, what they completed, and what becomes of one that dies.
+
+Belongs to the holder of the turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from cellrt.core.processor import Processor
+from cellrt.worker.base import Done, Worker
+
+MAX_DEATHS = 3
+"""A worker that dies so often, without having completed a task since, is not replaced again."""
+
+
+class Crew:
+    """The workers of one engine, by location 1, 2, ...
+
+    Args:
+        processor: forms their tasks.
+        workers: of the engine; a worker that is replaced changes in this list.
+        queue_depth: tasks that a worker may have before the next is formed.
+    """
+
+    def __init__(
+        self,
+        processor: Processor,
+        workers: list[Worker],
+        queue_depth: int,
+    ) -> None:
+        self._processor, self._workers, self._queue_depth = processor, workers, queue_depth
+        self._make: Callable[[int], Worker] | None = None
+        self._lost: set[int] = set()
+        self._deaths: dict[int, int] = {}
+        self.is_closing = False
+
+    def hire(self, make: Callable[[int], Worker], count: int) -> None:
+        """Starts workers at locations 1 .. ``count``, made by a function that may be called again for a location."""
+        self._make = make
+        self._workers.extend(make(location) for location in range(1, count + 1))
+        for worker in self._workers:
+            worker.start()
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a worker is left."""
+        return len(self._lost) < len(self._workers)
+
+    @property
+    def check_every_s(self) -> float | None:
+        """How often somebody must look at the workers though nothing happens; None: never."""
+        periods = [worker.check_every_s for worker in self._workers if worker.num_outstanding]
+        return min((period for period in periods if period is not None), default=None)
+
+    def poll(self) -> Iterator[tuple[int, Done]]:
+        """Tasks that were completed, with the location of their worker."""
+        for location, worker in enumerate(self._workers, 1):
+            for done in worker.poll():
+                self._deaths.pop(location, None)
+                yield location, done
+
+    def find_dead(self) -> list[int]:
+        """Locations whose worker has died since the last look.
+
+        Look before ``poll``: whatever they completed before is then there to be polled.
+        """
+        return [
+            location
+            for location, worker in enumerate(self._workers, 1)
+            if location not in self._lost and (worker.error is not None or not (worker.is_alive() or self.is_closing))
+        ]
+
+    def bury(self, location: int) -> tuple[BaseException | None, bool]:
+        """Replaces a dead worker if that can be; returns what killed it, and whether there is another in its place."""
+        dead = self._workers[location - 1]
+        self._deaths[location] = self._deaths.get(location, 0) + 1
+        can_return = dead.is_replaceable and not self.is_closing and self._deaths[location] <= MAX_DEATHS
+        if self._make is None or not can_return:
+            self._lost.add(location)
+            logging.getLogger("cellrt").error("worker %d died and is lost: %r", location, dead.error)
+            return dead.error, False
+        logging.getLogger("cellrt").error("worker %d died and is replaced: %r", location, dead.error)
+        self._workers[location - 1] = made = self._make(location)
+        made.start()
+        return dead.error, True
+
+    def launch(self, on_launch: Callable[[int], None]) -> None:
+        """Gives tasks to every worker that can take some, whoever is idle first; ``on_launch`` is told of each task."""
+        for depth in range(self._queue_depth):
+            for location, worker in enumerate(self._workers, 1):
+                while location not in self._lost and worker.num_outstanding <= depth:
+                    if not self._launch_at(location, worker, on_launch):
+                        break
+
+    def _launch_at(self, location: int, worker: Worker, on_launch: Callable[[int], None]) -> bool:
+        """Forms tasks for a worker and queues them; False if nothing is ready for it."""
+        idle = sum(1 for k, other in enumerate(self._workers, 1) if not other.num_outstanding and k not in self._lost)
+        tasks = self._processor.schedule(location, idle)
+        for task in tasks:
+            on_launch(task)
+            cell_type = int(self._processor.tables.tasks["cell_type"][task])
+            worker.launch(task, cell_type, self._processor.task_buffer(task))
+        return bool(tasks)
+
+    def end(self) -> None:
+        """Tells the workers to end, without waiting; when nothing can be launched any more."""
+        for worker in self._workers:
+            worker.end()

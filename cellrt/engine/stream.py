@@ -1,0 +1,112 @@
+"""What a client holds while it reads its request's steps: a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Self
+
+from cellrt.engine.future import RequestFuture, Result
+
+
+class Channel:
+    """Carries a stream's items from the engine's thread to the client; None ends it."""
+
+    def __init__(self) -> None:
+        self.items: SimpleQueue[Result | None] = SimpleQueue()
+        self.wake: Callable[[], None] | None = None
+
+    def put(self, item: Result | None) -> None:
+        """Adds an item, or None at the end; called by the engine."""
+        self.items.put(item)
+        wake = self.wake
+        if wake is not None:
+            wake()
+
+
+class Stream:
+    """What a request makes, as it is made: iterate with ``for``, ``next`` or ``async for``.
+
+    Each item is a dict from result name to one step's row, with every result that has steps; results that have none
+    come together in one last item. An error of the request is raised from the iteration. Leaving the stream (``close``,
+    ``with``, or dropping it) cancels the request. ``future`` is the request's, with all results.
+    """
+
+    def __init__(self, future: RequestFuture, channel: Channel) -> None:
+        self.future = future
+        self._channel = channel
+        self._is_over = False
+        future.add_done_callback(lambda _: channel.put(None))
+
+    def result(self, timeout: float | None = None) -> Result:
+        """All results, as of the request's future; waits for its end at most ``timeout`` seconds."""
+        return self.future.result(timeout)
+
+    def close(self) -> None:
+        """Cancels the request if it has not ended."""
+        self.future.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Result:
+        """The next item; waits for it. Raises the request's error, and RequestError in a future's callback."""
+        if self._is_over:
+            raise StopIteration
+        try:
+            item = self._channel.items.get_nowait()
+        except Empty:
+            self.future._refuse_to_wait()
+            item = self._channel.items.get()
+        if item is None:
+            self._end()
+            raise StopIteration
+        return item
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Result:
+        """The next item. Raises the request's error."""
+        while not self._is_over:
+            try:
+                item = self._channel.items.get_nowait()
+            except Empty:
+                await self._arrival()
+                continue
+            if item is not None:
+                return item
+            self._end()
+        raise StopAsyncIteration
+
+    def _end(self) -> None:
+        """Takes in that the last item was read; raises the request's error if it has one."""
+        self._is_over = True
+        self._channel.put(None)  # for whoever reads the stream in another thread
+        self.future.result()
+
+    async def _arrival(self) -> None:
+        """Waits until there is an item."""
+        self.future._refuse_to_wait()
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(arrived.set)
+            except RuntimeError:  # the loop is closed: nobody listens any more
+                self.future.cancel()
+
+        self._channel.wake = wake
+        if self._channel.items.empty():
+            await arrived.wait()

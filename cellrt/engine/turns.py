@@ -1,0 +1,221 @@
+"""Turns: one loop, and one thread at a time that takes a turn of it (docs/decisions/0010).
+
+A *turn* takes in what happened, admits, schedules, launches and replies. A worker takes one after each task, so that it
+launches its own next task and answers its clients without waking another thread; the timekeeper takes one for
+deadlines, cancellations and commands. Clients never do: a turn is not interrupted by their signals. Who finds the turn
+taken leaves its news; the holder looks for news after giving the turn back.
+
+Crossings between threads, and what each guarantees:
+
+- the inbox (anybody to the holder): a deque, because ``extend`` hands in many or none, whatever interrupts it;
+- the gate (clients and whoever stops the loop): what is handed in while it is held is seen before the end, what comes
+  later is refused;
+- the alarm (anybody to the timekeeper): every item is a look at the inbox and at the next deadline;
+- the workers' own queues, counters and finished lists: see ``worker/base.py``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+from cellrt.errors import CellrtError, EngineClosedError, InternalError, RequestError
+from cellrt.worker.base import Worker
+
+T = TypeVar("T")
+
+
+class Call(Generic[T]):
+    """A function to be called in a turn, with a client that waits for its result."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._done = threading.Event()
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Calls the function; called in a turn."""
+        try:
+            self._results.append(self._function())
+        except BaseException as error:
+            self._error = error
+        self._done.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the call with an error; called when there will be no turn for it."""
+        self._error = error
+        self._done.set()
+
+    def result(self, timeout: float | None) -> T:
+        """What the function returned or raised. Raises TimeoutError after ``timeout`` seconds."""
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the engine did not come to it within {timeout} s")
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+class Turns:
+    """Who has the turn, and how others leave their news.
+
+    Args:
+        workers: those whose threads take turns too; the list may change in a turn.
+        step: one turn.
+        next_moment_s: seconds until a turn is due though nothing happens; None: never.
+        end: called once, after the last turn, with why there is no other.
+    """
+
+    def __init__(
+        self,
+        workers: list[Worker],
+        step: Callable[[], None],
+        next_moment_s: Callable[[], float | None],
+        end: Callable[[CellrtError], None],
+    ) -> None:
+        self.gate = threading.RLock()  # reentrant: a callback may submit
+        self.stopped: CellrtError | None = None
+        self._workers, self._step, self._next_moment_s, self._end = workers, step, next_moment_s, end
+        self._inbox: deque[object] = deque()
+        self._alarm: SimpleQueue[None] = SimpleQueue()
+        self._turn = threading.Lock()
+        self._holder = -1
+        self.was_interrupted = False
+        """Whether an exception may have kept a client from saying what it had handed in."""
+        self._thread = threading.Thread(target=self._keep_time, name="cellrt-timekeeper", daemon=True)
+
+    def start(self) -> None:
+        """Starts the timekeeper."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether there may be another turn."""
+        return self.stopped is None and self._thread.is_alive()
+
+    def join(self, timeout: float | None) -> bool:
+        """Waits for the end of the timekeeper; False if it has not come in so many seconds."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def refuse_in_callback(self) -> None:
+        """Raises RequestError if the calling thread has the turn: then it is in a future's callback, and would wait for
+        itself."""
+        if self._holder == threading.get_ident():
+            raise RequestError("a future's callback cannot wait for its engine: call this from another thread")
+
+    def hand_in(self, items: Sequence[object], is_urgent: bool) -> None:
+        """Hands in all items or none, from any thread; an idle worker takes the turn, or if they are urgent anybody.
+
+        Raises EngineClosedError. An exception of a signal's handler leaves them handed in or not, and the inbox whole.
+        """
+        try:
+            with self.gate:
+                if self.stopped is not None:
+                    raise EngineClosedError(str(self.stopped))
+                self._inbox.extend(items)
+            for worker in self._workers:
+                if worker.wake():
+                    return
+            # A worker that is busy takes a turn when its task ends. A deadline cannot wait for that.
+            if is_urgent:
+                self._alarm.put(None)
+        except BaseException:
+            self.was_interrupted = True
+            self._alarm.put(None)
+            raise
+
+    def command(self, function: Callable[[], None]) -> None:
+        """Has a function called in a turn, from any thread; it is dropped if there will be none."""
+        self._inbox.append(function)
+        self._alarm.put(None)
+
+    def call(self, function: Callable[[], T], timeout: float | None = None) -> T:
+        """Calls a function in a turn and returns its result; raises what it raises, and as ``ask`` does."""
+        return self.ask(Call(function), timeout)
+
+    def ask(self, call: Call[T], timeout: float | None = None) -> T:
+        """Hands in a call and waits for its result. Raises EngineClosedError, TimeoutError, and RequestError in a
+        callback."""
+        self.refuse_in_callback()
+        with self.gate:
+            if self.stopped is not None:
+                raise EngineClosedError(str(self.stopped))
+            self._inbox.append(call)
+        self._alarm.put(None)
+        return call.result(timeout)
+
+    def wake(self) -> None:
+        """Has the timekeeper take a turn; from any thread."""
+        self._alarm.put(None)
+
+    def has_news(self) -> bool:
+        """Whether a turn would find something: safe from any thread."""
+        return bool(self._inbox) or any(worker.has_finished() for worker in self._workers)
+
+    def has_messages(self) -> bool:
+        """Whether something was handed in that no turn has seen."""
+        return bool(self._inbox)
+
+    def take_messages(self) -> Iterator[object]:
+        """What was handed in since the last turn, and during this; called in a turn."""
+        while self._inbox:
+            yield self._inbox.popleft()
+
+    def take(self) -> bool:
+        """Takes the turn unless another thread has it (then False); called by workers and the timekeeper.
+
+        A worker stops after two turns in a row, for the sake of its tasks, and leaves further news to the timekeeper.
+        """
+        for _ in range(2):
+            if not self._turn.acquire(blocking=False):
+                return False
+            self._holder = threading.get_ident()
+            try:
+                if self.stopped is None:
+                    self._step()
+            except BaseException as error:  # a bug: all requests end rather than hang
+                failure = InternalError(f"the engine failed: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                self.stop(failure)
+            finally:
+                self._holder = -1
+                self._turn.release()
+            if self.stopped is not None or not self.has_news():
+                return True
+        self._alarm.put(None)
+        return True
+
+    def stop(self, reason: CellrtError) -> None:
+        """Has the timekeeper end the loop after the turn that runs; from any thread."""
+        with self.gate:
+            if self.stopped is None:
+                self.stopped = reason
+        self._alarm.put(None)
+
+    def _keep_time(self) -> None:
+        """The timekeeper: takes a turn at each deadline and alarm, until ``stop``; then ends what is left."""
+        while self.stopped is None:
+            with suppress(Empty):
+                self._alarm.get(timeout=self._next_moment_s())
+            self.take()
+        with self._turn:
+            self._holder = threading.get_ident()
+            self._end(self.stopped)
+            self._holder = -1
+        # Nothing here holds the engine any more: it goes with its last user.
+        self._step = self._forget
+        self._next_moment_s = self._never
+        self._end = self._forget
+
+    @staticmethod
+    def _forget(*_: object) -> None:
+        """In place of what a closed engine did."""
+
+    @staticmethod
+    def _never() -> float | None:
+        return None
