@@ -47,9 +47,9 @@ def cancel(at, request_id):
 
 
 @entry
-def lose_worker(at, worker, is_gone, notices):
+def lose_worker(at, worker, notices):
     """See ``finish.lose_worker``."""
-    return _lose_worker(open_tables(at), worker, is_gone, notices)
+    return _lose_worker(open_tables(at), worker, notices)
 
 
 @short_entry

@@ -328,13 +328,13 @@ def cancel(t, request_id):
 
 
 @compiled
-def lose_worker(t, worker, is_gone, notices):
-    """Fails what a worker runs, because it died; if its rows are gone too, kills every request that has one there.
+def lose_worker(t, worker, notices):
+    """Kills every request that has a task or a row at a lost worker; returns the number of notices.
 
-    Returns the number of notices; ``notices`` [3 * live requests, 2] must have room.
+    ``notices`` [3 * live requests, 2] must have room.
     """
     count = 0
-    for request_id in range(t.requests.size if is_gone else 0):
+    for request_id in range(t.requests.size):
         request = t.requests[request_id]
         if request.state == LIVE and _touches(t, request, worker):
             kill(t, request_id)

@@ -403,10 +403,10 @@ class Processor:
         """Ends a live request early. True if its rows are back; else a NOTICE_RELEASED follows."""
         return bool(cancel(self._at, request))
 
-    def lose_worker(self, worker: int, *, is_gone: bool = True) -> list[Notice]:
-        """Kills every request with a task at a worker that died (location 1..); if its rows are gone, a row."""
+    def lose_worker(self, worker: int) -> list[Notice]:
+        """Kills every request with work or state at a worker (location 1..)."""
         notices = np.zeros((3 * self.limits.max_requests + 4 * len(self._notices), 2), np.int32)
-        count = lose_worker(self._at, worker, int(is_gone), notices)
+        count = lose_worker(self._at, worker, notices)
         told: list[Notice] = notices[:count].tolist()
         return told
 

@@ -34,12 +34,15 @@ class Crew:
         self._make: Callable[[int], Worker] | None = None
         self._lost: set[int] = set()
         self._deaths: dict[int, int] = {}
+        self._is_watched = False
+        """Whether somebody must look at a worker though nothing happens."""
         self.is_closing = False
 
     def hire(self, make: Callable[[int], Worker], count: int) -> None:
         """Starts workers at locations 1 .. ``count``, made by a function that may be called again for a location."""
         self._make = make
         self._workers.extend(make(location) for location in range(1, count + 1))
+        self._is_watched = any(worker.check_every_s is not None for worker in self._workers)
         for worker in self._workers:
             worker.start()
 
@@ -51,15 +54,18 @@ class Crew:
     @property
     def check_every_s(self) -> float | None:
         """How often somebody must look at the workers though nothing happens; None: never."""
+        if not self._is_watched:
+            return None
         periods = [worker.check_every_s for worker in self._workers if worker.num_outstanding]
         return min((period for period in periods if period is not None), default=None)
 
     def poll(self) -> Iterator[tuple[int, Done]]:
         """Tasks that were completed, with the location of their worker."""
         for location, worker in enumerate(self._workers, 1):
-            for done in worker.poll():
+            if worker.has_finished():
                 self._deaths.pop(location, None)
-                yield location, done
+                for done in worker.poll():
+                    yield location, done
 
     def find_dead(self) -> list[int]:
         """Locations whose worker has died since the last look.

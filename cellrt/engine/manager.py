@@ -300,15 +300,13 @@ class Manager:
 
     def _look_ahead(self) -> None:
         """Notes when the next turn is due, and tells the timekeeper if that is earlier than it knows."""
-        now_ns, moments = self._clock_ns(), []
-        if (deadline_ns := self._requests.next_deadline_ns) is not None:
-            moments.append(deadline_ns)
-        if (expiry_s := self.sessions.next_expiry_s) is not None:
-            moments.append(now_ns + int(1e9 * max(0.0, expiry_s - time.monotonic())))
-        if (period_s := self._crew.check_every_s) is not None:
-            moments.append(now_ns + int(1e9 * period_s))
-        known_ns, self._next_ns = self._next_ns, min(moments, default=None)
-        if self._next_ns is not None and (known_ns is None or self._next_ns < known_ns):
+        next_ns, known_ns = self._requests.next_deadline_ns, self._next_ns
+        for wait_s in (self.sessions.until_expiry_s(), self._crew.check_every_s):
+            if wait_s is not None:
+                due_ns = self._clock_ns() + int(1e9 * wait_s)
+                next_ns = due_ns if next_ns is None else min(next_ns, due_ns)
+        self._next_ns = next_ns
+        if next_ns is not None and (known_ns is None or next_ns < known_ns):
             self.turns.wake()
 
     def _next_moment_s(self) -> float | None:

@@ -206,15 +206,16 @@ class Sessions:
         self._resident.pop(record, None)
         self.forget(record)
 
-    @property
-    def next_expiry_s(self) -> float | None:
-        """When, on the monotonic clock, the session that is idle longest will have been so too long; None: never."""
+    def until_expiry_s(self) -> float | None:
+        """Seconds until the session that is idle longest has been so too long; None: never."""
         allowed = self.limits.idle_timeout_s
-        return None if allowed is None or not self._idle else next(iter(self._idle)).last_used_s + allowed
+        if allowed is None or not self._idle:
+            return None
+        return max(0.0, next(iter(self._idle)).last_used_s + allowed - time.monotonic())
 
     def expire(self) -> None:
         """Ends sessions that have been idle too long."""
-        while (expiry_s := self.next_expiry_s) is not None and expiry_s <= time.monotonic():
+        while self._idle and self.until_expiry_s() == 0.0:
             oldest = next(iter(self._idle))
             allowed = self.limits.idle_timeout_s
             self.end(oldest, SessionError(f"{oldest} has expired: it was idle for {allowed} s"))
