@@ -38,6 +38,7 @@ from cellrt.view.timeline import Timeline
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.make import DEVICE_QUEUE_DEPTH, arenas_on, device_names, make_worker, open_device
+from cellrt.worker.service_thread import ServiceThread
 
 T = TypeVar("T")
 
@@ -135,7 +136,7 @@ class Engine:
                 threads_per_worker,
             )
             self._manager.workers.append(worker)
-        self._thread = threading.Thread(target=self._manager.keep_time, name="cellrt-timekeeper", daemon=True)
+        self._thread = ServiceThread(self._manager.keep_time, "cellrt-timekeeper", self._manager.abandon)
         self._num_submitted = 0
         self._register_lock = threading.Lock()
         self._submit_lock = threading.RLock()  # a callback may submit again
@@ -145,7 +146,7 @@ class Engine:
             worker.start()
         self._thread.start()
         # Futures and sessions hold their engine: nobody waits for one that is dropped.
-        weakref.finalize(self, _abandon, self._manager).atexit = False
+        weakref.finalize(self, self._manager.abandon).atexit = False
 
     def __enter__(self) -> Engine:
         return self
@@ -411,10 +412,3 @@ class Engine:
         if errors:
             raise errors[0]
         return results[0]
-
-
-def _abandon(manager: Manager) -> None:
-    """Ends the threads of an engine that was dropped without ``close``; waits for nothing."""
-    manager.command(lambda: manager.cancel_all(threading.Event()))
-    manager.command(manager.end_workers)
-    manager.command(manager.stop)

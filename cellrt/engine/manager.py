@@ -198,6 +198,12 @@ class Manager:
         """Ends the loop after this turn; called as a message."""
         self._stopped = EngineClosedError("the engine is closed")
 
+    def abandon(self) -> None:
+        """Ends all requests and threads soon, and waits for nothing: for an engine that was dropped, and at exit."""
+        self.command(lambda: self.cancel_all(threading.Event()))
+        self.command(self.end_workers)
+        self.command(self.stop)
+
     def ask_to_cancel(self, future: RequestFuture) -> None:
         """Has a request ended early, if it has not ended; from any thread."""
         self.command(lambda: self._cancel(future))

@@ -10,7 +10,6 @@ worker from launch to completion.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.worker.blame import Failure
+from cellrt.worker.service_thread import ServiceThread
 
 
 class Done(NamedTuple):
@@ -67,7 +67,7 @@ class Worker(ABC):
         self._finished: deque[Done] = deque()
         self._counter = 0
         self._popped = 0
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = ServiceThread(self._run, name)
         self.error: BaseException | None = None
 
     def start(self) -> None:
