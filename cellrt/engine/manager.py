@@ -345,7 +345,8 @@ class Manager:
                 live = self._live.get(requests[failure.row])
                 if live is not None and live.error is None:
                     live.error = CellError(f"model {live.model!r}: {failure.error}")
-                    live.error.__cause__ = failure.error.__cause__ or failure.error
+                    cause = failure.error.__cause__
+                    live.error.__cause__ = failure.error if cause is None else cause
         if self.trace is not None:
             row = self.processor.tables.tasks[done.task]
             self.trace.complete(row, location, self._types[int(row["cell_type"])].cell.name, done)

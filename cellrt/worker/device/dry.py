@@ -86,7 +86,7 @@ class DryDevice(Device):
         if self._failure is not None:
             raise self._failure
 
-    def is_fatal(self, error: Exception) -> bool:
+    def is_fatal(self, error: BaseException) -> bool:
         """A DryDeviceError is; what a cell raises is not."""
         return isinstance(error, DryDeviceError)
 
