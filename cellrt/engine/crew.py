@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from cellrt.core.processor import Processor
-from cellrt.worker.base import Done, Worker
+from cellrt.worker.base import Done, Launch, Worker
 
 MAX_DEATHS = 3
 """A worker that dies so often, without having completed a task since, is not replaced again."""
@@ -78,19 +78,25 @@ class Crew:
             if location not in self._lost and (worker.error is not None or not (worker.is_alive() or self.is_closing))
         ]
 
-    def bury(self, location: int) -> tuple[BaseException | None, bool]:
-        """Replaces a dead worker if that can be; returns what killed it, and whether there is another in its place."""
+    def bury(self, location: int) -> tuple[BaseException | None, list[Launch] | None]:
+        """Replaces a dead worker if that can be; returns what killed it, and the tasks that it died in.
+
+        What it had not begun its successor runs. None instead of tasks: there is no successor.
+        """
         dead = self._workers[location - 1]
         self._deaths[location] = self._deaths.get(location, 0) + 1
         can_return = dead.is_replaceable and not self.is_closing and self._deaths[location] <= MAX_DEATHS
         if self._make is None or not can_return:
             self._lost.add(location)
             logging.getLogger("cellrt").error("worker %d died and is lost: %r", location, dead.error)
-            return dead.error, False
+            return dead.error, None
         logging.getLogger("cellrt").error("worker %d died and is replaced: %r", location, dead.error)
         self._workers[location - 1] = made = self._make(location)
+        begun, waiting = dead.take_unfinished()
+        for launch in waiting:
+            made.launch(*launch)
         made.start()
-        return dead.error, True
+        return dead.error, begun
 
     def launch(self, on_launch: Callable[[int], None]) -> None:
         """Gives tasks to every worker that can take some, whoever is idle first; ``on_launch`` is told of each task."""

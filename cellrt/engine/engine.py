@@ -142,7 +142,7 @@ class Engine:
         self._trace = Trace() if trace else None
         manager.start(make, len(names), self._trace)
         # Futures and sessions hold their engine: nobody waits for one that is dropped.
-        weakref.finalize(self, _abandon, manager).atexit = False
+        weakref.finalize(self, manager.abandon).atexit = False
 
     def __enter__(self) -> Engine:
         return self
@@ -446,9 +446,3 @@ def _seconds(what: str, given: object) -> float:
 def _check_timeout(timeout: float | None) -> None:
     if timeout is not None and timeout != 0:
         _seconds("timeout", timeout)
-
-
-def _abandon(manager: Manager) -> None:
-    """Ends the threads of an engine that was dropped without ``close``; waits for nothing."""
-    manager.turns.command(manager.end_all)
-    manager.turns.command(lambda: manager.turns.stop(EngineClosedError("the engine was dropped")))

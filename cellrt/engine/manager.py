@@ -66,7 +66,7 @@ class Manager:
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.workers: list[Worker] = []
-        self.turns = Turns(self.workers, self.step, self._next_moment_s, self._end)
+        self.turns = Turns(self.workers, self.step, self._next_moment_s, self._end, self.abandon)
         self.places = Places("the engine", max_queue)
         self.room = Room(self.turns.gate)
         self.is_closing = False
@@ -113,6 +113,11 @@ class Manager:
         self._look_ahead()
         if self._debug and not self._processor.num_running:
             self.check()
+
+    def abandon(self) -> None:
+        """Ends all requests and threads soon, and waits for nothing: for an engine that was dropped, and at exit."""
+        self.turns.command(self.end_all)
+        self.turns.command(lambda: self.turns.stop(EngineClosedError("the engine was dropped")))
 
     def ask_to_cancel(self, future: RequestFuture) -> None:
         """Has a request ended early, if it has not ended; from any thread."""
@@ -249,7 +254,8 @@ class Manager:
             requests = self._requests_of(done.task)
             for failure in done.failures:
                 error = CellError(str(failure.error))
-                error.__cause__ = failure.error.__cause__ or failure.error
+                cause = failure.error.__cause__
+                error.__cause__ = failure.error if cause is None else cause
                 self._requests.note_failure(requests[failure.row], error)
         notices = self._processor.complete(done.task, done.busy_ns)
         row = self._processor.tables.tasks[done.task]
@@ -261,12 +267,17 @@ class Manager:
 
     def _bury(self, location: int) -> None:
         """A worker died: what it ran fails, once. If another takes its place the rest goes on, else that fails too."""
-        cause, is_replaced = self._crew.bury(location)
+        cause, begun = self._crew.bury(location)
         error = DeviceError(f"worker {location} died: {type(cause).__name__}: {cause}")
         error.__cause__ = cause
-        notices = self._processor.lose_worker(location, is_gone=not is_replaced)
-        if not is_replaced:
-            self.sessions.lose_worker(location, error)
+        if begun is not None:
+            for launch in begun:
+                first = int(launch.buffer[layout.H_FAILED])
+                launch.buffer[first : first + int(launch.buffer[layout.H_ROWS])] = 1
+                self._requests.take_notices(self._processor.complete(launch.task, 0), error)
+            return
+        notices = self._processor.lose_worker(location)
+        self.sessions.lose_worker(location, error)
         self._requests.take_notices(notices, error)
         if not self._crew.has_workers:
             self._requests.end_early_all(error)

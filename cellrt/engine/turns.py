@@ -25,6 +25,7 @@ from typing import Generic, TypeVar
 
 from cellrt.errors import CellrtError, EngineClosedError, InternalError, RequestError
 from cellrt.worker.base import Worker
+from cellrt.worker.service_thread import ServiceThread
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class Turns:
         step: one turn.
         next_moment_s: seconds until a turn is due though nothing happens; None: never.
         end: called once, after the last turn, with why there is no other.
+        abandon: has everything end soon and waits for nothing; for the exit of the program.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Turns:
         step: Callable[[], None],
         next_moment_s: Callable[[], float | None],
         end: Callable[[CellrtError], None],
+        abandon: Callable[[], None],
     ) -> None:
         self.gate = threading.RLock()  # reentrant: a callback may submit
         self.stopped: CellrtError | None = None
@@ -86,7 +89,7 @@ class Turns:
         self._holder = -1
         self.was_interrupted = False
         """Whether an exception may have kept a client from saying what it had handed in."""
-        self._thread = threading.Thread(target=self._keep_time, name="cellrt-timekeeper", daemon=True)
+        self._thread = ServiceThread(self._keep_time, "cellrt-timekeeper", abandon)
 
     def start(self) -> None:
         """Starts the timekeeper."""
@@ -211,6 +214,7 @@ class Turns:
         self._step = self._forget
         self._next_moment_s = self._never
         self._end = self._forget
+        self._thread.stop = None
 
     @staticmethod
     def _forget(*_: object) -> None:

@@ -10,7 +10,6 @@ worker from launch to completion.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.worker.blame import Failure
+from cellrt.worker.service_thread import ServiceThread
 
 
 class Done(NamedTuple):
@@ -45,8 +45,20 @@ class Launch(NamedTuple):
 WAKE = Launch(-1, 0, np.empty(0, np.int32))
 
 
+class Unfinished(NamedTuple):
+    """What a worker that died leaves behind, each in the order of launching."""
+
+    begun: list[Launch]
+    """Tasks that it began: it died in one of them, or with them on its device."""
+    waiting: list[Launch]
+    """Tasks that it never looked at."""
+
+
 class Worker(ABC):
     """A worker's queues and thread.
+
+    A worker that died can be replaced by another of its location: the rows lie in arenas that are none of its own, no
+    task writes a row that it reads, and what it did not finish is launched again as it is.
 
     Args:
         take_turns: takes the manager's turn, if no other thread has it.
@@ -68,11 +80,11 @@ class Worker(ABC):
         self._ended = ended
         self._is_idle = False
         self._queue: SimpleQueue[Launch | None] = SimpleQueue()
-        self._in_progress: deque[int] = deque()
+        self._in_progress: deque[Launch] = deque()
         self._finished: deque[Done] = deque()
         self._counter = 0
         self._popped = 0
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = ServiceThread(self._run, name)
         self.error: BaseException | None = None
 
     def start(self) -> None:
@@ -90,8 +102,9 @@ class Worker(ABC):
 
     def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
         """Puts a task in the queue; called by the holder of the turn."""
-        self._in_progress.append(task)
-        self._queue.put(Launch(task, type_id, buffer))
+        launch = Launch(task, type_id, buffer)
+        self._in_progress.append(launch)
+        self._queue.put(launch)
 
     def wake(self) -> bool:
         """Wakes the worker to take a turn if it is idle; False if it is not."""
@@ -117,6 +130,13 @@ class Worker(ABC):
     def forget(self, type_id: int) -> None:  # noqa: B027 - most have nothing to forget
         """Drops what was kept for a cell type that is no more; its number may come to mean another."""
 
+    def take_unfinished(self) -> Unfinished:
+        """Takes the tasks that a worker did not finish: once it died (``error`` says of what) and was polled."""
+        waiting = self._take_waiting()
+        left = list(self._in_progress)
+        self._in_progress.clear()
+        return Unfinished(left[: len(left) - len(waiting)], waiting)
+
     def end(self) -> None:
         """Lets the thread end after its queue."""
         self._queue.put(None)
@@ -126,6 +146,15 @@ class Worker(ABC):
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _take_waiting(self) -> list[Launch]:
+        """Takes the tasks out of the queue."""
+        waiting = []
+        while not self._queue.empty():
+            item = self._queue.get()
+            if item is not None and item.task >= 0:
+                waiting.append(item)
+        return waiting
 
     def _finish(self, done: Done) -> None:
         """Hands a completed task to whoever polls; called by the thread."""

@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass, field
 
 from cellrt.definition.define import Cell
+from cellrt.worker.blame import describe_error
 
 
 class Retries:
@@ -17,7 +18,7 @@ class Retries:
         self._has_warned = False
         self._lock = threading.Lock()
 
-    def note(self, cell: str, error: Exception, num_failed: int) -> None:
+    def note(self, cell: str, error: BaseException, num_failed: int) -> None:
         """Counts a task that ``error`` split, of which ``num_failed`` rows failed in the end.
 
         Says so in the log the first time that none did: then it is the batch that the cell cannot take.
@@ -29,10 +30,9 @@ class Retries:
             self._has_warned = True
         logging.getLogger("cellrt").warning(
             "cell %r fails on a batch but not on its rows alone, so its tasks are run again in halves, which is slow; "
-            "max_batch or batch_sizes of the cell can keep its batches small. It said: %s: %s",
+            "max_batch or batch_sizes of the cell can keep its batches small. It said: %s",
             cell,
-            type(error).__name__,
-            error,
+            describe_error(error),
         )
 
 

@@ -1,10 +1,11 @@
-"""Models that misbehave on demand: what a row holds decides whether its cell raises, hangs, or dies."""
+"""Models that misbehave on demand: what a row holds decides whether its cell raises, hangs, or has its worker die."""
 
 from __future__ import annotations
 
 import threading
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -12,10 +13,28 @@ from cellrt.definition.define import Cell, cell
 from cellrt.definition.spec import rows
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.cpu.executor import Executor
 
 WIDTH = 2
 RAISE, WRONG_SHAPE, NOT_FINITE, DIE = 101.0, 102.0, 103.0, 104.0
 """A row that starts with one of these makes its cell do so."""
+
+
+class DyingError(Exception):
+    """Raised on rows that start with DIE: see ``let_rows_kill``."""
+
+
+def let_rows_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a CPU worker dies of a row that starts with DIE, as of a fault of its own: no cell can kill one."""
+    execute = Executor.execute
+
+    def execute_or_die(self, type_id, buffer):
+        failures = execute(self, type_id, buffer)
+        if any(isinstance(failure.error.__cause__, DyingError) for failure in failures):
+            raise SystemExit("the worker's own fault")
+        return failures
+
+    monkeypatch.setattr(Executor, "execute", execute_or_die)
 
 
 class Sum(NamedTuple):
@@ -35,7 +54,7 @@ def misbehave(x: Tensor, h: Tensor) -> Tensor:
         return out
     marks = x[:, 0]
     if (marks == DIE).any():
-        raise SystemExit("a cell ended its worker")
+        raise DyingError
     if (marks == RAISE).any():
         raise ValueError("a row this cell cannot take")
     if (marks == WRONG_SHAPE).any():

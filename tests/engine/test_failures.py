@@ -13,7 +13,18 @@ from cellrt.errors import CellError, DeviceError, EngineClosedError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
-from tests.engine.models import DIE, NOT_FINITE, RAISE, WIDTH, WRONG_SHAPE, Gate, chain_model, loop_model, make_cells
+from tests.engine.models import (
+    DIE,
+    NOT_FINITE,
+    RAISE,
+    WIDTH,
+    WRONG_SHAPE,
+    Gate,
+    chain_model,
+    let_rows_kill,
+    loop_model,
+    make_cells,
+)
 
 FAULTS = [RAISE, WRONG_SHAPE, NOT_FINITE]
 PLAIN, WITH_STEPS, COUNT = make_cells()
@@ -166,7 +177,8 @@ def test_the_error_keeps_its_cause():
     close_and_check(engine)
 
 
-def test_a_dead_worker_fails_what_was_on_it_and_the_others_go_on():
+def test_a_dead_worker_fails_what_was_on_it_and_the_others_go_on(monkeypatch):
+    let_rows_kill(monkeypatch)
     gate = Gate(WAIT_S)
     engine = small_engine(2, queue_depth=1)
     engine.register(gate.unfolder, warm_up=False)
@@ -184,7 +196,8 @@ def test_a_dead_worker_fails_what_was_on_it_and_the_others_go_on():
     close_and_check(engine)
 
 
-def test_the_engine_says_that_it_stopped_when_its_last_worker_dies():
+def test_the_engine_says_that_it_stopped_when_its_last_worker_dies(monkeypatch):
+    let_rows_kill(monkeypatch)
     engine = small_engine(2)
     engine.register(MODELS["chain"], warm_up=False)
     healthy = [request_of("chain", 5, 0.0, 0) for _ in range(10)]
@@ -205,7 +218,8 @@ def test_the_engine_says_that_it_stopped_when_its_last_worker_dies():
     close_and_check(engine)
 
 
-def test_a_request_that_waits_for_room_ends_when_the_last_worker_dies():
+def test_a_request_that_waits_for_room_ends_when_the_last_worker_dies(monkeypatch):
+    let_rows_kill(monkeypatch)
     gate = Gate(WAIT_S)
     engine = small_engine(1, arena_bytes=1)
     engine.register(gate.unfolder, warm_up=False)

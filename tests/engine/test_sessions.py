@@ -30,7 +30,7 @@ from cellrt.graph.graph import Graph
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check, error_of, small_engine
-from tests.engine.models import DIE, RAISE, WIDTH, Gate, make_cells
+from tests.engine.models import DIE, RAISE, WIDTH, Gate, let_rows_kill, make_cells
 
 PLAIN, WITH_STEPS, LOOP = make_cells()
 
@@ -303,7 +303,8 @@ def test_tables_without_room_for_a_session_refuse_its_request():
     close_and_check(engine)
 
 
-def test_a_dead_worker_ends_the_sessions_whose_state_it_had():
+def test_a_dead_worker_ends_the_sessions_whose_state_it_had(monkeypatch):
+    let_rows_kill(monkeypatch)
     engine = small_engine(2)
     engine.register(RUNS, warm_up=False)
     sessions = [engine.session("runs") for _ in range(8)]
@@ -391,7 +392,8 @@ def test_state_of_single_numbers_is_exported_evicted_and_restored():
     close_and_check(engine)
 
 
-def test_state_lost_while_a_request_waits_for_admission_is_an_error_and_never_zeros():
+def test_state_lost_while_a_request_waits_for_admission_is_an_error_and_never_zeros(monkeypatch):
+    let_rows_kill(monkeypatch)
     gate = Gate(WAIT_S)
     engine = small_engine(2, limits=replace(SMALL, max_requests=2), queue_depth=1)
     engine.register(gate.unfolder, warm_up=False)

@@ -17,6 +17,9 @@ from cellrt.definition.define import Cell, CellInput
 from cellrt.definition.spec import RaggedRows, RowSpec
 from cellrt.errors import CellError
 from cellrt.worker.blame import Failure, Failures, as_cell_error
+from cellrt.worker.outputs import plain_outputs
+
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -45,7 +48,7 @@ def run_batch(cell: Cell, batch: Batch, failures: Failures) -> Outcome:
         outputs = (
             run_padded(cell, batch.inputs) if len(batch.sizes) == 1 else cell.run_steps(batch.sizes, *batch.inputs)
         )
-        cell.check_outputs(outputs, positions)
+        outputs = plain_outputs(cell, outputs, positions, CPU)
         if cell.finite:
             row_of = np.concatenate([np.arange(size) for size in batch.sizes])
             by_row: dict[int, str] = {}
@@ -53,12 +56,12 @@ def run_batch(cell: Cell, batch: Batch, failures: Failures) -> Outcome:
                 by_row = dict.fromkeys(row_of[bad].tolist(), name) | by_row
             failures += [_not_finite(cell, batch.rows[row], by_row[row]) for row in sorted(by_row)]
         return Outcome([as_bits(value) for value in outputs], [], batch.lengths)
-    except Exception as error:
+    except BaseException as error:
         whole = Outcome([_zero_bits(spec, positions) for spec in cell.outputs.values()], [], batch.lengths)
         if len(batch.rows) == 1:
             failures.append(Failure(batch.rows[0], as_cell_error(cell, error)))
             return whole
-        failures.split = failures.split or error
+        failures.split = error if failures.split is None else failures.split
     middle = (len(batch.rows) + 1) // 2
     for first, end in ((0, middle), (middle, len(batch.rows))):
         part, where = _take(cell, batch, first, end)
@@ -75,11 +78,11 @@ def run_loop(cell: Cell, batch: Batch, stop: int, every: list[bool], failures: F
         outcome, not_finite = _run_loop(cell, batch, stop, every)
         failures += [_not_finite(cell, batch.rows[row], not_finite[row]) for row in sorted(not_finite)]
         return outcome
-    except Exception as error:
+    except BaseException as error:
         if len(batch.rows) == 1:
             failures.append(Failure(batch.rows[0], as_cell_error(cell, error)))
             return _empty_outcome(cell, 1, steps, every, batch.lengths)
-        failures.split = failures.split or error
+        failures.split = error if failures.split is None else failures.split
     outcome = _empty_outcome(cell, len(batch.rows), steps, every, batch.lengths)
     middle = (len(batch.rows) + 1) // 2
     for first, end in ((0, middle), (middle, len(batch.rows))):
@@ -167,8 +170,7 @@ def _run_ahead(cell: Cell, inputs: list[CellInput], sources: list[int], rows: in
             for value, source in zip(inputs, sources)
         ]
         outputs = cell.run_steps([rows] * ahead, *packed)
-    cell.check_outputs(outputs, ahead * rows)
-    return outputs
+    return plain_outputs(cell, outputs, ahead * rows, CPU)
 
 
 def _empty_outcome(cell: Cell, rows: int, steps: int, every: list[bool], lengths: NDArray[np.int32]) -> Outcome:

@@ -18,6 +18,7 @@ from cellrt.errors import CellError
 from cellrt.worker.blame import Failure, Failures, as_cell_error
 from cellrt.worker.device.device import Device
 from cellrt.worker.device.placement import PlacedCell, zeros
+from cellrt.worker.outputs import plain_outputs
 
 
 @dataclass
@@ -72,14 +73,14 @@ class Attempt:
         """
         try:
             return self.run(batch)
-        except Exception as error:
+        except BaseException as error:
             if self._device.is_fatal(error):
                 raise
             self._device.check()
             if len(batch.rows) == 1:
                 failures.append(Failure(batch.rows[0], as_cell_error(self._cell, error)))
                 return self._nothing(batch)
-            failures.split = failures.split or error
+            failures.split = error if failures.split is None else failures.split
         whole = self._nothing(batch)
         middle = (len(batch.rows) + 1) // 2
         for first, end in ((0, middle), (middle, len(batch.rows))):
@@ -100,7 +101,7 @@ class Attempt:
         positions = sum(batch.sizes)
         is_one_step = len(batch.sizes) == 1
         outputs = self._placed.call(batch.inputs) if is_one_step else self._placed.steps(batch.sizes, batch.inputs)
-        self._cell.check_outputs(outputs, positions)
+        outputs = plain_outputs(self._cell, outputs, positions, self._device.torch_device)
         nothing = torch.empty(0, dtype=torch.int32)
         return DeviceOutcome(outputs, [], self._not_finite(outputs, positions), nothing)
 
@@ -115,8 +116,7 @@ class Attempt:
         last: list[torch.Tensor] = []
         kept: list[list[torch.Tensor]] = [[] for _ in self._every]
         for step in range(steps):
-            outputs = self._placed.call(current)
-            self._cell.check_outputs(outputs, rows)
+            outputs = plain_outputs(self._cell, self._placed.call(current), rows, self._device.torch_device)
             bad |= self._not_finite(outputs, rows) & is_active
             last = outputs if step == 0 else [_where(is_active, new, old) for new, old in zip(outputs, last)]
             for values, value, is_kept in zip(kept, last, self._every):

@@ -63,6 +63,6 @@ class Captures:
         self._known[layout] = None
         try:
             self._known[layout] = Capture(words, self._device.capture(program_of(words)))
-        except Exception:
+        except BaseException:  # the cell's own code runs meanwhile
             self._device.check()
         self.used_bytes += max(0, self._device.memory_in_use() - before)

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 
 from cellrt.errors import DefinitionError
+from cellrt.worker.blame import describe_error
 from cellrt.worker.device.device import Device, Work
 
 SMALL_BYTES = 64 << 10
@@ -167,14 +168,14 @@ class CudaDevice(Device):
         """An error of any earlier kernel comes up in this call."""
         self._compute.query()
 
-    def is_fatal(self, error: Exception) -> bool:
+    def is_fatal(self, error: BaseException) -> bool:
         """Errors of CUDA and its libraries, and running out of memory."""
         if isinstance(error, torch.OutOfMemoryError):
             return True
         accelerator = getattr(torch, "AcceleratorError", None)
         if accelerator is not None and isinstance(error, accelerator):
             return True
-        return isinstance(error, RuntimeError) and any(words in str(error) for words in FATAL_WORDS)
+        return isinstance(error, RuntimeError) and any(words in describe_error(error) for words in FATAL_WORDS)
 
     def capture(self, program: Work) -> Work:
         """A CUDA graph. All graphs share their memory: they run one after the other, and nothing of one outlives it."""

@@ -66,7 +66,7 @@ class Device(ABC):
         """Raises if the device has failed."""
 
     @abstractmethod
-    def is_fatal(self, error: Exception) -> bool:
+    def is_fatal(self, error: BaseException) -> bool:
         """Whether an error that a cell raised means that the device is lost, rather than that the cell is wrong."""
 
     @abstractmethod

@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cellrt.worker.device.device import Device, Work
+from cellrt.worker.service_thread import ServiceThread
 from cellrt.worker.torch_threads import HOST_THREADS, use_torch_threads
 
 SYNCHRONIZE_S = 60.0
@@ -47,12 +48,8 @@ class DryDevice(Device):
         self._submitted = [0, 0]
         self._in_flight: deque[tuple[bool, int]] = deque()
         self._num_completed = 0
-        self._threads = [
-            threading.Thread(target=run, name=f"cellrt-dry-{name}", daemon=True)
-            for name, run in (("compute", self._run_compute), ("download", self._run_download))
-        ]
-        for thread in self._threads:
-            thread.start()
+        for name, run in (("compute", self._run_compute), ("download", self._run_download)):
+            ServiceThread(run, f"cellrt-dry-{name}").start()
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         """Plain host memory."""
@@ -89,7 +86,7 @@ class DryDevice(Device):
         if self._failure is not None:
             raise self._failure
 
-    def is_fatal(self, error: Exception) -> bool:
+    def is_fatal(self, error: BaseException) -> bool:
         """A DryDeviceError is; what a cell raises is not."""
         return isinstance(error, DryDeviceError)
 

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout_words
 from cellrt.core.tables import HOST, MIXED
-from cellrt.errors import CellError
-from cellrt.worker.blame import Failure, Failures
+from cellrt.worker.blame import Failure, Failures, as_cell_error, describe_error
 from cellrt.worker.device.placement import Rows, RunSizes
 from cellrt.worker.device.program import Program
 from cellrt.worker.device.task_plan import NOWHERE, InputLayout, OutputLayout, Plan, Reading
@@ -111,11 +110,10 @@ class FusedProgram(Program):
         """See ``Program.run``; on an error all rows fail."""
         try:
             bad = self._run_whole() if self._layout.sizes_at != NOWHERE else self._run_steps()
-        except Exception as error:
+        except BaseException as error:
             if failures is None or self._memory.device.is_fatal(error):
                 raise
-            cause = CellError(f"cell {self._placed.cell.name!r} raised {type(error).__name__}: {error}")
-            cause.__cause__ = error
+            cause = as_cell_error(self._placed.cell, error)
             failures += [Failure(row, cause) for row in range(rows)]
             bad = [torch.zeros(self._layout.answers, device=self._words.device)]
         for k, output in enumerate(self._layout.outputs):
@@ -148,13 +146,12 @@ class FusedProgram(Program):
             if not self._run_chain():
                 return False
             chain_s = self._time(self._run_chain)
-        except Exception as error:
+        except BaseException as error:
             if device.is_fatal(error):
                 raise
             device.check()
             warnings.warn(
-                f"cell {self._placed.cell.name!r} runs step by step: its run_chain_rows raised "
-                f"{type(error).__name__}: {error}",
+                f"cell {self._placed.cell.name!r} runs step by step: its run_chain_rows raised {describe_error(error)}",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -89,6 +89,11 @@ class CudaWorker(Worker):
                     self.error = HungError("the device does not take a task")
         return super().is_alive()
 
+    def _take_waiting(self) -> list[Launch]:
+        waiting = [*self._waiting, *super()._take_waiting()]
+        self._waiting.clear()
+        return waiting
+
     def _serve(self) -> None:
         use_torch_threads(HOST_THREADS)
         with self._device.entered():

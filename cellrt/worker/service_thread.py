@@ -1,0 +1,65 @@
+"""Threads that end before the interpreter does.
+
+A daemon thread that comes back from torch or compiled code while the interpreter finalizes is unwound by Python (up to
+3.13) through C++ frames that refuse it, and the whole process aborts. A thread that is no daemon would keep a program
+alive that has ended. So these are daemons, and at exit they are told to end and waited for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+EXIT_WAIT_S = 5.0
+"""How long the exit waits for all threads together: longer than a task, and short enough for who waits for the exit."""
+
+
+class ServiceThread(threading.Thread):
+    """A thread that serves as long as the program runs.
+
+    Args:
+        target: what runs on it.
+        name: of the thread.
+        stop: called at exit by the main thread, once all other threads that are no daemons have ended: tells this one,
+            and whichever others depend on it, to end soon. It returns at once. None: somebody else's ``stop`` does.
+    """
+
+    def __init__(self, target: Callable[[], None], name: str, stop: Callable[[], None] | None = None) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        self.stop = stop
+
+
+def _end_all() -> None:
+    """Tells the service threads of this process to end, and waits for them. Those of a forked process do not exist."""
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, ServiceThread)]
+    end_s = time.monotonic() + EXIT_WAIT_S
+    try:
+        for thread in threads:
+            if thread.stop is not None:
+                thread.stop()
+        for thread in threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+    finally:
+        if any(thread.is_alive() for thread in threads):
+            _pause_instead_of_aborting()
+
+
+def _pause_instead_of_aborting() -> None:
+    """Has C++ stop a thread that Python tries to unwind, where it would abort the process.
+
+    For threads inside a call that takes too long: nothing of the process is needed any more but its exit status.
+    """
+    if sys.version_info >= (3, 14) or os.name != "posix":  # there Python itself stops such threads, or ends them
+        return
+    with suppress(OSError, AttributeError):
+        libraries = ctypes.CDLL(None), ctypes.CDLL("libstdc++.so.6")
+        libraries[1]["_ZSt13set_terminatePFvvE"](libraries[0].pause)
+
+
+atexit.register(_end_all)

@@ -1,0 +1,120 @@
+"""A program that ends in every way with requests in flight; prints how each of its processes ended, as JSON.
+
+Each way is taken by a process forked off before there is any thread, which saves importing torch for each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+
+import torch
+
+from cellrt.core.warm_up import warm_up
+from cellrt.definition.define import cell
+from cellrt.engine.engine import Engine
+from cellrt.graph.unfolder import Unfolder
+from cellrt.worker import service_thread
+
+STEPS, REQUESTS = 300, 200
+
+
+def busy_engine(workers: int | list[str] = 2) -> Engine:
+    """An engine with much more to do than there is time for."""
+    add = cell(lambda x, h: {"h": h + x}, {"x": (), "h": ()}, name="add")
+    engine = Engine(workers)
+    engine.register(
+        Unfolder("sum", lambda graph, x: {"h": graph.chain(add, x=x).last.h}, torch.zeros(3)), warm_up=False
+    )
+    engine.submit_many("sum", [torch.ones(STEPS)] * REQUESTS)
+    return engine
+
+
+def end() -> object:
+    return busy_engine()
+
+
+def raise_an_error() -> object:
+    engine = busy_engine()
+    raise RuntimeError(f"{engine} was not closed")
+
+
+def exit_with_3() -> object:
+    engine = busy_engine()
+    sys.exit(3 if engine else 0)
+
+
+def be_interrupted() -> object:
+    engine = busy_engine()
+    os.kill(os.getpid(), signal.SIGINT)
+    return engine
+
+
+def end_with_two_engines() -> object:
+    return [busy_engine(1), busy_engine(1)]
+
+
+def drop_the_engine() -> object:
+    busy_engine()
+    return None
+
+
+def end_with_a_device() -> object:
+    return busy_engine(["dry"])
+
+
+def end_during_a_long_step() -> object:
+    """A step that takes longer than the exit waits, and comes back from torch now and then."""
+    service_thread.EXIT_WAIT_S = 0.1
+    entered, leave = os.pipe()
+
+    def multiply(x):
+        if x.device.type != "meta":
+            os.write(leave, b"x")
+            many = torch.ones(600, 600)
+            for _ in range(100_000):
+                many = many @ many
+        return x
+
+    long = cell(multiply, {"x": ()})
+    engine = Engine(1)
+    engine.register(Unfolder("long", lambda graph, x: {"y": long(x=x).output}, torch.zeros(())), warm_up=False)
+    engine.submit("long", torch.ones(()))
+    os.read(entered, 1)
+    return engine
+
+
+WAYS: dict[str, Callable[[], object]] = {
+    way.__name__: way
+    for way in (
+        *(end, raise_an_error, exit_with_3, be_interrupted, end_with_two_engines, drop_the_engine),
+        *(end_with_a_device, end_during_a_long_step),
+    )
+}
+
+
+def fork_all() -> Callable[[], object] | None:
+    """Forks off a process for each way: there, returns the way to take; here, None once all have ended."""
+    endings = {}
+    for name, way in WAYS.items():
+        with tempfile.TemporaryFile() as said:
+            process = os.fork()
+            if not process:
+                os.dup2(said.fileno(), sys.stderr.fileno())
+                return way
+            status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+            said.seek(0)
+            endings[name] = [status, said.read().decode().splitlines()]
+    print(json.dumps(endings))
+    return None
+
+
+if __name__ == "__main__":
+    warm_up()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    chosen = fork_all()
+    kept = None if chosen is None else chosen()
