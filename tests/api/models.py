@@ -58,6 +58,11 @@ class ChildSum(nn.Module):
         return {"h": torch.tanh(self.linear(x) + sum_rows(h))}
 
 
+def linear_of(seed: int) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(SIZE, SIZE)
+
+
 def sum_rows(values: RaggedRows) -> torch.Tensor:
     counts = values.offsets.diff()
     of_row = torch.repeat_interleave(
