@@ -22,7 +22,7 @@ from torch import nn
 from cellrt.definition.host_kernel import HostKernel, find_kernel
 from cellrt.definition.identity import identity_of
 from cellrt.definition.snapshot import freeze
-from cellrt.definition.spec import RaggedRows, RowSpec, as_spec, describe
+from cellrt.definition.spec import RaggedRows, RowSpec, as_spec, check_dtype, describe
 from cellrt.errors import CellError, DefinitionError
 
 if TYPE_CHECKING:
@@ -372,6 +372,11 @@ def _infer_outputs(
                 raise DefinitionError(
                     f"cell {name!r}, output {output!r}: expected the row dimension first ({rows} rows in the trial "
                     f"run), got {describe(value)}"
+                )
+            check_dtype(f"cell {name!r}, output {output!r}", value.dtype)
+            if value.layout is not torch.strided:
+                raise DefinitionError(
+                    f"cell {name!r}, output {output!r}: expected a dense tensor, got one of {value.layout}"
                 )
         outputs = {output: RowSpec(tuple(value.shape[1:]), value.dtype) for output, value in named.items()}
         if found and outputs != found:

@@ -150,6 +150,22 @@ MISUSES: dict[str, tuple[Any, str]] = {
         lambda: cell(IDENTITY, {"x": rows(2, dtype="int64")}),
         "input 'x': expected a torch dtype, got 'int64'",
     ),
+    "complex numbers": (
+        lambda: cell(IDENTITY, {"x": rows(2, dtype=torch.complex64)}),
+        r"input 'x': expected rows of float16, .*bfloat16, got complex64; give a complex row as one of floats",
+    ),
+    "wide unsigned integers": (
+        lambda: cell(IDENTITY, {"x": ragged(2, dtype=torch.uint32)}),
+        "input 'x': expected rows of .*, got uint32$",
+    ),
+    "an output of complex numbers": (
+        lambda: cell(torch.view_as_complex, ONE),
+        "cell 'view_as_complex', output 'output': expected rows of .*, got complex64",
+    ),
+    "a sparse output": (
+        lambda: cell(lambda x: x.to_sparse(), ONE),
+        "output 'output': expected a dense tensor, got one of torch.sparse_coo",
+    ),
     "a fractional extent": (lambda: cell(IDENTITY, {"x": rows(2.5)}), "input 'x': expected a shape"),
     "an input with no name": (lambda: cell(IDENTITY, {"a b": (2,)}), "'a b' cannot be the name of an input"),
     "an input of a builder's name": (lambda: cell(IDENTITY, {"until": (2,)}), "'until' cannot be the name of an input"),
