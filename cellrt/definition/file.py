@@ -28,15 +28,16 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.func import functional_call
 
-from cellrt.definition.define import Cell, CellInput, named_outputs
-from cellrt.definition.spec import RaggedRows, RowSpec, as_spec
+from cellrt.definition.computation import Computation, call, named_outputs
+from cellrt.definition.declaration import BatchSizes, Declaration
+from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, as_spec
 from cellrt.errors import DefinitionError
 
 FORMAT_VERSION = 1
 DESCRIPTION, PROGRAM, WEIGHTS = "cell.json", "program.pt2", "weights.safetensors"
 
 
-def save_cell(cell: Cell, folder: str | Path) -> None:
+def save_cell(cell: Computation, identity: str, folder: str | Path) -> None:
     """Writes a cell into a folder, which is made if there is none; a cell that is there already is replaced.
 
     Raises DefinitionError if its code cannot be exported: if it decides by the values of tensors or by the number of
@@ -52,7 +53,7 @@ def save_cell(cell: Cell, folder: str | Path) -> None:
     description = {
         "version": FORMAT_VERSION,
         "name": cell.name,
-        "identity": cell.identity,
+        "identity": identity,
         "inputs": {name: _spec_to_json(spec) for name, spec in cell.inputs.items()},
         "outputs": {name: _spec_to_json(spec) for name, spec in cell.outputs.items()},
         "carry": cell.carry,
@@ -69,8 +70,8 @@ def save_cell(cell: Cell, folder: str | Path) -> None:
     os.replace(new, folder / DESCRIPTION)
 
 
-def load_cell(folder: str | Path) -> Cell:
-    """Reads a cell that ``save_cell`` (or ``Cell.save``) wrote.
+def read_cell(folder: str | Path) -> tuple[ExportedModule, bool, Declaration, str]:
+    """What ``save_cell`` wrote: the module, whether it takes its inputs by name, the declaration and the identity.
 
     Raises DefinitionError if a file is missing, was changed, or was written by a newer version.
     """
@@ -92,20 +93,16 @@ def load_cell(folder: str | Path) -> Cell:
         weights = load_file(folder / WEIGHTS)
         outputs = {name: _spec_from_json(spec) for name, spec in description["outputs"].items()}
         module = ExportedModule(program, {key: weights[key] for key in description["weights"]}, list(outputs))
-        return Cell(
-            module,
+        declaration = Declaration(
             name=description["name"],
             inputs={name: _spec_from_json(spec) for name, spec in description["inputs"].items()},
             outputs=outputs,
-            by_name=False,
             carry=description["carry"],
-            finite=description["finite"],
-            max_batch=description["max_batch"],
-            min_batch=description["min_batch"],
-            batch_sizes=description["batch_sizes"],
+            finite=tuple(description["finite"]),
+            sizes=BatchSizes(description["max_batch"], description["min_batch"], tuple(description["batch_sizes"])),
             priority=description["priority"],
-            identity=description["identity"],
         )
+        return module, False, declaration, description["identity"]
     except Exception as error:
         raise DefinitionError(f"{folder} has no cell that can be loaded: {type(error).__name__}: {error}") from error
 
@@ -146,7 +143,7 @@ class ExportedModule(nn.Module):
 class _Exportable(nn.Module):
     """A cell's callable as a function of its weights and of flat inputs. It does not own the weights."""
 
-    def __init__(self, cell: Cell, module: Callable[..., Any], weights: Sequence[str]) -> None:
+    def __init__(self, cell: Computation, module: Callable[..., Any], weights: Sequence[str]) -> None:
         super().__init__()
         self._call = (module,)
         self._cell, self._names = cell, list(weights)
@@ -155,20 +152,19 @@ class _Exportable(nn.Module):
         """Runs the cell; ragged inputs are two of ``inputs`` each."""
         flat = iter(inputs)
         specs = self._cell.inputs
-        given = {
-            name: RaggedRows(next(flat), next(flat)) if spec.ragged else next(flat) for name, spec in specs.items()
-        }
-        args, kwargs = ((), given) if self._cell.by_name else (tuple(given.values()), {})
-        module = self._call[0]
-        if isinstance(module, nn.Module):
-            result = functional_call(module, dict(zip(self._names, weights, strict=True)), args, kwargs)
-        else:
-            result = module(*args, **kwargs)
-        named = named_outputs(result)
+        given = [RaggedRows(next(flat), next(flat)) if spec.ragged else next(flat) for spec in specs.values()]
+
+        def run(*args: CellInput, **kwargs: CellInput) -> object:
+            module = self._call[0]
+            if not isinstance(module, nn.Module):
+                return module(*args, **kwargs)
+            return functional_call(module, dict(zip(self._names, weights, strict=True)), args, kwargs)
+
+        named = named_outputs(call(run, specs, given, self._cell.by_name))
         return [named[name] for name in self._cell.outputs]
 
 
-def _export(cell: Cell, module: Callable[..., Any], weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
+def _export(cell: Computation, module: Callable[..., Any], weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
     """Exports with a number of values of its own for each ragged input; if the code needs them equal, with one."""
     if sum(spec.ragged for spec in cell.inputs.values()) > 1:
         with contextlib.suppress(DefinitionError):
@@ -177,7 +173,7 @@ def _export(cell: Cell, module: Callable[..., Any], weights: Mapping[str, torch.
 
 
 def _export_once(
-    cell: Cell, module: Callable[..., Any], weights: Mapping[str, torch.Tensor], are_equal: bool
+    cell: Computation, module: Callable[..., Any], weights: Mapping[str, torch.Tensor], are_equal: bool
 ) -> ExportedProgram:
     rows = Dim("rows", min=2, max=max(4, cell.max_batch + 1))
     shared = Dim("values", min=2)

@@ -171,7 +171,8 @@ class _Digest:
             home = getattr(definition, "__module__", None) or ""
             name = getattr(definition, "__qualname__", None) or getattr(definition, "__name__", repr(definition))
             self._write("library", f"{home}.{name}".encode())
-            self._add_enclosed(definition)
+            if isinstance(definition, FunctionType):
+                self._add_enclosed(definition)
             return
         if id(definition) not in self._numbers:
             self._numbers[id(definition)] = len(self._queue)
@@ -195,9 +196,8 @@ class _Digest:
             if is_code or _is_constant(value) or (isinstance(value, torch.Tensor | nn.Module) and not is_frozen):
                 self.add(value)
 
-    def _add_enclosed(self, function: Any) -> None:
-        cells = getattr(function, "__closure__", None) or ()
-        self.add([cell.cell_contents if _has_contents(cell) else None for cell in cells])
+    def _add_enclosed(self, function: FunctionType) -> None:
+        self.add([cell.cell_contents if _has_contents(cell) else None for cell in function.__closure__ or ()])
 
     def _add_class(self, kind: type) -> None:
         """Adds a class of the user: its bases, methods and constants."""

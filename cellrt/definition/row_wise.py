@@ -11,9 +11,9 @@ import warnings
 import torch
 from torch import nn
 
-from cellrt.definition.define import Cell, CellInput
-from cellrt.definition.spec import RaggedRows, RowSpec
-from cellrt.worker.cpu.batch import run_padded
+from cellrt.definition.computation import Computation
+from cellrt.definition.examples import random_inputs
+from cellrt.definition.spec import CellInput, RaggedRows
 
 TRIAL_ROWS = 3
 NUM_DRAWS = 3
@@ -23,7 +23,7 @@ TOLERANCE = 0.05
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def mixed_outputs(cell: Cell) -> list[str]:
+def mixed_outputs(cell: Computation) -> list[str]:
     """The outputs of a cell that are others for rows together than for each row alone, beyond rounding.
 
     Floats are random normal numbers, always the same; integers and bools are zeros; a ragged input has one or two rows
@@ -46,7 +46,7 @@ def mixed_outputs(cell: Cell) -> list[str]:
     return suspects
 
 
-def warn_unless_row_wise(cell: Cell, depth: int) -> list[str]:
+def warn_unless_row_wise(cell: Computation, depth: int) -> list[str]:
     """``mixed_outputs``, with a RuntimeWarning if there are any that points at the caller so many calls above."""
     mixed = mixed_outputs(cell)
     if mixed:
@@ -63,17 +63,17 @@ def warn_unless_row_wise(cell: Cell, depth: int) -> list[str]:
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def _differing(cell: Cell, rows: int, generator: torch.Generator) -> set[str]:
+def _differing(cell: Computation, rows: int, generator: torch.Generator) -> set[str]:
     """The outputs that differ on one draw of rows; none if the cell raises.
 
     Outside inference, where the ready-made cells take their plain form: there is nothing to compile for it. No weight
     of a cell asks for gradients, so there are none.
     """
-    inputs = [_draw(spec, rows, generator) for spec in cell.inputs.values()]
+    inputs = random_inputs(cell.inputs.values(), rows, generator)
     try:
-        together = run_padded(cell, inputs)
+        together = cell.run_padded(inputs)
         cell.check_outputs(together, rows)
-        alone = [run_padded(cell, [_row(value, row) for value in inputs]) for row in range(rows)]
+        alone = [cell.run_padded([_row(value, row) for value in inputs]) for row in range(rows)]
         for outputs in alone:
             cell.check_outputs(outputs, 1)
     except Exception:
@@ -91,15 +91,6 @@ def _is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
     return torch.allclose(together, alone, rtol=0.0, atol=TOLERANCE * float(largest), equal_nan=True)
 
 
-def _draw(spec: RowSpec, rows: int, generator: torch.Generator) -> CellInput:
-    counts = [1 + row % 2 for row in range(rows)]
-    shape = (sum(counts) if spec.ragged else rows, *spec.shape)
-    values = torch.zeros(shape, dtype=spec.dtype)
-    if spec.dtype.is_floating_point:
-        values = torch.randn(shape, generator=generator).to(spec.dtype)
-    return RaggedRows(values, torch.tensor([0, *counts]).cumsum(0)) if spec.ragged else values
-
-
 def _row(value: CellInput, row: int) -> CellInput:
     if not isinstance(value, RaggedRows):
         return value[row : row + 1]
@@ -107,7 +98,7 @@ def _row(value: CellInput, row: int) -> CellInput:
     return RaggedRows(value.values[first:end], torch.tensor([0, end - first]))
 
 
-def _tensors(cell: Cell) -> list[torch.Tensor]:
+def _tensors(cell: Computation) -> list[torch.Tensor]:
     """The cell's weights."""
     module = cell.module
     return [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []

@@ -44,6 +44,10 @@ class RaggedRows(NamedTuple):
     offsets: torch.Tensor
 
 
+CellInput = torch.Tensor | RaggedRows
+"""An input of a cell, ``[rows, *shape]`` or ragged."""
+
+
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
     """An input of one row of this shape per node: ``rows(256)``, or ``rows(dtype=torch.int64)`` for an integer."""
     return RowSpec(tuple(shape), dtype)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, ragged, rows
 from cellrt.engine.engine import Engine
 from cellrt.graph.reference import run_one_by_one

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
 from cellrt.errors import CellError, DefinitionError
 from tests.api.models import INTEGER, SIZE, Recurrent, child_sum, linear_of

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -125,6 +126,11 @@ def test_code_that_is_used_from_elsewhere_counts() -> None:
         made.append((identity(space["Derived"]()), identity(space["function"])))
     assert made[0] == made[1]
     assert made[0][0] != made[2][0] and made[0][1] != made[2][1]
+
+
+def test_classes_of_the_standard_library_count_by_name() -> None:
+    kinds = [FunctionType, RuntimeError, functools.partial]
+    assert len({flagged(options={"kind": kind}) for kind in kinds}) == len(kinds)
 
 
 def test_specs_and_use_count() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, ragged, rows
 from cellrt.engine.engine import Engine
 from tests.api.models import SIZE, model
