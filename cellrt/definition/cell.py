@@ -7,7 +7,7 @@ build the same cell from the same weights batch together, and a changed weight m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
@@ -50,8 +50,15 @@ class Cell(Computation):
         max_batch, min_batch, batch_sizes, priority, finite: as given to ``cellrt.cell``.
     """
 
-    def __init__(self, module: Callable[..., Any], by_name: bool, declaration: Declaration, identity: str) -> None:
-        super().__init__(module, by_name, declaration)
+    def __init__(
+        self,
+        module: Callable[..., Any],
+        by_name: bool,
+        declaration: Declaration,
+        identity: str,
+        written: Iterable[str] = (),
+    ) -> None:
+        super().__init__(module, by_name, declaration, written)
         self.identity = identity
 
     def __repr__(self) -> str:

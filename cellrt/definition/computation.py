@@ -10,7 +10,8 @@ from torch import nn
 
 from cellrt.definition.declaration import Declaration
 from cellrt.definition.examples import zero_inputs
-from cellrt.definition.spec import CellInput, RaggedRows, describe
+from cellrt.definition.input_watch import InputWatch
+from cellrt.definition.spec import CellInput, RaggedRows, copy_input, describe
 from cellrt.errors import CellError
 
 
@@ -23,10 +24,14 @@ class Computation:
         declaration: what is said of it.
         name, inputs, outputs, carry, finite, max_batch, min_batch, batch_sizes, priority: of the declaration.
         places: of the outputs in their order, by name.
+        written: the inputs that the module writes to in place, as far as it was seen to. It is given copies of these.
     """
 
-    def __init__(self, module: Callable[..., Any], by_name: bool, declaration: Declaration) -> None:
+    def __init__(
+        self, module: Callable[..., Any], by_name: bool, declaration: Declaration, written: Iterable[str] = ()
+    ) -> None:
         self.module, self.by_name, self.declaration = module, by_name, declaration
+        self.written = set(written)
         self.name, self.priority = declaration.name, declaration.priority
         self.inputs, self.outputs = dict(declaration.inputs), dict(declaration.outputs)
         self.places = {name: place for place, name in enumerate(self.outputs)}
@@ -41,18 +46,28 @@ class Computation:
 
     def run(self, *inputs: CellInput) -> list[torch.Tensor]:
         """Runs one step: takes inputs ``[rows, *shape]`` and returns outputs ``[rows, *shape]``, both in order."""
-        return self._in_order(call(self.module, self.inputs, inputs, self.by_name))
+        given = self._with_copies(inputs) if self.written else inputs
+        return self._in_order(call(self.module, self.inputs, given, self.by_name))
 
     def run_padded(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
         """As ``run``, padded with zero rows to the next supported batch size if there are such sizes."""
         if not self.batch_sizes:
             return self.run(*inputs)
+        padded = self.padded(inputs)
+        return cut(self.run(*padded), count_rows(padded[0]), count_rows(inputs[0]))
+
+    def padded(self, inputs: Sequence[CellInput]) -> Sequence[CellInput]:
+        """The inputs, with zero rows up to the next supported batch size if there are such sizes."""
         rows = count_rows(inputs[0])
         size = next((size for size in self.batch_sizes if size >= rows), rows)
-        if size == rows:
-            return self.run(*inputs)
-        outputs = self.run(*(_with_zeros(value, size - rows) for value in inputs))
-        return [output[:rows] if output.shape[0] == size else output for output in outputs]
+        return inputs if size == rows else [_with_zeros(value, size - rows) for value in inputs]
+
+    def run_watched(self, inputs: Sequence[CellInput], batch_sizes: list[int] | None = None) -> list[torch.Tensor]:
+        """As ``run`` or ``run_steps``, on tensors made outside inference; notes which of them the module writes to."""
+        watch = InputWatch(dict(zip(self.inputs, inputs, strict=True)))
+        outputs = self.run(*inputs) if batch_sizes is None else self.run_steps(batch_sizes, *inputs)
+        self.written |= watch.written()
+        return outputs
 
     def run_steps(self, batch_sizes: list[int], *inputs: CellInput) -> list[torch.Tensor]:
         """Runs ``len(batch_sizes)`` successive steps; step s has the first ``batch_sizes[s]`` rows (never growing).
@@ -61,7 +76,8 @@ class Computation:
         ``[sum(batch_sizes), *shape]``. Uses the module's ``steps`` if it has one, else its plain form step by step.
         """
         if self._steps is not None:
-            return self._in_order(self._steps(batch_sizes, **dict(zip(self.inputs, inputs, strict=True))))
+            given = self._with_copies(inputs) if self.written else inputs
+            return self._in_order(self._steps(batch_sizes, **dict(zip(self.inputs, given, strict=True))))
         sources = [self.places[self.carry[name]] if name in self.carry else -1 for name in self.inputs]
         current = list(inputs)
         collected: list[list[torch.Tensor]] = [[] for _ in self.outputs]
@@ -88,6 +104,22 @@ class Computation:
                 raise CellError(
                     f"cell {self.name!r}, output {name!r}: expected {rows} rows of {spec}, got {describe(value)}"
                 )
+
+    def guarded(self, function: Callable[..., object]) -> Callable[..., object]:
+        """A function that takes what the module takes, given copies of the inputs that the module writes to."""
+        written = [place for place, name in enumerate(self.inputs) if name in self.written]
+
+        def call_with_copies(*args: CellInput, **kwargs: CellInput) -> object:
+            given = list(args or kwargs.values())
+            for place in written:
+                given[place] = copy_input(given[place])
+            return function(*given) if args else function(**dict(zip(kwargs, given)))
+
+        return call_with_copies if written else function
+
+    def _with_copies(self, inputs: Sequence[CellInput]) -> list[CellInput]:
+        """The inputs, with copies of those that the module writes to."""
+        return [copy_input(value) if name in self.written else value for name, value in zip(self.inputs, inputs)]
 
     def _in_order(self, result: object) -> list[torch.Tensor]:
         """The outputs in the declared order. Raises CellError if they are others than declared."""
@@ -119,6 +151,11 @@ def named_outputs(result: object) -> dict[str, torch.Tensor]:
     if not named or not all(isinstance(value, torch.Tensor) for value in named.values()):
         raise CellError(f"a cell must return tensors, got { ({k: type(v).__name__ for k, v in named.items()}) }")
     return named
+
+
+def cut(outputs: list[torch.Tensor], padded: int, rows: int) -> list[torch.Tensor]:
+    """The first ``rows`` of outputs of ``padded`` rows; a wrong output stays as it is."""
+    return [output[:rows] if output.shape[:1] == (padded,) else output for output in outputs]
 
 
 def count_rows(value: CellInput) -> int:

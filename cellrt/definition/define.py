@@ -23,7 +23,7 @@ from cellrt.definition.declaration import (
 from cellrt.definition.file import read_cell
 from cellrt.definition.identity import identity_of
 from cellrt.definition.snapshot import freeze
-from cellrt.definition.trial import check_steps, infer_outputs
+from cellrt.definition.trial import Trial, try_steps
 from cellrt.errors import DefinitionError
 
 
@@ -47,7 +47,9 @@ def cell(
             parameters have those names, else in order. It must be row-wise: a row's outputs depend on that row alone.
             If it has a method ``steps`` (see ``Cell.run_steps``), runs of several steps use it; with a method
             ``host_kernel`` a CPU runs it without Python (see ``host_kernel.py``). Its weights are copied, a function's
-            too (from its closure, defaults and globals).
+            too (from its closure, defaults and globals). It may write to its inputs in place: it is given copies of
+            those that it was seen to write to, in trials on meta tensors and random rows here and when a model is
+            registered. A write that only other values bring about is not seen, and must not be.
         inputs: shape (float32) or ``cellrt.rows`` / ``cellrt.ragged`` spec of each input, without the row dimension.
         name: default: the class or function's name.
         max_batch: most rows of a task; default the largest of ``batch_sizes``, or 512.
@@ -67,12 +69,13 @@ def cell(
     check_priority(name, priority)
     by_name = _takes_names(module, specs)
     own = freeze(name, module)
-    outputs = infer_outputs(name, own, specs, by_name, sizes)
-    carried, must_be_finite = check_carry(name, specs, outputs, carry), check_finite(name, outputs, finite)
-    declaration = Declaration(name, specs, outputs, carried, must_be_finite, sizes, priority)
-    made = Cell(own, by_name, declaration, identity_of(own, declaration.of_identity()))
+    trial = Trial(name, own, specs, by_name, sizes)
+    carried = check_carry(name, specs, trial.outputs, carry)
+    must_be_finite = check_finite(name, trial.outputs, finite)
+    declaration = Declaration(name, specs, trial.outputs, carried, must_be_finite, sizes, priority)
+    made = Cell(own, by_name, declaration, identity_of(own, declaration.of_identity()), trial.written)
     if made.has_steps:
-        check_steps(made)
+        try_steps(made)
     return made
 
 

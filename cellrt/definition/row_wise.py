@@ -7,13 +7,14 @@ an error. So a cell is tried once, on a few random rows together and on each of 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import torch
-from torch import nn
 
-from cellrt.definition.computation import Computation
+from cellrt.definition.computation import Computation, count_rows, cut
 from cellrt.definition.examples import random_inputs
-from cellrt.definition.spec import CellInput, RaggedRows
+from cellrt.definition.snapshot import weights_of
+from cellrt.definition.spec import CellInput, RaggedRows, copy_input
 
 TRIAL_ROWS = 3
 NUM_DRAWS = 3
@@ -31,11 +32,11 @@ def mixed_outputs(cell: Computation) -> list[str]:
     Integer outputs of a cell in half precision are not looked at: which of two tokens is best may hang on rounding.
     """
     rows = min(TRIAL_ROWS, cell.max_batch)
-    if rows < 2 or not all(tensor.is_cpu for tensor in _tensors(cell)):
+    weights = weights_of(cell.module).values()
+    if rows < 2 or not all(tensor.is_cpu for tensor in weights):
         return []
-    has_halves = any(spec.dtype in HALVES for spec in (*cell.inputs.values(), *cell.outputs.values())) or any(
-        tensor.dtype in HALVES for tensor in _tensors(cell)
-    )
+    dtypes = {spec.dtype for spec in (*cell.inputs.values(), *cell.outputs.values())}
+    has_halves = not dtypes.union(tensor.dtype for tensor in weights).isdisjoint(HALVES)
     suspects = [name for name, spec in cell.outputs.items() if spec.dtype.is_floating_point or not has_halves]
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):  # a cell may draw numbers: nobody else's become others by that
@@ -71,15 +72,23 @@ def _differing(cell: Computation, rows: int, generator: torch.Generator) -> set[
     """
     inputs = random_inputs(cell.inputs.values(), rows, generator)
     try:
-        together = cell.run_padded(inputs)
-        cell.check_outputs(together, rows)
-        alone = [cell.run_padded([_row(value, row) for value in inputs]) for row in range(rows)]
-        for outputs in alone:
-            cell.check_outputs(outputs, 1)
-    except Exception:
+        together = _run(cell, inputs)
+        alone = [_run(cell, [_row(value, row) for value in inputs]) for row in range(rows)]
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return set()
     joined = [torch.cat(values) for values in zip(*alone)]
     return {name for name, a, b in zip(cell.outputs, together, joined) if not _is_close(a, b)}
+
+
+def _run(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
+    """The outputs for these rows, which stay as they are; notes which inputs the cell writes to."""
+    rows = count_rows(inputs[0])
+    padded = cell.padded([copy_input(value) for value in inputs])
+    outputs = cut(cell.run_watched(padded), count_rows(padded[0]), rows)
+    cell.check_outputs(outputs, rows)
+    return outputs
 
 
 def _is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
@@ -96,9 +105,3 @@ def _row(value: CellInput, row: int) -> CellInput:
         return value[row : row + 1]
     first, end = value.offsets[row : row + 2].tolist()
     return RaggedRows(value.values[first:end], torch.tensor([0, end - first]))
-
-
-def _tensors(cell: Computation) -> list[torch.Tensor]:
-    """The cell's weights."""
-    module = cell.module
-    return [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []

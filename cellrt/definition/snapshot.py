@@ -29,6 +29,13 @@ def freeze(name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
     return frozen
 
 
+def weights_of(definition: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    """The parameters and buffers of a snapshot by name, each once; a function that holds no tensor has none."""
+    if not isinstance(definition, nn.Module):
+        return {}
+    return dict((*definition.named_parameters(), *definition.named_buffers()))
+
+
 class FrozenFunction(nn.Module):
     """A function with its own copies of what it captured; tensors are buffers and modules submodules here."""
 

@@ -48,6 +48,11 @@ CellInput = torch.Tensor | RaggedRows
 """An input of a cell, ``[rows, *shape]`` or ragged."""
 
 
+def copy_input(value: CellInput) -> CellInput:
+    """A copy of an input in memory of its own."""
+    return RaggedRows(value.values.clone(), value.offsets.clone()) if isinstance(value, RaggedRows) else value.clone()
+
+
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
     """An input of one row of this shape per node: ``rows(256)``, or ``rows(dtype=torch.int64)`` for an integer."""
     return RowSpec(tuple(shape), dtype)

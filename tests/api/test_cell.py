@@ -81,7 +81,7 @@ def test_a_cell_for_certain_numbers_of_rows() -> None:
         return x
 
     assert cell(takes_four_or_eight, {"x": (2,)}, batch_sizes=[4, 8]).outputs == {"output": RowSpec((2,))}
-    with pytest.raises(DefinitionError, match="does not run on 2 rows of \\(x: float32\\[2\\]\\): 2 rows"):
+    with pytest.raises(DefinitionError, match="does not run on 2 rows of \\(x: float32\\[2\\]\\): ValueError: 2 rows"):
         cell(takes_four_or_eight, {"x": (2,)})
 
 
@@ -125,6 +125,19 @@ def test_tensors_of_a_functions_globals_are_frozen() -> None:
 class BadSteps(Recurrent):
     def steps(self, batch_sizes: list[int], x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"h": h}
+
+
+class ExitingSteps(Recurrent):
+    def steps(self, batch_sizes: list[int], x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
+        raise SystemExit(3)
+
+
+def leave(x: torch.Tensor) -> torch.Tensor:
+    raise SystemExit(3)
+
+
+def is_interrupted(x: torch.Tensor) -> torch.Tensor:
+    raise KeyboardInterrupt
 
 
 class Counting(nn.Module):
@@ -204,7 +217,7 @@ MISUSES: dict[str, tuple[Any, str]] = {
     ),
     "raising": (
         lambda: cell(nn.Linear(3, 3), ONE),
-        r"cell 'Linear' does not run on 2 rows of \(x: float32\[2\]\): mat1 and mat2",
+        r"cell 'Linear' does not run on 2 rows of \(x: float32\[2\]\): RuntimeError: mat1 and mat2",
     ),
     "an LSTM cell of torch": (
         lambda: cell(nn.LSTMCell(2, 3), {"input": (2,), "hx": (3,)}),
@@ -226,6 +239,11 @@ MISUSES: dict[str, tuple[Any, str]] = {
     ),
     "a fractional priority": (lambda: cell(IDENTITY, ONE, priority=0.5), "expected an integer as priority, got 0.5"),
     "wrong steps": (lambda: cell(BadSteps(), {"x": (SIZE,), "h": (SIZE,)}), "its method steps does not run on zeros"),
+    "leaving": (lambda: cell(leave, ONE), r"cell 'leave' does not run on 2 rows of \(x: float32\[2\]\): SystemExit: 3"),
+    "leaving in steps": (
+        lambda: cell(ExitingSteps(), {"x": (SIZE,), "h": (SIZE,)}),
+        "its method steps does not run on zeros: SystemExit: 3",
+    ),
     "own state": (lambda: cell(Counting(), ONE), r"writes to its own \['count'\]; a cell has no state of its own"),
     "a scripted module": (lambda: cell(torch.jit.trace(IDENTITY, torch.zeros(1)), ONE), "cannot be copied: "),
     "a module without weights yet": (lambda: cell(nn.LazyLinear(3), ONE), "cannot be copied: .*uninitialized"),
@@ -241,6 +259,11 @@ def test_misuses(misuse: str) -> None:
     make, message = MISUSES[misuse]
     with pytest.raises(DefinitionError, match=message):
         make()
+
+
+def test_an_interrupt_from_the_keyboard_is_no_mistake_of_the_cell() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        cell(is_interrupted, ONE)
 
 
 def test_outputs_that_change_later() -> None:

@@ -222,7 +222,8 @@ class PlacedCell:
     def _compiled_plain(self, backend: str) -> Cell:
         """The plain form, which loops use."""
         cell = copy.copy(self.cell)
-        function = CompiledFunction(cell.name, as_function(cell.module), backend, is_whole=False)
+        # The function itself copies what it writes to, as a call that cannot be compiled is made twice.
+        function = CompiledFunction(cell.name, cell.guarded(as_function(cell.module)), backend, is_whole=False)
         cell.module = function.compiled
         with torch.inference_mode():
             for rows in (
