@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, Job, ShortestJobFirst
     from cellrt.core.processor import Limits, SchedulerSettings
-    from cellrt.definition.define import Cell, cell
-    from cellrt.definition.file import load_cell
+    from cellrt.definition.cell import Cell
+    from cellrt.definition.define import cell, load_cell
     from cellrt.definition.spec import RaggedRows, ragged, rows
     from cellrt.engine.engine import Engine
     from cellrt.engine.future import RequestFuture
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "definition.define": ("Cell", "cell"),
-    "definition.file": ("load_cell",),
+    "definition.cell": ("Cell",),
+    "definition.define": ("cell", "load_cell"),
     "core.policy": ("BatchMakerPolicy", "FirstComeFirstServed", "Job", "ShortestJobFirst"),
     "core.processor": ("Limits", "SchedulerSettings"),
     "engine.engine": ("Engine",),

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from cellrt.cells.beam import BeamEnd, BeamStart, BeamStep
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.errors import DefinitionError
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder, unfold

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.graph import Graph
 from cellrt.graph.symbols import Chain

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.graph import Graph

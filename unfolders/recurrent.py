@@ -17,7 +17,8 @@ from cellrt.cells._gated import GatedModule, check_layers
 from cellrt.cells.gru import EmbeddingGRUCell, GRUCell, GRUInput, GRURecurrent
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell, LSTMInput, LSTMRecurrent
 from cellrt.cells.stacked import BothInputs, Joined, JoinedCell, gather, join
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import DefinitionError
 from cellrt.graph.graph import Graph

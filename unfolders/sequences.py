@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.errors import DefinitionError
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder

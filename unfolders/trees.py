@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.core.trees import marshalled_tree
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder, unfold

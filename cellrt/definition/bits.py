@@ -15,8 +15,15 @@ NUMPY_DTYPES = {
     )
 }
 """The NumPy dtype of each torch dtype that has one."""
+DTYPES = (*NUMPY_DTYPES, torch.bfloat16)
+"""Every dtype that a row may have: those that torch can gather, scatter and compare on all devices."""
 
 
 def as_bits(tensor: torch.Tensor) -> NDArray[Any]:
     """A CPU tensor as an array that shares its memory; dtypes that NumPy lacks as integers of the same size."""
-    return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy()
+    try:
+        return tensor.numpy()
+    except RuntimeError:  # a view of a complex tensor's conjugate, which NumPy cannot express
+        return tensor.resolve_neg().numpy()

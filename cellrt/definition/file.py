@@ -17,7 +17,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +28,24 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.func import functional_call
 
-from cellrt.definition.define import Cell, CellInput, named_outputs
-from cellrt.definition.spec import RaggedRows, RowSpec, as_spec
+from cellrt.definition.computation import Computation, call, named_outputs
+from cellrt.definition.declaration import BatchSizes, Declaration
+from cellrt.definition.snapshot import weights_of
+from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, as_spec, copy_input
 from cellrt.errors import DefinitionError
 
 FORMAT_VERSION = 1
 DESCRIPTION, PROGRAM, WEIGHTS = "cell.json", "program.pt2", "weights.safetensors"
 
 
-def save_cell(cell: Cell, folder: str | Path) -> None:
+def save_cell(cell: Computation, identity: str, folder: str | Path) -> None:
     """Writes a cell into a folder, which is made if there is none; a cell that is there already is replaced.
 
     Raises DefinitionError if its code cannot be exported: if it decides by the values of tensors or by the number of
     rows, or calls something that torch cannot trace.
     """
     module = copy.deepcopy(cell.module)
-    weights = _weights_of(module)
+    weights = {key: value.detach() for key, value in weights_of(module).items()}
     program = _export(cell, module, weights)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +54,7 @@ def save_cell(cell: Cell, folder: str | Path) -> None:
     description = {
         "version": FORMAT_VERSION,
         "name": cell.name,
-        "identity": cell.identity,
+        "identity": identity,
         "inputs": {name: _spec_to_json(spec) for name, spec in cell.inputs.items()},
         "outputs": {name: _spec_to_json(spec) for name, spec in cell.outputs.items()},
         "carry": cell.carry,
@@ -69,8 +71,8 @@ def save_cell(cell: Cell, folder: str | Path) -> None:
     os.replace(new, folder / DESCRIPTION)
 
 
-def load_cell(folder: str | Path) -> Cell:
-    """Reads a cell that ``save_cell`` (or ``Cell.save``) wrote.
+def read_cell(folder: str | Path) -> tuple[ExportedModule, bool, Declaration, str]:
+    """What ``save_cell`` wrote: the module, whether it takes its inputs by name, the declaration and the identity.
 
     Raises DefinitionError if a file is missing, was changed, or was written by a newer version.
     """
@@ -92,20 +94,16 @@ def load_cell(folder: str | Path) -> Cell:
         weights = load_file(folder / WEIGHTS)
         outputs = {name: _spec_from_json(spec) for name, spec in description["outputs"].items()}
         module = ExportedModule(program, {key: weights[key] for key in description["weights"]}, list(outputs))
-        return Cell(
-            module,
+        declaration = Declaration(
             name=description["name"],
             inputs={name: _spec_from_json(spec) for name, spec in description["inputs"].items()},
             outputs=outputs,
-            by_name=False,
             carry=description["carry"],
-            finite=description["finite"],
-            max_batch=description["max_batch"],
-            min_batch=description["min_batch"],
-            batch_sizes=description["batch_sizes"],
+            finite=tuple(description["finite"]),
+            sizes=BatchSizes(description["max_batch"], description["min_batch"], tuple(description["batch_sizes"])),
             priority=description["priority"],
-            identity=description["identity"],
         )
+        return module, False, declaration, description["identity"]
     except Exception as error:
         raise DefinitionError(f"{folder} has no cell that can be loaded: {type(error).__name__}: {error}") from error
 
@@ -144,40 +142,60 @@ class ExportedModule(nn.Module):
 
 
 class _Exportable(nn.Module):
-    """A cell's callable as a function of its weights and of flat inputs. It does not own the weights."""
+    """A cell's callable as a function of its weights and of flat inputs, of which it copies those in ``written``.
 
-    def __init__(self, cell: Cell, module: Callable[..., Any], weights: Sequence[str]) -> None:
+    It does not own the weights.
+    """
+
+    def __init__(
+        self, cell: Computation, module: Callable[..., Any], weights: Iterable[str], written: Iterable[str]
+    ) -> None:
         super().__init__()
         self._call = (module,)
-        self._cell, self._names = cell, list(weights)
+        self._cell, self._names, self._written = cell, list(weights), set(written)
 
     def forward(self, weights: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Runs the cell; ragged inputs are two of ``inputs`` each."""
         flat = iter(inputs)
         specs = self._cell.inputs
-        given = {
-            name: RaggedRows(next(flat), next(flat)) if spec.ragged else next(flat) for name, spec in specs.items()
-        }
-        args, kwargs = ((), given) if self._cell.by_name else (tuple(given.values()), {})
-        module = self._call[0]
-        if isinstance(module, nn.Module):
-            result = functional_call(module, dict(zip(self._names, weights, strict=True)), args, kwargs)
-        else:
-            result = module(*args, **kwargs)
-        named = named_outputs(result)
+        given = [RaggedRows(next(flat), next(flat)) if spec.ragged else next(flat) for spec in specs.values()]
+        given = [copy_input(value) if name in self._written else value for name, value in zip(specs, given)]
+
+        def run(*args: CellInput, **kwargs: CellInput) -> object:
+            module = self._call[0]
+            if not isinstance(module, nn.Module):
+                return module(*args, **kwargs)
+            return functional_call(module, dict(zip(self._names, weights, strict=True)), args, kwargs)
+
+        named = named_outputs(call(run, specs, given, self._cell.by_name))
         return [named[name] for name in self._cell.outputs]
 
 
-def _export(cell: Cell, module: Callable[..., Any], weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
+def _export(cell: Computation, module: Callable[..., Any], weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
     """Exports with a number of values of its own for each ragged input; if the code needs them equal, with one."""
     if sum(spec.ragged for spec in cell.inputs.values()) > 1:
         with contextlib.suppress(DefinitionError):
-            return _export_once(cell, module, weights, are_equal=False)
-    return _export_once(cell, module, weights, are_equal=True)
+            return _export_pure(cell, module, weights, are_equal=False)
+    return _export_pure(cell, module, weights, are_equal=True)
+
+
+def _export_pure(
+    cell: Computation, module: Callable[..., Any], weights: Mapping[str, torch.Tensor], are_equal: bool
+) -> ExportedProgram:
+    """Exports a program that writes to no input: with copies of those that the cell was seen to write to, or of all."""
+    for written in (cell.written, set(cell.inputs)):
+        program = _export_once(cell, module, weights, are_equal, written)
+        if not program.graph_signature.user_inputs_to_mutate:
+            return program
+    raise DefinitionError(f"cell {cell.name!r} cannot be exported: it writes to its own tensors")
 
 
 def _export_once(
-    cell: Cell, module: Callable[..., Any], weights: Mapping[str, torch.Tensor], are_equal: bool
+    cell: Computation,
+    module: Callable[..., Any],
+    weights: Mapping[str, torch.Tensor],
+    are_equal: bool,
+    written: Iterable[str],
 ) -> ExportedProgram:
     rows = Dim("rows", min=2, max=max(4, cell.max_batch + 1))
     shared = Dim("values", min=2)
@@ -189,7 +207,7 @@ def _export_once(
         sizes += [{0: values}, {0: rows + 1}] if spec.ragged else [{0: rows}]
     try:
         program = torch.export.export(
-            _Exportable(cell, module, list(weights)),
+            _Exportable(cell, module, weights, written),
             (list(weights.values()), inputs),
             dynamic_shapes=([None] * len(weights), sizes),
             strict=False,
@@ -201,12 +219,6 @@ def _export_once(
         ) from error
     program.example_inputs = None  # they hold the weights
     return program
-
-
-def _weights_of(module: Callable[..., Any]) -> dict[str, torch.Tensor]:
-    if not isinstance(module, nn.Module):
-        return {}
-    return {key: value.detach() for key, value in (*module.named_parameters(), *module.named_buffers())}
 
 
 def _flat(value: CellInput) -> list[torch.Tensor]:

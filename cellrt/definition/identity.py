@@ -5,7 +5,8 @@ So nothing is digested that differs from process to process (addresses, file nam
 imported from); and what cannot be compared by value makes a digest of its own.
 
 Code counts by its bytecode, with the functions, classes, tensors and constants that it finds in its globals, and so
-on through everything they use; the code of torch, NumPy and the standard library counts by its name.
+on through everything they use; the code of torch, NumPy and the standard library counts by its name, with what a
+function of theirs encloses. A weak reference counts as what it refers to.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import struct
 import sys
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -99,6 +101,9 @@ class _Digest:
         self._hash.update(f"{tag}:{len(data)}:".encode())
         self._hash.update(data)
 
+    def _write_unlike_any_other(self) -> None:
+        self._write("unlike any other", uuid.uuid4().bytes)
+
     def _add_structure(self, value: object) -> None:
         """Adds what consists of other values."""
         if isinstance(value, FrozenFunction):
@@ -106,6 +111,9 @@ class _Digest:
             self._add_function(value.function, value.captured())
         elif isinstance(value, nn.Module):
             self._add_module(value)
+        elif isinstance(value, weakref.ReferenceType):
+            self._write("weak reference")
+            self.add(value())
         elif isinstance(value, MethodType):
             self._write("method")
             self.add(value.__self__)
@@ -126,10 +134,13 @@ class _Digest:
 
     def _add_tensor(self, value: torch.Tensor) -> None:
         self._write(f"tensor {value.dtype} {tuple(value.shape)}")
-        dense = value.detach().cpu()
-        dense = dense if dense.layout is torch.strided else dense.to_dense()
-        flat = dense.resolve_conj().resolve_neg().contiguous().flatten()
-        self._write("values", flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+        try:
+            dense = value.detach().cpu()
+            dense = dense if dense.layout is torch.strided else dense.to_dense()
+            flat = dense.resolve_conj().resolve_neg().contiguous().flatten()
+            self._write("values", flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+        except Exception:  # a tensor of a kind that has no values here
+            self._write_unlike_any_other()
 
     def _add_module(self, module: nn.Module) -> None:
         """Adds a module: its class, attributes, hooks, weights and submodules."""
@@ -147,7 +158,7 @@ class _Digest:
         try:
             parts = value.__reduce_ex__(2)
         except Exception:
-            self._write("unlike any other", uuid.uuid4().bytes)
+            self._write_unlike_any_other()
             return
         self.add(type(value))
         # Items of lists and dicts come as iterators.
@@ -156,10 +167,12 @@ class _Digest:
     def _refer(self, definition: Any) -> None:
         """Adds a function or class by its name if it is a library's, else by a number, and queues it."""
         definition = getattr(definition, "py_func", definition)  # numba's compiled functions
-        home = getattr(definition, "__module__", None) or ""
-        if home.partition(".")[0] in LIBRARIES or not isinstance(definition, type | FunctionType):
+        if _is_of_a_library(definition) or not isinstance(definition, type | FunctionType):
+            home = getattr(definition, "__module__", None) or ""
             name = getattr(definition, "__qualname__", None) or getattr(definition, "__name__", repr(definition))
             self._write("library", f"{home}.{name}".encode())
+            if isinstance(definition, FunctionType):
+                self._add_enclosed(definition)
             return
         if id(definition) not in self._numbers:
             self._numbers[id(definition)] = len(self._queue)
@@ -170,7 +183,7 @@ class _Digest:
         """Adds a function's code and what it uses; ``captured`` are frozen values in place of those it has."""
         self.add(function.__code__)
         if captured is None:
-            self.add([cell.cell_contents if _has_contents(cell) else None for cell in function.__closure__ or ()])
+            self._add_enclosed(function)
             self.add([function.__defaults__, function.__kwdefaults__])
             captured = {}
         for key, value in captured.items():
@@ -182,6 +195,9 @@ class _Digest:
             is_frozen = f"global_{name}" in captured
             if is_code or _is_constant(value) or (isinstance(value, torch.Tensor | nn.Module) and not is_frozen):
                 self.add(value)
+
+    def _add_enclosed(self, function: FunctionType) -> None:
+        self.add([cell.cell_contents if _has_contents(cell) else None for cell in function.__closure__ or ()])
 
     def _add_class(self, kind: type) -> None:
         """Adds a class of the user: its bases, methods and constants."""
@@ -205,6 +221,12 @@ def _digest_alone(value: object) -> str:
     digest = _Digest()
     digest.add(value)
     return digest.finish()
+
+
+def _is_of_a_library(definition: Any) -> bool:
+    """Whether a function or class is a library's; a class that a library derives from one of the user's is not."""
+    parts = definition.__mro__ if isinstance(definition, type) else (definition,)
+    return all((getattr(part, "__module__", None) or "").partition(".")[0] in LIBRARIES for part in parts)
 
 
 def _is_function(value: object) -> bool:

@@ -7,13 +7,14 @@ an error. So a cell is tried once, on a few random rows together and on each of 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import torch
-from torch import nn
 
-from cellrt.definition.define import Cell, CellInput
-from cellrt.definition.spec import RaggedRows, RowSpec
-from cellrt.worker.cpu.batch import run_padded
+from cellrt.definition.computation import Computation, count_rows, cut
+from cellrt.definition.examples import random_inputs
+from cellrt.definition.snapshot import weights_of
+from cellrt.definition.spec import CellInput, RaggedRows, copy_input
 
 TRIAL_ROWS = 3
 NUM_DRAWS = 3
@@ -23,7 +24,7 @@ TOLERANCE = 0.05
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def mixed_outputs(cell: Cell) -> list[str]:
+def mixed_outputs(cell: Computation) -> list[str]:
     """The outputs of a cell that are others for rows together than for each row alone, beyond rounding.
 
     Floats are random normal numbers, always the same; integers and bools are zeros; a ragged input has one or two rows
@@ -31,11 +32,11 @@ def mixed_outputs(cell: Cell) -> list[str]:
     Integer outputs of a cell in half precision are not looked at: which of two tokens is best may hang on rounding.
     """
     rows = min(TRIAL_ROWS, cell.max_batch)
-    if rows < 2 or not all(tensor.is_cpu for tensor in _tensors(cell)):
+    weights = weights_of(cell.module).values()
+    if rows < 2 or not all(tensor.is_cpu for tensor in weights):
         return []
-    has_halves = any(spec.dtype in HALVES for spec in (*cell.inputs.values(), *cell.outputs.values())) or any(
-        tensor.dtype in HALVES for tensor in _tensors(cell)
-    )
+    dtypes = {spec.dtype for spec in (*cell.inputs.values(), *cell.outputs.values())}
+    has_halves = not dtypes.union(tensor.dtype for tensor in weights).isdisjoint(HALVES)
     suspects = [name for name, spec in cell.outputs.items() if spec.dtype.is_floating_point or not has_halves]
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):  # a cell may draw numbers: nobody else's become others by that
@@ -46,7 +47,7 @@ def mixed_outputs(cell: Cell) -> list[str]:
     return suspects
 
 
-def warn_unless_row_wise(cell: Cell, depth: int) -> list[str]:
+def warn_unless_row_wise(cell: Computation, depth: int) -> list[str]:
     """``mixed_outputs``, with a RuntimeWarning if there are any that points at the caller so many calls above."""
     mixed = mixed_outputs(cell)
     if mixed:
@@ -63,23 +64,31 @@ def warn_unless_row_wise(cell: Cell, depth: int) -> list[str]:
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def _differing(cell: Cell, rows: int, generator: torch.Generator) -> set[str]:
+def _differing(cell: Computation, rows: int, generator: torch.Generator) -> set[str]:
     """The outputs that differ on one draw of rows; none if the cell raises.
 
     Outside inference, where the ready-made cells take their plain form: there is nothing to compile for it. No weight
     of a cell asks for gradients, so there are none.
     """
-    inputs = [_draw(spec, rows, generator) for spec in cell.inputs.values()]
+    inputs = random_inputs(cell.inputs.values(), rows, generator)
     try:
-        together = run_padded(cell, inputs)
-        cell.check_outputs(together, rows)
-        alone = [run_padded(cell, [_row(value, row) for value in inputs]) for row in range(rows)]
-        for outputs in alone:
-            cell.check_outputs(outputs, 1)
-    except Exception:
+        together = _run(cell, inputs)
+        alone = [_run(cell, [_row(value, row) for value in inputs]) for row in range(rows)]
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return set()
     joined = [torch.cat(values) for values in zip(*alone)]
     return {name for name, a, b in zip(cell.outputs, together, joined) if not _is_close(a, b)}
+
+
+def _run(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
+    """The outputs for these rows, which stay as they are; notes which inputs the cell writes to."""
+    rows = count_rows(inputs[0])
+    padded = cell.padded([copy_input(value) for value in inputs])
+    outputs = cut(cell.run_watched(padded), count_rows(padded[0]), rows)
+    cell.check_outputs(outputs, rows)
+    return outputs
 
 
 def _is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
@@ -91,23 +100,8 @@ def _is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
     return torch.allclose(together, alone, rtol=0.0, atol=TOLERANCE * float(largest), equal_nan=True)
 
 
-def _draw(spec: RowSpec, rows: int, generator: torch.Generator) -> CellInput:
-    counts = [1 + row % 2 for row in range(rows)]
-    shape = (sum(counts) if spec.ragged else rows, *spec.shape)
-    values = torch.zeros(shape, dtype=spec.dtype)
-    if spec.dtype.is_floating_point:
-        values = torch.randn(shape, generator=generator).to(spec.dtype)
-    return RaggedRows(values, torch.tensor([0, *counts]).cumsum(0)) if spec.ragged else values
-
-
 def _row(value: CellInput, row: int) -> CellInput:
     if not isinstance(value, RaggedRows):
         return value[row : row + 1]
     first, end = value.offsets[row : row + 2].tolist()
     return RaggedRows(value.values[first:end], torch.tensor([0, end - first]))
-
-
-def _tensors(cell: Cell) -> list[torch.Tensor]:
-    """The cell's weights."""
-    module = cell.module
-    return [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []

@@ -23,13 +23,17 @@ def freeze(name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
     """
     try:
         frozen = _copy_callable(definition)
+        _settle(frozen)
     except Exception as error:
         raise DefinitionError(f"cell {name!r}: its weights cannot be copied: {error}") from error
-    if isinstance(frozen, nn.Module):
-        frozen.eval().requires_grad_(False)
-        for part in frozen.modules():
-            _register_tensors(part)
     return frozen
+
+
+def weights_of(definition: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    """The parameters and buffers of a snapshot by name, each once; a function that holds no tensor has none."""
+    if not isinstance(definition, nn.Module):
+        return {}
+    return dict((*definition.named_parameters(), *definition.named_buffers()))
 
 
 class FrozenFunction(nn.Module):
@@ -146,6 +150,17 @@ def _captures(function: FunctionType) -> dict[str, Any]:
 def _has_tensor(values: tuple[Any, ...] | Mapping[str, Any] | None) -> bool:
     items = values.values() if isinstance(values, Mapping) else values or ()
     return any(isinstance(item, torch.Tensor | nn.Module) for item in items)
+
+
+def _settle(definition: object) -> None:
+    """Puts modules in evaluation mode, also those given to a partial function."""
+    if isinstance(definition, nn.Module):
+        definition.eval().requires_grad_(False)
+        for part in definition.modules():
+            _register_tensors(part)
+    elif isinstance(definition, functools.partial):
+        for part in (definition.func, *definition.args, *definition.keywords.values()):
+            _settle(part)
 
 
 def _register_tensors(module: nn.Module) -> None:

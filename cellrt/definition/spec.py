@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from cellrt.definition.bits import DTYPES
 from cellrt.errors import DefinitionError
 
 
@@ -28,8 +29,7 @@ class RowSpec(NamedTuple):
         return size
 
     def __str__(self) -> str:
-        name = str(self.dtype).removeprefix("torch.")
-        return f"{'ragged ' if self.ragged else ''}{name}{list(self.shape)}"
+        return f"{'ragged ' if self.ragged else ''}{_name(self.dtype)}{list(self.shape)}"
 
 
 class RaggedRows(NamedTuple):
@@ -42,6 +42,15 @@ class RaggedRows(NamedTuple):
 
     values: torch.Tensor
     offsets: torch.Tensor
+
+
+CellInput = torch.Tensor | RaggedRows
+"""An input of a cell, ``[rows, *shape]`` or ragged."""
+
+
+def copy_input(value: CellInput) -> CellInput:
+    """A copy of an input in memory of its own."""
+    return RaggedRows(value.values.clone(), value.offsets.clone()) if isinstance(value, RaggedRows) else value.clone()
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
@@ -64,11 +73,23 @@ def as_spec(name: str, value: object) -> RowSpec:
         raise DefinitionError(f"input {name!r}: expected a shape such as (256,) or cellrt.rows(...), got {value!r}")
     if not isinstance(spec.dtype, torch.dtype):
         raise DefinitionError(f"input {name!r}: expected a torch dtype, got {spec.dtype!r}")
+    check_dtype(f"input {name!r}", spec.dtype)
     if any(extent < 1 for extent in spec.shape):
         raise DefinitionError(f"input {name!r}: expected extents of at least 1, got {spec.shape}")
     return RowSpec(tuple(spec.shape), spec.dtype, spec.ragged)
 
 
+def check_dtype(where: str, dtype: torch.dtype) -> None:
+    """Raises DefinitionError if rows cannot have this dtype; ``where`` says whose it is."""
+    if dtype not in DTYPES:
+        hint = "; give a complex row as one of floats (torch.view_as_real)" if dtype.is_complex else ""
+        raise DefinitionError(f"{where}: expected rows of {', '.join(map(_name, DTYPES))}, got {_name(dtype)}{hint}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def describe(value: torch.Tensor) -> str:
     """A tensor's dtype and shape, for errors."""
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"{_name(value.dtype)}{list(value.shape)}"

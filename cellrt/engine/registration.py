@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cellrt.core.processor import Processor
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.definition.row_wise import warn_unless_row_wise
 from cellrt.engine.patience import announced
 from cellrt.engine.registry import Discovery, Model, Registry, check_example, default_priorities

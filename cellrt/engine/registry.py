@@ -16,7 +16,7 @@ from cellrt.core.processor import Limits, Port, Processor
 from cellrt.core.program import draft_program
 from cellrt.core.shape import Shape
 from cellrt.core.tables import NUM_PERMANENT
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.places import Places
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cellrt.core.program import CARRY, FIXED, OP_CONSTANT, OP_KEEP, OP_LOOP, OP_NODE
 from cellrt.core.trees import count_leaves, tree_program, why_no_tree
 from cellrt.definition.bits import as_bits
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
 from cellrt.graph.recorder import Recorder, Source

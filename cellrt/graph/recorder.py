@@ -26,7 +26,7 @@ from cellrt.core.program import (
 )
 from cellrt.core.tables import MAX_STATES
 from cellrt.definition.bits import NUMPY_DTYPES, as_bits
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
 from cellrt.graph.results import StateLayout

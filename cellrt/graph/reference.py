@@ -29,8 +29,8 @@ from cellrt.core.program import (
     OP_STATE,
     STEP,
 )
-from cellrt.definition.define import Cell, CellInput
-from cellrt.definition.spec import RaggedRows, RowSpec
+from cellrt.definition.cell import Cell
+from cellrt.definition.spec import CellInput, RaggedRows, RowSpec
 from cellrt.errors import CellError
 from cellrt.graph.graph import Recorded
 from cellrt.graph.results import ResultLayout

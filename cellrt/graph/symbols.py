@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cellrt.definition.define import CURRENT_GRAPH, Cell
+from cellrt.definition.cell import CURRENT_GRAPH, Cell
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.graph import Graph, Recorded
 from cellrt.graph.recorder import Binding

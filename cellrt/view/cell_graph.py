@@ -8,7 +8,7 @@ from pathlib import Path
 import networkx as nx
 
 from cellrt.core.shape import Shape
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 
 MAX_DRAWN_NODES = 2_000
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.errors import CellError
 
 

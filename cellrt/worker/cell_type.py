@@ -6,7 +6,7 @@ import logging
 import threading
 from dataclasses import dataclass, field
 
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.worker.blame import describe_error
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import torch
 
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.worker.device.device import Device
 from cellrt.worker.device.placement import EXAMPLE_ROWS
 from cellrt.worker.torch_threads import torch_threads

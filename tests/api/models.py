@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, ragged, rows
 from cellrt.engine.engine import Engine
 from cellrt.graph.reference import run_one_by_one
@@ -56,6 +57,11 @@ class ChildSum(nn.Module):
 
     def forward(self, x: torch.Tensor, h: RaggedRows) -> dict[str, torch.Tensor]:
         return {"h": torch.tanh(self.linear(x) + sum_rows(h))}
+
+
+def linear_of(seed: int) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(SIZE, SIZE)
 
 
 def sum_rows(values: RaggedRows) -> torch.Tensor:

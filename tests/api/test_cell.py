@@ -1,37 +1,25 @@
-"""Defining cells: what may be one, what is inferred, what makes two of them equal, and every misuse."""
+"""Defining cells: what may be one, what is inferred, and every misuse."""
 
 from __future__ import annotations
 
-import copy
 import functools
-import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
-from cellrt.cells import EmbeddingGRUCell, EmbeddingGRUDecoder, EmbeddingLSTMCell, LSTMCell
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
 from cellrt.errors import CellError, DefinitionError
-from tests.api.models import INTEGER, SIZE, Recurrent, child_sum, recurrent
-
-ROOT = Path(__file__).parents[2]
+from tests.api.models import INTEGER, SIZE, Recurrent, child_sum, linear_of
 
 
 class Pair(NamedTuple):
     total: torch.Tensor
     is_positive: torch.Tensor
-
-
-def linear_of(seed: int) -> nn.Linear:
-    torch.manual_seed(seed)
-    return nn.Linear(SIZE, SIZE)
 
 
 def test_outputs_are_inferred_whatever_their_form() -> None:
@@ -93,8 +81,13 @@ def test_a_cell_for_certain_numbers_of_rows() -> None:
         return x
 
     assert cell(takes_four_or_eight, {"x": (2,)}, batch_sizes=[4, 8]).outputs == {"output": RowSpec((2,))}
-    with pytest.raises(DefinitionError, match="does not run on 2 rows of \\(x: float32\\[2\\]\\): 2 rows"):
+    with pytest.raises(DefinitionError, match="does not run on 2 rows of \\(x: float32\\[2\\]\\): ValueError: 2 rows"):
         cell(takes_four_or_eight, {"x": (2,)})
+
+
+def test_modules_given_to_a_partial_function_are_in_evaluation_mode() -> None:
+    made = cell(functools.partial(lambda module, x: module(x), nn.Dropout(0.5)), {"x": (SIZE,)})
+    assert made.run(torch.ones(9, SIZE))[0].eq(1).all()
 
 
 def test_weights_are_frozen() -> None:
@@ -129,199 +122,22 @@ def test_tensors_of_a_functions_globals_are_frozen() -> None:
     SHARED.fill_(1)
 
 
-class Flagged(nn.Module):
-    """A module whose behaviour hangs on attributes that are no weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = linear_of(0)
-        self.activation = "tanh"
-        self._scale = 1.0
-        self.options = {"sizes": [1, 2], "kind": {"b", "a"}}
-        self.function = torch.tanh
-        self.table = torch.arange(SIZE).float()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(self.linear(x)) * self._scale + self.table
-
-
-def identity(module: Any, **options: Any) -> str:
-    return cell(module, {"x": (SIZE,)}, **options).identity
-
-
-def flagged(**changes: Any) -> str:
-    module = Flagged()
-    for name, value in changes.items():
-        setattr(module, name, value)
-    return identity(module)
-
-
-def test_equal_weights_and_definition_are_one_type() -> None:
-    assert flagged() == flagged()
-    assert flagged(activation="".join(["ta", "nh"]), options={"sizes": [1, 2], "kind": {"a", "b"}}) == flagged()
-    assert identity(linear_of(1), carry={}) == identity(copy.deepcopy(linear_of(1)), carry={})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"activation": "relu"},
-        {"_scale": 2.0},
-        {"_scale": 1},
-        {"options": {"sizes": [1, 3], "kind": {"b", "a"}}},
-        {"function": torch.relu},
-        {"table": torch.ones(SIZE)},
-        {"linear": linear_of(1)},
-        {"linear": nn.Identity()},
-        {"extra": None},
-        {"forward": lambda x: x},
-    ],
-)
-def test_any_change_of_a_module_is_another_type(change: dict[str, Any]) -> None:
-    assert flagged(**change) != flagged()
-
-
-def test_a_single_bit_of_a_weight_is_another_type() -> None:
-    changed = linear_of(1)
-    with torch.no_grad():
-        changed.weight[0, 0] = torch.nextafter(changed.weight[0, 0], torch.tensor(10.0))
-    assert identity(changed) != identity(linear_of(1))
-
-
-def test_hooks_count() -> None:
-    hooked = linear_of(1)
-    hooked.register_forward_hook(lambda module, args, output: output * 2)
-    assert identity(hooked) != identity(linear_of(1))
-
-
-def test_code_of_functions_counts() -> None:
-    def scaled(factor: float) -> Any:
-        return lambda x: x * factor
-
-    assert identity(lambda x: x + 1) == identity(lambda x: x + 1)
-    assert identity(lambda x: x + 1) != identity(lambda x: x + 2)
-    assert identity(lambda x: x + 1) != identity(lambda x: x - 1)
-    assert identity(lambda x: torch.relu(x)) != identity(lambda x: torch.tanh(x))
-    assert identity(scaled(2.0)) == identity(scaled(2.0)) != identity(scaled(3.0))
-    assert identity(scaled(torch.ones(1))) == identity(scaled(torch.ones(1))) != identity(scaled(torch.zeros(1)))
-    assert identity(functools.partial(torch.add, torch.ones(1))) != identity(
-        functools.partial(torch.add, torch.zeros(1))
-    )
-
-
-HELPER_MODULE = """
-import torch
-from torch import nn
-def helper(x): return x {operator} 1
-class Base(nn.Module):
-    def forward(self, x): return helper(x)
-class Derived(Base):
-    pass
-function = lambda x: helper(x)
-"""
-
-
-def test_code_that_is_used_from_elsewhere_counts() -> None:
-    made = []
-    for operator in ("+", "+", "-"):
-        space: dict[str, Any] = {"__name__": f"somewhere{len(made)}"}
-        exec(HELPER_MODULE.format(operator=operator), space)
-        made.append((identity(space["Derived"]()), identity(space["function"])))
-    assert made[0] == made[1]
-    assert made[0][0] != made[2][0] and made[0][1] != made[2][1]
-
-
-def test_specs_and_use_count() -> None:
-    plain = identity(torch.tanh)
-    assert plain == identity(torch.tanh, priority=3, min_batch=4, name="other")
-    assert plain != identity(torch.tanh, max_batch=8)
-    assert plain != identity(torch.tanh, finite=["output"])
-    assert plain != identity(torch.tanh, carry={"x": "output"})
-    assert plain != cell(torch.tanh, {"x": (SIZE + 1,)}).identity
-    assert plain != cell(torch.tanh, {"x": rows(SIZE, dtype=torch.float64)}).identity
-
-
-def test_what_cannot_be_compared_is_like_no_other() -> None:
-    def holding(something: object) -> Any:
-        module = linear_of(1)
-        module.something = something  # type: ignore[assignment]
-        return identity(module)
-
-    class Opaque:
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            raise TypeError("cannot be pickled")
-
-        def __deepcopy__(self, memo: Any) -> Any:
-            return self
-
-    opaque = Opaque()
-    assert holding(opaque) != holding(opaque)
-    looped: list[Any] = []
-    looped.append(looped)
-    assert holding(looped) == holding(copy.deepcopy(looped)) != holding([[]])
-
-
-SCRIPT = """
-import sys
-import torch
-from torch import nn
-from cellrt.definition.define import cell
-from cellrt.cells import EmbeddingGRUDecoder, LSTMCell
-from cellrt.definition.spec import rows
-from tests.api.models import attending, child_sum, counter, embedded, leaf, recurrent
-torch.manual_seed(0)
-size = {"h": (16,), "c": (16,)}
-made = [attending(), child_sum(), counter(), embedded(), leaf(), recurrent()]
-made.append(cell(LSTMCell(8, 16), {"x": (8,), **size}))
-made.append(cell(EmbeddingGRUDecoder(9, 8, 16, 1), {"token": rows(dtype=torch.int64), "h": (16,)}))
-made.append(cell(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), {"src": (5, 8)}))
-print(*[each.identity for each in made])
-"""
-
-
-def test_identity_is_the_same_in_every_process(capsys: pytest.CaptureFixture[str]) -> None:
-    finished = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
-    exec(SCRIPT, {"__name__": "another"})
-    here = capsys.readouterr().out.split()
-    assert finished.stdout.split() == here and len(set(here)) == 9
-    assert here[5] == recurrent().identity
-
-
-@pytest.mark.parametrize(
-    ("module", "inputs"),
-    [
-        (EmbeddingGRUCell(20, 4, 8), {"token": INTEGER, "h": (8,)}),
-        (EmbeddingGRUDecoder(20, 4, 8, 1), {"token": INTEGER, "h": (8,)}),
-        (EmbeddingLSTMCell(20, 4, 8), {"token": INTEGER, "h": (8,), "c": (8,)}),
-        (LSTMCell(4, 8), {"x": (4,), "h": (8,), "c": (8,)}),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
-)
-def test_caches_inside_a_module_do_not_matter(module: nn.Module, inputs: dict[str, Any]) -> None:
-    before = cell(module, inputs)
-    with torch.inference_mode():
-        example = before.example_inputs(3)
-        module.eval()(*example)
-        before.run(*example)
-    after = cell(module, inputs)
-    again = cell(before.module, inputs)
-    assert before.identity == after.identity == again.identity
-    assert before.has_steps
-    for one, two in zip(before.run(*example), after.run(*example)):
-        torch.testing.assert_close(one, two)
-
-
 class BadSteps(Recurrent):
     def steps(self, batch_sizes: list[int], x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"h": h}
+
+
+class ExitingSteps(Recurrent):
+    def steps(self, batch_sizes: list[int], x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
+        raise SystemExit(3)
+
+
+def leave(x: torch.Tensor) -> torch.Tensor:
+    raise SystemExit(3)
+
+
+def is_interrupted(x: torch.Tensor) -> torch.Tensor:
+    raise KeyboardInterrupt
 
 
 class Counting(nn.Module):
@@ -347,6 +163,22 @@ MISUSES: dict[str, tuple[Any, str]] = {
     "a bad dtype": (
         lambda: cell(IDENTITY, {"x": rows(2, dtype="int64")}),
         "input 'x': expected a torch dtype, got 'int64'",
+    ),
+    "complex numbers": (
+        lambda: cell(IDENTITY, {"x": rows(2, dtype=torch.complex64)}),
+        r"input 'x': expected rows of float16, .*bfloat16, got complex64; give a complex row as one of floats",
+    ),
+    "wide unsigned integers": (
+        lambda: cell(IDENTITY, {"x": ragged(2, dtype=torch.uint32)}),
+        "input 'x': expected rows of .*, got uint32$",
+    ),
+    "an output of complex numbers": (
+        lambda: cell(torch.view_as_complex, ONE),
+        "cell 'view_as_complex', output 'output': expected rows of .*, got complex64",
+    ),
+    "a sparse output": (
+        lambda: cell(lambda x: x.to_sparse(), ONE),
+        "output 'output': expected a dense tensor, got one of torch.sparse_coo",
     ),
     "a fractional extent": (lambda: cell(IDENTITY, {"x": rows(2.5)}), "input 'x': expected a shape"),
     "an input with no name": (lambda: cell(IDENTITY, {"a b": (2,)}), "'a b' cannot be the name of an input"),
@@ -385,7 +217,7 @@ MISUSES: dict[str, tuple[Any, str]] = {
     ),
     "raising": (
         lambda: cell(nn.Linear(3, 3), ONE),
-        r"cell 'Linear' does not run on 2 rows of \(x: float32\[2\]\): mat1 and mat2",
+        r"cell 'Linear' does not run on 2 rows of \(x: float32\[2\]\): RuntimeError: mat1 and mat2",
     ),
     "an LSTM cell of torch": (
         lambda: cell(nn.LSTMCell(2, 3), {"input": (2,), "hx": (3,)}),
@@ -407,7 +239,14 @@ MISUSES: dict[str, tuple[Any, str]] = {
     ),
     "a fractional priority": (lambda: cell(IDENTITY, ONE, priority=0.5), "expected an integer as priority, got 0.5"),
     "wrong steps": (lambda: cell(BadSteps(), {"x": (SIZE,), "h": (SIZE,)}), "its method steps does not run on zeros"),
+    "leaving": (lambda: cell(leave, ONE), r"cell 'leave' does not run on 2 rows of \(x: float32\[2\]\): SystemExit: 3"),
+    "leaving in steps": (
+        lambda: cell(ExitingSteps(), {"x": (SIZE,), "h": (SIZE,)}),
+        "its method steps does not run on zeros: SystemExit: 3",
+    ),
     "own state": (lambda: cell(Counting(), ONE), r"writes to its own \['count'\]; a cell has no state of its own"),
+    "a scripted module": (lambda: cell(torch.jit.trace(IDENTITY, torch.zeros(1)), ONE), "cannot be copied: "),
+    "a module without weights yet": (lambda: cell(nn.LazyLinear(3), ONE), "cannot be copied: .*uninitialized"),
     "what cannot be copied": (
         lambda: cell(functools.partial(lambda lock, x: x, threading.Lock()), ONE),
         "cannot be copied: cannot pickle '_thread.lock'",
@@ -420,6 +259,11 @@ def test_misuses(misuse: str) -> None:
     make, message = MISUSES[misuse]
     with pytest.raises(DefinitionError, match=message):
         make()
+
+
+def test_an_interrupt_from_the_keyboard_is_no_mistake_of_the_cell() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        cell(is_interrupted, ONE)
 
 
 def test_outputs_that_change_later() -> None:

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from cellrt.cells import EmbeddingGRUDecoder, LSTMCell
-from cellrt.definition.define import Cell, CellInput, cell
-from cellrt.definition.file import load_cell, save_cell
-from cellrt.definition.spec import RaggedRows, rows
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell, load_cell
+from cellrt.definition.spec import CellInput, RaggedRows, rows
 from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError
 from tests.api.models import INTEGER, SIZE, attending, child_sum, counter, leaf, model, recurrent
@@ -108,7 +108,7 @@ def test_the_program_holds_no_weights(tmp_path: Path) -> None:
 SERVER = """
 import sys
 import torch
-from cellrt.definition.file import load_cell
+from cellrt.definition.define import load_cell
 from cellrt.engine.engine import Engine
 from cellrt.graph.unfolder import unfold
 
@@ -172,7 +172,7 @@ def decides_by_rows(x: torch.Tensor) -> torch.Tensor:
 def test_code_that_cannot_be_exported(function: Callable[..., torch.Tensor], tmp_path: Path) -> None:
     made = cell(function, {"x": (2,)})
     with pytest.raises(DefinitionError, match=f"cell '{function.__name__}' cannot be exported for any number of rows"):
-        save_cell(made, tmp_path / "folder")
+        made.save(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
 

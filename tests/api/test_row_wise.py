@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, ragged, rows
 from cellrt.engine.engine import Engine
 from tests.api.models import SIZE, model
@@ -56,6 +57,12 @@ def refuse(h: torch.Tensor) -> torch.Tensor:
     return h - h.mean(0)
 
 
+def leave(h: torch.Tensor) -> torch.Tensor:
+    if h.device.type == "cpu" and h.any():
+        raise SystemExit(3)
+    return h - h.mean(0)
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -63,6 +70,7 @@ def refuse(h: torch.Tensor) -> torch.Tensor:
         cell(lambda h: (h * torch.inf, h / 0, h * 0 / 0), ROW, name="not finite"),
         cell(lambda h: h - h.mean(0), ROW, max_batch=1, name="one row at a time"),
         cell(refuse, ROW),
+        cell(leave, ROW),
     ],
     ids=lambda made: made.name,
 )

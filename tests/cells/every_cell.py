@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from cellrt import cells
 from cellrt.cells.stacked import gather, join
-from cellrt.definition.define import Cell, CellInput, cell
-from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
+from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, ragged, rows
 
 SIZE, HIDDEN, TOKENS, END = 5, 11, 7, 2
 """`HIDDEN` is one vector register and a part of one."""

@@ -6,8 +6,7 @@ from torch import nn
 
 from cellrt.cells import AttentionGRUDecoder, BeamEnd, BeamStart, BeamStep, EmbeddingGRUDecoder, EmbeddingLSTMDecoder
 from cellrt.cells.beam import best_of
-from cellrt.definition.define import cell
-from cellrt.definition.file import load_cell
+from cellrt.definition.define import cell, load_cell
 from cellrt.definition.spec import rows
 from cellrt.errors import DefinitionError
 from tests.cells.attention_oracle import ragged_of

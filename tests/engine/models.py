@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder

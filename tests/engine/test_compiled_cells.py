@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from cellrt.core.processor import SchedulerSettings
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
 from cellrt.engine.engine import Engine
 from cellrt.graph.graph import Graph

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from cellrt import cells
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.definition.spec import ragged, rows
 from cellrt.errors import CellError, DefinitionError
 from cellrt.graph.reference import run_one_by_one

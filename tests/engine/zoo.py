@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, ragged, rows
 
 WIDTH = 4

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.definition.bits import NUMPY_DTYPES, as_bits
-from cellrt.definition.define import Cell, CellInput
-from cellrt.definition.spec import RaggedRows, RowSpec
+from cellrt.definition.cell import Cell
+from cellrt.definition.spec import CellInput, RaggedRows, RowSpec
 from cellrt.errors import CellError
 from cellrt.worker.blame import Failure, Failures, as_cell_error
 from cellrt.worker.outputs import plain_outputs
@@ -45,9 +45,7 @@ def run_batch(cell: Cell, batch: Batch, failures: Failures) -> Outcome:
     """Runs a batch; on an error halves it until the culprits are alone, with zeros for them."""
     positions = sum(batch.sizes)
     try:
-        outputs = (
-            run_padded(cell, batch.inputs) if len(batch.sizes) == 1 else cell.run_steps(batch.sizes, *batch.inputs)
-        )
+        outputs = cell.run_padded(batch.inputs) if len(batch.sizes) == 1 else cell.run_steps(batch.sizes, *batch.inputs)
         outputs = plain_outputs(cell, outputs, positions, CPU)
         if cell.finite:
             row_of = np.concatenate([np.arange(size) for size in batch.sizes])
@@ -163,7 +161,7 @@ def _steps_ahead(cell: Cell, inputs: list[CellInput], sources: list[int], rows: 
 def _run_ahead(cell: Cell, inputs: list[CellInput], sources: list[int], rows: int, ahead: int) -> list[torch.Tensor]:
     """Outputs ``[ahead * rows, *shape]`` of a loop's next steps; inputs apart from state are the same at each."""
     if ahead == 1:
-        outputs = run_padded(cell, inputs)
+        outputs = cell.run_padded(inputs)
     else:
         packed = [
             value.repeat(ahead, *[1] * (value.dim() - 1)) if source < 0 and isinstance(value, torch.Tensor) else value
@@ -184,24 +182,6 @@ def _empty_outcome(cell: Cell, rows: int, steps: int, every: list[bool], lengths
 
 def _zero_bits(spec: RowSpec, *rows: int) -> NDArray[Any]:
     return np.zeros((*rows, *spec.shape), NUMPY_DTYPES.get(spec.dtype, np.dtype(np.int16)))
-
-
-def run_padded(cell: Cell, inputs: list[CellInput]) -> list[torch.Tensor]:
-    """Runs one step, padded with zero rows to the next supported batch size if the cell names sizes."""
-    if not cell.batch_sizes:
-        return cell.run(*inputs)
-    first = inputs[0]
-    rows = len(first.offsets) - 1 if isinstance(first, RaggedRows) else len(first)
-    size = next(size for size in cell.batch_sizes if size >= rows)
-    if size == rows:
-        return cell.run(*inputs)
-    padded: list[CellInput] = []
-    for value in inputs:
-        if isinstance(value, RaggedRows):
-            padded.append(RaggedRows(value.values, torch.cat([value.offsets, value.offsets[-1:].expand(size - rows)])))
-        else:
-            padded.append(torch.cat([value, value.new_zeros((size - rows, *value.shape[1:]))]))
-    return [output[:rows] if output.shape[0] == size else output for output in cell.run(*padded)]
 
 
 def _positions_not_finite(cell: Cell, outputs: list[torch.Tensor], positions: int) -> dict[str, NDArray[np.bool_]]:

@@ -21,9 +21,8 @@ from cellrt.core import task_layout as layout
 from cellrt.core.run_task import run_task
 from cellrt.core.tables import HOST, MIXED
 from cellrt.core.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES
-from cellrt.definition.define import CellInput
 from cellrt.definition.host_kernel import HostKernel
-from cellrt.definition.spec import RaggedRows
+from cellrt.definition.spec import CellInput, RaggedRows
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Failure, Failures
 from cellrt.worker.cell_type import CellType

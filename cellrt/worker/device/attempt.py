@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from cellrt.definition.define import CellInput
-from cellrt.definition.spec import RaggedRows
+from cellrt.definition.spec import CellInput, RaggedRows
 from cellrt.errors import CellError
 from cellrt.worker.blame import Failure, Failures, as_cell_error
 from cellrt.worker.device.device import Device

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.definition.snapshot import FrozenFunction, globals_of, rebound
 
 Pairs = Mapping[str, tuple[torch.Tensor, torch.Tensor]]

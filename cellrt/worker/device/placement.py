@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from cellrt.definition.define import Cell, CellInput
+from cellrt.definition.cell import Cell
 from cellrt.definition.host_kernel import is_changed
 from cellrt.definition.snapshot import FrozenFunction
-from cellrt.definition.spec import RowSpec
+from cellrt.definition.spec import CellInput, RowSpec
 from cellrt.worker.device.compiled import CompiledFunction, CompiledStep, as_function, warn_not_compiled
 from cellrt.worker.torch_threads import HOST_THREADS, torch_threads
 
@@ -222,7 +222,8 @@ class PlacedCell:
     def _compiled_plain(self, backend: str) -> Cell:
         """The plain form, which loops use."""
         cell = copy.copy(self.cell)
-        function = CompiledFunction(cell.name, as_function(cell.module), backend, is_whole=False)
+        # The function itself copies what it writes to, as a call that cannot be compiled is made twice.
+        function = CompiledFunction(cell.name, cell.guarded(as_function(cell.module)), backend, is_whole=False)
         cell.module = function.compiled
         with torch.inference_mode():
             for rows in (

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 
 from cellrt.core.tables import HOST
-from cellrt.definition.define import CellInput
-from cellrt.definition.spec import RaggedRows, RowSpec
+from cellrt.definition.spec import CellInput, RaggedRows, RowSpec
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Failures
 from cellrt.worker.device.attempt import Attempt, DeviceBatch, DeviceOutcome

@@ -1,0 +1,100 @@
+"""A cell: a batched computation with its weights inside, of which a graph has nodes.
+
+A cell's type is its definition, its weights and the shapes of its rows (BatchMaker section 2.4.2): two models that
+build the same cell from the same weights batch together, and a changed weight makes another type (see
+``identity.py``). The weights are copied when the cell is made, so later training does not reach it (``snapshot.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from cellrt.definition.computation import Computation
+from cellrt.definition.declaration import Declaration
+from cellrt.definition.file import save_cell
+from cellrt.definition.host_kernel import HostKernel, find_kernel
+from cellrt.definition.row_wise import warn_unless_row_wise
+from cellrt.errors import DefinitionError
+
+
+class Outputs(Protocol):
+    """A node's outputs, one attribute each."""
+
+    def __getattr__(self, name: str) -> Any: ...
+
+
+class GraphUnderConstruction(Protocol):
+    """What takes a cell's calls: the graph that an unfolder is building."""
+
+    def call(self, cell: Cell, /, **inputs: object) -> Outputs:
+        """Adds a node."""
+
+
+CURRENT_GRAPH: ContextVar[GraphUnderConstruction] = ContextVar("cellrt_current_graph")
+"""The graph that the unfolder running in this thread or task is building."""
+
+
+class Cell(Computation):
+    """A cell, as made by ``cellrt.cell`` or ``cellrt.load_cell``. Calling it in an unfolder adds a node to the graph.
+
+    Attributes:
+        name: for errors, pictures and statistics.
+        module: a snapshot of the module or function.
+        inputs, outputs: row specs by name, in the order the module takes and returns them.
+        carry: which output an input is carried from, from step to step of a chain or loop.
+        identity: hex digest; equal identity = same cell type.
+        max_batch, min_batch, batch_sizes, priority, finite: as given to ``cellrt.cell``.
+    """
+
+    def __init__(
+        self,
+        module: Callable[..., Any],
+        by_name: bool,
+        declaration: Declaration,
+        identity: str,
+        written: Iterable[str] = (),
+    ) -> None:
+        super().__init__(module, by_name, declaration, written)
+        self.identity = identity
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{name}: {spec}" for name, spec in self.inputs.items())
+        outputs = ", ".join(f"{name}: {spec}" for name, spec in self.outputs.items())
+        return f"Cell({self.name!r}, ({inputs}) -> ({outputs}), {self.identity[:8]})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, which find their own kernel: this one's words are addresses."""
+        return {name: value for name, value in vars(self).items() if name != "host_kernel"}
+
+    def __call__(self, /, **inputs: object) -> Outputs:
+        """Adds a node to the graph that is being unfolded: see ``Graph.call``."""
+        graph = CURRENT_GRAPH.get(None)
+        if graph is None:
+            raise DefinitionError(f"cell {self.name!r} was called outside an unfolder; use cell.run(...) for tensors")
+        return graph.call(self, **inputs)
+
+    @cached_property
+    def host_kernel(self) -> HostKernel | None:
+        """What runs the cell on a CPU without Python, if its module has such a form: see ``host_kernel.py``."""
+        if self.batch_sizes or not self.by_name:
+            return None
+        return find_kernel(self.module, self.inputs, self.outputs, self.carry)
+
+    def check_row_wise(self) -> list[str]:
+        """Runs the cell on a few random rows together and one by one; returns the outputs that differ, with a warning.
+
+        ``Engine.register`` does so for each new cell. See ``row_wise.py`` for what is tried and when they differ.
+        """
+        return warn_unless_row_wise(self, depth=2)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the cell as files, so that a process without its Python class can serve it: see ``file.py``.
+
+        Raises DefinitionError if its code cannot be exported: if it decides by the values of tensors or by the number
+        of rows, or calls something that torch cannot trace.
+        """
+        save_cell(self, self.identity, folder)

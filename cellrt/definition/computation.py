@@ -1,0 +1,183 @@
+"""A batched computation: a module from rows of named inputs to rows of named outputs, by the step and in runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cellrt.definition.declaration import Declaration
+from cellrt.definition.examples import zero_inputs
+from cellrt.definition.input_watch import InputWatch
+from cellrt.definition.spec import CellInput, RaggedRows, copy_input, describe
+from cellrt.errors import CellError
+
+
+class Computation:
+    """What a cell computes.
+
+    Attributes:
+        module: a module or function of its own (a snapshot).
+        by_name: whether its inputs are passed by name, or in order.
+        declaration: what is said of it.
+        name, inputs, outputs, carry, finite, max_batch, min_batch, batch_sizes, priority: of the declaration.
+        places: of the outputs in their order, by name.
+        written: the inputs that the module writes to in place, as far as it was seen to. It is given copies of these.
+    """
+
+    def __init__(
+        self, module: Callable[..., Any], by_name: bool, declaration: Declaration, written: Iterable[str] = ()
+    ) -> None:
+        self.module, self.by_name, self.declaration = module, by_name, declaration
+        self.written = set(written)
+        self.name, self.priority = declaration.name, declaration.priority
+        self.inputs, self.outputs = dict(declaration.inputs), dict(declaration.outputs)
+        self.places = {name: place for place, name in enumerate(self.outputs)}
+        self.carry, self.finite = dict(declaration.carry), declaration.finite
+        self.max_batch, self.min_batch, self.batch_sizes = declaration.sizes
+        self._steps = method_of(module, "steps")
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether the module has a steps-first form for runs."""
+        return self._steps is not None
+
+    def run(self, *inputs: CellInput) -> list[torch.Tensor]:
+        """Runs one step: takes inputs ``[rows, *shape]`` and returns outputs ``[rows, *shape]``, both in order."""
+        given = self._with_copies(inputs) if self.written else inputs
+        return self._in_order(call(self.module, self.inputs, given, self.by_name))
+
+    def run_padded(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
+        """As ``run``, padded with zero rows to the next supported batch size if there are such sizes."""
+        if not self.batch_sizes:
+            return self.run(*inputs)
+        padded = self.padded(inputs)
+        return cut(self.run(*padded), count_rows(padded[0]), count_rows(inputs[0]))
+
+    def padded(self, inputs: Sequence[CellInput]) -> Sequence[CellInput]:
+        """The inputs, with zero rows up to the next supported batch size if there are such sizes."""
+        rows = count_rows(inputs[0])
+        size = next((size for size in self.batch_sizes if size >= rows), rows)
+        return inputs if size == rows else [_with_zeros(value, size - rows) for value in inputs]
+
+    def run_watched(self, inputs: Sequence[CellInput], batch_sizes: list[int] | None = None) -> list[torch.Tensor]:
+        """As ``run`` or ``run_steps``, on tensors made outside inference; notes which of them the module writes to."""
+        watch = InputWatch(dict(zip(self.inputs, inputs, strict=True)))
+        outputs = self.run(*inputs) if batch_sizes is None else self.run_steps(batch_sizes, *inputs)
+        self.written |= watch.written()
+        return outputs
+
+    def run_steps(self, batch_sizes: list[int], *inputs: CellInput) -> list[torch.Tensor]:
+        """Runs ``len(batch_sizes)`` successive steps; step s has the first ``batch_sizes[s]`` rows (never growing).
+
+        Carried inputs are ``[batch_sizes[0], *shape]``, the others and all outputs are packed by step,
+        ``[sum(batch_sizes), *shape]``. Uses the module's ``steps`` if it has one, else its plain form step by step.
+        """
+        if self._steps is not None:
+            given = self._with_copies(inputs) if self.written else inputs
+            return self._in_order(self._steps(batch_sizes, **dict(zip(self.inputs, given, strict=True))))
+        sources = [self.places[self.carry[name]] if name in self.carry else -1 for name in self.inputs]
+        current = list(inputs)
+        collected: list[list[torch.Tensor]] = [[] for _ in self.outputs]
+        first = 0
+        for step, size in enumerate(batch_sizes):
+            for k, source in enumerate(sources):
+                if source < 0:
+                    current[k] = _take_rows(inputs[k], first, first + size)
+                elif step > 0:
+                    current[k] = collected[source][-1][:size]
+            for outputs, value in zip(collected, self.run(*current), strict=True):
+                outputs.append(value)
+            first += size
+        return [torch.cat(values) for values in collected]
+
+    def example_inputs(self, rows: int, device: str = "cpu") -> list[CellInput]:
+        """Zero inputs of ``rows`` rows; a ragged input has two rows a node."""
+        return zero_inputs(self.inputs.values(), rows, device)
+
+    def check_outputs(self, outputs: Sequence[torch.Tensor], rows: int) -> None:
+        """Raises CellError if the module returned other shapes or dtypes than it declared."""
+        for (name, spec), value in zip(self.outputs.items(), outputs, strict=True):
+            if tuple(value.shape) != (rows, *spec.shape) or value.dtype != spec.dtype:
+                raise CellError(
+                    f"cell {self.name!r}, output {name!r}: expected {rows} rows of {spec}, got {describe(value)}"
+                )
+
+    def guarded(self, function: Callable[..., object]) -> Callable[..., object]:
+        """A function that takes what the module takes, given copies of the inputs that the module writes to."""
+        written = [place for place, name in enumerate(self.inputs) if name in self.written]
+
+        def call_with_copies(*args: CellInput, **kwargs: CellInput) -> object:
+            given = list(args or kwargs.values())
+            for place in written:
+                given[place] = copy_input(given[place])
+            return function(*given) if args else function(**dict(zip(kwargs, given)))
+
+        return call_with_copies if written else function
+
+    def _with_copies(self, inputs: Sequence[CellInput]) -> list[CellInput]:
+        """The inputs, with copies of those that the module writes to."""
+        return [copy_input(value) if name in self.written else value for name, value in zip(self.inputs, inputs)]
+
+    def _in_order(self, result: object) -> list[torch.Tensor]:
+        """The outputs in the declared order. Raises CellError if they are others than declared."""
+        named = named_outputs(result)
+        if named.keys() != self.outputs.keys():
+            raise CellError(f"cell {self.name!r}: expected outputs {list(self.outputs)}, got {list(named)}")
+        return [named[name] for name in self.outputs]
+
+
+def call(module: Callable[..., Any], names: Iterable[str], inputs: Sequence[CellInput], by_name: bool) -> object:
+    """Calls a module on inputs in order."""
+    return module(**dict(zip(names, inputs, strict=True))) if by_name else module(*inputs)
+
+
+def named_outputs(result: object) -> dict[str, torch.Tensor]:
+    """Outputs by name: a NamedTuple's fields, a dict's keys, "output" for one tensor, "output0".. for a plain tuple.
+
+    Raises CellError if it is something else.
+    """
+    if isinstance(result, torch.Tensor):
+        return {"output": result}
+    if isinstance(result, Mapping):
+        named = dict(result)
+    elif isinstance(result, tuple | list):
+        names = getattr(result, "_fields", None) or [f"output{k}" for k in range(len(result))]
+        named = dict(zip(names, result, strict=True))
+    else:
+        raise CellError(f"a cell must return tensors, got {type(result).__name__}")
+    if not named or not all(isinstance(value, torch.Tensor) for value in named.values()):
+        raise CellError(f"a cell must return tensors, got { ({k: type(v).__name__ for k, v in named.items()}) }")
+    return named
+
+
+def cut(outputs: list[torch.Tensor], padded: int, rows: int) -> list[torch.Tensor]:
+    """The first ``rows`` of outputs of ``padded`` rows; a wrong output stays as it is."""
+    return [output[:rows] if output.shape[:1] == (padded,) else output for output in outputs]
+
+
+def count_rows(value: CellInput) -> int:
+    """The number of rows (of a ragged input: of nodes)."""
+    return len(value.offsets) - 1 if isinstance(value, RaggedRows) else len(value)
+
+
+def method_of(module: Callable[..., Any], name: str) -> Callable[..., Any] | None:
+    """A module's method of that name, if it has one."""
+    method = getattr(module, name, None)
+    return method if callable(method) and not isinstance(method, nn.Module) else None
+
+
+def _with_zeros(value: CellInput, count: int) -> CellInput:
+    """An input with so many more rows of zeros; of a ragged input, nodes without rows."""
+    if isinstance(value, RaggedRows):
+        return RaggedRows(value.values, torch.cat([value.offsets, value.offsets[-1:].expand(count)]))
+    return torch.cat([value, value.new_zeros((count, *value.shape[1:]))])
+
+
+def _take_rows(value: CellInput, first: int, end: int) -> CellInput:
+    if isinstance(value, RaggedRows):
+        offsets = value.offsets[first : end + 1]
+        return RaggedRows(value.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+    return value[first:end]

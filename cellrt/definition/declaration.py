@@ -1,0 +1,149 @@
+"""What is said of a cell beside its module, and the checks of it, where a cell is defined and where one is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cellrt.definition.spec import RowSpec, as_spec
+from cellrt.errors import DefinitionError
+
+DEFAULT_MAX_BATCH = 512
+LARGEST_BATCH = 65_536
+RESERVED_INPUTS = frozenset({"keep", "max_steps", "reverse", "until"})
+"""Input names that the graph's builders use themselves."""
+RESERVED_OUTPUTS = frozenset({"last"})
+"""Output names that a graph's handles use themselves."""
+
+
+class BatchSizes(NamedTuple):
+    """How many rows a task of a cell may have.
+
+    Attributes:
+        largest: the most.
+        smallest: the fewest of a further task while others of the same type are submitted.
+        supported: the numbers that the cell takes, in order; a task is padded to the next. Empty: any.
+    """
+
+    largest: int
+    smallest: int
+    supported: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What is said of a cell beside its module: see ``cellrt.cell`` for each field. Every field has been checked."""
+
+    name: str
+    inputs: Mapping[str, RowSpec]
+    outputs: Mapping[str, RowSpec]
+    carry: Mapping[str, str]
+    finite: tuple[str, ...]
+    sizes: BatchSizes
+    priority: int | None
+
+    def of_identity(self) -> list[object]:
+        """What of it makes another cell type; the rest says only how a cell is served."""
+        inputs, outputs = ({name: str(spec) for name, spec in specs.items()} for specs in (self.inputs, self.outputs))
+        return [inputs, outputs, dict(self.carry), self.finite, self.sizes.largest, self.sizes.supported]
+
+
+def check_name(name: object) -> str:
+    """The name of a cell. Raises DefinitionError, as all checks here do."""
+    if not isinstance(name, str) or not name:
+        raise DefinitionError(f"cell {name!r}: expected a name, got {kind_of(name)}")
+    return name
+
+
+def check_inputs(name: str, inputs: object) -> dict[str, RowSpec]:
+    """The specs of a cell's inputs, of what their author wrote."""
+    if not isinstance(inputs, Mapping):
+        raise DefinitionError(f"cell {name!r}: expected inputs as a dict of shapes or specs, got {kind_of(inputs)}")
+    if not inputs:
+        raise DefinitionError(f"cell {name!r} has no inputs: its number of rows would be unknown")
+    for key in inputs:
+        if not isinstance(key, str) or not key.isidentifier() or key in RESERVED_INPUTS:
+            raise DefinitionError(f"cell {name!r}: {key!r} cannot be the name of an input")
+    try:
+        return {key: as_spec(key, value) for key, value in inputs.items()}
+    except DefinitionError as error:
+        raise DefinitionError(f"cell {name!r}, {error}") from None
+
+
+def check_output_name(name: str, output: object) -> None:
+    """Whether an output may be called so."""
+    is_name = isinstance(output, str) and output.isidentifier() and not output.startswith("_")
+    if not is_name or output in RESERVED_OUTPUTS:
+        raise DefinitionError(f"cell {name!r}: {output!r} cannot be the name of an output")
+
+
+def check_sizes(
+    name: str, max_batch: int | None = None, min_batch: int = 1, batch_sizes: Iterable[int] | None = None
+) -> BatchSizes:
+    """The batch sizes of a cell, where the most rows are by default the largest of those it supports."""
+    try:
+        sizes = tuple(batch_sizes or ())
+    except TypeError:
+        raise DefinitionError(f"cell {name!r}: expected batch_sizes as a list, got {kind_of(batch_sizes)}") from None
+    for value in (*sizes, *(() if max_batch is None else (max_batch,)), min_batch):
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST_BATCH:
+            raise DefinitionError(f"cell {name!r}: expected batch sizes from 1 to {LARGEST_BATCH}, got {value!r}")
+    sizes = tuple(sorted(set(sizes)))
+    if sizes and max_batch not in (None, sizes[-1]):
+        raise DefinitionError(
+            f"cell {name!r}: max_batch={max_batch} is not the largest of batch_sizes={list(sizes)}; leave it out"
+        )
+    largest = sizes[-1] if sizes else DEFAULT_MAX_BATCH if max_batch is None else max_batch
+    if min_batch > largest:
+        raise DefinitionError(
+            f"cell {name!r}: min_batch={min_batch} is more than the {largest} rows that a task has at most"
+        )
+    return BatchSizes(largest, min_batch, sizes)
+
+
+def check_priority(name: str, priority: object) -> int | None:
+    """A cell's priority, or None for the default."""
+    if priority is not None and (not isinstance(priority, int) or isinstance(priority, bool)):
+        raise DefinitionError(f"cell {name!r}: expected an integer as priority, got {priority!r}")
+    return priority
+
+
+def check_carry(
+    name: str, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec], given: object
+) -> dict[str, str]:
+    """Which output each input is carried from; by default the one of the same name and spec."""
+    if given is None:
+        return {key: key for key, spec in inputs.items() if outputs.get(key) == spec}
+    if not isinstance(given, Mapping):
+        raise DefinitionError(f"cell {name!r}: expected carry as a dict from input to output, got {kind_of(given)}")
+    for key, output in given.items():
+        if key not in inputs or output not in list(outputs):
+            raise DefinitionError(
+                f"cell {name!r}: carry {key!r} from {output!r}: inputs are {list(inputs)}, outputs are {list(outputs)}"
+            )
+        if inputs[key] != outputs[output]:
+            raise DefinitionError(
+                f"cell {name!r}: carry {key!r} from {output!r}: expected {inputs[key]}, got {outputs[output]}"
+            )
+    return {key: given[key] for key in inputs if key in given}
+
+
+def check_finite(name: str, outputs: Mapping[str, RowSpec], finite: object) -> tuple[str, ...]:
+    """The outputs that must be finite: one name or several."""
+    given = (finite,) if isinstance(finite, str) else finite
+    if not isinstance(given, Iterable):
+        raise DefinitionError(f"cell {name!r}: expected finite as a list of outputs, got {kind_of(finite)}")
+    names = tuple(given)
+    for output in names:
+        if output not in list(outputs) or not outputs[output].dtype.is_floating_point:
+            described = {key: str(spec) for key, spec in outputs.items()}
+            raise DefinitionError(
+                f"cell {name!r}: finite={output!r} is not a floating-point output; outputs are {described}"
+            )
+    return names
+
+
+def kind_of(value: object) -> str:
+    """What something is, for errors."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

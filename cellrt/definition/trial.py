@@ -1,0 +1,173 @@
+"""A cell's trial, where it is defined: what its outputs are, and which of its inputs it writes to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from cellrt.definition.computation import Computation, call, named_outputs
+from cellrt.definition.declaration import BatchSizes, check_output_name
+from cellrt.definition.examples import random_inputs, zero_inputs
+from cellrt.definition.input_watch import InputWatch
+from cellrt.definition.snapshot import weights_of
+from cellrt.definition.spec import CellInput, RowSpec, check_dtype, describe
+from cellrt.errors import DefinitionError
+
+INSTEAD: Mapping[type, str] = MappingProxyType(
+    {
+        nn.LSTMCell: "torch's LSTMCell takes its state as one tuple: use cellrt.cells.LSTMCell.from_torch(...), which "
+        "has inputs x, h and c",
+        nn.RNNBase: "torch's module takes whole sequences, a cell one step: use cellrt.unfolders.chain(name, module) "
+        "for an nn.LSTM or nn.GRU",
+    }
+)
+"""What to use instead of modules of torch that are no cells."""
+
+
+class Trial:
+    """Runs copies of a module: on meta tensors (where it cannot run there, on zeros) for two numbers of rows that it
+    takes, where there are two; and, if it lies on the CPU, on random rows.
+
+    Attributes:
+        outputs: their specs by name.
+        written: the inputs that it writes to in place.
+
+    Raises DefinitionError if it does not run, writes to its own tensors, or returns what is no cell's output.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: Callable[..., Any],
+        specs: Mapping[str, RowSpec],
+        by_name: bool,
+        sizes: BatchSizes,
+    ) -> None:
+        self.outputs: dict[str, RowSpec] = {}
+        self.written: set[str] = set()
+        self._name, self._specs, self._by_name = name, specs, by_name
+        sizes_tried = _trial_rows(sizes)
+        with torch.inference_mode(False), torch.no_grad():
+            meta = _on_meta(module)
+            for rows in sizes_tried:
+                self._note(self._run_on_nothing(meta, module, rows), rows)
+        if all(tensor.is_cpu for tensor in weights_of(module).values()):
+            self._run_on_random(copy.deepcopy(module), sizes_tried[0])
+
+    def _run_on_nothing(
+        self, meta: Callable[..., Any] | None, module: Callable[..., Any], rows: int
+    ) -> dict[str, torch.Tensor]:
+        """The outputs for meta tensors or for zeros."""
+        if meta is not None:
+            try:
+                return self._run(meta, zero_inputs(self._specs.values(), rows, "meta"))
+            except (DefinitionError, KeyboardInterrupt):
+                raise
+            except BaseException:  # the code looks at values, or knows no meta tensors
+                pass
+        try:
+            return self._run(copy.deepcopy(module), zero_inputs(self._specs.values(), rows))
+        except (DefinitionError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            described = ", ".join(f"{key}: {spec}" for key, spec in self._specs.items())
+            hint = next((f"; {text}" for kind, text in INSTEAD.items() if isinstance(module, kind)), "")
+            raise DefinitionError(
+                f"cell {self._name!r} does not run on {rows} rows of ({described}): "
+                f"{type(error).__name__}: {error}{hint}"
+            ) from error
+
+    def _run_on_random(self, module: Callable[..., Any], rows: int) -> None:
+        """Looks for writes that depend on values. With gradients on, where ready-made cells take their plain form."""
+        generator = torch.Generator().manual_seed(0)
+        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                self._run(module, random_inputs(self._specs.values(), rows, generator))
+            except (DefinitionError, KeyboardInterrupt):
+                raise
+            except BaseException:  # random rows may be no inputs of this cell
+                pass
+
+    def _run(self, module: Callable[..., Any], inputs: Sequence[CellInput]) -> dict[str, torch.Tensor]:
+        watch, before = InputWatch(dict(zip(self._specs, inputs, strict=True))), _versions(module)
+        named = named_outputs(call(module, self._specs, inputs, self._by_name))
+        after = _versions(module)
+        if before != after:
+            written = sorted(key for key in before if before[key] != after.get(key))
+            raise DefinitionError(
+                f"cell {self._name!r}: writes to its own {written}; a cell has no state of its own: use carry"
+            )
+        self.written |= watch.written()
+        return named
+
+    def _note(self, named: Mapping[str, torch.Tensor], rows: int) -> None:
+        for output, value in named.items():
+            _check_output(self._name, output, value, rows)
+        outputs = {output: RowSpec(tuple(value.shape[1:]), value.dtype) for output, value in named.items()}
+        if self.outputs and outputs != self.outputs:
+            raise DefinitionError(
+                f"cell {self._name!r}: its outputs depend on the number of rows: {self.outputs} or {outputs}"
+            )
+        self.outputs = outputs
+
+
+def try_steps(computation: Computation) -> None:
+    """Runs the steps-first form once on zeros, two rows and then one (one row twice for a cell of one row).
+
+    Adds the inputs that it writes to. Raises DefinitionError if it does not run.
+    """
+    batch_sizes = [min(2, computation.max_batch), 1]
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            inputs = [
+                zero_inputs([spec], batch_sizes[0] if key in computation.carry else sum(batch_sizes))[0]
+                for key, spec in computation.inputs.items()
+            ]
+            outputs = computation.run_watched(inputs, batch_sizes)
+            computation.check_outputs(outputs, sum(batch_sizes))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise DefinitionError(
+            f"cell {computation.name!r}: its method steps does not run on zeros: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _on_meta(module: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A copy on meta tensors; None if there can be none."""
+    if not isinstance(module, nn.Module):
+        return module
+    try:
+        return copy.deepcopy(module).to("meta")
+    except Exception:
+        return None
+
+
+def _trial_rows(sizes: BatchSizes) -> list[int]:
+    """Two numbers of rows that the cell takes, where there are two."""
+    if sizes.supported:
+        return sorted({sizes.supported[0], sizes.supported[-1]})
+    return sorted({min(2, sizes.largest), min(3, sizes.largest)})
+
+
+def _versions(module: Callable[..., Any]) -> dict[str, tuple[int, int]]:
+    """Which tensors a module has and how often each was written."""
+    tensors = weights_of(module)
+    return {key: (id(value), 0 if value.is_inference() else value._version) for key, value in tensors.items()}
+
+
+def _check_output(name: str, output: object, value: torch.Tensor, rows: int) -> None:
+    check_output_name(name, output)
+    if value.dim() == 0 or value.shape[0] != rows:
+        raise DefinitionError(
+            f"cell {name!r}, output {output!r}: expected the row dimension first ({rows} rows in the trial run), "
+            f"got {describe(value)}"
+        )
+    check_dtype(f"cell {name!r}, output {output!r}", value.dtype)
+    if value.layout is not torch.strided:
+        raise DefinitionError(f"cell {name!r}, output {output!r}: expected a dense tensor, got one of {value.layout}")
