@@ -15,7 +15,7 @@ import typer
 
 from benchmarks.options import TREEBANK_VARIABLE, Benchmark, Options, find_treebank
 from benchmarks.record import Recorder
-from cellrt.demo.treebank import TRAIN
+from examples.models.treebank import TRAIN
 
 
 def benchmark_names(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.record import Recorder
-from cellrt.demo.treebank import TRAIN, missing
+from examples.models.treebank import TRAIN, missing
 
 TREEBANK_VARIABLE = "CELLRT_TREEBANK"
 """The environment variable that names the file of trees."""

@@ -41,7 +41,7 @@ from benchmarks.record import Recorder
 from benchmarks.tree_peers import PEERS, Weights, ideal_batch, is_installed, make_peer, random_weights, recursion
 from benchmarks.trees import Tree, complete_trees, treebank_trees
 from cellrt.cells.tree_lstm import BinaryTreeLSTMCell, EmbeddingTreeLSTMLeaf
-from cellrt.demo.treebank import TRAIN, how_to_get
+from examples.models.treebank import TRAIN, how_to_get
 
 PARTS = ("identical", "treebank")
 IDENTICAL_WORDS = 10_000

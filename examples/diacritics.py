@@ -7,7 +7,7 @@ import sys
 import time
 
 import cellrt
-from cellrt.demo.diacritizer import letter_ids, make_diacritizer, with_marks, without_marks
+from models.diacritizer import letter_ids, make_diacritizer, with_marks, without_marks
 
 TEXTS = (
     "بسم الله الرحمن الرحيم",

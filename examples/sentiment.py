@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import cellrt
-from cellrt.demo.sentiment import SENTIMENTS, load_model, make_sentiment, read_tree
-from cellrt.demo.treebank import missing
+from models.sentiment import SENTIMENTS, load_model, make_sentiment, read_tree
+from models.treebank import missing
 
 TREES = (
     "(3 (2 (2 A) (2 (3 lovely) (2 film))) (3 (2 with) (3 (3 lovely) (2 performances))))",

@@ -20,7 +20,7 @@ import torch
 from rich.progress import track
 
 import cellrt
-from cellrt.demo.silero import FRAMES_PER_S, frames_of, make_vad, read_wave, synthesise
+from models.silero import FRAMES_PER_S, frames_of, make_vad, read_wave, synthesise
 
 show = partial(track, transient=True, disable=not sys.stdout.isatty())
 

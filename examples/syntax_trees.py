@@ -1,7 +1,7 @@
 """What would you call this function? A Tree-LSTM over the syntax of Python's own library, served as graphs of networkx.
 
 It is trained first, in plain torch, in a minute or two, on four of five modules; the functions shown are from the
-others, and their names were hidden. Equal parts of a syntax tree are one node (`cellrt/demo/syntax.py`).
+others, and their names were hidden. Equal parts of a syntax tree are one node (`models/syntax.py`).
 """
 
 import sys
@@ -12,7 +12,7 @@ import torch
 from rich.progress import Progress, track
 
 import cellrt
-from cellrt.demo.syntax import VERBS, library_files, make_verbs, num_batches, read_functions, train
+from models.syntax import VERBS, library_files, make_verbs, num_batches, read_functions, train
 
 EPOCHS = 8
 

@@ -16,7 +16,7 @@ import torch
 from rich.progress import track
 from torch.nn.functional import cross_entropy
 
-from cellrt.demo.sentiment import (
+from models.sentiment import (
     UNKNOWN,
     LabelledTree,
     SentimentModel,
@@ -26,7 +26,7 @@ from cellrt.demo.sentiment import (
     read_trees,
     save_model,
 )
-from cellrt.demo.treebank import DEV, TRAIN, missing
+from models.treebank import DEV, TRAIN, missing
 
 EMBEDDING, HIDDEN, BATCH, LEARNING_RATE = 64, 128, 25, 0.003
 FORGOTTEN = 0.02

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cellrt.engine.records import LiveRequest
-from cellrt.view.timeline import RequestSpan, TaskSpan, Timeline
+from cellrt.view.spans import RequestSpan, TaskSpan
+from cellrt.view.timeline import Timeline
 from cellrt.worker.base import Done
 
 

@@ -9,6 +9,7 @@ import networkx as nx
 
 from cellrt.core.shape import Shape
 from cellrt.definition.cell import Cell
+from cellrt.view.paper import NEEDS_MATPLOTLIB
 
 MAX_DRAWN_NODES = 2_000
 
@@ -71,6 +72,8 @@ class CellGraph:
         """
         if self.num_nodes > MAX_DRAWN_NODES:
             raise ValueError(f"the graph has {self.num_nodes} nodes; at most {MAX_DRAWN_NODES} can be drawn")
-        from cellrt.view.picture import save_graph
-
+        try:
+            from cellrt.view.graph_drawing import save_graph
+        except ImportError as error:
+            raise ImportError(NEEDS_MATPLOTLIB) from error
         save_graph(self.to_networkx(), Path(path))

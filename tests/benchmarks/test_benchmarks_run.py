@@ -10,7 +10,7 @@ import pytest
 from benchmarks.compare import Plan
 from benchmarks.options import Options
 from benchmarks.record import Recorder
-from cellrt.demo.treebank import ADDRESS
+from examples.models.treebank import ADDRESS
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("matplotlib")

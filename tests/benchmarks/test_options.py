@@ -11,7 +11,7 @@ from benchmarks.__main__ import FOLDER, app, benchmark_names
 from benchmarks.options import TREEBANK_VARIABLE, find_treebank
 from benchmarks.overhead import GROWTH_BATCHES, LENGTH, LIVE_NODES, growth_requests
 from benchmarks.trees import treebank_trees
-from cellrt.demo.treebank import ADDRESS, TRAIN
+from examples.models.treebank import ADDRESS, TRAIN
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

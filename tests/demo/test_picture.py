@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cellrt.demo.picture import busiest_window, save_picture
-from cellrt.view.timeline import TIMES, RequestSpan, TaskSpan, Timeline
+from cellrt.demo.picture import TIMES, save_picture
+from cellrt.view.spans import RequestSpan, TaskSpan
+from cellrt.view.timeline import Timeline
 
 ALONE, TOGETHER = range(10), range(10, 20)
 
@@ -23,15 +24,12 @@ def a_run() -> Timeline:
     return Timeline(tasks, requests)
 
 
-def test_the_window_is_where_requests_share_tasks() -> None:
-    window = busiest_window(a_run(), count=8)
-    assert len(window.requests) == 8
-    assert {span.request for span in window.requests} <= set(TOGETHER)
-    assert all(task.rows == 5 for task in window.tasks)
-
-
-def test_a_run_with_few_requests_is_drawn_whole() -> None:
-    assert len(busiest_window(a_run(), count=50).requests) == 20
+def test_the_picture_shows_words_that_were_batched(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    save_picture(a_run(), [f"word-{k}" for k in range(20)], tmp_path / "picture.svg")
+    text = (tmp_path / "picture.svg").read_text()
+    assert sum(f"label-{k}" in text for k in TOGETHER) == len(TOGETHER)
+    assert "requests: 16, " in text
 
 
 def test_the_picture_names_words_workers_and_what_its_numbers_are(tmp_path: Path) -> None:

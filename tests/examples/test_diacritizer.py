@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import cellrt
-from cellrt.demo import diacritizer
-from cellrt.demo.diacritizer import letter_ids, with_marks, without_marks
 from examples.diacritics import TEXTS
+from models import diacritizer
+from models.diacritizer import letter_ids, with_marks, without_marks
 
 if importlib.util.find_spec("diacritize") is None:
     pytest.skip(f"needs the trained weights: pip install {diacritizer.TO_INSTALL}", allow_module_level=True)

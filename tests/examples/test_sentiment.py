@@ -12,7 +12,10 @@ import pytest
 import torch
 
 import cellrt
-from cellrt.demo.sentiment import (
+from cellrt.errors import RequestError
+from examples import sentiment
+from examples.train_sentiment import evaluate, train, without_sentences_of
+from models.sentiment import (
     LabelledTree,
     SentimentModel,
     Vocabulary,
@@ -24,10 +27,7 @@ from cellrt.demo.sentiment import (
     read_trees,
     save_model,
 )
-from cellrt.demo.treebank import ADDRESS, TRAIN, missing
-from cellrt.errors import RequestError
-from examples import sentiment
-from examples.train_sentiment import evaluate, train, without_sentences_of
+from models.treebank import ADDRESS, TRAIN, missing
 
 ROOT = Path(__file__).resolve().parents[2]
 TREEBANK = Path(os.environ.get("CELLRT_TREEBANK", ROOT / TRAIN))

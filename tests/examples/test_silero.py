@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import cellrt
-from cellrt.demo import silero
 from cellrt.errors import RequestError
+from models import silero
 
 RECORDINGS = Path("/usr/share/asterisk/sounds")
 """Where the Debian package asterisk-core-sounds-en-wav puts 568 recordings of a voice."""

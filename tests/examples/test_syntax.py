@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cellrt
-from cellrt.demo.syntax import VERBS, SharedTree, VerbModel, make_verbs, read_functions, share, train
+from models.syntax import VERBS, SharedTree, VerbModel, make_verbs, read_functions, share, train
 
 SOURCE = '''
 class Shelf:

@@ -15,12 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cellrt.definition.define import cell
-from cellrt.definition.spec import RaggedRows, ragged
+from cellrt import DefinitionError, Graph, RaggedRows, Unfolder, cell, ragged, unfold
 from cellrt.demo.g2p import package_folder
-from cellrt.errors import DefinitionError
-from cellrt.graph.graph import Graph
-from cellrt.graph.unfolder import Unfolder, unfold
 from cellrt.unfolders import from_torch
 
 TO_INSTALL = "--no-deps arabic-diacritizer==1.0.0"

@@ -19,11 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
+from cellrt import RequestError, Unfolder, cell, rows
 from cellrt.cells import BinaryTreeLSTMCell, EmbeddingTreeLSTMLeaf, TreeLSTMLeaf
-from cellrt.definition.define import cell
-from cellrt.definition.spec import rows
-from cellrt.errors import RequestError
-from cellrt.graph.unfolder import Unfolder
 from cellrt.unfolders import penn_tree
 
 SENTIMENTS = ("very negative", "negative", "neutral", "positive", "very positive")

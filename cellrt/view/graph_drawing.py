@@ -1,52 +1,50 @@
 """A picture of one cell graph: cells as boxes from left to right, coloured by cell type, subgraphs as halos.
 
-Drawing needs matplotlib, which the extra `cellrt[plot]` brings.
+Drawing needs matplotlib, which the extra ``cellrt[plot]`` brings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import BoxStyle, FancyArrowPatch, Patch, PathPatch
+from matplotlib.path import Path as Outline
+from matplotlib.patheffects import withStroke
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.path import Path as Outline
+from cellrt.view.graph_layout import heights, layers
+from cellrt.view.paper import CELL_COLOURS, DOTS_PER_INCH, INK, PICTURES, known_suffix, shorten, write
 
-CELL_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#a88400", "#9d755d")
 SUBGRAPH_COLOURS = ("#cfe3f5", "#fde0c2", "#d5ecd0", "#ecd9ea", "#f9d3d3", "#d6efec", "#faf0c3", "#e6dad3")
 SUBGRAPH_INKS = ("#2f6690", "#b35c00", "#2f7a2a", "#7d4a72", "#b0272c", "#2f7f79", "#8f7400", "#6b4a38")
-INK = "#33363d"
 LABELLED_NODES = 120  # graphs of more nodes are drawn small and without labels
 LABELLED_EDGES = 40
 LONGEST_LABEL = 12  # characters
+SMALL, NODE_TEXT = 5.5, 6.5  # points
 
 
 def save_graph(graph: nx.DiGraph, path: str | Path) -> None:
-    """Draw a cell graph into an SVG or PNG file; the suffix of `path` says which.
+    """Draw a cell graph into an SVG or PNG file; the suffix of ``path`` says which.
 
-    Each node needs `cell`, the name of its cell type. It may have `subgraph`, an integer: nodes of one
-    subgraph lie in one halo with that number. The text in a node is its `label`, else its `step`, else the
-    node itself. It may have `inputs`, names of what it reads of the request, and `results`, of what goes to
-    the client: a mark below its box, and above. Edges may have `output` and `input`, a name or several: what
+    Each node needs ``cell``, the name of its cell type. It may have ``subgraph``, an integer: nodes of one
+    subgraph lie in one halo with that number. The text in a node is its ``label``, else its ``step``, else the
+    node itself. It may have ``inputs``, names of what it reads of the request, and ``results``, of what goes to
+    the client: a mark below its box, and above. Edges may have ``output`` and ``input``, a name or several: what
     flows and where it goes in.
     Nodes stand left to right by the longest path that leads to them; a node with nothing to wait for
     stands just before the first that needs it. A long narrow graph is broken into lines like text. In an
-    SVG, the groups `node-<node>`, `label-<node>`, `input-<node>`, `result-<node>`, `edge-<node>-<node>` and
-    `subgraph-<number>` hold the shapes.
+    SVG, the groups ``node-<node>``, ``label-<node>``, ``input-<node>``, ``result-<node>``, ``edge-<node>-<node>`` and
+    ``subgraph-<number>`` hold the shapes.
 
     Raises:
-        ValueError: the graph is empty or has a cycle, a node has no `cell`, or the suffix is unknown.
-        ImportError: matplotlib is not installed.
+        ValueError: the graph is empty or has a cycle, a node has no ``cell``, or the suffix is unknown.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix not in (".svg", ".png"):
-        raise ValueError(f"a picture is written as .svg or .png, not {suffix!r}: {path}")
+    suffix = known_suffix(path, PICTURES)
     if not graph:
         raise ValueError("cannot draw a cell graph without nodes")
     if not nx.is_directed_acyclic_graph(graph):
@@ -54,74 +52,11 @@ def save_graph(graph: nx.DiGraph, path: str | Path) -> None:
     for node, cell in graph.nodes(data="cell"):
         if cell is None:
             raise ValueError(f"node {node!r} has no attribute 'cell', the name of its cell type")
-    _Drawing(graph).figure().savefig(path, format=suffix[1:], dpi=150)
-
-
-def layers(graph: nx.DiGraph) -> dict[Hashable, int]:
-    """Node to layer: the longest path that leads to it, or later where that shortens its edges.
-
-    A node with no more inputs than outputs moves right until it stands just before a node that needs it.
-    """
-    layer = {node: index for index, found in enumerate(nx.topological_generations(graph)) for node in found}
-    for node in sorted(layer, key=lambda node: -layer[node]):
-        if 0 < graph.out_degree(node) >= graph.in_degree(node):
-            layer[node] = min(layer[successor] for successor in graph.successors(node)) - 1
-    return layer
-
-
-def heights(graph: nx.DiGraph, layer: dict[Hashable, int], sweeps: int = 25) -> dict[Hashable, float]:
-    """Node to its height in its layer, at least 1 apart, each near its neighbours in the layers beside it.
-
-    Starts with the nodes that have no inputs one below the other, in the order of a depth-first search from
-    the outputs. Trees and chains keep that order in each layer, as it has no crossings. A sweep to the right
-    pulls each node to the mean height of its inputs, one to the left to that of its outputs; edges between
-    nodes of one cell type count more and their nodes give way less, so that chains come out straight.
-    """
-    columns: list[list[Hashable]] = [[] for _ in range(max(layer.values()) + 1)]
-    height: dict[Hashable, float] = {}
-    is_forest = True
-    for place, node in enumerate(nx.dfs_postorder_nodes(graph.reverse(copy=False))):
-        inputs = list(graph.predecessors(node))
-        height[node] = sum(height[other] for other in inputs) / len(inputs) if inputs else float(place)
-        columns[layer[node]].append(node)
-        is_forest &= graph.out_degree(node) <= 1
-    strong = {edge for edge in graph.edges if graph.nodes[edge[0]]["cell"] == graph.nodes[edge[1]]["cell"]}
-
-    def pull(node: Hashable, edges: Collection[tuple[Hashable, Hashable]]) -> tuple[float, float, float]:
-        weights = {edge: 16.0 if edge in strong else 1.0 for edge in edges}
-        total = sum(weights.values())
-        if not total:
-            return height[node], height[node], 0.1
-        wish = sum(weight * height[u if v == node else v] for (u, v), weight in weights.items()) / total
-        return wish, height[node], total
-
-    for sweep in range(sweeps):
-        is_rightward = sweep % 2 == 0
-        for column in columns if is_rightward else reversed(columns):
-            pulls = {n: pull(n, graph.in_edges(n) if is_rightward else graph.out_edges(n)) for n in column}
-            if not is_forest:
-                column.sort(key=lambda node: pulls[node][:2])
-            places = _apart([pulls[node][0] for node in column], [pulls[node][2] for node in column])
-            height.update(zip(column, places, strict=True))
-    return height
-
-
-def _apart(wishes: list[float], weights: list[float]) -> list[float]:
-    """Places at least 1 apart in the order of the wishes, nearest to them in weighted least squares."""
-    blocks: list[tuple[float, float, int]] = []  # of touching places: start less the index, weight, how many
-    for index, (wish, weight) in enumerate(zip(wishes, weights, strict=True)):
-        start, size = wish - index, 1
-        while blocks and blocks[-1][0] >= start:
-            other, other_weight, count = blocks.pop()
-            start = (start * weight + other * other_weight) / (weight + other_weight)
-            weight, size = weight + other_weight, size + count
-        blocks.append((start, weight, size))
-    starts = [start for start, _, size in blocks for _ in range(size)]
-    return [start + index for index, start in enumerate(starts)]
+    GraphDrawing(graph).figure().savefig(path, format=suffix[1:], dpi=DOTS_PER_INCH)
 
 
 def _names(value: object) -> list[str]:
-    """An edge's `output` or `input`: none, one name, or several."""
+    """An edge's ``output`` or ``input``: none, one name, or several."""
     if value is None:
         return []
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -130,26 +65,14 @@ def _names(value: object) -> list[str]:
 
 
 def _edge_text(data: dict[str, object]) -> str:
-    """What flows along an edge: `h` where output and input share the name, else `h→x`."""
+    """What flows along an edge: ``h`` where output and input share the name, else ``h→x``."""
     outputs, inputs = _names(data.get("output")), _names(data.get("input"))
     if outputs == inputs or not inputs:
         return ", ".join(outputs)
     return f"{', '.join(outputs)}→{', '.join(inputs)}"
 
 
-def _shorten(text: str) -> str:
-    """A text on one line, cut where it is too long."""
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST_LABEL else line[: LONGEST_LABEL - 1] + "…"
-
-
-def _write(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
-    """Plain text (a dollar sign is a dollar sign), centred and small unless the style says otherwise."""
-    usual: dict[str, Any] = {"fontsize": 5.5, "color": INK, "ha": "center", "va": "center"}
-    axes.text(x, y, text, parse_math=False, **(usual | style))
-
-
-class _Drawing:
+class GraphDrawing:
     """The picture of one graph. All lengths and places are inches on paper, y upward."""
 
     line_width = 15.0  # a longer graph is broken into lines
@@ -168,7 +91,9 @@ class _Drawing:
         self.labels = {node: self.node_text(node) for node in graph} if has_labels else {}
         self.edge_labels: dict[tuple[Hashable, Hashable], str] = {}
         if graph.number_of_edges() <= LABELLED_EDGES:
-            self.edge_labels = {(u, v): _shorten(_edge_text(data)) for u, v, data in graph.edges(data=True)}
+            self.edge_labels = {
+                (u, v): shorten(_edge_text(data), LONGEST_LABEL) for u, v, data in graph.edges(data=True)
+            }
         longest = max(map(len, self.labels.values()), default=0)
         longest_edge = max(map(len, self.edge_labels.values()), default=0)
         self.box_width = max(0.3, 0.07 * longest + 0.14) if has_labels else 0.16
@@ -194,8 +119,9 @@ class _Drawing:
         return notes
 
     def node_text(self, node: Hashable) -> str:
+        """What stands in a node's box."""
         data = self.graph.nodes[node]
-        return _shorten(str(data.get("label", data.get("step", node))))
+        return shorten(str(data.get("label", data.get("step", node))), LONGEST_LABEL)
 
     def place_nodes(self) -> None:
         """Find each node's line and centre, and the size of the picture."""
@@ -241,11 +167,6 @@ class _Drawing:
 
     def figure(self) -> Figure:
         """The whole picture: legend, halos, edges, nodes, and notes."""
-        try:
-            from matplotlib.figure import Figure
-            from matplotlib.patches import Patch
-        except ImportError as error:
-            raise ImportError("drawing a cell graph needs matplotlib: install cellrt[plot]") from error
         figure = Figure(figsize=(self.width, self.height), facecolor="white")
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
@@ -256,7 +177,7 @@ class _Drawing:
         for text in legend.get_texts():
             text.set_parse_math(False)
         for line, note in enumerate(reversed(self.notes)):
-            _write(axes, 0.1, -self.height + 0.1 + 0.12 * line, note, ha="left")
+            write(axes, 0.1, -self.height + 0.1 + 0.12 * line, note, ha="left", fontsize=SMALL)
         for rank, (subgraph, nodes) in enumerate(sorted(self.members.items())):
             self.draw_subgraph(axes, subgraph, nodes, rank % len(SUBGRAPH_COLOURS))
         self.draw_edges(axes)
@@ -265,9 +186,6 @@ class _Drawing:
 
     def draw_subgraph(self, axes: Axes, subgraph: int, nodes: list[Hashable], colour: int) -> None:
         """A halo round a subgraph's nodes and along the edges between them, and its number."""
-        from matplotlib.patches import PathPatch
-        from matplotlib.path import Path as Outline
-
         for u, v in self.graph.subgraph(nodes).edges:
             style = {"edgecolor": SUBGRAPH_COLOURS[colour], "linewidth": 72 * 0.6 * self.box_height}
             axes.add_patch(PathPatch(self.curve(u, v), fill=False, capstyle="round", zorder=0, **style))
@@ -277,14 +195,16 @@ class _Drawing:
         if self.labels:
             x, y = self.centre[min(nodes, key=lambda node: (self.line[node], *self.centre[node]))]
             x, y = x - self.box_width / 2 - 0.04, y + self.box_height / 2 + self.halo
-            style = {"fontweight": "bold", "color": SUBGRAPH_INKS[colour], "gid": f"number-{subgraph}"}
-            _write(axes, x, y, str(subgraph), ha="left", zorder=4, **style)
+            style = {
+                "fontweight": "bold",
+                "fontsize": SMALL,
+                "color": SUBGRAPH_INKS[colour],
+                "gid": f"number-{subgraph}",
+            }
+            write(axes, x, y, str(subgraph), ha="left", zorder=4, **style)
 
     def draw_edges(self, axes: Axes) -> None:
         """Arrows, fainter and without heads where they are many, and the names on them where they are few."""
-        from matplotlib.patches import FancyArrowPatch
-        from matplotlib.patheffects import withStroke
-
         for u, v in self.graph.edges:
             curve = self.curve(u, v)
             axes.add_patch(
@@ -304,19 +224,17 @@ class _Drawing:
             if text and self.line[u] == self.line[v]:
                 x, y = self.peak(u, v)
                 glow = withStroke(linewidth=1.5, foreground="white", alpha=0.8)
-                _write(axes, x, y + 0.015, text, va="bottom", zorder=3, path_effects=[glow])
+                write(axes, x, y + 0.015, text, va="bottom", fontsize=SMALL, zorder=3, path_effects=[glow])
 
     def draw_nodes(self, axes: Axes) -> None:
         """Boxes coloured by cell type, with their texts and the marks of what they read and give."""
-        from matplotlib.patches import PathPatch
-
         for node, cell in self.graph.nodes(data="cell"):
             colour = self.colours[str(cell)]
             axes.add_patch(PathPatch(self.box(node), fc=colour, lw=0, gid=f"node-{node}", zorder=2))
             if self.labels:
-                style = {"va": "center_baseline", "fontsize": 6.5, "color": "white", "gid": f"label-{node}"}
+                style = {"va": "center_baseline", "fontsize": NODE_TEXT, "color": "white", "gid": f"label-{node}"}
                 x, y = self.centre[node]
-                _write(axes, x, y, self.labels[node], zorder=3, **style)
+                write(axes, x, y, self.labels[node], zorder=3, **style)
             for kind, side in (("inputs", -1), ("results", 1)):
                 if self.graph.nodes[node].get(kind):
                     x, y = self.centre[node]
@@ -324,9 +242,7 @@ class _Drawing:
                     axes.plot(x, y, "^", ms=2.5, mew=0, color=INK, gid=f"{kind[:-1]}-{node}", zorder=4)
 
     def box(self, node: Hashable, padding: float = 0.0) -> Outline:
-        """The rounded outline of a node, wider by `padding` on each side."""
-        from matplotlib.patches import BoxStyle
-
+        """The rounded outline of a node, wider by ``padding`` on each side."""
         x, y = self.centre[node]
         width, height = self.box_width + 2 * padding, self.box_height + 2 * padding
         round_box = BoxStyle.Round(pad=0.0, rounding_size=min(0.08, height / 3))
@@ -334,8 +250,6 @@ class _Drawing:
 
     def curve(self, u: Hashable, v: Hashable) -> Outline:
         """The way of an edge, around what lies between."""
-        from matplotlib.path import Path as Outline
-
         (x0, y0), (x1, y1) = self.centre[u], self.centre[v]
         if self.line[u] == self.line[v]:
             return Outline(self.control_points(u, v), [1, 4, 4, 4])

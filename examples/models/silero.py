@@ -21,12 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
+from cellrt import DefinitionError, Graph, RequestError, Unfolder, cell, unfold
 from cellrt.cells import LSTMCell
-from cellrt.definition.define import cell
 from cellrt.demo.g2p import package_folder
-from cellrt.errors import DefinitionError, RequestError
-from cellrt.graph.graph import Graph
-from cellrt.graph.unfolder import Unfolder, unfold
 
 TO_INSTALL = "--no-deps silero-vad==6.2.3"
 SAMPLE_RATE = 16_000

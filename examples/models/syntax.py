@@ -21,10 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
 
+from cellrt import RaggedRows, Unfolder, cell, ragged, rows
 from cellrt.cells import EmbeddingChildSumTreeLSTMCell
-from cellrt.definition.define import cell
-from cellrt.definition.spec import RaggedRows, ragged, rows
-from cellrt.graph.unfolder import Unfolder
 from cellrt.unfolders import dag
 
 VERBS = ("get", "set", "is", "add", "read", "write", "close", "parse", "find", "load", "make", "run")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import builtins
+import json
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cellrt.view.timeline import RequestSpan, TaskSpan, Timeline
+from cellrt.view.spans import RequestSpan, TaskSpan
+from cellrt.view.timeline import MANY, NUM_DRAWN, Timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -167,7 +172,7 @@ def test_picture_of_many_tasks_counts_all_boxes_and_drops_numbers(tmp_path: Path
             served[request] += 1
     timeline = Timeline(tasks, [RequestSpan(r, f"request {r}", 0.0, 0.5) for r in range(60)])
     path = tmp_path / "many.svg"
-    timeline.save(path)
+    timeline.save(path, count=60)
     found = groups(path)
     assert num_shapes(found["task-0"]) == 500
     assert {r: num_shapes(found[f"boxes-{r}-0"]) for r in range(60)} == served
@@ -187,11 +192,21 @@ def test_picture_as_png(timeline: Timeline, tmp_path: Path) -> None:
 
 
 def test_picture_refuses_other_formats_and_empty_timelines(timeline: Timeline, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"\.svg or \.png, not '\.pdf'"):
+    with pytest.raises(ValueError, match=r"ends in \.svg or \.png or \.json, not '\.pdf'"):
         timeline.save(tmp_path / "timeline.pdf")
     with pytest.raises(ValueError, match="without requests"):
         Timeline([], []).save(tmp_path / "empty.svg")
+    for count in (0, -3):
+        with pytest.raises(ValueError, match="count >= 1"):
+            timeline.save(tmp_path / "none.svg", count=count)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_caption_stands_below_as_it_is(timeline: Timeline, tmp_path: Path) -> None:
+    path = tmp_path / "timeline.svg"
+    timeline.save(path, caption="first $line$\nsecond line")
+    text = path.read_text()
+    assert "first $line$" in text and "second line" in text
 
 
 def test_picture_without_matplotlib_names_the_extra(
@@ -204,6 +219,112 @@ def test_picture_without_matplotlib_names_the_extra(
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return plain_import(name, *args, **kwargs)
 
+    monkeypatch.delitem(sys.modules, "cellrt.view.timeline_drawing", raising=False)
     monkeypatch.setattr(builtins, "__import__", without_matplotlib)
     with pytest.raises(ImportError, match=r"cellrt\[plot\]"):
         timeline.save(tmp_path / "timeline.svg")
+    timeline.save(tmp_path / "timeline.json")
+
+
+# --- a moment of a long run ---
+
+
+def long_run(num_requests: int) -> Timeline:
+    """Requests of which each is in three successive tasks of up to nine."""
+    tasks = [
+        TaskSpan(
+            k, k % 2, "lstm", float(k), k + 1.0, 9, 1, tuple(range(max(0, 3 * k - 6), min(num_requests, 3 * k + 3)))
+        )
+        for k in range(num_requests // 3 + 2)
+    ]
+    return Timeline(tasks, [RequestSpan(r, f"request {r}", r / 3, r / 3 + 3) for r in range(num_requests)])
+
+
+@pytest.mark.parametrize(("arguments", "num_drawn"), [({}, NUM_DRAWN), ({"count": 7}, 7)])
+def test_picture_of_a_long_run_draws_one_moment_of_it(
+    arguments: dict[str, int], num_drawn: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "long.svg"
+    long_run(14_000).save(path, **arguments)
+    found = groups(path)
+    assert sum(name.startswith("life-") for name in found) == num_drawn
+    assert sum(num_shapes(group) for name, group in found.items() if name.startswith("boxes-")) == 3 * num_drawn
+    assert num_shapes(ElementTree.parse(path).getroot()) < 20 * num_drawn + 200
+
+
+def test_last_is_the_end_of_the_run() -> None:
+    run = long_run(100)
+    assert [span.request for span in run.last(3).requests] == [97, 98, 99]
+    assert len(run.last(1000).requests) == 100
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Timeline:
+    num_requests = draw(st.integers(1, 12))
+    members = st.lists(st.integers(0, num_requests + 1), min_size=1, max_size=6).map(tuple)
+    tasks = [TaskSpan(k, 0, "cell", 0.0, 1.0, 1, 1, members) for k, members in enumerate(draw(st.lists(members)))]
+    arrivals = draw(st.lists(st.integers(0, 5), min_size=num_requests, max_size=num_requests))
+    return Timeline(tasks, [RequestSpan(r, "", float(at), 9.0) for r, at in enumerate(arrivals)])
+
+
+@given(runs(), st.integers(1, 14))
+def test_busiest_is_the_best_of_all_windows(run: Timeline, count: int) -> None:
+    def meetings(window: Timeline) -> tuple[int, int]:
+        kept = {span.request for span in window.requests}
+        met = [len(kept & set(task.requests)) for task in run.tasks]
+        return sum(number >= MANY for number in met), sum(number - 1 for number in met if number)
+
+    windows = [run.window(first, count) for first in range(max(1, len(run.requests) - count + 1))]
+    assert run.busiest(count) == max(windows, key=meetings)
+
+
+# --- for a trace viewer ---
+
+
+def events_of(path: Path, phase: str) -> list[dict[str, Any]]:
+    return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == phase]
+
+
+def test_trace_has_a_complete_event_a_task_in_the_row_of_its_worker(timeline: Timeline, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    timeline.save(path)
+    found = {
+        (event["args"]["task"], event["name"], event["tid"], event["ts"], event["dur"], event["args"]["rows"])
+        for event in events_of(path, "X")
+    }
+    assert found == {
+        (t.task, t.cell, t.worker, t.start_s * 1e6, (t.end_s - t.start_s) * 1e6, t.rows) for t in timeline.tasks
+    }
+    assert {event["args"]["steps"] for event in events_of(path, "X")} == {1, 5}
+    assert [event["args"]["requests"] for event in events_of(path, "X") if event["args"]["task"] == 3] == [[5]]
+    rows = {event["args"]["name"] for event in events_of(path, "M")}
+    assert rows == {"workers", "requests", "worker 0", "worker 1"}
+
+
+def test_trace_has_each_request_and_how_long_it_waited(timeline: Timeline, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    timeline.save(path)
+    for name, request, arrival_s, start_s, finish_s in (
+        ("first", 7, 0, 1, 3),
+        ("second", 3, 1, 3, 5),
+        ("third", 5, 2, 3, 8),
+    ):
+        begins = {event["name"]: event["ts"] for event in events_of(path, "b") if event["id"] == request}
+        ends = {event["name"]: event["ts"] for event in events_of(path, "e") if event["id"] == request}
+        assert begins == {name: arrival_s * 1e6, "queueing": arrival_s * 1e6}
+        assert ends == {name: finish_s * 1e6, "queueing": start_s * 1e6}
+
+
+def test_trace_of_a_long_run_is_whole_unless_a_count_is_given(tmp_path: Path) -> None:
+    run, path = long_run(300), tmp_path / "trace.json"
+    run.save(path)
+    assert len(events_of(path, "X")) == len(run.tasks)
+    assert len({event["id"] for event in events_of(path, "b")}) == 300
+    run.save(path, count=5)
+    assert len({event["id"] for event in events_of(path, "b")}) == 5
+
+
+def test_trace_without_tasks_and_labels(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    Timeline([], [RequestSpan(4, "", 1.0, 2.0)]).save(path)
+    assert [(event["name"], event["ts"]) for event in events_of(path, "b")] == [("request 4", 0.0)]

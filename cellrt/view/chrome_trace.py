@@ -1,0 +1,70 @@
+"""A timeline in Chrome's trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Tasks are
+complete events (``X``) in a row for each worker. A request is a nestable asynchronous event (``b`` to ``e``) from its
+arrival to its answer, and inside it another from its arrival to the start of its first task.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cellrt.view.spans import RequestSpan, TaskSpan, first_starts
+
+WORKERS, REQUESTS = 1, 2
+"""The two processes that the viewer shows."""
+Event = dict[str, Any]
+
+
+def save_chrome_trace(tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan], path: Path) -> None:
+    """Writes tasks and requests, of which there must be some, as JSON."""
+    zero_s = min(min(span.arrival_s for span in requests), min((task.start_s for task in tasks), default=float("inf")))
+    events = [*_names(tasks), *_task_events(tasks, zero_s), *_request_events(tasks, requests, zero_s)]
+    path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}))
+
+
+def _names(tasks: Sequence[TaskSpan]) -> Iterator[Event]:
+    """What the viewer calls its rows."""
+    for process, name in ((WORKERS, "workers"), (REQUESTS, "requests")):
+        yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
+    for worker in sorted({task.worker for task in tasks}):
+        yield {"ph": "M", "pid": WORKERS, "tid": worker, "name": "thread_name", "args": {"name": f"worker {worker}"}}
+
+
+def _task_events(tasks: Sequence[TaskSpan], zero_s: float) -> Iterator[Event]:
+    for task in tasks:
+        yield {
+            "ph": "X",
+            "cat": "task",
+            "name": task.cell,
+            "pid": WORKERS,
+            "tid": task.worker,
+            "ts": _microseconds(task.start_s - zero_s),
+            "dur": _microseconds(task.end_s - task.start_s),
+            "args": {
+                "task": task.task,
+                "rows": task.rows,
+                "steps": task.steps,
+                "requests": list(dict.fromkeys(task.requests)),
+            },
+        }
+
+
+def _request_events(tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan], zero_s: float) -> Iterator[Event]:
+    starts = first_starts(tasks)
+    for span in requests:
+        common = {"cat": "request", "id": span.request, "pid": REQUESTS, "tid": 0}
+        arrival_us, finish_us = _microseconds(span.arrival_s - zero_s), _microseconds(span.finish_s - zero_s)
+        name = span.label or f"request {span.request}"
+        yield {"ph": "b", "name": name, "ts": arrival_us, "args": {"request": span.request}, **common}
+        if span.request in starts:
+            yield {"ph": "b", "name": "queueing", "ts": arrival_us, **common}
+            yield {"ph": "e", "name": "queueing", "ts": _microseconds(starts[span.request] - zero_s), **common}
+        yield {"ph": "e", "name": name, "ts": finish_us, **common}
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)

@@ -1,0 +1,1 @@
+"""What cellrt is used for, one program a file: ``python examples/quickstart.py``."""

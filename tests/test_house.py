@@ -1,0 +1,74 @@
+"""Small files, small functions: what is longer is known by name, and the list of it may only get shorter."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("benchmarks", "cells", "cellrt", "examples", "kernels", "tests", "tools", "unfolders")
+LONGEST_FILE = 400  # lines
+LONGEST_FUNCTION = 60  # lines, without signature and docstring
+
+LONG_FILES = {
+    "cellrt/core/processor.py": 406,
+    "cellrt/definition/define.py": 436,
+    "cellrt/engine/engine.py": 420,
+    "cellrt/engine/manager.py": 483,
+    "cellrt/graph/recorder.py": 408,
+    "cells/gru.py": 436,
+    "cells/tree_lstm.py": 482,
+    "tests/api/test_cell.py": 433,
+    "tests/core/machine.py": 426,
+    "tests/engine/test_sessions.py": 443,
+}
+LONG_FUNCTIONS = {"cellrt/engine/engine.py: __init__": 64}
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """Every Python file of the repository once: its path from the root, and its text."""
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.resolve() == path:
+                yield path.relative_to(ROOT).as_posix(), path.read_text()
+
+
+def functions(source: str) -> Iterator[tuple[str, int]]:
+    """The functions of a file: name, and lines without signature and docstring."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            yield node.name, (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def too_long() -> dict[str, int]:
+    """Files and functions above their limits, with their lines. The body of a kernel may be as long as it is."""
+    found = {}
+    for path, source in sources():
+        if (num_lines := len(source.splitlines())) > LONGEST_FILE:
+            found[path] = num_lines
+        for name, num_lines in functions(source):
+            if num_lines > LONGEST_FUNCTION and not path.startswith("kernels/"):
+                found[f"{path}: {name}"] = num_lines
+    return found
+
+
+def test_no_file_or_function_is_too_long_but_those_that_are_known() -> None:
+    known = LONG_FILES | LONG_FUNCTIONS
+    grown = {name: lines for name, lines in too_long().items() if lines > known.get(name, 0)}
+    assert not grown, f"more than {LONGEST_FILE} lines in a file, or {LONGEST_FUNCTION} in a function: split it"
+
+
+def test_what_is_no_longer_too_long_leaves_the_list() -> None:
+    assert (LONG_FILES | LONG_FUNCTIONS).keys() <= too_long().keys()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [("def f():\n    pass\n", 1), ('def f(\n    a,\n):\n    """Doc.\n\n    More."""\n    a = 1\n    return a\n', 2)],
+)
+def test_a_function_counts_without_signature_and_docstring(source: str, expected: int) -> None:
+    assert dict(functions(source)) == {"f": expected}
