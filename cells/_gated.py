@@ -136,6 +136,8 @@ class GatedModule(nn.Module):
     inputs, and `weight_hh`, `bias_hh` if it multiplies states; the gates one below the other."""
 
     gates: ClassVar[int]
+    torch_cell: ClassVar[type[nn.Module]]
+    torch_layers: ClassVar[type[nn.RNNBase]]
     weight_ih: nn.Parameter
     weight_hh: nn.Parameter
     bias_ih: nn.Parameter | None
@@ -213,8 +215,8 @@ class EmbeddedModule(GatedModule):
         self._table = Derived(fold_table)
 
     def take_embedding(self, table: nn.Embedding) -> None:
-        """Copy the weights of a torch embedding."""
-        self.embedding.weight = nn.Parameter(table.weight.detach().clone())
+        """Copy the weights of a torch embedding; see `copy_embedding`."""
+        self.embedding.weight = copy_embedding(table)
 
     def is_fusable_with(self, token: Tensor, *states: Tensor) -> bool:
         """Whether the fused kernels can take these tokens and states."""
@@ -247,6 +249,13 @@ class EmbeddedModule(GatedModule):
         if self.fold and is_eager(token, self.embedding.weight):
             return embedding(token, self.folded())
         return linear(embedding(token, self.embedding.weight), self.weight_ih, self.bias_ih)
+
+
+def copy_embedding(table: nn.Embedding) -> nn.Parameter:
+    """A copy of its weights; DefinitionError for an embedding that changes its rows as it reads them."""
+    if table.max_norm is not None:
+        raise DefinitionError(f"an embedding that rescales the rows it reads (max_norm) is not supported: {table}")
+    return nn.Parameter(table.weight.detach().clone())
 
 
 def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
