@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from cellrt.cells._gated import check_layers
+from cellrt.cells._gated import check_layers, check_one_dtype
 from cellrt.cells.gru import GRUCell
 from cellrt.cells.lstm import LSTMCell
 from cellrt.cells.output import NEVER, ProjectionArgmax
@@ -58,9 +58,7 @@ class Decoder(nn.Module):
 
     def input_specs(self) -> dict[str, RowSpec]:
         """The inputs for `cellrt.cell`, in the type of the weights: `token` and the states."""
-        shape = (self.hidden_size,) if self.num_layers == 1 else (self.num_layers, self.hidden_size)
-        state = rows(*shape, dtype=self.projection.weight.dtype)
-        return {"token": rows(dtype=torch.int64), **dict.fromkeys(self.states, state)}
+        return {"token": rows(dtype=torch.int64), **dict.fromkeys(self.states, self._state_spec())}
 
     def scores(self, token: Tensor, **inputs: Any) -> dict[str, Tensor]:
         """A step without the choice: `logits` `[rows, num_tokens]`, and the states after it by name.
@@ -96,10 +94,7 @@ class Decoder(nn.Module):
         self, first: Callable[..., tuple[Tensor, ...]], x: Tensor, inputs: Mapping[str, Any]
     ) -> tuple[dict[str, Tensor], Tensor]:
         """The states after `x` has gone through all layers, and the `h` of the top one."""
-        missing = [name for name in self.states if name not in inputs]
-        if missing:
-            raise ValueError(f"{type(self).__name__}: expected the states {list(self.states)}, missing {missing}")
-        states = tuple(inputs[name] for name in self.states)
+        states = self._states_in(inputs)
         if not self.others:
             states = tuple(first(x, *states))
             return dict(zip(self.states, states, strict=True)), states[0]
@@ -108,6 +103,22 @@ class Decoder(nn.Module):
             made.append(cell(made[-1][0], *(state[:, layer] for state in states)))
         stacked = (torch.stack(parts, dim=1) for parts in zip(*made, strict=True))
         return dict(zip(self.states, stacked, strict=True)), made[-1][0]
+
+    def _state_spec(self) -> RowSpec:
+        shape = (self.num_layers, self.hidden_size) if self.others else (self.hidden_size,)
+        return RowSpec(shape, self.projection.weight.dtype)
+
+    def _states_in(self, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """The states among the inputs. Raises ValueError if one is missing, or of another shape or type."""
+        name, spec = type(self).__name__, self._state_spec()
+        for state in self.states:
+            if state not in inputs:
+                raise ValueError(f"{name}: expected the states {list(self.states)}, got {list(inputs)}")
+            given = inputs[state]
+            if given.shape[1:] != spec.shape or given.dtype != spec.dtype:
+                got = RowSpec(tuple(given.shape[1:]), given.dtype)
+                raise ValueError(f"{name}: expected {state} as rows of {spec}, got {got}")
+        return tuple(inputs[state] for state in self.states)
 
     def _take_upper_layers(self, module: nn.Module, projection: nn.Linear) -> None:
         """Copy the weights of the layers above the first, and of the projection."""
@@ -139,9 +150,5 @@ def check_parts(
         raise DefinitionError(
             f"{name}: expected a projection from {module.hidden_size} to {table.num_embeddings}, got {projection}"
         )
-    parts = (table, module, projection, *others)
-    dtypes = {parameter.dtype: type(part).__name__ for part in parts for parameter in part.parameters()}
-    if len(dtypes) > 1:
-        described = ", ".join(f"{part} has {dtype}" for dtype, part in dtypes.items())
-        raise DefinitionError(f"{name}: expected weights of one dtype, but {described}")
+    check_one_dtype(name, table, module, projection, *others)
     return num_layers

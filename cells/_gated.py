@@ -293,6 +293,14 @@ def check_layers(module: nn.Module, cell: type[nn.Module], layers: type[nn.RNNBa
     raise DefinitionError(f"expected {cell.__name__} or {layers.__name__}, not {type(module).__name__}")
 
 
+def check_one_dtype(name: str, *modules: nn.Module) -> None:
+    """Raises DefinitionError, naming what is made of them, unless the weights of these modules have one dtype."""
+    dtypes = {weight.dtype: type(module).__name__ for module in modules for weight in module.parameters()}
+    if len(dtypes) > 1:
+        described = ", ".join(f"{module} has {dtype}" for dtype, module in dtypes.items())
+        raise DefinitionError(f"{name}: expected weights of one dtype, but {described}")
+
+
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     """Raise ValueError unless `tensor` has `shape`."""
     if tensor.shape != shape:

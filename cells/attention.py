@@ -168,6 +168,8 @@ class AttentionKeys(nn.Module):
 
     def __init__(self, attention: AdditiveAttention) -> None:
         super().__init__()
+        if not isinstance(attention, AdditiveAttention):
+            raise DefinitionError(f"AttentionKeys: expected AdditiveAttention, got {type(attention).__name__}")
         self.project = Linear(attention.key.in_features, attention.key.out_features, bias=False)
         self.project.weight = nn.Parameter(attention.key.weight.detach().clone())
 

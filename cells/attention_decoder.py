@@ -142,11 +142,14 @@ class _AttentionDecoder(Decoder):
     def _advance(self, token: Tensor, inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
         x: Tensor = self.embedding(token)
         attended, memory, keys = (inputs.get(name) for name in ("attended", "memory", "keys"))
-        if memory is None:
-            raise ValueError(f"{type(self).__name__}: expected the input 'memory'")
+        if not isinstance(memory, RaggedRows) or memory.values.shape[1:] != (self.memory_size,):
+            got = tuple(memory.values.shape[1:]) if isinstance(memory, RaggedRows) else type(memory).__name__
+            raise ValueError(f"{type(self).__name__}: expected memory as ragged rows of {self.memory_size}, got {got}")
         if self.input_feeding:
             if attended is None:
-                raise ValueError("the decoder feeds its attended state back, so it needs the input 'attended'")
+                raise ValueError(
+                    f"{type(self).__name__}: it feeds its attended state back, but there is no input 'attended'"
+                )
             x = torch.cat([x, attended], dim=-1)
         states, h = self._layers(self.recurrent, x, inputs)
         context = self.attention(h, memory, *(() if keys is None else (keys,))).context

@@ -15,7 +15,7 @@ from cellrt.errors import DefinitionError
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
 from cellrt.unfolders._encoder import Encoder, Layers, Reader, take
-from cellrt.unfolders.encoder_decoder import MAX_STEPS, SOURCE, step_limit
+from cellrt.unfolders.encoder_decoder import MAX_STEPS, SOURCE, check_max_steps, step_limit
 
 
 def beam_search(
@@ -56,6 +56,7 @@ def beam_search(
 
     Raises DefinitionError if cells and inputs do not fit, naming the model, the cell, what was expected and what came.
     """
+    check_max_steps(name, max_steps)
     search = BeamStep(
         decoder,
         _inputs_of(name, decoder, inputs, end),

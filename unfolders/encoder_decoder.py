@@ -53,7 +53,8 @@ def encoder_decoder(
 
     Raises DefinitionError if cells do not fit, naming the model, the cell, what was expected and what came.
     """
-    check_decoder(name, decoder, "stop", results, feeds_tokens=True)
+    results = [results] if isinstance(results, str) else list(results)
+    check_decoder(name, decoder, "stop", results, max_steps, feeds_tokens=True)
     encoding = Encoder(name, encoder, reader_of(decoder), bridge=bridge, memory=memory, keys=keys)
     if encoding.gives_nothing:
         raise DefinitionError(f"model {name!r}: the decoder {decoder!r} reads nothing of the encoder")
@@ -72,13 +73,16 @@ def encoder_decoder(
     return Unfolder(name, unfold, example, (*encoding.cells, decoder))
 
 
-def check_decoder(name: str, decoder: object, until: str | None, results: Sequence[str], *, feeds_tokens: bool) -> None:
+def check_decoder(
+    name: str, decoder: object, until: str | None, results: Sequence[str], max_steps: int, *, feeds_tokens: bool
+) -> None:
     """Raises DefinitionError unless this is a cell with the outputs asked for, which carries its token if it must."""
     if not isinstance(decoder, Cell):
         raise DefinitionError(
             f"model {name!r}: expected a cell as decoder, such as cellrt.cell(module, module.input_specs()), got "
             f"{type(decoder).__name__}"
         )
+    check_max_steps(name, max_steps)
     if until is not None and until not in decoder.outputs:
         raise DefinitionError(f"model {name!r}: {decoder!r} must have the output {until!r}, which ends a sequence")
     if feeds_tokens and "token" not in decoder.carry:
@@ -92,6 +96,12 @@ def check_decoder(name: str, decoder: object, until: str | None, results: Sequen
             f"model {name!r}: {unknown} are not outputs of the decoder {decoder.name!r}, which has "
             f"{list(decoder.outputs)}{hint}"
         )
+
+
+def check_max_steps(name: str, max_steps: object) -> None:
+    """Raises DefinitionError unless a sequence may have a step."""
+    if not isinstance(max_steps, int) or max_steps < 1:
+        raise DefinitionError(f"model {name!r}: expected max_steps as an int of at least 1, got {max_steps!r}")
 
 
 def step_limit(limit: object, most: int) -> int:

@@ -52,7 +52,9 @@ def generate(
     Raises DefinitionError if the prompt does not fit the decoder, naming the model, the cell, what was expected and
     what came.
     """
-    check_decoder(name, decoder, until, results, feeds_tokens=start is not None or prompt is not None)
+    results = [results] if isinstance(results, str) else list(results)
+    feeds_tokens = start is not None or prompt is not None
+    check_decoder(name, decoder, until, results, max_steps, feeds_tokens=feeds_tokens)
     encoding = None if prompt is None else _encoding(name, prompt, decoder, bridge, start)
     if encoding is None and bridge is not None:
         raise DefinitionError(f"model {name!r}: a bridge leads from a prompt's layers, but there is no prompt=")
@@ -94,7 +96,7 @@ def _encoding(name: str, prompt: Layers, decoder: Cell, bridge: Cell | Bridge | 
 def _example(decoder: Cell, encoding: Encoder | None) -> dict[str, Any]:
     from_encoder = () if encoding is None else encoding.states
     given = {
-        name: torch.zeros(spec.shape, dtype=spec.dtype)
+        name: torch.zeros((2, *spec.shape) if spec.ragged else spec.shape, dtype=spec.dtype)
         for name, spec in decoder.inputs.items()
         if name not in decoder.carry and name not in from_encoder
     }

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from cellrt.cells._gated import GatedModule, check_layers
+from cellrt.cells._gated import GatedModule, check_layers, check_one_dtype
 from cellrt.cells.gru import EmbeddingGRUCell, GRUCell, GRUInput, GRURecurrent
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell, LSTMInput, LSTMRecurrent
 from cellrt.cells.stacked import BothInputs, Joined, JoinedCell, join
@@ -194,8 +194,12 @@ def from_torch(
 
     Raises DefinitionError for another module, for `proj_size`, and for an embedding of another size.
     """
-    family = _LSTM if isinstance(module, nn.LSTM | nn.LSTMCell) else _GRU
+    family = next((each for each in (_LSTM, _GRU) if isinstance(module, (each.torch_cell, each.torch_layers))), None)
+    if family is None:
+        kind = type(module).__name__
+        raise DefinitionError(f"from_torch: expected LSTM, GRU, LSTMCell or GRUCell of torch.nn, not {kind}")
     num_layers, num_directions = check_layers(module, family.torch_cell, family.torch_layers)
+    check_one_dtype("from_torch", module, *([] if embedding is None else [embedding]))
     if embedding is not None and embedding.embedding_dim != module.input_size:
         raise DefinitionError(f"the module reads rows of {module.input_size}, the embedding has {embedding}")
     builder = _Builder(module, family, num_directions, max_batch)

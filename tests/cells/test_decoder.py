@@ -6,6 +6,7 @@ from torch import nn
 
 from cellrt.cells import AttentionGRUDecoder, EmbeddingGRUDecoder, EmbeddingLSTMDecoder, Sample, SamplingDecoder
 from cellrt.definition.define import cell
+from cellrt.definition.spec import ragged, rows
 from cellrt.errors import DefinitionError
 from tests.cells.attention_oracle import ragged_of
 from tests.cells.gated import RUNS, assert_close, normal
@@ -169,3 +170,20 @@ def test_other_parts_are_refused():
         SamplingDecoder(EmbeddingLSTMDecoder(9, 4, 5, end_token=1), Sample(end_token=2))
     with pytest.raises(DefinitionError, match="expected a decoder of cellrt.cells, got GRUCell"):
         SamplingDecoder(nn.GRUCell(4, 5), Sample(end_token=2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"h": (2, 7)}, r"expected h as rows of float32\[2, 8\], got float32\[2, 7\]"),
+        ({"h": (3, 8)}, r"expected h as rows of float32\[2, 8\], got float32\[3, 8\]"),
+        ({"h": rows(2, 8, dtype=torch.bfloat16)}, r"expected h as rows of float32\[2, 8\], got bfloat16\[2, 8\]"),
+        ({"memory": ragged(7)}, r"expected memory as ragged rows of 8, got \(7,\)"),
+        ({"memory": (8,)}, r"expected memory as ragged rows of 8, got Tensor"),
+    ],
+    ids=str,
+)
+def test_inputs_that_do_not_fit_are_refused_when_the_cell_is_made(changes, message):
+    decoder = AttentionGRUDecoder(11, 6, 8, end_token=3, num_layers=2)
+    with pytest.raises(DefinitionError, match=f"cell 'AttentionGRUDecoder' .*AttentionGRUDecoder: {message}"):
+        cell(decoder, {**decoder.input_specs(), **changes})

@@ -322,9 +322,9 @@ WRONG = {
     ),
     "no layers": (
         lambda: parts(encoder=nn.Linear(2, 3)),
-        "the encoder cannot be used: expected GRUCell or GRU, not Lin",
+        "the encoder cannot be used: from_torch: expected .* not Lin",
     ),
-    "an unfolder": (lambda: parts(encoder=None), "the encoder cannot be used: expected .* not NoneType"),
+    "an unfolder": (lambda: parts(encoder=None), "the encoder cannot be used: from_torch: expected .* not NoneType"),
     "a decoder's module": (
         lambda: parts(decoder=cells.EmbeddingGRUDecoder(TOKENS, WIDTH, SIZE, END)),
         "expected a cell as decoder, .* got EmbeddingGRUDecoder",
@@ -353,6 +353,7 @@ WRONG = {
     "a module as bridge": (lambda: parts(bridge=nn.Linear(8, 8)), "expected a Bridge or a cell as bridge, got Linear"),
     "nothing of the encoder": (lambda: parts(bridge=cells.Bridge({})), "reads nothing of the encoder"),
     "an unknown result": (lambda: parts(results=("logprob",)), r"\['logprob'\] are not outputs.*return_logprobs=True"),
+    "no steps": (lambda: parts(max_steps=0), "expected max_steps as an int of at least 1, got 0"),
     "another memory": (lambda: parts(attends=True, memory="x"), "no output 'x' to attend to"),
     "a wider memory": (
         lambda: parts(attends=True, encoder=layers_of(size=4, bidirectional=True, num_layers=1), keys=None),
