@@ -1,17 +1,12 @@
 """Ready-made cells: one family a file, each with its equations and the paper they come from."""
 
-from cellrt.cells.attention import (
-    AdditiveAttention,
-    AttentionGRUDecoder,
-    AttentionKeys,
-    AttentionLSTMDecoder,
-    DotAttention,
-)
+from cellrt.cells.attention import AdditiveAttention, AttentionKeys, DotAttention
+from cellrt.cells.attention_decoder import AttentionGRUDecoder, AttentionLSTMDecoder
 from cellrt.cells.beam import BeamEnd, BeamStart, BeamStep
-from cellrt.cells.decoder import EmbeddingLSTMDecoder, SamplingDecoder
+from cellrt.cells.bridge import Bridge
+from cellrt.cells.decoder import EmbeddingGRUDecoder, EmbeddingLSTMDecoder, SamplingDecoder
 from cellrt.cells.gru import (
     EmbeddingGRUCell,
-    EmbeddingGRUDecoder,
     GRUCell,
     GRUInput,
     GRURecurrent,
@@ -44,6 +39,7 @@ __all__ = [
     "BeamStep",
     "BinaryTreeLSTMCell",
     "BothInputs",
+    "Bridge",
     "ChildSumTreeLSTMCell",
     "DotAttention",
     "EmbeddingChildSumTreeLSTMCell",

@@ -136,6 +136,8 @@ class GatedModule(nn.Module):
     inputs, and `weight_hh`, `bias_hh` if it multiplies states; the gates one below the other."""
 
     gates: ClassVar[int]
+    torch_cell: ClassVar[type[nn.Module]]
+    torch_layers: ClassVar[type[nn.RNNBase]]
     weight_ih: nn.Parameter
     weight_hh: nn.Parameter
     bias_ih: nn.Parameter | None
@@ -213,8 +215,8 @@ class EmbeddedModule(GatedModule):
         self._table = Derived(fold_table)
 
     def take_embedding(self, table: nn.Embedding) -> None:
-        """Copy the weights of a torch embedding."""
-        self.embedding.weight = nn.Parameter(table.weight.detach().clone())
+        """Copy the weights of a torch embedding; see `copy_embedding`."""
+        self.embedding.weight = copy_embedding(table)
 
     def is_fusable_with(self, token: Tensor, *states: Tensor) -> bool:
         """Whether the fused kernels can take these tokens and states."""
@@ -247,6 +249,13 @@ class EmbeddedModule(GatedModule):
         if self.fold and is_eager(token, self.embedding.weight):
             return embedding(token, self.folded())
         return linear(embedding(token, self.embedding.weight), self.weight_ih, self.bias_ih)
+
+
+def copy_embedding(table: nn.Embedding) -> nn.Parameter:
+    """A copy of its weights; DefinitionError for an embedding that changes its rows as it reads them."""
+    if table.max_norm is not None:
+        raise DefinitionError(f"an embedding that rescales the rows it reads (max_norm) is not supported: {table}")
+    return nn.Parameter(table.weight.detach().clone())
 
 
 def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
@@ -282,6 +291,14 @@ def check_layers(module: nn.Module, cell: type[nn.Module], layers: type[nn.RNNBa
     if isinstance(module, cell):
         return 1, 1
     raise DefinitionError(f"expected {cell.__name__} or {layers.__name__}, not {type(module).__name__}")
+
+
+def check_one_dtype(name: str, *modules: nn.Module) -> None:
+    """Raises DefinitionError, naming what is made of them, unless the weights of these modules have one dtype."""
+    dtypes = {weight.dtype: type(module).__name__ for module in modules for weight in module.parameters()}
+    if len(dtypes) > 1:
+        described = ", ".join(f"{module} has {dtype}" for dtype, module in dtypes.items())
+        raise DefinitionError(f"{name}: expected weights of one dtype, but {described}")
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

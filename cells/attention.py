@@ -1,4 +1,4 @@
-"""Attention over a ragged number of encoder outputs, and decoders with it.
+"""Attention over a ragged number of encoder outputs; `attention_decoder.py` has decoders with it.
 
 A node's `memory` is any number of rows m_1 ... m_n, such as the outputs of an encoder, declared with `cellrt.ragged`.
 With a query q, one per node, attention is
@@ -13,7 +13,7 @@ Luong, Pham and Manning (2015), equation 7, with the scores of equation 8:
 
 Bahdanau, Cho and Bengio (2015), equations 5 and 6, with the score of appendix A.1.2:
 
-    additive v . tanh(W q + U m_j)          `AdditiveAttention`
+    additive v . tanh(W q + b + U m_j)      `AdditiveAttention`, b if asked for
 
 U m_j does not depend on the query, so `AttentionKeys` may compute it once, as a cell of its own at each encoder step.
 
@@ -26,17 +26,14 @@ nodes. So the hypotheses of a beam search share one memory.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, linear
 
 from cellrt.cells._gated import Derived, is_fusable, pack_with_bias, packed_linear
-from cellrt.cells.gru import GRUCell
-from cellrt.cells.lstm import LSTMCell
-from cellrt.cells.output import ProjectionArgmax
-from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
+from cellrt.definition.spec import RaggedRows
 from cellrt.errors import DefinitionError
 
 
@@ -50,26 +47,6 @@ class Key(NamedTuple):
     """What a memory row is found by: `key` `[rows, key_size]`."""
 
     key: Tensor
-
-
-class AttentionGRUState(NamedTuple):
-    """After a step of a GRU decoder: the `token` chosen (int64 `[rows]`), whether it ends the sequence (`stop`, bool
-    `[rows]`), `h`, and `attended`, the state with what it attended to; both `[rows, hidden_size]`."""
-
-    token: Tensor
-    stop: Tensor
-    h: Tensor
-    attended: Tensor
-
-
-class AttentionLSTMState(NamedTuple):
-    """As `AttentionGRUState`, with the LSTM's `c` `[rows, hidden_size]`."""
-
-    token: Tensor
-    stop: Tensor
-    h: Tensor
-    c: Tensor
-    attended: Tensor
 
 
 def _nodes_of(memory: RaggedRows) -> Tensor:
@@ -122,6 +99,16 @@ class DotAttention(nn.Module):
         if query_size is not None and memory_size is not None:
             self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(query_size, memory_size)))
 
+    @classmethod
+    def from_torch(cls, module: nn.Linear) -> Self:
+        """The general form with the weight of a torch layer that was applied to the memory's rows.
+
+        A bias of it would add the same to every score of a query, so it is left out.
+        """
+        made = cls(module.out_features, module.in_features)
+        made.weight = nn.Parameter(module.weight.detach().clone())
+        return made
+
     def forward(self, h: Tensor, memory: RaggedRows) -> Context:
         """The context of each query."""
         query = h if self.weight is None else h @ self.weight
@@ -137,11 +124,33 @@ class AdditiveAttention(nn.Module):
     are not computed again at every step.
     """
 
-    def __init__(self, query_size: int, memory_size: int, key_size: int) -> None:
+    def __init__(self, query_size: int, memory_size: int, key_size: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.query = Linear(query_size, key_size, bias=False)
+        self.query = Linear(query_size, key_size, bias)
         self.key = Linear(memory_size, key_size, bias=False)
         self.score = nn.Parameter(torch.randn(key_size) / key_size**0.5)
+
+    @classmethod
+    def from_torch(cls, query: nn.Linear, key: nn.Linear, score: nn.Linear) -> Self:
+        """With the weights of the torch layers W (of the query), U (of the memory) and v (to one number).
+
+        W and U may have biases, whose sum the query gets; one of v would add the same to every score: it is left out.
+        Raises DefinitionError if they do not fit each other.
+        """
+        key_size = query.out_features
+        if key.out_features != key_size or score.weight.shape != (1, key_size):
+            raise DefinitionError(
+                f"AdditiveAttention: expected query and key of one size, and score from it to 1, got {query}, {key}, "
+                f"{score}"
+            )
+        biases = [layer.bias.detach() for layer in (query, key) if layer.bias is not None]
+        made = cls(query.in_features, key.in_features, key_size, bias=bool(biases))
+        made.query.weight = nn.Parameter(query.weight.detach().clone())
+        made.key.weight = nn.Parameter(key.weight.detach().clone())
+        made.score = nn.Parameter(score.weight.detach()[0].clone())
+        if biases:
+            made.query.bias = nn.Parameter(torch.stack(biases).sum(0))
+        return made
 
     def forward(self, h: Tensor, memory: RaggedRows, keys: RaggedRows | None = None) -> Context:
         """The context of each query."""
@@ -159,6 +168,8 @@ class AttentionKeys(nn.Module):
 
     def __init__(self, attention: AdditiveAttention) -> None:
         super().__init__()
+        if not isinstance(attention, AdditiveAttention):
+            raise DefinitionError(f"AttentionKeys: expected AdditiveAttention, got {type(attention).__name__}")
         self.project = Linear(attention.key.in_features, attention.key.out_features, bias=False)
         self.project.weight = nn.Parameter(attention.key.weight.detach().clone())
 
@@ -179,143 +190,3 @@ class Linear(nn.Linear):
         if input.shape[0] and input.shape[-1] == self.in_features and is_fusable(input):
             return packed_linear(input, *self._packed.of(self.weight, self.bias))
         return linear(input, self.weight, self.bias)
-
-
-class _AttentionDecoder(nn.Module):
-    """What the decoders share: all of a step but the recurrent cell.
-
-    For a token y, the state h and the attended state a of the step before (Luong et al. 2015, equations 5 and 6, and
-    section 3.3 for a as an input):
-
-        h' = step([embedding(y); a], h)         without input feeding step(embedding(y), h)
-        a' = tanh(W_c [context(h'); h'])
-        logits = W_s a' + b_s
-    """
-
-    recurrent_cell: ClassVar[type[GRUCell] | type[LSTMCell]]
-    states: ClassVar[tuple[str, ...]]
-
-    def __init__(
-        self,
-        num_tokens: int,
-        embedding_size: int,
-        hidden_size: int,
-        end_token: int,
-        *,
-        attention: DotAttention | AdditiveAttention | None = None,
-        memory_size: int | None = None,
-        input_feeding: bool = False,
-    ) -> None:
-        super().__init__()
-        self.memory_size = hidden_size if memory_size is None else memory_size
-        self.hidden_size, self.end_token, self.input_feeding = hidden_size, end_token, input_feeding
-        self.embedding = nn.Embedding(num_tokens, embedding_size)
-        self.recurrent = self.recurrent_cell(embedding_size + hidden_size * input_feeding, hidden_size)
-        self.attention = DotAttention() if attention is None else attention
-        self.combine = Linear(self.memory_size + hidden_size, hidden_size, bias=False)
-        self.projection = ProjectionArgmax(hidden_size, num_tokens, end_token)
-
-    def input_specs(self) -> dict[str, RowSpec]:
-        """The inputs for `cellrt.cell`: `token`, the states, `memory`, and `keys` for additive attention.
-
-        If the keys shall not be computed apart, leave `keys` out.
-        """
-        dtype = self.projection.weight.dtype
-        specs = {"token": rows(dtype=torch.int64)}
-        specs |= {name: rows(self.hidden_size, dtype=dtype) for name in self.states}
-        if self.input_feeding:
-            specs["attended"] = rows(self.hidden_size, dtype=dtype)
-        specs["memory"] = ragged(self.memory_size, dtype=dtype)
-        if isinstance(self.attention, AdditiveAttention):
-            specs["keys"] = ragged(self.attention.key.out_features, dtype=dtype)
-        return specs
-
-    def _step(
-        self,
-        token: Tensor,
-        state: tuple[Tensor, ...],
-        attended: Tensor | None,
-        memory: RaggedRows,
-        keys: RaggedRows | None,
-    ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The states and the attended state after a step."""
-        x: Tensor = self.embedding(token)
-        if self.input_feeding:
-            if attended is None:
-                raise ValueError("the decoder feeds its attended state back, so it needs the input 'attended'")
-            x = torch.cat([x, attended], dim=-1)
-        state = tuple(self.recurrent(x, *state))
-        given = (memory,) if keys is None else (memory, keys)
-        context = self.attention(state[0], *given).context
-        return state, torch.tanh(self.combine(torch.cat([context, state[0]], dim=-1)))
-
-
-class AttentionGRUDecoder(_AttentionDecoder):
-    """A greedy GRU decoder with attention: embedding, step, attention, projection, argmax -> `AttentionGRUState`.
-
-    A cell of it is `cellrt.cell(decoder, decoder.input_specs())`: `token` int64 `[rows]` (the one before), `h` `[rows,
-    hidden_size]`, `memory` ragged `[memory_size]`, and where they apply `attended` `[rows, hidden_size]` and `keys`
-    ragged `[key_size]`. `graph.loop` carries token, h and attended.
-    """
-
-    recurrent_cell = GRUCell
-    states = ("h",)
-
-    def forward(
-        self,
-        token: Tensor,
-        h: Tensor,
-        memory: RaggedRows,
-        keys: RaggedRows | None = None,
-        attended: Tensor | None = None,
-    ) -> AttentionGRUState:
-        """One step; of equal logits the lowest token wins."""
-        (h,), attended = self._step(token, (h,), attended, memory, keys)
-        token, stop = self.projection(attended)
-        return AttentionGRUState(token, stop, h, attended)
-
-    def scores(
-        self,
-        token: Tensor,
-        h: Tensor,
-        memory: RaggedRows,
-        keys: RaggedRows | None = None,
-        attended: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """A step without the choice, for a beam search: `logits` `[rows, num_tokens]`, and the states."""
-        (h,), attended = self._step(token, (h,), attended, memory, keys)
-        return {"logits": self.projection.logits(attended), "h": h, "attended": attended}
-
-
-class AttentionLSTMDecoder(_AttentionDecoder):
-    """As `AttentionGRUDecoder`, with an LSTM and its `c` `[rows, hidden_size]` -> `AttentionLSTMState`."""
-
-    recurrent_cell = LSTMCell
-    states = ("h", "c")
-
-    def forward(
-        self,
-        token: Tensor,
-        h: Tensor,
-        c: Tensor,
-        memory: RaggedRows,
-        keys: RaggedRows | None = None,
-        attended: Tensor | None = None,
-    ) -> AttentionLSTMState:
-        """One step; of equal logits the lowest token wins."""
-        (h, c), attended = self._step(token, (h, c), attended, memory, keys)
-        token, stop = self.projection(attended)
-        return AttentionLSTMState(token, stop, h, c, attended)
-
-    def scores(
-        self,
-        token: Tensor,
-        h: Tensor,
-        c: Tensor,
-        memory: RaggedRows,
-        keys: RaggedRows | None = None,
-        attended: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """A step without the choice, for a beam search: `logits` `[rows, num_tokens]`, and the states."""
-        (h, c), attended = self._step(token, (h, c), attended, memory, keys)
-        return {"logits": self.projection.logits(attended), "h": h, "c": c, "attended": attended}

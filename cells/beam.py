@@ -229,11 +229,8 @@ def _penalty(length: Tensor, exponent: float) -> Tensor:
 
 
 def _score(scorer: Any, token: Tensor, given: Mapping[str, Tensor | RaggedRows]) -> Mapping[str, Tensor]:
-    """The logits and states of a scorer: from `scores`, from `advance` and `logits`, or from calling it."""
-    scored: Mapping[str, Tensor]
-    if hasattr(scorer, "advance"):
-        state = scorer.advance(token=token, **given)
-        scored = {"logits": scorer.logits(state.h), **state._asdict()}
-    else:
-        scored = getattr(scorer, "scores", scorer)(token=token, **given)
+    """The logits and states of a scorer: from its `scores`, or from calling it."""
+    scored: Mapping[str, Tensor] = getattr(scorer, "scores", scorer)(token=token, **given)
+    if "logits" not in scored:
+        raise ValueError(f"BeamStep: expected 'logits' among what the scorer returns, got {list(scored)}")
     return scored

@@ -1,47 +1,40 @@
-"""Decoders that feed their own tokens back (BatchMaker section 2.7.4): embedding, LSTM, projection, choice.
+"""Decoders that feed their own tokens back (BatchMaker section 2.7.4): embedding, recurrent layers, projection, choice.
 
-`EmbeddingLSTMDecoder` chooses greedily; `EmbeddingGRUDecoder` in `gru.py` is the same with a GRU. `SamplingDecoder`
-makes either of them draw its tokens. The runtime ends a sequence at `stop`, the cell does not.
+`EmbeddingLSTMDecoder` and `EmbeddingGRUDecoder` choose greedily; `attention_decoder.py` has those that also attend to
+an encoder. `SamplingDecoder` makes any of them draw its tokens. The runtime ends a sequence at `stop`, not the cell.
+
+Every decoder returns, if it is made with `return_logits`, the `logits` `[rows, num_tokens]` of a step, and with
+`return_logprobs` the `logprob` `[rows]` of the token chosen, float32 (float64 for float64). Both are the model's own:
+a temperature, `top_k` and `top_p` do not act on them. A decoder with either runs in plain torch, because the compiled
+kernels do not keep logits; without them nothing is computed for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cellrt.cells._gated import are_float32_on_cpu, check_batch_sizes, check_layers, check_shape, unroll
-from cellrt.cells._host import STOP, TOKEN, lstm_decoder
-from cellrt.cells._recurrence import lstm_decode
-from cellrt.cells.gru import EmbeddingGRUDecoder
-from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell, LSTMState
-from cellrt.cells.output import ProjectionArgmax, Sample
-from cellrt.definition.host_kernel import HostKernel
-from cellrt.definition.spec import rows
+from cellrt.cells._decoding import Decoder, check_parts
+from cellrt.cells._gated import are_float32_on_cpu, check_batch_sizes, check_shape, unroll
+from cellrt.cells._host import STOP, TOKEN, gru_decoder, lstm_decoder
+from cellrt.cells._recurrence import gru_decode, lstm_decode
+from cellrt.cells.gru import EmbeddingGRUCell, GRUCell
+from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell
+from cellrt.cells.output import Sample
+from cellrt.definition.host_kernel import HostFunction, HostKernel
+from cellrt.definition.spec import RaggedRows, RowSpec, rows
 from cellrt.errors import DefinitionError
 
 
-class LSTMDecoderState(NamedTuple):
-    """After a step: the `token` chosen (int64 `[rows]`), whether it ends the sequence (`stop`, bool `[rows]`), and
-    the state `h` and `c`, of the shape that went in."""
+class _EmbeddingDecoder(Decoder):
+    """What the decoders without attention share."""
 
-    token: Tensor
-    stop: Tensor
-    h: Tensor
-    c: Tensor
-
-
-class EmbeddingLSTMDecoder(nn.Module):
-    """A greedy decoder: `token` int64 `[rows]`, `h` and `c` -> `LSTMDecoderState`.
-
-    `token` is state like `h` and `c`: the token before, at first the one that starts a sequence. The states are
-    `[rows, hidden_size]` for one layer, `[rows, num_layers, hidden_size]` for several. For `fold` see
-    `EmbeddingLSTMCell`.
-    """
+    first_cell: ClassVar[type[EmbeddingLSTMCell] | type[EmbeddingGRUCell]]
 
     def __init__(
         self,
@@ -53,113 +46,89 @@ class EmbeddingLSTMDecoder(nn.Module):
         *,
         num_layers: int = 1,
         fold: bool = True,
+        return_logits: bool = False,
+        return_logprobs: bool = False,
     ) -> None:
-        super().__init__()
-        self.first = EmbeddingLSTMCell(num_tokens, embedding_size, hidden_size, bias, fold=fold)
-        self.others = nn.ModuleList(LSTMCell(hidden_size, hidden_size, bias) for _ in range(num_layers - 1))
-        self.projection = ProjectionArgmax(hidden_size, num_tokens, end_token)
-        self.end_token = end_token
+        super().__init__(hidden_size, end_token, return_logits, return_logprobs)
+        self.first = self.first_cell(num_tokens, embedding_size, hidden_size, bias, fold=fold)
+        self.add_top(num_tokens, num_layers, bias)
 
     @classmethod
     def from_torch(
         cls,
         table: nn.Embedding,
-        module: nn.LSTMCell | nn.LSTM,
+        module: Any,
         projection: nn.Linear,
         end_token: int,
         *,
         fold: bool = True,
+        return_logits: bool = False,
+        return_logprobs: bool = False,
     ) -> Self:
-        """A decoder with the weights of torch modules; `projection` has as many outputs as `table` has rows.
+        """A decoder with copies of the weights of torch modules, of any one floating dtype.
 
-        Raises DefinitionError for a module that is not an LSTM in one direction without projection.
+        Args:
+            table: the embedding of the tokens.
+            module: an LSTM (for a GRU decoder a GRU) of any number of layers, or a torch cell. Its dropout is off.
+            projection: from the top layer's state to as many tokens as `table` has.
+            end_token, fold, return_logits, return_logprobs: as of the class.
+
+        Raises DefinitionError for other modules, and for those that do not fit each other.
         """
-        num_layers, directions = check_layers(module, nn.LSTMCell, nn.LSTM)
-        if directions > 1:
-            raise DefinitionError(f"a decoder has a single direction, unlike {module}")
-        if projection.weight.shape != (table.num_embeddings, module.hidden_size):
+        num_layers = check_parts(cls, table, module, projection)
+        if module.input_size != table.embedding_dim:
             raise DefinitionError(
-                f"expected a projection from {module.hidden_size} to {table.num_embeddings}, got {projection}"
+                f"{cls.__name__}: the module reads rows of {module.input_size}, the embedding has {table}"
             )
         sizes = table.num_embeddings, table.embedding_dim, module.hidden_size
-        made = cls(*sizes, end_token, module.bias, num_layers=num_layers, fold=fold)
+        options = {"return_logits": return_logits, "return_logprobs": return_logprobs}
+        made = cls(*sizes, end_token, module.bias, num_layers=num_layers, fold=fold, **options)
         made.first.take_weights(module)
         made.first.take_embedding(table)
-        for layer, cell in enumerate(made._others(), start=1):
-            cell.take_weights(module, f"_l{layer}")
-        made.projection.take_weights(projection)
+        made._take_upper_layers(module, projection)
         return made
 
-    def forward(self, token: Tensor, h: Tensor, c: Tensor) -> LSTMDecoderState:
-        """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
-        if token.shape[0] and self._is_fused(token, h, c):
-            return self._run(np.array([token.shape[0]]), token, h, c)
-        state = self.advance(token, h, c)
-        choice = self.projection.choose(self.top(state.h))
-        return LSTMDecoderState(choice.token, choice.stop, state.h, state.c)
+    def _advance(self, token: Tensor, inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
+        return self._layers(self.first, token, inputs)
 
-    def steps(self, batch_sizes: Sequence[int], *, token: Tensor, h: Tensor, c: Tensor) -> LSTMDecoderState:
-        """`len(batch_sizes)` steps from the states of `batch_sizes[0]` rows; all of them, packed."""
+    def _one_step(self, token: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One step, in one compiled call if that can be."""
+        if token.shape[0] and self._is_fused(token, states):
+            return self._run(np.array([token.shape[0]]), token, states)
+        return self._step(token, states)
+
+    def _all_steps(self, batch_sizes: Sequence[int], token: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Steps from the states of `batch_sizes[0]` rows; the outputs of all of them, packed."""
         sizes = check_batch_sizes(batch_sizes)
         check_shape("token", token, (int(sizes[0]),))
-        if self._is_fused(token, h, c):
-            return self._run(sizes, token, h, c)
-        chosen, h, c = unroll(batch_sizes, self._step_of_states, None, (token, h, c))
-        return LSTMDecoderState(chosen, chosen == self.end_token, h, c)
+        if self._is_fused(token, states):
+            return self._run(sizes, token, states)
+        names = ["token", *self.states, "stop"]
+        names += ["logits"] * self.return_logits + ["logprob"] * self.return_logprobs
 
-    def host_kernel(self) -> HostKernel | None:
-        """The compiled form of `steps`, for float32, one layer and a folded table."""
-        first = self.first
-        if self.others or not first.fold or not are_float32_on_cpu(*self.parameters()):
-            return None
-        table, (weight, bias), (out_weight, out_bias) = first.folded(), first.packed_hh(), self.projection.packed()
-        words = [table.data_ptr(), out_weight.units, weight.address, bias.data_ptr()]
-        words += [out_weight.address, out_bias.data_ptr(), self.end_token, first.hidden_size]
-        state = {"h": rows(first.hidden_size), "c": rows(first.hidden_size)}
-        keeps = table, weight, bias, out_weight, out_bias
-        return HostKernel(
-            lstm_decoder, {"token": TOKEN, **state}, {"token": TOKEN, "stop": STOP, **state}, np.array(words), keeps
-        )
+        def step(*given: Tensor) -> tuple[Tensor, ...]:
+            after = self(*given)
+            return tuple(after[name] for name in names)
 
-    def advance(self, token: Tensor, h: Tensor, c: Tensor) -> LSTMState:
-        """The states after the LSTM has read `token`."""
-        if not self.others:
-            return LSTMState(*self.first(token, h, c))
-        states = [self.first(token, h[:, 0], c[:, 0])]
-        for layer, cell in enumerate(self._others(), start=1):
-            states.append(cell(states[-1].h, h[:, layer], c[:, layer]))
-        return LSTMState(*(torch.stack(parts, dim=1) for parts in zip(*states, strict=True)))
+        return dict(zip(names, unroll(batch_sizes, step, None, (token, *states.values())), strict=True))
 
-    def top(self, h: Tensor) -> Tensor:
-        """The state of the last layer, `[rows, hidden_size]`."""
-        return h[:, -1] if self.others else h
+    def _is_fused(self, token: Tensor, states: Mapping[str, Tensor]) -> bool:
+        can_be = self.returns_choice_alone and self.first.fold and not self.others
+        return can_be and self.first.is_fusable_with(token, *states.values())
 
-    def logits(self, h: Tensor) -> Tensor:
-        """The logits of the next token `[rows, num_tokens]`."""
-        return self.projection.logits(self.top(h))
-
-    def _others(self) -> list[LSTMCell]:
-        return [cell for cell in self.others if isinstance(cell, LSTMCell)]
-
-    def _step_of_states(self, token: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-        after = self(token, h, c)
-        return after.token, after.h, after.c
-
-    def _is_fused(self, token: Tensor, h: Tensor, c: Tensor) -> bool:
-        first = self.first
-        return first.fold and not self.others and first.is_fusable_with(token, h, c)
-
-    def _run(self, sizes: NDArray[np.int64], token: Tensor, h: Tensor, c: Tensor) -> LSTMDecoderState:
-        """All steps in one compiled call."""
-        first = self.first
-        first.check_states(int(sizes[0]), h, c)
+    def _run_fused(
+        self, decode: Callable[..., None], sizes: NDArray[np.int64], token: Tensor, states: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """All steps in one call of `decode`."""
+        first, units = self.first, self.hidden_size
+        for name, state in states.items():
+            check_shape(name, state, (int(sizes[0]), units))
         token, table = first.check_tokens(token), first.folded_on_cpu()
-        h, c = h.contiguous(), c.contiguous()
+        given = [state.contiguous() for state in states.values()]
         (weight, bias), (out_weight, out_bias) = first.packed_hh(), self.projection.packed()
         rows = int(sizes.sum()) if sizes.size > 1 else token.shape[0]
-        token_out = token.new_empty(rows)
-        h_out, c_out = h.new_empty(rows, first.hidden_size), c.new_empty(rows, first.hidden_size)
-        lstm_decode(
+        token_out, made = token.new_empty(rows), [state.new_empty(rows, units) for state in given]
+        decode(
             sizes,
             table.data_ptr(),
             token.data_ptr(),
@@ -168,34 +137,115 @@ class EmbeddingLSTMDecoder(nn.Module):
             out_weight.address,
             out_bias.data_ptr(),
             out_weight.units,
-            h.data_ptr(),
-            c.data_ptr(),
+            *(state.data_ptr() for state in given),
             token_out.data_ptr(),
-            h_out.data_ptr(),
-            c_out.data_ptr(),
-            first.hidden_size,
+            *(state.data_ptr() for state in made),
+            units,
         )
-        return LSTMDecoderState(token_out, token_out == self.end_token, h_out, c_out)
+        return {"token": token_out, "stop": token_out == self.end_token, **dict(zip(states, made, strict=True))}
+
+    def _run(self, sizes: NDArray[np.int64], token: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def _kernel(self, function: HostFunction) -> HostKernel | None:
+        first = self.first
+        can_be = self.returns_choice_alone and first.fold and not self.others
+        if not (can_be and are_float32_on_cpu(*self.parameters())):
+            return None
+        table, (weight, bias), (out_weight, out_bias) = first.folded(), first.packed_hh(), self.projection.packed()
+        words = [table.data_ptr(), out_weight.units, weight.address, bias.data_ptr()]
+        words += [out_weight.address, out_bias.data_ptr(), self.end_token, self.hidden_size]
+        state = dict.fromkeys(self.states, rows(self.hidden_size))
+        keeps = table, weight, bias, out_weight, out_bias
+        return HostKernel(
+            function, {"token": TOKEN, **state}, {"token": TOKEN, "stop": STOP, **state}, np.array(words), keeps
+        )
+
+
+class EmbeddingLSTMDecoder(_EmbeddingDecoder):
+    """A greedy LSTM decoder: `token` int64 `[rows]`, `h` and `c` -> `token`, `stop` bool `[rows]`, `h`, `c`.
+
+    `token` is state like `h` and `c`: the token before, at first the one that starts a sequence. The states are
+    `[rows, hidden_size]` for one layer, `[rows, num_layers, hidden_size]` for several. `stop` says that the token
+    chosen is `end_token`. Of equal logits the lowest token wins on the fused path. For `fold` see `EmbeddingLSTMCell`.
+    """
+
+    recurrent_cell, first_cell, states = LSTMCell, EmbeddingLSTMCell, ("h", "c")
+
+    def forward(self, token: Tensor, h: Tensor, c: Tensor) -> dict[str, Tensor]:
+        """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
+        return self._one_step(token, {"h": h, "c": c})
+
+    def steps(self, batch_sizes: Sequence[int], *, token: Tensor, h: Tensor, c: Tensor) -> dict[str, Tensor]:
+        """`len(batch_sizes)` steps from the states of `batch_sizes[0]` rows; all of them, packed."""
+        return self._all_steps(batch_sizes, token, {"h": h, "c": c})
+
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form of `steps`: for float32, one layer, a folded table, and neither logits nor logprobs."""
+        return self._kernel(lstm_decoder)
+
+    def _run(self, sizes: NDArray[np.int64], token: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self._run_fused(lstm_decode, sizes, token, states)
+
+
+class EmbeddingGRUDecoder(_EmbeddingDecoder):
+    """As `EmbeddingLSTMDecoder`, with a GRU: `token` int64 `[rows]`, `h` -> `token`, `stop`, `h`."""
+
+    recurrent_cell, first_cell, states = GRUCell, EmbeddingGRUCell, ("h",)
+
+    def forward(self, token: Tensor, h: Tensor) -> dict[str, Tensor]:
+        """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
+        return self._one_step(token, {"h": h})
+
+    def steps(self, batch_sizes: Sequence[int], *, token: Tensor, h: Tensor) -> dict[str, Tensor]:
+        """`len(batch_sizes)` steps from the states of `batch_sizes[0]` rows; all of them, packed."""
+        return self._all_steps(batch_sizes, token, {"h": h})
+
+    def host_kernel(self) -> HostKernel | None:
+        """The compiled form of `steps`: for float32, one layer, a folded table, and neither logits nor logprobs."""
+        return self._kernel(gru_decoder)
+
+    def _run(self, sizes: NDArray[np.int64], token: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self._run_fused(gru_decode, sizes, token, states)
 
 
 class SamplingDecoder(nn.Module):
-    """A decoder that draws its tokens: `token`, `seed`, `step` int64 `[rows]`, and the states of `decoder`.
+    """Any decoder of this package, drawing its tokens: its inputs, and `seed` and `step` int64 `[rows]`.
 
-    Returns `token`, `stop`, `step` (the next) and the states, by name. In a loop `seed` is the request's, and `step`
-    is carried, at first zero: see `Sample`.
+    Returns `token`, `stop`, `step` (the next), the states, and what `decoder` was made to return of its logits. In a
+    loop `seed` is the request's, and `step` is carried, at first zero: see `Sample`.
+
+    Raises DefinitionError if the two end sequences at different tokens.
     """
 
-    def __init__(self, decoder: EmbeddingLSTMDecoder | EmbeddingGRUDecoder, sample: Sample) -> None:
+    def __init__(self, decoder: Decoder, sample: Sample) -> None:
         super().__init__()
+        if not isinstance(decoder, Decoder):
+            raise DefinitionError(f"SamplingDecoder: expected a decoder of cellrt.cells, got {type(decoder).__name__}")
         if sample.end_token != decoder.end_token:
             raise DefinitionError(f"the decoder ends at token {decoder.end_token}, its Sample at {sample.end_token}")
         self.decoder, self.sample = decoder, sample
+        self.states = decoder.states
+
+    def input_specs(self) -> dict[str, RowSpec]:
+        """The inputs for `cellrt.cell`: those of the decoder, `seed` and `step`."""
+        number = rows(dtype=torch.int64)
+        return {**self.decoder.input_specs(), "seed": number, "step": number}
 
     def forward(
-        self, token: Tensor, seed: Tensor, step: Tensor, h: Tensor, c: Tensor | None = None
+        self,
+        token: Tensor,
+        seed: Tensor,
+        step: Tensor,
+        h: Tensor,
+        c: Tensor | None = None,
+        memory: RaggedRows | None = None,
+        keys: RaggedRows | None = None,
+        attended: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """One step; `c` only for an LSTM."""
-        given = (h,) if c is None else (h, c)
-        state = self.decoder.advance(token, *given)
-        choice = self.sample(self.decoder.logits(state.h), seed, step)
-        return {"token": choice.token, "stop": choice.stop, "step": step + 1, **state._asdict()}
+        """One step, with those of the inputs that the decoder has."""
+        given = {"h": h, "c": c, "memory": memory, "keys": keys, "attended": attended}
+        states = self.decoder.scores(token, **{name: value for name, value in given.items() if value is not None})
+        logits = states.pop("logits")
+        token, stop = self.sample(logits, seed, step)
+        return {"token": token, "stop": stop, "step": step + 1, **states, **self.decoder.asked_for(logits, token)}

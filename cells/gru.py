@@ -8,8 +8,8 @@ For one row with input x and state h, weights W and b of the gates r (reset), z 
     h' = (1 - z) n + z h
 
 Parameters have the names and the layout of `torch.nn.GRUCell`. `GRUCell` is the whole of it; `GRUInput` and
-`GRURecurrent` are its two halves; `EmbeddingGRUCell` takes tokens; `EmbeddingGRUDecoder` feeds its own tokens
-back. Which path runs, and on which thread, is as in `lstm.py`.
+`GRURecurrent` are its two halves; `EmbeddingGRUCell` takes tokens. Which path runs, and on which thread, is as in
+`lstm.py`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from cellrt.cells._gated import (
     is_fusable,
     unroll,
 )
-from cellrt.cells._host import STOP, TOKEN, gru_decoder, gru_embedded, gru_gates, gru_inputs, gru_tokens
-from cellrt.cells._recurrence import gru_decode, gru_run, gru_run_inputs
-from cellrt.cells.output import ProjectionArgmax
+from cellrt.cells._host import TOKEN, gru_embedded, gru_gates, gru_inputs, gru_tokens
+from cellrt.cells._recurrence import gru_run, gru_run_inputs
 from cellrt.definition.host_kernel import HostFunction, HostKernel
 from cellrt.definition.spec import RowSpec, rows
 
@@ -58,15 +57,6 @@ class GRUGates(NamedTuple):
     gates: Tensor
 
 
-class DecoderState(NamedTuple):
-    """After a step of a decoder: the `token` chosen (int64 `[rows]`), whether it ends the sequence (`stop`,
-    bool `[rows]`), and `h` `[rows, hidden_size]`."""
-
-    token: Tensor
-    stop: Tensor
-    h: Tensor
-
-
 def update_state(gates: Tensor, hidden: Tensor, h: Tensor) -> GRUState:
     """The pointwise half of a step in plain torch; `gates` and `hidden` are the two halves `[rows, 3 *
     hidden_size]`."""
@@ -81,6 +71,7 @@ class _GRU(GatedModule):
     """What the cells with a recurrent half share."""
 
     gates = 3
+    torch_cell, torch_layers = nn.GRUCell, nn.GRU
 
     def _plain_step(self, gates: Tensor, h: Tensor) -> GRUState:
         return update_state(gates, linear(h, self.weight_hh, self.bias_hh), h)
@@ -325,112 +316,3 @@ class EmbeddingGRUCell(_EmbeddingGRU):
         table, (weight, bias) = self.embedding.weight.detach().contiguous(), self.packed_ih()
         words = [table.data_ptr(), table.shape[0], weight.depth, weight.address, bias.data_ptr()]
         return self._kernel(gru_embedded, {"token": TOKEN}, words, (table, weight, bias))
-
-
-class EmbeddingGRUDecoder(_EmbeddingGRU):
-    """A greedy decoder that feeds its own tokens back: embedding, GRU, projection, argmax -> `DecoderState`.
-
-    `token` int64 `[rows]` is state like `h` `[rows, hidden_size]`: the token before, at first the one that
-    starts a sequence. `stop` says that the token chosen is `end_token`; the runtime ends the sequence, the
-    cell does not. Of equal logits the lowest token wins on the fused path. For `fold` see `EmbeddingGRUCell`.
-    """
-
-    def __init__(
-        self,
-        num_tokens: int,
-        embedding_size: int,
-        hidden_size: int,
-        end_token: int,
-        bias: bool = True,
-        *,
-        fold: bool = True,
-    ) -> None:
-        super().__init__(embedding_size, hidden_size, bias, is_recurrent=True)
-        self.add_embedding(num_tokens, embedding_size, fold)
-        self.projection = ProjectionArgmax(hidden_size, num_tokens, end_token)
-        self.end_token = end_token
-
-    @classmethod
-    def from_torch(
-        cls,
-        table: nn.Embedding,
-        module: nn.GRUCell | nn.GRU,
-        projection: nn.Linear,
-        end_token: int,
-        *,
-        fold: bool = True,
-    ) -> Self:
-        """A decoder with the weights of torch modules; `projection` has as many outputs as `table` has
-        rows."""
-        source = check_torch_module(module, nn.GRUCell, nn.GRU)
-        check_shape("projection", projection.weight, (table.num_embeddings, source.hidden_size))
-        cell = cls(table.num_embeddings, table.embedding_dim, source.hidden_size, end_token, source.bias, fold=fold)
-        cell.take_weights(source)
-        cell.take_embedding(table)
-        cell.projection.take_weights(projection)
-        return cell
-
-    def forward(self, token: Tensor, h: Tensor) -> DecoderState:
-        """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
-        if token.shape[0] and self.fold and self.is_fusable_with(token, h):
-            return self._run_decoder(np.array([token.shape[0]]), token, h)
-        h = self.advance(token, h).h
-        choice = self.projection.choose(h)
-        return DecoderState(choice.token, choice.stop, h)
-
-    def steps(self, batch_sizes: Sequence[int], *, token: Tensor, h: Tensor) -> DecoderState:
-        """`len(batch_sizes)` steps from the states `token` and `h` of `batch_sizes[0]` rows; all of them,
-        packed."""
-        sizes = check_batch_sizes(batch_sizes)
-        if self.is_fusable_with(token, h) and self.fold:
-            return self._run_decoder(sizes, token, h)
-        check_shape("token", token, (int(sizes[0]),))
-        chosen, h = unroll(batch_sizes, lambda token, h: self(token, h)[::2], None, (token, h))
-        return DecoderState(chosen, chosen == self.end_token, h)
-
-    def host_kernel(self) -> HostKernel | None:
-        """The compiled form of `steps`, for float32 and a folded table."""
-        if not (self.fold and are_float32_on_cpu(*self.parameters())):
-            return None
-        table, (weight, bias), (out_weight, out_bias) = self.folded(), self.packed_hh(), self.projection.packed()
-        words = [table.data_ptr(), out_weight.units, weight.address, bias.data_ptr()]
-        words += [out_weight.address, out_bias.data_ptr(), self.end_token, self.hidden_size]
-        state = {"h": rows(self.hidden_size)}
-        keeps = table, weight, bias, out_weight, out_bias
-        return HostKernel(
-            gru_decoder, {"token": TOKEN, **state}, {"token": TOKEN, "stop": STOP, **state}, np.array(words), keeps
-        )
-
-    def advance(self, token: Tensor, h: Tensor) -> GRUState:
-        """The state after the GRU has read `token`."""
-        if token.shape[0] and self.is_fusable_with(token, h):
-            return self._token_step(np.array([token.shape[0]]), token, h)
-        return self._plain_step(self.token_gates(token), h)
-
-    def logits(self, h: Tensor) -> Tensor:
-        """The logits of the next token `[rows, num_tokens]`."""
-        return self.projection.logits(h)
-
-    def _run_decoder(self, sizes: NDArray[np.int64], token: Tensor, h: Tensor) -> DecoderState:
-        """All steps in one compiled call."""
-        check_shape("h", h, (int(sizes[0]), self.hidden_size))
-        check_shape("token", token, (int(sizes[0]),))
-        token, table, h = self.check_tokens(token), self.folded_on_cpu(), h.contiguous()
-        (weight, bias), (out_weight, out_bias) = self.packed_hh(), self.projection.packed()
-        rows = int(sizes.sum()) if sizes.size > 1 else token.shape[0]
-        token_out, h_out = token.new_empty(rows), h.new_empty(rows, self.hidden_size)
-        gru_decode(
-            sizes,
-            table.data_ptr(),
-            token.data_ptr(),
-            weight.address,
-            bias.data_ptr(),
-            out_weight.address,
-            out_bias.data_ptr(),
-            out_weight.units,
-            h.data_ptr(),
-            token_out.data_ptr(),
-            h_out.data_ptr(),
-            self.hidden_size,
-        )
-        return DecoderState(token_out, token_out == self.end_token, h_out)

@@ -79,6 +79,7 @@ class _LSTM(GatedModule):
     """What the cells with a recurrent half share."""
 
     gates = 4
+    torch_cell, torch_layers = nn.LSTMCell, nn.LSTM
 
     def _plain_step(self, gates: Tensor, h: Tensor, c: Tensor) -> LSTMState:
         return update_state(gates + linear(h, self.weight_hh, self.bias_hh), c)

@@ -71,8 +71,3 @@ class JoinedCell(nn.Module):
 def join(left: Tensor, right: Tensor) -> Tensor:
     """A cell that puts two rows side by side: `[rows, size]` each -> `[rows, 2 * size]`."""
     return torch.cat((left, right), dim=-1)
-
-
-def gather(*parts: Tensor) -> Tensor:
-    """A cell that makes one row of several: `[rows, *shape]` each -> `[rows, parts, *shape]`."""
-    return torch.stack(parts, dim=1)

@@ -2,97 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from cellrt.cells import Bridge
 from cellrt.definition.cell import Cell
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.graph import Graph
-from cellrt.graph.symbols import Chain
-from cellrt.graph.unfolder import Unfolder, unfold
+from cellrt.graph.unfolder import Unfolder
+from cellrt.unfolders._encoder import Encoder, Layers, reader_of, take
+
+SOURCE, MAX_STEPS = "source", "max_steps"
+"""Keys of a request."""
 
 
 def encoder_decoder(
     name: str,
     *,
-    encoder: Cell,
+    encoder: Layers,
     decoder: Cell,
     start: int,
     max_steps: int,
+    bridge: Cell | Bridge | None = None,
     memory: str = "h",
     keys: Cell | None = None,
+    results: Sequence[str] = (),
 ) -> Unfolder:
     """A model: an encoder over the source, and a decoder that feeds its own tokens back until it says stop.
 
-    A request is `{"source": int64 [n]}`, n >= 1, and may have `"max_steps"` of its own, an int from 1 to that of the
-    model. The result is `tokens` int64 `[1 to max_steps]`, the end token included.
+    A request is `{"source": [n, *shape]}`, n >= 1, what the encoder reads (tokens are int64 `[n]`). It may have
+    `"max_steps"` of its own, an int from 1 to that of the model, and has the decoder's other inputs by name, such as
+    `"seed"`. The result is `tokens` int64 `[1 to max_steps]`, the end token included.
 
     Args:
         name: the model's name.
-        encoder: a cell with one input that is not carried, a token.
-        decoder: a cell with `token` and the output `stop`, such as `EmbeddingGRUDecoder` or `AttentionGRUDecoder`. It
-            starts from the encoder's last states by name; other states start with zeros. If it has the ragged input
-            `memory`, that is the encoder's output `memory` of every step.
+        encoder: layers (see `from_torch`), a cell or a torch module: any number of layers, in one or both directions.
+        decoder: a cell with `token` and the output `stop`, such as `EmbeddingGRUDecoder` or `AttentionGRUDecoder`. If
+            it has the ragged input `memory`, that is the encoder's output `memory` of every step.
         start: the token before the first.
         max_steps: the most steps of the decoder.
-        memory: the encoder's output that is attended to.
+        bridge: how the encoder's last states become the decoder's first ones: a `Bridge`, or a cell whose inputs have
+            the names that `cellrt/cells/bridge.py` tells. None: by name, of several layers a row for each, of two
+            directions side by side; states that only the decoder has, such as `attended`, start with zeros.
+        memory: the output of the encoder's top layer that is attended to, of two directions side by side.
         keys: a cell of `AttentionKeys`, if the decoder has a ragged input `keys`.
+        results: further outputs of the decoder that are results, each `[1 to max_steps, *shape]` by its name: such as
+            `logprob` and `logits` of a decoder made with `return_logprobs=True` and `return_logits=True`.
 
-    Raises DefinitionError if cells and inputs do not fit.
+    Raises DefinitionError if cells do not fit, naming the model, the cell, what was expected and what came.
     """
-    source = source_input(name, encoder)
-    check_attention(name, encoder, decoder, memory, keys)
-    if "stop" not in decoder.outputs or "token" not in decoder.carry:
-        raise DefinitionError(f"model {name!r}: {decoder!r} must have an output 'stop' and carry 'token'")
-    shared = [state for state in decoder.carry if encoder.outputs.get(state) == decoder.inputs[state]]
+    results = [results] if isinstance(results, str) else list(results)
+    check_decoder(name, decoder, "stop", results, max_steps, feeds_tokens=True)
+    encoding = Encoder(name, encoder, reader_of(decoder), bridge=bridge, memory=memory, keys=keys)
+    if encoding.gives_nothing:
+        raise DefinitionError(f"model {name!r}: the decoder {decoder!r} reads nothing of the encoder")
+    given = {"token", *encoding.states, *decoder.carry}
+    others = {key: spec for key, spec in decoder.inputs.items() if key not in given and not spec.ragged}
 
-    @unfold(name, example={"source": torch.zeros(2, dtype=torch.int64)})
-    def model(graph: Graph, request: dict[str, Any]) -> object:
-        limit = step_limit(request, max_steps)
-        encoded = graph.chain(encoder, **{source: request["source"]})
-        given: dict[str, Any] = {state: getattr(encoded.last, state) for state in shared}
-        given |= attention_inputs(graph, encoded, decoder, memory, keys)
-        decoded = graph.loop(decoder, until="stop", max_steps=limit, token=graph.constant(start), **given)
-        return {"tokens": decoded.token}
+    def unfold(graph: Graph, request: Mapping[str, Any]) -> object:
+        wanted = take(request, SOURCE, (MAX_STEPS, *others))
+        limit = step_limit(wanted.pop(MAX_STEPS, max_steps), max_steps)
+        inputs = {**encoding(graph, wanted.pop(SOURCE)), **wanted}
+        decoded = graph.loop(decoder, until="stop", max_steps=limit, token=graph.constant(start), **inputs)
+        return {"tokens": decoded.token, **{result: getattr(decoded, result) for result in results}}
 
-    return model
-
-
-def source_input(name: str, encoder: Cell) -> str:
-    """The encoder's one input that is not carried. Raises DefinitionError if there is another number of them."""
-    found = [each for each in encoder.inputs if each not in encoder.carry]
-    if len(found) != 1:
-        raise DefinitionError(f"model {name!r}: the encoder must have one input that is not carried, got {found}")
-    return found[0]
+    example = {SOURCE: encoding.stack.example()}
+    example |= {key: torch.zeros(spec.shape, dtype=spec.dtype) for key, spec in others.items()}
+    return Unfolder(name, unfold, example, (*encoding.cells, decoder))
 
 
-def check_attention(name: str, encoder: Cell, decoder: Cell, memory: str, keys: Cell | None) -> None:
-    """Raises DefinitionError if the ragged inputs of a decoder are not those that the encoder and `keys` give."""
-    wanted = [each for each, spec in decoder.inputs.items() if spec.ragged]
-    given = (["memory"] if "memory" in wanted else []) + (["keys"] if keys is not None else [])
-    if sorted(wanted) != sorted(given):
-        raise DefinitionError(f"model {name!r}: the decoder's ragged inputs are {wanted}, but there are {given}")
-    if wanted and memory not in encoder.outputs:
-        raise DefinitionError(f"model {name!r}: {encoder!r} has no output {memory!r} to attend to")
-    if keys is not None and (len(keys.inputs), len(keys.outputs)) != (1, 1):
-        raise DefinitionError(f"model {name!r}: {keys!r} must have one input and one output")
+def check_decoder(
+    name: str, decoder: object, until: str | None, results: Sequence[str], max_steps: int, *, feeds_tokens: bool
+) -> None:
+    """Raises DefinitionError unless this is a cell with the outputs asked for, which carries its token if it must."""
+    if not isinstance(decoder, Cell):
+        raise DefinitionError(
+            f"model {name!r}: expected a cell as decoder, such as cellrt.cell(module, module.input_specs()), got "
+            f"{type(decoder).__name__}"
+        )
+    check_max_steps(name, max_steps)
+    if until is not None and until not in decoder.outputs:
+        raise DefinitionError(f"model {name!r}: {decoder!r} must have the output {until!r}, which ends a sequence")
+    if feeds_tokens and "token" not in decoder.carry:
+        raise DefinitionError(f"model {name!r}: {decoder!r} must carry 'token', an input that is an output too")
+    unknown = [result for result in results if result not in decoder.outputs]
+    if unknown:
+        asked = {"logits": "return_logits", "logprob": "return_logprobs"}
+        hints = [f"{option}=True" for result, option in asked.items() if result in unknown]
+        hint = f"; decoders of cellrt.cells have them if made with {' and '.join(hints)}" if hints else ""
+        raise DefinitionError(
+            f"model {name!r}: {unknown} are not outputs of the decoder {decoder.name!r}, which has "
+            f"{list(decoder.outputs)}{hint}"
+        )
 
 
-def attention_inputs(graph: Graph, encoded: Chain, decoder: Cell, memory: str, keys: Cell | None) -> dict[str, object]:
-    """The decoder's ragged inputs: the encoder's outputs, and a key for each of them."""
-    if not any(spec.ragged for spec in decoder.inputs.values()):
-        return {}
-    outputs = getattr(encoded, memory)
-    if keys is None:
-        return {"memory": outputs}
-    made = graph.chain(keys, **{next(iter(keys.inputs)): outputs})
-    return {"memory": outputs, "keys": getattr(made, next(iter(keys.outputs)))}
+def check_max_steps(name: str, max_steps: object) -> None:
+    """Raises DefinitionError unless a sequence may have a step."""
+    if not isinstance(max_steps, int) or max_steps < 1:
+        raise DefinitionError(f"model {name!r}: expected max_steps as an int of at least 1, got {max_steps!r}")
 
 
-def step_limit(request: dict[str, Any], most: int) -> int:
+def step_limit(limit: object, most: int) -> int:
     """The most steps of a request's decoder. Raises RequestError if it asks for too many."""
-    limit = request.get("max_steps", most)
     if not isinstance(limit, int) or not 1 <= limit <= most:
         raise RequestError(f"max_steps: expected an int from 1 to {most}, got {limit!r}")
     return limit

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
+from cellrt.cells import Bridge
 from cellrt.definition.cell import Cell
-from cellrt.definition.spec import RowSpec
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
-from cellrt.unfolders.recurrent import Stack, StackRun, gather_cell
-from cellrt.unfolders.sequences import as_stack
+from cellrt.unfolders._encoder import Encoder, Layers, reader_of, stack_of
+from cellrt.unfolders.encoder_decoder import check_decoder
 
 PROMPT = "prompt"
 
@@ -24,8 +23,9 @@ def generate(
     decoder: Cell,
     *,
     max_steps: int,
-    prompt: Stack | Cell | nn.LSTM | nn.GRU | None = None,
+    prompt: Layers | None = None,
     start: int | None = None,
+    bridge: Cell | Bridge | None = None,
     until: str | None = "stop",
     results: Sequence[str] = ("token",),
     example: Any = None,
@@ -40,84 +40,64 @@ def generate(
         name: the model's name.
         decoder: such as `EmbeddingLSTMDecoder`: a cell with `token` among its inputs and outputs.
         max_steps: the most steps.
-        prompt: layers in one direction. The decoder starts with their last states: each of its carried inputs that is
-            an output of theirs too. Of several layers it takes all, as rows `[layers, *shape]`.
+        prompt: layers with whose last states the decoder starts. Layers in both directions need `start`.
         start: the token before the first. None: the request's `token`, or, with a prompt of tokens, its last one; the
             layers then read those before it.
+        bridge: how the prompt's last states become the decoder's first ones; see `encoder_decoder`.
         until: the output that ends the sequence.
-        results: outputs of the decoder that are results.
+        results: outputs of the decoder that are results: beside `token` such as `logprob` and `logits` of a decoder
+            made with `return_logprobs=True` and `return_logits=True`.
         example: a request for the check at registration; default: zeros, a prompt of two steps.
 
-    Raises DefinitionError if the prompt does not fit the decoder.
+    Raises DefinitionError if the prompt does not fit the decoder, naming the model, the cell, what was expected and
+    what came.
     """
-    encoder = None if prompt is None else _Prompt(name, as_stack(prompt), decoder)
+    results = [results] if isinstance(results, str) else list(results)
+    feeds_tokens = start is not None or prompt is not None
+    check_decoder(name, decoder, until, results, max_steps, feeds_tokens=feeds_tokens)
+    encoding = None if prompt is None else _encoding(name, prompt, decoder, bridge, start)
+    if encoding is None and bridge is not None:
+        raise DefinitionError(f"model {name!r}: a bridge leads from a prompt's layers, but there is no prompt=")
 
     def unfold(graph: Graph, request: Any) -> object:
         given = dict(request) if isinstance(request, Mapping) else {PROMPT: request}
         if start is not None:
             given.setdefault("token", graph.constant(start))
-        if encoder is not None:
+        if encoding is not None:
             if PROMPT not in given:
                 raise RequestError(f"expected {PROMPT!r} in the request, got {list(given)}")
             steps = given.pop(PROMPT)
             if "token" not in given:
                 steps, given["token"] = steps[:-1], steps[-1]
-            given = {**encoder.states(graph, steps), **given}
+            given = {**(encoding(graph, steps) if len(steps) else {}), **given}
         loop = graph.loop(decoder, until=until, max_steps=max_steps, **given)
         return {result: getattr(loop, result) for result in results}
 
     if example is None:
-        example = _example(decoder, encoder)
-    return Unfolder(name, unfold, example, () if encoder is None else encoder.cells)
+        example = _example(decoder, encoding)
+    return Unfolder(name, unfold, example, (decoder,) if encoding is None else (*encoding.cells, decoder))
 
 
-class _Prompt:
-    """The layers that read the prompt, and how their states become the decoder's."""
-
-    def __init__(self, name: str, stack: Stack, decoder: Cell) -> None:
-        self.stack = stack
-        if any(layer.reverse is not None for layer in stack.layers):
-            raise DefinitionError(f"generate {name!r}: a prompt must run in one direction")
-        outputs, depth = stack.top.ahead.outputs, len(stack.layers)
-        self._gather: dict[str, Cell | None] = {}
-        for state, spec in decoder.inputs.items():
-            if state not in decoder.carry or state not in outputs:
-                continue
-            row = outputs[state]
-            expected = row if depth == 1 else RowSpec((depth, *row.shape), row.dtype)
-            if spec != expected:
-                raise DefinitionError(
-                    f"generate {name!r}: {depth} prompt layers give {expected}, the decoder's {state!r} is {spec}"
-                )
-            self._gather[state] = None if depth == 1 else gather_cell(depth, row)
-        if not self._gather:
-            raise DefinitionError(f"generate {name!r}: the decoder carries none of the prompt's {list(outputs)}")
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """All cells."""
-        return (*self.stack.cells, *(cell for cell in self._gather.values() if cell is not None))
-
-    def states(self, graph: Graph, steps: Any) -> dict[str, object]:
-        """The decoder's first states; none (so zeros) after an empty prompt."""
-        if not len(steps):
-            return {}
-        run: StackRun = self.stack(graph, steps)
-        states: dict[str, object] = {}
-        for name, gather in self._gather.items():
-            layers = run.states(name)
-            states[name] = (
-                layers[0] if gather is None else graph.call(gather, **dict(zip(gather.inputs, layers, strict=True)))
-            )
-        return states
+def _encoding(name: str, prompt: Layers, decoder: Cell, bridge: Cell | Bridge | None, start: int | None) -> Encoder:
+    """The layers of a prompt. Raises DefinitionError if the decoder cannot go on where they end."""
+    stack = stack_of(name, prompt)
+    if start is None and any(layer.reverse is not None for layer in stack.layers):
+        raise DefinitionError(
+            f"model {name!r}: a prompt whose layers run in both directions is read as a whole, so the decoder cannot "
+            "go on from its last token: give start=, the token before the first, which makes the prompt a source; or "
+            "use layers in one direction"
+        )
+    encoding = Encoder(name, stack, reader_of(decoder), bridge=bridge)
+    if encoding.gives_nothing:
+        raise DefinitionError(f"model {name!r}: the decoder {decoder!r} reads nothing of the prompt")
+    return encoding
 
 
-def _example(decoder: Cell, encoder: _Prompt | None) -> dict[str, Any]:
+def _example(decoder: Cell, encoding: Encoder | None) -> dict[str, Any]:
+    from_encoder = () if encoding is None else encoding.states
     given = {
-        name: torch.zeros(spec.shape, dtype=spec.dtype)
+        name: torch.zeros((2, *spec.shape) if spec.ragged else spec.shape, dtype=spec.dtype)
         for name, spec in decoder.inputs.items()
-        if name not in decoder.carry
+        if name not in decoder.carry and name not in from_encoder
     }
-    if encoder is not None:
-        return {PROMPT: encoder.stack.example(), **given}
-    return given
+    return given if encoding is None else {PROMPT: encoding.stack.example(), **given}

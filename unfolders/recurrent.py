@@ -7,16 +7,17 @@ layer reads the outputs of the one below.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from cellrt.cells._gated import GatedModule, check_layers
+from cellrt.cells._gated import GatedModule, check_layers, check_one_dtype
 from cellrt.cells.gru import EmbeddingGRUCell, GRUCell, GRUInput, GRURecurrent
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell, LSTMInput, LSTMRecurrent
-from cellrt.cells.stacked import BothInputs, Joined, JoinedCell, gather, join
+from cellrt.cells.stacked import BothInputs, Joined, JoinedCell, join
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RowSpec
@@ -90,10 +91,12 @@ class StackRun(NamedTuple):
     Attributes:
         steps: the output of the top layer at every step, one for each direction.
         last: the last node of each direction of each layer, lowest layer first; torch's order of `h_n`.
+        top: the chain of each direction of the top layer.
     """
 
     steps: tuple[Steps, ...]
     last: tuple[Node, ...]
+    top: tuple[Chain, ...]
 
     def states(self, name: str) -> list[Output]:
         """The output `name` of each last node, such as torch's `h_n`: `[layers * directions, *shape]`."""
@@ -130,11 +133,40 @@ class Stack:
         """Adds the layers over `steps`: a tensor `[steps, *shape]`, a list of numbers, or a chain's steps."""
         below: tuple[Any, ...] = (steps,)
         last: list[Node] = []
+        chains: tuple[Chain, ...] = ()
         for layer in self.layers:
             chains = layer(graph, below, keep=keep)
             below = tuple(getattr(chain, name) for chain, name in zip(chains, map(_first_name, layer.directions)))
             last += [chain.last for chain in chains]
-        return StackRun(below, tuple(last))
+        return StackRun(below, tuple(last), chains)
+
+    def output(self, graph: Graph, run: StackRun, name: str | None = None) -> Steps:
+        """An output of the top layer at every step of a run (default its first), as `output_spec` says.
+
+        Of two directions it adds a node a step, which puts both rows side by side.
+        """
+        name = _first_name(self.top.ahead) if name is None else name
+        sides = [getattr(chain, name) for chain in run.top]
+        if len(sides) == 1:
+            return sides[0]  # type: ignore[no-any-return]
+        return graph.chain(self._join_of(name), left=sides[0], right=sides[1]).output
+
+    def output_spec(self, name: str | None = None) -> RowSpec:
+        """Rows of an output of the top layer (default its first), of two directions side by side."""
+        name = _first_name(self.top.ahead) if name is None else name
+        return self.top.ahead.outputs[name] if self.top.reverse is None else self._join_of(name).outputs["output"]
+
+    def _join_of(self, name: str) -> Cell:
+        """What puts the rows of both directions of the top layer side by side."""
+        spec = self.top.ahead.outputs[name]
+        if spec not in self._joins:
+            raise DefinitionError(f"output {name!r} of a stack: {spec} of two directions cannot be put side by side")
+        return self._joins[spec]
+
+    @cached_property
+    def _joins(self) -> dict[RowSpec, Cell]:
+        specs = {spec for spec in self.top.ahead.outputs.values() if spec.shape}
+        return {spec: cell(join, {"left": spec, "right": spec}) for spec in specs}
 
     def example(self, steps: int = 2) -> torch.Tensor:
         """Zeros that the stack can run over."""
@@ -163,8 +195,12 @@ def from_torch(
 
     Raises DefinitionError for another module, for `proj_size`, and for an embedding of another size.
     """
-    family = _LSTM if isinstance(module, nn.LSTM | nn.LSTMCell) else _GRU
+    family = next((each for each in (_LSTM, _GRU) if isinstance(module, (each.torch_cell, each.torch_layers))), None)
+    if family is None:
+        kind = type(module).__name__
+        raise DefinitionError(f"from_torch: expected LSTM, GRU, LSTMCell or GRUCell of torch.nn, not {kind}")
     num_layers, num_directions = check_layers(module, family.torch_cell, family.torch_layers)
+    check_one_dtype("from_torch", module, *([] if embedding is None else [embedding]))
     if embedding is not None and embedding.embedding_dim != module.input_size:
         raise DefinitionError(f"the module reads rows of {module.input_size}, the embedding has {embedding}")
     builder = _Builder(module, family, num_directions, max_batch)
@@ -257,16 +293,6 @@ class _Builder:
 
     def _cell(self, module: nn.Module, inputs: dict[str, RowSpec]) -> Cell:
         return cell(module, inputs, max_batch=self.max_batch)
-
-
-def join_cell(size: RowSpec) -> Cell:
-    """The cell that puts the outputs of two directions side by side."""
-    return cell(join, {"left": size, "right": size})
-
-
-def gather_cell(count: int, row: RowSpec) -> Cell:
-    """The cell that makes one row `[count, *shape]` of `count` rows."""
-    return cell(gather, {f"part{index}": row for index in range(count)})
 
 
 def _first_name(cell: Cell) -> str:

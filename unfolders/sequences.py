@@ -10,7 +10,7 @@ from cellrt.definition.cell import Cell
 from cellrt.errors import DefinitionError
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
-from cellrt.unfolders.recurrent import Layer, Stack, StackRun, from_torch, join_cell, step_inputs
+from cellrt.unfolders.recurrent import Layer, Stack, StackRun, from_torch, step_inputs
 
 
 def chain(
@@ -49,14 +49,19 @@ def chain(
     num_read = 1 if head is None else len(step_inputs(head))
     if num_read not in (1, directions):
         raise DefinitionError(f"chain {name!r}: the head reads {num_read} inputs; the layers have {directions}")
-    side_by_side = join_cell(stack.top.size) if num_read < directions else None
+    if head is not None:
+        made = [stack.top.size] * directions if num_read == directions else [stack.output_spec()]
+        reads = {each: head.inputs[each] for each in step_inputs(head)}
+        if [*reads.values()] != made:
+            described = {each: str(spec) for each, spec in reads.items()}
+            raise DefinitionError(
+                f"chain {name!r}: the head {head.name!r} reads {described}; the layers make {', '.join(map(str, made))}"
+            )
     with_states = head is None if states is None else states
 
     def unfold(graph: Graph, request: Any) -> object:
         run = stack(graph, request, keep=keep)
-        top = run.steps
-        if side_by_side is not None:
-            top = (graph.chain(side_by_side, left=top[0], right=top[1]).output,)
+        top = run.steps if num_read == directions else (stack.output(graph, run),)
         results: dict[str, object] = {"output": top[0]}
         if head is not None:
             inputs: dict[str, Any] = dict(zip(step_inputs(head), top))

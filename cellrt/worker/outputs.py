@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cellrt.definition.define import Cell
+from cellrt.definition.cell import Cell
 from cellrt.errors import CellError
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cellrt import cells
-from cellrt.cells.stacked import gather, join
+from cellrt.cells.stacked import join
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, ragged, rows
@@ -70,6 +70,12 @@ CASES = {
     "AdditiveAttention keys": Case(lambda: cells.AdditiveAttention(HIDDEN, SIZE, 4), {**MEMORY, "keys": ragged(4)}),
     "Argmax": Case(lambda: cells.Argmax(END), LOGITS),
     "AttentionGRUDecoder": Case(lambda: cells.AttentionGRUDecoder(*VOCABULARY, END, input_feeding=True), None),
+    "AttentionGRUDecoder of two layers": Case(
+        lambda: cells.AttentionGRUDecoder(
+            *VOCABULARY, END, num_layers=2, input_feeding=True, return_logits=True, return_logprobs=True
+        ),
+        None,
+    ),
     "AttentionKeys": Case(lambda: cells.AttentionKeys(cells.AdditiveAttention(HIDDEN, SIZE, 4)), {"h": NUMBERS}),
     "AttentionLSTMDecoder": Case(
         lambda: cells.AttentionLSTMDecoder(
@@ -95,6 +101,14 @@ CASES = {
     "BothInputs": Case(
         lambda: cells.BothInputs(cells.LSTMInput(SIZE, HIDDEN), cells.GRUInput(SIZE, HIDDEN)), {"x": NUMBERS}
     ),
+    "Bridge": Case(
+        lambda: cells.Bridge(
+            {"h": [["h_l0", "h_l0_reverse"], ["h_l0"]], "c": ["c_l0"]},
+            {"h": [nn.Linear(2 * SIZE, HIDDEN), nn.Linear(SIZE, HIDDEN)]},
+            nn.Tanh(),
+        ),
+        {"h_l0": NUMBERS, "h_l0_reverse": NUMBERS, "c_l0": STATE},
+    ),
     "ChildSumTreeLSTMCell": Case(lambda: cells.ChildSumTreeLSTMCell(SIZE, HIDDEN), {"x": NUMBERS, **CHILDREN}),
     "DotAttention": Case(cells.DotAttention, {"h": STATE, "memory": ragged(HIDDEN)}),
     "DotAttention general": Case(lambda: cells.DotAttention(HIDDEN, SIZE), MEMORY),
@@ -106,6 +120,9 @@ CASES = {
         lambda: cells.EmbeddingGRUCell(*VOCABULARY, fold=False), {"token": TOKEN, "h": STATE}
     ),
     "EmbeddingGRUDecoder": Case(lambda: cells.EmbeddingGRUDecoder(*VOCABULARY, END), {"token": TOKEN, "h": STATE}),
+    "EmbeddingGRUDecoder of three layers": Case(
+        lambda: cells.EmbeddingGRUDecoder(*VOCABULARY, END, num_layers=3), None
+    ),
     "EmbeddingGRUDecoder unfolded": Case(
         lambda: cells.EmbeddingGRUDecoder(*VOCABULARY, END, fold=False), {"token": TOKEN, "h": STATE}
     ),
@@ -114,6 +131,9 @@ CASES = {
     "EmbeddingLSTMDecoder of two layers": Case(
         lambda: cells.EmbeddingLSTMDecoder(*VOCABULARY, END, num_layers=2),
         {"token": TOKEN, "h": rows(2, HIDDEN), "c": rows(2, HIDDEN)},
+    ),
+    "EmbeddingLSTMDecoder with its logits": Case(
+        lambda: cells.EmbeddingLSTMDecoder(*VOCABULARY, END, return_logits=True, return_logprobs=True), None
     ),
     "EmbeddingTreeLSTMLeaf": Case(lambda: cells.EmbeddingTreeLSTMLeaf(*VOCABULARY), {"token": TOKEN}),
     "EmbeddingTreeLSTMLeaf unfolded": Case(
@@ -142,8 +162,13 @@ CASES = {
         lambda: cells.SamplingDecoder(cells.EmbeddingLSTMDecoder(*VOCABULARY, END), cells.Sample(END)),
         {"token": TOKEN, **DRAWN, **LSTM_STATES},
     ),
+    "SamplingDecoder with attention": Case(
+        lambda: cells.SamplingDecoder(
+            cells.AttentionLSTMDecoder(*VOCABULARY, END, input_feeding=True, return_logprobs=True), cells.Sample(END)
+        ),
+        None,
+    ),
     "TreeLSTMLeaf": Case(lambda: cells.TreeLSTMLeaf(SIZE, HIDDEN), {"x": NUMBERS}),
-    "gather": Case(lambda: gather, {"first": STATE, "second": STATE}),
     "join": Case(lambda: join, BOTH),
 }
 

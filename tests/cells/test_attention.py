@@ -146,11 +146,11 @@ def test_a_decoder_step_is_that_of_each_row_alone(kind, name, feeding):
         states = tuple(value[row] for value in state.values())
         logits, new, after = reference_step(decoder, int(token[row]), states, attended[row], parts[row])
         assert_close(scored["logits"][row].double(), logits)
-        assert int(chosen.token[row]) == int(logits.argmax())
+        assert int(chosen["token"][row]) == int(logits.argmax())
         for key, value in zip((*decoder.states, "attended"), (*new, after)):
-            assert_close(getattr(chosen, key)[row].double(), value)
+            assert_close(chosen[key][row].double(), value)
             assert_close(scored[key][row].double(), value)
-    assert torch.equal(chosen.stop, chosen.token == 2)
+    assert torch.equal(chosen["stop"], chosen["token"] == 2)
 
 
 @pytest.mark.parametrize("name", WAYS)

@@ -112,7 +112,8 @@ def test_one_beam_is_greedy(decoder):
     for row in range(20):
         current, token, tokens = [value[row : row + 1] for value in states], torch.tensor([START]), []
         while len(tokens) < 8 and END not in tokens:
-            token, _, *current = module(token, *current)
+            after = module(token, *current)
+            token, current = after["token"], [after[name] for name in names]
             tokens.append(int(token))
         assert sequences(found, row) == [tuple(tokens)]
 

@@ -90,17 +90,17 @@ def test_decoder_feeds_its_tokens_back(path, fold, batch_sizes):
     start = 0
     for rows in batch_sizes:
         h = recurrent(table(token[:rows]), h[:rows])
-        token = after.token[start : start + rows]
+        token = after["token"][start : start + rows]
         logits = projection(h)
         # Among logits equal within the tolerance any choice is right.
         assert_close(logits.gather(1, token[:, None])[:, 0], logits.max(dim=1).values, 1e-4)
-        assert_close(after.h[start : start + rows], h)
+        assert_close(after["h"][start : start + rows], h)
         start += rows
-    assert torch.equal(after.stop, after.token == 3)
+    assert torch.equal(after["stop"], after["token"] == 3)
     first = decoder(torch.zeros(4, dtype=torch.int64), torch.zeros(4, 33))
-    assert first.token.dtype is torch.int64
-    assert first.stop.dtype is torch.bool
-    assert len(set(first.token.tolist())) == 1
+    assert first["token"].dtype is torch.int64
+    assert first["stop"].dtype is torch.bool
+    assert len(set(first["token"].tolist())) == 1
 
 
 def test_decoder_export_and_meta():
@@ -111,10 +111,10 @@ def test_decoder_export_and_meta():
         program = torch.export.export(decoder, arguments, dynamic_shapes=({0: rows},) * 2)
         expected = decoder(*arguments)
     actual = program.module()(*arguments)
-    assert torch.equal(actual[0], expected.token)
-    assert_close(actual[2].detach(), expected.h)
+    assert torch.equal(actual["token"], expected["token"])
+    assert_close(actual["h"].detach(), expected["h"])
     shapes = copy.deepcopy(decoder).to("meta")(*(value.to("meta") for value in arguments))
-    assert [tuple(output.shape) for output in shapes] == [(3,), (3,), (3, 5)]
+    assert [tuple(output.shape) for output in shapes.values()] == [(3,), (3,), (3, 5)]
 
 
 def test_rows_do_not_depend_on_each_other(path):

@@ -87,7 +87,7 @@ def test_served_sequences_are_those_of_the_naive_search(length_penalty):
 def test_what_does_not_fit_is_refused():
     encoder = cell(EmbeddingGRUCell(TOKENS, 4, SIZE), {"token": INTEGER, "h": (SIZE,)})
     options = {"encoder": encoder, "start": START, "end": END, "max_steps": MOST}
-    with pytest.raises(DefinitionError, match="reads nothing of the encoder"):
+    with pytest.raises(DefinitionError, match=r"h_l0: float32\[6\].*'EmbeddingGRUDecoder' starts with h: float32\[7\]"):
         wide = EmbeddingGRUDecoder(TOKENS, 4, SIZE + 1, END)
         beam_search("model", decoder=wide, inputs={"token": INTEGER, "h": (SIZE + 1,)}, **options)
     with pytest.raises(DefinitionError, match="no output 'x'"):

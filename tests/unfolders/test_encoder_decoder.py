@@ -75,9 +75,10 @@ def translate(kind, source, most):
         given["attended"] = torch.zeros(1, SIZE)
     token, tokens = torch.tensor([START]), []
     while len(tokens) < most and END not in tokens:
-        token, _, *state = decoder(token, *state[: len(state_names(kind))], **given)
+        after = decoder(token, *state, **given)
+        token, state = after["token"], [after[name] for name in state_names(kind)]
         if "feeding" in kind:
-            given["attended"] = state[-1]
+            given["attended"] = after["attended"]
         tokens.append(int(token))
     return tokens
 

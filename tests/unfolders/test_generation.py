@@ -90,11 +90,15 @@ def test_a_prompt_that_does_not_fit_is_refused():
     language = Language(1)
     decoder = cellrt.cell(language.decoder(), language.specs())
     deep = unfolders.from_torch(nn.LSTM(6, HIDDEN, 2), embedding=language.table)
-    with pytest.raises(DefinitionError, match="2 prompt layers give"):
+    with pytest.raises(DefinitionError, match=r"together float32\[2, 12\].* starts with h: float32\[12\]"):
         unfolders.generate("deep", decoder, max_steps=LIMIT, prompt=deep)
     both = unfolders.from_torch(nn.LSTM(6, HIDDEN, bidirectional=True), embedding=language.table)
-    with pytest.raises(DefinitionError, match="one direction"):
+    with pytest.raises(DefinitionError, match="in both directions"):
         unfolders.generate("both", decoder, max_steps=LIMIT, prompt=both)
     other = cellrt.cell(EmbeddingLSTMCell(7, 6, HIDDEN + 1), {"token": INTEGER, "h": (13,), "c": (13,)})
-    with pytest.raises(DefinitionError, match="1 prompt layers give"):
+    with pytest.raises(DefinitionError, match=r"h_l0: float32\[13\].* starts with h: float32\[12\]"):
         unfolders.generate("other", decoder, max_steps=LIMIT, prompt=other)
+    with pytest.raises(DefinitionError, match="must have the output 'stop'"):
+        unfolders.generate("other", other, max_steps=LIMIT, prompt=other)
+    with pytest.raises(DefinitionError, match="must carry 'token'"):
+        unfolders.generate("other", other, max_steps=LIMIT, prompt=other, until=None)

@@ -126,7 +126,7 @@ def test_later_training_does_not_reach_the_cells():
     ("module", "message"),
     [
         (nn.LSTM(4, 5, proj_size=2), "proj_size"),
-        (nn.RNN(4, 5), "expected GRUCell or GRU, not RNN"),
+        (nn.RNN(4, 5), "expected LSTM, GRU, LSTMCell or GRUCell of torch.nn, not RNN"),
         (nn.Linear(4, 5), "not Linear"),
     ],
 )
@@ -144,3 +144,8 @@ def test_layers_that_do_not_fit_are_refused():
     head = cellrt.cell(lambda left, right: left + right, {"left": (5,), "right": (5,)})
     with pytest.raises(DefinitionError, match="the head reads 2"):
         unfolders.chain("tagger", small, head=head)
+    wide = cellrt.cell(nn.Linear(6, 2), {"input": (6,)})
+    with pytest.raises(DefinitionError, match=r"head 'Linear' reads {'input': 'float32\[6\]'}.* make float32\[5\]"):
+        unfolders.chain("tagger", small, head=wide)
+    with pytest.raises(DefinitionError, match="one dtype, but LSTM has torch.float32, Embedding has torch.bfloat16"):
+        unfolders.from_torch(nn.LSTM(4, 5), embedding=nn.Embedding(7, 4).bfloat16())

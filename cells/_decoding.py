@@ -1,0 +1,154 @@
+"""What all decoders share: recurrent layers, the projection of the top one's state, and what a step returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from cellrt.cells._gated import check_layers, check_one_dtype
+from cellrt.cells.gru import GRUCell
+from cellrt.cells.lstm import LSTMCell
+from cellrt.cells.output import NEVER, ProjectionArgmax
+from cellrt.definition.spec import RowSpec, rows
+from cellrt.errors import DefinitionError
+
+LOGITS, LOGPROB = "logits", "logprob"
+"""The outputs of a decoder that are there if it was made with `return_logits` and `return_logprobs`."""
+
+
+class Decoder(nn.Module):
+    """The upper layers, the projection and the choice; a subclass has the first layer.
+
+    The states, by name in `states`, are `[rows, hidden_size]` for one layer, `[rows, num_layers, hidden_size]` for
+    several.
+    """
+
+    recurrent_cell: ClassVar[type[LSTMCell] | type[GRUCell]]
+    states: ClassVar[tuple[str, ...]]
+
+    def __init__(self, hidden_size: int, end_token: int, return_logits: bool, return_logprobs: bool) -> None:
+        super().__init__()
+        self.hidden_size, self.end_token = hidden_size, end_token
+        self.return_logits, self.return_logprobs = return_logits, return_logprobs
+
+    def add_top(self, num_tokens: int, num_layers: int, bias: bool) -> None:
+        """Adds the layers above the first, and the projection: called at the end of the constructor."""
+        name, size = type(self).__name__, self.hidden_size
+        if num_layers < 1:
+            raise DefinitionError(f"{name}: expected num_layers of at least 1, got {num_layers}")
+        if not NEVER <= self.end_token < num_tokens:
+            raise DefinitionError(
+                f"{name}: expected an end_token below {num_tokens}, or {NEVER} for none, got {self.end_token}"
+            )
+        self.others = nn.ModuleList(self.recurrent_cell(size, size, bias) for _ in range(num_layers - 1))
+        self.projection = ProjectionArgmax(size, num_tokens, self.end_token)
+
+    @property
+    def num_layers(self) -> int:
+        """Recurrent layers."""
+        return 1 + len(self.others)
+
+    @property
+    def returns_choice_alone(self) -> bool:
+        """Whether neither logits nor log-probabilities were asked for."""
+        return not (self.return_logits or self.return_logprobs)
+
+    def input_specs(self) -> dict[str, RowSpec]:
+        """The inputs for `cellrt.cell`, in the type of the weights: `token` and the states."""
+        return {"token": rows(dtype=torch.int64), **dict.fromkeys(self.states, self._state_spec())}
+
+    def scores(self, token: Tensor, **inputs: Any) -> dict[str, Tensor]:
+        """A step without the choice: `logits` `[rows, num_tokens]`, and the states after it by name.
+
+        Raises ValueError if an input is missing.
+        """
+        states, top = self._advance(token, inputs)
+        return {LOGITS: self.projection.logits(top), **states}
+
+    def asked_for(self, logits: Tensor, token: Tensor) -> dict[str, Tensor]:
+        """What a step returns of its logits: `logits` as they are, `logprob` `[rows]` of the tokens chosen."""
+        made = {LOGITS: logits} if self.return_logits else {}
+        if self.return_logprobs:
+            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            made[LOGPROB] = wide.gather(1, token[:, None])[:, 0] - wide.logsumexp(dim=1)
+        return made
+
+    def _advance(self, token: Tensor, inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
+        """The states after a step, and the row that is projected to logits."""
+        raise NotImplementedError
+
+    def _step(self, token: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """One greedy step in plain torch (or kernel by kernel)."""
+        states, top = self._advance(token, inputs)
+        if self.returns_choice_alone:
+            choice = self.projection.choose(top)
+            return {"token": choice.token, "stop": choice.stop, **states}
+        logits = self.projection.logits(top)
+        token = logits.argmax(dim=-1)
+        return {"token": token, "stop": token == self.end_token, **states, **self.asked_for(logits, token)}
+
+    def _layers(
+        self, first: Callable[..., tuple[Tensor, ...]], x: Tensor, inputs: Mapping[str, Any]
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The states after `x` has gone through all layers, and the `h` of the top one."""
+        states = self._states_in(inputs)
+        if not self.others:
+            states = tuple(first(x, *states))
+            return dict(zip(self.states, states, strict=True)), states[0]
+        made = [first(x, *(state[:, 0] for state in states))]
+        for layer, cell in enumerate(self.others, start=1):
+            made.append(cell(made[-1][0], *(state[:, layer] for state in states)))
+        stacked = (torch.stack(parts, dim=1) for parts in zip(*made, strict=True))
+        return dict(zip(self.states, stacked, strict=True)), made[-1][0]
+
+    def _state_spec(self) -> RowSpec:
+        shape = (self.num_layers, self.hidden_size) if self.others else (self.hidden_size,)
+        return RowSpec(shape, self.projection.weight.dtype)
+
+    def _states_in(self, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """The states among the inputs. Raises ValueError if one is missing, or of another shape or type."""
+        name, spec = type(self).__name__, self._state_spec()
+        for state in self.states:
+            if state not in inputs:
+                raise ValueError(f"{name}: expected the states {list(self.states)}, got {list(inputs)}")
+            given = inputs[state]
+            if given.shape[1:] != spec.shape or given.dtype != spec.dtype:
+                got = RowSpec(tuple(given.shape[1:]), given.dtype)
+                raise ValueError(f"{name}: expected {state} as rows of {spec}, got {got}")
+        return tuple(inputs[state] for state in self.states)
+
+    def _take_upper_layers(self, module: nn.Module, projection: nn.Linear) -> None:
+        """Copy the weights of the layers above the first, and of the projection."""
+        for layer, cell in enumerate(self.others, start=1):
+            if isinstance(cell, LSTMCell | GRUCell):
+                cell.take_weights(module, f"_l{layer}")
+        self.projection.take_weights(projection)
+
+
+def check_parts(
+    kind: type[Decoder], table: nn.Embedding, module: Any, projection: nn.Linear, *others: nn.Module
+) -> int:
+    """The number of layers of a decoder with the weights of torch modules.
+
+    Raises DefinitionError, naming the decoder, unless they fit each other and have one dtype. `others` are further
+    modules whose dtype counts.
+    """
+    name, cell = kind.__name__, kind.recurrent_cell
+    for part, expected in ((table, nn.Embedding), (projection, nn.Linear)):
+        if not isinstance(part, expected):
+            raise DefinitionError(f"{name}: expected {expected.__name__}, got {type(part).__name__}")
+    try:
+        num_layers, directions = check_layers(module, cell.torch_cell, cell.torch_layers)
+    except DefinitionError as error:
+        raise DefinitionError(f"{name}: {error}") from None
+    if directions > 1:
+        raise DefinitionError(f"{name}: a decoder has a single direction, unlike {module}")
+    if projection.weight.shape != (table.num_embeddings, module.hidden_size):
+        raise DefinitionError(
+            f"{name}: expected a projection from {module.hidden_size} to {table.num_embeddings}, got {projection}"
+        )
+    check_one_dtype(name, table, module, projection, *others)
+    return num_layers
