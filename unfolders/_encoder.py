@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from cellrt.cells import Bridge
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.graph import Graph
