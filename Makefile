@@ -5,13 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-IS_SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
-PYTHON ?= $(shell for name in python3 python3.12 python3.11; do \
+IS_SUITABLE := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c '$(IS_SUITABLE)' 2>/dev/null && echo $$name && break; done)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint slow bench gpu gpu-dry gpu-tune gpu-soak gpu-sanitize format clean
+.PHONY: help demo test lint slow bench docs pictures gpu gpu-dry gpu-tune gpu-soak gpu-sanitize format clean
 
 help:
 	@echo "make demo    install what the demo needs into $(VENV) and run it"
@@ -19,6 +19,8 @@ help:
 	@echo "make lint    linters, types and import rules alone"
 	@echo "make slow    the tests marked slow"
 	@echo "make bench   the quick form of the benchmarks"
+	@echo "make docs    build the documentation into site/"
+	@echo "make pictures  draw what docs/images/ holds, and the map of the rooms (docs/rooms.md)"
 	@echo "make gpu     the tests and benchmarks that need a GPU, with the Python that is there (GPU_PYTHON=...)"
 	@echo "make gpu-dry the same code without a GPU"
 	@echo "make gpu-tune     measure the kernels' tiles on this GPU and keep the choices (kernels/tuned/)"
@@ -48,6 +50,15 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks chain --quick
 	$(BIN)/python -m benchmarks tree --quick
 	$(BIN)/python -m benchmarks seq2seq --quick --only 2k
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# Each module writes its own picture and says at its top what it needs.
+PICTURES := rooms request_life batching cell_graphs latency busy_moment
+
+pictures: $(VENV)/.demo
+	@for name in $(PICTURES); do PYTHONPATH=. $(BIN)/python -m tools.$$name || exit 1; done
 
 # On a bare machine with torch, Triton and Numba: no environment is made and nothing is fetched. The tests need pytest
 # and hypothesis too, and the benchmarks run whatever comes of them.
@@ -85,16 +96,16 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps below are older than what they were made from exactly when an install is due.
 
 $(VENV)/.created:
 	@test -n "$(PYTHON)" || { \
-		echo "cellrt needs Python 3.11 or 3.12; give its path: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+		echo "cellrt needs Python 3.11 or later; give its path: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@$(PYTHON) -c '$(IS_SUITABLE)' || { \
-		echo "cellrt needs Python 3.11 or 3.12, and $(PYTHON) is neither (or does not start)." >&2; exit 1; }
+		echo "cellrt needs Python 3.11 or later, and $(PYTHON) is not (or does not start)." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
@@ -108,4 +119,8 @@ $(VENV)/.demo: $(VENV)/.created pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.created pyproject.toml constraints.txt
+	$(PIP_INSTALL) --editable '.[docs]'
 	@touch $@

@@ -1,4 +1,4 @@
-"""How the ready-made cells run on a GPU: `run_rows` (`cellrt/worker/placement.py`) by the fused kernels, and
+"""How the ready-made cells run on a GPU: `run_rows` (`cellrt/worker/device/placement.py`) by fused kernels, and
 `run_chain_rows` by the chain kernel.
 
 A kernel has its own layout of the weights. It is made when a cell first runs on a device and kept beside the

@@ -23,7 +23,7 @@ WORKER_HATCHES = ("", "////", "....", "xxxx", "||||", "oooo", "----", "++++")
 LIFE_COLOUR = "#e3e5ea"
 TIMES = "\N{MULTIPLICATION SIGN}"
 LONGEST_LABEL = 28  # characters
-AXIS_HEIGHT, NOTE_HEIGHT = 0.45, 0.2  # inches: the time axis with its line, and each line below that
+AXIS_HEIGHT, NOTE_HEIGHT = 0.45, 0.13  # inches: the time axis with its line, and each line below that
 
 
 def save_drawing(tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan], path: Path, caption: str) -> None:

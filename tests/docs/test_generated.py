@@ -1,0 +1,80 @@
+"""What is generated for the documentation is what the code says now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools import batching, latency, request_life, rooms, site_hooks
+
+MADE = {
+    rooms.PAGE: rooms.page,
+    rooms.PICTURE: rooms.picture,
+    request_life.PICTURE: request_life.picture,
+    batching.PICTURE: batching.picture,
+}
+
+
+@pytest.mark.parametrize("path", MADE, ids=lambda path: path.name)
+def test_a_generated_file_is_current(path: Path) -> None:
+    assert path.read_text() == MADE[path](), "run: make pictures"
+
+
+def test_the_map_has_every_room_and_file_once() -> None:
+    text = rooms.page()
+    for folder, _ in rooms.packages():
+        assert text.count(f"\n## `{folder.relative_to(rooms.ROOT).as_posix()}/`\n") == 1
+        for path in folder.glob("*.py"):
+            assert path.name == "__init__.py" or f"| `{path.name}` | " in text
+    found = {path.parent for path in (rooms.ROOT / "cellrt").rglob("*.py") if path.resolve() == path}
+    assert found <= {folder for folder, _ in rooms.packages()}, "each package is in a room of the linter's contract"
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        ("One. Two.", "One."),
+        ("A line\nthat goes on.\n\nMore.", "A line that goes on."),
+        ("No, i.e. yes.", "No, i.e. yes."),
+    ],
+)
+def test_a_file_is_described_by_its_first_sentence(docstring: str, expected: str) -> None:
+    assert rooms.first_sentence(docstring) == expected
+
+
+def test_nobody_waits_longer_cell_by_cell_and_all_words_are_computed() -> None:
+    alone, together = batching.cell_by_cell(batching.SENTENCES), batching.padded(batching.SENTENCES)
+    for sentence, ours, theirs in zip(batching.SENTENCES, alone, together, strict=True):
+        assert len(ours.steps) == len(theirs.steps) == sentence.words
+        assert ours.answered <= theirs.answered
+        assert min(ours.steps) >= sentence.arrival
+    for served in (alone, together):
+        rows = [step for answer in served for step in (*answer.steps, *answer.padding)]
+        assert max(map(rows.count, rows)) <= batching.MAX_BATCH
+
+
+def test_a_load_is_a_part_of_the_best_peers_throughput() -> None:
+    def row(metric: str, value: float) -> dict[str, object]:
+        return {"case": "a", "metric": metric, "value": value}
+
+    panel = latency.Panel("file", "a", "title")
+    rows = [
+        row("cellrt: closed loop of 64", 900.0),
+        row("peer: closed loop of 64", 100.0),
+        row("peer: closed loop of 512", 200.0),
+        row("cellrt: p90 at 50% of the best peer's peak", 3.0),
+        row("cellrt: p90 at 10% of the best peer's peak", 2.0),
+        row("cellrt: p99 at 10% of the best peer's peak", 9.0),
+        {**row("cellrt: p90 at 50% of the best peer's peak", 7.0), "case": "b"},
+    ]
+    assert latency.curves(panel, rows) == {"cellrt": [(20.0, 2.0), (100.0, 3.0)]}
+
+
+def test_the_navigation_leaves_out_what_is_not_there_and_lists_folders(tmp_path: Path) -> None:
+    (tmp_path / "decisions").mkdir()
+    for page in ("a.md", "decisions/0002.md", "decisions/0001.md", "decisions/index.md"):
+        (tmp_path / page).touch()
+    nav = ["a.md", "b.md", {"Inside": ["c.md"]}, {"Decisions": ["decisions/"]}]
+    decisions = ["decisions/index.md", "decisions/0001.md", "decisions/0002.md"]
+    assert site_hooks.existing(nav, tmp_path) == ["a.md", {"Decisions": decisions}]
