@@ -73,7 +73,7 @@ def end_during_a_long_step() -> object:
     entered, leave = os.pipe()
 
     def multiply(x):
-        if x.device.type != "meta":
+        if x.device.type != "meta" and (x == 1).any():  # not in the trials of its definition
             os.write(leave, b"x")
             many = torch.ones(600, 600)
             for _ in range(100_000):
