@@ -138,7 +138,7 @@ class Gate:
 
 
 class Door:
-    """The gate's cell: adds 1, after waiting if a row is not zero. Copies of it share the gate."""
+    """The gate's cell: adds 1, after waiting if a row has a 1 (trials of the cell have none). Copies share the gate."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -147,6 +147,6 @@ class Door:
         return self
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.device.type != "meta" and (x != 0).any():
+        if x.device.type != "meta" and (x == 1).any():
             self._gate.hold()
         return x + 1

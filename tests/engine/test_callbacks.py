@@ -1,0 +1,105 @@
+"""What a client's own code may do in a callback: raise anything, submit, cancel; but not wait for the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from cellrt.engine.engine import Engine
+from cellrt.errors import RequestError
+from tests.engine.helpers import WAIT_S, close_and_check, small_engine
+from tests.engine.models import WIDTH, Gate, chain_model, make_cells
+
+CHAIN = chain_model("chain", make_cells()[0])
+STEPS = torch.ones(2, WIDTH)
+
+
+@pytest.fixture
+def engine():
+    made = small_engine()
+    made.register(CHAIN, warm_up=False)
+    yield made
+    close_and_check(made)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, ValueError])
+def test_whatever_a_callback_raises_costs_nobody_anything(engine, kind, caplog):
+    def callback(_: object) -> None:
+        raise kind("a client's own")
+
+    futures = engine.submit_many("chain", [STEPS] * 8)
+    futures[0].add_done_callback(callback)
+    engine.submit("chain", STEPS).add_done_callback(callback)
+    assert all(future.result(WAIT_S) for future in futures)
+    assert engine.drain(WAIT_S)
+    assert engine.submit("chain", STEPS).result(WAIT_S)
+    assert "a client's own" in caplog.text
+
+
+WAITS: dict[str, Callable[[Engine], object]] = {
+    "result": lambda engine: engine.submit("chain", STEPS).result(),
+    "exception": lambda engine: engine.submit("chain", STEPS).exception(),
+    "a stream": lambda engine: list(engine.stream("chain", STEPS)),
+    "concurrent.futures.wait": lambda engine: concurrent.futures.wait([engine.submit("chain", STEPS)]),
+    "as_completed": lambda engine: list(concurrent.futures.as_completed([engine.submit("chain", STEPS)])),
+    "asyncio.run": lambda engine: asyncio.run(engine.infer("chain", STEPS)),
+    "drain": lambda engine: engine.drain(),
+    "close": lambda engine: engine.close(),
+    "check": lambda engine: engine.check(),
+    "register": lambda engine: engine.register(chain_model("other", make_cells()[0])),
+}
+
+
+@pytest.mark.parametrize("how", WAITS)
+def test_waiting_in_a_callback_raises_instead_of_waiting_for_ever(engine, how):
+    gate = Gate(WAIT_S)
+    engine.register(gate.unfolder, warm_up=False)
+    held = engine.submit("gate", torch.ones(WIDTH))
+    errors: list[BaseException] = []
+
+    def callback(_: object) -> None:
+        try:
+            WAITS[how](engine)
+        except BaseException as error:
+            errors.append(error)
+
+    held.add_done_callback(callback)
+    gate.open.set()
+    assert engine.drain(WAIT_S)
+    assert [type(error) for error in errors] == [RequestError], errors
+    assert "callback" in str(errors[0])
+
+
+def test_waiting_for_a_place_in_a_callback_raises():
+    engine = small_engine(max_queue=1)
+    engine.register(CHAIN, warm_up=False)
+    outcomes: list[object] = []
+
+    def callback(_: object) -> None:
+        engine.submit("chain", STEPS)
+        try:
+            engine.submit("chain", STEPS, wait=True)
+        except RequestError as error:
+            outcomes.append(error)
+
+    gate = Gate(WAIT_S)
+    engine.register(gate.unfolder, warm_up=False)
+    held = engine.submit("gate", torch.ones(WIDTH))
+    held.add_done_callback(callback)
+    gate.open.set()
+    assert engine.drain(WAIT_S)
+    assert len(outcomes) == 1 and "callback" in str(outcomes[0])
+    close_and_check(engine)
+
+
+def test_what_has_ended_may_be_looked_at_in_a_callback(engine):
+    seen: list[object] = []
+    engine.submit("chain", STEPS).add_done_callback(
+        lambda future: seen.append((future.result(), concurrent.futures.wait([future]).done == {future}))
+    )
+    assert engine.drain(WAIT_S)
+    assert len(seen) == 1 and seen[0][1]
