@@ -108,9 +108,10 @@ class Engine:
         settings = replace(settings or SchedulerSettings(), order_by_arrival=self._policy.order_by_arrival)
         self._processor = Processor(len(names), limits, settings)
         self._registry = registry = Registry(self._processor, max_nodes)
+        self._models: dict[str, Model] = {}
         self._arenas = arenas = [Arenas(), *map(arenas_on, devices)]
         self._manager = manager = Manager(
-            self._processor, arenas, registry, queue_depth, sessions or SessionLimits(), max_queue, debug
+            self._processor, arenas, registry, self._models, queue_depth, sessions or SessionLimits(), max_queue, debug
         )
         self._registrar = Registrar(
             registry,
@@ -155,7 +156,7 @@ class Engine:
             self.close()
 
     def __repr__(self) -> str:
-        return f"Engine({len(self._arenas) - 1} workers, models {list(self._registry.models)})"
+        return f"Engine({len(self._arenas) - 1} workers, models {list(self._models)})"
 
     def register(
         self,
@@ -184,12 +185,12 @@ class Engine:
         if max_queue is not None:
             check_numbers(max_queue=max_queue)
         with self._register_lock:
-            known = self._registry.models.get(unfolder.name)
+            known = self._models.get(unfolder.name)
             if known is not None and not replace:
                 raise DefinitionError(f"a model {unfolder.name!r} is registered already (see replace=True)")
             model = self._registrar.prepare(unfolder, priorities or {}, warm_up, max_queue)
             with self._manager.turns.gate:
-                self._registry.models[unfolder.name] = model
+                self._models[unfolder.name] = model
             if known is not None:
                 self._manager.turns.call(lambda: self._manager.retire(known, None))
 
@@ -202,7 +203,7 @@ class Engine:
         with self._register_lock:
             known = self._model(model)
             with self._manager.turns.gate:
-                del self._registry.models[model]
+                del self._models[model]
             error = UnknownModelError(f"model {model!r} was unregistered")
             self._manager.turns.call(lambda: self._manager.retire(known, error))
 
@@ -312,7 +313,7 @@ class Engine:
         Cells of one name are told apart by the beginning of their identity.
         """
         sessions, unfinished = self._manager.sessions, self._manager.places.num_unfinished
-        by_model = {name: model.places.num_unfinished for name, model in list(self._registry.models.items())}
+        by_model = {name: model.places.num_unfinished for name, model in list(self._models.items())}
         return {
             "unfinished": unfinished,
             **self._manager.statistics.snapshot(dict(self._registry.types), by_model),
@@ -362,9 +363,9 @@ class Engine:
         if not isinstance(name, str):
             given = f"{name!r}; its name is {name.name!r}" if isinstance(name, Unfolder) else type(name).__name__
             raise UnknownModelError(f"expected the name of a registered model, got {given}")
-        model = self._registry.models.get(name)
+        model = self._models.get(name)
         if model is None:
-            raise UnknownModelError(f"model {name!r} is not registered; registered are {sorted(self._registry.models)}")
+            raise UnknownModelError(f"model {name!r} is not registered; registered are {sorted(self._models)}")
         return model
 
     def _submit(
@@ -382,7 +383,7 @@ class Engine:
             with self._manager.turns.gate:
                 if wait:
                     self._wait_for_room(model, len(plans), deadline)
-                if self._registry.models.get(name) is model:
+                if self._models.get(name) is model:
                     return self._enqueue(model, plans, deadline, priority, channel, None)
             # Another has taken its place, or it was unregistered: plans name the cells of the one they were made for.
 

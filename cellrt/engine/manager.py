@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -47,6 +47,7 @@ class Manager:
 
     Args:
         processor, arenas, registry: of the engine.
+        models: those that take requests, by name.
         queue_depth: tasks that a worker may have before the next is formed.
         session_limits: see ``SessionLimits``.
         max_queue: requests that may be unfinished.
@@ -59,6 +60,7 @@ class Manager:
         processor: Processor,
         arenas: list[Arenas],
         registry: Registry,
+        models: Mapping[str, Model],
         queue_depth: int,
         session_limits: SessionLimits,
         max_queue: int,
@@ -77,7 +79,8 @@ class Manager:
         self._crew = Crew(processor, self.workers, queue_depth)
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
         self._requests = Requests(processor, arenas, self.sessions, self._replies)
-        self._processor, self._registry, self._debug, self._clock_ns = processor, registry, debug, clock_ns
+        self._processor, self._registry, self._models = processor, registry, models
+        self._debug, self._clock_ns = debug, clock_ns
         self._retired: list[Model] = []
         self._drains: list[threading.Event] = []
         self._next_ns: int | None = None
@@ -235,7 +238,7 @@ class Manager:
         with self.turns.gate:
             self.turns.was_interrupted = False
             self._take_messages()
-            for places in (self.places, *(model.places for model in (*self._registry.models.values(), *self._retired))):
+            for places in (self.places, *(model.places for model in (*self._models.values(), *self._retired))):
                 places.heal()
 
     def _note_launch(self, task: int) -> None:

@@ -75,7 +75,6 @@ class Registry:
         self.max_nodes = max_nodes
         self.types: dict[int, CellType] = {}
         self.kinds: list[RowSpec] = []
-        self.models: dict[str, Model] = {}
         self._type_ids: dict[str, int] = {}
         self._num_users: Counter[int] = Counter()
         """Models of each cell type."""

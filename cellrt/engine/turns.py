@@ -134,8 +134,9 @@ class Turns:
 
     def command(self, function: Callable[[], None]) -> None:
         """Has a function called in a turn, from any thread; it is dropped if there will be none."""
-        self._inbox.append(function)
-        self._alarm.put(None)
+        if self.stopped is None:
+            self._inbox.append(function)
+            self._alarm.put(None)
 
     def call(self, function: Callable[[], T], timeout: float | None = None) -> T:
         """Calls a function in a turn and returns its result; raises what it raises, and as ``ask`` does."""
@@ -215,6 +216,7 @@ class Turns:
         self._next_moment_s = self._never
         self._end = self._forget
         self._thread.stop = None
+        self._inbox.clear()
 
     @staticmethod
     def _forget(*_: object) -> None:

@@ -55,7 +55,7 @@ class WaitingRequests:
     """
 
     def __init__(self) -> None:
-        self._by_order: Ordered[tuple[int, float]] = Ordered(lambda request: request not in self._by_arrival)
+        self._by_order: Ordered[tuple[int, float]] = Ordered(lambda request: request.state is not LiveState.WAITING)
         self._by_arrival: OrderedDict[LiveRequest, None] = OrderedDict()
         self._num_admitted = 0
 

@@ -15,6 +15,7 @@ from cellrt.definition.spec import rows
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.worker import CpuWorker
 
 WIDTH = 2
 RAISE, WRONG_SHAPE, NOT_FINITE, DIE = 101.0, 102.0, 103.0, 104.0
@@ -25,8 +26,13 @@ class DyingError(Exception):
     """Raised on rows that start with DIE: see ``let_rows_kill``."""
 
 
-def let_rows_kill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on a CPU worker dies of a row that starts with DIE, as of a fault of its own: no cell can kill one."""
+def let_rows_kill(monkeypatch: pytest.MonkeyPatch, *, forever: bool) -> None:
+    """From now on a CPU worker dies of a row that starts with DIE, as of a fault of its own: no cell can kill one.
+
+    ``forever``: none takes its place, as if its memory were gone.
+    """
+    if forever:
+        monkeypatch.setattr(CpuWorker, "is_replaceable", False)
     execute = Executor.execute
 
     def execute_or_die(self, type_id, buffer):

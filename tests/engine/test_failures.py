@@ -178,7 +178,7 @@ def test_the_error_keeps_its_cause():
 
 
 def test_a_dead_worker_fails_what_was_on_it_and_the_others_go_on(monkeypatch):
-    let_rows_kill(monkeypatch)
+    let_rows_kill(monkeypatch, forever=True)
     gate = Gate(WAIT_S)
     engine = small_engine(2, queue_depth=1)
     engine.register(gate.unfolder, warm_up=False)
@@ -197,7 +197,7 @@ def test_a_dead_worker_fails_what_was_on_it_and_the_others_go_on(monkeypatch):
 
 
 def test_the_engine_says_that_it_stopped_when_its_last_worker_dies(monkeypatch):
-    let_rows_kill(monkeypatch)
+    let_rows_kill(monkeypatch, forever=True)
     engine = small_engine(2)
     engine.register(MODELS["chain"], warm_up=False)
     healthy = [request_of("chain", 5, 0.0, 0) for _ in range(10)]
@@ -219,7 +219,7 @@ def test_the_engine_says_that_it_stopped_when_its_last_worker_dies(monkeypatch):
 
 
 def test_a_request_that_waits_for_room_ends_when_the_last_worker_dies(monkeypatch):
-    let_rows_kill(monkeypatch)
+    let_rows_kill(monkeypatch, forever=True)
     gate = Gate(WAIT_S)
     engine = small_engine(1, arena_bytes=1)
     engine.register(gate.unfolder, warm_up=False)

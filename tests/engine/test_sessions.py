@@ -304,7 +304,7 @@ def test_tables_without_room_for_a_session_refuse_its_request():
 
 
 def test_a_dead_worker_ends_the_sessions_whose_state_it_had(monkeypatch):
-    let_rows_kill(monkeypatch)
+    let_rows_kill(monkeypatch, forever=True)
     engine = small_engine(2)
     engine.register(RUNS, warm_up=False)
     sessions = [engine.session("runs") for _ in range(8)]
@@ -393,7 +393,7 @@ def test_state_of_single_numbers_is_exported_evicted_and_restored():
 
 
 def test_state_lost_while_a_request_waits_for_admission_is_an_error_and_never_zeros(monkeypatch):
-    let_rows_kill(monkeypatch)
+    let_rows_kill(monkeypatch, forever=True)
     gate = Gate(WAIT_S)
     engine = small_engine(2, limits=replace(SMALL, max_requests=2), queue_depth=1)
     engine.register(gate.unfolder, warm_up=False)
