@@ -156,7 +156,7 @@ class Engine:
             self.close()
 
     def __repr__(self) -> str:
-        return f"Engine({len(self._arenas) - 1} workers, models {list(self._models)})"
+        return f"Engine({self._processor.num_workers} workers, models {list(self._models)})"
 
     def register(
         self,

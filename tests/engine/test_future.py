@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from cellrt.engine.future import RequestFuture
+from cellrt.errors import CancelledError
 
 ROUNDS = 200
 OUTCOME = {"h": torch.zeros(1)}
@@ -95,6 +98,51 @@ def test_an_error_is_raised_and_a_callback_that_raises_stops_no_other(caplog: py
         future.result()
     assert called == [future]
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_cancelled_future_is_one_to_everybody() -> None:
+    future = RequestFuture(NOBODY)
+    called: list[object] = []
+    future.add_done_callback(called.append)
+    assert not future.cancelled()
+    assert future.cancel() and future.cancel()
+    assert future.cancelled() and future.done() and called == [future]
+    assert not future.finish(OUTCOME)
+    for kind in (CancelledError, concurrent.futures.CancelledError, asyncio.CancelledError):
+        with pytest.raises(kind):
+            future.result(1)
+        with pytest.raises(kind):
+            future.exception(1)
+    assert wait([future], timeout=1).done == {future}
+    assert type(future.error()) is CancelledError
+
+
+def test_a_future_that_has_ended_cannot_be_cancelled() -> None:
+    future = RequestFuture(NOBODY)
+    future.finish(OUTCOME)
+    assert not future.cancel() and not future.cancelled()
+    assert future.result() is OUTCOME
+
+
+def _cancelled(futures: list[RequestFuture], thread: threading.Thread) -> None:
+    outcomes = [future.cancel() for future in futures]
+    thread.join()
+    for future, is_cancelled in zip(futures, outcomes, strict=True):
+        assert future.cancelled() == is_cancelled
+        assert (future.error() is None) != is_cancelled
+
+
+def test_of_a_cancel_and_an_end_at_once_one_stands() -> None:
+    for _ in range(ROUNDS):
+        futures = [RequestFuture(NOBODY) for _ in range(4)]
+        _cancelled(futures, _ending(futures))
+
+
+async def test_awaiting_a_cancelled_future_raises_ours() -> None:
+    future = RequestFuture(NOBODY)
+    future.cancel()
+    with pytest.raises(CancelledError, match="by its client"):
+        await future
 
 
 def test_waiting_ends_in_time() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import time
 import weakref
 
 import pytest
@@ -115,7 +116,7 @@ def test_deadlines_before_and_while_running():
 def test_a_deadline_or_priority_that_makes_no_sense_is_refused():
     engine = small_engine()
     engine.register(CHAIN, warm_up=False)
-    for deadline in (0.0, -1.0, float("nan"), float("inf")):
+    for deadline in (0.0, -1.0, float("nan"), float("inf"), 1e300, 10**400, "soon", True):
         with pytest.raises(RequestError, match="deadline"):
             engine.submit("chain", steps(2), deadline=deadline)
     for priority in (-1, 4):
@@ -207,6 +208,29 @@ def test_drain_waits_or_says_that_it_did_not():
     assert held.done()
     assert engine.drain(0.0)
     close_and_check(engine)
+
+
+def test_a_time_limit_that_makes_no_sense_is_refused():
+    engine = small_engine()
+    for wait in (engine.drain, engine.close):
+        for timeout in (float("nan"), -1.0, 1e300, 10**400, "soon"):
+            with pytest.raises(RequestError, match="timeout: expected seconds"):
+                wait(timeout)
+    close_and_check(engine)
+
+
+def test_close_waits_no_longer_than_it_was_told():
+    engine, gate, held = gated_engine()
+    more = engine.submit("chain", steps(2))
+    began_s = time.monotonic()
+    engine.close(0.2)
+    assert time.monotonic() - began_s < WAIT_S / 2
+    for future in (held, more):
+        assert type(error_of(future)) is EngineClosedError
+    threads = [worker._thread for worker in engine._manager.workers]
+    gate.open.set()
+    engine.close(WAIT_S)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_close_with_work_in_flight_ends_it():
