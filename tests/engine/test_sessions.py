@@ -394,21 +394,26 @@ def test_state_of_single_numbers_is_exported_evicted_and_restored():
 
 def test_state_lost_while_a_request_waits_for_admission_is_an_error_and_never_zeros(monkeypatch):
     let_rows_kill(monkeypatch, forever=True)
-    gate = Gate(WAIT_S)
+    gates = [Gate(WAIT_S), Gate(WAIT_S)]
     engine = small_engine(2, limits=replace(SMALL, max_requests=2), queue_depth=1)
-    engine.register(gate.unfolder, warm_up=False)
+    for k, gate in enumerate(gates):
+        engine.register(Unfolder(f"gate{k}", gate.unfolder.function, gate.unfolder.example), warm_up=False)
     engine.register(RUNS, warm_up=False)
-    held = engine.submit("gate", torch.ones(WIDTH))
-    assert gate.entered.wait(WAIT_S)
+    held = [engine.submit("gate0", torch.ones(WIDTH))]
+    assert gates[0].entered.wait(WAIT_S)
     sessions = [engine.session("runs") for _ in range(4)]
     for session in sessions:
-        session.submit(steps(1)).result(WAIT_S)
-    # The gate and the deadly request take both places of the tables, so the others wait.
-    deadly = engine.submit("runs", steps(2, DIE))
+        session.submit(steps(1)).result(WAIT_S)  # at the other worker
+    held.append(engine.submit("gate1", torch.ones(WIDTH)))
+    assert gates[1].entered.wait(WAIT_S)
+    # The gates take both places of the tables, so the others wait; the deadly request is the first to be admitted.
+    deadly = engine.submit("runs", steps(2, DIE), priority=3)
     waiting = [session.submit(steps(1)) for session in sessions]
+    gates[1].open.set()
     assert isinstance(error_of(deadly), DeviceError)
-    gate.open.set()
-    held.result(WAIT_S)
+    gates[0].open.set()
+    for future in held:
+        future.result(WAIT_S)
     for future in waiting:
         error = error_of(future)
         assert isinstance(error, SessionError), (error, future)
