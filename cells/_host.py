@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numba import carray
 
+from cellrt import RowSpec
 from cellrt.cells._panels import FLOAT_BYTES, copy, project
 from cellrt.cells._recurrence import (
     all_below,
@@ -26,7 +27,6 @@ from cellrt.core.compiled import unlocked
 from cellrt.core.memory import as_pointer, read_word, read_words
 from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
 from cellrt.definition.host_kernel import HostFunction
-from cellrt.definition.spec import RowSpec
 
 DONE, REFUSE = 0, 1
 TOKEN = RowSpec((), torch.int64)

@@ -17,8 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from cellrt import DefinitionError, RowSpec
 from cellrt.cells._fused import can_fuse, choose_rows, vectors
-from cellrt.cells._gated import (
+from cellrt.cells._host import STOP, TOKEN, choose_best
+from cellrt.cells._panels import PackedWeight
+from cellrt.cells._recurrence import project_best
+from cellrt.cells._weights import (
     Derived,
     are_float32_on_cpu,
     check_shape,
@@ -28,12 +32,7 @@ from cellrt.cells._gated import (
     pack_with_bias,
     packed_linear,
 )
-from cellrt.cells._host import STOP, TOKEN, choose_best
-from cellrt.cells._panels import PackedWeight
-from cellrt.cells._recurrence import project_best
 from cellrt.definition.host_kernel import HostKernel
-from cellrt.definition.spec import RowSpec
-from cellrt.errors import DefinitionError
 
 if TYPE_CHECKING:
     from cellrt.worker.device.placement import Rows

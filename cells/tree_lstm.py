@@ -39,8 +39,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
+from cellrt import DefinitionError, RaggedRows, RowSpec, ragged, rows
 from cellrt.cells._fused import can_fuse, fused_tree_lstm
-from cellrt.cells._gated import (
+from cellrt.cells._host import TOKEN, tree_child_sum, tree_leaf, tree_leaf_embedded, tree_leaf_tokens, tree_nary
+from cellrt.cells._panels import PackedWeight
+from cellrt.cells._recurrence import all_below
+from cellrt.cells._tree import are_offsets, child_sum_step, leaf_step, nary_step, pack_padded, pad_gates
+from cellrt.cells._weights import (
     Derived,
     are_float32_on_cpu,
     check_float32_on_cpu,
@@ -48,13 +53,7 @@ from cellrt.cells._gated import (
     is_eager,
     is_fusable,
 )
-from cellrt.cells._host import TOKEN, tree_child_sum, tree_leaf, tree_leaf_embedded, tree_leaf_tokens, tree_nary
-from cellrt.cells._panels import PackedWeight
-from cellrt.cells._recurrence import all_below
-from cellrt.cells._tree import are_offsets, child_sum_step, leaf_step, nary_step, pack_padded, pad_gates
 from cellrt.definition.host_kernel import HostKernel
-from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
-from cellrt.errors import DefinitionError
 
 if TYPE_CHECKING:
     from cellrt.worker.device.placement import Rows
