@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from cellrt import DefinitionError, RowSpec, rows
 from cellrt.cells._fused import can_fuse
-from cellrt.cells._panels import PackedWeight
+from cellrt.cells._gemm import PackedWeight
 from cellrt.cells._weights import (
     Derived,
     check_float32_on_cpu,

@@ -19,8 +19,8 @@ from torch.nn.functional import linear
 
 from cellrt import DefinitionError, RowSpec
 from cellrt.cells._fused import can_fuse, choose_rows, vectors
+from cellrt.cells._gemm import PackedWeight
 from cellrt.cells._host import STOP, TOKEN, choose_best
-from cellrt.cells._panels import PackedWeight
 from cellrt.cells._recurrence import project_best
 from cellrt.cells._weights import (
     Derived,
