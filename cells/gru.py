@@ -89,7 +89,7 @@ class GRUCell(_GRU, WholeCell):
         return self._takes(inputs, outputs)
 
     def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/device/placement.py`)."""
         self._fused.run(self, inputs, outputs)
 
 
@@ -129,7 +129,7 @@ class GRURecurrent(_GRU, RecurrentHalf):
         return self._takes(inputs, outputs)
 
     def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/device/placement.py`)."""
         self._fused.run(self, inputs, outputs)
 
 

@@ -276,5 +276,5 @@ class BinaryTreeLSTMCell(NaryTreeLSTMCell):
         return can_fuse(self, inputs, outputs, given, state_rows(self.hidden_size))
 
     def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/device/placement.py`)."""
         self._fused.run(self, inputs, outputs)
