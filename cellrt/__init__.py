@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cellrt.core.processor import Limits, SchedulerSettings
     from cellrt.definition.cell import Cell
     from cellrt.definition.define import cell, load_cell
-    from cellrt.definition.spec import RaggedRows, ragged, rows
+    from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
     from cellrt.engine.engine import Engine
     from cellrt.engine.future import RequestFuture
     from cellrt.engine.session import Session
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         http_status,
     )
     from cellrt.graph.graph import Graph
+    from cellrt.graph.symbols import Chain, Loop, Node, Output, Steps, Tree
     from cellrt.graph.unfolder import Unfolder, unfold
     from cellrt.view.timeline import Timeline
     from cellrt.worker.device.executor import DeviceOptions
@@ -67,9 +68,10 @@ _HOMES = {
     "engine.future": ("RequestFuture",),
     "engine.stream": ("Stream",),
     "graph.graph": ("Graph",),
+    "graph.symbols": ("Chain", "Loop", "Node", "Output", "Steps", "Tree"),
     "engine.session": ("Session",),
     "engine.sessions": ("SessionLimits",),
-    "definition.spec": ("RaggedRows", "ragged", "rows"),
+    "definition.spec": ("RaggedRows", "RowSpec", "ragged", "rows"),
     "view.timeline": ("Timeline",),
     "graph.unfolder": ("Unfolder", "unfold"),
     "worker.device.executor": ("DeviceOptions",),
@@ -82,6 +84,7 @@ __all__ = [
     "Cell",
     "CellError",
     "CellrtError",
+    "Chain",
     "DeadlineError",
     "DefinitionError",
     "DeviceError",
@@ -93,18 +96,24 @@ __all__ = [
     "InternalError",
     "Job",
     "Limits",
+    "Loop",
+    "Node",
+    "Output",
     "OverloadError",
     "RaggedRows",
     "RequestError",
     "RequestFuture",
     "RequestTooLargeError",
+    "RowSpec",
     "SchedulerSettings",
     "Session",
     "SessionError",
     "SessionLimits",
     "ShortestJobFirst",
+    "Steps",
     "Stream",
     "Timeline",
+    "Tree",
     "Unfolder",
     "UnknownModelError",
     "cell",

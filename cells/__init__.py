@@ -4,6 +4,7 @@ from cellrt.cells.attention import AdditiveAttention, AttentionKeys, DotAttentio
 from cellrt.cells.attention_decoder import AttentionGRUDecoder, AttentionLSTMDecoder
 from cellrt.cells.beam import BeamEnd, BeamStart, BeamStep
 from cellrt.cells.bridge import Bridge
+from cellrt.cells.child_sum_tree_lstm import ChildSumTreeLSTMCell, EmbeddingChildSumTreeLSTMCell
 from cellrt.cells.decoder import EmbeddingGRUDecoder, EmbeddingLSTMDecoder, SamplingDecoder
 from cellrt.cells.gru import (
     EmbeddingGRUCell,
@@ -19,14 +20,7 @@ from cellrt.cells.lstm import (
 )
 from cellrt.cells.output import Argmax, Projection, ProjectionArgmax, Sample
 from cellrt.cells.stacked import BothInputs, Joined, JoinedCell
-from cellrt.cells.tree_lstm import (
-    BinaryTreeLSTMCell,
-    ChildSumTreeLSTMCell,
-    EmbeddingChildSumTreeLSTMCell,
-    EmbeddingTreeLSTMLeaf,
-    NaryTreeLSTMCell,
-    TreeLSTMLeaf,
-)
+from cellrt.cells.tree_lstm import BinaryTreeLSTMCell, EmbeddingTreeLSTMLeaf, NaryTreeLSTMCell, TreeLSTMLeaf
 
 __all__ = [
     "AdditiveAttention",

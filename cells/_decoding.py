@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from cellrt.cells._gated import check_layers, check_one_dtype
+from cellrt import DefinitionError, RowSpec, rows
+from cellrt.cells._gated import GatedModule
+from cellrt.cells._torch_layers import check_layers, find_layer
+from cellrt.cells._weights import check_one_dtype
 from cellrt.cells.gru import GRUCell
 from cellrt.cells.lstm import LSTMCell
 from cellrt.cells.output import NEVER, ProjectionArgmax
-from cellrt.definition.spec import RowSpec, rows
-from cellrt.errors import DefinitionError
 
 LOGITS, LOGPROB = "logits", "logprob"
 """The outputs of a decoder that are there if it was made with `return_logits` and `return_logprobs`."""
@@ -43,13 +44,10 @@ class Decoder(nn.Module):
             raise DefinitionError(
                 f"{name}: expected an end_token below {num_tokens}, or {NEVER} for none, got {self.end_token}"
             )
+        self.num_layers = num_layers
+        self._state_shape = (size,) if num_layers == 1 else (num_layers, size)
         self.others = nn.ModuleList(self.recurrent_cell(size, size, bias) for _ in range(num_layers - 1))
         self.projection = ProjectionArgmax(size, num_tokens, self.end_token)
-
-    @property
-    def num_layers(self) -> int:
-        """Recurrent layers."""
-        return 1 + len(self.others)
 
     @property
     def returns_choice_alone(self) -> bool:
@@ -58,7 +56,8 @@ class Decoder(nn.Module):
 
     def input_specs(self) -> dict[str, RowSpec]:
         """The inputs for `cellrt.cell`, in the type of the weights: `token` and the states."""
-        return {"token": rows(dtype=torch.int64), **dict.fromkeys(self.states, self._state_spec())}
+        state = RowSpec(self._state_shape, self.projection.weight.dtype)
+        return {"token": rows(dtype=torch.int64), **dict.fromkeys(self.states, state)}
 
     def scores(self, token: Tensor, **inputs: Any) -> dict[str, Tensor]:
         """A step without the choice: `logits` `[rows, num_tokens]`, and the states after it by name.
@@ -94,8 +93,8 @@ class Decoder(nn.Module):
         self, first: Callable[..., tuple[Tensor, ...]], x: Tensor, inputs: Mapping[str, Any]
     ) -> tuple[dict[str, Tensor], Tensor]:
         """The states after `x` has gone through all layers, and the `h` of the top one."""
-        states = self._states_in(inputs)
-        if not self.others:
+        states = self._states_in(inputs, x)
+        if self.num_layers == 1:
             states = tuple(first(x, *states))
             return dict(zip(self.states, states, strict=True)), states[0]
         made = [first(x, *(state[:, 0] for state in states))]
@@ -104,27 +103,24 @@ class Decoder(nn.Module):
         stacked = (torch.stack(parts, dim=1) for parts in zip(*made, strict=True))
         return dict(zip(self.states, stacked, strict=True)), made[-1][0]
 
-    def _state_spec(self) -> RowSpec:
-        shape = (self.num_layers, self.hidden_size) if self.others else (self.hidden_size,)
-        return RowSpec(shape, self.projection.weight.dtype)
+    def _states_in(self, inputs: Mapping[str, Any], x: Tensor) -> tuple[Tensor, ...]:
+        """The states among the inputs. Raises ValueError if one is missing, or of another shape or type (than `x`)."""
+        found: list[Tensor] = []
+        for name in self.states:
+            if name not in inputs:
+                raise ValueError(f"{type(self).__name__}: expected the states {list(self.states)}, got {list(inputs)}")
+            state = inputs[name]
+            if state.shape[1:] != self._state_shape or (state.dtype is not x.dtype and x.is_floating_point()):
+                expected, got = self.input_specs()[name], RowSpec(tuple(state.shape[1:]), state.dtype)
+                raise ValueError(f"{type(self).__name__}: expected {name} as rows of {expected}, got {got}")
+            found.append(state)
+        return tuple(found)
 
-    def _states_in(self, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """The states among the inputs. Raises ValueError if one is missing, or of another shape or type."""
-        name, spec = type(self).__name__, self._state_spec()
-        for state in self.states:
-            if state not in inputs:
-                raise ValueError(f"{name}: expected the states {list(self.states)}, got {list(inputs)}")
-            given = inputs[state]
-            if given.shape[1:] != spec.shape or given.dtype != spec.dtype:
-                got = RowSpec(tuple(given.shape[1:]), given.dtype)
-                raise ValueError(f"{name}: expected {state} as rows of {spec}, got {got}")
-        return tuple(inputs[state] for state in self.states)
-
-    def _take_upper_layers(self, module: nn.Module, projection: nn.Linear) -> None:
-        """Copy the weights of the layers above the first, and of the projection."""
-        for layer, cell in enumerate(self.others, start=1):
-            if isinstance(cell, LSTMCell | GRUCell):
-                cell.take_weights(module, f"_l{layer}")
+    def _take_weights(self, first: GatedModule, module: nn.Module, projection: nn.Linear) -> None:
+        """Copy the weights of all layers, the first of which is given, and of the projection."""
+        for layer, cell in enumerate((first, *self.others)):
+            if isinstance(cell, GatedModule):
+                cell.take_weights(module, find_layer(type(cell), module, layer).suffix)
         self.projection.take_weights(projection)
 
 
@@ -136,14 +132,11 @@ def check_parts(
     Raises DefinitionError, naming the decoder, unless they fit each other and have one dtype. `others` are further
     modules whose dtype counts.
     """
-    name, cell = kind.__name__, kind.recurrent_cell
+    name = kind.__name__
     for part, expected in ((table, nn.Embedding), (projection, nn.Linear)):
         if not isinstance(part, expected):
             raise DefinitionError(f"{name}: expected {expected.__name__}, got {type(part).__name__}")
-    try:
-        num_layers, directions = check_layers(module, cell.torch_cell, cell.torch_layers)
-    except DefinitionError as error:
-        raise DefinitionError(f"{name}: {error}") from None
+    num_layers, directions = check_layers(name, kind.recurrent_cell, module)
     if directions > 1:
         raise DefinitionError(f"{name}: a decoder has a single direction, unlike {module}")
     if projection.weight.shape != (table.num_embeddings, module.hidden_size):

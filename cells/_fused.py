@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils.parametrize import is_parametrized
 
-from cellrt.cells._gated import Derived
-from cellrt.definition.spec import RowSpec, rows
+from cellrt import RowSpec, rows
+from cellrt.cells._weights import Derived
 from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.choose import uses_triton
 from cellrt.kernels.gate_weights import TYPES

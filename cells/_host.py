@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numba import carray
 
-from cellrt.cells._panels import FLOAT_BYTES, copy, project
+from cellrt import RowSpec
+from cellrt.cells._gemm import FLOAT_BYTES, copy, project
 from cellrt.cells._recurrence import (
     all_below,
     gru_decode,
@@ -26,7 +27,6 @@ from cellrt.core.compiled import unlocked
 from cellrt.core.memory import as_pointer, read_word, read_words
 from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
 from cellrt.definition.host_kernel import HostFunction
-from cellrt.definition.spec import RowSpec
 
 DONE, REFUSE = 0, 1
 TOKEN = RowSpec((), torch.int64)
@@ -52,17 +52,17 @@ def _address(task, k):  # type: ignore[no-untyped-def]
 @HostFunction
 def project_rows(constants, task):  # type: ignore[no-untyped-def]
     """`x` -> its product."""
-    depth, panels, bias, columns = read_words(constants, 4)
-    project(_address(task, 0), read_word(task, POSITIONS), depth, panels, bias, columns, _address(task, 1))
+    depth, weight, bias, columns = read_words(constants, 4)
+    project(_address(task, 0), read_word(task, POSITIONS), depth, weight, bias, columns, _address(task, 1))
     return DONE
 
 
 @HostFunction
 def choose_best(constants, task):  # type: ignore[no-untyped-def]
     """`h` -> `token`, `stop`."""
-    units, panels, bias, columns, end_token = read_words(constants, 5)
+    units, weight, bias, columns, end_token = read_words(constants, 5)
     rows, token = read_word(task, POSITIONS), _address(task, 1)
-    project_best(_address(task, 0), rows, units, panels, bias, columns, token)
+    project_best(_address(task, 0), rows, units, weight, bias, columns, token)
     _mark_stops(token, rows, end_token, _address(task, 2))
     return DONE
 
@@ -78,9 +78,9 @@ def _mark_stops(token, rows, end_token, stop):  # type: ignore[no-untyped-def]
 @HostFunction
 def lstm_inputs(constants, task):  # type: ignore[no-untyped-def]
     """`x`, `h`, `c` -> `h`, `c`."""
-    depth, x_panels, x_bias, panels, bias, units = read_words(constants, 6)
+    depth, x_weight, x_bias, weight, bias, units = read_words(constants, 6)
     x, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
-    lstm_run_inputs(_sizes(task), x, depth, x_panels, x_bias, panels, bias, h, c, h_out, c_out, units)
+    lstm_run_inputs(_sizes(task), x, depth, x_weight, x_bias, weight, bias, h, c, h_out, c_out, units)
     return DONE
 
 
@@ -102,13 +102,13 @@ def _hold(array):  # type: ignore[no-untyped-def]
 @HostFunction
 def lstm_embedded(constants, task):  # type: ignore[no-untyped-def]
     """`token`, `h`, `c` -> `h`, `c`, with a table of inputs."""
-    table, tokens, depth, x_panels, x_bias, panels, bias, units = read_words(constants, 8)
+    table, tokens, depth, x_weight, x_bias, weight, bias, units = read_words(constants, 8)
     token, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
     rows = read_word(task, POSITIONS)
     if not all_below(token, rows, tokens):
         return REFUSE
     x = _embed(table, depth, token, rows)
-    lstm_run_inputs(_sizes(task), x.ctypes.data, depth, x_panels, x_bias, panels, bias, h, c, h_out, c_out, units)
+    lstm_run_inputs(_sizes(task), x.ctypes.data, depth, x_weight, x_bias, weight, bias, h, c, h_out, c_out, units)
     _hold(x)
     return DONE
 
@@ -116,32 +116,32 @@ def lstm_embedded(constants, task):  # type: ignore[no-untyped-def]
 @HostFunction
 def lstm_gates(constants, task):  # type: ignore[no-untyped-def]
     """`gates`, `h`, `c` -> `h`, `c`."""
-    panels, bias, units = read_words(constants, 3)
+    weight, bias, units = read_words(constants, 3)
     gates, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
-    lstm_run(_sizes(task), gates, 0, panels, bias, h, c, h_out, c_out, units)
+    lstm_run(_sizes(task), gates, 0, weight, bias, h, c, h_out, c_out, units)
     return DONE
 
 
 @HostFunction
 def lstm_tokens(constants, task):  # type: ignore[no-untyped-def]
     """`token`, `h`, `c` -> `h`, `c`, with a table of gates."""
-    table, tokens, panels, bias, units = read_words(constants, 5)
+    table, tokens, weight, bias, units = read_words(constants, 5)
     token, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
     if not all_below(token, read_word(task, POSITIONS), tokens):
         return REFUSE
-    lstm_run(_sizes(task), table, token, panels, bias, h, c, h_out, c_out, units)
+    lstm_run(_sizes(task), table, token, weight, bias, h, c, h_out, c_out, units)
     return DONE
 
 
 @HostFunction
 def lstm_decoder(constants, task):  # type: ignore[no-untyped-def]
     """`token`, `h`, `c` -> `token`, `stop`, `h`, `c`, with a table of gates."""
-    table, tokens, panels, bias, out_panels, out_bias, end_token, units = read_words(constants, 8)
+    table, tokens, weight, bias, out_weight, out_bias, end_token, units = read_words(constants, 8)
     token, h, c, token_out, stop, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 7)
     sizes = _sizes(task)
     if not all_below(token, sizes[0], tokens):
         return REFUSE
-    lstm_decode(sizes, table, token, panels, bias, out_panels, out_bias, tokens, h, c, token_out, h_out, c_out, units)
+    lstm_decode(sizes, table, token, weight, bias, out_weight, out_bias, tokens, h, c, token_out, h_out, c_out, units)
     _mark_stops(token_out, read_word(task, POSITIONS), end_token, stop)
     return DONE
 
@@ -149,22 +149,22 @@ def lstm_decoder(constants, task):  # type: ignore[no-untyped-def]
 @HostFunction
 def gru_inputs(constants, task):  # type: ignore[no-untyped-def]
     """`x`, `h` -> `h`."""
-    depth, x_panels, x_bias, panels, bias, units = read_words(constants, 6)
+    depth, x_weight, x_bias, weight, bias, units = read_words(constants, 6)
     x, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
-    gru_run_inputs(_sizes(task), x, depth, x_panels, x_bias, panels, bias, h, h_out, units)
+    gru_run_inputs(_sizes(task), x, depth, x_weight, x_bias, weight, bias, h, h_out, units)
     return DONE
 
 
 @HostFunction
 def gru_embedded(constants, task):  # type: ignore[no-untyped-def]
     """`token`, `h` -> `h`, with a table of inputs."""
-    table, tokens, depth, x_panels, x_bias, panels, bias, units = read_words(constants, 8)
+    table, tokens, depth, x_weight, x_bias, weight, bias, units = read_words(constants, 8)
     token, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
     rows = read_word(task, POSITIONS)
     if not all_below(token, rows, tokens):
         return REFUSE
     x = _embed(table, depth, token, rows)
-    gru_run_inputs(_sizes(task), x.ctypes.data, depth, x_panels, x_bias, panels, bias, h, h_out, units)
+    gru_run_inputs(_sizes(task), x.ctypes.data, depth, x_weight, x_bias, weight, bias, h, h_out, units)
     _hold(x)
     return DONE
 
@@ -172,32 +172,32 @@ def gru_embedded(constants, task):  # type: ignore[no-untyped-def]
 @HostFunction
 def gru_gates(constants, task):  # type: ignore[no-untyped-def]
     """`gates`, `h` -> `h`."""
-    panels, bias, units = read_words(constants, 3)
+    weight, bias, units = read_words(constants, 3)
     gates, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
-    gru_run(_sizes(task), gates, 0, panels, bias, h, h_out, units)
+    gru_run(_sizes(task), gates, 0, weight, bias, h, h_out, units)
     return DONE
 
 
 @HostFunction
 def gru_tokens(constants, task):  # type: ignore[no-untyped-def]
     """`token`, `h` -> `h`, with a table of gates."""
-    table, tokens, panels, bias, units = read_words(constants, 5)
+    table, tokens, weight, bias, units = read_words(constants, 5)
     token, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
     if not all_below(token, read_word(task, POSITIONS), tokens):
         return REFUSE
-    gru_run(_sizes(task), table, token, panels, bias, h, h_out, units)
+    gru_run(_sizes(task), table, token, weight, bias, h, h_out, units)
     return DONE
 
 
 @HostFunction
 def gru_decoder(constants, task):  # type: ignore[no-untyped-def]
     """`token`, `h` -> `token`, `stop`, `h`, with a table of gates."""
-    table, tokens, panels, bias, out_panels, out_bias, end_token, units = read_words(constants, 8)
+    table, tokens, weight, bias, out_weight, out_bias, end_token, units = read_words(constants, 8)
     token, h, token_out, stop, h_out = read_words(task + 8 * FIRST_INPUT, 5)
     sizes = _sizes(task)
     if not all_below(token, sizes[0], tokens):
         return REFUSE
-    gru_decode(sizes, table, token, panels, bias, out_panels, out_bias, tokens, h, token_out, h_out, units)
+    gru_decode(sizes, table, token, weight, bias, out_weight, out_bias, tokens, h, token_out, h_out, units)
     _mark_stops(token_out, read_word(task, POSITIONS), end_token, stop)
     return DONE
 
@@ -205,22 +205,22 @@ def gru_decoder(constants, task):  # type: ignore[no-untyped-def]
 @HostFunction
 def tree_leaf(constants, task):  # type: ignore[no-untyped-def]
     """`x` -> `h`, `c`."""
-    depth, panels, bias, units = read_words(constants, 4)
+    depth, weight, bias, units = read_words(constants, 4)
     x, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 3)
-    leaf_step(read_word(task, POSITIONS), x, depth, panels, bias, h_out, c_out, units)
+    leaf_step(read_word(task, POSITIONS), x, depth, weight, bias, h_out, c_out, units)
     return DONE
 
 
 @HostFunction
 def tree_leaf_embedded(constants, task):  # type: ignore[no-untyped-def]
     """`token` -> `h`, `c`, with a table of inputs."""
-    table, tokens, depth, panels, bias, units = read_words(constants, 6)
+    table, tokens, depth, weight, bias, units = read_words(constants, 6)
     token, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 3)
     rows = read_word(task, POSITIONS)
     if not all_below(token, rows, tokens):
         return REFUSE
     x = _embed(table, depth, token, rows)
-    leaf_step(rows, x.ctypes.data, depth, panels, bias, h_out, c_out, units)
+    leaf_step(rows, x.ctypes.data, depth, weight, bias, h_out, c_out, units)
     _hold(x)
     return DONE
 
@@ -243,7 +243,7 @@ def tree_leaf_tokens(constants, task):  # type: ignore[no-untyped-def]
 @HostFunction
 def tree_nary(constants, task):  # type: ignore[no-untyped-def]
     """`h` of each child, `c` of each child, and `x` if `depth` is not 0 -> `h`, `c`."""
-    children, panels, bias, depth, x_panels, x_bias, units = read_words(constants, 7)
+    children, weight, bias, depth, x_weight, x_bias, units = read_words(constants, 7)
     if read_word(task, STEPS) != 1:
         return REFUSE
     states = _words(task + 8 * FIRST_INPUT, 2 * children)
@@ -251,7 +251,7 @@ def tree_nary(constants, task):  # type: ignore[no-untyped-def]
     if depth > 0:
         x, outputs = _address(task, outputs), outputs + 1
     rows, h_out, c_out = read_word(task, POSITIONS), _address(task, outputs), _address(task, outputs + 1)
-    nary_step(rows, states, panels, bias, x, depth, x_panels, x_bias, h_out, c_out, units)
+    nary_step(rows, states, weight, bias, x, depth, x_weight, x_bias, h_out, c_out, units)
     return DONE
 
 
@@ -261,7 +261,7 @@ def tree_child_sum(constants, task):  # type: ignore[no-untyped-def]
 
     The table is one of gates, or of inputs if `depth` is not 0.
     """
-    depth, x_panels, x_bias, table, tokens, panels, f_panels, zeros, units = read_words(constants, 9)
+    depth, x_weight, x_bias, table, tokens, weight, f_weight, zeros, units = read_words(constants, 9)
     x, h, c, h_out, c_out, _, offsets, others = read_words(task + 8 * FIRST_INPUT, 8)
     rows, token = read_word(task, POSITIONS), 0
     if read_word(task, STEPS) != 1 or not are_offsets(offsets, others, rows, read_word(offsets, rows)):
@@ -274,7 +274,7 @@ def tree_child_sum(constants, task):  # type: ignore[no-untyped-def]
     if embedded.size > 0:
         x, token = embedded.ctypes.data, 0
     child_sum_step(
-        rows, x, depth, x_panels, x_bias, table, token, offsets, h, c, panels, f_panels, zeros, h_out, c_out, units
+        rows, x, depth, x_weight, x_bias, table, token, offsets, h, c, weight, f_weight, zeros, h_out, c_out, units
     )
     _hold(embedded)
     return DONE

@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from cellrt.cells._panels import FLOAT_BYTES, LANES
+from cellrt.cells._gemm import FLOAT_BYTES, LANES
 
 _SINGLE = ir.FloatType()
 _VECTOR = ir.VectorType(_SINGLE, LANES)
@@ -27,7 +27,7 @@ _P = (1.0, 0.131024197, 0.00312466058, 1.13757824e-05, -2.11610178e-08, 5.753978
 _Q = (1.0, 0.464357466, 0.0245772265, 0.000257656502)
 
 
-class _Vectors:
+class VectorBuilder:
     """Writes float32 vector arithmetic into the function that `builder` is building."""
 
     def __init__(self, builder: Any) -> None:
@@ -88,7 +88,7 @@ def lstm_units(typing_context: Any, sums: Any, c: Any, h_out: Any, c_out: Any) -
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         sums, c, h_out, c_out = arguments
-        lanes = _Vectors(builder)
+        lanes = VectorBuilder(builder)
         added = lanes.multiply(lanes.sigmoid(lanes.load(sums, 0)), lanes.tanh(lanes.load(sums, 2)))
         state = lanes.multiply_add(lanes.sigmoid(lanes.load(sums, 1)), lanes.load(c), added)
         lanes.store(state, c_out)
@@ -105,7 +105,7 @@ def gru_units(typing_context: Any, sums: Any, given: Any, h: Any, h_out: Any) ->
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         sums, given, h, h_out = arguments
-        lanes = _Vectors(builder)
+        lanes = VectorBuilder(builder)
         reset, update = lanes.sigmoid(lanes.load(sums, 0)), lanes.sigmoid(lanes.load(sums, 1))
         candidate = lanes.tanh(lanes.multiply_add(reset, lanes.load(sums, 2), lanes.load(given)))
         change = lanes.subtract(lanes.load(h), candidate)

@@ -4,7 +4,7 @@ Python.
 A run takes `batch_sizes` (rows of each step, not increasing) and works on packed memory, the rows of one step
 behind those of the step before, as in `torch.nn.utils.rnn.PackedSequence`. All other arguments are sizes, and
 addresses of contiguous float32 memory, or of int64 for `rows_of` and tokens; `rows_of` may be 0 for "none".
-See `_panels.py`.
+See `_gemm.py`.
 
 Each step works on `CHUNK_ROWS` rows and one panel at a time: the products of all gates of `LANES` units, and
 at once the pointwise half, so that the sums of the gates never leave the first-level cache. `tile` is scratch
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.cells._panels import (
+from cellrt.cells._gemm import (
     CHUNK_ROWS,
     FLOAT_BYTES,
     LANES,
@@ -67,7 +67,7 @@ def _fill(tile, groups, given, bias, row_bytes, lanes):  # type: ignore[no-untyp
 
 
 @unlocked
-def _lstm_step(rows, gates, rows_of, panels, bias, h, c, h_out, c_out, units, tile):  # type: ignore[no-untyped-def]
+def _lstm_step(rows, gates, rows_of, weight, bias, h, c, h_out, c_out, units, tile):  # type: ignore[no-untyped-def]
     """One LSTM step of `rows` rows; row r takes its input half from row `rows_of[r]` of `gates`."""
     row_bytes, tile_bytes = units * FLOAT_BYTES, 4 * LANES * FLOAT_BYTES
     spare = tile + CHUNK_ROWS * tile_bytes
@@ -78,7 +78,7 @@ def _lstm_step(rows, gates, rows_of, panels, bias, h, c, h_out, c_out, units, ti
             for local in range(count):
                 given = gates + _source_row(rows_of, first + local) * 4 * row_bytes
                 _fill(tile + local * tile_bytes, 4, given + shift, bias + shift, row_bytes, lanes)
-            multiply_four(h + first * row_bytes, units, count, panels + unit * units * 4 * FLOAT_BYTES, units, tile)
+            multiply_four(h + first * row_bytes, units, count, weight + unit * units * 4 * FLOAT_BYTES, units, tile)
             for local in range(count):
                 row = (first + local) * row_bytes + shift
                 sums = tile + local * tile_bytes
@@ -92,7 +92,7 @@ def _lstm_step(rows, gates, rows_of, panels, bias, h, c, h_out, c_out, units, ti
 
 
 @unlocked
-def lstm_run(batch_sizes, gates, rows_of, panels, bias, h, c, h_out, c_out, units):  # type: ignore[no-untyped-def]
+def lstm_run(batch_sizes, gates, rows_of, weight, bias, h, c, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """Run an LSTM over input halves that are already computed; writes the state after every step, packed."""
     scratch = np.zeros(_TILE_FLOATS, np.float32)  # Its address is taken where it is used, which keeps it alive.
     start = 0
@@ -100,7 +100,7 @@ def lstm_run(batch_sizes, gates, rows_of, panels, bias, h, c, h_out, c_out, unit
         h_next, c_next = h_out + start * units * FLOAT_BYTES, c_out + start * units * FLOAT_BYTES
         step_gates = gates if rows_of != 0 else gates + start * 4 * units * FLOAT_BYTES
         step_rows = rows_of + start * _INDEX_BYTES if rows_of != 0 else 0
-        _lstm_step(rows, step_gates, step_rows, panels, bias, h, c, h_next, c_next, units, scratch.ctypes.data)
+        _lstm_step(rows, step_gates, step_rows, weight, bias, h, c, h_next, c_next, units, scratch.ctypes.data)
         h, c = h_next, c_next
         start += rows
 
@@ -116,15 +116,15 @@ def _steps_together(batch_sizes, step):  # type: ignore[no-untyped-def]
 
 
 @unlocked
-def lstm_run_inputs(batch_sizes, x, depth, x_panels, x_bias, panels, bias, h, c, h_out, c_out, units):  # type: ignore[no-untyped-def]
+def lstm_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, c, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """Run an LSTM over inputs `x` of width `depth`, multiplied by their weight for several steps together."""
     gates = np.empty(max(_PROJECT_ROWS, batch_sizes[0]) * 4 * units, np.float32)
     start, step = 0, 0
     while step < batch_sizes.size:
         last, rows = _steps_together(batch_sizes, step)
-        project(x + start * depth * FLOAT_BYTES, rows, depth, x_panels, x_bias, 4 * units, gates.ctypes.data)
+        project(x + start * depth * FLOAT_BYTES, rows, depth, x_weight, x_bias, 4 * units, gates.ctypes.data)
         h_next, c_next = h_out + start * units * FLOAT_BYTES, c_out + start * units * FLOAT_BYTES
-        lstm_run(batch_sizes[step:last], gates.ctypes.data, 0, panels, bias, h, c, h_next, c_next, units)
+        lstm_run(batch_sizes[step:last], gates.ctypes.data, 0, weight, bias, h, c, h_next, c_next, units)
         start += rows
         final = (start - batch_sizes[last - 1]) * units * FLOAT_BYTES
         h, c = h_out + final, c_out + final
@@ -132,7 +132,7 @@ def lstm_run_inputs(batch_sizes, x, depth, x_panels, x_bias, panels, bias, h, c,
 
 
 @unlocked
-def _gru_step(rows, gates, rows_of, panels, bias, h, h_out, units, tile):  # type: ignore[no-untyped-def]
+def _gru_step(rows, gates, rows_of, weight, bias, h, h_out, units, tile):  # type: ignore[no-untyped-def]
     """One GRU step of `rows` rows; row r takes its input half from row `rows_of[r]` of `gates`."""
     row_bytes, tile_bytes = units * FLOAT_BYTES, 3 * LANES * FLOAT_BYTES
     spare = tile + CHUNK_ROWS * tile_bytes
@@ -146,7 +146,7 @@ def _gru_step(rows, gates, rows_of, panels, bias, h, h_out, units, tile):  # typ
                 sums = tile + local * tile_bytes
                 _fill(sums, 2, given + shift, bias + shift, row_bytes, lanes)
                 copy(sums + 2 * LANES * FLOAT_BYTES, bias + 2 * row_bytes + shift, lanes)
-            multiply_three(h + first * row_bytes, units, count, panels + unit * units * 3 * FLOAT_BYTES, units, tile)
+            multiply_three(h + first * row_bytes, units, count, weight + unit * units * 3 * FLOAT_BYTES, units, tile)
             for local in range(count):
                 given = gates + _source_row(rows_of, first + local) * 3 * row_bytes
                 given += 2 * row_bytes + shift
@@ -162,7 +162,7 @@ def _gru_step(rows, gates, rows_of, panels, bias, h, h_out, units, tile):  # typ
 
 
 @unlocked
-def gru_run(batch_sizes, gates, rows_of, panels, bias, h, h_out, units):  # type: ignore[no-untyped-def]
+def gru_run(batch_sizes, gates, rows_of, weight, bias, h, h_out, units):  # type: ignore[no-untyped-def]
     """Run a GRU over input halves that are already computed; writes the state after every step, packed."""
     scratch = np.zeros(_TILE_FLOATS, np.float32)  # Its address is taken where it is used, which keeps it alive.
     start = 0
@@ -170,21 +170,21 @@ def gru_run(batch_sizes, gates, rows_of, panels, bias, h, h_out, units):  # type
         h_next = h_out + start * units * FLOAT_BYTES
         step_gates = gates if rows_of != 0 else gates + start * 3 * units * FLOAT_BYTES
         step_rows = rows_of + start * _INDEX_BYTES if rows_of != 0 else 0
-        _gru_step(rows, step_gates, step_rows, panels, bias, h, h_next, units, scratch.ctypes.data)
+        _gru_step(rows, step_gates, step_rows, weight, bias, h, h_next, units, scratch.ctypes.data)
         h = h_next
         start += rows
 
 
 @unlocked
-def gru_run_inputs(batch_sizes, x, depth, x_panels, x_bias, panels, bias, h, h_out, units):  # type: ignore[no-untyped-def]
+def gru_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, h_out, units):  # type: ignore[no-untyped-def]
     """Run a GRU over inputs `x` of width `depth`, multiplied by their weight for several steps together."""
     gates = np.empty(max(_PROJECT_ROWS, batch_sizes[0]) * 3 * units, np.float32)
     start, step = 0, 0
     while step < batch_sizes.size:
         last, rows = _steps_together(batch_sizes, step)
-        project(x + start * depth * FLOAT_BYTES, rows, depth, x_panels, x_bias, 3 * units, gates.ctypes.data)
+        project(x + start * depth * FLOAT_BYTES, rows, depth, x_weight, x_bias, 3 * units, gates.ctypes.data)
         h_next = h_out + start * units * FLOAT_BYTES
-        gru_run(batch_sizes[step:last], gates.ctypes.data, 0, panels, bias, h, h_next, units)
+        gru_run(batch_sizes[step:last], gates.ctypes.data, 0, weight, bias, h, h_next, units)
         start += rows
         h = h_out + (start - batch_sizes[last - 1]) * units * FLOAT_BYTES
         step = last
@@ -205,7 +205,7 @@ def _write_best(logits, rows, columns, out):  # type: ignore[no-untyped-def]
 
 
 @unlocked
-def project_best(h, rows, units, out_panels, out_bias, tokens, token_out):  # type: ignore[no-untyped-def]
+def project_best(h, rows, units, out_weight, out_bias, tokens, token_out):  # type: ignore[no-untyped-def]
     """Write the token with the largest of the `tokens` logits of each row of `h` as int64 to `token_out`.
 
     Logits are kept for `CHUNK_ROWS` rows at a time only.
@@ -214,13 +214,13 @@ def project_best(h, rows, units, out_panels, out_bias, tokens, token_out):  # ty
     for first in range(0, rows, CHUNK_ROWS):
         count = min(CHUNK_ROWS, rows - first)
         states = h + first * units * FLOAT_BYTES
-        project(states, count, units, out_panels, out_bias, tokens, logits.ctypes.data)
+        project(states, count, units, out_weight, out_bias, tokens, logits.ctypes.data)
         _write_best(logits.ctypes.data, count, tokens, token_out + first * _INDEX_BYTES)
 
 
 @unlocked
 def lstm_decode(  # type: ignore[no-untyped-def]
-    batch_sizes, table, token, panels, bias, out_panels, out_bias, tokens, h, c, token_out, h_out, c_out, units
+    batch_sizes, table, token, weight, bias, out_weight, out_bias, tokens, h, c, token_out, h_out, c_out, units
 ):
     """Run a greedy LSTM decoder over a folded embedding `table`; each step takes the token of the step
     before."""
@@ -229,15 +229,15 @@ def lstm_decode(  # type: ignore[no-untyped-def]
     for rows in batch_sizes:
         h_next, c_next = h_out + start * units * FLOAT_BYTES, c_out + start * units * FLOAT_BYTES
         token_next = token_out + start * _INDEX_BYTES
-        _lstm_step(rows, table, token, panels, bias, h, c, h_next, c_next, units, scratch.ctypes.data)
-        project_best(h_next, rows, units, out_panels, out_bias, tokens, token_next)
+        _lstm_step(rows, table, token, weight, bias, h, c, h_next, c_next, units, scratch.ctypes.data)
+        project_best(h_next, rows, units, out_weight, out_bias, tokens, token_next)
         h, c, token = h_next, c_next, token_next
         start += rows
 
 
 @unlocked
 def gru_decode(  # type: ignore[no-untyped-def]
-    batch_sizes, table, token, panels, bias, out_panels, out_bias, tokens, h, token_out, h_out, units
+    batch_sizes, table, token, weight, bias, out_weight, out_bias, tokens, h, token_out, h_out, units
 ):
     """Run a greedy GRU decoder over a folded embedding `table`; each step takes the token of the step
     before."""
@@ -245,7 +245,7 @@ def gru_decode(  # type: ignore[no-untyped-def]
     start = 0
     for rows in batch_sizes:
         h_next, token_next = h_out + start * units * FLOAT_BYTES, token_out + start * _INDEX_BYTES
-        _gru_step(rows, table, token, panels, bias, h, h_next, units, scratch.ctypes.data)
-        project_best(h_next, rows, units, out_panels, out_bias, tokens, token_next)
+        _gru_step(rows, table, token, weight, bias, h, h_next, units, scratch.ctypes.data)
+        project_best(h_next, rows, units, out_weight, out_bias, tokens, token_next)
         h, token = h_next, token_next
         start += rows

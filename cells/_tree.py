@@ -1,11 +1,12 @@
 """One step of the tree-LSTM cells as one compiled call: all rows, whatever their number of children.
 
-A step works on a few rows at a time: the products of `_panels.py` write the sums of their gates to scratch in the
+A step works on a few rows at a time: the products of `_gemm.py` write the sums of their gates to scratch in the
 second-level cache, where the pointwise half reads them. In scratch a gate takes a whole number of vector registers
 (`padded` units); weights are packed with as many units, zero beyond the last (`pack_padded`).
 
-Sizes and addresses are integers, and memory is contiguous float32 (int64 for offsets and tokens), as in `_panels.py`.
-`tree_lstm.py` has the equations, and the plain-torch form of each function, which the tests compare with this one.
+Sizes and addresses are integers, and memory is contiguous float32 (int64 for offsets and tokens), as in `_gemm.py`.
+`tree_lstm.py` and `child_sum_tree_lstm.py` have the equations, and the plain-torch form of each function, which the
+tests compare with this one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from cellrt.cells._panels import (
+from cellrt.cells._gemm import (
     CHUNK_ROWS,
     FLOAT_BYTES,
     LANES,
@@ -27,7 +28,7 @@ from cellrt.cells._panels import (
     project,
     write,
 )
-from cellrt.cells._pointwise import _Vectors
+from cellrt.cells._pointwise import VectorBuilder
 from cellrt.core.compiled import unlocked
 from cellrt.core.memory import read_float, read_word
 
@@ -53,7 +54,7 @@ def _begin_units(typing_context: Any, i: Any, u: Any, c: Any) -> Any:
     """`c = sigmoid(i) * tanh(u)`, for `LANES` units at these addresses."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = _Vectors(builder)
+        lanes = VectorBuilder(builder)
         i, u = (lanes.load(address) for address in arguments[:2])
         lanes.store(lanes.multiply(lanes.sigmoid(i), lanes.tanh(u)), arguments[2])
         return context.get_dummy_value()
@@ -66,7 +67,7 @@ def _add_child_units(typing_context: Any, f: Any, child: Any, c: Any) -> Any:
     """`c += sigmoid(f) * child`, for `LANES` units."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = _Vectors(builder)
+        lanes = VectorBuilder(builder)
         f, child, c = (lanes.load(address) for address in arguments)
         lanes.store(lanes.multiply_add(lanes.sigmoid(f), child, c), arguments[2])
         return context.get_dummy_value()
@@ -79,7 +80,7 @@ def _end_units(typing_context: Any, o: Any, c: Any, h: Any) -> Any:
     """`h = sigmoid(o) * tanh(c)`, for `LANES` units."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = _Vectors(builder)
+        lanes = VectorBuilder(builder)
         o, c = (lanes.load(address) for address in arguments[:2])
         lanes.store(lanes.multiply(lanes.sigmoid(o), lanes.tanh(c)), arguments[2])
         return context.get_dummy_value()
@@ -138,7 +139,7 @@ def _end(sums, units, c, spare, h_out, c_out):  # type: ignore[no-untyped-def]
 
 
 @unlocked
-def leaf_step(rows, x, depth, panels, bias, h_out, c_out, units):  # type: ignore[no-untyped-def]
+def leaf_step(rows, x, depth, weight, bias, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """The states of leaves from inputs `x` `[rows, depth]`; gates i, o, u."""
     padded = _padded(units)
     row_bytes, sums_bytes = units * FLOAT_BYTES, 3 * padded * FLOAT_BYTES
@@ -146,7 +147,7 @@ def leaf_step(rows, x, depth, panels, bias, h_out, c_out, units):  # type: ignor
     work = np.zeros(padded + LANES, np.float32)  # The state of a row, and a spare register.
     for first in range(0, rows, CHUNK_ROWS):
         count = min(CHUNK_ROWS, rows - first)
-        project(x + first * depth * FLOAT_BYTES, count, depth, panels, bias, 3 * padded, scratch.ctypes.data)
+        project(x + first * depth * FLOAT_BYTES, count, depth, weight, bias, 3 * padded, scratch.ctypes.data)
         for local in range(count):
             sums, out = scratch.ctypes.data + local * sums_bytes, (first + local) * row_bytes
             state = work.ctypes.data
@@ -155,9 +156,9 @@ def leaf_step(rows, x, depth, panels, bias, h_out, c_out, units):  # type: ignor
 
 
 @unlocked
-def _add_inputs(count, x, depth, panels, bias, given, padded, groups, sums):  # type: ignore[no-untyped-def]
+def _add_inputs(count, x, depth, weight, bias, given, padded, groups, sums):  # type: ignore[no-untyped-def]
     """Add the products of inputs `x` (gates i, o, u, f, through the scratch `given`) to the sums of `groups` gates."""
-    project(x, count, depth, panels, bias, 4 * padded, given)
+    project(x, count, depth, weight, bias, 4 * padded, given)
     gate_bytes = padded * FLOAT_BYTES
     for local in range(count):
         source, target = given + local * 4 * gate_bytes, sums + local * groups * gate_bytes
@@ -167,7 +168,7 @@ def _add_inputs(count, x, depth, panels, bias, given, padded, groups, sums):  # 
 
 
 @unlocked
-def nary_step(rows, states, panels, bias, x, depth, x_panels, x_bias, h_out, c_out, units):  # type: ignore[no-untyped-def]
+def nary_step(rows, states, weight, bias, x, depth, x_weight, x_bias, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """The states of nodes with the same number of children, all in order; gates i, o, u and f of each child.
 
     `states` are the addresses of h of each child, then of c of each; `x` is 0 if nodes have no input.
@@ -185,11 +186,11 @@ def nary_step(rows, states, panels, bias, x, depth, x_panels, x_bias, h_out, c_o
             for child in range(children):
                 place = joined.ctypes.data + (local * width + child * units) * FLOAT_BYTES
                 copy(place, states[child] + (first + local) * row_bytes, units)
-        project(joined.ctypes.data, count, width, panels, bias, groups * padded, scratch.ctypes.data)
+        project(joined.ctypes.data, count, width, weight, bias, groups * padded, scratch.ctypes.data)
         if x != 0:
             inputs = x + first * depth * FLOAT_BYTES
             given_place = given.ctypes.data
-            _add_inputs(count, inputs, depth, x_panels, x_bias, given_place, padded, groups, scratch.ctypes.data)
+            _add_inputs(count, inputs, depth, x_weight, x_bias, given_place, padded, groups, scratch.ctypes.data)
         for local in range(count):
             sums, row = scratch.ctypes.data + local * sums_bytes, (first + local) * row_bytes
             state = work.ctypes.data
@@ -214,7 +215,7 @@ def are_offsets(offsets, others, rows, total):  # type: ignore[no-untyped-def]
 
 
 @unlocked
-def _add_children(first, count, offsets, h, c, panels, sums, states, units, forget, zeros, spare):  # type: ignore[no-untyped-def]
+def _add_children(first, count, offsets, h, c, weight, sums, states, units, forget, zeros, spare):  # type: ignore[no-untyped-def]
     """Add to the `states` of `count` rows, from row `first`, what the forget gates let through of their children.
 
     `sums` has the gates i, o, u, f of these rows; `forget` is scratch for the gates of `CHUNK_ROWS` children.
@@ -224,7 +225,7 @@ def _add_children(first, count, offsets, h, c, panels, sums, states, units, forg
     row, end = 0, read_word(offsets, first + count)
     for start in range(read_word(offsets, first), end, CHUNK_ROWS):
         together = min(CHUNK_ROWS, end - start)
-        project(h + start * row_bytes, together, units, panels, zeros, padded, forget)
+        project(h + start * row_bytes, together, units, weight, zeros, padded, forget)
         for child in range(start, start + together):
             while child >= read_word(offsets, first + row + 1):
                 row += 1
@@ -235,12 +236,12 @@ def _add_children(first, count, offsets, h, c, panels, sums, states, units, forg
 
 @unlocked
 def child_sum_step(  # type: ignore[no-untyped-def]
-    rows, x, depth, x_panels, x_bias, table, token, offsets, h, c, panels, f_panels, zeros, h_out, c_out, units
+    rows, x, depth, x_weight, x_bias, table, token, offsets, h, c, weight, f_weight, zeros, h_out, c_out, units
 ):
     """The states of nodes with any number of children each: of row r, `offsets[r]` to `offsets[r + 1]` of h and c.
 
     The input half of the gates i, o, u, f is the product of `x`, or if `token` is not 0 the row of `table` (padded)
-    that it names. `panels` are of i, o, u; `f_panels` of f; `zeros` has `3 * padded` of them.
+    that it names. `weight` are of i, o, u; `f_weight` of f; `zeros` has `3 * padded` of them.
     """
     padded, most = _padded(units), min(rows, CHUNK_ROWS)
     row_bytes, gate_bytes = units * FLOAT_BYTES, padded * FLOAT_BYTES
@@ -254,7 +255,7 @@ def child_sum_step(  # type: ignore[no-untyped-def]
         count = min(CHUNK_ROWS, rows - first)
         if token == 0:
             inputs = x + first * depth * FLOAT_BYTES
-            project(inputs, count, depth, x_panels, x_bias, 4 * padded, gates.ctypes.data)
+            project(inputs, count, depth, x_weight, x_bias, 4 * padded, gates.ctypes.data)
         else:
             for local in range(count):
                 source = table + read_word(token, first + local) * 4 * gate_bytes
@@ -264,7 +265,7 @@ def child_sum_step(  # type: ignore[no-untyped-def]
             for child in range(read_word(offsets, first + local), read_word(offsets, first + local + 1)):
                 _add(total.ctypes.data + local * row_bytes, h + child * row_bytes, units)
         if read_word(offsets, first + count) > read_word(offsets, first):
-            project(total.ctypes.data, count, units, panels, zeros, 3 * padded, sums.ctypes.data)
+            project(total.ctypes.data, count, units, weight, zeros, 3 * padded, sums.ctypes.data)
         else:  # All are leaves.
             sums[:] = 0
         for local in range(count):
@@ -277,7 +278,7 @@ def child_sum_step(  # type: ignore[no-untyped-def]
             offsets,
             h,
             c,
-            f_panels,
+            f_weight,
             gates.ctypes.data,
             states.ctypes.data,
             units,

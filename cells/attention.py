@@ -32,9 +32,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, linear
 
-from cellrt.cells._gated import Derived, is_fusable, pack_with_bias, packed_linear
-from cellrt.definition.spec import RaggedRows
-from cellrt.errors import DefinitionError
+from cellrt import DefinitionError, RaggedRows
+from cellrt.cells._weights import Derived, is_fusable, pack_with_bias, packed_linear
 
 
 class Context(NamedTuple):

@@ -20,13 +20,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from cellrt import DefinitionError, RaggedRows, RowSpec, ragged, rows
 from cellrt.cells._decoding import Decoder, check_parts
-from cellrt.cells._gated import copy_embedding
+from cellrt.cells._weights import copy_embedding
 from cellrt.cells.attention import AdditiveAttention, DotAttention, Linear
 from cellrt.cells.gru import GRUCell
 from cellrt.cells.lstm import LSTMCell
-from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
-from cellrt.errors import DefinitionError
 
 Attention = DotAttention | AdditiveAttention
 
@@ -120,10 +119,9 @@ class _AttentionDecoder(Decoder):
             return_logprobs=return_logprobs,
         )
         made.embedding.weight = copy_embedding(table)
-        made.recurrent.take_weights(module)
         made.combine.weight = nn.Parameter(combine.weight.detach().clone())
         made.combine.bias = None if combine.bias is None else nn.Parameter(combine.bias.detach().clone())
-        made._take_upper_layers(module, projection)
+        made._take_weights(made.recurrent, module, projection)
         return made
 
     def input_specs(self) -> dict[str, RowSpec]:
@@ -177,7 +175,7 @@ def _check_attention(decoder: str, attention: object, hidden_size: int, memory_s
 class AttentionGRUDecoder(_AttentionDecoder):
     """A GRU decoder with attention: returns `token` int64 `[rows]`, `stop` bool `[rows]`, `h`, `attended`."""
 
-    recurrent_cell, states = GRUCell, ("h",)
+    recurrent_cell, states = GRUCell, GRUCell.states
 
     def forward(
         self,
@@ -194,7 +192,7 @@ class AttentionGRUDecoder(_AttentionDecoder):
 class AttentionLSTMDecoder(_AttentionDecoder):
     """An LSTM decoder with attention: as `AttentionGRUDecoder`, with the LSTM's `c`."""
 
-    recurrent_cell, states = LSTMCell, ("h", "c")
+    recurrent_cell, states = LSTMCell, LSTMCell.states
 
     def forward(
         self,

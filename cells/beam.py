@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cellrt.cells._gated import is_eager
-from cellrt.definition.spec import RaggedRows, RowSpec, as_spec, rows
-from cellrt.errors import DefinitionError
+from cellrt import DefinitionError, RaggedRows, RowSpec, rows
+from cellrt.cells._weights import is_eager
+from cellrt.definition.spec import as_spec
 
 BEAM_NAMES = ("token", "score", "length", "tokens")
 """The inputs and outputs of a `BeamStep` that are its own."""

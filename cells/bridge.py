@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cellrt.errors import DefinitionError
+from cellrt import DefinitionError
 
 Sources = Mapping[str, Sequence[str] | Sequence[Sequence[str]]]
 """For each state of a decoder the states of the encoder that it is made of; of several layers, for each of them."""

@@ -19,22 +19,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cellrt import DefinitionError, RaggedRows, RowSpec, rows
 from cellrt.cells._decoding import Decoder, check_parts
-from cellrt.cells._gated import are_float32_on_cpu, check_batch_sizes, check_shape, unroll
+from cellrt.cells._gated import check_batch_sizes, unroll
 from cellrt.cells._host import STOP, TOKEN, gru_decoder, lstm_decoder
 from cellrt.cells._recurrence import gru_decode, lstm_decode
+from cellrt.cells._weights import are_float32_on_cpu, check_float32_on_cpu, check_shape, check_tokens, copy_embedding
 from cellrt.cells.gru import EmbeddingGRUCell, GRUCell
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell
 from cellrt.cells.output import Sample
 from cellrt.definition.host_kernel import HostFunction, HostKernel
-from cellrt.definition.spec import RaggedRows, RowSpec, rows
-from cellrt.errors import DefinitionError
 
 
 class _EmbeddingDecoder(Decoder):
-    """What the decoders without attention share."""
+    """What the decoders without attention share.
+
+    Attributes:
+        first_cell: the kind of the lowest layer.
+        decode: a whole run, by addresses: `_recurrence.py`.
+        task_function: a whole task: `_host.py`.
+    """
 
     first_cell: ClassVar[type[EmbeddingLSTMCell] | type[EmbeddingGRUCell]]
+    decode: ClassVar[Callable[..., None]]
+    task_function: ClassVar[HostFunction]
 
     def __init__(
         self,
@@ -52,6 +60,7 @@ class _EmbeddingDecoder(Decoder):
         super().__init__(hidden_size, end_token, return_logits, return_logprobs)
         self.first = self.first_cell(num_tokens, embedding_size, hidden_size, bias, fold=fold)
         self.add_top(num_tokens, num_layers, bias)
+        self._has_kernel = self.returns_choice_alone and fold and num_layers == 1
 
     @classmethod
     def from_torch(
@@ -83,9 +92,8 @@ class _EmbeddingDecoder(Decoder):
         sizes = table.num_embeddings, table.embedding_dim, module.hidden_size
         options = {"return_logits": return_logits, "return_logprobs": return_logprobs}
         made = cls(*sizes, end_token, module.bias, num_layers=num_layers, fold=fold, **options)
-        made.first.take_weights(module)
-        made.first.take_embedding(table)
-        made._take_upper_layers(module, projection)
+        made.first.embedding.weight = copy_embedding(table)
+        made._take_weights(made.first, module, projection)
         return made
 
     def _advance(self, token: Tensor, inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
@@ -113,22 +121,19 @@ class _EmbeddingDecoder(Decoder):
         return dict(zip(names, unroll(batch_sizes, step, None, (token, *states.values())), strict=True))
 
     def _is_fused(self, token: Tensor, states: Mapping[str, Tensor]) -> bool:
-        can_be = self.returns_choice_alone and self.first.fold and not self.others
-        return can_be and self.first.is_fusable_with(token, *states.values())
+        return self._has_kernel and self.first.is_fusable_with(token, *states.values())
 
-    def _run_fused(
-        self, decode: Callable[..., None], sizes: NDArray[np.int64], token: Tensor, states: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """All steps in one call of `decode`."""
+    def _run(self, sizes: NDArray[np.int64], token: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All steps in one compiled call."""
         first, units = self.first, self.hidden_size
-        for name, state in states.items():
-            check_shape(name, state, (int(sizes[0]), units))
-        token, table = first.check_tokens(token), first.folded_on_cpu()
+        first.check_states(int(sizes[0]), tuple(states.values()))
+        token, table = check_tokens(token, first.embedding), first.folded()
+        check_float32_on_cpu("the table of gates", table)
         given = [state.contiguous() for state in states.values()]
         (weight, bias), (out_weight, out_bias) = first.packed_hh(), self.projection.packed()
         rows = int(sizes.sum()) if sizes.size > 1 else token.shape[0]
         token_out, made = token.new_empty(rows), [state.new_empty(rows, units) for state in given]
-        decode(
+        type(self).decode(
             sizes,
             table.data_ptr(),
             token.data_ptr(),
@@ -137,21 +142,17 @@ class _EmbeddingDecoder(Decoder):
             out_weight.address,
             out_bias.data_ptr(),
             out_weight.units,
-            *(state.data_ptr() for state in given),
+            *[state.data_ptr() for state in given],
             token_out.data_ptr(),
-            *(state.data_ptr() for state in made),
+            *[state.data_ptr() for state in made],
             units,
         )
         return {"token": token_out, "stop": token_out == self.end_token, **dict(zip(states, made, strict=True))}
 
-    def _run(self, sizes: NDArray[np.int64], token: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        raise NotImplementedError
-
-    def _kernel(self, function: HostFunction) -> HostKernel | None:
-        first = self.first
-        can_be = self.returns_choice_alone and first.fold and not self.others
-        if not (can_be and are_float32_on_cpu(*self.parameters())):
+    def _compiled(self) -> HostKernel | None:
+        if not (self._has_kernel and are_float32_on_cpu(*self.parameters())):
             return None
+        first, function = self.first, self.task_function
         table, (weight, bias), (out_weight, out_bias) = first.folded(), first.packed_hh(), self.projection.packed()
         words = [table.data_ptr(), out_weight.units, weight.address, bias.data_ptr()]
         words += [out_weight.address, out_bias.data_ptr(), self.end_token, self.hidden_size]
@@ -170,7 +171,8 @@ class EmbeddingLSTMDecoder(_EmbeddingDecoder):
     chosen is `end_token`. Of equal logits the lowest token wins on the fused path. For `fold` see `EmbeddingLSTMCell`.
     """
 
-    recurrent_cell, first_cell, states = LSTMCell, EmbeddingLSTMCell, ("h", "c")
+    recurrent_cell, first_cell, states = LSTMCell, EmbeddingLSTMCell, LSTMCell.states
+    decode, task_function = staticmethod(lstm_decode), lstm_decoder
 
     def forward(self, token: Tensor, h: Tensor, c: Tensor) -> dict[str, Tensor]:
         """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
@@ -182,16 +184,14 @@ class EmbeddingLSTMDecoder(_EmbeddingDecoder):
 
     def host_kernel(self) -> HostKernel | None:
         """The compiled form of `steps`: for float32, one layer, a folded table, and neither logits nor logprobs."""
-        return self._kernel(lstm_decoder)
-
-    def _run(self, sizes: NDArray[np.int64], token: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self._run_fused(lstm_decode, sizes, token, states)
+        return self._compiled()
 
 
 class EmbeddingGRUDecoder(_EmbeddingDecoder):
     """As `EmbeddingLSTMDecoder`, with a GRU: `token` int64 `[rows]`, `h` -> `token`, `stop`, `h`."""
 
-    recurrent_cell, first_cell, states = GRUCell, EmbeddingGRUCell, ("h",)
+    recurrent_cell, first_cell, states = GRUCell, EmbeddingGRUCell, GRUCell.states
+    decode, task_function = staticmethod(gru_decode), gru_decoder
 
     def forward(self, token: Tensor, h: Tensor) -> dict[str, Tensor]:
         """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
@@ -203,10 +203,7 @@ class EmbeddingGRUDecoder(_EmbeddingDecoder):
 
     def host_kernel(self) -> HostKernel | None:
         """The compiled form of `steps`: for float32, one layer, a folded table, and neither logits nor logprobs."""
-        return self._kernel(gru_decoder)
-
-    def _run(self, sizes: NDArray[np.int64], token: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self._run_fused(gru_decode, sizes, token, states)
+        return self._compiled()
 
 
 class SamplingDecoder(nn.Module):

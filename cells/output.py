@@ -17,8 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from cellrt import DefinitionError, RowSpec
 from cellrt.cells._fused import can_fuse, choose_rows, vectors
-from cellrt.cells._gated import (
+from cellrt.cells._gemm import PackedWeight
+from cellrt.cells._host import STOP, TOKEN, choose_best
+from cellrt.cells._recurrence import project_best
+from cellrt.cells._weights import (
     Derived,
     are_float32_on_cpu,
     check_shape,
@@ -28,12 +32,7 @@ from cellrt.cells._gated import (
     pack_with_bias,
     packed_linear,
 )
-from cellrt.cells._host import STOP, TOKEN, choose_best
-from cellrt.cells._panels import PackedWeight
-from cellrt.cells._recurrence import project_best
 from cellrt.definition.host_kernel import HostKernel
-from cellrt.definition.spec import RowSpec
-from cellrt.errors import DefinitionError
 
 if TYPE_CHECKING:
     from cellrt.worker.device.placement import Rows
@@ -180,7 +179,7 @@ class ProjectionArgmax(_Linear):
         return can_fuse(self, inputs, outputs, vectors(h=self.weight.shape[1]), {"token": TOKEN, "stop": STOP})
 
     def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/device/placement.py`)."""
         choose_rows(self.weight, self.bias, self.end_token, inputs, outputs)
 
 

@@ -66,8 +66,3 @@ class JoinedCell(nn.Module):
         """The steps-first form of the cell."""
         steps: Any = self.cell.steps
         return steps(batch_sizes, x=torch.cat((left, right), dim=-1), **states)
-
-
-def join(left: Tensor, right: Tensor) -> Tensor:
-    """A cell that puts two rows side by side: `[rows, size]` each -> `[rows, 2 * size]`."""
-    return torch.cat((left, right), dim=-1)

@@ -19,8 +19,6 @@ LONG_FILES = {
     "cellrt/engine/engine.py": 420,
     "cellrt/engine/manager.py": 483,
     "cellrt/graph/recorder.py": 408,
-    "cells/gru.py": 436,
-    "cells/tree_lstm.py": 482,
     "tests/api/test_cell.py": 433,
     "tests/core/machine.py": 426,
     "tests/engine/test_sessions.py": 443,

@@ -7,12 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from cellrt import Cell, DefinitionError, Graph, RequestError, RowSpec, cell
 from cellrt.cells import Bridge
-from cellrt.definition.cell import Cell
-from cellrt.definition.define import cell
-from cellrt.definition.spec import RowSpec
-from cellrt.errors import DefinitionError, RequestError
-from cellrt.graph.graph import Graph
 from cellrt.unfolders.recurrent import Stack, StackRun, step_inputs
 from cellrt.unfolders.sequences import as_stack
 

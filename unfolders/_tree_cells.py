@@ -11,11 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.definition.cell import Cell
-from cellrt.definition.spec import RowSpec
-from cellrt.errors import DefinitionError
-from cellrt.graph.graph import Graph
-from cellrt.graph.symbols import Node, Output
+from cellrt import Cell, DefinitionError, Graph, Node, Output, RowSpec
 
 _SIDES = {"left": 0, "right": 1}
 

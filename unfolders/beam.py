@@ -7,14 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from cellrt import Cell, DefinitionError, Graph, Unfolder, cell
 from cellrt.cells import Bridge
 from cellrt.cells.beam import BeamEnd, BeamStart, BeamStep
 from cellrt.cells.output import NEVER
-from cellrt.definition.cell import Cell
-from cellrt.definition.define import cell
-from cellrt.errors import DefinitionError
-from cellrt.graph.graph import Graph
-from cellrt.graph.unfolder import Unfolder
 from cellrt.unfolders._encoder import Encoder, Layers, Reader, take
 from cellrt.unfolders.encoder_decoder import MAX_STEPS, SOURCE, check_max_steps, step_limit
 

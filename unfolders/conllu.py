@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from cellrt.errors import RequestError
+from cellrt import RequestError
 
 _COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 _ID, _FORM, _HEAD, _DEPREL = (_COLUMNS.index(name) for name in ("ID", "FORM", "HEAD", "DEPREL"))

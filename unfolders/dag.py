@@ -23,11 +23,7 @@ from typing import Any
 import networkx as nx
 import torch
 
-from cellrt.definition.cell import Cell
-from cellrt.errors import DefinitionError, RequestError
-from cellrt.graph.graph import Graph
-from cellrt.graph.symbols import Node, Output
-from cellrt.graph.unfolder import Unfolder
+from cellrt import Cell, DefinitionError, Graph, Node, Output, RequestError, Unfolder
 
 
 def dag(

@@ -7,11 +7,8 @@ from typing import Any
 
 import torch
 
+from cellrt import Cell, DefinitionError, Graph, RequestError, Unfolder
 from cellrt.cells import Bridge
-from cellrt.definition.cell import Cell
-from cellrt.errors import DefinitionError, RequestError
-from cellrt.graph.graph import Graph
-from cellrt.graph.unfolder import Unfolder
 from cellrt.unfolders._encoder import Encoder, Layers, reader_of, take
 
 SOURCE, MAX_STEPS = "source", "max_steps"

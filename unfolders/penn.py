@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cellrt.errors import RequestError
+from cellrt import RequestError
 
 _TOKEN = re.compile(r"[()]|[^() \t\r\n]+")
 

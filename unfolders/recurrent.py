@@ -14,16 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from cellrt.cells._gated import GatedModule, check_layers, check_one_dtype
-from cellrt.cells.gru import EmbeddingGRUCell, GRUCell, GRUInput, GRURecurrent
-from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell, LSTMInput, LSTMRecurrent
-from cellrt.cells.stacked import BothInputs, Joined, JoinedCell, join
-from cellrt.definition.cell import Cell
-from cellrt.definition.define import cell
-from cellrt.definition.spec import RowSpec
-from cellrt.errors import DefinitionError
-from cellrt.graph.graph import Graph
-from cellrt.graph.symbols import Chain, Node, Output, Steps
+import cellrt
+from cellrt import Cell, Chain, DefinitionError, Graph, Node, Output, RowSpec, Steps, cells
 
 
 @dataclass(frozen=True)
@@ -166,7 +158,7 @@ class Stack:
     @cached_property
     def _joins(self) -> dict[RowSpec, Cell]:
         specs = {spec for spec in self.top.ahead.outputs.values() if spec.shape}
-        return {spec: cell(join, {"left": spec, "right": spec}) for spec in specs}
+        return {spec: cellrt.cell(cells.Joined(nn.Identity()), {"left": spec, "right": spec}) for spec in specs}
 
     def example(self, steps: int = 2) -> torch.Tensor:
         """Zeros that the stack can run over."""
@@ -195,17 +187,13 @@ def from_torch(
 
     Raises DefinitionError for another module, for `proj_size`, and for an embedding of another size.
     """
-    family = next((each for each in (_LSTM, _GRU) if isinstance(module, (each.torch_cell, each.torch_layers))), None)
-    if family is None:
+    kinds = next((each for each in (_LSTM, _GRU) if isinstance(module, each.torch)), None)
+    if kinds is None:
         kind = type(module).__name__
         raise DefinitionError(f"from_torch: expected LSTM, GRU, LSTMCell or GRUCell of torch.nn, not {kind}")
-    num_layers, num_directions = check_layers(module, family.torch_cell, family.torch_layers)
-    check_one_dtype("from_torch", module, *([] if embedding is None else [embedding]))
-    if embedding is not None and embedding.embedding_dim != module.input_size:
-        raise DefinitionError(f"the module reads rows of {module.input_size}, the embedding has {embedding}")
-    builder = _Builder(module, family, num_directions, max_batch)
+    builder = _Builder(module, kinds, max_batch)
     layers: list[Layer] = []
-    for layer in range(num_layers):
+    for layer in range(getattr(module, "num_layers", 1)):
         if layer == 0 and embedding is not None:
             layers.append(builder.of_tokens(embedding, fold))
         else:
@@ -218,81 +206,64 @@ def step_inputs(cell: Cell) -> list[str]:
     return [name for name in cell.inputs if name not in cell.carry]
 
 
-class _Family(NamedTuple):
-    """The classes of an LSTM or of a GRU."""
+class _Kinds(NamedTuple):
+    """The cells of an LSTM or of a GRU."""
 
-    torch_cell: type[nn.Module]
-    torch_layers: type[nn.RNNBase]
-    whole: type[LSTMCell] | type[GRUCell]
-    half: type[LSTMInput] | type[GRUInput]
-    recurrent: type[LSTMRecurrent] | type[GRURecurrent]
-    of_tokens: type[EmbeddingLSTMCell] | type[EmbeddingGRUCell]
-    states: tuple[str, ...]
+    torch: tuple[type[nn.Module], ...]
+    whole: type[cells.LSTMCell] | type[cells.GRUCell]
+    half: type[cells.LSTMInput] | type[cells.GRUInput]
+    recurrent: type[cells.LSTMRecurrent] | type[cells.GRURecurrent]
+    of_tokens: type[cells.EmbeddingLSTMCell] | type[cells.EmbeddingGRUCell]
 
 
-_LSTM = _Family(nn.LSTMCell, nn.LSTM, LSTMCell, LSTMInput, LSTMRecurrent, EmbeddingLSTMCell, ("h", "c"))
-_GRU = _Family(nn.GRUCell, nn.GRU, GRUCell, GRUInput, GRURecurrent, EmbeddingGRUCell, ("h",))
+_LSTM = _Kinds((nn.LSTMCell, nn.LSTM), cells.LSTMCell, cells.LSTMInput, cells.LSTMRecurrent, cells.EmbeddingLSTMCell)
+_GRU = _Kinds((nn.GRUCell, nn.GRU), cells.GRUCell, cells.GRUInput, cells.GRURecurrent, cells.EmbeddingGRUCell)
 
 
 class _Builder:
     """Makes the cells of the layers of one torch module."""
 
-    def __init__(self, module: Any, family: _Family, num_directions: int, max_batch: int | None) -> None:
-        self.module, self.family, self.max_batch = module, family, max_batch
-        self.num_directions = num_directions
-        self.size, self.bias = module.hidden_size, bool(module.bias)
-        self.dtype = next(module.parameters()).dtype
-        self.states = {name: RowSpec((self.size,), self.dtype) for name in family.states}
+    def __init__(self, module: Any, kinds: _Kinds, max_batch: int | None) -> None:
+        self.module, self.kinds, self.max_batch = module, kinds, max_batch
+        self.directions = (False, True) if getattr(module, "bidirectional", False) else (False,)
+        """Whether each runs backwards."""
+        self.state = cellrt.rows(module.hidden_size, dtype=next(module.parameters()).dtype)
 
     def of_tokens(self, embedding: nn.Embedding, fold: bool) -> Layer:
         """The lowest layer, on tokens."""
-        made: list[Cell] = []
-        for direction in range(self.num_directions):
-            rows, width = embedding.weight.shape
-            part = self.family.of_tokens(rows, width, self.size, self.bias, fold=fold)
-            part.take_embedding(embedding)
-            self._take(part, 0, direction)
-            made.append(self._cell(part, {"token": RowSpec((), torch.int64), **self.states}))
-        return Layer(*made)
+        made = self.kinds.of_tokens
+        parts = [
+            made.from_torch(embedding, self.module, fold=fold, layer=0, reverse=reverse) for reverse in self.directions
+        ]
+        return Layer(*(self._step(part, {"token": cellrt.rows(dtype=torch.int64)}) for part in parts))
 
     def whole(self, layer: int) -> Layer:
         """A layer of whole cells."""
-        reads = self._reads(layer)
-        made: list[Cell] = []
-        for direction in range(self.num_directions):
-            part = self.family.whole(self._width(layer), self.size, self.bias)
-            self._take(part, layer, direction)
-            made.append(self._cell(JoinedCell(part) if len(reads) > 1 else part, {**reads, **self.states}))
-        return Layer(*made)
+        parts, reads = self._parts(self.kinds.whole, layer), self._reads(layer)
+        return Layer(*(self._step(cells.JoinedCell(part) if len(reads) > 1 else part, reads) for part in parts))
 
     def split(self, layer: int) -> Layer:
         """A layer with its input half apart."""
-        halves: list[Any] = []
-        made: list[Cell] = []
-        gates = RowSpec((self.family.half.gates * self.size,), self.dtype)
-        for direction in range(self.num_directions):
-            halves.append(self._take(self.family.half(self._width(layer), self.size, self.bias), layer, direction))
-            part = self._take(self.family.recurrent(self.size, self.bias), layer, direction)
-            made.append(self._cell(part, {"gates": gates, **self.states}))
-        half, reads = halves[0] if len(halves) == 1 else BothInputs(*halves), self._reads(layer)
-        inputs = self._cell(Joined(half) if len(reads) > 1 else half, reads)
+        halves, reads = self._parts(self.kinds.half, layer), self._reads(layer)
+        half = halves[0] if len(halves) == 1 else cells.BothInputs(*halves)
+        inputs = cellrt.cell(cells.Joined(half) if len(reads) > 1 else half, reads, max_batch=self.max_batch)
+        gates = next(iter(inputs.outputs.values()))
+        made = [self._step(part, {"gates": gates}) for part in self._parts(self.kinds.recurrent, layer)]
         return Layer(made[0], made[1] if len(made) > 1 else None, inputs)
 
-    def _width(self, layer: int) -> int:
-        return int(self.module.input_size) if layer == 0 else self.num_directions * self.size
+    def _parts(self, kind: Any, layer: int) -> list[Any]:
+        """The modules of a layer, one for each direction."""
+        return [kind.from_torch(self.module, layer=layer, reverse=reverse) for reverse in self.directions]
 
     def _reads(self, layer: int) -> dict[str, RowSpec]:
-        if layer > 0 and self.num_directions == 2:
-            return dict.fromkeys(("left", "right"), RowSpec((self.size,), self.dtype))
-        return {"x": RowSpec((self._width(layer),), self.dtype)}
+        if layer == 0:
+            return {"x": self.state._replace(shape=(self.module.input_size,))}
+        return dict.fromkeys(("left", "right") if len(self.directions) == 2 else ("x",), self.state)
 
-    def _take(self, part: GatedModule, layer: int, direction: int) -> GatedModule:
-        is_cell = isinstance(self.module, nn.RNNCellBase)
-        part.take_weights(self.module, "" if is_cell else f"_l{layer}" + ("_reverse" if direction else ""))
-        return part
-
-    def _cell(self, module: nn.Module, inputs: dict[str, RowSpec]) -> Cell:
-        return cell(module, inputs, max_batch=self.max_batch)
+    def _step(self, part: nn.Module, given: dict[str, RowSpec]) -> Cell:
+        """A cell of a module that takes what is `given` and its states."""
+        states = dict.fromkeys(self.kinds.whole.states, self.state)
+        return cellrt.cell(part, {**given, **states}, max_batch=self.max_batch)
 
 
 def _first_name(cell: Cell) -> str:

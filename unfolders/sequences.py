@@ -6,10 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from cellrt.definition.cell import Cell
-from cellrt.errors import DefinitionError
-from cellrt.graph.graph import Graph
-from cellrt.graph.unfolder import Unfolder
+from cellrt import Cell, DefinitionError, Graph, Unfolder
 from cellrt.unfolders.recurrent import Layer, Stack, StackRun, from_torch, step_inputs
 
 

@@ -25,11 +25,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cellrt import Cell, DefinitionError, Graph, RequestError, Unfolder, unfold
 from cellrt.core.trees import marshalled_tree
-from cellrt.definition.cell import Cell
-from cellrt.errors import DefinitionError, RequestError
-from cellrt.graph.graph import Graph
-from cellrt.graph.unfolder import Unfolder, unfold
 from cellrt.unfolders._tree_cells import TreeCells
 from cellrt.unfolders.conllu import parse_conllu
 from cellrt.unfolders.penn import parse_penn

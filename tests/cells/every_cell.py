@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from cellrt import cells
-from cellrt.cells.stacked import join
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, ragged, rows
@@ -144,6 +143,7 @@ CASES = {
     "GRUInput": Case(lambda: cells.GRUInput(SIZE, HIDDEN), {"x": NUMBERS}),
     "GRURecurrent": Case(lambda: cells.GRURecurrent(HIDDEN), {"gates": rows(3 * HIDDEN), "h": STATE}),
     "Joined": Case(lambda: cells.Joined(cells.LSTMInput(SIZE, HIDDEN)), BOTH),
+    "Joined alone": Case(lambda: cells.Joined(nn.Identity()), BOTH),
     "JoinedCell GRU": Case(lambda: cells.JoinedCell(cells.GRUCell(SIZE, HIDDEN)), {**BOTH, "h": STATE}),
     "JoinedCell LSTM": Case(lambda: cells.JoinedCell(cells.LSTMCell(SIZE, HIDDEN)), {**BOTH, **LSTM_STATES}),
     "LSTMCell": Case(lambda: cells.LSTMCell(SIZE, HIDDEN), {"x": NUMBERS, **LSTM_STATES}),
@@ -169,7 +169,6 @@ CASES = {
         None,
     ),
     "TreeLSTMLeaf": Case(lambda: cells.TreeLSTMLeaf(SIZE, HIDDEN), {"x": NUMBERS}),
-    "join": Case(lambda: join, BOTH),
 }
 
 

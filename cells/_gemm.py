@@ -1,9 +1,9 @@
 """Matrix products with weights packed once: the inner loop of the fused CPU cells.
 
-A library call lays the weights out anew at every product of a few rows, which costs more than the product.
-Here a weight is packed once into *panels*: `LANES` (one vector register of float32) columns of each of a few
-groups, for all of the depth, in the order in which the inner loop reads them. For an LSTM the groups of a
-panel are the four gates of the same eight units, so that the gates of a unit are complete when its tile is.
+A library call lays the weights out anew at every product of a few rows, which costs more than the product. Here a
+weight is packed once, into the panels of Goto and van de Geijn (2008): `LANES` (one vector register of float32) columns
+of each of a few groups, for all of the depth, in the order in which the inner loop reads them. For an LSTM the groups
+of a panel are the four gates of the same eight units, so that the gates of a unit are complete when its tile is.
 
 The inner loop (`_multiply_tile`) keeps a tile of `rows x groups` registers, and is written as LLVM
 instructions because a compiler does not find that form by itself. Everything else is Numba, compiled at the
@@ -43,17 +43,17 @@ _LINEAR_GROUPS = 4
 
 
 class PackedWeight(NamedTuple):
-    """A weight in panels. `panels` is `[ceil(units / LANES), depth, groups * LANES]`, zero beyond the last
+    """A packed weight. `values` are its panels `[ceil(units / LANES), depth, groups * LANES]`, zero beyond the last
     unit."""
 
-    panels: Tensor
+    values: Tensor
     units: int
     depth: int
 
     @property
     def address(self) -> int:
-        """Where the panels lie; valid as long as this object lives."""
-        return self.panels.data_ptr()
+        """Where the values lie; valid as long as this object lives."""
+        return self.values.data_ptr()
 
 
 def pack_gates(weight: Tensor, gates: int) -> PackedWeight:
@@ -207,7 +207,7 @@ def multiply_three(x, stride, rows, panel, depth, tile):  # type: ignore[no-unty
 
 
 @unlocked
-def project(x, rows, depth, panels, bias, columns, out):  # type: ignore[no-untyped-def]
+def project(x, rows, depth, weight, bias, columns, out):  # type: ignore[no-untyped-def]
     """Write `x @ weight.T + bias` `[rows, columns]` to `out`, with a weight from `pack_linear`."""
     width = 4 * LANES
     scratch = np.zeros(CHUNK_ROWS * width, np.float32)
@@ -218,7 +218,7 @@ def project(x, rows, depth, panels, bias, columns, out):  # type: ignore[no-unty
             used = min(width, columns - column)
             for row in range(count):
                 copy(tile + row * width * FLOAT_BYTES, bias + column * FLOAT_BYTES, used)
-            panel = panels + column * depth * FLOAT_BYTES
+            panel = weight + column * depth * FLOAT_BYTES
             multiply_four(x + first * depth * FLOAT_BYTES, depth, count, panel, depth, tile)
             for row in range(count):
                 result = out + ((first + row) * columns + column) * FLOAT_BYTES

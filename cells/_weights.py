@@ -1,0 +1,178 @@
+"""What cells make of their weights (packed and folded copies), and when the compiled CPU kernels may be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from cellrt import DefinitionError, RowSpec
+from cellrt.cells._gemm import PackedWeight, pack_gates, pack_linear, project
+from cellrt.cells._host import project_rows
+from cellrt.cells._recurrence import all_below
+from cellrt.definition.host_kernel import HostKernel
+
+Value = TypeVar("Value")
+
+
+_PLAIN_TYPES = (Tensor, nn.Parameter)
+
+
+def _is_inference() -> bool:
+    """Whether torch only computes values here: no gradients, tracing or export."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+
+
+def is_eager(*tensors: Tensor) -> bool:
+    """Whether these are plain tensors with values, used for inference (no gradient, tracing or export)."""
+    if not _is_inference():
+        return False
+    return all(type(tensor) in _PLAIN_TYPES and not tensor.is_meta for tensor in tensors)
+
+
+def own_parameter(module: nn.Module, name: str) -> Tensor | None:
+    """`module.name` without the slow search of `nn.Module`; parametrized ones are found by that search."""
+    value = module._parameters.get(name)
+    return getattr(module, name) if value is None else value
+
+
+def is_fusable(*tensors: Tensor) -> bool:
+    """Whether the fused CPU kernels can take these inputs and states: for inference, plain float32 on a CPU.
+
+    The weights are checked when they are packed.
+    """
+    if not _is_inference() or torch.is_autocast_enabled("cpu"):
+        return False
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN_TYPES or tensor.dtype is not torch.float32 or not tensor.is_cpu:
+            return False
+    return True
+
+
+def is_token(token: Tensor) -> bool:
+    """Whether the compiled kernels can take these tokens: plain int64 on a CPU."""
+    return type(token) is Tensor and token.dtype is torch.int64 and token.is_cpu
+
+
+def check_tokens(token: Tensor, table: nn.Embedding) -> Tensor:
+    """`token` in contiguous memory; ValueError unless it is one-dimensional, IndexError if one has no embedding."""
+    check_shape("token", token, (token.shape[0],))
+    token = token.contiguous()
+    if not all_below(token.data_ptr(), token.shape[0], table.num_embeddings):
+        raise IndexError(f"a token is outside the embedding, which has {table.num_embeddings} rows")
+    return token
+
+
+class Derived(Generic[Value]):
+    """A value computed from parameters when first asked for, and again after one of them has changed.
+
+    A change is noticed when a parameter is replaced, moved, or written in place (by an optimizer or
+    `load_state_dict`), but not when it is written through `parameter.data` or was made under
+    `torch.inference_mode`. Copies and pickles start empty. Any thread may call `of`; two that come first at
+    the same time may both compute the value.
+    """
+
+    def __init__(self, compute: Callable[..., Value]) -> None:
+        self._compute = compute
+        self._entry: tuple[list[Any], tuple[Tensor | None, ...], Value] | None = None
+
+    def of(self, *parameters: Tensor | None) -> Value:
+        """The value for these parameters (None where there is no bias)."""
+        # What changes when the values of a parameter do: where they lie, and how often they were written.
+        key = [
+            None if tensor is None else (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+            for tensor in parameters
+        ]
+        entry = self._entry
+        if entry is None or entry[0] != key:
+            with torch.no_grad():
+                value = self._compute(*parameters)
+            # The aliases keep the memory of the parameters from being given to others, which would have their
+            # key.
+            aliases = tuple(None if tensor is None else tensor.detach() for tensor in parameters)
+            entry = self._entry = (key, aliases, value)
+        return entry[2]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._compute,)
+
+
+def pack_with_bias(weight: Tensor, bias: Tensor | None) -> tuple[PackedWeight, Tensor]:
+    """A plain linear layer for `project`."""
+    return pack_linear(weight), _bias_or_zeros(weight, bias)
+
+
+def pack_recurrent(gates: int) -> Callable[[Tensor, Tensor | None], tuple[PackedWeight, Tensor]]:
+    """What packs the recurrent half of a cell with so many gates, and its bias."""
+    return partial(_pack_recurrent, gates)
+
+
+def _pack_recurrent(gates: int, weight: Tensor, bias: Tensor | None) -> tuple[PackedWeight, Tensor]:
+    return pack_gates(weight, gates), _bias_or_zeros(weight, bias)
+
+
+def fold_table(embedding: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The gates that each row of an embedding gives: `embedding @ weight.T + bias`."""
+    return linear(embedding, weight, bias).contiguous()
+
+
+def check_float32_on_cpu(name: str, tensor: Tensor) -> None:
+    """Raise TypeError for a weight that does not go with float32 inputs on a CPU."""
+    if tensor.dtype is not torch.float32 or not tensor.is_cpu:
+        raise TypeError(f"the inputs are float32 on cpu, but {name} is {tensor.dtype} on {tensor.device}")
+
+
+def _bias_or_zeros(weight: Tensor, bias: Tensor | None) -> Tensor:
+    check_float32_on_cpu("the weight", weight)
+    if bias is not None:
+        check_float32_on_cpu("the bias", bias)
+    return weight.new_zeros(weight.shape[0]) if bias is None else bias.detach().clone()
+
+
+def are_float32_on_cpu(*weights: Tensor | None) -> bool:
+    """Whether the compiled kernels can take these weights."""
+    return all(weight is None or (weight.dtype is torch.float32 and weight.is_cpu) for weight in weights)
+
+
+def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
+    """`x @ weight.T + bias` by the fused kernels; `x` `[rows, depth]` float32 on a CPU."""
+    x = x.contiguous()
+    out = x.new_empty(x.shape[0], weight.units)
+    project(x.data_ptr(), x.shape[0], weight.depth, weight.address, bias.data_ptr(), weight.units, out.data_ptr())
+    return out
+
+
+def linear_kernel(given: str, output: str, weight: PackedWeight, bias: Tensor) -> HostKernel:
+    """The compiled form of `packed_linear`, with the names of its input and output."""
+    words = np.array([weight.depth, weight.address, bias.data_ptr(), weight.units])
+    return HostKernel(
+        project_rows, {given: RowSpec((weight.depth,))}, {output: RowSpec((weight.units,))}, words, (weight, bias)
+    )
+
+
+def copy_embedding(table: nn.Embedding) -> nn.Parameter:
+    """A copy of its weights; DefinitionError for an embedding that changes its rows as it reads them."""
+    if table.max_norm is not None:
+        raise DefinitionError(f"an embedding that rescales the rows it reads (max_norm) is not supported: {table}")
+    return nn.Parameter(table.weight.detach().clone())
+
+
+def check_one_dtype(name: str, *modules: nn.Module) -> None:
+    """Raises DefinitionError, naming what is made of them, unless the weights of these modules have one dtype."""
+    dtypes = {weight.dtype: type(module).__name__ for module in modules for weight in module.parameters()}
+    if len(dtypes) > 1:
+        described = ", ".join(f"{module} has {dtype}" for dtype, module in dtypes.items())
+        raise DefinitionError(f"{name}: expected weights of one dtype, but {described}")
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless `tensor` has `shape`."""
+    if tensor.shape != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
