@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from cellrt.core.policy import NUM_PRIORITIES, BatchMakerPolicy, Job, lane_of
+from cellrt.core.policy import BatchMakerPolicy
 from cellrt.core.processor import Limits, Processor, SchedulerSettings
 from cellrt.core.warm_up import warm_up
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.manager import Manager
 from cellrt.engine.options import check_instance, check_numbers, check_workers
 from cellrt.engine.patience import announced
-from cellrt.engine.records import LiveRequest, SessionRecord
 from cellrt.engine.registration import Registrar
-from cellrt.engine.registry import Model, Plan, Registry
+from cellrt.engine.registry import Model, Registry
 from cellrt.engine.session import Session
-from cellrt.engine.sessions import SessionLimits, Sessions
+from cellrt.engine.sessions import SessionLimits
 from cellrt.engine.stream import Channel, Stream
+from cellrt.engine.submission import Submission, check_seconds
 from cellrt.engine.trace import Trace
 from cellrt.errors import (
     DefinitionError,
-    EngineClosedError,
     RequestError,
-    SessionError,
     UnknownModelError,
 )
 from cellrt.graph.unfolder import Unfolder
@@ -41,8 +36,6 @@ from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.make import DEVICE_QUEUE_DEPTH, arenas_on, device_names, make_worker, open_device
 
 T = TypeVar("T")
-
-LONGEST_S = 1e9
 
 
 class Engine:
@@ -104,8 +97,8 @@ class Engine:
         devices = [open_device(name, options) for name in names]
         if queue_depth is None:
             queue_depth = 1 if names[:1] == ["cpu"] else DEVICE_QUEUE_DEPTH
-        self._policy = policy or BatchMakerPolicy()
-        settings = replace(settings or SchedulerSettings(), order_by_arrival=self._policy.order_by_arrival)
+        policy = policy or BatchMakerPolicy()
+        settings = replace(settings or SchedulerSettings(), order_by_arrival=policy.order_by_arrival)
         self._processor = Processor(len(names), limits, settings)
         self._registry = registry = Registry(self._processor, max_nodes)
         self._models: dict[str, Model] = {}
@@ -139,7 +132,7 @@ class Engine:
             )
 
         self._register_lock = threading.Lock()
-        self._sequence = itertools.count(1)
+        self._submission = Submission(manager, self._models, policy)
         self._trace = Trace() if trace else None
         manager.start(make, len(names), self._trace)
         # Futures and sessions hold their engine: nobody waits for one that is dropped.
@@ -201,7 +194,7 @@ class Engine:
         model uses are given up. Waits for none of it (see ``drain``). Raises UnknownModelError, EngineClosedError.
         """
         with self._register_lock:
-            known = self._model(model)
+            known = self._submission.model(model)
             with self._manager.turns.gate:
                 del self._models[model]
             error = UnknownModelError(f"model {model!r} was unregistered")
@@ -222,7 +215,7 @@ class Engine:
 
         Raises UnknownModelError, RequestError, RequestTooLargeError, OverloadError, EngineClosedError.
         """
-        return self._submit(model, [request], deadline, priority, wait)[0]
+        return self._submission.submit(model, [request], deadline, priority, wait)[0]
 
     def submit_many(
         self,
@@ -234,7 +227,7 @@ class Engine:
         wait: bool = False,
     ) -> list[RequestFuture]:
         """Submits several requests, all or none: raises as ``submit`` does, before any is submitted."""
-        return self._submit(model, list(requests), deadline, priority, wait)
+        return self._submission.submit(model, list(requests), deadline, priority, wait)
 
     async def infer(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
         """Submits a request and awaits its results; cancelling the task cancels the request."""
@@ -243,7 +236,7 @@ class Engine:
     def stream(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> Stream:
         """Submits a request and returns what it makes as it is made: see ``Stream``."""
         channel = Channel()
-        return Stream(self._submit(model, [request], deadline, priority, False, channel)[0], channel)
+        return Stream(self._submission.submit(model, [request], deadline, priority, False, channel)[0], channel)
 
     def session(self, model: str, id: str | None = None, *, state: bytes | None = None) -> Session:
         """The open session of a model with that id, or a new one (with a random id if none is given).
@@ -257,12 +250,18 @@ class Engine:
         SessionError if ``state`` is not one of this model's cells.
         """
         with self._manager.turns.gate:
-            self._refuse_if_closed()
-            known = self._model(model)
+            self._submission.refuse_if_closed()
+            known = self._submission.model(model)
             if not known.states:
                 raise RequestError(f"model {model!r} keeps no state: its unfolder uses no keep=True, and no graph.keep")
             record, is_new = self._manager.sessions.open(known, id)
-        made = Session(self, record, [self._registry.kinds[layout.kind] for layout in known.states])
+        made = Session(
+            self,
+            self._submission,
+            self._manager,
+            record,
+            [self._registry.kinds[layout.kind] for layout in known.states],
+        )
         if is_new:
             self._manager.note_opened(record)
         if state is not None:
@@ -280,7 +279,7 @@ class Engine:
 
     def graph(self, model: str, request: Any) -> CellGraph:
         """The cell graph of a request, to look at; nothing is run."""
-        shape = self._model(model).plan(request).shape
+        shape = self._submission.model(model).plan(request).shape
         return CellGraph(shape, {made.id: made.cell for made in list(self._registry.types.values())})
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -334,116 +333,7 @@ class Engine:
         """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""
         self._manager.turns.call(self._manager.check)
 
-    def submit_in(
-        self,
-        session: SessionRecord,
-        request: Any,
-        deadline: float | None,
-        priority: int,
-        wait: bool,
-        channel: Channel | None,
-    ) -> RequestFuture:
-        """Submits a request of a session: see ``Session.submit``."""
-        if session.error is not None:
-            raise SessionError(str(session.error))
-        plan = session.model.plan(request)
-        if plan.states != session.states:
-            kept, wanted = ([layout.name for layout in states] for states in (plan.states, session.states))
-            raise RequestError(f"{session}: expected a request that keeps {wanted}, got one that keeps {kept}")
-        with self._manager.turns.gate:
-            if wait:
-                self._wait_for_room(session.model, 1, deadline)
-            return self._enqueue(session.model, [plan], deadline, priority, channel, session)[0]
-
-    def call_in(self, session: SessionRecord, function: Callable[[Sessions], T]) -> T:
-        """Calls a function of the engine's sessions when what a session was asked before is over."""
-        return self._manager.call_in(session, function)
-
-    def _model(self, name: object) -> Model:
-        if not isinstance(name, str):
-            given = f"{name!r}; its name is {name.name!r}" if isinstance(name, Unfolder) else type(name).__name__
-            raise UnknownModelError(f"expected the name of a registered model, got {given}")
-        model = self._models.get(name)
-        if model is None:
-            raise UnknownModelError(f"model {name!r} is not registered; registered are {sorted(self._models)}")
-        return model
-
-    def _submit(
-        self,
-        name: str,
-        requests: Sequence[Any],
-        deadline: float | None,
-        priority: int,
-        wait: bool,
-        channel: Channel | None = None,
-    ) -> list[RequestFuture]:
-        while True:
-            model = self._model(name)
-            plans = [model.plan(request) for request in requests]
-            with self._manager.turns.gate:
-                if wait:
-                    self._wait_for_room(model, len(plans), deadline)
-                if self._models.get(name) is model:
-                    return self._enqueue(model, plans, deadline, priority, channel, None)
-            # Another has taken its place, or it was unregistered: plans name the cells of the one they were made for.
-
-    def _wait_for_room(self, model: Model, count: int, deadline: float | None) -> None:
-        """Waits for places in the queue, at most so many seconds; under the gate."""
-        manager, places = self._manager, (self._manager.places, model.places)
-        if not all(one.has_room(count) for one in places):
-            manager.refuse_in_callback()
-            end_s = None if deadline is None else time.monotonic() + _seconds("deadline", deadline)
-            manager.room.wait(places, count, end_s, manager.closed)
-
-    def _enqueue(
-        self,
-        model: Model,
-        plans: Sequence[Plan],
-        deadline: float | None,
-        priority: int,
-        channel: Channel | None,
-        session: SessionRecord | None,
-    ) -> list[RequestFuture]:
-        """Hands in requests, all or none, whatever interrupts it: they count from ``hand_in`` on."""
-        if not isinstance(priority, int) or not 0 <= priority < NUM_PRIORITIES:
-            raise RequestError(f"priority: expected 0 to {NUM_PRIORITIES - 1}, got {priority!r}")
-        now_ns, manager = time.perf_counter_ns(), self._manager
-        deadline_ns = None if deadline is None else now_ns + int(1e9 * _seconds("deadline", deadline))
-        places = (manager.places, model.places)
-        with manager.turns.gate:
-            self._refuse_if_closed()
-            for one in places:
-                one.check(len(plans))
-            requests: list[LiveRequest] = []
-            for plan in plans:
-                job = Job(next(self._sequence), plan.num_nodes, priority, deadline)
-                order, lane = float(self._policy.admission_key(job)), lane_of(self._policy, job)
-                future = RequestFuture(manager)
-                requests.append(
-                    LiveRequest(future, plan, model, job, now_ns, deadline_ns, channel, order, lane, session)
-                )
-            if requests:
-                manager.hand_in(requests, places)
-        return [request.future for request in requests]
-
-    def _refuse_if_closed(self) -> None:
-        stopped = self._manager.turns.stopped
-        if stopped is not None:
-            raise EngineClosedError(str(stopped))
-        if self._manager.is_closing:
-            raise EngineClosedError("the engine is closed")
-        if not self._manager.has_workers:
-            raise EngineClosedError("the engine has no worker left")
-
-
-def _seconds(what: str, given: object) -> float:
-    """A time of a client's. Raises RequestError unless it is a number of seconds above 0."""
-    with suppress(TypeError, ValueError, OverflowError):
-        if not isinstance(given, bool | str) and 0 < (seconds := float(given)) <= LONGEST_S:  # type: ignore[arg-type]
-            return seconds
-    raise RequestError(f"{what}: expected seconds from now, more than 0 and at most {LONGEST_S:g}, got {given!r:.80}")
-
 
 def _check_timeout(timeout: float | None) -> None:
     if timeout is not None and timeout != 0:
-        _seconds("timeout", timeout)
+        check_seconds("timeout", timeout)

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
 import torch
 
 from cellrt.definition.bits import as_bits
 from cellrt.definition.spec import RowSpec, describe
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
+from cellrt.engine.manager import Manager
 from cellrt.engine.records import SessionRecord
-from cellrt.engine.sessions import Sessions
 from cellrt.engine.stream import Channel, Stream
+from cellrt.engine.submission import Submission
 from cellrt.errors import EngineClosedError, SessionError
-
-T = TypeVar("T")
-
-
-class Host(Protocol):
-    """What a session asks of its engine."""
-
-    def submit_in(
-        self,
-        session: SessionRecord,
-        request: Any,
-        deadline: float | None,
-        priority: int,
-        wait: bool,
-        channel: Channel | None,
-    ) -> RequestFuture:
-        """Submits a request of a session."""
-
-    def call_in(self, session: SessionRecord, function: Callable[[Sessions], T]) -> T:
-        """Calls a function of the engine's sessions when what the session was asked before is over."""
 
 
 class Session:
@@ -47,8 +27,11 @@ class Session:
     is to go on.
     """
 
-    def __init__(self, host: Host, record: SessionRecord, specs: list[RowSpec]) -> None:
-        self._host, self._record, self._specs = host, record, specs
+    def __init__(
+        self, engine: object, submission: Submission, manager: Manager, record: SessionRecord, specs: list[RowSpec]
+    ) -> None:
+        self._engine = engine  # is not given up while one of its sessions is in use
+        self._submission, self._manager, self._record, self._specs = submission, manager, record, specs
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +57,7 @@ class Session:
         self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
     ) -> RequestFuture:
         """As ``Engine.submit``; also raises SessionError if the session has ended."""
-        return self._host.submit_in(self._record, request, deadline, priority, wait, None)
+        return self._submission.submit_in(self._record, request, deadline, priority, wait, None)
 
     async def infer(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
         """As ``Engine.infer``."""
@@ -83,15 +66,15 @@ class Session:
     def stream(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Stream:
         """As ``Engine.stream``."""
         channel = Channel()
-        return Stream(self._host.submit_in(self._record, request, deadline, priority, False, channel), channel)
+        return Stream(self._submission.submit_in(self._record, request, deadline, priority, False, channel), channel)
 
     def reset(self) -> None:
         """Makes the state zeros, after the requests submitted so far."""
-        self._host.call_in(self._record, lambda sessions: sessions.replace(self._record, None))
+        self._manager.call_in(self._record, lambda sessions: sessions.replace(self._record, None))
 
     def export(self) -> bytes:
         """The state after the requests submitted so far, in the safetensors format: see ``restore``."""
-        saved = self._host.call_in(self._record, lambda sessions: sessions.read(self._record))
+        saved = self._manager.call_in(self._record, lambda sessions: sessions.read(self._record))
         from safetensors.torch import save  # here: a bare machine with a GPU need not have it
 
         tensors = {}
@@ -125,7 +108,7 @@ class Session:
             saved.append(as_bits(value))
         if tensors:
             raise SessionError(f"{self._record}: the state is of other cells: unknown are {sorted(tensors)}")
-        self._host.call_in(self._record, lambda sessions: sessions.replace(self._record, saved))
+        self._manager.call_in(self._record, lambda sessions: sessions.replace(self._record, saved))
 
     def close(self) -> None:
         """Ends the session after the requests submitted so far and frees its state; its id may be used anew.
@@ -135,4 +118,4 @@ class Session:
         if self._record.error is not None:
             return
         ended = SessionError(f"{self._record} is closed")
-        self._host.call_in(self._record, lambda sessions: sessions.end(self._record, ended))
+        self._manager.call_in(self._record, lambda sessions: sessions.end(self._record, ended))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,9 +17,6 @@ from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
 from cellrt.engine.sessions import SessionLimits
 from cellrt.errors import (
-    CancelledError,
-    CellError,
-    DeviceError,
     OverloadError,
     RequestError,
     SessionError,
@@ -29,8 +25,8 @@ from cellrt.errors import (
 from cellrt.graph.graph import Graph
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
-from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check, error_of, small_engine
-from tests.engine.models import DIE, RAISE, WIDTH, Gate, let_rows_kill, make_cells
+from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check, small_engine
+from tests.engine.models import WIDTH, Gate, make_cells
 
 PLAIN, WITH_STEPS, LOOP = make_cells()
 
@@ -222,52 +218,6 @@ def test_reset_begins_anew_after_the_requests_before_it():
         assert torch.equal(session.submit(steps(1)).result(WAIT_S)["h"][-1], sum_after(1))
 
 
-@pytest.mark.parametrize("made", [PLAIN, WITH_STEPS], ids=["plain", "steps"])
-def test_a_request_that_fails_leaves_the_state_before_the_failure(made):
-    engine = small_engine()
-    model = keeping("model", made)
-    engine.register(model, warm_up=False)
-    session = engine.session("model")
-    session.submit(steps(2)).result(WAIT_S)
-    failing = session.submit(torch.cat([steps(1, RAISE), steps(3)]))
-    after = session.submit(steps(1))
-    with pytest.raises(CellError):
-        failing.result(WAIT_S)
-    assert torch.equal(after.result(WAIT_S)["h"][-1], sum_after(3))
-    close_and_check(engine)
-
-
-def test_a_cancelled_request_leaves_the_state_of_its_last_completed_step():
-    gate = Gate(WAIT_S)
-    engine = small_engine(1, queue_depth=1)
-    engine.register(gate.unfolder, warm_up=False)
-    engine.register(RUNS, warm_up=False)
-    session = engine.session("runs")
-    session.submit(steps(2)).result(WAIT_S)
-    held = engine.submit("gate", torch.ones(WIDTH))
-    assert gate.entered.wait(WAIT_S)
-    cancelled, after = session.submit(steps(5)), session.submit(steps(1))
-    assert cancelled.cancel()
-    assert type(error_of(cancelled)) is CancelledError
-    gate.open.set()
-    assert torch.equal(after.result(WAIT_S)["h"][-1], sum_after(3))
-    held.result(WAIT_S)
-    close_and_check(engine)
-
-
-def test_a_stream_that_is_left_keeps_the_steps_that_were_done():
-    engine = small_engine()
-    engine.register(Unfolder("endless", lambda g, x: {"n": g.loop(LOOP, max_steps=10_000, keep=True, x=x, at=-1).n},
-                             torch.zeros(WIDTH)), warm_up=False)  # fmt: skip
-    session = engine.session("endless")
-    with session.stream(torch.ones(WIDTH)) as stream:
-        seen = [int(step["n"]) for step, _ in zip(stream, range(3))]
-    assert seen == [1, 2, 3]
-    with session.stream(torch.ones(WIDTH)) as stream:
-        assert int(next(iter(stream))["n"]) >= 4
-    close_and_check(engine)
-
-
 def test_an_idle_session_expires_and_says_so():
     engine = small_engine(1, sessions=SessionLimits(idle_timeout_s=0.05))
     engine.register(RUNS, warm_up=False)
@@ -300,25 +250,6 @@ def test_tables_without_room_for_a_session_refuse_its_request():
     engine.register(RUNS, warm_up=False)
     engine.session("runs", "a").submit(steps(1)).result(WAIT_S)
     assert isinstance(engine.session("runs", "b").submit(steps(1)).exception(WAIT_S), OverloadError)
-    close_and_check(engine)
-
-
-def test_a_dead_worker_ends_the_sessions_whose_state_it_had(monkeypatch):
-    let_rows_kill(monkeypatch, forever=True)
-    engine = small_engine(2)
-    engine.register(RUNS, warm_up=False)
-    sessions = [engine.session("runs") for _ in range(8)]
-    for future in [session.submit(steps(1)) for session in sessions]:
-        future.result(WAIT_S)
-    assert isinstance(engine.submit("runs", steps(1, DIE)).exception(WAIT_S), DeviceError)
-    outcomes = []
-    for session in sessions:
-        try:
-            outcomes.append(torch.equal(session.submit(steps(1)).result(WAIT_S)["h"][-1], sum_after(2)))
-        except SessionError as error:
-            assert "lost its state" in str(error)
-            outcomes.append(None)
-    assert None in outcomes and set(outcomes) <= {None, True}
     close_and_check(engine)
 
 
@@ -389,34 +320,6 @@ def test_state_of_single_numbers_is_exported_evicted_and_restored():
         session.submit([1, 2, 3]).result(WAIT_S)
     third = engine.session("sum", state=first.export())
     assert [s.submit([10]).result(WAIT_S)["n"].item() for s in (first, second, third)] == [22, 16, 22]
-    close_and_check(engine)
-
-
-def test_state_lost_while_a_request_waits_for_admission_is_an_error_and_never_zeros(monkeypatch):
-    let_rows_kill(monkeypatch, forever=True)
-    gates = [Gate(WAIT_S), Gate(WAIT_S)]
-    engine = small_engine(2, limits=replace(SMALL, max_requests=2), queue_depth=1)
-    for k, gate in enumerate(gates):
-        engine.register(Unfolder(f"gate{k}", gate.unfolder.function, gate.unfolder.example), warm_up=False)
-    engine.register(RUNS, warm_up=False)
-    held = [engine.submit("gate0", torch.ones(WIDTH))]
-    assert gates[0].entered.wait(WAIT_S)
-    sessions = [engine.session("runs") for _ in range(4)]
-    for session in sessions:
-        session.submit(steps(1)).result(WAIT_S)  # at the other worker
-    held.append(engine.submit("gate1", torch.ones(WIDTH)))
-    assert gates[1].entered.wait(WAIT_S)
-    # The gates take both places of the tables, so the others wait; the deadly request is the first to be admitted.
-    deadly = engine.submit("runs", steps(2, DIE), priority=3)
-    waiting = [session.submit(steps(1)) for session in sessions]
-    gates[1].open.set()
-    assert isinstance(error_of(deadly), DeviceError)
-    gates[0].open.set()
-    for future in held:
-        future.result(WAIT_S)
-    for future in waiting:
-        error = error_of(future)
-        assert isinstance(error, SessionError), (error, future)
     close_and_check(engine)
 
 
