@@ -55,7 +55,7 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # Each module writes its own picture and says at its top what it needs.
-PICTURES := rooms request_life batching cell_graphs latency busy_moment
+PICTURES := rooms states request_life batching cell_graphs latency busy_moment
 
 pictures: $(VENV)/.demo
 	@for name in $(PICTURES); do PYTHONPATH=. $(BIN)/python -m tools.$$name || exit 1; done

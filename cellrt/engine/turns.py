@@ -1,4 +1,4 @@
-"""Turns: one loop, and one thread at a time that takes a turn of it (docs/decisions/0010).
+"""Turns: one loop, and one thread at a time that takes a turn of it (docs/decisions/0011).
 
 A *turn* takes in what happened, admits, schedules, launches and replies. A worker takes one after each task, so that it
 launches its own next task and answers its clients without waking another thread; the timekeeper takes one for

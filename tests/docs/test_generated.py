@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tools import batching, latency, request_life, rooms, site_hooks
+from tools import batching, latency, request_life, rooms, site_hooks, states
 
 MADE = {
     rooms.PAGE: rooms.page,
     rooms.PICTURE: rooms.picture,
     request_life.PICTURE: request_life.picture,
     batching.PICTURE: batching.picture,
+    states.PAGE: states.page,
 }
 
 
