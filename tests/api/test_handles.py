@@ -39,7 +39,7 @@ OPERATIONS: dict[str, Callable[[Any], object]] = {
     "not": operator.not_,
     "and": lambda handle: handle and 1,
     "==": lambda handle: handle == 4,
-    "== from the right": lambda handle: 4 == handle,
+    "== from the right": lambda handle: 4 == handle,  # noqa: SIM300
     "== of itself": lambda handle: handle == handle,
     "== of a tensor": lambda handle: torch.ones(1) == handle,
     "== None": lambda handle: handle == None,  # noqa: E711

@@ -13,7 +13,7 @@ from cellrt.cells import LSTMCell
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
 from cellrt.engine.engine import Engine
-from cellrt.errors import DefinitionError, RequestError, UnknownModelError
+from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError, UnknownModelError, http_status
 from cellrt.graph.graph import Graph
 from tests.api.models import SIZE, attending, child_sum, counter, embedded, leaf, model, pair, recurrent
 
@@ -159,11 +159,52 @@ MISTAKES: dict[str, tuple[Write, str]] = {
     "a chain of none": (lambda graph: graph.chain(TOKEN, token=[]).last, r"chain of cell 'Embedded': no steps"),
     "a chain without steps": (
         lambda graph: graph.chain(TOKEN, token=1).last,
-        r"chain of cell 'Embedded': no input has a value for each step",
+        r"chain of cell 'Embedded': no input has a value for each step: input 'token': expected int64\[steps\] or a "
+        r"list, got int 1",
+    ),
+    "a chain of one row": (
+        lambda graph: graph.chain(STEP, x=ROW).last,
+        r"chain of cell 'Recurrent': no input .*: input 'x': expected float32\[steps, 4\] or a list, got float32\[4\]",
+    ),
+    "a chain of too many dimensions": (
+        lambda graph: graph.chain(STEP, x=np.ones((2, 3, SIZE))).last,
+        r"input 'x': expected float32\[steps, 4\] or a list, got float64\[2, 3, 4\]",
+    ),
+    "a chain of nothing": (
+        lambda graph: graph.chain(STEP, x=None).last,
+        r"chain of cell 'Recurrent': no input .*: input 'x': expected float32\[steps, 4\] or a list, got None",
+    ),
+    "a chain of text": (
+        lambda graph: graph.chain(PAIR, h_left="hello", h_right=STEP(x=ROW).h).last,
+        r"input 'h_left': expected .* got str 'hello'; input 'h_right': .* got Output\(float32\[4\]\)",
+    ),
+    "a chain of carried inputs alone": (
+        lambda graph: graph.chain(cell(lambda h: h + 1, {"h": (SIZE,)}, carry={"h": "output"}), h=ROW).last,
+        r"(no input is read step by step: \['h'\] are carried or ragged|is not one of the model's)",
     ),
     "a chain of unequal inputs": (
         lambda graph: graph.chain(LEAF, x=[ROW, torch.ones(3)]).last,
-        r"cell 'tree_leaf', node 0, input 'x'",
+        r"cell 'tree_leaf', node 0, input 'x\[1\]': expected float32\[4\], got float32\[3\]",
+    ),
+    "a wrong number in a list": (
+        lambda graph: graph.chain(TOKEN, token=[1, 2, 2.5]).last,
+        r"cell 'Embedded', node 0, input 'token\[2\]': expected int64\[\], got float64\[\]",
+    ),
+    "nothing in a list with an output": (
+        lambda graph: graph.chain(TOKEN, token=[1, COUNT(number=1, limit=1, step=1).number, None]).last,
+        r"cell 'Embedded', node 1, input 'token\[2\]': expected int64\[\], got None",
+    ),
+    "steps in a list": (
+        lambda graph: ATTEND(x=ROW, memory=[ROW, graph.chain(STEP, x=[ROW, ROW]).h]),
+        r"input 'memory\[1\]': expected float32\[4\], got Steps\(2 of float32\[4\]\), not an output of one node",
+    ),
+    "a smaller integer": (
+        lambda graph: BYTE(x=torch.tensor(1)),
+        r"cell 'byte', node 0, input 'x': expected uint8\[\], got int64\[\]",
+    ),
+    "a bool for an integer": (
+        lambda graph: TOKEN(token=torch.tensor(True)),
+        r"cell 'Embedded', node 0, input 'token': expected int64\[\], got bool\[\]",
     ),
     "a chain of unequal lengths": (
         lambda graph: graph.chain(PAIR, h_left=[ROW], h_right=[ROW, ROW]).last,
@@ -203,6 +244,26 @@ MISTAKES: dict[str, tuple[Write, str]] = {
     ),
     "its own parent": (lambda graph: graph.tree([-1, 1], leaf=LEAF, inner=PAIR), r"tree: node 1 is its own parent"),
     "two roots": (lambda graph: graph.tree([-1, 0, -1], leaf=LEAF, inner=PAIR), r"tree: two roots: nodes 0 and 2"),
+    "float parents": (
+        lambda graph: graph.tree([2.0, 2.5, -1.0], leaf=LEAF, inner=PAIR),
+        r"tree: expected parents as integers \[nodes\], at least one, got list \[2.0, 2.5, -1.0\]",
+    ),
+    "a float tensor of parents": (
+        lambda graph: graph.tree(torch.tensor([2, 2, -1.0]), leaf=LEAF, inner=PAIR),
+        r"tree: expected parents as integers \[nodes\], at least one, got float32\[3\]",
+    ),
+    "bool parents": (
+        lambda graph: graph.tree([True, False], leaf=LEAF, inner=PAIR),
+        r"tree: expected parents as integers \[nodes\], at least one, got list \[True, False\]",
+    ),
+    "parents of several trees": (
+        lambda graph: graph.tree(np.zeros((2, 3), int), leaf=LEAF, inner=PAIR),
+        r"tree: expected parents as integers \[nodes\], at least one, got int64\[2, 3\]",
+    ),
+    "a parent beyond 32 bits": (
+        lambda graph: graph.tree([1 << 32, -1], leaf=LEAF, inner=PAIR),
+        r"tree: node 0 has parent 4294967296; expected a node number from 0 to 1",
+    ),
     "no parents": (lambda graph: graph.tree([], leaf=LEAF, inner=PAIR), r"tree: expected parents"),
     "an unknown parent": (
         lambda graph: graph.tree([5, -1], leaf=LEAF, inner=PAIR),
@@ -235,9 +296,33 @@ MISTAKES: dict[str, tuple[Write, str]] = {
         lambda graph: STEP(x=graph.constant(torch.ones(3))),
         r"(node 0, input 'x': expected float32\[4\], got|no cell of this engine has rows of) float32\[3\]",
     ),
+    "a constant of text": (
+        lambda graph: STEP(x=graph.constant("a")),
+        r"constant: expected a number, a tensor or an array, got str 'a'",
+    ),
+    "a constant that is not of its spec": (
+        lambda graph: TOKEN(token=graph.constant(1.5, rows(dtype=torch.int64))),
+        r"constant: expected int64\[\], got float64\[\]",
+    ),
+    "a kept input that is not carried": (
+        lambda graph: graph.chain(STEP, keep="x", x=[ROW]).last,
+        r"cell 'Recurrent', node 0, input 'x': keep='x', but only \['h'\] are carried",
+    ),
+    "nothing to keep": (
+        lambda graph: graph.chain(LEAF, keep=True, x=[ROW]).last,
+        r"cell 'tree_leaf', node 0: keep=True: expected a carried input to keep \(see cell\(carry=...\)\)",
+    ),
+    "a state that does not fit": (
+        lambda graph: graph.chain(STEP, keep=True, x=[ROW], h=torch.ones(3)).last,
+        r"cell 'Recurrent', node 0, input 'h': expected float32\[4\], got float32\[3\]",
+    ),
+    "an unknown start of a state": (
+        lambda graph: graph.state(STEP, x=ROW),
+        r"cell 'Recurrent', node 0, input 'x': graph.state: unknown; the cell carries \['h'\]",
+    ),
     "an unfolder that raises": (
         lambda graph: {}["key"],
-        r"the unfolder raised KeyError: 'key'",
+        r"the unfolder raised KeyError: 'key'; the request: (function|NoneType|None)",
     ),
 }
 
@@ -313,6 +398,21 @@ def test_a_cell_that_the_example_did_not_use() -> None:
         engine.check()
 
 
+def test_a_request_with_too_many_nodes_is_too_large(served: Engine) -> None:
+    message = r"model 'm': cell 'Embedded': the graph has 101 nodes, at most 100"
+    with pytest.raises(RequestTooLargeError, match=message) as told:
+        served.submit("m", lambda graph: graph.chain(TOKEN, token=[1] * 101).last)
+    assert http_status(told.value) == 413
+
+
+def test_an_example_that_would_never_fit() -> None:
+    with (
+        Engine(workers=1, arena_bytes=1 << 10) as engine,
+        pytest.raises(DefinitionError, match="the example request does not fit: model 'm': the request needs"),
+    ):
+        engine.register(model(lambda graph, x: {"h": graph.chain(STEP, x=x).h}, torch.ones(5000, SIZE)), warm_up=False)
+
+
 def test_a_request_that_would_never_fit() -> None:
     with Engine(workers=1, arena_bytes=1 << 10) as engine:
         engine.register(model(lambda graph, x: {"h": graph.chain(STEP, x=x).h}, torch.ones(2, SIZE)), warm_up=False)
@@ -325,6 +425,18 @@ def test_a_request_that_would_never_fit() -> None:
 def test_a_cell_called_outside_an_unfolder() -> None:
     with pytest.raises(DefinitionError, match=r"cell 'Recurrent' was called outside an unfolder; use cell.run"):
         STEP(x=ROW)
+
+
+def test_an_example_is_unfolded_once() -> None:
+    unfolded: list[object] = []
+
+    def function(graph, x):
+        unfolded.append(x)
+        return {"h": graph.chain(STEP, x=x).h}
+
+    with Engine(workers=1, arena_bytes=1 << 20) as engine:
+        engine.register(model(function, torch.ones(2, SIZE)), warm_up=False)
+        assert len(unfolded) == 1
 
 
 @pytest.mark.parametrize("name", ["", None, 3])
