@@ -50,12 +50,10 @@ class Graph(Recorder):
     step (15 ns if the steps are a Python list); ``tree`` 13 us and 12 ns a node. A graph of a shape not seen before is
     also compiled, in 5 us and 0.15 us a node. So what is a chain or a tree should be written as one.
 
-    How much should a cell do? The engine takes some 0.1 us to schedule a node, the time of a row times a matrix of
-    64 x 64, and batches nodes of one cell alone. So a cell is the largest part that all its nodes have in common and
-    that needs nothing else of the graph on the way: one whole step of an LSTM, with its embedding and its output layer
-    if every step needs them; not a single product. It should be divided where requests differ (few steps need the
-    output layer), and where one half needs no state: that half is then batched over all steps of all requests at once
-    (see ``Layer.inputs`` of ``cellrt.unfolders``).
+    The engine then takes some 0.1 us to schedule a node, and batches nodes of one cell alone. So a cell is the largest
+    piece that requests have in common and that nobody has to wait inside: one whole step of an LSTM, not a product. It
+    is divided where requests differ (few steps need the output layer), and where one half needs no state, which is
+    then batched over all steps at once. See ``docs/grain.md``.
     """
 
     def call(self, cell: Cell, /, **inputs: Source) -> Node:
