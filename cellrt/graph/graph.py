@@ -26,6 +26,7 @@ from cellrt.graph.results import Placement, ResultLayout, StateLayout
 from cellrt.graph.sources import bits_of, copied, describe_source, spec_of
 from cellrt.graph.symbols import Chain, Loop, LoopSteps, Node, Output, State, Steps, Tree
 
+NOTHING = np.empty(0, np.int32)
 RESULTS = (Output, Steps, LoopSteps)
 """What a named result may be, beside a list of outputs."""
 
@@ -171,7 +172,7 @@ class Graph(Recorder):
         self._count_nodes(count, cell)
         if keep and reverse:
             raise RequestError(f"chain of cell {cell.name!r}: one that runs backwards cannot be continued: keep=True")
-        kept = self._kept_inputs(cell, keep)
+        kept = self._kept_inputs(cell, keep) if keep else ()
         starts = self._starts(cell, inputs, kept)
         parts: dict[str, Sequence[int]] = {}
         """By input: words of a chain's input, or the values of an input with one for each step."""
@@ -185,7 +186,8 @@ class Graph(Recorder):
                 parts[name] = self._words(cell, name, spec, inputs[name])
         self._record_chain(cell, type_id, count, parts, stepped)
         first = self._take_values(count * len(cell.outputs))
-        self._keep(cell, kept, starts, first, count)
+        if kept:
+            self._keep(cell, kept, starts, first, count)
         return Chain(self, cell, first, count, reverse)
 
     def loop(
@@ -223,7 +225,7 @@ class Graph(Recorder):
                     f"outputs are { ({k: str(v) for k, v in cell.outputs.items()}) }"
                 )
             stop = cell.places[until]
-        kept = self._kept_inputs(cell, keep)
+        kept = self._kept_inputs(cell, keep) if keep else ()
         starts = self._starts(cell, inputs, kept)
         words: list[int] = []
         for name, spec in cell.inputs.items():
@@ -280,7 +282,7 @@ class Graph(Recorder):
             len(inner.outputs),
             leaf_words,
             inner_words,
-            np.array(picked, np.int32),
+            np.array(picked, np.int32) if picked else NOTHING,
             first,
         )
         if problem >= 0:

@@ -98,8 +98,6 @@ class Recorder:
 
     def _kept_inputs(self, cell: Cell, keep: bool | str | Collection[str]) -> Collection[str]:
         """The carried inputs whose state the session keeps."""
-        if not keep:
-            return ()
         names = cell.carry if keep is True else (keep,) if isinstance(keep, str) else tuple(keep)
         for name in names:
             if name not in cell.carry:
