@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt import Cell, DefinitionError, Graph, RequestError, Unfolder, unfold
+from cellrt import Cell, DefinitionError, Graph, RequestError, RequestTooLargeError, Unfolder, unfold
 from cellrt.core.trees import marshalled_tree
 from cellrt.unfolders._tree_cells import TreeCells
 from cellrt.unfolders.conllu import parse_conllu
@@ -45,7 +45,7 @@ def tree(name: str, *, leaf: Cell, inner: Cell, output: Cell | None = None, ever
     (input_name, spec) = cells.only_leaf_input()
 
     def function(graph: Graph, request: Any) -> dict[str, object]:
-        parents, rows = _flatten(request)
+        parents, rows = _flatten(request, graph.max_nodes)
         return cells.build(graph, parents, {input_name: _stack(rows, spec.shape)}, {})
 
     example = (torch.zeros(spec.shape, dtype=spec.dtype),) * cells.num_children
@@ -155,14 +155,19 @@ def conllu_tree(
     return unfold(name, example="".join(lines))(function)
 
 
-def _flatten(request: Any) -> tuple[NDArray[np.int32], Sequence[object] | NDArray[np.int64]]:
-    """Parents of the nodes of nested tuples in the order in which they begin, and what the leaves are."""
+def _flatten(request: Any, most: int) -> tuple[NDArray[np.int32], Sequence[object] | NDArray[np.int64]]:
+    """Parents of the nodes of nested tuples in the order in which they begin, and what the leaves are.
+
+    Stops at more than ``most`` nodes: tuples that share their parts are few objects and yet huge trees.
+    """
     try:  # Tuples of small integers, at the speed of compiled code.
-        written = marshal.dumps(request, 2)
+        written = marshal.dumps(request, 4)
     except ValueError:
         written = b""
-    found, tokens = marshalled_tree(np.frombuffer(written, np.uint8))
-    if found.size:
+    found, tokens, size = marshalled_tree(np.frombuffer(written, np.uint8), most)
+    if size > most:
+        raise _too_large(most)
+    if size:
         return found, tokens
     parents: list[int] = []
     rows: list[object] = []
@@ -170,6 +175,8 @@ def _flatten(request: Any) -> tuple[NDArray[np.int32], Sequence[object] | NDArra
     while waiting:
         item, parent = waiting.pop()
         node = len(parents)
+        if node == most:
+            raise _too_large(most)
         parents.append(parent)
         if not isinstance(item, tuple):
             rows.append(item)
@@ -178,6 +185,12 @@ def _flatten(request: Any) -> tuple[NDArray[np.int32], Sequence[object] | NDArra
         else:
             raise RequestError(f"node {node}: expected at least one child, found an empty tuple")
     return np.array(parents, np.int32), rows
+
+
+def _too_large(most: int) -> RequestTooLargeError:
+    return RequestTooLargeError(
+        f"the tree has more than {most} nodes, the most that are allowed (see Engine(max_nodes=...))"
+    )
 
 
 def _stack(rows: Sequence[object] | NDArray[np.int64], shape: tuple[int, ...]) -> torch.Tensor | NDArray[Any]:

@@ -96,13 +96,13 @@ def admit(t, shape, sequence, lane, streamed, session, rows):
         t.links[request.needs + 2 * kind + 1] = shape.needs[kind, 1]
         t.kinds[kind].reserved_worker += shape.needs[kind, 0]
         t.kinds[kind].reserved_host += shape.needs[kind, 1]
+    begin_states(t, request, session, shape, rows, shape.externals.size)
     for k in range(shape.externals.size):
         value = t.values[request.first_value + shape.externals[k]]
         rows[k] = -1
         if value.readers > 0:
             value.row = take_row(t, HOST, value.kind)
             rows[k] = value.row
-    begin_states(t, request, session, shape, rows, shape.externals.size)
     rows[shape.externals.size + num_states] = request.results
     tell(t, ADMITTED, request_id, -1, shape.nodes.size)
     for k in range(request.num_subgraphs):

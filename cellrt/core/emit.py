@@ -10,7 +10,18 @@ from __future__ import annotations
 from cellrt.core import task_layout as layout
 from cellrt.core.compiled import compiled
 from cellrt.core.rows import give_row, take_row
-from cellrt.core.tables import CARRIED, HOST, KEPT, LAST_ONLY, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK, STEPS
+from cellrt.core.tables import (
+    CARRIED,
+    HOST,
+    KEPT,
+    LAST_ONLY,
+    LOCATION_SHIFT,
+    MIXED,
+    NUM_PERMANENT,
+    ROW_MASK,
+    STARTS,
+    STEPS,
+)
 
 
 @compiled
@@ -55,6 +66,12 @@ def give_noted_rows(t, notes_at, end, is_complete):
 
 
 @compiled
+def _row_of(t, value):
+    """The handle of a value's row; of a new session's state that of what it begins with."""
+    return value.row if value.row > STARTS else t.values[STARTS - value.row].row
+
+
+@compiled
 def _read_value(t, task, value, notes_at):
     """Counts one read of a value; notes its row as free if it was the last.
 
@@ -65,6 +82,7 @@ def _read_value(t, task, value, notes_at):
     handle = value.row
     if value.bits & KEPT:
         task.reads_late = 1
+        handle = _row_of(t, value)
     elif handle >= NUM_PERMANENT:
         location = handle >> LOCATION_SHIFT
         if location == task.worker or (location == HOST and value.readers == 1):
@@ -75,6 +93,8 @@ def _read_value(t, task, value, notes_at):
                 t.ints[notes_at] = handle
         else:
             task.reads_late = 1
+    elif handle <= STARTS:
+        handle = _row_of(t, value)
     return handle, notes_at
 
 
@@ -167,7 +187,7 @@ def _loop_input(t, task, base, port, end, notes_at):
             end += 1
         else:
             for k in range(at, at + count):
-                handle = t.values[node.first_value + t.links[k]].row
+                handle = _row_of(t, t.values[node.first_value + t.links[k]])
                 if handle >= NUM_PERMANENT and handle >> LOCATION_SHIFT != task.worker:
                     task.reads_late = 1
                 ints[end] = handle

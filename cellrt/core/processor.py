@@ -339,16 +339,16 @@ class Processor:
         return bool((reserved + shape.arrays.needs <= rows).all())
 
     def open_session(self) -> int | None:
-        """A new session, whose state is zeros; None if there is none left."""
+        """A new session; None if there is none left."""
         return self._free_sessions.pop() if self._free_sessions else None
 
     def session_rows(self, session: int, count: int) -> list[tuple[int, int]]:
-        """(handle, kind) of each of ``count`` states of a session without a live request; handle 0 is zeros."""
+        """(handle, kind) of each of ``count`` states of a session without a live request; handle 0 if it is new."""
         first = session * tables.MAX_STATES
         return [(int(slot["row"]), int(slot["kind"])) for slot in self.tables.slots[first : first + count]]
 
     def drop_states(self, session: int, *, bring: bool = False) -> None:
-        """Frees the rows of a session without a live request. Its state is zeros then, or comes with the next one."""
+        """Frees the rows of a session without a live request. It is new then, or its state comes with the next one."""
         drop_states(self._at, session, tables.BRING if bring else 0)
 
     def close_session(self, session: int) -> None:

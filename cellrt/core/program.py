@@ -14,7 +14,8 @@ Operations (value ids count up from 0 in order of creation; an operation's outpu
     RESULT   base stride count            count values are results
     RESULT_STEPS value limit              an output of a loop is a result, of every step
     RESULT_LAST value                     an output of a loop is a result, of the last step
-    STATE kind                            one value: a state of the request's session before the request
+    STATE kind start                      one value: a state of the request's session before the request; if that is
+                                          new, what value ``start`` is, or zeros for -1
     KEEP value base stride count          STATE value ``value`` is after step k what value ``base + k * stride`` is.
                                           Count 0: what value ``base`` is, once the whole request is done
 
@@ -26,18 +27,27 @@ later one the output that the input port is carried from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.compiled import allocating, make_rows
-from cellrt.core.tables import CARRIED, EXTERNAL, KEPT, LAST_ONLY, PERMANENT, STEPS, VALUE
+from cellrt.core.tables import CARRIED, EXTERNAL, KEPT, LAST_ONLY, PERMANENT, STARTS, STEPS, VALUE
 
 OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS, OP_RESULT_LAST, OP_STATE, OP_KEEP = (
     range(1, 11)
 )
 FIXED, STEP, CARRY, LIST = range(4)
+
+
+NUM_WORDS = MappingProxyType(
+    {OP_EXTERNAL: 3, OP_CONSTANT: 3, OP_RESULT: 4, OP_RESULT_STEPS: 3, OP_RESULT_LAST: 2, OP_STATE: 3, OP_KEEP: 5}
+)
+"""Words of each operation without inputs."""
+NUM_WORDS_BEFORE_INPUTS = MappingProxyType({OP_NODE: 2, OP_CHAIN: 3, OP_LOOP: 4})
 
 
 class Draft(NamedTuple):
@@ -89,7 +99,7 @@ def _measure(program, types):
             at += 2
         elif op == OP_STATE:
             num_values += 1
-            at += 2
+            at += 3
         elif op == OP_KEEP:
             num_states += 1
             at += 5
@@ -171,6 +181,16 @@ def _add_result(draft, value, count, flags, result):
 
 
 @allocating
+def _add_state(draft, value, kind, start):
+    """A state of the session. What it begins with if that is new is made before it is read, and held to the end."""
+    draft.values[value].kind = kind
+    if start >= 0:
+        draft.values[value].row = STARTS - start
+        draft.values[start].readers += 1
+        draft.producers[value] = draft.producers[start]
+
+
+@allocating
 def _fill(program, types, ports, draft):
     """Runs the program: fills the draft's arrays."""
     at = node = value = ref_end = result = state = 0
@@ -199,9 +219,9 @@ def _fill(program, types, ports, draft):
             result = _add_result(draft, program[at + 1], 1, LAST_ONLY, result)
             at += 2
         elif op == OP_STATE:
-            draft.values[value].kind = program[at + 1]
+            _add_state(draft, value, program[at + 1], program[at + 2])
             value += 1
-            at += 2
+            at += 3
         elif op == OP_KEEP:
             draft.states[state] = program[at + 1 : at + 5]
             state += 1
@@ -259,3 +279,18 @@ def draft_program(program, types, ports):
     _fill(program, types, ports, draft)
     _mark_states(draft)
     return draft
+
+
+def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Sequence[int]) -> NDArray[np.int32]:
+    """A copy of a program in which cell type ``k``, of ``num_inputs[k]`` inputs, is ``ids[k]``."""
+    words, at = program.tolist(), 0
+    while at < len(words):
+        if words[at] in NUM_WORDS:
+            at += NUM_WORDS[words[at]]
+            continue
+        op, known = words[at : at + 2]
+        words[at + 1] = ids[known]
+        at += NUM_WORDS_BEFORE_INPUTS[op]
+        for _ in range(num_inputs[known]):
+            at += 2 + words[at + 1] if words[at] == LIST else 3 if words[at] == STEP else 2
+    return np.array(words, np.int32)

@@ -71,6 +71,11 @@ class Shape:
         )
         self.at: Any = self.arrays if numba.config.DISABLE_JIT else words
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows."""
+        return self._memory.nbytes + self._words.nbytes
+
     @cached_property
     def arrays(self) -> OpenShape:
         """The rows; ``node_types`` apart."""

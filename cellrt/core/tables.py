@@ -43,6 +43,8 @@ MAX_STATES = 16
 """Most states (rows that stay) of a session."""
 BRING = -1
 """Row of a session's slot whose state comes with the next request."""
+STARTS = -2
+"""Row of a state in a new session that begins with what value ``STARTS - row`` is."""
 MAX_KINDS = 64
 
 # Node flags.

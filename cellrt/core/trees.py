@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from cellrt.core.compiled import allocating
 from cellrt.core.program import CARRY, FIXED, LIST, OP_NODE, STEP
 
+PICK = 4
+"""Mode of an input whose values are listed; beside those of ``program.py``."""
 MOST_LISTED = 8
 """Nodes that an error names at most."""
 
@@ -51,38 +53,84 @@ def _children(parents):
 
 
 @allocating
-def marshalled_tree(words):
-    """Parents and leaves of nested tuples of integers, from how Python's ``marshal`` writes them (in version 2).
+def _read_int(words, at):
+    value = np.int64(words[at]) | np.int64(words[at + 1]) << 8
+    value |= np.int64(words[at + 2]) << 16 | np.int64(words[at + 3]) << 24
+    return (value ^ 0x80000000) - 0x80000000
 
-    A tuple is "(" and its length, a small integer "i" and its value, both in 4 bytes. Nodes are in the order in which
-    they begin. Returns (parents, leaves); parents are empty for anything else, an empty tuple among it.
+
+@allocating
+def _read_marshalled(words, most, parents, leaves):
+    """Walks through what ``marshalled_tree`` reads; writes parents and leaves where there is room.
+
+    Returns (nodes, leaves): 0 nodes for anything but such tuples, ``most + 1`` as soon as there are more than ``most``.
     """
-    most = words.size // 5
-    parents, leaves = np.empty(most, np.int32), np.empty(most, np.int64)
-    left = np.empty(most + 1, np.int32)  # of each open node: children yet to come
-    nodes = np.empty(most + 1, np.int32)
-    left[0], nodes[0] = 1, -1
-    depth, size, num_leaves, at = 1, 0, 0, 0
+    depth_limit = words.size // 2 + 2
+    nodes, left = np.empty(depth_limit, np.int32), np.empty(depth_limit, np.int32)  # open nodes and children to come
+    back = np.empty(depth_limit, np.int64)  # where to go on after each of them, -1 for what follows
+    seen = np.empty(depth_limit, np.int64)  # where each object is written that may come again
+    left[0], nodes[0], back[0] = 1, -1, -1
+    depth, size, num_leaves, num_seen, at, end = 1, 0, 0, 0, 0, 0
     while depth > 0:
-        if at + 5 > words.size:
-            return parents[:0], leaves[:0]
-        value = np.int32(words[at + 1]) | words[at + 2] << 8 | words[at + 3] << 16 | np.int64(words[at + 4]) << 24
-        value = (value ^ 0x80000000) - 0x80000000
-        parents[size] = nodes[depth - 1]
+        resume = -1
+        if at + 5 <= words.size and words[at] == 114:  # "r": comes again
+            k = _read_int(words, at + 1)
+            if not 0 <= k < num_seen:
+                return 0, 0
+            resume, at = at + 5, seen[k]
+        if at + 2 > words.size or depth >= depth_limit:
+            return 0, 0
+        code = words[at] & 0x7F
+        is_short = code == 41  # ")": a length of one byte
+        if not is_short and at + 5 > words.size:
+            return 0, 0
+        if words[at] & 0x80 and at >= end:
+            seen[num_seen] = at
+            num_seen += 1
+        value = np.int64(words[at + 1]) if is_short else _read_int(words, at + 1)
+        following = at + (2 if is_short else 5)
+        end = max(end, following)
+        if size == most:
+            return most + 1, num_leaves
+        if size < parents.size:
+            parents[size] = nodes[depth - 1]
         left[depth - 1] -= 1
-        if words[at] == 105:  # "i"
-            leaves[num_leaves] = value
+        if code == 105:  # "i"
+            if num_leaves < leaves.size:
+                leaves[num_leaves] = value
             num_leaves += 1
-        elif words[at] == 40 and value > 0:  # "("
-            left[depth], nodes[depth] = value, size
+            at = resume if resume >= 0 else following
+        elif (is_short or code == 40) and value > 0:  # "("
+            left[depth], nodes[depth], back[depth] = value, size, resume
             depth += 1
+            at = following
         else:
-            return parents[:0], leaves[:0]
+            return 0, 0
         size += 1
-        at += 5
         while depth > 0 and left[depth - 1] == 0:
             depth -= 1
-    return parents[:size], leaves[:num_leaves]
+            at = back[depth] if back[depth] >= 0 else at
+    return size, num_leaves
+
+
+@allocating
+def marshalled_tree(words, most):
+    """Parents and leaves of nested tuples of integers, from how Python's ``marshal`` writes them (in version 4).
+
+    A tuple is "(" and its length in 4 bytes, or ")" and its length in one; a small integer "i" and its value in 4
+    bytes. What may come again has its highest bit set; where it does come again is "r" and its number, in order.
+    Nodes are in the order in which they begin. What is shared is a node each time, so a short text may be a huge tree.
+
+    Returns (parents, leaves, nodes): the first two are empty if there are more than ``most`` nodes, which are then
+    ``most + 1``, and for anything else than nested tuples, an empty tuple among it: then nodes are 0.
+    """
+    none = np.empty(0, np.int32)
+    size, num_leaves = _read_marshalled(words, most, none, np.empty(0, np.int64))
+    if size > most:
+        return none, np.empty(0, np.int64), size
+    parents, leaves = np.empty(size, np.int32), np.empty(num_leaves, np.int64)
+    _read_marshalled(words, most, parents, leaves)
+    return parents, leaves, size
 
 
 @allocating
@@ -146,11 +194,14 @@ def _listed(nodes: Sequence[int] | NDArray[np.int64]) -> str:
 
 
 @allocating
-def tree_program(parents, leaf_type, inner_type, leaf_outputs, inner_outputs, leaf_words, inner_words, first_value):
+def tree_program(
+    parents, leaf_type, inner_type, leaf_outputs, inner_outputs, leaf_words, inner_words, picked, first_value
+):
     """Writes one NODE operation a tree node, children first.
 
-    ``leaf_words`` and ``inner_words`` have (mode, a, b) for each input: (FIXED, value, -); (STEP, base, stride) by the
-    node's rank among its kind; (LIST, output, -): that output of all children; (CARRY, child, output): of one child.
+    ``leaf_words`` and ``inner_words`` have (mode, a, b) for each input: (FIXED, value, -); (STEP, base, stride) and
+    (PICK, first, -) by the node's rank among its kind, the latter ``picked[first + rank]``; (LIST, output, -): that
+    output of all children; (CARRY, child, output): of one child.
 
     Returns (words, value id of each node's first output, problem): problem is -1 for none, or a node whose number of
     children is not the one that its inputs name. ``parents`` must have passed ``count_leaves``.
@@ -195,6 +246,8 @@ def tree_program(parents, leaf_type, inner_type, leaf_outputs, inner_outputs, le
                 words[end + 1] = inputs[k, 1]
             elif mode == STEP:
                 words[end + 1] = inputs[k, 1] + rank[node] * inputs[k, 2]
+            elif mode == PICK:
+                words[end + 1] = picked[inputs[k, 1] + rank[node]]
             else:
                 words[end + 1] = values[children[starts[node] + inputs[k, 1]]] + inputs[k, 2]
             end += 2

@@ -69,7 +69,7 @@ class SessionRecord:
     id: int = -1
     """Its id in the processor, from its first request on."""
     saved: list[NDArray[Any]] | None = None
-    """Its state in host memory, as ``definition.bits.as_bits``, if it is not at a worker (or zeros)."""
+    """Its state in host memory, as ``definition.bits.as_bits``, if it is not at a worker (or new)."""
     running: LiveRequest | None = None
     """Its request that waits for room or runs."""
     queue: OrderedDict[LiveRequest | Call[Any], None] = field(default_factory=OrderedDict)

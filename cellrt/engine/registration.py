@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from cellrt.core.processor import Processor
 from cellrt.definition.cell import Cell
 from cellrt.definition.row_wise import warn_unless_row_wise
 from cellrt.engine.patience import announced
-from cellrt.engine.registry import Discovery, Model, Registry, check_example, default_priorities
-from cellrt.errors import DefinitionError
+from cellrt.engine.priorities import default_priorities
+from cellrt.engine.registry import Discovery, Model, Registry
+from cellrt.errors import DefinitionError, RequestTooLargeError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.arenas import Arenas, rows_for
 from cellrt.worker.device.device import Device
@@ -48,25 +51,26 @@ class Registrar:
     def prepare(self, unfolder: Unfolder, priorities: Mapping[str, int], warm_up: bool, max_queue: int | None) -> Model:
         """Makes a model that the engine can serve; what it needs is there, and nobody finds it yet.
 
-        Raises DefinitionError if the example does not unfold or ``priorities`` names no cell of it.
+        Raises DefinitionError if the example does not unfold or fit, or ``priorities`` names no cell of it.
         """
-        discovery = Discovery(self._registry.max_nodes)
-        recorded = check_example(unfolder, discovery)
+        discovery = Discovery(self._registry)
+        recorded = discovery.unfold(unfolder)
         names = {cell.name for cell in discovery.cells}
         if unknown := priorities.keys() - names:
             raise DefinitionError(
                 f"priorities: {sorted(unknown)} are no cells of {unfolder.name!r}; it has {sorted(names)}"
             )
         times = self._prepare(unfolder.name, discovery.cells, warm_up)
-        chosen = [
-            priorities.get(cell.name, default if cell.priority is None else cell.priority)
-            for cell, default in zip(discovery.cells, default_priorities(recorded, discovery))
-        ]
-        types = self._run_in_turn(lambda: self._add(discovery, chosen, times))
+        types, new = self._run_in_turn(lambda: self._add(discovery, times))
         model = Model(unfolder, self._registry, self._processor, types, max_queue)
         model.states = recorded.states
         try:
-            model.plan(unfolder.example)
+            shape = model.plan_of(discovery.with_types(recorded, types)).shape
+            defaults = default_priorities(shape, {types[cell.identity]: cell for cell in discovery.cells})
+            self._run_in_turn(lambda: self._set_priorities(new, types, priorities, defaults))
+        except RequestTooLargeError as error:
+            self._give_up(model)
+            raise DefinitionError(f"the example request does not fit: {error}") from error
         except BaseException:
             self._give_up(model)
             raise
@@ -85,24 +89,37 @@ class Registrar:
             warn_unless_row_wise(cell, depth=4)  # who called Engine.register
         return {cell.identity: measure_steps(cell, self._device, self._num_threads) for cell in new}
 
-    def _add(
-        self, discovery: Discovery, priorities: list[int], times: Mapping[str, Mapping[int, float]]
-    ) -> frozenset[int]:
-        """Adds a model's kinds, constants and cells; in a turn. Returns the types, which stay while the model does."""
-        for spec in discovery.specs:
+    def _add(self, discovery: Discovery, times: Mapping[str, Mapping[int, float]]) -> tuple[dict[str, int], list[Cell]]:
+        """Adds a model's kinds, constants and cells; in a turn.
+
+        Returns its types by identity, which stay while the model does, and its cells that were not known.
+        """
+        for spec in discovery.new_kinds:
             worker_rows = rows_for(spec, self._arena_bytes, MAX_ARENA_ROWS)
             host_rows = rows_for(spec, 4 * self._arena_bytes, 4 * MAX_ARENA_ROWS)
-            if self._registry.add_kind(spec, worker_rows, host_rows) is not None:
-                for location, arenas in enumerate(self._arenas):
-                    arenas.add(spec, worker_rows if location else host_rows)
-        for spec, value in discovery.constants:
-            row = self._registry.add_constant(spec, value)
-            if row is not None:
-                for arenas in self._arenas:
-                    arenas.set_constant(self._registry.kind(spec), row, value)
-        for cell, priority in zip(discovery.cells, priorities):
-            made = self._registry.add_type(cell, priority)
+            self._registry.add_kind(spec, worker_rows, host_rows)
+            for location, arenas in enumerate(self._arenas):
+                arenas.add(spec, worker_rows if location else host_rows)
+        for kind, content, row in discovery.new_constants:
+            spec = self._registry.kinds[kind]
+            value = torch.frombuffer(bytearray(content), dtype=spec.dtype).reshape(spec.shape)
+            for arenas in self._arenas:
+                arenas.set_constant(kind, row, value)
+            self._registry.constants[kind, content] = row
+        new: list[Cell] = []
+        for cell in discovery.cells:
+            made = self._registry.add_type(cell)
             if made is not None:
+                new.append(cell)
                 for rows, seconds in times.get(cell.identity, {}).items():
                     self._processor.set_step_time(made.id, rows, seconds)
-        return self._registry.use(discovery.cells)
+        return self._registry.use(discovery.cells), new
+
+    def _set_priorities(
+        self, cells: list[Cell], types: Mapping[str, int], chosen: Mapping[str, int], defaults: Mapping[int, int]
+    ) -> None:
+        """Sets the priorities of new cells: what was chosen by name, the cell's own, or the default of its type."""
+        for cell in cells:
+            type_id = types[cell.identity]
+            default = defaults[type_id] if cell.priority is None else cell.priority
+            self._processor.set_priority(type_id, chosen.get(cell.name, default))

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import networkx as nx
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from cellrt.core.processor import Limits, Port, Processor
-from cellrt.core.program import draft_program
+from cellrt.core.processor import Port, Processor
+from cellrt.core.program import rename_types
 from cellrt.core.shape import Shape
 from cellrt.core.tables import NUM_PERMANENT
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.places import Places
+from cellrt.engine.shape_cache import ShapeCache
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.graph import Recorded
 from cellrt.graph.results import ResultLayout, StateLayout
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.cell_type import CellType
 
-MAX_REMEMBERED_TENSORS = 1024
+MAX_CACHED_BYTES = 1 << 25
+"""Memory of the compiled shapes that a model keeps."""
 
 
 class Plan(NamedTuple):
@@ -39,34 +38,6 @@ class Plan(NamedTuple):
     states: tuple[StateLayout, ...] = ()
 
 
-@dataclass
-class Discovery:
-    """A binding that accepts anything and notes it: finds the cells and kinds of an example request."""
-
-    max_nodes: int
-    cells: list[Cell] = field(default_factory=list)
-    specs: list[RowSpec] = field(default_factory=list)
-    constants: list[tuple[RowSpec, torch.Tensor]] = field(default_factory=list)
-
-    def cell_type(self, cell: Cell) -> int:
-        """Position of the cell among the discovered ones; equal cells share one."""
-        if all(cell.identity != known.identity for known in self.cells):
-            self.cells.append(cell)
-        return next(k for k, known in enumerate(self.cells) if known.identity == cell.identity)
-
-    def kind(self, spec: RowSpec) -> int:
-        """Position of the row spec among the discovered ones."""
-        spec = RowSpec(spec.shape, spec.dtype)
-        if spec not in self.specs:
-            self.specs.append(spec)
-        return self.specs.index(spec)
-
-    def constant_row(self, spec: RowSpec, value: torch.Tensor) -> int:
-        """Notes a constant; any row will do for the example."""
-        self.constants.append((spec, value))
-        return 1
-
-
 class Registry:
     """Cell types, kinds and constants of one engine. Written by the thread that registers, one at a time."""
 
@@ -76,11 +47,12 @@ class Registry:
         self.types: dict[int, CellType] = {}
         self.kinds: list[RowSpec] = []
         self._type_ids: dict[str, int] = {}
+        """By identity."""
         self._num_users: Counter[int] = Counter()
         """Models of each cell type."""
-        self._kind_ids: dict[RowSpec, int] = {}
-        self._constants: dict[tuple[int, bytes], int] = {}
-        self._rows_of_tensors: dict[int, tuple[torch.Tensor, int]] = {}
+        self.kind_ids: dict[RowSpec, int] = {}
+        self.constants: dict[tuple[int, bytes], int] = {}
+        """Permanent rows by kind and bits: the tensor that an unfolder gives may hold others each time."""
 
     def name_of(self, type_id: int) -> str:
         """Name of a type's cell."""
@@ -90,51 +62,25 @@ class Registry:
         """Whether an equal cell is known."""
         return cell.identity in self._type_ids
 
-    def find_type(self, cell: Cell) -> int:
-        """Type id of an equal cell; -1 if none is known."""
-        return self._type_ids.get(cell.identity, -1)
-
     def kind(self, spec: RowSpec) -> int:
         """Kind of a row spec. Raises RequestError if no cell of the engine has such rows."""
-        if spec.ragged:
-            spec = RowSpec(spec.shape, spec.dtype)
-        if spec not in self._kind_ids:
+        kind = self.kind_ids.get(_plain(spec))
+        if kind is None:
             raise RequestError(f"no cell of this engine has rows of {spec}")
-        return self._kind_ids[spec]
-
-    def constant_row(self, spec: RowSpec, value: torch.Tensor) -> int:
-        """Permanent row of a constant, or -1: then it travels with the request."""
-        known = self._rows_of_tensors.get(id(value))
-        if known is None:
-            row = self._constants.get((self.kind(spec), _bytes_of(value)), -1)
-            if row < 0:
-                return row
-            if len(self._rows_of_tensors) >= MAX_REMEMBERED_TENSORS:
-                self._rows_of_tensors.clear()
-            known = self._rows_of_tensors[id(value)] = (value, row)
-        return known[1]
-
-    def add_kind(self, spec: RowSpec, worker_rows: int, host_rows: int) -> int | None:
-        """Adds a kind of rows; returns its id, or None if it is known."""
-        spec = RowSpec(spec.shape, spec.dtype)
-        if spec in self._kind_ids:
-            return None
-        kind = self._processor.add_kind(worker_rows, host_rows)
-        self.kinds.append(spec)
-        self._kind_ids[spec] = kind
         return kind
 
-    def add_constant(self, spec: RowSpec, value: torch.Tensor) -> int | None:
-        """Gives a constant a permanent row; returns it, or None if it has one or there is none left."""
-        kind = self.kind(spec)
-        key = (kind, _bytes_of(value))
-        row = 1 + sum(1 for known, _ in self._constants if known == kind)
-        if key in self._constants or row >= NUM_PERMANENT:
-            return None
-        self._constants[key] = row
-        return row
+    def constant_row(self, kind: int, content: bytes) -> int:
+        """Permanent row of a constant, or -1: then it travels with the request."""
+        return self.constants.get((kind, content), -1)
 
-    def add_type(self, cell: Cell, priority: int) -> CellType | None:
+    def add_kind(self, spec: RowSpec, worker_rows: int, host_rows: int) -> int:
+        """Adds a kind of rows; returns its id."""
+        kind = self._processor.add_kind(worker_rows, host_rows)
+        self.kinds.append(spec)
+        self.kind_ids[spec] = kind
+        return kind
+
+    def add_type(self, cell: Cell) -> CellType | None:
         """Adds a cell type; returns it, or None if an equal cell is known."""
         if cell.identity in self._type_ids:
             return None
@@ -149,7 +95,6 @@ class Registry:
             outputs,
             max_batch=cell.max_batch,
             min_batch=cell.min_batch,
-            priority=priority,
             # Inside a run the number of rows shrinks: not for cells that support certain sizes only.
             max_steps=1 if cell.batch_sizes and not cell.has_steps else 1 << 20,
         )
@@ -158,20 +103,86 @@ class Registry:
         self._type_ids[cell.identity] = type_id
         return made
 
-    def use(self, cells: Sequence[Cell]) -> frozenset[int]:
-        """Type ids of cells that are known, which stay as long as the model that asks: see ``release``."""
-        types = frozenset(self._type_ids[cell.identity] for cell in cells)
-        self._num_users.update(types)
+    def use(self, cells: Iterable[Cell]) -> dict[str, int]:
+        """Types of cells that are known, by identity; they stay as long as the model that asks: see ``release``."""
+        types = {cell.identity: self._type_ids[cell.identity] for cell in cells}
+        self._num_users.update(types.values())
         return types
 
-    def release(self, types: frozenset[int]) -> list[int]:
+    def release(self, types: Mapping[str, int]) -> list[int]:
         """Gives up what ``use`` gave; returns the types that are no more."""
-        self._num_users.subtract(types)
-        unused = [type_id for type_id in types if not self._num_users[type_id]]
+        self._num_users.subtract(types.values())
+        unused = [type_id for type_id in types.values() if not self._num_users[type_id]]
         for type_id in unused:
             made = self.types.pop(type_id)
             del self._type_ids[made.cell.identity], self._num_users[type_id]
         return unused
+
+
+class Discovery:
+    """What a model's example needs, and what of it a registry lacks.
+
+    Kinds and constants get the ids that they will have once the new ones are added, cells their numbers in ``cells``.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.max_nodes = registry.max_nodes
+        self.cells: list[Cell] = []
+        """Each once."""
+        self._numbers: dict[str, int] = {}
+        self._kind_ids, self._constants = dict(registry.kind_ids), dict(registry.constants)
+        self._num_constants = Counter(kind for kind, _ in self._constants)
+
+    def unfold(self, unfolder: Unfolder) -> Recorded:
+        """Unfolds a model's example and notes its cells. Raises DefinitionError if it does not unfold."""
+        try:
+            recorded = unfolder.record(self, unfolder.example)
+        except RequestError as error:
+            raise DefinitionError(f"the example request does not unfold: {error}") from error
+        for cell in unfolder.cells:
+            self.cell_type(cell)
+        return recorded
+
+    def with_types(self, recorded: Recorded, types: Mapping[str, int]) -> Recorded:
+        """What was recorded with this as binding, as with a model of these types."""
+        ids = [types[cell.identity] for cell in self.cells]
+        program = np.frombuffer(recorded.program, np.int32)
+        renamed = rename_types(program, [len(cell.inputs) for cell in self.cells], ids)
+        return recorded._replace(program=renamed.tobytes())
+
+    def cell_type(self, cell: Cell) -> int:
+        """Number of a cell; equal cells share one."""
+        if cell.identity not in self._numbers:
+            self._numbers[cell.identity] = len(self.cells)
+            self.cells.append(cell)
+            for spec in (*cell.inputs.values(), *cell.outputs.values()):
+                self.kind(spec)
+        return self._numbers[cell.identity]
+
+    def kind(self, spec: RowSpec) -> int:
+        """Kind of a row spec."""
+        return self._kind_ids.setdefault(_plain(spec), len(self._kind_ids))
+
+    def constant_row(self, kind: int, content: bytes) -> int:
+        """Permanent row of a constant, or -1 if there is none left."""
+        key = kind, content
+        if key not in self._constants:
+            if self._num_constants[kind] == NUM_PERMANENT - 1:
+                return -1
+            self._num_constants[kind] += 1
+            self._constants[key] = self._num_constants[kind]
+        return self._constants[key]
+
+    @property
+    def new_kinds(self) -> list[RowSpec]:
+        """Row specs that the registry lacks, in order of their kinds."""
+        return [spec for spec in self._kind_ids if spec not in self._registry.kind_ids]
+
+    @property
+    def new_constants(self) -> list[tuple[int, bytes, int]]:
+        """(kind, bits, row) of constants that the registry lacks."""
+        return [(*key, row) for key, row in self._constants.items() if key not in self._registry.constants]
 
 
 class Model:
@@ -179,9 +190,10 @@ class Model:
 
     Attributes:
         name: the unfolder's.
-        types: the cell types that its requests may use.
+        types: the cell types that its requests may use, by identity.
         places: its part of the queue.
-        states: what a session of the model keeps.
+        shapes: compiled graphs of its requests.
+        states: what a session of the model keeps; from the example.
         num_live: requests accepted and not over; written in turns.
         num_sessions: open sessions.
     """
@@ -191,9 +203,9 @@ class Model:
         unfolder: Unfolder,
         registry: Registry,
         processor: Processor,
-        types: frozenset[int],
+        types: Mapping[str, int],
         max_queue: int | None = None,
-        max_cached_bytes: int = 1 << 24,
+        max_cached_bytes: int = MAX_CACHED_BYTES,
     ) -> None:
         self.unfolder, self.name, self.types = unfolder, unfolder.name, types
         self.places = Places(f"model {unfolder.name!r}", max_queue)
@@ -201,9 +213,7 @@ class Model:
         self.num_live = self.num_sessions = 0
         self._registry, self._processor = registry, processor
         self.max_nodes = registry.max_nodes
-        self._known_cells: dict[int, tuple[Cell, int]] = {}
-        self._shapes: OrderedDict[bytes, tuple[Shape, int]] = OrderedDict()
-        self._cached_bytes, self._max_cached_bytes = 0, max_cached_bytes
+        self.shapes = ShapeCache(max_cached_bytes)
 
     @property
     def is_idle(self) -> bool:
@@ -212,122 +222,46 @@ class Model:
 
     def cell_type(self, cell: Cell) -> int:
         """Type id of a cell. Raises RequestError if the model does not have it."""
-        known = self._known_cells.get(id(cell))
-        if known is not None:
-            return known[1]
-        type_id = self._registry.find_type(cell)
-        if type_id not in self.types:
+        type_id = self.types.get(cell.identity)
+        if type_id is None:
             raise RequestError(
                 f"cell {cell.name!r} is not one of the model's: the example request did not use it; "
                 "name it in unfold(cells=[...])"
             )
-        self._known_cells[id(cell)] = (cell, type_id)
         return type_id
 
     def kind(self, spec: RowSpec) -> int:
         """See ``Registry.kind``."""
         return self._registry.kind(spec)
 
-    def constant_row(self, spec: RowSpec, value: torch.Tensor) -> int:
+    def constant_row(self, kind: int, content: bytes) -> int:
         """See ``Registry.constant_row``."""
-        return self._registry.constant_row(spec, value)
+        return self._registry.constant_row(kind, content)
 
     def plan(self, request: Any) -> Plan:
         """Unfolds a request and checks it, in the caller's thread.
 
         Raises RequestError, RequestTooLargeError.
         """
-        recorded = self.unfolder.record(self, request)
-        return Plan(*self._shape(recorded), recorded.results, recorded.externals, recorded.states)
+        return self.plan_of(self.unfolder.record(self, request))
 
-    def _shape(self, recorded: Recorded) -> tuple[Shape, int]:
-        """The compiled graph, and its number of nodes with a loop counted as its step limit."""
-        known = self._shapes.get(recorded.program)
-        if known is None:
-            try:
-                shape = self._processor.compile(np.frombuffer(recorded.program, np.int32))
-            except RequestTooLargeError as error:
-                raise RequestTooLargeError(f"model {self.unfolder.name!r}: {error}") from None
-            problem = self._processor.why_too_large(shape, self._registry.kinds)
-            if problem:
-                raise RequestTooLargeError(f"model {self.unfolder.name!r}: the request needs {problem}")
-            known = shape, shape.num_steps
-            self._keep(recorded.program, known)
-        return known
+    def plan_of(self, recorded: Recorded) -> Plan:
+        """The plan of what a request recorded. Raises RequestTooLargeError."""
+        shape = self.shapes.get(recorded.program) or self._compile(recorded.program)
+        return Plan(shape, shape.num_steps, recorded.results, recorded.externals, recorded.states)
 
-    def _keep(self, program: bytes, known: tuple[Shape, int]) -> None:
-        """Caches a shape; the oldest leave when the cache is over its size. Losing a race only costs a recompile."""
-        self._shapes[program] = known
-        self._cached_bytes += len(program)
-        while self._cached_bytes > self._max_cached_bytes and len(self._shapes) > 1:
-            oldest, _ = self._shapes.popitem(last=False)
-            self._cached_bytes -= len(oldest)
+    def _compile(self, program: bytes) -> Shape:
+        try:
+            shape = self._processor.compile(np.frombuffer(program, np.int32))
+        except RequestTooLargeError as error:
+            raise RequestTooLargeError(f"model {self.name!r}: {error}") from None
+        problem = self._processor.why_too_large(shape, self._registry.kinds)
+        if problem:
+            raise RequestTooLargeError(f"model {self.name!r}: the request needs {problem}")
+        self.shapes.add(program, shape)
+        return shape
 
 
-def default_priorities(recorded: Recorded, discovery: Discovery) -> list[int]:
-    """Priority of each discovered cell from the example's type graph: cell types later in the graph come first.
-
-    (BatchMaker section 2.4.3: decoder before encoder, internal before leaf.) Types on a cycle share a depth.
-    """
-    types, ports = _example_tables(discovery)
-    draft = draft_program(np.frombuffer(recorded.program, np.int32), types, ports)
-    graph: nx.DiGraph = nx.DiGraph()
-    graph.add_nodes_from(range(len(discovery.cells)))
-    for node, after in enumerate(draft.node_types.tolist()):
-        at = int(draft.ref_starts[node])
-        for spec in discovery.cells[after].inputs.values():
-            count = int(draft.refs[at]) if spec.ragged else 1
-            at += int(spec.ragged)
-            for value in draft.refs[at : at + count].tolist():
-                producer = int(draft.producers[value])
-                if producer >= 0:
-                    graph.add_edge(int(draft.node_types[producer]), after)
-            at += count
-    groups = nx.condensation(graph)
-    depth: dict[int, int] = {}
-    for group in nx.topological_sort(groups):
-        depth[group] = max((depth[before] + 1 for before in groups.predecessors(group)), default=0)
-    return [depth[groups.graph["mapping"][k]] for k in range(len(discovery.cells))]
-
-
-def _example_tables(discovery: Discovery) -> tuple[np.ndarray, np.ndarray]:
-    """Types and ports tables for the discovered cells alone."""
-    scratch = Processor(
-        1, Limits(max_requests=1, max_nodes=1, max_values=1, max_links=1, max_subgraphs=1, story_events=0)
-    )
-    for _ in discovery.specs:
-        scratch.add_kind(0, 0)
-    for cell in discovery.cells:
-        names = list(cell.outputs)
-        inputs = [
-            Port(
-                discovery.kind(RowSpec(s.shape, s.dtype)),
-                names.index(cell.carry[n]) if n in cell.carry else -1,
-                s.ragged,
-            )
-            for n, s in cell.inputs.items()
-        ]
-        outputs = [Port(discovery.kind(spec)) for spec in cell.outputs.values()]
-        scratch.add_type(inputs, outputs, max_batch=1)
-    return scratch.tables.types, scratch.tables.ports
-
-
-def _bytes_of(value: torch.Tensor) -> bytes:
-    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def check_example(unfolder: Unfolder, discovery: Discovery) -> Recorded:
-    """Unfolds the example request with a binding that notes all cells and specs.
-
-    Raises DefinitionError if the example does not unfold.
-    """
-    try:
-        recorded = unfolder.record(discovery, unfolder.example)
-    except RequestError as error:
-        raise DefinitionError(f"the example request does not unfold: {error}") from error
-    for cell in unfolder.cells:
-        discovery.cell_type(cell)
-    for cell in discovery.cells:
-        for spec in (*cell.inputs.values(), *cell.outputs.values()):
-            discovery.kind(RowSpec(spec.shape, spec.dtype))
-    return recorded
+def _plain(spec: RowSpec) -> RowSpec:
+    """The spec of one row of what may be ragged."""
+    return RowSpec(spec.shape, spec.dtype) if spec.ragged else spec

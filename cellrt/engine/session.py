@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 import torch
+from numpy.typing import NDArray
 
 from cellrt.definition.bits import as_bits
 from cellrt.definition.spec import RowSpec, describe
@@ -69,17 +70,20 @@ class Session:
         return Stream(self._submission.submit_in(self._record, request, deadline, priority, False, channel), channel)
 
     def reset(self) -> None:
-        """Makes the state zeros, after the requests submitted so far."""
+        """Makes the session new, after the requests submitted so far: the next begins as the first did."""
         self._manager.call_in(self._record, lambda sessions: sessions.replace(self._record, None))
 
     def export(self) -> bytes:
-        """The state after the requests submitted so far, in the safetensors format: see ``restore``."""
+        """The state after the requests submitted so far, in the safetensors format: see ``restore``.
+
+        Tensors ``[*shape]``; of a new session, which has no state yet, ``[0, *shape]``.
+        """
         saved = self._manager.call_in(self._record, lambda sessions: sessions.read(self._record))
         from safetensors.torch import save  # here: a bare machine with a GPU need not have it
 
         tensors = {}
         for k, (state, spec) in enumerate(zip(self._record.states, self._specs)):
-            value = torch.zeros(spec.shape, dtype=spec.dtype)
+            value = torch.empty((0, *spec.shape), dtype=spec.dtype)
             if saved is not None:
                 value = torch.from_numpy(saved[k]).view(spec.dtype)
             tensors[f"{k}.{state.name}.{state.cell}"] = value
@@ -97,18 +101,19 @@ class Session:
             tensors = load(state)
         except (SafetensorError, KeyError, TypeError) as error:
             raise SessionError(f"{self._record}: not a session's state: {error}") from None
-        saved = []
+        saved: list[NDArray[Any]] = []
+        is_new = all(value.shape[:1] == (0,) for value in tensors.values())
         for k, (layout, spec) in enumerate(zip(self._record.states, self._specs)):
             name = f"{k}.{layout.name}.{layout.cell}"
             if name not in tensors:
                 raise SessionError(f"{self._record}: the state is of other cells or weights: {name!r} is not in it")
             value = tensors.pop(name)
-            if (tuple(value.shape), value.dtype) != (spec.shape, spec.dtype):
+            if (tuple(value.shape), value.dtype) != ((0, *spec.shape) if is_new else spec.shape, spec.dtype):
                 raise SessionError(f"{self._record}: {name!r}: expected {spec}, got {describe(value)}")
             saved.append(as_bits(value))
         if tensors:
             raise SessionError(f"{self._record}: the state is of other cells: unknown are {sorted(tensors)}")
-        self._manager.call_in(self._record, lambda sessions: sessions.replace(self._record, saved))
+        self._manager.call_in(self._record, lambda sessions: sessions.replace(self._record, None if is_new else saved))
 
     def close(self) -> None:
         """Ends the session after the requests submitted so far and frees its state; its id may be used anew.

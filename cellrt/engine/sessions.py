@@ -175,7 +175,7 @@ class Sessions:
         return bool(oldest)
 
     def read(self, record: SessionRecord) -> list[NDArray[Any]] | None:
-        """A copy of an idle session's state, ``[*shape]`` each, as ``as_bits``; None if it is zeros."""
+        """A copy of an idle session's state, ``[*shape]`` each, as ``as_bits``; None if it is new."""
         if record.saved is not None:
             return [value.copy() for value in record.saved]
         if record.id < 0 or not self._handles(record):
@@ -189,7 +189,7 @@ class Sessions:
         return bits.reshape(bits.shape[1:])
 
     def replace(self, record: SessionRecord, saved: list[NDArray[Any]] | None) -> None:
-        """Gives an idle session another state; None is zeros."""
+        """Gives an idle session another state; None makes it new."""
         record.saved = saved
         if record.id >= 0:
             self._processor.drop_states(record.id, bring=saved is not None)
@@ -233,7 +233,7 @@ class Sessions:
         self.end(record, error)
 
     def _handles(self, record: SessionRecord) -> list[int]:
-        """Rows of a session's state that are not zeros."""
+        """Rows of a session's state; none if it is new."""
         rows = self._processor.session_rows(record.id, len(record.states))
         return [handle for handle, _ in rows if handle >= NUM_PERMANENT]
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from cellrt.core.copying import LARGE_BYTES
 from cellrt.core.program import (
     CARRY,
     FIXED,
@@ -19,18 +18,17 @@ from cellrt.core.program import (
     OP_CHAIN,
     OP_CONSTANT,
     OP_EXTERNAL,
-    OP_KEEP,
     OP_NODE,
-    OP_STATE,
     STEP,
 )
-from cellrt.core.tables import MAX_STATES
-from cellrt.definition.bits import NUMPY_DTYPES, as_bits
+from cellrt.core.trees import PICK
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
-from cellrt.errors import RequestError
+from cellrt.errors import RequestError, RequestTooLargeError
 from cellrt.graph.results import StateLayout
-from cellrt.graph.symbols import Chain, Loop, LoopSteps, Node, Output, State, Steps
+from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, copied, describe_source, num_steps, rows_of
+from cellrt.graph.states import SessionStates
+from cellrt.graph.symbols import Handle, LoopSteps, Node, Output, Steps
 
 
 class Binding(Protocol):
@@ -44,20 +42,12 @@ class Binding(Protocol):
     def kind(self, spec: RowSpec) -> int:
         """Id of a row kind."""
 
-    def constant_row(self, spec: RowSpec, value: torch.Tensor) -> int:
-        """Permanent row of a constant, or -1 if there is none."""
+    def constant_row(self, kind: int, content: bytes) -> int:
+        """Permanent row of a constant of that kind with those bits, or -1 if it has none and travels with requests."""
 
 
 Source = object
 """What may be an input: an Output, a tensor or number of one row; a list of them for a ragged input."""
-
-# Tuples, because a union of types is made anew wherever it is written.
-ARRAYS = (torch.Tensor, np.ndarray)
-LISTS = (list, tuple)
-NUMBERS = (int, float)
-NODES = (Output, Node)
-HANDLES = (Node, Steps, Chain, Loop, LoopSteps, State)
-"""What a user may mistake for an output of one node."""
 
 
 class Recorder:
@@ -74,9 +64,7 @@ class Recorder:
         self._zeros: dict[int, int] = {}
         self._constants: set[int] = set()
         self._loop_values: dict[int, int] = {}
-        self._states: list[StateLayout] = []
-        self._unkept: dict[int, StateLayout] = {}
-        """States that were asked for and have no value after the request yet."""
+        self._states = SessionStates(self._program)
 
     def _take_values(self, count: int) -> int:
         first = self._num_values
@@ -87,7 +75,7 @@ class Recorder:
         self._num_nodes += count
         most = self._binding.max_nodes
         if self._num_nodes > most:
-            raise RequestError(
+            raise RequestTooLargeError(
                 f"cell {cell.name!r}: the graph has {self._num_nodes} nodes, at most {most} are allowed "
                 "(see Engine(max_nodes=...))"
             )
@@ -100,42 +88,51 @@ class Recorder:
             self._constants.add(self._zeros[kind])
         return self._zeros[kind]
 
-    def _state(self, cell: Cell, output: str) -> int:
-        """The value that an output of the cell has in the request's session; zeros if that is new or there is none."""
-        if len(self._states) + len(self._unkept) >= MAX_STATES:
-            raise RequestError(f"cell {cell.name!r}, output {output!r}: a session has at most {MAX_STATES} states")
-        kind = self._binding.kind(cell.outputs[output])
-        self._program.extend([OP_STATE, kind])
-        state = self._take_values(1)
+    def _state(self, cell: Cell, output: str, start: int = -1) -> int:
+        """The value that an output of the cell has in the request's session; if that is new or there is none, what
+        value ``start`` is, or zeros."""
+        kind, state = self._binding.kind(cell.outputs[output]), self._take_values(1)
+        self._states.take(state, StateLayout(f"{cell.name}.{output}", kind, cell.identity[:16]), start)
         self._constants.add(state)
-        self._unkept[state] = StateLayout(f"{cell.name}.{output}", kind, cell.identity[:16])
         return state
 
-    def _starts(self, cell: Cell, inputs: Mapping[str, Source], keep: bool) -> dict[str, int]:
-        """For each carried input the value before the first step: what was given, the session's state, or zeros."""
-        starts: dict[str, int] = {}
-        states: dict[str, int] = {}
-        for name, output in cell.carry.items():
-            if name in inputs:
-                starts[name] = self._value(cell, name, cell.inputs[name], inputs[name])
-            elif not keep:
-                starts[name] = self._zero(cell.inputs[name])
-            else:
-                if output not in states:
-                    states[output] = self._state(cell, output)
-                starts[name] = states[output]
-        if keep and not states:
+    def _kept_inputs(self, cell: Cell, keep: bool | str | Collection[str]) -> Collection[str]:
+        """The carried inputs whose state the session keeps."""
+        names = cell.carry if keep is True else (keep,) if isinstance(keep, str) else tuple(keep)
+        for name in names:
+            if name not in cell.carry:
+                raise RequestError(f"{self._where(cell, name)}: keep={keep!r}, but only {list(cell.carry)} are carried")
+        if not names:
             raise RequestError(
-                f"cell {cell.name!r}, node {self._current}: keep=True, but no carried input begins with the session's "
-                f"state: leave out those of {list(cell.carry)} that it should keep"
+                f"cell {cell.name!r}, node {self._current}: keep={keep!r}: expected a carried input to keep "
+                "(see cell(carry=...))"
             )
+        return names
+
+    def _starts(self, cell: Cell, inputs: Mapping[str, Source], kept: Collection[str]) -> dict[str, int]:
+        """For each carried input the value before the first step: the session's state, what was given, or zeros."""
+        starts: dict[str, int] = {}
+        states: dict[str, tuple[int, int]] = {}
+        """By output: a state, and the value that it begins with."""
+        for name, output in cell.carry.items():
+            given = self._value(cell, name, cell.inputs[name], inputs[name]) if name in inputs else -1
+            if name not in kept:
+                starts[name] = given if given >= 0 else self._zero(cell.inputs[name])
+                continue
+            if output not in states:
+                states[output] = self._state(cell, output, given), given
+            starts[name], start = states[output]
+            if start != given:
+                raise RequestError(
+                    f"{self._where(cell, name)}: keep: carried from {output!r} like another input, and so begins like "
+                    "it: give both the same output, or none"
+                )
         return starts
 
-    def _keep(self, cell: Cell, states: Mapping[str, int], first: int, count: int) -> None:
-        """Keeps outputs of a chain (or of a loop: one step) that begins at value ``first``. ``states``: by output."""
-        for output, state in states.items():
-            self._program.extend([OP_KEEP, state, first + cell.places[output], len(cell.outputs), count])
-            self._states.append(self._unkept.pop(state))
+    def _keep(self, cell: Cell, kept: Collection[str], starts: Mapping[str, int], first: int, count: int) -> None:
+        """Keeps outputs of a chain (or of a loop: one step) that begins at value ``first``."""
+        for name in kept:
+            self._states.keep(starts[name], first + cell.places[cell.carry[name]], len(cell.outputs), count)
 
     def _external(self, spec: RowSpec, rows: NDArray[Any]) -> int:
         kind, count = self._binding.kind(spec), len(rows)
@@ -202,64 +199,58 @@ class Recorder:
         if isinstance(source, Output):
             self._check_source(cell, name, spec, source, position)
             return source.value
-        if isinstance(source, HANDLES):
+        if isinstance(source, Handle):
             where = self._where(cell, name, position)
             raise RequestError(f"{where}: expected {spec}, got {source!r}, not an output of one node")
-        array = self._array(cell, name, spec, source, position)
-        if array.shape != spec.shape:
+        row = self._bits(cell, name, spec, source, position)
+        if row.shape != spec.shape:
             where = self._where(cell, name, position)
-            raise RequestError(f"{where}: expected {spec}, got {RowSpec(array.shape, spec.dtype)}")
-        return self._external(spec, array[None])
+            raise RequestError(f"{where}: expected {spec}, got {RowSpec(row.shape, spec.dtype)}")
+        return self._external(spec, copied(row)[None])
 
     def _many(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> list[int]:
-        """Words for a ragged input: a list of outputs or tensors, a chain's steps, or a tensor ``[n, *shape]``."""
+        """Words for a ragged input: a list of outputs or rows, a chain's steps, or a tensor ``[n, *shape]``."""
         row = RowSpec(spec.shape, spec.dtype)
         if isinstance(source, Steps):
             self._check_source(cell, name, row, source)
             return [LIST, len(source), *source.values()]
         if isinstance(source, ARRAYS):
-            array = self._array(cell, name, spec, source)
-            if array.ndim == 0 or array.shape[1:] != spec.shape:
-                raise RequestError(f"{self._where(cell, name)}: expected rows of {spec}, got shape {list(array.shape)}")
-            first = self._external(row, array) if len(array) else 0
-            return [LIST, len(array), *range(first, first + len(array))]
+            rows = self._bits(cell, name, spec, source)
+            if rows.ndim == 0 or rows.shape[1:] != spec.shape:
+                raise RequestError(f"{self._where(cell, name)}: expected rows of {spec}, got shape {list(rows.shape)}")
+            first = self._external(row, copied(rows)) if len(rows) else 0
+            return [LIST, len(rows), *range(first, first + len(rows))]
         if not isinstance(source, LISTS):
-            raise RequestError(f"{self._where(cell, name)}: expected a list for {spec}, got {type(source).__name__}")
-        return [LIST, len(source), *(self._value(cell, name, row, item, k) for k, item in enumerate(source))]
+            raise RequestError(f"{self._where(cell, name)}: expected a list for {spec}, got {describe_source(source)}")
+        return [LIST, len(source), *self._listed(cell, name, row, source)]
 
-    def _array(self, cell: Cell, name: str, spec: RowSpec, source: Source, position: int = -1) -> NDArray[Any]:
-        """The bits of a tensor, array, number or list of numbers in the spec's dtype; nothing is rounded silently.
+    def _listed(self, cell: Cell, name: str, spec: RowSpec, sources: Sequence[Source]) -> Sequence[int]:
+        """The values of a list, which may mix outputs with rows of the request. Those in a row are recorded at once."""
+        if not sources:
+            return range(0)
+        # Of the usual list of numbers, NumPy finds out fastest; of one of tensors, it takes long.
+        may_be_plain = isinstance(sources[0], NUMBERS) or not any(map(_is_handle, sources))
+        rows = rows_of(spec, sources) if may_be_plain else None
+        if rows is not None:
+            first = self._external(spec, rows)
+            return range(first, first + len(rows))
+        values: list[int] = []
+        for is_handle, run in groupby(sources, _is_handle):
+            items = list(run)
+            rows = None if is_handle else rows_of(spec, items)
+            if rows is not None:
+                first = self._external(spec, rows)
+                values += range(first, first + len(rows))
+            else:  # one by one, to name what is wrong
+                values += [self._value(cell, name, spec, item, len(values) + k) for k, item in enumerate(items)]
+        return values
 
-        Always a copy: the client may change its tensor as soon as ``submit`` has returned.
-        """
-        if isinstance(source, torch.Tensor):
-            if source.dtype != spec.dtype:
-                got = RowSpec(tuple(source.shape), source.dtype)
-                raise RequestError(f"{self._where(cell, name, position)}: expected {spec}, got {got}")
-            if source.requires_grad or not source.is_cpu:
-                source = source.detach().cpu()
-            return _copy(as_bits(source))
-        wanted = NUMPY_DTYPES.get(spec.dtype)
+    def _bits(self, cell: Cell, name: str, spec: RowSpec, source: Source, position: int = -1) -> NDArray[Any]:
+        """See ``bits_of``. To be copied: the client may change its tensor as soon as ``submit`` has returned."""
         try:
-            if wanted is None:
-                return as_bits(torch.as_tensor(source).to(spec.dtype))
-            array = np.asarray(source)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise RequestError(
-                f"{self._where(cell, name, position)}: expected {spec}, got {type(source).__name__}: {error}"
-            ) from None
-        if array.dtype == wanted:
-            return array if isinstance(source, LISTS) else _copy(array)
-        are_integers = array.dtype.kind in "iu" and np.dtype(wanted).kind in "iu"
-        is_given = isinstance(source, np.ndarray | np.generic)
-        if is_given or not (are_integers or np.can_cast(array.dtype, wanted, "same_kind")):
-            where = self._where(cell, name, position)
-            raise RequestError(f"{where}: expected {spec}, got {array.dtype}{list(array.shape)}")
-        converted = array.astype(wanted)
-        if are_integers and (converted != array).any():
-            where = self._where(cell, name, position)
-            raise RequestError(f"{where}: expected {spec}, got a number that does not fit: {source}")
-        return converted
+            return bits_of(spec, source)
+        except RequestError as error:
+            raise RequestError(f"{self._where(cell, name, position)}: {error}") from None
 
     def _chain_lengths(self, cell: Cell, inputs: Mapping[str, Source]) -> dict[str, int]:
         """The inputs that have a value for each step of a chain, with the number of steps: at least one, all equal."""
@@ -268,9 +259,7 @@ class Recorder:
             if name not in cell.carry and not spec.ragged and (count := num_steps(inputs[name], spec)) >= 0:
                 lengths[name] = count
         if not lengths:
-            raise RequestError(
-                f"chain of cell {cell.name!r}: no input has a value for each step (a tensor [steps, ...] or a list)"
-            )
+            raise RequestError(f"chain of cell {cell.name!r}: {_why_no_steps(cell, inputs)}")
         if len(lengths) > 1 and len(set(lengths.values())) > 1:
             raise RequestError(f"chain of cell {cell.name!r}: inputs have different numbers of steps: {lengths}")
         if 0 in lengths.values():
@@ -309,21 +298,24 @@ class Recorder:
         if isinstance(source, Steps):
             self._check_source(cell, name, spec, source)
             return source.values()
-        if isinstance(source, LISTS) and _has_handle(source):
-            values = [self._value(cell, name, spec, item, k) for k, item in enumerate(source)]
+        if isinstance(source, LISTS):
+            values = self._listed(cell, name, spec, source)
+            if isinstance(values, range):
+                return values
             stride = values[1] - values[0] if len(values) > 1 else 1
             even = range(values[0], values[0] + len(values) * stride, stride) if stride else range(0)
             return even if list(even) == values else values
-        array = self._array(cell, name, spec, source)
-        shape = array.shape
-        if shape[1:] != spec.shape:
-            got = RowSpec(shape[1:], spec.dtype)
+        rows = self._bits(cell, name, spec, source)
+        if rows.shape[1:] != spec.shape:
+            got = RowSpec(rows.shape[1:], spec.dtype)
             raise RequestError(f"{self._where(cell, name)}: expected {spec} for each step, got {got}")
-        first = self._external(spec, array)
-        return range(first, first + shape[0])
+        first = self._external(spec, copied(rows))
+        return range(first, first + len(rows))
 
-    def _tree_words(self, cell: Cell, inputs: Mapping[str, Source], count: int, child: Cell | None) -> np.ndarray:
-        """For each input of a tree's cell (mode, a, b), as ``core/trees.py`` reads them."""
+    def _tree_words(
+        self, cell: Cell, inputs: Mapping[str, Source], count: int, child: Cell | None, picked: list[int]
+    ) -> np.ndarray:
+        """For each input of a tree's cell (mode, a, b), as ``core/trees.py`` reads them; adds to its list of values."""
         words: list[tuple[int, int, int]] = []
         for name in inputs:
             if name not in cell.inputs:
@@ -337,9 +329,11 @@ class Recorder:
                 if given != count:
                     raise RequestError(f"{self._where(cell, name)}: expected {count} rows, one a node, got {given}")
                 values = self._stepped(cell, name, spec, inputs[name]) if count else range(1)
-                if not isinstance(values, range):
-                    raise RequestError(f"{self._where(cell, name)}: expected rows or evenly spaced outputs (a chain's)")
-                words.append((STEP, values.start, values.step))
+                if isinstance(values, range):
+                    words.append((STEP, values.start, values.step))
+                else:
+                    words.append((PICK, len(picked), 0))
+                    picked += values
             elif name in inputs:
                 words.append((FIXED, self._value(cell, name, spec, inputs[name]), 0))
             elif child is not None:
@@ -371,13 +365,6 @@ def child_word(cell: Cell, name: str, child: Cell) -> tuple[int, int, int] | str
     return (LIST, place, 0) if spec.ragged else (CARRY, index, place)
 
 
-def _copy(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy in C order, made without giving up the interpreter lock: NumPy does, and then waits to get it back."""
-    if not array.flags.c_contiguous or array.nbytes > LARGE_BYTES:
-        return np.array(array, order="C")
-    return np.frombuffer(bytearray(array.data), array.dtype).reshape(array.shape)
-
-
 def carry_hint(cell: Cell, name: str) -> str:
     """For an error about a missing input: how it is carried from step to step, if an output could be its next value."""
     for output, spec in cell.outputs.items():
@@ -386,23 +373,17 @@ def carry_hint(cell: Cell, name: str) -> str:
     return ""
 
 
-def _has_handle(sources: Sequence[object]) -> bool:
-    """Whether a list has an output or node in it; quick for the usual list of numbers."""
-    if isinstance(sources[0], NUMBERS):
-        return False
-    return any(isinstance(source, NODES) for source in sources)
+def _why_no_steps(cell: Cell, inputs: Mapping[str, Source]) -> str:
+    """For an error: what a chain's inputs are that have no value for each step."""
+    told: list[str] = []
+    for name, spec in cell.inputs.items():
+        if name in inputs and name not in cell.carry and not spec.ragged:
+            dtype, shape = str(spec.dtype).removeprefix("torch."), ", ".join(map(str, ("steps", *spec.shape)))
+            told.append(f"input {name!r}: expected {dtype}[{shape}] or a list, got {describe_source(inputs[name])}")
+    if not told:
+        return f"no input is read step by step: {list(cell.inputs)} are carried or ragged (see cell(carry=...))"
+    return f"no input has a value for each step: {'; '.join(told)}"
 
 
-def num_steps(source: Source, spec: RowSpec) -> int:
-    """How many values a source has if it has one for each step; -1 if it is one row for all."""
-    if isinstance(source, ARRAYS):
-        shape = source.shape
-        return int(shape[0]) if len(shape) == len(spec.shape) + 1 else -1
-    if isinstance(source, Steps):
-        return len(source)
-    if not isinstance(source, LISTS):
-        return -1
-    first = source[0] if source else 0
-    if isinstance(first, NUMBERS):
-        return -1 if spec.shape else len(source)
-    return len(source) if isinstance(first, NODES) or np.ndim(first) == len(spec.shape) else -1
+def _is_handle(source: Source) -> bool:
+    return isinstance(source, Handle)

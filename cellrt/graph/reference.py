@@ -86,8 +86,9 @@ class _OpenBinding:
             self.specs.append(spec)
         return self.specs.index(spec)
 
-    def constant_row(self, spec: RowSpec, value: torch.Tensor) -> int:
-        self.constants.append(value.clone())
+    def constant_row(self, kind: int, content: bytes) -> int:
+        spec = self.specs[kind]
+        self.constants.append(torch.frombuffer(bytearray(content), dtype=spec.dtype).reshape(spec.shape))
         return len(self.constants)  # row 0 is zeros, of every kind
 
 
@@ -126,8 +127,9 @@ class _Interpreter:
             elif operation == OP_CONSTANT:
                 self._constant(*self._take(2))
             elif operation == OP_STATE:
-                spec = self._binding.specs[self._take(1)[0]]
-                self._values.append(next(self._state, torch.zeros(spec.shape, dtype=spec.dtype)))
+                kind, start = self._take(2)
+                new = self._values[start] if start >= 0 else self._zeros(kind)
+                self._values.append(next(self._state, new))
             elif operation == OP_KEEP:
                 _, base, stride, count = self._take(4)
                 self.kept.append(self._values[base + max(0, count - 1) * stride])
@@ -151,8 +153,11 @@ class _Interpreter:
         self._values += torch.from_numpy(np.array(rows)).view(self._binding.specs[kind].dtype).unbind(0)
 
     def _constant(self, kind: int, row: int) -> None:
+        self._values.append(self._binding.constants[row - 1] if row else self._zeros(kind))
+
+    def _zeros(self, kind: int) -> Row:
         spec = self._binding.specs[kind]
-        self._values.append(self._binding.constants[row - 1] if row else torch.zeros(spec.shape, dtype=spec.dtype))
+        return torch.zeros(spec.shape, dtype=spec.dtype)
 
     def _cell_operation(self, operation: int) -> None:
         cell = self._binding.cells[next(self._words)]

@@ -1,38 +1,76 @@
-"""What an unfolder holds of a graph: nodes, their outputs, and those of chains and loops. They only name values."""
+"""What an unfolder holds of a graph: nodes, their outputs, and those of chains and loops. They only name values.
+
+A value is there when the request runs, long after its graph was written. So whatever would look at one while the graph
+is written is refused (`Handle`), instead of being silently true, unequal or empty.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
-
-if TYPE_CHECKING:
-    from cellrt.graph.recorder import Recorder
+from cellrt.errors import RequestError
 
 
-class Output:
+def _refused(what: str) -> Any:
+    """A special method that tells that ``what`` cannot be asked of a handle, and what to do instead."""
+
+    def refuse(self: object, *_: object) -> NoReturn:
+        raise RequestError(
+            f"{self!r} {what}: values are not known while the graph is written. What ends on a value is a "
+            "graph.loop(until=...); what is computed from one belongs in a cell"
+        )
+
+    return refuse
+
+
+class Handle:
+    """Something of a graph whose value is not known yet; equal to itself alone.
+
+    Raises RequestError where Python would need the value: as a condition, in a comparison or calculation, as a number.
+    """
+
+    __slots__ = ()
+
+    __hash__ = object.__hash__  # which defining __eq__ takes away
+    __bool__ = _refused("is neither true nor false")
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused("cannot be compared")
+    __int__ = __float__ = __complex__ = __index__ = __round__ = _refused("is no number")
+    __trunc__ = __floor__ = __ceil__ = __int__
+    __len__ = _refused("has no length")
+    __iter__ = _refused("cannot be iterated over or unpacked (outputs go by name)")
+    __contains__ = _refused("cannot be searched")
+    __getitem__ = _refused("cannot be indexed")
+    __neg__ = __pos__ = __abs__ = __invert__ = _refused("cannot be calculated with")
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __divmod__ = __pow__ = __matmul__ = __neg__
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rdivmod__ = __rpow__ = __neg__
+    __rmatmul__ = __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __neg__
+    __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = __neg__
+
+
+class Output(Handle):
     """One output of one node: an input for other nodes, or a result."""
 
     __slots__ = ("graph", "spec", "value")
 
-    def __init__(self, graph: Recorder, value: int, spec: RowSpec) -> None:
+    def __init__(self, graph: object, value: int, spec: RowSpec) -> None:
         self.graph, self.value, self.spec = graph, value, spec
 
     def __repr__(self) -> str:
         return f"Output({self.spec})"
 
 
-class Node:
+class Node(Handle):
     """A node's outputs, one attribute each."""
 
     __slots__ = ("_cell", "_first", "_graph")
 
-    def __init__(self, graph: Recorder, cell: Cell, first: int) -> None:
+    def __init__(self, graph: object, cell: Cell, first: int) -> None:
         self._graph, self._cell, self._first = graph, cell, first
 
     def __getattr__(self, name: str) -> Output:
@@ -54,20 +92,20 @@ class Tree(Node):
     __slots__ = ("nodes",)
 
     def __init__(
-        self, graph: Recorder, cells: tuple[Cell, Cell], parents: NDArray[np.int32], firsts: NDArray[np.int32]
+        self, graph: object, cells: tuple[Cell, Cell], parents: NDArray[np.int32], firsts: NDArray[np.int32]
     ) -> None:
         self.nodes = TreeNodes(graph, cells, parents, firsts)
         root = int(parents.argmin())
         super().__init__(graph, cells[parents.size > 1], int(firsts[root]))
 
 
-class TreeNodes:
+class TreeNodes(Handle):
     """The same output of each node of a tree, one attribute each."""
 
     __slots__ = ("_cells", "_firsts", "_graph", "_parents")
 
     def __init__(
-        self, graph: Recorder, cells: tuple[Cell, Cell], parents: NDArray[np.int32], firsts: NDArray[np.int32]
+        self, graph: object, cells: tuple[Cell, Cell], parents: NDArray[np.int32], firsts: NDArray[np.int32]
     ) -> None:
         self._graph, self._cells, self._parents, self._firsts = graph, cells, parents, firsts
 
@@ -89,7 +127,7 @@ class TreeNodes:
         return [Output(self._graph, value, spec) for value in (self._firsts + places).tolist()]
 
 
-class State:
+class State(Handle):
     """Zero (or other) starting values for the carried inputs of a cell, one attribute each."""
 
     def __init__(self, values: dict[str, Output]) -> None:
@@ -102,12 +140,15 @@ class State:
         raise AttributeError(f"the state has {list(self.__dict__)}, not {name!r}")
 
 
-class Steps:
-    """The same output of each node of a chain, in the order of the chain's inputs: a sequence of outputs."""
+class Steps(Handle):
+    """The same output of each node of a chain, in the order of the chain's inputs: a sequence of outputs.
+
+    Its length is known, its values are not.
+    """
 
     __slots__ = ("_base", "_count", "_stride", "graph", "spec")
 
-    def __init__(self, graph: Recorder, base: int, stride: int, count: int, spec: RowSpec) -> None:
+    def __init__(self, graph: object, base: int, stride: int, count: int, spec: RowSpec) -> None:
         self.graph, self.spec = graph, spec
         self._base, self._stride, self._count = base, stride, count
 
@@ -138,12 +179,12 @@ class Steps:
 Sequence.register(Steps)  # not its base: whether something is Steps is asked at every input, and would then take long
 
 
-class Chain:
+class Chain(Handle):
     """A chain's outputs: ``chain.h`` is every step's, ``chain.last.h`` the last executed step's."""
 
     __slots__ = ("_cell", "_count", "_first", "_graph", "_reverse", "last")
 
-    def __init__(self, graph: Recorder, cell: Cell, first: int, count: int, reverse: bool) -> None:
+    def __init__(self, graph: object, cell: Cell, first: int, count: int, reverse: bool) -> None:
         self._graph, self._cell, self._first, self._count, self._reverse = graph, cell, first, count, reverse
         self.last = Node(graph, cell, first + (count - 1) * len(cell.outputs))
 
@@ -160,24 +201,24 @@ class Chain:
         return Steps(self._graph, base, stride, self._count, self._cell.outputs[name])
 
 
-class LoopSteps:
+class LoopSteps(Handle):
     """An output of every step of a loop: a result only, because how many steps there are is known when it ends."""
 
     __slots__ = ("graph", "limit", "spec", "value")
 
-    def __init__(self, graph: Recorder, value: int, spec: RowSpec, limit: int) -> None:
+    def __init__(self, graph: object, value: int, spec: RowSpec, limit: int) -> None:
         self.graph, self.value, self.spec, self.limit = graph, value, spec, limit
 
     def __repr__(self) -> str:
         return f"LoopSteps(up to {self.limit} of {self.spec})"
 
 
-class Loop:
+class Loop(Handle):
     """A loop's outputs: ``loop.token`` is every step's (a result), ``loop.last.h`` the last step's."""
 
     __slots__ = ("_cell", "_first", "_graph", "_limit", "last")
 
-    def __init__(self, graph: Recorder, cell: Cell, first: int, limit: int) -> None:
+    def __init__(self, graph: object, cell: Cell, first: int, limit: int) -> None:
         self._graph, self._cell, self._first, self._limit = graph, cell, first, limit
         self.last = Node(graph, cell, first)
 

@@ -10,6 +10,7 @@ from cellrt.definition.cell import CURRENT_GRAPH, Cell
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.graph import Graph, Recorded
 from cellrt.graph.recorder import Binding
+from cellrt.graph.sources import describe_source
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,7 +45,10 @@ class Unfolder:
         except RequestError as error:
             raise type(error)(f"model {self.name!r}: {error}") from error
         except Exception as error:
-            raise RequestError(f"model {self.name!r}: the unfolder raised {type(error).__name__}: {error}") from error
+            raise RequestError(
+                f"model {self.name!r}: the unfolder raised {type(error).__name__}: {error}; the request: "
+                f"{describe_source(request)}"
+            ) from error
         finally:
             CURRENT_GRAPH.reset(token)
 
@@ -60,7 +64,9 @@ def unfold(
         cells: further cells that the example does not reach.
 
     The function calls cells on node handles, tensors, numbers, or lists of them for ragged inputs; ``graph`` has
-    builders for whole chains, trees and loops.
+    builders for whole chains, trees and loops: see ``Graph`` for what they cost, and how much a cell should do. It is
+    called for each request, before any cell runs: outputs have no values yet, so an end that depends on one is a
+    ``graph.loop(until=...)``.
     """
     if not name or not isinstance(name, str):
         raise DefinitionError(f"unfold: expected a name, got {name!r}")

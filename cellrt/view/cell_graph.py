@@ -8,6 +8,7 @@ from pathlib import Path
 import networkx as nx
 
 from cellrt.core.shape import Shape
+from cellrt.core.tables import STARTS
 from cellrt.definition.cell import Cell
 from cellrt.view.paper import NEEDS_MATPLOTLIB
 
@@ -39,6 +40,9 @@ class CellGraph:
         shape, graph = self._shape, nx.DiGraph()
         externals = set(shape.arrays.externals.tolist())
         producer: dict[int, tuple[int, str]] = {}
+        # A state of a new session is what it begins with.
+        rows = shape.arrays.values["row"].tolist()
+        starts = {value: STARTS - row for value, row in enumerate(rows) if row <= STARTS}
         is_result = (shape.arrays.values["result"] >= 0).tolist()
         for node, type_id in enumerate(shape.node_types.tolist()):
             cell, first_value = self._cells[type_id], int(shape.arrays.nodes["first_value"][node])
@@ -54,10 +58,12 @@ class CellGraph:
                 count = int(shape.arrays.links[at]) if spec.ragged else 1
                 at += int(spec.ragged)
                 for relative in shape.arrays.links[at : at + count].tolist():
-                    if first_value + relative in externals and name not in graph.nodes[node]["inputs"]:
+                    value = first_value + relative
+                    value = starts.get(value, value)
+                    if value in externals and name not in graph.nodes[node]["inputs"]:
                         graph.nodes[node]["inputs"].append(name)
-                    if first_value + relative in producer:
-                        before, output = producer[first_value + relative]
+                    if value in producer:
+                        before, output = producer[value]
                         if not graph.has_edge(before, node):
                             graph.add_edge(before, node, output=[], input=[])
                         graph.edges[before, node]["output"].append(output)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cellrt.definition.define import cell
-from cellrt.definition.spec import rows
+from cellrt.definition.spec import RaggedRows, ragged, rows
 from cellrt.engine.engine import Engine
+from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import unfold
 from tests.api.models import SIZE, attending, counter, embedded, model, recurrent, serve
 
@@ -100,6 +103,78 @@ def test_chain_on_unevenly_spaced_outputs(engine: Engine) -> None:
     (result,) = serve(engine, model(function, [1, 2, 3, 4]))
     assert result["steps"].shape == (3, SIZE)
     torch.testing.assert_close(result["backwards"][0], result["backwards last"])
+
+
+NUMBER = rows(dtype=torch.int64)
+SUM = cell(lambda n, x: {"n": 2 * n + x}, {"n": NUMBER, "x": NUMBER}, name="sum")
+ADD = cell(lambda x: {"x": x + 1}, {"x": NUMBER}, name="add")
+
+
+def digits(values: RaggedRows) -> torch.Tensor:
+    """Of each node's values the sum, each twice the one before."""
+    rows = values.values.split(values.offsets.diff().tolist())
+    return torch.tensor([int((row << torch.arange(len(row)).flip(0)).sum()) for row in rows], dtype=torch.int64)
+
+
+LISTED = cell(digits, {"values": ragged(dtype=torch.int64)}, name="listed")
+SOURCES = {
+    "number": lambda graph, value: value,
+    "NumPy number": lambda graph, value: np.int64(value),
+    "tensor": lambda graph, value: torch.tensor(value),
+    "smaller": lambda graph, value: torch.tensor(value, dtype=torch.int32),
+    "output": lambda graph, value: ADD(x=value - 1).x,
+    "node": lambda graph, value: ADD(x=value - 1),
+    "constant": lambda graph, value: graph.constant(value),
+}
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(SOURCES)), st.integers(-9, 9)), min_size=1, max_size=8), st.booleans())
+def test_lists_may_mix_what_the_request_brings_with_outputs(items, reverse):
+    def function(graph, request):
+        listed = [SOURCES[source](graph, value) for source, value in items]
+        chain = graph.chain(SUM, x=listed, reverse=reverse)
+        return {"chain": chain.last.n, "ragged": LISTED(values=tuple(listed)).output}
+
+    result = run_one_by_one(model(function), None)
+    values = [value for _, value in items]
+    expected = 0
+    for value in reversed(values) if reverse else values:
+        expected = 2 * expected + value
+    assert int(result["chain"]) == expected
+    assert int(result["ragged"]) == sum(value << k for k, value in enumerate(reversed(values)))
+
+
+def test_a_mixed_list_is_served(engine: Engine) -> None:
+    def function(graph, ids):
+        first = graph.chain(SUM, x=ids).last.n
+        mixed = [*ids[1:], first, 7]
+        return {"chain": graph.chain(SUM, x=mixed).n, "ragged": LISTED(values=mixed).output}
+
+    (result, _) = serve(engine, model(function, [1, 2, 3]), [1, 2, 3], [4])
+    assert result["chain"].tolist() == [2, 7, 25, 57] and result["ragged"] == 57
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_smaller_integers_are_widened(engine: Engine, dtype: torch.dtype) -> None:
+    most = torch.iinfo(dtype).max
+
+    def function(graph, given):
+        chain = graph.chain(SUM, x=given)
+        return {"n": chain.n, "one": ADD(x=given[0]).x, "ragged": LISTED(values=given).output}
+
+    given_tensor = torch.tensor([most, 1], dtype=dtype)
+    for result in serve(engine, model(function, given_tensor), given_tensor, given_tensor.numpy(), [most, 1]):
+        assert result["n"].tolist() == [most, 2 * most + 1] and result["one"] == most + 1
+        assert result["ragged"] == 2 * most + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_list_of_tensors_is_their_stack(engine: Engine, dtype: torch.dtype) -> None:
+    spec = rows(2, dtype=dtype)
+    same = cell(lambda x: x.clone(), {"x": spec}, name="same")
+    given_rows = [torch.full((2,), value, dtype=dtype, requires_grad=True) for value in (1.0, -2.5)]
+    (result,) = serve(engine, model(lambda graph, request: {"x": graph.chain(same, x=request).output}, given_rows))
+    assert result["x"].dtype == dtype and result["x"].tolist() == [[1, 1], [-2.5, -2.5]]
 
 
 def test_loop_until_an_output_or_the_limit(engine: Engine) -> None:
@@ -215,7 +290,7 @@ def test_a_tensor_may_be_changed_once_it_is_submitted(engine):
         return {"y": graph.chain(double, x=x).output}
 
     engine.register(doubled)
-    for given in (torch.ones(3, 2), np.ones((3, 2), np.float32)):
-        future = engine.submit("double", given)
-        given[:] = 7
+    for rows_given in (torch.ones(3, 2), np.ones((3, 2), np.float32)):
+        future = engine.submit("double", rows_given)
+        rows_given[:] = 7
         assert torch.equal(future.result(timeout=60)["y"], torch.full((3, 2), 2.0))

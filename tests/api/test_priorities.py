@@ -6,38 +6,39 @@ import pytest
 import torch
 
 from cellrt.definition.define import cell
-from cellrt.engine.registry import Discovery, check_example, default_priorities
+from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError
 from tests.api.models import SIZE, attending, counter, embedded, leaf, model, pair, recurrent
 
 
-def priorities(function, cells=()):
-    discovery = Discovery(max_nodes=1000)
-    recorded = check_example(model(function, cells=cells), discovery)
-    return dict(zip([made.name for made in discovery.cells], default_priorities(recorded, discovery)))
+def priorities(engine: Engine, function, cells=()) -> dict[str, int]:
+    """By cell name, of an engine with this model."""
+    engine.register(model(function, cells=cells), warm_up=False)
+    found = engine._processor.tables.types["priority"]
+    return {made.cell.name: int(found[made.id]) for made in engine._registry.types.values()}
 
 
-def test_decoder_before_encoder() -> None:
+def test_decoder_before_encoder(engine: Engine) -> None:
     encoder, decoder = embedded(), attending()
 
     def function(graph, request):
         encoded = graph.chain(encoder, token=[1, 2, 3])
         return {"h": graph.loop(decoder, max_steps=4, memory=encoded.h, x=encoded.last.h).last.h}
 
-    assert priorities(function) == {"Embedded": 0, "Attending": 1}
+    assert priorities(engine, function) == {"Embedded": 0, "Attending": 1}
 
 
-def test_internal_before_leaf() -> None:
+def test_internal_before_leaf(engine: Engine) -> None:
     bottom, inner = leaf(), pair()
 
     def function(graph, request):
         parents = [2, 2, 6, 5, 5, 6, -1]
         return graph.tree(parents, leaf=bottom, inner=inner, leaf_inputs={"x": torch.ones(SIZE)})
 
-    assert priorities(function) == {"tree_leaf": 0, "tree_pair": 1}
+    assert priorities(engine, function) == {"tree_leaf": 0, "tree_pair": 1}
 
 
-def test_cells_on_a_cycle_share_a_depth_and_unused_ones_are_last() -> None:
+def test_cells_on_a_cycle_share_a_depth_and_unused_ones_are_last(engine: Engine) -> None:
     first, second, third = recurrent(), cell(lambda x: {"h": x}, {"x": (SIZE,)}, name="second"), leaf()
 
     def function(graph, request):
@@ -46,10 +47,15 @@ def test_cells_on_a_cycle_share_a_depth_and_unused_ones_are_last() -> None:
         c = first(x=b.h)
         return {"h": third(x=c.h).h}
 
-    assert priorities(function, cells=(counter(),)) == {"Recurrent": 0, "second": 0, "tree_leaf": 1, "count_up": 0}
+    assert priorities(engine, function, cells=(counter(),)) == {
+        "Recurrent": 0,
+        "second": 0,
+        "tree_leaf": 1,
+        "count_up": 0,
+    }
 
 
-def test_longest_path_decides() -> None:
+def test_longest_path_decides(engine: Engine) -> None:
     low = cell(lambda x: {"h": x + 1}, {"x": (SIZE,)}, name="low")
     middle = cell(lambda x: {"h": x + 2}, {"x": (SIZE,)}, name="middle")
     high = cell(lambda x, y: {"h": x + y}, {"x": (SIZE,), "y": (SIZE,)}, name="high")
@@ -58,7 +64,7 @@ def test_longest_path_decides() -> None:
         a = low(x=torch.ones(SIZE))
         return {"h": high(x=a.h, y=middle(x=a.h).h).h}
 
-    assert priorities(function) == {"low": 0, "high": 2, "middle": 1}
+    assert priorities(engine, function) == {"low": 0, "high": 2, "middle": 1}
 
 
 def test_overrides(engine) -> None:

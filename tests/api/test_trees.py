@@ -122,6 +122,54 @@ def test_leaves_may_be_outputs_of_a_chain(engine: Engine) -> None:
     serve(engine, model(function, [1, 2, 3]))
 
 
+def test_leaves_may_mix_rows_and_outputs_of_any_node(engine: Engine) -> None:
+    token, bottom, inner = embedded(), leaf(), pair()
+    row = torch.full((SIZE,), 0.25)
+
+    def function(graph, tokens):
+        chain = graph.chain(token, token=tokens)
+        picked = [row, chain.h[3], row.tolist(), chain.h[0], chain.last.h]
+        mixed = graph.tree([5, 5, 6, 7, 7, 6, 8, 8, -1], leaf=bottom, inner=inner, leaf_inputs={"x": picked})
+        rows = [bottom(x=x).h for x in picked]
+        first, second = inner(h_left=rows[0], h_right=rows[1]), inner(h_left=rows[3], h_right=rows[4])
+        third = inner(h_left=rows[2], h_right=first.h)
+        return {"mixed": mixed.h, "by hand": inner(h_left=third.h, h_right=second.h).h}
+
+    (result, _) = serve(engine, model(function, [1, 2, 3, 4]), [1, 2, 3, 4], [4, 3, 2, 1])
+    torch.testing.assert_close(result["mixed"], result["by hand"])
+
+
+def test_inner_nodes_may_mix_rows_and_outputs(engine: Engine) -> None:
+    step, inner = recurrent(), child_sum()
+    row = torch.full((SIZE,), 0.25)
+
+    def function(graph, request):
+        made = step(x=row).h
+        tree = graph.tree([1, 2, -1], leaf=step, inner=inner, leaf_inputs={"x": row}, inner_inputs={"x": [row, made]})
+        return {"h": tree.h, "by hand": inner(x=made, h=[inner(x=row, h=[step(x=row).h]).h]).h}
+
+    (result,) = serve(engine, model(function))
+    torch.testing.assert_close(result["h"], result["by hand"])
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int64, np.uint64])
+def test_parents_may_be_integers_of_any_width(engine: Engine, dtype: type) -> None:
+    bottom, inner = leaf(), pair()
+    parents = np.array([2, 2, -1 if np.iinfo(dtype).min < 0 else 2], dtype)
+
+    def function(graph, given):
+        return graph.tree(given, leaf=bottom, inner=inner, leaf_inputs={"x": torch.ones(2, SIZE)})
+
+    engine.register(model(function, [2, 2, -1]), warm_up=False)
+    if np.iinfo(dtype).min < 0:
+        torch.testing.assert_close(
+            engine.submit("m", parents).result(30), engine.submit("m", parents.tolist()).result(30)
+        )
+    else:  # there is no root without -1
+        with pytest.raises(cellrt.RequestError, match="no root"):
+            engine.submit("m", parents)
+
+
 def test_a_graph_as_networkx_and_as_a_picture(engine: Engine, tmp_path) -> None:
     token, step, inner = embedded(), recurrent(), child_sum()
 
@@ -169,7 +217,7 @@ def test_a_graph_as_networkx_and_as_a_picture(engine: Engine, tmp_path) -> None:
 def test_tree_program_writes_every_node_after_its_children(size: int, seed: int) -> None:
     parents = np.array(random_parents(size, seed), np.int32)
     leaf_words, inner_words = np.array([[1, 100, 1]], np.int32), np.array([[3, 0, 0]], np.int32)
-    words, firsts, problem = tree_program(parents, 0, 1, 1, 1, leaf_words, inner_words, 1000)
+    words, firsts, problem = tree_program(parents, 0, 1, 1, 1, leaf_words, inner_words, np.empty(0, np.int32), 1000)
     assert problem == -1 and firsts[parents.tolist().index(-1)] == 1000 + size - 1
     assert sorted(firsts.tolist()) == list(range(1000, 1000 + size))
     at, value, leaves = 0, 1000, set()

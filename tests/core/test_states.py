@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +38,8 @@ class Conversation:
     session: int
     kind: str
     left: int
-    state: State
+    state: State | None = None
+    """None: it is new."""
     saved: State | None = None
     running: Request | None = None
     history: list[State] = field(default_factory=list)
@@ -45,48 +47,81 @@ class Conversation:
 
 
 class KeepingAuthor:
-    """Draws programs that keep state, and says what the state is after each step."""
+    """Draws programs that keep state, and says what it is after each step; ``state`` is None in a new session."""
 
-    def __init__(self, draw: random.Random, state: State) -> None:
+    def __init__(self, draw: random.Random, state: State | None) -> None:
         self.draw, self.state = draw, state
         self.program: list[int] = []
         self.externals: list[int] = []
+        self.num_values = 0
 
     def inputs(self, count: int) -> list[int]:
         values = [self.draw.randrange(PRIME) for _ in range(count)]
         self.program += [OP_EXTERNAL, 0, count]
         self.externals += values
+        self.num_values += count
         return values
+
+    def begin(self, count: int) -> tuple[int, State]:
+        """Takes so many states, each with or without a value to begin with; returns the first's id and the states."""
+        starts = [self.start() for _ in range(count)]
+        for start, _ in starts:
+            self.program += [OP_STATE, 0, start]
+        first, self.num_values = self.num_values, self.num_values + count
+        return first, tuple(value for _, value in starts) if self.state is None else self.state
+
+    def start(self) -> tuple[int, int]:
+        """Zeros, a value of the request, one that somebody else reads too, or an output of a node or a loop."""
+        kind = self.draw.choice(["zeros", "given", "shared", "node", "loop"])
+        if kind == "zeros":
+            return -1, 0
+        if kind == "shared":
+            return 0, self.externals[0]
+        first = self.num_values
+        (given,) = self.inputs(1)
+        if kind == "node":
+            self.program += [OP_NODE, 2, FIXED, first, FIXED, first]
+            self.num_values += 1
+            return first + 1, CELLS[2]([given, given])[0]
+        if kind == "loop":
+            self.program += [OP_LOOP, 0, 2, -1, FIXED, first, CARRY, first]
+            self.num_values += 1
+            return first + 1, CELLS[0]([given, CELLS[0]([given, given])[0]])[0]
+        return first, given
+
+    def result(self, value: int) -> None:
+        self.program += [OP_RESULT, value, 1, 1]
 
     def chain(self) -> tuple[Graph, list[State]]:
         """A chain of cell 1 that keeps both carried states, with another cell that reads some of its steps."""
         length = self.draw.randint(1, 9)
         given = self.inputs(length)
-        self.program += [OP_STATE, 0, OP_STATE, 0]
-        self.program += [OP_CHAIN, 1, length, STEP, 0, 1, CARRY, length, CARRY, length + 1]
-        first = length + 2
-        self.program += [OP_KEEP, length, first, 3, length, OP_KEEP, length + 1, first + 1, 3, length]
-        steps, state = [], self.state
+        before, state = self.begin(2)
+        self.program += [OP_CHAIN, 1, length, STEP, 0, 1, CARRY, before, CARRY, before + 1]
+        first = before + 2
+        self.program += [OP_KEEP, before, first, 3, length, OP_KEEP, before + 1, first + 1, 3, length]
+        steps: list[State] = []
         for value in given:
-            steps.append(CELLS[1]([value, *state]))
-            state = tuple(steps[-1][:2])
+            steps.append(tuple(CELLS[1]([value, *state])))
+            state = steps[-1][:2]
         results = []
         readers = self.draw.sample(range(length), self.draw.randint(0, length))
         for step in readers:
             self.program += [OP_NODE, 2, FIXED, first + 3 * step, FIXED, first + 3 * step + 2]
             results.append(CELLS[2]([steps[step][0], steps[step][2]])[0])
         for k in range(len(readers)):
-            self.program += [OP_RESULT, first + 3 * length + k, 1, 1]
-        self.program += [OP_RESULT, first + 3 * (length - 1), 1, 1]
-        return Graph(self.program, self.externals, [*results, steps[-1][0]]), [tuple(step[:2]) for step in steps]
+            self.result(first + 3 * length + k)
+        self.result(first + 3 * (length - 1))
+        return Graph(self.program, self.externals, [*results, steps[-1][0]]), [step[:2] for step in steps]
 
     def loop(self) -> tuple[Graph, list[State]]:
         """A loop of cell 1 that keeps its first state; the other begins anew each time."""
         limit, stop = self.draw.randint(1, 9), self.draw.choice([-1, 2])
         given, anew = self.inputs(2)
-        self.program += [OP_STATE, 0, OP_LOOP, 1, limit, stop, FIXED, 0, CARRY, 2, CARRY, 1, OP_KEEP, 2, 3, 3, 1]
-        self.program += [OP_RESULT_LAST, 4]
-        steps = [CELLS[1]([given, self.state[0], anew])]
+        before, (state,) = self.begin(1)
+        self.program += [OP_LOOP, 1, limit, stop, FIXED, 0, CARRY, before, CARRY, 1]
+        self.program += [OP_KEEP, before, before + 1, 3, 1, OP_RESULT_LAST, before + 2]
+        steps = [CELLS[1]([given, state, anew])]
         while len(steps) < limit and not (stop >= 0 and stops(steps[-1][stop])):
             steps.append(CELLS[1]([given, *steps[-1][:2]]))
         return Graph(self.program, self.externals, [steps[-1][1]]), [(step[0],) for step in steps]
@@ -95,19 +130,30 @@ class KeepingAuthor:
         """Two stacked chains, of which each keeps its state: both change together or not at all."""
         length = self.draw.randint(1, 6)
         given = self.inputs(length)
-        first, second = length + 2, length + 2 + length
-        self.program += [OP_STATE, 0, OP_STATE, 0, OP_CHAIN, 0, length, STEP, 0, 1, CARRY, length]
-        self.program += [OP_CHAIN, 0, length, STEP, first, 1, CARRY, length + 1]
-        self.program += [OP_KEEP, length, first, 1, length, OP_KEEP, length + 1, second, 1, length]
-        self.program += [OP_RESULT, second + length - 1, 1, 1]
-        lower, upper = self.state
+        before, (lower, upper) = self.begin(2)
+        first, second = before + 2, before + 2 + length
+        self.program += [OP_CHAIN, 0, length, STEP, 0, 1, CARRY, before]
+        self.program += [OP_CHAIN, 0, length, STEP, first, 1, CARRY, before + 1]
+        self.program += [OP_KEEP, before, first, 1, length, OP_KEEP, before + 1, second, 1, length]
+        self.result(second + length - 1)
         for value in given:
             lower = CELLS[0]([value, lower])[0]
             upper = CELLS[0]([lower, upper])[0]
         return Graph(self.program, self.externals, [upper]), [(lower, upper)]
 
+    def fed_loop(self) -> tuple[Graph, list[State]]:
+        """A node that keeps its output and reads what it kept, and a loop that reads the same at every step."""
+        (given,) = self.inputs(1)
+        before, (state,) = self.begin(1)
+        self.program += [OP_NODE, 2, FIXED, 0, FIXED, before, OP_KEEP, before, before + 1, 0, 0]
+        self.program += [OP_LOOP, 0, 3, -1, FIXED, before, CARRY, 0, OP_RESULT_LAST, before + 2]
+        looped = given
+        for _ in range(3):
+            looped = CELLS[0]([state, looped])[0]
+        return Graph(self.program, self.externals, [looped]), [(CELLS[2]([given, state])[0],)]
 
-KINDS = {"chain": 2, "loop": 1, "two_chains": 2}
+
+KINDS = {"chain": 2, "loop": 1, "two_chains": 2, "fed_loop": 1}
 
 
 class Play:
@@ -125,9 +171,11 @@ class Play:
                 self.machine.rows[HOST, row] = value
             conversation.saved, conversation.running, conversation.history = None, request, history
 
-    def rows_of(self, conversation: Conversation) -> State:
-        """What the session's rows hold."""
+    def rows_of(self, conversation: Conversation) -> State | None:
+        """What the session's rows hold; None if it has none."""
         handles = self.machine.processor.session_rows(conversation.session, KINDS[conversation.kind])
+        if not any(handle for handle, _ in handles):
+            return None
         locations = [
             (handle >> LOCATION_SHIFT if handle >= NUM_PERMANENT else 1, handle & ROW_MASK) for handle, _ in handles
         ]
@@ -137,7 +185,7 @@ class Play:
         """The running request is gone: the state must be that of its last completed step."""
         request = conversation.running
         assert request is not None
-        if conversation.kind == "two_chains":
+        if conversation.kind in ("two_chains", "fed_loop"):
             if request.ends == ["done"]:
                 conversation.state = conversation.history[-1]
         elif request.steps_done:
@@ -153,7 +201,7 @@ class Play:
 
     def forget(self, conversation: Conversation) -> None:
         self.machine.processor.drop_states(conversation.session)
-        conversation.state = (0,) * KINDS[conversation.kind]
+        conversation.state = None
 
     def evict(self, conversation: Conversation) -> None:
         conversation.saved = self.rows_of(conversation)
@@ -167,7 +215,7 @@ class Play:
         is_idle = conversation.running is None and conversation.left > 0
         if event < 0.3 and is_idle:
             self.begin(conversation)
-        elif event < 0.33 and is_idle and conversation.saved is None:
+        elif event < 0.33 and is_idle and conversation.saved is None and conversation.state is not None:
             self.evict(conversation)
         elif event < 0.6 and machine.alive[worker - 1] and len(machine.streams[worker - 1]) < 5:
             machine.schedule(worker)
@@ -214,18 +262,20 @@ def test_a_session_goes_on_from_the_last_completed_step(draw, configuration, wor
     for session in range(count):
         kind = draw.choice(sorted(KINDS))
         assert machine.processor.open_session() == session
-        conversations.append(Conversation(session, kind, draw.randint(1, 4), (0,) * KINDS[kind]))
+        conversations.append(Conversation(session, kind, draw.randint(1, 4)))
     Play(machine, draw, conversations, chaos).play()
 
 
-def test_without_a_session_state_begins_with_zeros_and_is_freed():
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(8))
+def test_without_a_session_state_begins_as_in_a_new_one_and_is_freed(kind, seed):
     machine = Machine(1, (4,) * len(CELLS), SchedulerSettings())
-    graph, history = KeepingAuthor(random.Random(0), (0, 0)).chain()
+    graph, _ = getattr(KeepingAuthor(random.Random(seed), None), kind)()
     request = Request(graph)
     assert machine.submit(request)
     while machine.live:
         machine.schedule(1)
         machine.finish(1)
         machine.check()
-    assert request.ends == ["done"] and request.steps_done == len(history)
+    assert request.ends == ["done"]
     assert np.all(machine.processor.tables.kinds["reserved_worker"] == 0)

@@ -64,6 +64,14 @@ class Author:
         self.outputs += [made.last.h, made.h[0]]
         self.show(made.h, made.last.h, made.h[0], list(made.h[::2]))
 
+    def listed(self) -> None:
+        """A chain and a tree over lists of whatever there is."""
+        x = [self.row() for _ in range(self.random.randint(1, 6))]
+        chain = self.graph.chain(self.zoo.gated, x=x, reverse=self.random.random() < 0.4)
+        tree = self.graph.tree([-1] + [0] * len(x), leaf=self.zoo.leaf, inner=self.zoo.child_sum, leaf_inputs={"x": x})
+        self.outputs += [chain.last.h, tree.h]
+        self.show(chain.h, tree.c)
+
     def step_by_step(self) -> None:
         """A chain written as calls of the cell, with any inputs."""
         state, cell = self.graph.zeros(self.zoo.gated), self.zoo.gated
@@ -138,6 +146,7 @@ class Author:
 
 OPERATIONS: dict[str, Callable[[Author], None]] = {
     "chain": Author.chain,
+    "listed": Author.listed,
     "step_by_step": Author.step_by_step,
     "mesh": Author.mesh,
     "tree": Author.tree,

@@ -103,6 +103,23 @@ def test_each_request_ends_once_however_it_ends(requests, options, max_batch, en
         close_and_check(engine)
 
 
+def test_an_example_is_recorded_as_requests_are_whatever_was_registered_before():
+    """It is unfolded before its cells have types: those of models that are gone are given out again."""
+    engine = small_engine()
+    first, second = make_zoo(3), make_zoo(8)
+    engine.register(make_unfolder(first, "first"), warm_up=False)
+    engine.register(Unfolder("gone", lambda graph, x: second.fork(x=second.leaf(x=x).h), torch.zeros(4)), warm_up=False)
+    engine.unregister("gone")
+    assert engine.drain(WAIT_S)
+    unfolder = make_unfolder(second, "second")
+    engine.register(unfolder, warm_up=False)
+    model = engine._registry.models["second"]
+    engine.graph("second", unfolder.example)
+    assert len(model.shapes) == 1
+    assert_same(engine.submit("second", unfolder.example).result(WAIT_S), run_one_by_one(unfolder, unfolder.example))
+    close_and_check(engine)
+
+
 def test_a_last_step_is_right_beside_rows_of_the_same_task_that_show_every_step():
     zoo = make_zoo(64)
 

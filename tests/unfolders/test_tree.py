@@ -25,11 +25,13 @@ from cellrt.cells import (
     TreeLSTMLeaf,
 )
 from cellrt.definition.spec import RaggedRows
-from cellrt.errors import DefinitionError, RequestError
+from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.unfolders.trees import _flatten
 
 HIDDEN = 8
 STATE, CHILDREN, TOKEN = (HIDDEN,), cellrt.ragged(HIDDEN), cellrt.rows(dtype=torch.int64)
+MOST = 1000
+"""Nodes of a tree."""
 WORDS = {"a": 1, "lovely": 2, "film": 3}
 SENTENCE = "".join(
     f"{k}\t{word}\t_\t_\t_\t_\t{head}\t_\t_\t_\n"
@@ -317,26 +319,66 @@ LEAVES = st.one_of(
 )
 
 
+def walk(item: Any, parent: int, parents: list[int], leaves: list[Any]) -> tuple[list[int], list[Any]]:
+    """Parents and leaves by plain recursion."""
+    node = len(parents)
+    parents.append(parent)
+    if isinstance(item, tuple):
+        for child in item:
+            walk(child, node, parents, leaves)
+    else:
+        leaves.append(item)
+    return parents, leaves
+
+
 @given(st.recursive(LEAVES, lambda inside: st.lists(inside, min_size=1, max_size=4).map(tuple), max_leaves=20))
 def test_nested_tuples_are_read_in_the_order_in_which_nodes_begin(request_):
-    def walk(item, parent, parents, leaves):
-        node = len(parents)
-        parents.append(parent)
-        if isinstance(item, tuple):
-            for child in item:
-                walk(child, node, parents, leaves)
-        else:
-            leaves.append(item)
-        return parents, leaves
-
-    parents, leaves = _flatten(request_)
+    parents, leaves = _flatten(request_, MOST)
     assert (parents.tolist(), list(leaves)) == walk(request_, -1, [], [])
+
+
+@given(
+    st.lists(LEAVES, min_size=1, max_size=3),
+    st.lists(st.lists(st.integers(0, 1 << 16), min_size=1, max_size=3), max_size=6),
+    st.integers(0, 2),
+)
+def test_a_part_that_is_shared_is_nodes_of_its_own_each_time(leaves, inner, room):
+    parts: list[Any] = list(leaves)
+    for children in inner:
+        parts.append(tuple([parts[-1 - child % len(parts)] for child in children]))
+    expected = walk(parts[-1], -1, [], [])
+    parents, found = _flatten(parts[-1], len(expected[0]) + room)
+    assert (parents.tolist(), list(found)) == expected
+
+
+@pytest.mark.parametrize("leaf", [7, torch.zeros(4)])
+def test_more_nodes_than_are_allowed_are_refused_before_they_are_counted(leaf):
+    """Sixty tuples, 2**60 leaves."""
+    shared: Any = leaf
+    for _ in range(60):
+        shared = (shared, shared)
+    with pytest.raises(RequestTooLargeError, match="more than 1000 nodes"):
+        _flatten(shared, MOST)
+    just_right = ((leaf,) * (MOST - 2),)
+    assert _flatten(just_right, MOST)[0].size == MOST
+    with pytest.raises(RequestTooLargeError):
+        _flatten((*just_right, leaf), MOST)
+
+
+def test_a_request_of_shared_trees_is_too_large(cells):
+    shared: Any = torch.zeros(4)
+    for _ in range(60):
+        shared = (shared, shared)
+    with cellrt.Engine(1, arena_bytes=1 << 20, max_nodes=100) as engine:
+        engine.register(unfolders.tree("m", leaf=cells.leaf, inner=cells.binary), warm_up=False)
+        with pytest.raises(RequestTooLargeError, match=r"model 'm': the tree has more than 100 nodes.*max_nodes"):
+            engine.submit("m", shared)
 
 
 def test_a_tree_deeper_than_the_stack_is_read():
     request_ = 0
     for leaf in range(1, 20_000):
         request_ = (request_, leaf)
-    parents, leaves = _flatten(request_)
+    parents, leaves = _flatten(request_, 1 << 16)
     assert len(parents) == 39_999
     assert list(leaves) == list(range(20_000))

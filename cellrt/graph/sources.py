@@ -1,0 +1,139 @@
+"""What a request brings, as the bits of rows: tensors, arrays, numbers and lists of them."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cellrt.core.copying import LARGE_BYTES
+from cellrt.definition.bits import NUMPY_DTYPES, as_bits
+from cellrt.definition.spec import RowSpec, describe
+from cellrt.errors import RequestError
+from cellrt.graph.symbols import Handle, Steps
+
+# Tuples, because a union of types is made anew wherever it is written.
+ARRAYS = (torch.Tensor, np.ndarray)
+LISTS = (list, tuple)
+NUMBERS = (int, float)
+
+INTEGER, FLOAT, BOOL = (RowSpec((), dtype) for dtype in (torch.int64, torch.float32, torch.bool))
+TORCH_DTYPES = {numpy: dtype for dtype, numpy in NUMPY_DTYPES.items()}
+
+
+def spec_of(value: object) -> RowSpec | None:
+    """What a number, tensor or array is as a row: an int is int64, a float float32. None for anything else."""
+    if isinstance(value, torch.Tensor):
+        return RowSpec(tuple(value.shape), value.dtype)
+    if isinstance(value, bool):
+        return BOOL
+    if isinstance(value, np.ndarray | np.generic):
+        return RowSpec(value.shape, TORCH_DTYPES[value.dtype]) if value.dtype in TORCH_DTYPES else None
+    return INTEGER if isinstance(value, int) else FLOAT if isinstance(value, float) else None
+
+
+def bits_of(spec: RowSpec, source: object) -> NDArray[Any]:
+    """The bits (``as_bits``) of a source in the spec's dtype, in whatever shape it has; they may be its own memory.
+
+    Integers are widened, Python's numbers converted if they fit. Raises RequestError with what was expected and got.
+    """
+    if isinstance(source, LISTS) and source and isinstance(source[0], torch.Tensor):
+        source = _stacked(spec, source)
+    if isinstance(source, torch.Tensor):
+        if source.dtype != spec.dtype:
+            if not _is_wider(spec.dtype, source.dtype):
+                raise RequestError(f"expected {spec}, got {describe(source)}")
+            source = source.to(spec.dtype)
+        return as_bits(source.detach().cpu() if source.requires_grad or not source.is_cpu else source)
+    wanted = NUMPY_DTYPES.get(spec.dtype)
+    try:
+        if wanted is None:
+            return as_bits(torch.as_tensor(source).to(spec.dtype))
+        array = np.asarray(source)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RequestError(f"expected {spec}, got {describe_source(source)}: {error}") from None
+    return array if array.dtype == wanted else _converted(spec, np.dtype(wanted), array, source)
+
+
+def copied(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy in C order, made without giving up the interpreter lock: NumPy does, and then waits to get it back."""
+    if not array.flags.c_contiguous or array.nbytes > LARGE_BYTES:
+        return np.array(array, order="C")
+    return np.frombuffer(bytearray(array.data), array.dtype).reshape(array.shape)
+
+
+def rows_of(spec: RowSpec, sources: Sequence[object]) -> NDArray[Any] | None:
+    """A list as bits ``[n, *shape]`` of its own memory; None if it is not one of n rows of the spec."""
+    try:
+        rows = bits_of(spec, sources)
+    except RequestError:
+        return None
+    return rows if rows.shape[1:] == spec.shape else None
+
+
+def num_steps(source: object, spec: RowSpec) -> int:
+    """How many values a source has if it has one for each step; -1 if it is one row for all."""
+    if isinstance(source, ARRAYS):
+        shape = source.shape
+        return int(shape[0]) if len(shape) == len(spec.shape) + 1 else -1
+    if isinstance(source, Steps):
+        return len(source)
+    if not isinstance(source, LISTS):
+        return -1
+    first = source[0] if source else 0
+    if isinstance(first, NUMBERS):
+        return -1 if spec.shape else len(source)
+    return len(source) if isinstance(first, Handle) or _ndim(first) == len(spec.shape) else -1
+
+
+def describe_source(source: object) -> str:
+    """What came, for errors."""
+    if isinstance(source, torch.Tensor):
+        return describe(source)
+    if isinstance(source, np.ndarray | np.generic):
+        return f"{source.dtype}{list(source.shape)}"
+    if source is None or isinstance(source, Handle):
+        return repr(source)
+    return f"{type(source).__name__} {reprlib.repr(source)}"
+
+
+def _ndim(value: object) -> int:
+    try:
+        return np.ndim(value)  # type: ignore[arg-type]
+    except ValueError:  # rows of unequal lengths
+        return -1
+
+
+def _is_wider(wanted: torch.dtype, given: torch.dtype) -> bool:
+    """Whether every integer of one dtype is one of the other."""
+    to, of = NUMPY_DTYPES.get(wanted), NUMPY_DTYPES.get(given)
+    return to is not None and of is not None and to.kind in "iu" and of.kind in "iu" and np.can_cast(of, to)
+
+
+def _stacked(spec: RowSpec, sources: Sequence[object]) -> object:
+    """Tensors as one tensor; NumPy would take long, and does not know all of their dtypes."""
+    if not all(isinstance(source, torch.Tensor) for source in sources):
+        return sources
+    try:
+        return torch.stack(tuple(sources))  # type: ignore[arg-type]
+    except RuntimeError as error:
+        raise RequestError(f"expected {spec}, got {describe_source(sources)}: {error}") from None
+
+
+def _converted(spec: RowSpec, wanted: np.dtype[Any], array: NDArray[Any], source: object) -> NDArray[Any]:
+    """What has another dtype than wanted: converted if no value becomes another but by a float's rounding."""
+    are_integers = array.dtype.kind in "iu" and wanted.kind in "iu"
+    if isinstance(source, np.ndarray | np.generic):
+        is_fit = are_integers and np.can_cast(array.dtype, wanted)
+    else:
+        is_fit = are_integers or np.can_cast(array.dtype, wanted, "same_kind")
+    if not is_fit:
+        raise RequestError(f"expected {spec}, got {describe_source(array if array.dtype.kind in 'biuf' else source)}")
+    converted = array.astype(wanted)
+    if are_integers and (converted != array).any():
+        raise RequestError(f"expected {spec}, got a number that does not fit: {reprlib.repr(source)}")
+    return converted

@@ -1,0 +1,53 @@
+"""The states that a graph takes from its session and leaves there."""
+
+from __future__ import annotations
+
+from array import array
+
+from cellrt.core.program import OP_KEEP, OP_STATE
+from cellrt.core.tables import MAX_STATES
+from cellrt.errors import RequestError
+from cellrt.graph.results import StateLayout
+
+
+class SessionStates:
+    """What a graph was given of its session, and what it is to keep. States are named by their values."""
+
+    def __init__(self, program: array[int]) -> None:
+        self._program = program
+        self._layouts: dict[int, StateLayout] = {}
+        self._starts: dict[int, int] = {}
+        self._kept: dict[int, tuple[int, int, int]] = {}
+
+    def take(self, state: int, layout: StateLayout, start: int) -> None:
+        """Records that value ``state`` is the session's; in a new session what value ``start`` is, or zeros for -1."""
+        if len(self._layouts) >= MAX_STATES:
+            raise RequestError(f"state {layout.name!r}: a session has at most {MAX_STATES} states")
+        start = self._starts.get(start, start)  # all states of a session are new together
+        self._program.extend((OP_STATE, layout.kind, start))
+        self._layouts[state], self._starts[state] = layout, start
+
+    def is_open(self, value: int) -> bool:
+        """Whether the value is a state that is not kept yet."""
+        return value in self._layouts and value not in self._kept
+
+    def keep(self, state: int, base: int, stride: int, count: int) -> None:
+        """Notes what a state is after each step, as KEEP has it."""
+        self._kept[state] = base, stride, count
+
+    def end(self) -> tuple[StateLayout, ...]:
+        """Records what is kept; returns the states in the order in which they were taken.
+
+        Raises RequestError if one is not kept, or like another one: a session has a row of its own for each.
+        """
+        kept_as: dict[int, str] = {}
+        for state, layout in self._layouts.items():
+            if state not in self._kept:
+                raise RequestError(f"graph.state: {layout.name!r} is never kept: see graph.keep")
+            base, stride, count = self._kept[state]
+            after = base + max(0, count - 1) * stride
+            if after in kept_as:
+                raise RequestError(f"state {layout.name!r}: its output is kept as state {kept_as[after]!r} already")
+            kept_as[after] = layout.name
+            self._program.extend((OP_KEEP, state, base, stride, count))
+        return tuple(self._layouts.values())
