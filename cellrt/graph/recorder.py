@@ -98,7 +98,7 @@ class Recorder:
 
     def _kept_inputs(self, cell: Cell, keep: bool | str | Collection[str]) -> Collection[str]:
         """The carried inputs whose state the session keeps."""
-        names = cell.carry if keep is True else (keep,) if isinstance(keep, str) else tuple(keep)
+        names = cell.carry if keep is True else (keep,) if isinstance(keep, str) else tuple(keep or ())
         for name in names:
             if name not in cell.carry:
                 raise RequestError(f"{self._where(cell, name)}: keep={keep!r}, but only {list(cell.carry)} are carried")
