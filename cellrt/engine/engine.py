@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from cellrt.core.policy import NUM_PRIORITIES, BatchMakerPolicy, Job, lane_of
+from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
 from cellrt.core.processor import Limits, Processor, SchedulerSettings
+from cellrt.core.tables import NUM_PRIORITIES
 from cellrt.core.warm_up import warm_up
 from cellrt.engine.future import Channel, RequestFuture, Result, Stream, as_awaitable
 from cellrt.engine.manager import Manager
