@@ -8,7 +8,18 @@ from cellrt.core.queue import enqueue
 from cellrt.core.rows import can_reserve, give_row, take_row
 from cellrt.core.states import WORDS, begin_states, end_states
 from cellrt.core.story import tell
-from cellrt.core.tables import ADMITTED, DEAD, ENDED, FREE, HOST, LIVE, NUM_PERMANENT, RESULT_READY
+from cellrt.core.tables import (
+    ADMITTED,
+    DEAD,
+    ENDED,
+    FREE,
+    HOST,
+    LANES_PER_PRIORITY,
+    LIVE,
+    NUM_PERMANENT,
+    NUM_PRIORITIES,
+    RESULT_READY,
+)
 
 
 @compiled
@@ -55,6 +66,7 @@ def _copy_graph(t, request_id, shape):
         subgraph = t.subgraphs[request.first_subgraph + k]
         t.subgraphs[request.first_subgraph + k] = shape.subgraphs[k]
         subgraph.request = request_id
+        subgraph.priority = NUM_PRIORITIES - 1 - request.lane // LANES_PER_PRIORITY
         if subgraph.ready_head >= 0:
             subgraph.ready_head += request.first_node
             subgraph.ready_tail += request.first_node

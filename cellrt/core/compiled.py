@@ -195,6 +195,7 @@ _TABLES: dict[str, np.dtype[Any]] = dict(
     kinds=tables.KIND,
     lanes=tables.LANE,
     ready=_INT,
+    since_ns=np.dtype(np.int64),
     step_ns=np.dtype(np.float32),
     events=tables.EVENT,
     slots=tables.SLOT,

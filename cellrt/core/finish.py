@@ -11,7 +11,7 @@ from cellrt.core.admit import release
 from cellrt.core.compiled import compiled
 from cellrt.core.emit import give_noted_rows, is_first_to_carry
 from cellrt.core.form import size_class
-from cellrt.core.queue import dequeue, enqueue, pin, push_ready
+from cellrt.core.queue import dequeue, enqueue, note_served, pin, push_ready
 from cellrt.core.rows import give_row
 from cellrt.core.states import advance_state
 from cellrt.core.story import tell
@@ -54,6 +54,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
     nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
     failed_at = base + t.ints[base + layout.H_FAILED]
     t.types[task.cell_type].num_running -= 1
+    note_served(t, task)
     if elapsed_ns > 0:
         _measure_step(t, task, base, elapsed_ns)
     if task.reads_late:

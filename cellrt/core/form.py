@@ -12,8 +12,19 @@ import numpy as np
 from cellrt.core import task_layout as layout
 from cellrt.core.compiled import compiled
 from cellrt.core.emit import give_noted_rows, write_inputs, write_outputs
-from cellrt.core.queue import pop_ready
-from cellrt.core.tables import CHAIN_NEXT, LOOP, NUM_LANES, NUM_SIZE_CLASSES
+from cellrt.core.queue import backlog_of, pop_ready
+from cellrt.core.tables import (
+    ALL_TYPES,
+    CHAIN_NEXT,
+    LANES_PER_PRIORITY,
+    LOOP,
+    NUM_LANES,
+    NUM_PRIORITIES,
+    NUM_SIZE_CLASSES,
+)
+
+LATELY_RUNS = 50
+"""Where a higher client priority was served so many longest runs ago or less, it is likely to come again."""
 
 
 @compiled
@@ -27,53 +38,71 @@ def size_class(rows):
 
 @compiled
 def step_time(t, type_id, rows):
-    """Measured ns of one step at about this many rows; the nearest measured size if this one is not; 0 if none is."""
+    """Measured ns of one step at about this many rows; 0 if no size is measured.
+
+    Of a size that is not measured, what the nearest one would make it at worst: as long as a larger one, or in
+    proportion to a smaller one.
+    """
     wanted = size_class(rows)
     for distance in range(NUM_SIZE_CLASSES):
         if wanted - distance >= 0 and t.step_ns[type_id, wanted - distance] > 0:
-            return t.step_ns[type_id, wanted - distance]
+            return t.step_ns[type_id, wanted - distance] * np.float32(1 << distance)
         if wanted + distance < NUM_SIZE_CLASSES and t.step_ns[type_id, wanted + distance] > 0:
             return t.step_ns[type_id, wanted + distance]
     return np.float32(0)
 
 
 @compiled
-def _first_lane(t, type_id):
-    """Lane to scan first: usually 0, but every ``fair_every``-th task the lane that was served longest ago."""
+def _first_lane(t, type_id, priority):
+    """The lane of a client priority to scan first: the first of its lanes, but every ``fair_every``-th task the one
+    that was served longest ago."""
     settings, cell_type = t.settings[0], t.types[type_id]
+    best = (NUM_PRIORITIES - 1 - priority) * LANES_PER_PRIORITY
     cell_type.num_formed += 1
     if cell_type.num_formed % settings.fair_every != 0:
-        return 0
-    best = 0
-    for lane in range(NUM_LANES):
-        if t.lanes[type_id * NUM_LANES + lane].head >= 0:
-            if (
-                t.lanes[type_id * NUM_LANES + best].head < 0
-                or t.lanes[type_id * NUM_LANES + lane].served < t.lanes[type_id * NUM_LANES + best].served
-            ):
+        return best
+    lanes = type_id * NUM_LANES
+    for lane in range(best, best + LANES_PER_PRIORITY):
+        if t.lanes[lanes + lane].head >= 0:
+            if t.lanes[lanes + best].head < 0 or t.lanes[lanes + lane].served < t.lanes[lanes + best].served:
                 best = lane
     return best
 
 
 @compiled
-def _collect(t, type_id, worker, nodes_at, limit, room):
-    """Moves ready nodes of the type's queue to the buffer.
+def _lane_at(first, k):
+    """The k-th lane to scan: those of one client priority, which begin at ``first``, then the others in order."""
+    if k < LANES_PER_PRIORITY:
+        return first + k
+    return k if k >= first + LANES_PER_PRIORITY else k - LANES_PER_PRIORITY
+
+
+@compiled
+def _collect(t, type_id, priority, worker, nodes_at, limit, room):
+    """Moves ready nodes of the type's queue to the buffer, those of the client priority whose turn it is first.
 
     Ready nodes that no worker holds are shared out among the idle workers. Subgraphs are scanned in queue order;
     those pinned to another worker are passed over (Algorithm 1, line 27). A task holds nodes of graphs or of loops
     with one stop output, never both. ``room`` is the number of ints left for ragged inputs. Returns (rows, ragged
-    ints, whether they are loops).
+    ints, whether they are loops, client priorities as bits).
     """
-    rows = ragged = 0
+    rows = ragged = priorities = 0
     stop, is_loop = -2, 0
     cell_type = t.types[type_id]
-    first = _first_lane(t, type_id)
+    fair = _first_lane(t, type_id, priority)
+    first = (NUM_PRIORITIES - 1 - priority) * LANES_PER_PRIORITY
     settings = t.settings[0]
     share = max(1, settings.idle_workers) if settings.split else 1
-    left = min(limit, t.ready[type_id, worker] + (t.ready[type_id, 0] + share - 1) // share)
+    unpinned = pinned = 0
+    for each in range(NUM_PRIORITIES):
+        unpinned += t.ready[backlog_of(type_id, each), 0]
+        pinned += t.ready[backlog_of(type_id, each), worker]
+    left = min(limit, pinned + (unpinned + share - 1) // share)
     for k in range(-1, NUM_LANES):
-        lane_id = first if k < 0 else k
-        if k == first or left == 0:
+        lane_id = fair if k < 0 else _lane_at(first, k)
+        if rows >= left:
+            break
+        if k >= 0 and lane_id == fair:
             continue
         lane = t.lanes[type_id * NUM_LANES + lane_id]
         subgraph_id = lane.head
@@ -88,36 +117,49 @@ def _collect(t, type_id, worker, nodes_at, limit, room):
                         break
                     extra = 2 * (node.num_refs - cell_type.num_inputs)
                     if rows > 0 and ragged + extra > room:
-                        return rows, ragged, is_loop
+                        return rows, ragged, is_loop, priorities
                     ragged += extra
                     is_loop, stop = loop, subgraph.loop_stop
                     t.ints[nodes_at + rows] = pop_ready(t, subgraph)
                     lane.served = cell_type.num_formed
+                    priorities |= 1 << subgraph.priority
                     rows += 1
             subgraph_id = following
-    return rows, ragged, is_loop
+    return rows, ragged, is_loop, priorities
 
 
 @compiled
-def _choose_steps(t, type_id, rows, nodes_at):
+def _choose_steps(t, type_id, priority, rows, nodes_at):
     """How many steps a task of ``rows`` rows may run (DESIGN, "Runs").
 
     As many as fit the join budget, so that nobody who arrives waits long to join, and no step of a streamed request
-    waits long to be seen. Where no row is streamed, also as many as end before half a request more is expected, or as
-    fit the longest run while another worker is idle for whoever arrives.
+    waits long to be seen. Where no row is streamed and nobody else waits or is likely to, also as many as end before
+    half a request more is expected, or as fit the longest run while another worker is idle for whoever arrives.
     """
     settings, most = t.settings[0], np.float64(t.types[type_id].max_steps)
     step = step_time(t, type_id, rows)
-    if not settings.runs or (step <= 0 and settings.idle_workers <= 1):
+    if not settings.runs or step <= 0:
         return 1
     budget = np.float64(settings.join_budget_ns)
     longest = max(budget, np.float64(settings.max_run_ns))
-    if not _is_streamed(t, rows, nodes_at):
+    if not _is_streamed(t, rows, nodes_at) and not _others_wait(t, priority, longest):
         gap = max(settings.arrival_gap_ns, np.float64(settings.now_ns - settings.last_arrival_ns))
-        budget = longest if settings.idle_workers > 1 else min(max(budget, 0.5 * gap), longest)
-        if step <= 0:
-            return t.types[type_id].max_steps
-    return max(1, int(min(budget / step, most))) if step > 0 else 1
+        has_spare = settings.idle_workers > settings.types_ready
+        budget = longest if has_spare else min(max(budget, 0.5 * gap), longest)
+    return max(1, int(min(budget / step, most)))
+
+
+@compiled
+def _others_wait(t, priority, longest):
+    """Whether more types have work than there are idle workers to take it, or a client priority above this one has
+    work or had some lately."""
+    settings = t.settings[0]
+    if settings.types_ready > max(1, settings.idle_workers) or priority < settings.top_priority:
+        return True
+    for higher in range(priority + 1, NUM_PRIORITIES):
+        if settings.now_ns - t.since_ns[backlog_of(ALL_TYPES, higher)] < LATELY_RUNS * longest:
+            return True
+    return False
 
 
 @compiled
@@ -197,9 +239,10 @@ def _count_sizes(ints, lengths_at, sizes_at, rows, steps):
 
 
 @compiled
-def form_batched_task(t, type_id, worker, task_id):
+def form_batched_task(t, type_id, priority, worker, task_id):
     """Forms at most one task of a cell type for a worker in task row ``task_id``; returns its number of rows.
 
+    ``priority`` is the client priority whose turn it is: a task has as much of it as fits, then of the others.
     Dependencies are not touched: ``schedule.submit_task`` does that.
     """
     ints, cell_type, task = t.ints, t.types[type_id], t.tasks[task_id]
@@ -208,10 +251,10 @@ def form_batched_task(t, type_id, worker, task_id):
     header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
     nodes_at = base + header
     room = buffer_ints - header - cell_type.max_batch * (cell_type.per_row + 1)
-    rows, ragged, is_loop = _collect(t, type_id, worker, nodes_at, cell_type.max_batch, room)
+    rows, ragged, is_loop, priorities = _collect(t, type_id, priority, worker, nodes_at, cell_type.max_batch, room)
     if rows == 0:
         return 0
-    steps = _choose_steps(t, type_id, rows, nodes_at)
+    steps = _choose_steps(t, type_id, priority, rows, nodes_at)
     if steps > 1:
         ragged_steps = 1 if is_loop == 1 else steps
         space = buffer_ints - header - 4 * rows - ragged * ragged_steps
@@ -219,6 +262,7 @@ def form_batched_task(t, type_id, worker, task_id):
         if ragged > 0 and is_loop == 0:
             steps = 1
     task.cell_type, task.worker, task.in_use, task.is_loop, task.rows = type_id, worker, 1, is_loop, rows
+    task.priority, task.priorities = priority, priorities
     lengths_at = nodes_at + rows
     task.steps = _sort_rows(t, nodes_at, lengths_at, lengths_at + rows, rows, steps, is_loop == 1)
     sizes_at = lengths_at + rows

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cellrt.core.tables import LANES_PER_PRIORITY
-
-NUM_PRIORITIES = 4
+from cellrt.core.tables import LANES_PER_PRIORITY, NUM_PRIORITIES
 
 
 class Job(NamedTuple):
@@ -29,6 +27,8 @@ class Job(NamedTuple):
 @dataclass(frozen=True)
 class BatchMakerPolicy:
     """Cell types by priority, subgraphs and requests by arrival (Algorithm 1). Also the interface of a policy.
+
+    A policy orders what has the same client priority; a higher one goes first in all of them (see ``schedule.py``).
 
     Attributes:
         order_by_arrival: choose among cell types by their oldest request instead of their priority.

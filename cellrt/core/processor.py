@@ -57,8 +57,10 @@ class SchedulerSettings:
         join_budget_s: how long a newcomer may have to wait for a run to end while requests arrive, in seconds.
         max_run_s: the same while hardly any arrive: the longest run of all.
         order_by_arrival: among cell types, the one with the oldest request goes first, instead of priority.
-        max_passed_over: scheduling decisions after which a ready cell type is taken whatever its priority.
-        fair_every: every so many tasks of a type, the lane served longest ago goes first.
+        max_wait_s: what has been ready for longer goes before others of its client priority, and now and then before
+            higher ones, in seconds; default: two join budgets. ``schedule.py`` says how long anything waits then.
+            ``math.inf``: for ever, if what goes before it never ends.
+        fair_every: every so many tasks of a type, the policy's lane served longest ago goes first.
         split: share ready nodes out among idle workers, instead of filling one worker's task first.
     """
 
@@ -68,7 +70,7 @@ class SchedulerSettings:
     join_budget_s: float = 3e-3
     max_run_s: float = 20e-3
     order_by_arrival: bool = False
-    max_passed_over: int = 64
+    max_wait_s: float | None = None
     fair_every: int = 16
     split: bool = True
 
@@ -121,7 +123,6 @@ class Processor:
         settings = new(1, tables.SETTINGS)
         for name in (
             "max_tasks_to_submit",
-            "max_passed_over",
             "fair_every",
             "early_release",
             "split",
@@ -132,6 +133,8 @@ class Processor:
         settings["num_workers"] = self.num_workers
         settings["join_budget_ns"] = self.settings.join_budget_s * 1e9
         settings["max_run_ns"] = self.settings.max_run_s * 1e9
+        max_wait_s = self.settings.max_wait_s
+        settings["max_wait_ns"] = (2 * self.settings.join_budget_s if max_wait_s is None else max_wait_s) * 1e9
         requests = new(limits.max_requests, tables.REQUEST)
         requests["next_free"] = np.arange(1, limits.max_requests + 1)
         requests["next_free"][-1] = -1
@@ -155,7 +158,8 @@ class Processor:
             free_rows=np.zeros(0, np.int32),
             kinds=new(tables.MAX_KINDS, tables.KIND),
             lanes=lanes,
-            ready=np.zeros((tables.MAX_TYPES, self.num_workers + 1), np.int32),
+            ready=np.zeros((tables.MAX_TYPES * tables.NUM_PRIORITIES, self.num_workers + 1), np.int32),
+            since_ns=np.full((tables.MAX_TYPES + 1) * tables.NUM_PRIORITIES, -tables.NEVER, np.int64),
             step_ns=np.zeros((tables.MAX_TYPES, tables.NUM_SIZE_CLASSES), np.float32),
             events=new(limits.story_events, tables.EVENT),
             slots=new(limits.max_sessions * tables.MAX_STATES, tables.SLOT),
@@ -314,8 +318,11 @@ class Processor:
         """Takes in arrivals, in order, for the smoothed time between them, which bounds runs at low load."""
         settings = self.tables.settings[0]
         gap, last = float(settings["arrival_gap_ns"]), int(settings["last_arrival_ns"])
+        # A long silence says no more than that a run may be as long as any: else the next hundred arrivals of a burst
+        # would find runs of that length.
+        longest = 2 * max(float(settings["max_run_ns"]), float(settings["join_budget_ns"]))
         for now_ns in arrivals_ns:
-            gap += (now_ns - last - gap) / 16
+            gap += (min(now_ns - last, longest) - gap) / 16
             last = now_ns
         settings["arrival_gap_ns"], settings["last_arrival_ns"] = gap, last
 

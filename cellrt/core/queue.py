@@ -2,15 +2,23 @@
 
 A queue is ``NUM_LANES`` first-in-first-out lists; a request's lane comes from the policy and its priority, so an
 order other than arrival costs no search. A subgraph stays in its place until all its nodes are submitted.
-``ready[cell_type, worker]`` counts ready nodes of queued subgraphs pinned to that worker, column 0 those that any
-worker may take.
+
+What of a type is ready at one client priority is its *backlog* there: ``ready[backlog, worker]`` counts ready nodes of
+queued subgraphs pinned to that worker, column 0 those that any worker may take. A backlog waits from the moment it
+becomes ready; while a task that took of it is at a worker it does not wait, whatever is left of it.
 """
 
 from __future__ import annotations
 
 from cellrt.core.compiled import compiled
 from cellrt.core.story import tell
-from cellrt.core.tables import NUM_LANES, RELEASED
+from cellrt.core.tables import ALL_TYPES, NUM_LANES, NUM_PRIORITIES, RELEASED
+
+
+@compiled
+def backlog_of(cell_type, priority):
+    """Row of ``ready`` and of ``since_ns``."""
+    return cell_type * NUM_PRIORITIES + priority
 
 
 @compiled
@@ -25,8 +33,23 @@ def enqueue(t, subgraph_id):
         lane.head = subgraph_id
     lane.tail = subgraph_id
     subgraph.queued = 1
-    t.ready[subgraph.cell_type, subgraph.pinned] += subgraph.num_ready
+    at = backlog_of(subgraph.cell_type, subgraph.priority)
+    if t.ready[at, subgraph.pinned] == 0:
+        _begin_wait(t, at)
+    t.ready[at, subgraph.pinned] += subgraph.num_ready
     tell(t, RELEASED, subgraph.request, -1, subgraph.cell_type)
+
+
+@compiled
+def _begin_wait(t, backlog):
+    """Has a backlog wait from now on if nothing of it was ready.
+
+    Nodes that become ready in a queued subgraph need no such look: a task of it was formed or has ended just now.
+    """
+    for location in range(t.ready.shape[1]):
+        if t.ready[backlog, location] > 0:
+            return
+    t.since_ns[backlog] = t.settings[0].now_ns
 
 
 @compiled
@@ -43,7 +66,7 @@ def dequeue(t, subgraph_id):
     else:
         lane.tail = subgraph.previous
     subgraph.queued = 0
-    t.ready[subgraph.cell_type, subgraph.pinned] -= subgraph.num_ready
+    t.ready[backlog_of(subgraph.cell_type, subgraph.priority), subgraph.pinned] -= subgraph.num_ready
 
 
 @compiled
@@ -51,8 +74,9 @@ def pin(t, subgraph, worker):
     """Pins a subgraph to a worker's location (0: to none) and moves its ready nodes to that count."""
     if subgraph.pinned != worker:
         if subgraph.queued:
-            t.ready[subgraph.cell_type, subgraph.pinned] -= subgraph.num_ready
-            t.ready[subgraph.cell_type, worker] += subgraph.num_ready
+            at = backlog_of(subgraph.cell_type, subgraph.priority)
+            t.ready[at, subgraph.pinned] -= subgraph.num_ready
+            t.ready[at, worker] += subgraph.num_ready
         subgraph.pinned = worker
 
 
@@ -69,7 +93,7 @@ def push_ready(t, node_id):
     subgraph.ready_tail = node_id
     subgraph.num_ready += 1
     if subgraph.queued:
-        t.ready[subgraph.cell_type, subgraph.pinned] += 1
+        t.ready[backlog_of(subgraph.cell_type, subgraph.priority), subgraph.pinned] += 1
 
 
 @compiled
@@ -81,11 +105,31 @@ def pop_ready(t, subgraph):
         subgraph.ready_tail = -1
     subgraph.num_ready -= 1
     if subgraph.queued:
-        t.ready[subgraph.cell_type, subgraph.pinned] -= 1
+        t.ready[backlog_of(subgraph.cell_type, subgraph.priority), subgraph.pinned] -= 1
     return node_id
+
+
+@compiled
+def num_ready_at(t, cell_type, priority, worker):
+    """Ready nodes of a type at one client priority that ``worker`` may take."""
+    at = backlog_of(cell_type, priority)
+    return t.ready[at, 0] + t.ready[at, worker]
 
 
 @compiled
 def num_ready(t, cell_type, worker):
     """Ready nodes of a type that ``worker`` may take (``ct.NumReadyNodes()`` of Algorithm 1)."""
-    return t.ready[cell_type, 0] + t.ready[cell_type, worker]
+    count = 0
+    for priority in range(NUM_PRIORITIES):
+        count += num_ready_at(t, cell_type, priority, worker)
+    return count
+
+
+@compiled
+def note_served(t, task):
+    """Notes that a task was formed, or has ended: what it took of does not wait until now."""
+    now_ns = t.settings[0].now_ns
+    for priority in range(NUM_PRIORITIES):
+        if task.priorities & (1 << priority):
+            t.since_ns[backlog_of(task.cell_type, priority)] = now_ns
+    t.since_ns[backlog_of(ALL_TYPES, task.priority)] = now_ns

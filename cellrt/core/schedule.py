@@ -1,8 +1,33 @@
-"""Scheduling and batching: Algorithm 1 of BatchMaker (section 2.4.3), on tables.
+"""Scheduling and batching: Algorithm 1 of BatchMaker (section 2.4.3), on tables, with a bound on waiting.
 
-Nothing ready waits for ever. Between cell types: a type that was ready but passed over ``max_passed_over`` times in
-a row is taken first, whatever its priority. Inside a type: every ``fair_every``-th task starts with the lane served
-longest ago, and a lane is first in, first out.
+A *backlog* is what of one cell type is ready at one client priority. It waits from the moment it becomes ready, or
+from the end of the last task that took of it, until a task takes of it. Who goes next:
+
+1. The highest client priority that has a backlog; among its cell types the one that Algorithm 1 chooses.
+2. But if a backlog of that priority has waited longer than ``max_wait``, then the one that has waited longest, for
+   one task.
+3. But if no lower priority was served for ``max_wait``, then the backlog of a lower priority that has waited longest
+   (beyond ``max_wait``; a level of priority counts as one more ``max_wait``), provided that the highest priority was
+   served while it waited, and every backlog of the highest priority since a lower one was: two lower ones never go
+   before the same higher one.
+
+With W = ``max_wait``, B = ``join_budget`` and L = the longest task of a cell type, on a worker that is asked for work
+when it is idle, it follows:
+
+- While no higher priority is ready, a backlog waits no longer than: what was queued at the worker when it became
+  ready, and W, and B, and L of each other cell type ready at that priority, and, if a lower priority is ready too, one
+  time the larger of B and its L. With W = 2 B, the default, and tasks that fit B where a step does, that is: what was
+  queued, L of each ready type of no lower priority, and 4 B. [Until W has passed: anything. Then the rest of what was
+  submitted in a row, which is B or one task; then, oldest first, those that have waited longer still, each once, as
+  serving them makes them the youngest; and one of rule 3.]
+- Under a higher priority that never ends, one backlog of the lower ones is served at least every W + B + R, where R is
+  the bound above for the highest priority. So with n lower backlogs none waits longer than n + 3 times that. [Rule 3
+  takes the oldest but for a head start of three levels, and each time takes W at least.]
+
+If a worker is asked earlier (``queue_depth``), the bounds are those of being queued rather than of being run. Before a
+step of a type was ever measured, one task of one step is submitted while others wait. Inside a backlog the lanes of a
+policy are served in order, but every ``fair_every``-th task starts with the one served longest ago; a lane is first in,
+first out.
 """
 
 from __future__ import annotations
@@ -10,9 +35,9 @@ from __future__ import annotations
 from cellrt.core import task_layout as layout
 from cellrt.core.compiled import compiled
 from cellrt.core.form import form_batched_task
-from cellrt.core.queue import dequeue, enqueue, num_ready, pin, push_ready
+from cellrt.core.queue import backlog_of, dequeue, enqueue, note_served, num_ready, num_ready_at, pin, push_ready
 from cellrt.core.story import tell
-from cellrt.core.tables import HELD, LAUNCHED, LOOP, MIXED, NEVER, NUM_LANES
+from cellrt.core.tables import ALL_TYPES, HELD, LAUNCHED, LOOP, MIXED, NEVER, NUM_LANES, NUM_PRIORITIES
 
 
 @compiled
@@ -21,27 +46,88 @@ def schedule(t, worker, task_ids):
 
     Writes the numbers of the submitted tasks to ``task_ids`` and returns how many there are.
     """
-    best, best_criterion, starved = -1, 4, -1
+    top, has_lower = _look_around(t, worker)
+    if top < 0:
+        return 0
+    most = t.settings[0].max_tasks_to_submit
+    if has_lower:
+        lower = _longest_below(t, top, worker)
+        if lower >= 0:
+            return batch(t, lower // NUM_PRIORITIES, lower % NUM_PRIORITIES, worker, task_ids, most)
+    late = _latest(t, top, worker)
+    if late >= 0:
+        return batch(t, late, top, worker, task_ids, 1)
+    return batch(t, _choose_type(t, top, worker), top, worker, task_ids, most)
+
+
+@compiled
+def _look_around(t, worker):
+    """The highest client priority with work for a worker, or -1, and whether there is any below it."""
+    settings = t.settings[0]
+    top, lowest, types_ready = -1, NUM_PRIORITIES, 0
+    for type_id in range(settings.num_types):
+        is_ready = 0
+        for priority in range(NUM_PRIORITIES):
+            if num_ready_at(t, type_id, priority, worker) > 0:
+                top, lowest, is_ready = max(top, priority), min(lowest, priority), 1
+        types_ready += is_ready
+    settings.top_priority, settings.types_ready = top, types_ready
+    return top, lowest < top
+
+
+@compiled
+def _longest_below(t, top, worker):
+    """The backlog below the highest client priority whose turn it is by its age, or -1."""
+    settings = t.settings[0]
+    top_served_ns = t.since_ns[backlog_of(ALL_TYPES, top)]
+    served_ns = t.since_ns[backlog_of(ALL_TYPES, 0)]
+    for priority in range(1, top):
+        served_ns = max(served_ns, t.since_ns[backlog_of(ALL_TYPES, priority)])
+    if settings.now_ns - served_ns <= settings.max_wait_ns:
+        return -1
+    longest, most_ns = -1, 0.0
+    for type_id in range(settings.num_types):
+        for priority in range(top + 1):
+            if num_ready_at(t, type_id, priority, worker) == 0:
+                continue
+            since_ns = t.since_ns[backlog_of(type_id, priority)]
+            waited_ns = settings.now_ns - since_ns
+            if priority == top and since_ns <= served_ns:
+                return -1
+            if priority < top and since_ns < top_served_ns and waited_ns > settings.max_wait_ns:
+                if waited_ns + priority * settings.max_wait_ns > most_ns:
+                    longest, most_ns = backlog_of(type_id, priority), waited_ns + priority * settings.max_wait_ns
+    return longest
+
+
+@compiled
+def _latest(t, priority, worker):
+    """The cell type that has waited longest at a client priority, if that is too long, or -1."""
+    settings = t.settings[0]
+    latest, latest_ns = -1, settings.now_ns
+    for type_id in range(settings.num_types):
+        since_ns = t.since_ns[backlog_of(type_id, priority)]
+        if since_ns < latest_ns and num_ready_at(t, type_id, priority, worker) > 0:
+            latest, latest_ns = type_id, since_ns
+    return latest if settings.now_ns - latest_ns > settings.max_wait_ns else -1
+
+
+@compiled
+def _choose_type(t, priority, worker):
+    """The cell type that Algorithm 1 takes (lines 5-10), of those with work at a client priority."""
+    best, best_criterion = -1, 4
     for type_id in range(t.settings[0].num_types):
-        cell_type = t.types[type_id]
-        ready = num_ready(t, type_id, worker)
-        if ready == 0:
-            cell_type.passed_over = 0
+        if num_ready_at(t, type_id, priority, worker) == 0:
             continue
-        if ready >= cell_type.max_batch:
+        if num_ready(t, type_id, worker) >= t.types[type_id].max_batch:
             criterion = 1
-        elif cell_type.num_running == 0:
+        elif t.types[type_id].num_running == 0:
             criterion = 2
         else:
             criterion = 3
-        if cell_type.passed_over >= t.settings[0].max_passed_over:
-            if starved < 0 or cell_type.passed_over > t.types[starved].passed_over:
-                starved = type_id
         if criterion < best_criterion or (criterion == best_criterion and _goes_before(t, type_id, best, worker)):
             best, best_criterion = type_id, criterion
-        cell_type.passed_over += 1
-    chosen = best if starved < 0 else starved
-    return batch(t, chosen, worker, task_ids) if chosen >= 0 else 0
+    return best
 
 
 @compiled
@@ -66,27 +152,26 @@ def _oldest(t, type_id, worker):
 
 
 @compiled
-def batch(t, type_id, worker, task_ids):
-    """Forms and submits up to ``max_tasks_to_submit`` tasks of one type (Algorithm 1, lines 12-23).
+def batch(t, type_id, priority, worker, task_ids, most):
+    """Forms and submits up to ``most`` tasks of one type (Algorithm 1, lines 12-23), for a client priority's turn.
 
-    Stops early once the submitted work fills the join budget, so that an arrival does not wait for all of them.
+    Stops early where one more would not fit the join budget, so that an arrival does not wait for all of them.
     """
     settings, cell_type = t.settings[0], t.types[type_id]
-    cell_type.passed_over = 0
     num_tasks = 0
     expected_ns = 0.0
-    while num_tasks < settings.max_tasks_to_submit:
-        ready = num_ready(t, type_id, worker)
+    while num_tasks < most and num_ready_at(t, type_id, priority, worker) > 0:
         task_id = _free_task(t)
-        if task_id < 0 or ready == 0 or (num_tasks > 0 and ready < cell_type.min_batch):
+        if task_id < 0 or (num_tasks > 0 and num_ready(t, type_id, worker) < cell_type.min_batch):
             break
-        if form_batched_task(t, type_id, worker, task_id) == 0:
+        if form_batched_task(t, type_id, priority, worker, task_id) == 0:
             break
         submit_task(t, task_id)
         task_ids[num_tasks] = task_id
         num_tasks += 1
-        expected_ns += t.tasks[task_id].expected_ns
-        if expected_ns >= settings.join_budget_ns and expected_ns > 0:
+        one_ns = t.tasks[task_id].expected_ns
+        expected_ns += one_ns
+        if expected_ns + one_ns > settings.join_budget_ns or (one_ns == 0 and settings.types_ready > 1):
             break
     return num_tasks
 
@@ -109,6 +194,7 @@ def submit_task(t, task_id):
     task.number = settings.num_tasks
     settings.num_tasks += 1
     t.types[task.cell_type].num_running += 1
+    note_served(t, task)
     base = task_id * settings.buffer_ints
     nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
     for row in range(task.rows):

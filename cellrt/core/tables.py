@@ -31,14 +31,18 @@ MAX_WORKERS = 30
 CACHE_LINE = 64  # bytes
 NUM_PERMANENT = 64
 MIXED = -1
-NUM_LANES = 64
+NUM_PRIORITIES = 4
+"""Client priorities: 0 (lowest) to 3."""
 LANES_PER_PRIORITY = 16
+NUM_LANES = NUM_PRIORITIES * LANES_PER_PRIORITY
 NUM_SIZE_CLASSES = 16
 MAX_READERS = 65_535
 MAX_REFS = 65_535
 """Most inputs of a node, counting every row of a ragged one."""
 NEVER = 1 << 62
 MAX_TYPES = 256
+ALL_TYPES = MAX_TYPES
+"""In place of a cell type: the backlogs of all of them."""
 MAX_STATES = 16
 """Most states (rows that stay) of a session."""
 BRING = -1
@@ -98,7 +102,6 @@ TYPE = np.dtype(
         ("first_port", "i4"),  # inputs, then outputs, in ``ports``
         ("stop_output", "i4"),  # not used outside loops
         ("num_running", "i4"),
-        ("passed_over", "i4"),  # scheduling decisions since this type was ready but not chosen
         ("num_formed", "i4"),
         ("per_row", "i4"),  # ints of buffer a row of a task needs at most, ragged inputs apart
     ],
@@ -151,6 +154,7 @@ SUBGRAPH = np.dtype(
         ("loop_limit", "i4"),  # step limit, 0 if the subgraph is not a loop
         ("loop_stop", "i2"),  # output that says stop, or -1
         ("queued", "u1"),
+        ("priority", "u1"),  # the client's
     ],
     align=True,
 )
@@ -178,6 +182,8 @@ TASK = np.dtype(
         ("positions", "i4"),
         ("reads_late", "i4"),  # some reads are counted at completion: rows at another location, or KEPT
         ("is_loop", "i4"),
+        ("priority", "i4"),  # the client priority whose turn it was
+        ("priorities", "i4"),  # client priorities of its rows, a bit each
         ("expected_ns", "f4"),
         ("number", "i8"),
     ],
@@ -199,13 +205,15 @@ SETTINGS = np.dtype(
         ("early_release", "i4"),
         ("runs", "i4"),
         ("order_by_arrival", "i4"),
-        ("max_passed_over", "i4"),
         ("fair_every", "i4"),
         ("split", "i4"),
         ("idle_workers", "i4"),  # workers with nothing to do, the one being scheduled included
+        ("types_ready", "i4"),  # cell types with work that the worker being scheduled may take
+        ("top_priority", "i4"),  # highest client priority of that work
         ("buffer_ints", "i4"),
         ("join_budget_ns", "f4"),
         ("max_run_ns", "f4"),
+        ("max_wait_ns", "f8"),
         ("free_request", "i4"),
         ("num_live", "i4"),
         ("num_events", "i8"),
@@ -245,7 +253,8 @@ class Tables(NamedTuple):
     free_rows: NDArray[np.int32]
     kinds: NDArray[np.void]
     lanes: NDArray[np.void]  # [cell type * NUM_LANES + lane]
-    ready: NDArray[np.int32]  # [cell type, worker location]: ready nodes pinned there; column 0: not pinned
+    ready: NDArray[np.int32]  # [backlog, worker location]: ready nodes pinned there; column 0: not pinned
+    since_ns: NDArray[np.int64]  # [backlog]: since when it waits (``queue.py``); of ALL_TYPES: when it was served last
     step_ns: NDArray[np.float32]  # [cell type, size class]: measured time of one step, 0 if unknown
     events: NDArray[np.void]
     slots: NDArray[np.void]  # [session * MAX_STATES + state]; row 0 (zeros) while a request of the session has it

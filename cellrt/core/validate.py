@@ -17,11 +17,13 @@ from cellrt.core.tables import (
     DEAD,
     FREE,
     HOST,
+    LANES_PER_PRIORITY,
     LIVE,
     LOCATION_SHIFT,
     MAX_KINDS,
     NUM_LANES,
     NUM_PERMANENT,
+    NUM_PRIORITIES,
     RESULT_READY,
     Tables,
 )
@@ -67,7 +69,11 @@ def _queues(t: Tables) -> list[str]:
                 rules.append(f"subgraph {subgraph_id} is in the wrong queue or place")
             if not subgraph["queued"] or t.requests["state"][subgraph["request"]] != LIVE:
                 rules.append(f"subgraph {subgraph_id} is queued but not marked so, or its request is not live")
-            ready[int(subgraph["cell_type"]), int(subgraph["pinned"])] += int(subgraph["num_ready"])
+            priority = NUM_PRIORITIES - 1 - lane_id % NUM_LANES // LANES_PER_PRIORITY
+            if int(subgraph["priority"]) != priority:
+                rules.append(f"subgraph {subgraph_id} has another client priority than its lane")
+            backlog = int(subgraph["cell_type"]) * NUM_PRIORITIES + priority
+            ready[backlog, int(subgraph["pinned"])] += int(subgraph["num_ready"])
             previous, subgraph_id = subgraph_id, int(subgraph["next"])
         if previous != int(t.lanes["tail"][lane_id]):
             rules.append(f"lane {lane_id} does not end at its tail")

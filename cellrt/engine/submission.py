@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from cellrt.core.policy import NUM_PRIORITIES, BatchMakerPolicy, Job, lane_of
+from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
+from cellrt.core.tables import NUM_PRIORITIES
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
 from cellrt.engine.records import LiveRequest, SessionRecord

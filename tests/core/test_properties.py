@@ -17,7 +17,7 @@ CONFIGURATIONS = st.builds(
     runs=st.booleans(),
     join_budget_s=st.sampled_from([1e-4, 3e-4, 1e-2]),
     order_by_arrival=st.booleans(),
-    max_passed_over=st.sampled_from([2, 64]),
+    max_wait_s=st.sampled_from([0.0, 1e-4, None]),
     fair_every=st.sampled_from([2, 16]),
 )
 

@@ -94,6 +94,23 @@ def test_of_one_criterion_the_highest_priority_goes_first(counts):
     assert schedule(processor)[0][0] == low
 
 
+@pytest.mark.parametrize("counts", [(8, 1), (1, 1), (1, 8)])
+def test_a_higher_client_priority_goes_before_full_batches_and_priorities_of_types(counts):
+    processor = make_processor()
+    first, second = add_tree(processor, 4, priority=9), add_tree(processor, 4)
+    admit(processor, leaves(first, counts[0]), lane=32)
+    admit(processor, leaves(second, counts[1]), lane=16)
+    assert schedule(processor)[0][0] == second
+
+
+def test_what_is_left_of_a_batch_goes_to_lower_client_priorities():
+    processor = make_processor(settings=replace(ONE_BY_ONE, max_tasks_to_submit=3))
+    cell = add_tree(processor, 4)
+    low, high = admit(processor, leaves(cell, 9), lane=48), admit(processor, leaves(cell, 2), lane=0)
+    assert schedule(processor) == [(cell, 4)], "the second task would have been of the low priority alone"
+    assert requests_of(processor, running(processor)[0]) == [high, high, low, low]
+
+
 def test_under_fcfs_the_type_with_the_oldest_request_goes_first():
     processor = make_processor(settings=replace(ONE_BY_ONE, order_by_arrival=True))
     old, new = add_tree(processor, 4), add_tree(processor, 4, priority=9)
@@ -127,7 +144,7 @@ def test_tasks_in_a_row_fit_the_join_budget():
     cell = add_tree(processor, 4)
     processor.set_step_time(cell, 4, 0.4e-3)
     admit(processor, leaves(cell, 20))
-    assert schedule(processor) == [(cell, 4)] * 3
+    assert schedule(processor) == [(cell, 4)] * 2
 
 
 def test_a_task_takes_requests_in_order_of_arrival_and_lanes_before_that():
@@ -206,30 +223,32 @@ def test_producers_at_two_workers_are_waited_for():
 # Nothing waits for ever.
 
 
-@pytest.mark.parametrize("max_passed_over", [1, 5, 20])
-def test_a_low_priority_runs_within_max_passed_over_decisions(max_passed_over):
-    processor = make_processor(settings=replace(ONE_BY_ONE, max_passed_over=max_passed_over))
+@pytest.mark.parametrize("max_wait_s", [0.5e-3, 5e-3, None])
+def test_a_type_of_low_priority_goes_first_once_it_has_waited_too_long(max_wait_s):
+    processor = make_processor(settings=replace(ONE_BY_ONE, max_wait_s=max_wait_s))
     low, high = add_tree(processor, 4), add_tree(processor, 4, priority=9)
     low_request = admit(processor, leaves(low, 1))
-    for decision in range(max_passed_over + 1):
-        while processor.tables.ready[high].sum() < 8:
+    for now_ms in range(20):
+        processor.set_time(now_ms * 1_000_000)
+        while processor.tables.ready.sum() < 8:
             admit(processor, leaves(high, 4))
-        chosen = schedule(processor)
-        expected = low if decision == max_passed_over else high
-        assert [cell for cell, _ in chosen] == [expected]
+        waited_too_long = now_ms > (6 if max_wait_s is None else 1e3 * max_wait_s)
+        assert [cell for cell, _ in schedule(processor)] == [low if waited_too_long else high]
         complete(processor, *running(processor))
+        if waited_too_long:
+            break
     assert processor.tables.requests["state"][low_request] == 0
 
 
-@pytest.mark.parametrize("lanes", [[40], [3, 17, 63]])
-def test_a_late_lane_runs_within_fair_every_tasks(lanes):
+@pytest.mark.parametrize("lanes", [[8], [3, 7, 15], [19]])
+def test_a_late_lane_of_a_policy_runs_within_fair_every_tasks(lanes):
     fair_every = 4
     processor = make_processor(settings=replace(ONE_BY_ONE, fair_every=fair_every))
     cell = add_tree(processor, 4)
     late = {admit(processor, leaves(cell, 1), lane=lane) for lane in lanes}
     for _ in range(fair_every * (len(lanes) + 1)):
-        while processor.tables.ready[cell].sum() < 16:
-            admit(processor, leaves(cell, 4), lane=0)
+        while processor.tables.ready.sum() < 16:
+            admit(processor, leaves(cell, 4), lane=lanes[0] // 16 * 16)
         schedule(processor)
         for task in running(processor):
             late -= set(requests_of(processor, task))

@@ -29,7 +29,7 @@ ENGINES = st.fixed_dictionaries(
             early_release=st.booleans(),
             runs=st.booleans(),
             join_budget_s=st.sampled_from([1e-6, 1e-4, 1.0]),
-            max_passed_over=st.sampled_from([2, 64]),
+            max_wait_s=st.sampled_from([0.0, 1e-4, None]),
             fair_every=st.sampled_from([2, 16]),
         ),
         "queue_depth": st.integers(1, 4),

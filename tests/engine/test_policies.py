@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, chain_model, make_cells
 
 PLAIN, _, LOOP = make_cells(max_batch=1)
-ONE_TASK = SchedulerSettings(max_tasks_to_submit=1, runs=False)
+ONE_TASK = SchedulerSettings(max_tasks_to_submit=1, runs=False, max_wait_s=math.inf)
 CHAIN = chain_model("chain", PLAIN)
 
 
@@ -121,7 +122,7 @@ def test_a_long_request_does_not_starve_under_shortest_job_first():
 
 def test_a_request_of_the_lowest_priority_does_not_starve():
     gate, order = Gate(WAIT_S), Order()
-    engine, held = held_engine(gate, BatchMakerPolicy(), settings=SchedulerSettings(1, runs=False, fair_every=4))
+    engine, held = held_engine(gate, BatchMakerPolicy(), settings=SchedulerSettings(1, runs=False, max_wait_s=0.0))
     low = engine.submit("chain", torch.ones(2, WIDTH), priority=0)
     order.watch("low", low)
     high = [engine.submit("chain", torch.ones(2, WIDTH), priority=3) for _ in range(40)]
