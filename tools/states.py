@@ -21,8 +21,8 @@ INTRODUCTION = """\
 
 Requests, subgraphs and sessions are in one state at a time, and go from one to another only as these tables say. All of
 them are in `cellrt/core/moves.py`; every write of a state goes through it. A move that is not there is an error of the
-engine's own: the compiled core counts it and the validator tells of it, the engine raises `InternalError` with the story
-of the request.
+engine's own: the compiled core counts it and the validator tells of it, the engine raises `InternalError` with the
+story of the request.
 """
 
 

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from cellrt.core.blocks import LINKS, NODES, SUBGRAPHS, VALUES, allocate_block, free_block
 from cellrt.core.compiled import compiled
+from cellrt.core.moves import DEAD, FREE, LIVE, move_request
 from cellrt.core.queue import enqueue
 from cellrt.core.rows import can_reserve, give_row, take_row
 from cellrt.core.states import WORDS, begin_states, end_states
 from cellrt.core.story import tell
-from cellrt.core.tables import (
-    ADMITTED,
-    DEAD,
-    ENDED,
-    FREE,
-    HOST,
-    LANES_PER_PRIORITY,
-    LIVE,
-    NUM_PERMANENT,
-    NUM_PRIORITIES,
-    RESULT_READY,
-)
+from cellrt.core.tables import ADMITTED, ENDED, HOST, LANES_PER_PRIORITY, NUM_PERMANENT, NUM_PRIORITIES, RESULT_READY
 
 
 @compiled
@@ -92,7 +82,8 @@ def admit(t, shape, sequence, lane, streamed, session, rows):
         return -1
     settings.free_request = request.next_free
     settings.num_live += 1
-    request.sequence, request.state, request.lane, request.streamed = sequence, LIVE, lane, streamed
+    move_request(t, request, LIVE)
+    request.sequence, request.lane, request.streamed = sequence, lane, streamed
     request.started_ns = 0
     request.nodes_left, request.in_flight, request.num_results = shape.nodes.size, 0, num_results
     request.results = request.first_link + shape.links.size
@@ -146,7 +137,7 @@ def release(t, request_id):
     free_block(t.blocks, VALUES, int(request.first_value), int(request.num_values))
     free_block(t.blocks, LINKS, int(request.first_link), int(request.num_links))
     free_block(t.blocks, SUBGRAPHS, int(request.first_subgraph), int(request.num_subgraphs))
-    request.state = FREE
+    move_request(t, request, FREE)
     request.next_free = t.settings[0].free_request
     t.settings[0].free_request = request_id
     t.settings[0].num_live -= 1

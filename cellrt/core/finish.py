@@ -11,6 +11,7 @@ from cellrt.core.admit import release
 from cellrt.core.compiled import compiled
 from cellrt.core.emit import give_noted_rows, is_first_to_carry
 from cellrt.core.form import size_class
+from cellrt.core.moves import BLOCKED, DEAD, DONE, LIVE, QUEUED, move_request
 from cellrt.core.queue import dequeue, enqueue, note_served, pin, push_ready
 from cellrt.core.rows import give_row
 from cellrt.core.states import advance_state
@@ -18,12 +19,9 @@ from cellrt.core.story import tell
 from cellrt.core.tables import (
     COMPLETED,
     CROSSING,
-    DEAD,
-    DONE,
     FAILED,
     HELD,
     KEPT,
-    LIVE,
     LOCATION_SHIFT,
     LOOP,
     MIXED,
@@ -86,7 +84,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
                 request.nodes_left -= t.ints[lengths_at + row]
             unpin_if_idle(t, subgraph)
             if request.nodes_left == 0:
-                request.state = DONE
+                move_request(t, request, DONE)
                 notices[count, 0], notices[count, 1] = request_id, NOTICE_DONE
                 count += 1
             elif request.streamed:
@@ -147,9 +145,9 @@ def _complete_node(t, node_id, was_sent):
         subgraph.waiting -= 1
         if was_sent and subgraph.sent > 0:
             subgraph.sent -= 1
-        if subgraph.waiting == 0 and not subgraph.queued and subgraph.nodes_left > 0:
+        if subgraph.waiting == 0 and subgraph.state == BLOCKED and subgraph.nodes_left > 0:
             enqueue(t, consumer.subgraph)
-        elif subgraph.queued or subgraph.in_flight > 0:
+        elif subgraph.state == QUEUED or subgraph.in_flight > 0:
             unpin_if_idle(t, subgraph)
 
 
@@ -312,9 +310,9 @@ def _free_loop_state(t, base, row, port, value_id, has_failed):
 def kill(t, request_id):
     """Ends a live request early: nothing of it is scheduled any more. Its rows come back through ``release``."""
     request = t.requests[request_id]
-    request.state = DEAD
+    move_request(t, request, DEAD)
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
-        if t.subgraphs[k].queued:
+        if t.subgraphs[k].state == QUEUED:
             dequeue(t, k)
 
 

@@ -1,7 +1,8 @@
 """The one table of states and legal moves: of requests and subgraphs in the tables, of live requests and sessions.
 
-Whoever writes a state asks here first: the compiled core through ``is_legal`` (an illegal move is counted, and the
-validator tells of it), the engine through ``check_move``. ``docs/states.md`` is drawn from these tables.
+Whoever writes a state does it through this file: the compiled core with ``move_request`` and ``move_subgraph``, which
+count an illegal move for the validator to tell of, the engine with ``check_move``, which raises. ``docs/states.md`` is
+drawn from these tables.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from cellrt.core.compiled import compiled
 from cellrt.errors import InternalError
 
 
@@ -131,16 +130,33 @@ SESSION = StateMachine(
 MACHINES = (REQUEST, SUBGRAPH, LIVE_REQUEST, SESSION)
 
 
-def _matrix(machine: StateMachine) -> NDArray[np.bool_]:
-    """``[from, to]``: whether the move is legal."""
-    legal = np.zeros((len(machine.states), len(machine.states)), np.bool_)
-    for before, after in machine.moves:
-        legal[before, after] = True
-    return legal
+# For compiled code: the states as plain numbers, and of each table a bit for each legal move.
+FREE, LIVE, DONE, DEAD = (int(state) for state in RequestState)
+BLOCKED, QUEUED, HANDED_OUT = (int(state) for state in SubgraphState)
+_WIDTH = 4  # bits for the moves from one state
 
 
-LEGAL_FOR_REQUEST = _matrix(REQUEST)
-LEGAL_FOR_SUBGRAPH = _matrix(SUBGRAPH)
+def _bits(machine: StateMachine) -> int:
+    return sum(1 << (_WIDTH * before + after) for before, after in machine.moves)
+
+
+_REQUEST_BITS, _SUBGRAPH_BITS = _bits(REQUEST), _bits(SUBGRAPH)
+
+
+@compiled
+def move_request(t, request, to):
+    """Writes the state of a request's row; a move that is not legal is counted."""
+    if not (_REQUEST_BITS >> (_WIDTH * request.state + to)) & 1:
+        t.settings[0].illegal_moves += 1
+    request.state = to
+
+
+@compiled
+def move_subgraph(t, subgraph, to):
+    """Writes the state of a subgraph's row; a move that is not legal is counted."""
+    if not (_SUBGRAPH_BITS >> (_WIDTH * subgraph.state + to)) & 1:
+        t.settings[0].illegal_moves += 1
+    subgraph.state = to
 
 
 def check_move(machine: StateMachine, before: IntEnum, after: IntEnum, what: object) -> None:

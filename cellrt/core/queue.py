@@ -11,6 +11,7 @@ becomes ready; while a task that took of it is at a worker it does not wait, wha
 from __future__ import annotations
 
 from cellrt.core.compiled import compiled
+from cellrt.core.moves import HANDED_OUT, QUEUED, move_subgraph
 from cellrt.core.story import tell
 from cellrt.core.tables import ALL_TYPES, NUM_LANES, NUM_PRIORITIES, RELEASED
 
@@ -32,7 +33,7 @@ def enqueue(t, subgraph_id):
     else:
         lane.head = subgraph_id
     lane.tail = subgraph_id
-    subgraph.queued = 1
+    move_subgraph(t, subgraph, QUEUED)
     at = backlog_of(subgraph.cell_type, subgraph.priority)
     if t.ready[at, subgraph.pinned] == 0:
         _begin_wait(t, at)
@@ -65,7 +66,7 @@ def dequeue(t, subgraph_id):
         t.subgraphs[subgraph.next].previous = subgraph.previous
     else:
         lane.tail = subgraph.previous
-    subgraph.queued = 0
+    move_subgraph(t, subgraph, HANDED_OUT)
     t.ready[backlog_of(subgraph.cell_type, subgraph.priority), subgraph.pinned] -= subgraph.num_ready
 
 
@@ -73,7 +74,7 @@ def dequeue(t, subgraph_id):
 def pin(t, subgraph, worker):
     """Pins a subgraph to a worker's location (0: to none) and moves its ready nodes to that count."""
     if subgraph.pinned != worker:
-        if subgraph.queued:
+        if subgraph.state == QUEUED:
             at = backlog_of(subgraph.cell_type, subgraph.priority)
             t.ready[at, subgraph.pinned] -= subgraph.num_ready
             t.ready[at, worker] += subgraph.num_ready
@@ -92,7 +93,7 @@ def push_ready(t, node_id):
         subgraph.ready_head = node_id
     subgraph.ready_tail = node_id
     subgraph.num_ready += 1
-    if subgraph.queued:
+    if subgraph.state == QUEUED:
         t.ready[backlog_of(subgraph.cell_type, subgraph.priority), subgraph.pinned] += 1
 
 
@@ -104,7 +105,7 @@ def pop_ready(t, subgraph):
     if subgraph.ready_head < 0:
         subgraph.ready_tail = -1
     subgraph.num_ready -= 1
-    if subgraph.queued:
+    if subgraph.state == QUEUED:
         t.ready[backlog_of(subgraph.cell_type, subgraph.priority), subgraph.pinned] -= 1
     return node_id
 

@@ -75,14 +75,6 @@ KEPT = 32
 RESULT_READY = 1 << 16
 """Bit of a result's kind in ``links``: the result is there to be streamed."""
 
-# Request states.
-FREE = 0
-LIVE = 1
-DONE = 2
-"""All nodes complete; the results are waiting to be read."""
-DEAD = 3
-"""Ended early; the rows come back when the last task in flight is done."""
-
 # Events of the story.
 ADMITTED = 1
 RELEASED = 2
@@ -112,7 +104,7 @@ REQUEST = np.dtype(
     [
         ("sequence", "i8"),
         ("started_ns", "i8"),  # when the first task of it was submitted, 0 before
-        ("state", "i4"),
+        ("state", "i4"),  # RequestState of ``moves.py``
         ("lane", "i4"),
         ("first_node", "i4"),
         ("num_nodes", "i4"),
@@ -153,7 +145,7 @@ SUBGRAPH = np.dtype(
         ("loop_steps", "i4"),  # steps of the loop that are done
         ("loop_limit", "i4"),  # step limit, 0 if the subgraph is not a loop
         ("loop_stop", "i2"),  # output that says stop, or -1
-        ("queued", "u1"),
+        ("state", "u1"),  # SubgraphState of ``moves.py``
         ("priority", "u1"),  # the client's
     ],
     align=True,
@@ -216,6 +208,7 @@ SETTINGS = np.dtype(
         ("max_wait_ns", "f8"),
         ("free_request", "i4"),
         ("num_live", "i4"),
+        ("illegal_moves", "i4"),
         ("num_events", "i8"),
         ("num_tasks", "i8"),
         ("now_ns", "i8"),

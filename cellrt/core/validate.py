@@ -13,12 +13,10 @@ import numpy as np
 
 from cellrt.core import blocks
 from cellrt.core import task_layout as layout
+from cellrt.core.moves import DEAD, FREE, LIVE, QUEUED, SUBGRAPH, word_of
 from cellrt.core.tables import (
-    DEAD,
-    FREE,
     HOST,
     LANES_PER_PRIORITY,
-    LIVE,
     LOCATION_SHIFT,
     MAX_KINDS,
     NUM_LANES,
@@ -67,7 +65,7 @@ def _queues(t: Tables) -> list[str]:
             subgraph = t.subgraphs[subgraph_id]
             if int(subgraph["cell_type"]) != lane_id // NUM_LANES or int(subgraph["previous"]) != previous:
                 rules.append(f"subgraph {subgraph_id} is in the wrong queue or place")
-            if not subgraph["queued"] or t.requests["state"][subgraph["request"]] != LIVE:
+            if subgraph["state"] != QUEUED or t.requests["state"][subgraph["request"]] != LIVE:
                 rules.append(f"subgraph {subgraph_id} is queued but not marked so, or its request is not live")
             priority = NUM_PRIORITIES - 1 - lane_id % NUM_LANES // LANES_PER_PRIORITY
             if int(subgraph["priority"]) != priority:
@@ -83,8 +81,10 @@ def _queues(t: Tables) -> list[str]:
         first = int(t.requests["first_subgraph"][request])
         for k in range(first, first + int(t.requests["num_subgraphs"][request])):
             rules.extend(_ready_list(t, k))
-            if bool(t.subgraphs["queued"][k]) != bool(seen[k]):
-                rules.append(f"subgraph {k}: queued flag and queue disagree")
+            if (int(t.subgraphs["state"][k]) == QUEUED) != bool(seen[k]):
+                rules.append(
+                    f"subgraph {k} is {word_of(SUBGRAPH, int(t.subgraphs['state'][k]))}, but its queue says otherwise"
+                )
     return rules
 
 
@@ -186,6 +186,8 @@ def _reservations(t: Tables) -> list[str]:
     live = len(_live(t))
     if int(t.settings["num_live"][0]) != live:
         rules.append(f"{int(t.settings['num_live'][0])} requests counted, {live} live")
+    if int(t.settings["illegal_moves"][0]):
+        rules.append(f"{int(t.settings['illegal_moves'][0])} moves between states that moves.py does not have")
     state, in_flight = t.requests["state"], t.requests["in_flight"]
     dead = [request for request in _live(t) if state[request] == DEAD and not in_flight[request]]
     rules.extend(f"request {request} is dead with nothing in flight, but not released" for request in dead)

@@ -9,6 +9,9 @@ import pytest
 
 from cellrt.core import blocks
 from cellrt.core import task_layout as layout
+from cellrt.core.compiled import address_of
+from cellrt.core.entries import cancel
+from cellrt.core.moves import FREE, LIVE
 from cellrt.core.processor import Processor
 from cellrt.core.tables import MAX_KINDS, NUM_LANES, NUM_PERMANENT, Tables
 from cellrt.core.validate import broken_rules
@@ -52,7 +55,7 @@ def misplace_subgraph(t: Tables) -> None:
 
 
 def unmark_queued(t: Tables) -> None:
-    t.subgraphs["queued"][int(t.lanes["head"][0])] = 0
+    t.subgraphs["state"][int(t.lanes["head"][0])] = 0
 
 
 def cut_lane(t: Tables) -> None:
@@ -144,15 +147,22 @@ def keep_dead(t: Tables) -> None:
     t.requests["state"][3] = 3
 
 
+def move_illegally(t: Tables) -> None:
+    request = int(np.flatnonzero((t.requests["state"] == LIVE) & (t.requests["in_flight"] == 0))[0])
+    t.requests["state"][request] = FREE
+    cancel(address_of(t), request)
+
+
 @pytest.mark.parametrize(
     ("damage", "rule"),
     [
+        (move_illegally, "1 moves between states that moves.py does not have"),
         (overlap_nodes, "node blocks of two requests overlap"),
         (lose_free_block, "node rows"),
         (misplace_subgraph, "in the wrong queue or place"),
         (unmark_queued, "queued but not marked so"),
         (cut_lane, "does not end at its tail"),
-        (empty_lane, "queued flag and queue disagree"),
+        (empty_lane, "but its queue says otherwise"),
         (miscount_ready, "ready counts differ"),
         (ready_too_early, "is ready with 1 inputs pending"),
         (cut_ready_list, "nodes in its ready list"),
