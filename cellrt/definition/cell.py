@@ -17,6 +17,7 @@ from cellrt.definition.computation import Computation
 from cellrt.definition.declaration import Declaration
 from cellrt.definition.file import save_cell
 from cellrt.definition.host_kernel import HostKernel, find_kernel
+from cellrt.definition.identity import Identity
 from cellrt.definition.row_wise import warn_unless_row_wise
 from cellrt.errors import DefinitionError
 
@@ -55,11 +56,11 @@ class Cell(Computation):
         module: Callable[..., Any],
         by_name: bool,
         declaration: Declaration,
-        identity: str,
+        identity: Identity,
         written: Iterable[str] = (),
     ) -> None:
         super().__init__(module, by_name, declaration, written)
-        self.identity = identity
+        self.identity, self._identity = identity.digest, identity
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name}: {spec}" for name, spec in self.inputs.items())
@@ -92,9 +93,9 @@ class Cell(Computation):
         return warn_unless_row_wise(self, depth=2)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the cell as files, so that a process without its Python class can serve it: see ``file.py``.
+        """Writes the cell as files into a folder, so that a process without its Python class can serve it.
 
-        Raises DefinitionError if its code cannot be exported: if it decides by the values of tensors or by the number
-        of rows, or calls something that torch cannot trace.
+        ``file.py`` says what they are. Raises DefinitionError if its code cannot be exported: if it decides by the
+        values of tensors or by the number of rows, or calls something that torch cannot trace.
         """
-        save_cell(self, self.identity, folder)
+        save_cell(self, self._identity, folder)

@@ -82,7 +82,7 @@ def cell(
 def load_cell(folder: str | Path) -> Cell:
     """Reads a cell that ``Cell.save`` wrote. Load only files from whom you trust: a program is code.
 
-    Raises DefinitionError if a file is missing, was changed, or was written by a newer version.
+    Raises DefinitionError if a file is missing, was changed, was written by another version, or says what cannot be.
     """
     return Cell(*read_cell(folder))
 

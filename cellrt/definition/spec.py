@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from cellrt.definition.bits import DTYPES
 from cellrt.errors import DefinitionError
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class RowSpec(NamedTuple):
@@ -69,7 +74,7 @@ def as_spec(name: str, value: object) -> RowSpec:
     Raises DefinitionError naming the input.
     """
     spec = value if isinstance(value, RowSpec) else RowSpec(tuple(value)) if isinstance(value, tuple | list) else None
-    if spec is None or any(type(extent) is not int for extent in spec.shape):
+    if spec is None or any(type(extent) is not int for extent in spec.shape) or type(spec.ragged) is not bool:
         raise DefinitionError(f"input {name!r}: expected a shape such as (256,) or cellrt.rows(...), got {value!r}")
     if not isinstance(spec.dtype, torch.dtype):
         raise DefinitionError(f"input {name!r}: expected a torch dtype, got {spec.dtype!r}")
@@ -79,15 +84,15 @@ def as_spec(name: str, value: object) -> RowSpec:
     return RowSpec(tuple(spec.shape), spec.dtype, spec.ragged)
 
 
+DTYPE_NAMES = MappingProxyType({_name(dtype): dtype for dtype in DTYPES})
+"""The dtypes that rows may have, by their names in files and messages."""
+
+
 def check_dtype(where: str, dtype: torch.dtype) -> None:
     """Raises DefinitionError if rows cannot have this dtype; ``where`` says whose it is."""
     if dtype not in DTYPES:
         hint = "; give a complex row as one of floats (torch.view_as_real)" if dtype.is_complex else ""
-        raise DefinitionError(f"{where}: expected rows of {', '.join(map(_name, DTYPES))}, got {_name(dtype)}{hint}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        raise DefinitionError(f"{where}: expected rows of {', '.join(DTYPE_NAMES)}, got {_name(dtype)}{hint}")
 
 
 def describe(value: torch.Tensor) -> str:
