@@ -68,14 +68,24 @@ def ragged(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
     return RowSpec(tuple(shape), dtype, ragged=True)
 
 
+token = RowSpec((), torch.int64)
+"""The spec of a token: one int64 number a row, as in ``cellrt.cell(module, {"token": cellrt.token})``."""
+
+
 def as_spec(name: str, value: object) -> RowSpec:
-    """Turns what a user wrote for an input (a spec, or a shape for float32 rows) into a spec.
+    """Turns what a user wrote for an input (a spec, or a shape for float32 rows: ``(256,)`` or ``256``) into a spec.
 
     Raises DefinitionError naming the input.
     """
-    spec = value if isinstance(value, RowSpec) else RowSpec(tuple(value)) if isinstance(value, tuple | list) else None
+    spec = None
+    if isinstance(value, RowSpec):
+        spec = value
+    elif isinstance(value, tuple | list):
+        spec = RowSpec(tuple(value))
+    elif type(value) is int:
+        spec = RowSpec((value,))
     if spec is None or any(type(extent) is not int for extent in spec.shape) or type(spec.ragged) is not bool:
-        raise DefinitionError(f"input {name!r}: expected a shape such as (256,) or cellrt.rows(...), got {value!r}")
+        raise DefinitionError(f"input {name!r}: expected a shape such as (256,) or cellrt.rows(256), got {value!r}")
     if not isinstance(spec.dtype, torch.dtype):
         raise DefinitionError(f"input {name!r}: expected a torch dtype, got {spec.dtype!r}")
     check_dtype(f"input {name!r}", spec.dtype)
