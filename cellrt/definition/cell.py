@@ -13,10 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from cellrt.definition.compiled_form import CompiledForm, find_compiled_form
 from cellrt.definition.computation import Computation
 from cellrt.definition.declaration import Declaration
 from cellrt.definition.file import save_cell
-from cellrt.definition.host_kernel import HostKernel, find_kernel
 from cellrt.definition.identity import Identity
 from cellrt.definition.row_wise import warn_unless_row_wise
 from cellrt.errors import DefinitionError
@@ -68,8 +68,8 @@ class Cell(Computation):
         return f"Cell({self.name!r}, ({inputs}) -> ({outputs}), {self.identity[:8]})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies, which find their own kernel: this one's words are addresses."""
-        return {name: value for name, value in vars(self).items() if name != "host_kernel"}
+        """For copies, which find a compiled form of their own: this one's constants are addresses."""
+        return {name: value for name, value in vars(self).items() if name != "compiled_form"}
 
     def __call__(self, /, **inputs: object) -> Outputs:
         """Adds a node to the graph that is being unfolded: see ``Graph.call``."""
@@ -79,11 +79,11 @@ class Cell(Computation):
         return graph.call(self, **inputs)
 
     @cached_property
-    def host_kernel(self) -> HostKernel | None:
-        """What runs the cell on a CPU without Python, if its module has such a form: see ``host_kernel.py``."""
+    def compiled_form(self) -> CompiledForm | None:
+        """What runs the cell on a CPU without Python, if its module has such a form: see ``compiled_form.py``."""
         if self.batch_sizes or not self.by_name:
             return None
-        return find_kernel(self.module, self.inputs, self.outputs, self.carry)
+        return find_compiled_form(self.module, self.inputs, self.outputs, self.carry)
 
     def check_row_wise(self) -> list[str]:
         """Runs the cell on a few random rows together and one by one; returns the outputs that differ, with a warning.

@@ -23,7 +23,7 @@ from cellrt.definition.declaration import (
 )
 from cellrt.definition.file import read_cell
 from cellrt.definition.identity import identity_of
-from cellrt.definition.snapshot import freeze
+from cellrt.definition.snapshot import take_snapshot
 from cellrt.definition.trial import Trial, try_steps
 from cellrt.errors import DefinitionError
 
@@ -50,7 +50,7 @@ def cell(
             plain tuple (named "output0", ...) of tensors, row dimension first. Inputs are passed by name if its
             parameters have those names, else in order. It must be row-wise: a row's outputs depend on that row alone.
             If it has a method ``steps`` (see ``Cell.run_steps``), runs of several steps use it, with inputs by name;
-            with a method ``host_kernel`` a CPU runs it without Python (see ``host_kernel.py``). Its weights are
+            with a method ``compiled_form`` a CPU runs it without Python (docs/compiled-forms.md). Its weights are
             copied, a function's too (from its closure, defaults and globals). It may write to its inputs in place: it
             is given copies of those that it was seen to write to, in trials on meta tensors and random rows here and
             when a model is registered. A write that only other values bring about is not seen, and must not be.
@@ -73,7 +73,7 @@ def cell(
     sizes = check_sizes(name, max_batch, min_batch, batch_sizes)
     check_priority(name, priority)
     by_name = _takes_names(name, module, list(specs))
-    own = freeze(name, module)
+    own = take_snapshot(name, module)
     trial = Trial(name, own, specs, by_name, sizes)
     carried = check_carry(name, specs, trial.outputs, carry)
     must_be_finite = check_finite(name, trial.outputs, finite)

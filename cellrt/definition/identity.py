@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from cellrt.definition.snapshot import FrozenFunction, used_globals, weights_of
+from cellrt.definition.snapshot import FunctionSnapshot, used_globals, weights_of
 
 LIBRARIES = frozenset({"torch", "numpy", "numba", "llvmlite", "networkx", *sys.stdlib_module_names})
 BY_TEXT = (
@@ -152,8 +152,8 @@ class _Digest:
 
     def _add_structure(self, value: object) -> None:
         """Adds what consists of other values."""
-        if isinstance(value, FrozenFunction):
-            self._write("frozen function")
+        if isinstance(value, FunctionSnapshot):
+            self._write("function snapshot")
             self._add_function(value.function, value.captured())
         elif isinstance(value, nn.Module):
             self._add_module(value)
@@ -221,7 +221,7 @@ class _Digest:
         self._write("definition", str(self._numbers[id(definition)]).encode())
 
     def _add_function(self, function: FunctionType, captured: Mapping[str, object] | None = None) -> None:
-        """Adds a function's code and what it uses; ``captured`` are frozen values in place of those it has."""
+        """Adds a function's code and what it uses; ``captured`` are values in place of those it has."""
         self.add(function.__code__)
         if captured is None:
             self._add_enclosed(function)
@@ -233,8 +233,8 @@ class _Digest:
         for name, value in used_globals(function).items():
             self._write("global", name.encode())
             is_code = _is_function(value) or isinstance(value, type)
-            is_frozen = f"global_{name}" in captured
-            if is_code or _is_constant(value) or (isinstance(value, torch.Tensor | nn.Module) and not is_frozen):
+            is_captured = f"global_{name}" in captured
+            if is_code or _is_constant(value) or (isinstance(value, torch.Tensor | nn.Module) and not is_captured):
                 self.add(value)
 
     def _add_enclosed(self, function: FunctionType) -> None:

@@ -104,7 +104,7 @@ def test_modules_given_to_a_partial_function_are_in_evaluation_mode() -> None:
     assert made.run(torch.ones(9, SIZE))[0].eq(1).all()
 
 
-def test_weights_are_frozen() -> None:
+def test_a_cell_has_weights_of_its_own() -> None:
     module, x, h = Recurrent(), torch.randn(2, SIZE), torch.randn(2, SIZE)
     captured, default = linear_of(1), torch.ones(SIZE)
 
@@ -129,7 +129,7 @@ def test_weights_are_frozen() -> None:
 SHARED = torch.ones(SIZE)
 
 
-def test_tensors_of_a_functions_globals_are_frozen() -> None:
+def test_a_cell_has_its_own_tensors_of_a_functions_globals() -> None:
     made = cell(lambda x: x + SHARED, {"x": (SIZE,)})
     SHARED.zero_()
     assert made.run(torch.zeros(1, SIZE))[0].tolist() == [[1.0] * SIZE]
