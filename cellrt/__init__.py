@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cellrt.core.processor import Limits, SchedulerSettings
     from cellrt.definition.cell import Cell
     from cellrt.definition.define import cell, load_cell
-    from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
+    from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows, token
     from cellrt.engine.engine import Engine
     from cellrt.engine.future import RequestFuture
     from cellrt.engine.session import Session
@@ -71,7 +71,7 @@ _HOMES = {
     "graph.symbols": ("Chain", "Loop", "Node", "Output", "Steps", "Tree"),
     "engine.session": ("Session",),
     "engine.sessions": ("SessionLimits",),
-    "definition.spec": ("RaggedRows", "RowSpec", "ragged", "rows"),
+    "definition.spec": ("RaggedRows", "RowSpec", "ragged", "rows", "token"),
     "view.timeline": ("Timeline",),
     "graph.unfolder": ("Unfolder", "unfold"),
     "worker.device.executor": ("DeviceOptions",),
@@ -121,11 +121,16 @@ __all__ = [
     "load_cell",
     "ragged",
     "rows",
+    "token",
     "unfold",
 ]
 
 
 _SHELVES = ("cells", "kernels", "unfolders")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_SHELVES, "__version__"])
 
 
 def __getattr__(name: str) -> object:

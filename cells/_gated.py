@@ -29,7 +29,7 @@ from cellrt.cells._weights import (
     pack_with_bias,
     packed_linear,
 )
-from cellrt.definition.host_kernel import HostFunction, HostKernel
+from cellrt.definition.compiled_form import CompiledForm, TaskFunction
 
 States = tuple[Tensor, ...]
 
@@ -37,10 +37,10 @@ States = tuple[Tensor, ...]
 class TaskFunctions(NamedTuple):
     """What runs whole tasks of a family, by what comes beside the states: `_host.py`."""
 
-    of_inputs: HostFunction
-    of_gates: HostFunction
-    of_tokens: HostFunction
-    of_embedded_tokens: HostFunction
+    of_inputs: TaskFunction
+    of_gates: TaskFunction
+    of_tokens: TaskFunction
+    of_embedded_tokens: TaskFunction
 
 
 class GatedModule(nn.Module):
@@ -185,12 +185,12 @@ class GatedModule(nn.Module):
         )
         return tuple(made)
 
-    def _kernel(self, function: HostFunction, given: dict[str, RowSpec], words: list[int], keeps: object) -> HostKernel:
-        """A kernel with the packed recurrent half behind `words`."""
+    def _form(self, function: TaskFunction, given: dict[str, RowSpec], words: list[int], keeps: object) -> CompiledForm:
+        """A form with the packed recurrent half behind `words`."""
         weight, bias = self.packed_hh()
         state = self._state_rows()
         words = [*words, weight.address, bias.data_ptr(), self.hidden_size]
-        return HostKernel(function, given | state, state, np.array(words), (weight, bias, keeps))
+        return CompiledForm(function, given | state, state, np.array(words), (weight, bias, keeps))
 
 
 def check_batch_sizes(batch_sizes: Sequence[int]) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """The four kinds of LSTM and GRU cells: the whole step, its two halves, and the step on tokens.
 
 Each cell of a family names its compiled and fused forms in methods of its own: a subclass of it, which may compute
-something else, shall not have them (`cellrt/definition/host_kernel.py`).
+something else, shall not have them (`cellrt/definition/compiled_form.py`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from cellrt.cells._weights import (
     are_float32_on_cpu,
     check_one_dtype,
     check_tokens,
+    compiled_linear,
     copy_embedding,
     fold_table,
     is_eager,
     is_fusable,
     is_token,
-    linear_kernel,
     own_parameter,
 )
-from cellrt.definition.host_kernel import HostKernel
+from cellrt.definition.compiled_form import CompiledForm
 
 
 class WholeCell(GatedModule):
@@ -69,12 +69,12 @@ class WholeCell(GatedModule):
         self._check(sizes, x.shape[0], states)
         return self._plain_steps(batch_sizes, self.input_gates(x), states)
 
-    def _compiled(self) -> HostKernel | None:
+    def _compiled(self) -> CompiledForm | None:
         if not are_float32_on_cpu(*self.parameters()):
             return None
         weight, bias = self.packed_ih()
         words = [weight.depth, weight.address, bias.data_ptr()]
-        return self._kernel(self.functions.of_inputs, {"x": rows(weight.depth)}, words, (weight, bias))
+        return self._form(self.functions.of_inputs, {"x": rows(weight.depth)}, words, (weight, bias))
 
     def _takes(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
         return self._can_fuse(inputs, outputs, vectors(x=self.weight_ih.shape[1]))
@@ -94,10 +94,10 @@ class InputHalf(GatedModule):
         made.take_weights(module, source.suffix)
         return made
 
-    def _compiled(self) -> HostKernel | None:
+    def _compiled(self) -> CompiledForm | None:
         if not are_float32_on_cpu(*self.parameters()):
             return None
-        return linear_kernel("x", "gates", *self.packed_ih())
+        return compiled_linear("x", "gates", *self.packed_ih())
 
 
 class RecurrentHalf(GatedModule):
@@ -126,10 +126,10 @@ class RecurrentHalf(GatedModule):
         self._check(sizes, gates.shape[0], states)
         return self._plain_steps(batch_sizes, gates, states)
 
-    def _compiled(self) -> HostKernel | None:
+    def _compiled(self) -> CompiledForm | None:
         if not are_float32_on_cpu(*self.parameters()):
             return None
-        return self._kernel(self.functions.of_gates, {"gates": rows(self.gates * self.hidden_size)}, [], None)
+        return self._form(self.functions.of_gates, {"gates": rows(self.gates * self.hidden_size)}, [], None)
 
     def _takes(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
         return self._can_fuse(inputs, outputs, vectors(gates=self.gates * self.hidden_size))
@@ -201,13 +201,13 @@ class TokenCell(GatedModule):
             return self._run_gates(sizes, self.folded(), check_tokens(token, self.embedding), states)
         return self._run_inputs(sizes, embedding(token, self.embedding.weight), states)
 
-    def _compiled(self) -> HostKernel | None:
+    def _compiled(self) -> CompiledForm | None:
         if not are_float32_on_cpu(*self.parameters()):
             return None
         functions = self.functions
         if self.fold:
             table = self.folded()
-            return self._kernel(functions.of_tokens, {"token": TOKEN}, [table.data_ptr(), table.shape[0]], table)
+            return self._form(functions.of_tokens, {"token": TOKEN}, [table.data_ptr(), table.shape[0]], table)
         table, (weight, bias) = self.embedding.weight.detach().contiguous(), self.packed_ih()
         words = [table.data_ptr(), table.shape[0], weight.depth, weight.address, bias.data_ptr()]
-        return self._kernel(functions.of_embedded_tokens, {"token": TOKEN}, words, (table, weight, bias))
+        return self._form(functions.of_embedded_tokens, {"token": TOKEN}, words, (table, weight, bias))

@@ -24,8 +24,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from cellrt.core.compiled import unlocked
-from cellrt.core.memory import read_float
+from cellrt.definition.compiled_form import read_float, unlocked
 
 LANES = 8
 """Columns of a group that are computed together."""

@@ -1,7 +1,7 @@
-"""The cells' kernels for whole tasks: what `HostKernel.function` calls, in the words of `cellrt.core.task_memory`.
+"""The task functions of the cells' compiled forms (`cellrt.definition.compiled_form` says what they are given).
 
-Each takes the address of its constants and the address of a task, writes all outputs, and returns `DONE`; or `REFUSE`
-for what only the module can do or explain. Constants and inputs come in the order in which each reads them.
+Each returns `REFUSED` for what only the module can do or explain. Constants and inputs come in the order in which each
+reads them.
 """
 
 from __future__ import annotations
@@ -23,47 +23,41 @@ from cellrt.cells._recurrence import (
     project_best,
 )
 from cellrt.cells._tree import are_offsets, child_sum_step, leaf_step, nary_step
-from cellrt.core.compiled import unlocked
-from cellrt.core.memory import as_pointer, read_word, read_words
-from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
-from cellrt.definition.host_kernel import HostFunction
+from cellrt.definition.compiled_form import (
+    DONE,
+    FIRST_INPUT,
+    POSITIONS,
+    REFUSED,
+    STEPS,
+    TaskFunction,
+    array_at,
+    as_pointer,
+    batch_sizes,
+    port_address,
+    read_word,
+    read_words,
+    unlocked,
+)
 
-DONE, REFUSE = 0, 1
 TOKEN = RowSpec((), torch.int64)
 STOP = RowSpec((), torch.bool)
 
 
-@unlocked
-def _words(address, count):  # type: ignore[no-untyped-def]
-    return carray(as_pointer(address), count, np.int64)
-
-
-@unlocked
-def _sizes(task):  # type: ignore[no-untyped-def]
-    return _words(read_word(task, BATCH_SIZES), read_word(task, STEPS))
-
-
-@unlocked
-def _address(task, k):  # type: ignore[no-untyped-def]
-    """Of input or output `k`."""
-    return read_word(task, FIRST_INPUT + k)
-
-
-@HostFunction
+@TaskFunction
 def project_rows(constants, task):  # type: ignore[no-untyped-def]
     """`x` -> its product."""
     depth, weight, bias, columns = read_words(constants, 4)
-    project(_address(task, 0), read_word(task, POSITIONS), depth, weight, bias, columns, _address(task, 1))
+    project(port_address(task, 0), read_word(task, POSITIONS), depth, weight, bias, columns, port_address(task, 1))
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def choose_best(constants, task):  # type: ignore[no-untyped-def]
     """`h` -> `token`, `stop`."""
     units, weight, bias, columns, end_token = read_words(constants, 5)
-    rows, token = read_word(task, POSITIONS), _address(task, 1)
-    project_best(_address(task, 0), rows, units, weight, bias, columns, token)
-    _mark_stops(token, rows, end_token, _address(task, 2))
+    rows, token = read_word(task, POSITIONS), port_address(task, 1)
+    project_best(port_address(task, 0), rows, units, weight, bias, columns, token)
+    _mark_stops(token, rows, end_token, port_address(task, 2))
     return DONE
 
 
@@ -75,12 +69,12 @@ def _mark_stops(token, rows, end_token, stop):  # type: ignore[no-untyped-def]
         flags[row] = read_word(token, row) == end_token
 
 
-@HostFunction
+@TaskFunction
 def lstm_inputs(constants, task):  # type: ignore[no-untyped-def]
     """`x`, `h`, `c` -> `h`, `c`."""
     depth, x_weight, x_bias, weight, bias, units = read_words(constants, 6)
     x, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
-    lstm_run_inputs(_sizes(task), x, depth, x_weight, x_bias, weight, bias, h, c, h_out, c_out, units)
+    lstm_run_inputs(batch_sizes(task), x, depth, x_weight, x_bias, weight, bias, h, c, h_out, c_out, units)
     return DONE
 
 
@@ -99,110 +93,110 @@ def _hold(array):  # type: ignore[no-untyped-def]
     return array.size
 
 
-@HostFunction
+@TaskFunction
 def lstm_embedded(constants, task):  # type: ignore[no-untyped-def]
     """`token`, `h`, `c` -> `h`, `c`, with a table of inputs."""
     table, tokens, depth, x_weight, x_bias, weight, bias, units = read_words(constants, 8)
     token, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
     rows = read_word(task, POSITIONS)
     if not all_below(token, rows, tokens):
-        return REFUSE
+        return REFUSED
     x = _embed(table, depth, token, rows)
-    lstm_run_inputs(_sizes(task), x.ctypes.data, depth, x_weight, x_bias, weight, bias, h, c, h_out, c_out, units)
+    lstm_run_inputs(batch_sizes(task), x.ctypes.data, depth, x_weight, x_bias, weight, bias, h, c, h_out, c_out, units)
     _hold(x)
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def lstm_gates(constants, task):  # type: ignore[no-untyped-def]
     """`gates`, `h`, `c` -> `h`, `c`."""
     weight, bias, units = read_words(constants, 3)
     gates, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
-    lstm_run(_sizes(task), gates, 0, weight, bias, h, c, h_out, c_out, units)
+    lstm_run(batch_sizes(task), gates, 0, weight, bias, h, c, h_out, c_out, units)
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def lstm_tokens(constants, task):  # type: ignore[no-untyped-def]
     """`token`, `h`, `c` -> `h`, `c`, with a table of gates."""
     table, tokens, weight, bias, units = read_words(constants, 5)
     token, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
     if not all_below(token, read_word(task, POSITIONS), tokens):
-        return REFUSE
-    lstm_run(_sizes(task), table, token, weight, bias, h, c, h_out, c_out, units)
+        return REFUSED
+    lstm_run(batch_sizes(task), table, token, weight, bias, h, c, h_out, c_out, units)
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def lstm_decoder(constants, task):  # type: ignore[no-untyped-def]
     """`token`, `h`, `c` -> `token`, `stop`, `h`, `c`, with a table of gates."""
     table, tokens, weight, bias, out_weight, out_bias, end_token, units = read_words(constants, 8)
     token, h, c, token_out, stop, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 7)
-    sizes = _sizes(task)
+    sizes = batch_sizes(task)
     if not all_below(token, sizes[0], tokens):
-        return REFUSE
+        return REFUSED
     lstm_decode(sizes, table, token, weight, bias, out_weight, out_bias, tokens, h, c, token_out, h_out, c_out, units)
     _mark_stops(token_out, read_word(task, POSITIONS), end_token, stop)
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def gru_inputs(constants, task):  # type: ignore[no-untyped-def]
     """`x`, `h` -> `h`."""
     depth, x_weight, x_bias, weight, bias, units = read_words(constants, 6)
     x, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
-    gru_run_inputs(_sizes(task), x, depth, x_weight, x_bias, weight, bias, h, h_out, units)
+    gru_run_inputs(batch_sizes(task), x, depth, x_weight, x_bias, weight, bias, h, h_out, units)
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def gru_embedded(constants, task):  # type: ignore[no-untyped-def]
     """`token`, `h` -> `h`, with a table of inputs."""
     table, tokens, depth, x_weight, x_bias, weight, bias, units = read_words(constants, 8)
     token, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
     rows = read_word(task, POSITIONS)
     if not all_below(token, rows, tokens):
-        return REFUSE
+        return REFUSED
     x = _embed(table, depth, token, rows)
-    gru_run_inputs(_sizes(task), x.ctypes.data, depth, x_weight, x_bias, weight, bias, h, h_out, units)
+    gru_run_inputs(batch_sizes(task), x.ctypes.data, depth, x_weight, x_bias, weight, bias, h, h_out, units)
     _hold(x)
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def gru_gates(constants, task):  # type: ignore[no-untyped-def]
     """`gates`, `h` -> `h`."""
     weight, bias, units = read_words(constants, 3)
     gates, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
-    gru_run(_sizes(task), gates, 0, weight, bias, h, h_out, units)
+    gru_run(batch_sizes(task), gates, 0, weight, bias, h, h_out, units)
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def gru_tokens(constants, task):  # type: ignore[no-untyped-def]
     """`token`, `h` -> `h`, with a table of gates."""
     table, tokens, weight, bias, units = read_words(constants, 5)
     token, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
     if not all_below(token, read_word(task, POSITIONS), tokens):
-        return REFUSE
-    gru_run(_sizes(task), table, token, weight, bias, h, h_out, units)
+        return REFUSED
+    gru_run(batch_sizes(task), table, token, weight, bias, h, h_out, units)
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def gru_decoder(constants, task):  # type: ignore[no-untyped-def]
     """`token`, `h` -> `token`, `stop`, `h`, with a table of gates."""
     table, tokens, weight, bias, out_weight, out_bias, end_token, units = read_words(constants, 8)
     token, h, token_out, stop, h_out = read_words(task + 8 * FIRST_INPUT, 5)
-    sizes = _sizes(task)
+    sizes = batch_sizes(task)
     if not all_below(token, sizes[0], tokens):
-        return REFUSE
+        return REFUSED
     gru_decode(sizes, table, token, weight, bias, out_weight, out_bias, tokens, h, token_out, h_out, units)
     _mark_stops(token_out, read_word(task, POSITIONS), end_token, stop)
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def tree_leaf(constants, task):  # type: ignore[no-untyped-def]
     """`x` -> `h`, `c`."""
     depth, weight, bias, units = read_words(constants, 4)
@@ -211,28 +205,28 @@ def tree_leaf(constants, task):  # type: ignore[no-untyped-def]
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def tree_leaf_embedded(constants, task):  # type: ignore[no-untyped-def]
     """`token` -> `h`, `c`, with a table of inputs."""
     table, tokens, depth, weight, bias, units = read_words(constants, 6)
     token, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 3)
     rows = read_word(task, POSITIONS)
     if not all_below(token, rows, tokens):
-        return REFUSE
+        return REFUSED
     x = _embed(table, depth, token, rows)
     leaf_step(rows, x.ctypes.data, depth, weight, bias, h_out, c_out, units)
     _hold(x)
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def tree_leaf_tokens(constants, task):  # type: ignore[no-untyped-def]
     """`token` -> `h`, `c`, from the tables of both."""
     h, c, tokens, units = read_words(constants, 4)
     token, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 3)
     rows, row_bytes = read_word(task, POSITIONS), units * FLOAT_BYTES
     if not all_below(token, rows, tokens):
-        return REFUSE
+        return REFUSED
     for row in range(rows):
         source = read_word(token, row) * row_bytes
         copy(h_out + row * row_bytes, h + source, units)
@@ -240,22 +234,22 @@ def tree_leaf_tokens(constants, task):  # type: ignore[no-untyped-def]
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def tree_nary(constants, task):  # type: ignore[no-untyped-def]
     """`h` of each child, `c` of each child, and `x` if `depth` is not 0 -> `h`, `c`."""
     children, weight, bias, depth, x_weight, x_bias, units = read_words(constants, 7)
     if read_word(task, STEPS) != 1:
-        return REFUSE
-    states = _words(task + 8 * FIRST_INPUT, 2 * children)
+        return REFUSED
+    states = array_at(task + 8 * FIRST_INPUT, 2 * children, np.int64)
     x, outputs = 0, 2 * children
     if depth > 0:
-        x, outputs = _address(task, outputs), outputs + 1
-    rows, h_out, c_out = read_word(task, POSITIONS), _address(task, outputs), _address(task, outputs + 1)
+        x, outputs = port_address(task, outputs), outputs + 1
+    rows, h_out, c_out = read_word(task, POSITIONS), port_address(task, outputs), port_address(task, outputs + 1)
     nary_step(rows, states, weight, bias, x, depth, x_weight, x_bias, h_out, c_out, units)
     return DONE
 
 
-@HostFunction
+@TaskFunction
 def tree_child_sum(constants, task):  # type: ignore[no-untyped-def]
     """`x` (or `token`, if there is a `table`), ragged `h` and `c` -> `h`, `c`.
 
@@ -265,11 +259,11 @@ def tree_child_sum(constants, task):  # type: ignore[no-untyped-def]
     x, h, c, h_out, c_out, _, offsets, others = read_words(task + 8 * FIRST_INPUT, 8)
     rows, token = read_word(task, POSITIONS), 0
     if read_word(task, STEPS) != 1 or not are_offsets(offsets, others, rows, read_word(offsets, rows)):
-        return REFUSE
+        return REFUSED
     if table != 0:
         x, token = 0, x
         if not all_below(token, rows, tokens):
-            return REFUSE
+            return REFUSED
     embedded = _embed(table, depth, token, rows if table != 0 and depth > 0 else 0)
     if embedded.size > 0:
         x, token = embedded.ctypes.data, 0

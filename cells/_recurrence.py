@@ -26,8 +26,7 @@ from cellrt.cells._gemm import (
     write,
 )
 from cellrt.cells._pointwise import gru_units, lstm_units
-from cellrt.core.compiled import unlocked
-from cellrt.core.memory import read_float, read_word, write_word
+from cellrt.definition.compiled_form import read_float, read_word, unlocked, write_word
 
 _INDEX_BYTES = 8
 _PROJECT_ROWS = 48

@@ -29,8 +29,7 @@ from cellrt.cells._gemm import (
     write,
 )
 from cellrt.cells._pointwise import VectorBuilder
-from cellrt.core.compiled import unlocked
-from cellrt.core.memory import read_float, read_word
+from cellrt.definition.compiled_form import read_float, read_word, unlocked
 
 
 def pad_gates(gates: Tensor, units: int) -> Tensor:

@@ -15,7 +15,7 @@ from cellrt import DefinitionError, RowSpec
 from cellrt.cells._gemm import PackedWeight, pack_gates, pack_linear, project
 from cellrt.cells._host import project_rows
 from cellrt.cells._recurrence import all_below
-from cellrt.definition.host_kernel import HostKernel
+from cellrt.definition.compiled_form import CompiledForm
 
 Value = TypeVar("Value")
 
@@ -149,10 +149,10 @@ def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
     return out
 
 
-def linear_kernel(given: str, output: str, weight: PackedWeight, bias: Tensor) -> HostKernel:
+def compiled_linear(given: str, output: str, weight: PackedWeight, bias: Tensor) -> CompiledForm:
     """The compiled form of `packed_linear`, with the names of its input and output."""
     words = np.array([weight.depth, weight.address, bias.data_ptr(), weight.units])
-    return HostKernel(
+    return CompiledForm(
         project_rows, {given: RowSpec((weight.depth,))}, {output: RowSpec((weight.units,))}, words, (weight, bias)
     )
 

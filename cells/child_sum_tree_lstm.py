@@ -40,7 +40,7 @@ from cellrt.cells._weights import (
     is_fusable,
     is_token,
 )
-from cellrt.definition.host_kernel import HostKernel
+from cellrt.definition.compiled_form import CompiledForm
 
 
 class ChildSumTreeLSTMCell(nn.Module):
@@ -99,21 +99,21 @@ class ChildSumTreeLSTMCell(nn.Module):
         )
         return TreeState(h_out, c_out)
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form, for float32."""
         if not are_float32_on_cpu(*self.parameters()):
             return None
         weight, bias = self._packed_ih.of(self.weight_ih, self.bias)
         inputs = [weight.depth, weight.address, bias.data_ptr(), 0, 0]
-        return self._kernel({"x": rows(weight.depth)}, inputs, (weight, bias))
+        return self._form({"x": rows(weight.depth)}, inputs, (weight, bias))
 
-    def _kernel(self, given: dict[str, RowSpec], inputs: Sequence[int], keeps: object) -> HostKernel:
-        """A kernel; `inputs` say where the input half comes from, as in `_host.tree_child_sum`."""
+    def _form(self, given: dict[str, RowSpec], inputs: Sequence[int], keeps: object) -> CompiledForm:
+        """A form; `inputs` say where the input half comes from, as in `_host.tree_child_sum`."""
         weight, f_weight, zeros = self._packed_hh.of(self.weight_hh)
         words = np.array([*inputs, weight.address, f_weight.address, zeros.data_ptr(), self.hidden_size])
         given = given | {"h": ragged(self.hidden_size), "c": ragged(self.hidden_size)}
         keeps = weight, f_weight, zeros, keeps
-        return HostKernel(tree_child_sum, given, state_rows(self.hidden_size), words, keeps)
+        return CompiledForm(tree_child_sum, given, state_rows(self.hidden_size), words, keeps)
 
     def _plain(self, gates: Tensor, h: RaggedRows, c: RaggedRows) -> TreeState:
         """The step in plain torch from the input half of the gates; children are summed in at least float32."""
@@ -157,19 +157,19 @@ class EmbeddingChildSumTreeLSTMCell(ChildSumTreeLSTMCell):
         table = self._table.of(self.embedding.weight, self.weight_ih, self.bias)
         return self._run_fused(token.shape[0], (0, 0, 0, 0, table.data_ptr(), token.data_ptr()), h, c)
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form, for float32."""
         if not are_float32_on_cpu(*self.parameters()):
             return None
         if self.fold:
             table = self._table.of(self.embedding.weight, self.weight_ih, self.bias)
-            return self._kernel({"token": TOKEN}, [0, 0, 0, table.data_ptr(), table.shape[0]], table)
+            return self._form({"token": TOKEN}, [0, 0, 0, table.data_ptr(), table.shape[0]], table)
         table, (weight, bias) = (
             self.embedding.weight.detach().contiguous(),
             self._packed_ih.of(self.weight_ih, self.bias),
         )
         inputs = [weight.depth, weight.address, bias.data_ptr(), table.data_ptr(), table.shape[0]]
-        return self._kernel({"token": TOKEN}, inputs, (table, weight, bias))
+        return self._form({"token": TOKEN}, inputs, (table, weight, bias))
 
 
 def _fold_padded(table: Tensor, weight: Tensor, bias: Tensor, units: int) -> Tensor:

@@ -28,7 +28,7 @@ from cellrt.cells._weights import are_float32_on_cpu, check_float32_on_cpu, chec
 from cellrt.cells.gru import EmbeddingGRUCell, GRUCell
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell
 from cellrt.cells.output import Sample
-from cellrt.definition.host_kernel import HostFunction, HostKernel
+from cellrt.definition.compiled_form import CompiledForm, TaskFunction
 
 
 class _EmbeddingDecoder(Decoder):
@@ -42,7 +42,7 @@ class _EmbeddingDecoder(Decoder):
 
     first_cell: ClassVar[type[EmbeddingLSTMCell] | type[EmbeddingGRUCell]]
     decode: ClassVar[Callable[..., None]]
-    task_function: ClassVar[HostFunction]
+    task_function: ClassVar[TaskFunction]
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class _EmbeddingDecoder(Decoder):
         )
         return {"token": token_out, "stop": token_out == self.end_token, **dict(zip(states, made, strict=True))}
 
-    def _compiled(self) -> HostKernel | None:
+    def _compiled(self) -> CompiledForm | None:
         if not (self._has_kernel and are_float32_on_cpu(*self.parameters())):
             return None
         first, function = self.first, self.task_function
@@ -158,7 +158,7 @@ class _EmbeddingDecoder(Decoder):
         words += [out_weight.address, out_bias.data_ptr(), self.end_token, self.hidden_size]
         state = dict.fromkeys(self.states, rows(self.hidden_size))
         keeps = table, weight, bias, out_weight, out_bias
-        return HostKernel(
+        return CompiledForm(
             function, {"token": TOKEN, **state}, {"token": TOKEN, "stop": STOP, **state}, np.array(words), keeps
         )
 
@@ -182,7 +182,7 @@ class EmbeddingLSTMDecoder(_EmbeddingDecoder):
         """`len(batch_sizes)` steps from the states of `batch_sizes[0]` rows; all of them, packed."""
         return self._all_steps(batch_sizes, token, {"h": h, "c": c})
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form of `steps`: for float32, one layer, a folded table, and neither logits nor logprobs."""
         return self._compiled()
 
@@ -201,7 +201,7 @@ class EmbeddingGRUDecoder(_EmbeddingDecoder):
         """`len(batch_sizes)` steps from the states of `batch_sizes[0]` rows; all of them, packed."""
         return self._all_steps(batch_sizes, token, {"h": h})
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form of `steps`: for float32, one layer, a folded table, and neither logits nor logprobs."""
         return self._compiled()
 

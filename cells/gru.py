@@ -26,7 +26,7 @@ from cellrt.cells._gated import GatedModule, TaskFunctions
 from cellrt.cells._gated_cells import InputHalf, RecurrentHalf, TokenCell, WholeCell
 from cellrt.cells._host import gru_embedded, gru_gates, gru_inputs, gru_tokens
 from cellrt.cells._recurrence import gru_run, gru_run_inputs
-from cellrt.definition.host_kernel import HostKernel
+from cellrt.definition.compiled_form import CompiledForm
 
 if TYPE_CHECKING:
     from cellrt.worker.device.placement import Rows
@@ -80,7 +80,7 @@ class GRUCell(_GRU, WholeCell):
         """`len(batch_sizes)` steps; the state after each of them, packed."""
         return GRUState(*self._steps(batch_sizes, x, (h,)))
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form of `steps`, for float32."""
         return self._compiled()
 
@@ -100,7 +100,7 @@ class GRUInput(_GRU, InputHalf):
         """The gates' sums over the input, its bias included."""
         return GRUGates(self.input_gates(x))
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form of `forward`, for float32."""
         return self._compiled()
 
@@ -120,7 +120,7 @@ class GRURecurrent(_GRU, RecurrentHalf):
         """`len(batch_sizes)` steps; the state after each of them, packed."""
         return GRUState(*self._steps(batch_sizes, gates, (h,)))
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form of `steps`, for float32."""
         return self._compiled()
 
@@ -148,6 +148,6 @@ class EmbeddingGRUCell(_GRU, TokenCell):
         """`len(batch_sizes)` steps on packed tokens; the state after each of them, packed."""
         return GRUState(*self._steps(batch_sizes, token, (h,)))
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form of `steps`, for float32."""
         return self._compiled()

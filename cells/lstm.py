@@ -34,7 +34,7 @@ from cellrt.cells._gated_cells import InputHalf, RecurrentHalf, TokenCell, Whole
 from cellrt.cells._host import TOKEN, lstm_embedded, lstm_gates, lstm_inputs, lstm_tokens
 from cellrt.cells._recurrence import lstm_run, lstm_run_inputs
 from cellrt.cells._weights import Derived
-from cellrt.definition.host_kernel import HostKernel
+from cellrt.definition.compiled_form import CompiledForm
 
 if TYPE_CHECKING:
     from cellrt.kernels.arena_rows import ArenaRows
@@ -88,7 +88,7 @@ class LSTMCell(_LSTM, WholeCell):
         """`len(batch_sizes)` steps; the state after each of them, packed."""
         return LSTMState(*self._steps(batch_sizes, x, (h, c)))
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form of `steps`, for float32."""
         return self._compiled()
 
@@ -112,7 +112,7 @@ class LSTMInput(_LSTM, InputHalf):
         """The gates' sums over the input, its bias included."""
         return LSTMGates(self.input_gates(x))
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form of `forward`, for float32."""
         return self._compiled()
 
@@ -132,7 +132,7 @@ class LSTMRecurrent(_LSTM, RecurrentHalf):
         """`len(batch_sizes)` steps; the state after each of them, packed."""
         return LSTMState(*self._steps(batch_sizes, gates, (h, c)))
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form of `steps`, for float32."""
         return self._compiled()
 
@@ -171,7 +171,7 @@ class EmbeddingLSTMCell(_LSTM, TokenCell):
         """`len(batch_sizes)` steps on packed tokens; the state after each of them, packed."""
         return LSTMState(*self._steps(batch_sizes, token, (h, c)))
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form of `steps`, for float32."""
         return self._compiled()
 

@@ -26,13 +26,13 @@ from cellrt.cells._weights import (
     Derived,
     are_float32_on_cpu,
     check_shape,
+    compiled_linear,
     is_fusable,
-    linear_kernel,
     own_parameter,
     pack_with_bias,
     packed_linear,
 )
-from cellrt.definition.host_kernel import HostKernel
+from cellrt.definition.compiled_form import CompiledForm
 
 if TYPE_CHECKING:
     from cellrt.worker.device.placement import Rows
@@ -108,9 +108,9 @@ class Projection(_Linear):
         """Raises ValueError for a wrong shape."""
         return Logits(self.logits(h))
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form, for float32."""
-        return linear_kernel("h", "logits", *self.packed()) if are_float32_on_cpu(*self.parameters()) else None
+        return compiled_linear("h", "logits", *self.packed()) if are_float32_on_cpu(*self.parameters()) else None
 
 
 class Argmax(nn.Module):
@@ -165,14 +165,14 @@ class ProjectionArgmax(_Linear):
         )
         return token
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form, for float32."""
         if not are_float32_on_cpu(*self.parameters()):
             return None
         weight, bias = self.packed()
         words = np.array([weight.depth, weight.address, bias.data_ptr(), weight.units, self.end_token])
         outputs = {"token": TOKEN, "stop": STOP}
-        return HostKernel(choose_best, {"h": RowSpec((weight.depth,))}, outputs, words, (weight, bias))
+        return CompiledForm(choose_best, {"h": RowSpec((weight.depth,))}, outputs, words, (weight, bias))
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
         """Whether `run_rows` takes these rows, with the weights where they are."""

@@ -38,7 +38,7 @@ from cellrt.cells._host import TOKEN, tree_leaf, tree_leaf_embedded, tree_leaf_t
 from cellrt.cells._tree import leaf_step, nary_step
 from cellrt.cells._tree_state import TreeState, finish, new_parameter, pack, state_rows
 from cellrt.cells._weights import Derived, are_float32_on_cpu, check_shape, is_eager, is_fusable
-from cellrt.definition.host_kernel import HostKernel
+from cellrt.definition.compiled_form import CompiledForm
 
 if TYPE_CHECKING:
     from cellrt.worker.device.placement import Rows
@@ -75,13 +75,13 @@ class TreeLSTMLeaf(nn.Module):
         )
         return TreeState(h, c)
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form, for float32."""
         if not are_float32_on_cpu(*self.parameters()):
             return None
         weight, bias = self._packed.of(self.weight_ih, self.bias)
         words = np.array([weight.depth, weight.address, bias.data_ptr(), self.hidden_size])
-        return HostKernel(tree_leaf, {"x": rows(weight.depth)}, state_rows(self.hidden_size), words, (weight, bias))
+        return CompiledForm(tree_leaf, {"x": rows(weight.depth)}, state_rows(self.hidden_size), words, (weight, bias))
 
     def extra_repr(self) -> str:
         """The sizes, for `repr`."""
@@ -108,7 +108,7 @@ class EmbeddingTreeLSTMLeaf(TreeLSTMLeaf):
             return TreeState(embedding(token, h), embedding(token, c))
         return self._state_of(embedding(token, self.embedding.weight))
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form, for float32."""
         if not are_float32_on_cpu(*self.parameters()):
             return None
@@ -120,10 +120,10 @@ class EmbeddingTreeLSTMLeaf(TreeLSTMLeaf):
             inputs = [table.data_ptr(), table.shape[0], weight.depth]
             words = np.array([*inputs, weight.address, bias.data_ptr(), self.hidden_size])
             keeps = table, weight, bias
-            return HostKernel(tree_leaf_embedded, {"token": TOKEN}, state_rows(self.hidden_size), words, keeps)
+            return CompiledForm(tree_leaf_embedded, {"token": TOKEN}, state_rows(self.hidden_size), words, keeps)
         h, c = self._states.of(self.embedding.weight, self.weight_ih, self.bias)
         words = np.array([h.data_ptr(), c.data_ptr(), self.embedding.num_embeddings, self.hidden_size])
-        return HostKernel(tree_leaf_tokens, {"token": TOKEN}, state_rows(self.hidden_size), words, (h, c))
+        return CompiledForm(tree_leaf_tokens, {"token": TOKEN}, state_rows(self.hidden_size), words, (h, c))
 
 
 def _leaf_states(table: Tensor, weight: Tensor, bias: Tensor) -> TreeState:
@@ -227,12 +227,12 @@ class NaryTreeLSTMCell(nn.Module):
             kept = kept + torch.sigmoid(f) * state
         return finish(i, o, u, kept)
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form, for float32."""
-        return self._kernel([f"{state}_{child}" for state in "hc" for child in range(self.num_children)])
+        return self._form([f"{state}_{child}" for state in "hc" for child in range(self.num_children)])
 
-    def _kernel(self, names: Sequence[str]) -> HostKernel | None:
-        """A kernel that reads inputs of these names: h of each child, then c of each."""
+    def _form(self, names: Sequence[str]) -> CompiledForm | None:
+        """A form that reads inputs of these names: h of each child, then c of each."""
         if not are_float32_on_cpu(*self.parameters()):
             return None
         weight, bias = self._packed_hh.of(self.weight_hh, self.bias)
@@ -243,7 +243,7 @@ class NaryTreeLSTMCell(nn.Module):
             inputs = [x_weight.depth, x_weight.address, x_bias.data_ptr()]
             given["x"] = rows(x_weight.depth)
         words = np.array([self.num_children, weight.address, bias.data_ptr(), *inputs, self.hidden_size])
-        return HostKernel(tree_nary, given, state_rows(self.hidden_size), words, (weight, bias, keeps))
+        return CompiledForm(tree_nary, given, state_rows(self.hidden_size), words, (weight, bias, keeps))
 
     def extra_repr(self) -> str:
         """The sizes, for `repr`."""
@@ -264,9 +264,9 @@ class BinaryTreeLSTMCell(NaryTreeLSTMCell):
         """One step; raises ValueError for a wrong shape."""
         return self._state_of((h_left, h_right), (c_left, c_right), x)
 
-    def host_kernel(self) -> HostKernel | None:
+    def compiled_form(self) -> CompiledForm | None:
         """The compiled form, for float32."""
-        return self._kernel(("h_left", "h_right", "c_left", "c_right"))
+        return self._form(("h_left", "h_right", "c_left", "c_right"))
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
         """Whether `run_rows` takes these rows, with the weights where they are."""

@@ -13,10 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from cellrt.definition.compiled_form import CompiledForm, find_compiled_form
 from cellrt.definition.computation import Computation
 from cellrt.definition.declaration import Declaration
 from cellrt.definition.file import save_cell
-from cellrt.definition.host_kernel import HostKernel, find_kernel
+from cellrt.definition.identity import Identity
 from cellrt.definition.row_wise import warn_unless_row_wise
 from cellrt.errors import DefinitionError
 
@@ -55,11 +56,11 @@ class Cell(Computation):
         module: Callable[..., Any],
         by_name: bool,
         declaration: Declaration,
-        identity: str,
+        identity: Identity,
         written: Iterable[str] = (),
     ) -> None:
         super().__init__(module, by_name, declaration, written)
-        self.identity = identity
+        self.identity, self._identity = identity.digest, identity
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name}: {spec}" for name, spec in self.inputs.items())
@@ -67,8 +68,8 @@ class Cell(Computation):
         return f"Cell({self.name!r}, ({inputs}) -> ({outputs}), {self.identity[:8]})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies, which find their own kernel: this one's words are addresses."""
-        return {name: value for name, value in vars(self).items() if name != "host_kernel"}
+        """For copies, which find a compiled form of their own: this one's constants are addresses."""
+        return {name: value for name, value in vars(self).items() if name != "compiled_form"}
 
     def __call__(self, /, **inputs: object) -> Outputs:
         """Adds a node to the graph that is being unfolded: see ``Graph.call``."""
@@ -78,11 +79,11 @@ class Cell(Computation):
         return graph.call(self, **inputs)
 
     @cached_property
-    def host_kernel(self) -> HostKernel | None:
-        """What runs the cell on a CPU without Python, if its module has such a form: see ``host_kernel.py``."""
+    def compiled_form(self) -> CompiledForm | None:
+        """What runs the cell on a CPU without Python, if its module has such a form: see ``compiled_form.py``."""
         if self.batch_sizes or not self.by_name:
             return None
-        return find_kernel(self.module, self.inputs, self.outputs, self.carry)
+        return find_compiled_form(self.module, self.inputs, self.outputs, self.carry)
 
     def check_row_wise(self) -> list[str]:
         """Runs the cell on a few random rows together and one by one; returns the outputs that differ, with a warning.
@@ -92,9 +93,9 @@ class Cell(Computation):
         return warn_unless_row_wise(self, depth=2)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the cell as files, so that a process without its Python class can serve it: see ``file.py``.
+        """Writes the cell as files into a folder, so that a process without its Python class can serve it.
 
-        Raises DefinitionError if its code cannot be exported: if it decides by the values of tensors or by the number
-        of rows, or calls something that torch cannot trace.
+        ``file.py`` says what they are. Raises DefinitionError if its code cannot be exported: if it decides by the
+        values of tensors or by the number of rows, or calls something that torch cannot trace.
         """
-        save_cell(self, self.identity, folder)
+        save_cell(self, self._identity, folder)

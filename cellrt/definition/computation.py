@@ -160,7 +160,7 @@ def cut(outputs: list[torch.Tensor], padded: int, rows: int) -> list[torch.Tenso
 
 def count_rows(value: CellInput) -> int:
     """The number of rows (of a ragged input: of nodes)."""
-    return len(value.offsets) - 1 if isinstance(value, RaggedRows) else len(value)
+    return value.offsets.shape[0] - 1 if isinstance(value, RaggedRows) else value.shape[0]
 
 
 def method_of(module: Callable[..., Any], name: str) -> Callable[..., Any] | None:

@@ -11,6 +11,7 @@ from cellrt.errors import DefinitionError
 
 DEFAULT_MAX_BATCH = 512
 LARGEST_BATCH = 65_536
+LARGEST_PRIORITY = (1 << 31) - 1
 RESERVED_INPUTS = frozenset({"keep", "max_steps", "reverse", "until"})
 """Input names that the graph's builders use themselves."""
 RESERVED_OUTPUTS = frozenset({"last"})
@@ -104,8 +105,14 @@ def check_sizes(
 
 def check_priority(name: str, priority: object) -> int | None:
     """A cell's priority, or None for the default."""
-    if priority is not None and (not isinstance(priority, int) or isinstance(priority, bool)):
+    if priority is None:
+        return None
+    if not isinstance(priority, int) or isinstance(priority, bool):
         raise DefinitionError(f"cell {name!r}: expected an integer as priority, got {priority!r}")
+    if not -LARGEST_PRIORITY <= priority <= LARGEST_PRIORITY:
+        raise DefinitionError(
+            f"cell {name!r}: expected a priority from {-LARGEST_PRIORITY} to {LARGEST_PRIORITY}, got {priority}"
+        )
     return priority
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from cellrt.definition.cell import Cell
+from cellrt.definition.computation import method_of
 from cellrt.definition.declaration import (
     Declaration,
     check_carry,
@@ -22,9 +23,12 @@ from cellrt.definition.declaration import (
 )
 from cellrt.definition.file import read_cell
 from cellrt.definition.identity import identity_of
-from cellrt.definition.snapshot import freeze
+from cellrt.definition.snapshot import take_snapshot
 from cellrt.definition.trial import Trial, try_steps
 from cellrt.errors import DefinitionError
+
+BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+"""Parameters that may be given by keyword."""
 
 
 def cell(
@@ -45,12 +49,13 @@ def cell(
         module: takes tensors ``[rows, *shape]`` and returns one tensor (named "output"), a NamedTuple, a dict or a
             plain tuple (named "output0", ...) of tensors, row dimension first. Inputs are passed by name if its
             parameters have those names, else in order. It must be row-wise: a row's outputs depend on that row alone.
-            If it has a method ``steps`` (see ``Cell.run_steps``), runs of several steps use it; with a method
-            ``host_kernel`` a CPU runs it without Python (see ``host_kernel.py``). Its weights are copied, a function's
-            too (from its closure, defaults and globals). It may write to its inputs in place: it is given copies of
-            those that it was seen to write to, in trials on meta tensors and random rows here and when a model is
-            registered. A write that only other values bring about is not seen, and must not be.
-        inputs: shape (float32) or ``cellrt.rows`` / ``cellrt.ragged`` spec of each input, without the row dimension.
+            If it has a method ``steps`` (see ``Cell.run_steps``), runs of several steps use it, with inputs by name;
+            with a method ``compiled_form`` a CPU runs it without Python (docs/compiled-forms.md). Its weights are
+            copied, a function's too (from its closure, defaults and globals). It may write to its inputs in place: it
+            is given copies of those that it was seen to write to, in trials on meta tensors and random rows here and
+            when a model is registered. A write that only other values bring about is not seen, and must not be.
+        inputs: of each input the shape without the row dimension (of float32 rows, ``(256,)`` or ``256``), or a spec
+            made by ``cellrt.rows`` or ``cellrt.ragged``, or ``cellrt.token``.
         name: default: the class or function's name.
         max_batch: most rows of a task; default the largest of ``batch_sizes``, or 512.
         min_batch: fewest rows of a further task while others of the same type are submitted.
@@ -67,8 +72,8 @@ def cell(
     specs = check_inputs(name, inputs)
     sizes = check_sizes(name, max_batch, min_batch, batch_sizes)
     check_priority(name, priority)
-    by_name = _takes_names(module, specs)
-    own = freeze(name, module)
+    by_name = _takes_names(name, module, list(specs))
+    own = take_snapshot(name, module)
     trial = Trial(name, own, specs, by_name, sizes)
     carried = check_carry(name, specs, trial.outputs, carry)
     must_be_finite = check_finite(name, trial.outputs, finite)
@@ -82,17 +87,37 @@ def cell(
 def load_cell(folder: str | Path) -> Cell:
     """Reads a cell that ``Cell.save`` wrote. Load only files from whom you trust: a program is code.
 
-    Raises DefinitionError if a file is missing, was changed, or was written by a newer version.
+    Raises DefinitionError if a file is missing, was changed, was written by another version, or says what cannot be.
     """
     return Cell(*read_cell(folder))
 
 
-def _takes_names(module: Callable[..., Any], names: Iterable[str]) -> bool:
-    """Whether the callable has a parameter of each of these names that may be given by keyword."""
-    function = module.forward if isinstance(module, nn.Module) else module
+def _takes_names(name: str, module: Callable[..., Any], inputs: list[str]) -> bool:
+    """Whether inputs of these names are passed by name; else they go in order.
+
+    Raises DefinitionError if one of them would so be taken for another, or if the module's ``steps`` has other names.
+    """
+    steps = _parameters_of(method_of(module, "steps"))
+    if steps and inspect.Parameter.VAR_KEYWORD not in steps.values() and not set(inputs) <= steps.keys():
+        names = list(steps)[1:]
+        raise DefinitionError(f"cell {name!r}: its method steps takes inputs by name: expected {names}, got {inputs}")
+    parameters = _parameters_of(module.forward if isinstance(module, nn.Module) else module)
+    names = [key for key, kind in parameters.items() if kind in BY_NAME]
+    if set(inputs) <= set(names):
+        return True
+    for place, key in enumerate(inputs):
+        if key in names and list(parameters).index(key) != place:
+            raise DefinitionError(
+                f"cell {name!r}, input {key!r}: expected all inputs by the names of the module's parameters {names}, "
+                f"or each in its place, got {inputs}"
+            )
+    return False
+
+
+def _parameters_of(function: Callable[..., Any] | None) -> dict[str, Any]:
+    """The kinds of a function's parameters by name; none if they cannot be told."""
     try:
-        parameters = inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters if function is not None else {}
     except (TypeError, ValueError):
-        return False
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return all(name in parameters and parameters[name].kind in kinds for name in names)
+        return {}
+    return {key: parameter.kind for key, parameter in parameters.items()}

@@ -1,60 +1,79 @@
 """A cell as files: a folder that a process can serve without the cell's Python class.
 
-- ``cell.json``: what the cell is (names, row specs, limits, identity), the format's version, and a checksum of each
-  other file;
+- ``cell.json``: what is declared of the cell, its identity, the format's version, a checksum of each other file, and a
+  digest of all that;
 - ``program.pt2``: a ``torch.export`` program for any number of rows, in which the weights are inputs;
 - ``weights.safetensors``: the weights, by their names in the module.
 
 A loaded cell has the identity of the saved one, so both batch together. It has no steps-first form: its runs go step
-by step.
-Load only files from whom you trust: a program is code.
+by step. Every field is checked as where a cell is defined, and the identity is computed anew of the weights and fields
+that were read, so a folder cannot have another cell's requests served by its weights or limits. Of the program it says
+nothing: a program is code, so load only files from whom you trust.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
-from torch.export import Dim, ExportedProgram
-from torch.export.graph_signature import InputKind
-from torch.func import functional_call
 
-from cellrt.definition.computation import Computation, call, named_outputs
-from cellrt.definition.declaration import BatchSizes, Declaration
+from cellrt.definition.computation import Computation
+from cellrt.definition.declaration import (
+    Declaration,
+    check_carry,
+    check_finite,
+    check_inputs,
+    check_name,
+    check_output_name,
+    check_priority,
+    check_sizes,
+)
+from cellrt.definition.exported import ExportedModule, export
+from cellrt.definition.identity import Identity, identity_with
 from cellrt.definition.snapshot import weights_of
-from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, as_spec, copy_input
+from cellrt.definition.spec import DTYPE_NAMES, RowSpec, as_spec
 from cellrt.errors import DefinitionError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DESCRIPTION, PROGRAM, WEIGHTS = "cell.json", "program.pt2", "weights.safetensors"
+FIELDS = frozenset(
+    {
+        *("version", "name", "inputs", "outputs", "carry", "finite", "max_batch", "min_batch", "batch_sizes"),
+        *("priority", "definition", "identity", "weights", "sha256"),
+    }
+)
+"""Of a description, beside its digest."""
 
 
-def save_cell(cell: Computation, identity: str, folder: str | Path) -> None:
+def save_cell(cell: Computation, identity: Identity, folder: str | Path) -> None:
     """Writes a cell into a folder, which is made if there is none; a cell that is there already is replaced.
 
     Raises DefinitionError if its code cannot be exported: if it decides by the values of tensors or by the number of
-    rows, or calls something that torch cannot trace.
+    rows, or calls something that torch cannot trace; and if safetensors has no form for a weight.
     """
+    from safetensors.torch import save  # here: a bare machine with a GPU need not have it
+
     module = copy.deepcopy(cell.module)
-    weights = {key: value.detach() for key, value in weights_of(module).items()}
-    program = _export(cell, module, weights)
+    weights = {name: value.detach() for name, value in _weights_of(module).items()}
+    program = export(cell, module, weights)
+    try:
+        saved = save({name: value.contiguous().clone() for name, value in weights.items()})
+    except Exception as error:
+        raise DefinitionError(f"cell {cell.name!r}: a weight cannot be saved: {error!r}") from error
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     torch.export.save(program, folder / PROGRAM)
-    save_file({key: value.contiguous().clone() for key, value in weights.items()}, folder / WEIGHTS)
+    (folder / WEIGHTS).write_bytes(saved)
     description = {
         "version": FORMAT_VERSION,
         "name": cell.name,
-        "identity": identity,
         "inputs": {name: _spec_to_json(spec) for name, spec in cell.inputs.items()},
         "outputs": {name: _spec_to_json(spec) for name, spec in cell.outputs.items()},
         "carry": cell.carry,
@@ -63,194 +82,133 @@ def save_cell(cell: Computation, identity: str, folder: str | Path) -> None:
         "min_batch": cell.min_batch,
         "batch_sizes": list(cell.batch_sizes),
         "priority": cell.priority,
+        "definition": identity.definition,
+        "identity": identity.digest,
         "weights": list(weights),
         "sha256": {name: _checksum(folder / name) for name in (PROGRAM, WEIGHTS)},
     }
     new = folder / f"{DESCRIPTION}.new"
-    new.write_text(json.dumps(description, indent=2) + "\n")
+    new.write_text(json.dumps({**description, "digest": _digest_of(description)}, indent=2) + "\n")
     os.replace(new, folder / DESCRIPTION)
 
 
-def read_cell(folder: str | Path) -> tuple[ExportedModule, bool, Declaration, str]:
+def read_cell(folder: str | Path) -> tuple[ExportedModule, bool, Declaration, Identity]:
     """What ``save_cell`` wrote: the module, whether it takes its inputs by name, the declaration and the identity.
 
-    Raises DefinitionError if a file is missing, was changed, or was written by a newer version.
+    Raises DefinitionError if a file is missing, was changed, was written by another version, or says what cannot be.
     """
     folder = Path(folder)
+    description = _read_description(folder)
+    try:
+        if description.keys() != FIELDS:
+            raise ValueError(f"expected the fields {sorted(FIELDS)}, got {sorted(description)}")
+        _check_files(folder, description["sha256"])
+        declaration = _declaration_of(description)
+        module, weights = _read_module(folder, description["weights"], declaration)
+        identity = identity_with(_hex(description["definition"]), weights.values(), declaration.of_identity())
+        if identity.digest != description["identity"]:
+            raise ValueError(f"its identity is {identity.digest}, not {description['identity']!r}")
+        _try_out(Computation(module, False, declaration))
+    except Exception as error:
+        reason = str(error) if isinstance(error, DefinitionError) else f"{type(error).__name__}: {error}"
+        raise DefinitionError(f"{folder} has no cell that can be loaded: {reason}") from error
+    return module, False, declaration, identity
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    """The fields of ``cell.json``, as they were written."""
     try:
         description = json.loads((folder / DESCRIPTION).read_text())
         version = description["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:
         raise DefinitionError(f"{folder} has no readable {DESCRIPTION}: {error}") from error
     if version != FORMAT_VERSION:
         raise DefinitionError(
             f"{folder} was written in format {version}; this version of cellrt reads {FORMAT_VERSION}"
         )
-    try:
-        for name, checksum in description["sha256"].items():
-            if _checksum(folder / name) != checksum:
-                raise ValueError(f"{name} is not the file that was saved")
-        program = torch.export.load(folder / PROGRAM)
-        weights = load_file(folder / WEIGHTS)
-        outputs = {name: _spec_from_json(spec) for name, spec in description["outputs"].items()}
-        module = ExportedModule(program, {key: weights[key] for key in description["weights"]}, list(outputs))
-        declaration = Declaration(
-            name=description["name"],
-            inputs={name: _spec_from_json(spec) for name, spec in description["inputs"].items()},
-            outputs=outputs,
-            carry=description["carry"],
-            finite=tuple(description["finite"]),
-            sizes=BatchSizes(description["max_batch"], description["min_batch"], tuple(description["batch_sizes"])),
-            priority=description["priority"],
-        )
-        return module, False, declaration, description["identity"]
-    except Exception as error:
-        raise DefinitionError(f"{folder} has no cell that can be loaded: {type(error).__name__}: {error}") from error
+    if description.pop("digest", None) != _digest_of(description):
+        raise DefinitionError(f"{folder} has no cell that can be loaded: {DESCRIPTION} is not what was saved")
+    return dict(description)
 
 
-class ExportedModule(nn.Module):
-    """A loaded program as a module; its weights are buffers.
-
-    torch.export takes sizes of 0 and 1 for special, so the program is for two rows and more; fewer are filled up.
-    """
-
-    def __init__(self, program: ExportedProgram, weights: Mapping[str, torch.Tensor], outputs: Sequence[str]) -> None:
-        super().__init__()
-        self._outputs = list(outputs)
-        self._program = program.graph_module
-        self._weights = [f"weight{k}" for k in range(len(weights))]
-        for name, value in zip(self._weights, weights.values()):
-            self.register_buffer(name, value)
-        user_inputs = iter(range(len(program.graph_signature.input_specs)))
-        self._order: list[int | str] = []
-        """For each input of the program: its number among weights and inputs, or the buffer of a constant."""
-        for k, spec in enumerate(program.graph_signature.input_specs):
-            if spec.kind is InputKind.USER_INPUT:
-                self._order.append(next(user_inputs))
-            else:
-                self._order.append(f"constant{k}")
-                self.register_buffer(f"constant{k}", program.constants[str(spec.target)])
-
-    def forward(self, *inputs: CellInput) -> dict[str, torch.Tensor]:
-        """Runs the program on inputs ``[rows, *shape]``; returns the outputs by name."""
-        rows, is_small = _count_rows(inputs)
-        given = [getattr(self, name) for name in self._weights]
-        for value in inputs:
-            given += _flat(_with_one_more(value) if is_small else value)
-        results = self._program(*(getattr(self, k) if isinstance(k, str) else given[k] for k in self._order))
-        return dict(zip(self._outputs, [value[:rows] for value in results] if is_small else results, strict=True))
+def _check_files(folder: Path, checksums: Mapping[str, str]) -> None:
+    if set(checksums) != {PROGRAM, WEIGHTS}:
+        raise ValueError(f"expected checksums of {PROGRAM} and {WEIGHTS}, got {checksums!r}")
+    for name, checksum in checksums.items():
+        if _checksum(folder / name) != checksum:
+            raise ValueError(f"{name} is not the file that was saved")
 
 
-class _Exportable(nn.Module):
-    """A cell's callable as a function of its weights and of flat inputs, of which it copies those in ``written``.
-
-    It does not own the weights.
-    """
-
-    def __init__(
-        self, cell: Computation, module: Callable[..., Any], weights: Iterable[str], written: Iterable[str]
-    ) -> None:
-        super().__init__()
-        self._call = (module,)
-        self._cell, self._names, self._written = cell, list(weights), set(written)
-
-    def forward(self, weights: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Runs the cell; ragged inputs are two of ``inputs`` each."""
-        flat = iter(inputs)
-        specs = self._cell.inputs
-        given = [RaggedRows(next(flat), next(flat)) if spec.ragged else next(flat) for spec in specs.values()]
-        given = [copy_input(value) if name in self._written else value for name, value in zip(specs, given)]
-
-        def run(*args: CellInput, **kwargs: CellInput) -> object:
-            module = self._call[0]
-            if not isinstance(module, nn.Module):
-                return module(*args, **kwargs)
-            return functional_call(module, dict(zip(self._names, weights, strict=True)), args, kwargs)
-
-        named = named_outputs(call(run, specs, given, self._cell.by_name))
-        return [named[name] for name in self._cell.outputs]
+def _declaration_of(description: Mapping[str, Any]) -> Declaration:
+    """The declaration that a description holds, with the checks of ``cellrt.cell``."""
+    name = check_name(description["name"])
+    inputs = check_inputs(name, {key: _spec_from_json(key, spec) for key, spec in description["inputs"].items()})
+    outputs = {key: _spec_from_json(key, spec) for key, spec in description["outputs"].items()}
+    for key, spec in outputs.items():
+        check_output_name(name, key)
+        if spec.ragged:
+            raise ValueError(f"output {key!r} is ragged")
+    sizes = [description[key] for key in ("max_batch", "min_batch", "batch_sizes")]
+    lists = {key: description[key] for key in ("carry", "finite", "batch_sizes")}
+    if [type(value) for value in lists.values()] != [dict, list, list]:
+        raise ValueError(f"expected a dict and two lists, got {lists!r}")
+    return Declaration(
+        name,
+        inputs,
+        outputs,
+        check_carry(name, inputs, outputs, description["carry"]),
+        check_finite(name, outputs, description["finite"]),
+        check_sizes(name, *sizes),
+        check_priority(name, description["priority"]),
+    )
 
 
-def _export(cell: Computation, module: Callable[..., Any], weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
-    """Exports with a number of values of its own for each ragged input; if the code needs them equal, with one."""
-    if sum(spec.ragged for spec in cell.inputs.values()) > 1:
-        with contextlib.suppress(DefinitionError):
-            return _export_pure(cell, module, weights, are_equal=False)
-    return _export_pure(cell, module, weights, are_equal=True)
+def _read_module(
+    folder: Path, names: list[str], declaration: Declaration
+) -> tuple[ExportedModule, dict[str, torch.Tensor]]:
+    """The program with its weights, and these in the program's order."""
+    from safetensors.torch import load_file
+
+    saved = load_file(folder / WEIGHTS)
+    if sorted(names) != sorted(saved):
+        raise ValueError(f"{WEIGHTS} has {sorted(saved)}, not {names!r}")
+    weights = {name: saved[name] for name in names}
+    return ExportedModule(torch.export.load(folder / PROGRAM), weights, list(declaration.outputs)), weights
 
 
-def _export_pure(
-    cell: Computation, module: Callable[..., Any], weights: Mapping[str, torch.Tensor], are_equal: bool
-) -> ExportedProgram:
-    """Exports a program that writes to no input: with copies of those that the cell was seen to write to, or of all."""
-    for written in (cell.written, set(cell.inputs)):
-        program = _export_once(cell, module, weights, are_equal, written)
-        if not program.graph_signature.user_inputs_to_mutate:
-            return program
-    raise DefinitionError(f"cell {cell.name!r} cannot be exported: it writes to its own tensors")
+@torch.inference_mode()
+def _try_out(loaded: Computation) -> None:
+    """Runs it once on zeros. Raises CellError if the program returns other outputs than are declared."""
+    rows = loaded.batch_sizes[0] if loaded.batch_sizes else min(2, loaded.max_batch)
+    loaded.check_outputs(loaded.run(*loaded.example_inputs(rows)), rows)
 
 
-def _export_once(
-    cell: Computation,
-    module: Callable[..., Any],
-    weights: Mapping[str, torch.Tensor],
-    are_equal: bool,
-    written: Iterable[str],
-) -> ExportedProgram:
-    rows = Dim("rows", min=2, max=max(4, cell.max_batch + 1))
-    shared = Dim("values", min=2)
-    inputs: list[torch.Tensor] = []
-    sizes: list[dict[int, Any]] = []
-    for k, (spec, value) in enumerate(zip(cell.inputs.values(), cell.example_inputs(3))):
-        inputs += _flat(value)
-        values = shared if are_equal else Dim(f"values{k}", min=2)
-        sizes += [{0: values}, {0: rows + 1}] if spec.ragged else [{0: rows}]
-    try:
-        program = torch.export.export(
-            _Exportable(cell, module, weights, written),
-            (list(weights.values()), inputs),
-            dynamic_shapes=([None] * len(weights), sizes),
-            strict=False,
-        )
-    except Exception as error:
-        raise DefinitionError(
-            f"cell {cell.name!r} cannot be exported for any number of rows (its code may ask for x.shape[0], but "
-            f"not len(x), and not decide by values): {type(error).__name__}: {error}"
-        ) from error
-    program.example_inputs = None  # they hold the weights
-    return program
-
-
-def _flat(value: CellInput) -> list[torch.Tensor]:
-    return list(value) if isinstance(value, RaggedRows) else [value]
-
-
-def _count_rows(inputs: Sequence[CellInput]) -> tuple[int, bool]:
-    """The number of rows, and whether a dimension is smaller than what the program is for."""
-    rows, is_small = 0, False
-    for value in inputs:
-        if isinstance(value, RaggedRows):
-            rows = value.offsets.shape[0] - 1
-            is_small = is_small or value.values.shape[0] < 2
-        else:
-            rows = value.shape[0]
-    return rows, is_small or rows < 2
-
-
-def _with_one_more(value: CellInput) -> CellInput:
-    """One more row (a copy of the first), or one more node with two rows of zeros."""
-    if not isinstance(value, RaggedRows):
-        return torch.cat([value, value[:1]])
-    zeros = value.values.new_zeros((2, *value.values.shape[1:]))
-    return RaggedRows(torch.cat([value.values, zeros]), torch.cat([value.offsets, value.offsets[-1:] + 2]))
+def _weights_of(module: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    """A cell's weights; of a loaded cell, those it was loaded with."""
+    return module.weights() if isinstance(module, ExportedModule) else weights_of(module)
 
 
 def _spec_to_json(spec: RowSpec) -> dict[str, Any]:
     return {"shape": list(spec.shape), "dtype": str(spec.dtype).removeprefix("torch."), "ragged": spec.ragged}
 
 
-def _spec_from_json(value: dict[str, Any]) -> RowSpec:
-    return as_spec("loaded", RowSpec(tuple(value["shape"]), getattr(torch, value["dtype"]), value["ragged"]))
+def _spec_from_json(name: str, value: Mapping[str, Any]) -> RowSpec:
+    if set(value) != {"shape", "dtype", "ragged"} or not isinstance(value["ragged"], bool):
+        raise ValueError(f"{name!r}: expected shape, dtype and ragged, got {value!r}")
+    if value["dtype"] not in list(DTYPE_NAMES):
+        raise ValueError(f"{name!r}: expected a dtype of {', '.join(DTYPE_NAMES)}, got {value['dtype']!r}")
+    return as_spec(name, RowSpec(tuple(value["shape"]), DTYPE_NAMES[value["dtype"]], value["ragged"]))
+
+
+def _hex(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise ValueError(f"expected a digest of 64 hexadecimal digits, got {value!r}")
+    return value
+
+
+def _digest_of(description: Mapping[str, Any]) -> str:
+    """Of the other fields, in their order, as JSON without line breaks."""
+    return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
 
 def _checksum(path: Path) -> str:

@@ -17,15 +17,15 @@ import struct
 import sys
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from cellrt.definition.snapshot import FrozenFunction, used_globals
+from cellrt.definition.snapshot import FunctionSnapshot, used_globals, weights_of
 
 LIBRARIES = frozenset({"torch", "numpy", "numba", "llvmlite", "networkx", *sys.stdlib_module_names})
 BY_TEXT = (
@@ -45,19 +45,68 @@ NOT_DEFINITION = frozenset({"__annotations__", "__dict__", "__doc__", "__module_
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
-def identity_of(definition: Callable[..., Any], description: object) -> str:
-    """Hex digest of a frozen callable and of the plain values that describe how it is used."""
-    digest = _Digest()
-    digest.add(description)
+class Identity(NamedTuple):
+    """Who a cell is.
+
+    Attributes:
+        digest: hex digest of the definition, the weights and how they are used; equal digest = same cell type.
+        definition: hex digest of all that the module is. What is loaded from files cannot compute it, but the rest.
+    """
+
+    digest: str
+    definition: str
+
+
+def identity_of(definition: Callable[..., Any], description: object) -> Identity:
+    """The identity of a snapshot; ``description`` are plain values that say how it is used."""
+    tensors = _TensorDigests()
+    digest = _Digest(tensors)
     digest.add(definition)
-    return digest.finish()
+    return _identity(digest.finish(), weights_of(definition).values(), description, tensors)
+
+
+def identity_with(definition: str, weights: Iterable[torch.Tensor], description: object) -> Identity:
+    """The identity of a cell with the digest of its definition and these weights, in the order of the snapshot's."""
+    return _identity(definition, weights, description, _TensorDigests())
+
+
+def _identity(
+    definition: str, weights: Iterable[torch.Tensor], description: object, tensors: _TensorDigests
+) -> Identity:
+    whole = _Digest(tensors)
+    whole.add([definition, list(weights), description])
+    return Identity(whole.finish(), definition)
+
+
+class _TensorDigests:
+    """Digests of tensors by dtype, shape and values. Each tensor is read once, however often it is met."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[torch.Tensor, bytes]] = {}
+
+    def of(self, tensor: torch.Tensor) -> bytes:
+        """The digest; one like no other for a tensor of a kind that has no values here."""
+        if id(tensor) not in self._known:
+            self._known[id(tensor)] = tensor, self._read(tensor)
+        return self._known[id(tensor)][1]
+
+    def _read(self, tensor: torch.Tensor) -> bytes:
+        digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}:".encode())
+        try:
+            dense = tensor.detach().cpu()
+            dense = dense if dense.layout is torch.strided else dense.to_dense()
+            flat = dense.resolve_conj().resolve_neg().contiguous().flatten()
+            digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+        except Exception:
+            return uuid.uuid4().bytes
+        return digest.digest()
 
 
 class _Digest:
     """Digests values by what they are. Code is queued and digested at the end, each function and class once."""
 
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
+    def __init__(self, tensors: _TensorDigests) -> None:
+        self._hash, self._tensors = hashlib.sha256(), tensors
         self._numbers: dict[int, int] = {}
         self._queue: list[Any] = []
         self._open: list[int] = []
@@ -81,7 +130,7 @@ class _Digest:
         elif isinstance(value, float):
             self._write("float", struct.pack("<d", value))
         elif isinstance(value, torch.Tensor):
-            self._add_tensor(value)
+            self._write("tensor", self._tensors.of(value))
         elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:
             self._write(f"array {value.dtype.str} {value.shape}", value.tobytes())
         elif isinstance(value, type) or _is_function(value):
@@ -101,13 +150,10 @@ class _Digest:
         self._hash.update(f"{tag}:{len(data)}:".encode())
         self._hash.update(data)
 
-    def _write_unlike_any_other(self) -> None:
-        self._write("unlike any other", uuid.uuid4().bytes)
-
     def _add_structure(self, value: object) -> None:
         """Adds what consists of other values."""
-        if isinstance(value, FrozenFunction):
-            self._write("frozen function")
+        if isinstance(value, FunctionSnapshot):
+            self._write("function snapshot")
             self._add_function(value.function, value.captured())
         elif isinstance(value, nn.Module):
             self._add_module(value)
@@ -121,7 +167,7 @@ class _Digest:
         elif type(value) in (tuple, list, torch.Size):
             self._add_all(type(value).__name__, value)
         elif isinstance(value, set | frozenset):
-            self._add_all("set", sorted(map(_digest_alone, value)))
+            self._add_all("set", sorted(map(self._digest_alone, value)))
         elif type(value) is dict:
             self._add_all("dict", [part for pair in value.items() for part in pair])
         else:
@@ -132,15 +178,10 @@ class _Digest:
         for value in values:
             self.add(value)
 
-    def _add_tensor(self, value: torch.Tensor) -> None:
-        self._write(f"tensor {value.dtype} {tuple(value.shape)}")
-        try:
-            dense = value.detach().cpu()
-            dense = dense if dense.layout is torch.strided else dense.to_dense()
-            flat = dense.resolve_conj().resolve_neg().contiguous().flatten()
-            self._write("values", flat.view(torch.uint8).numpy().data if flat.numel() else b"")
-        except Exception:  # a tensor of a kind that has no values here
-            self._write_unlike_any_other()
+    def _digest_alone(self, value: object) -> str:
+        digest = _Digest(self._tensors)
+        digest.add(value)
+        return digest.finish()
 
     def _add_module(self, module: nn.Module) -> None:
         """Adds a module: its class, attributes, hooks, weights and submodules."""
@@ -158,7 +199,7 @@ class _Digest:
         try:
             parts = value.__reduce_ex__(2)
         except Exception:
-            self._write_unlike_any_other()
+            self._write("unlike any other", uuid.uuid4().bytes)
             return
         self.add(type(value))
         # Items of lists and dicts come as iterators.
@@ -180,7 +221,7 @@ class _Digest:
         self._write("definition", str(self._numbers[id(definition)]).encode())
 
     def _add_function(self, function: FunctionType, captured: Mapping[str, object] | None = None) -> None:
-        """Adds a function's code and what it uses; ``captured`` are frozen values in place of those it has."""
+        """Adds a function's code and what it uses; ``captured`` are values in place of those it has."""
         self.add(function.__code__)
         if captured is None:
             self._add_enclosed(function)
@@ -192,8 +233,8 @@ class _Digest:
         for name, value in used_globals(function).items():
             self._write("global", name.encode())
             is_code = _is_function(value) or isinstance(value, type)
-            is_frozen = f"global_{name}" in captured
-            if is_code or _is_constant(value) or (isinstance(value, torch.Tensor | nn.Module) and not is_frozen):
+            is_captured = f"global_{name}" in captured
+            if is_code or _is_constant(value) or (isinstance(value, torch.Tensor | nn.Module) and not is_captured):
                 self.add(value)
 
     def _add_enclosed(self, function: FunctionType) -> None:
@@ -215,12 +256,6 @@ class _Digest:
         self.add([code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags])
         self.add([code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars])
         self._add_all("constants", code.co_consts)
-
-
-def _digest_alone(value: object) -> str:
-    digest = _Digest()
-    digest.add(value)
-    return digest.finish()
 
 
 def _is_of_a_library(definition: Any) -> bool:

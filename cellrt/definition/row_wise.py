@@ -1,7 +1,8 @@
 """Whether a cell is row-wise: a row's outputs depend on that row alone, whoever is batched with it.
 
 The runtime cannot do with less, and nothing else would tell: a cell that subtracts the mean of its rows runs without
-an error. So a cell is tried once, on a few random rows together and on each of them alone.
+an error. So a cell is tried once, on a few random rows together and on each of them alone. On the way it is noted which
+inputs the cell writes to, as in the trial where it was defined (``trial.py``).
 """
 
 from __future__ import annotations

@@ -15,18 +15,18 @@ from torch import nn
 from cellrt.errors import DefinitionError
 
 
-def freeze(name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
+def take_snapshot(name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
     """A private copy of a cell's module or function, in evaluation mode, its weights without gradients.
 
     A function's tensors and modules (from its closure, defaults and globals) are copied with it. Raises DefinitionError
     if something cannot be copied.
     """
     try:
-        frozen = _copy_callable(definition)
-        _settle(frozen)
+        copied = _copy_callable(definition)
+        _settle(copied)
     except Exception as error:
         raise DefinitionError(f"cell {name!r}: its weights cannot be copied: {error}") from error
-    return frozen
+    return copied
 
 
 def weights_of(definition: Callable[..., Any]) -> dict[str, torch.Tensor]:
@@ -36,7 +36,7 @@ def weights_of(definition: Callable[..., Any]) -> dict[str, torch.Tensor]:
     return dict((*definition.named_parameters(), *definition.named_buffers()))
 
 
-class FrozenFunction(nn.Module):
+class FunctionSnapshot(nn.Module):
     """A function with its own copies of what it captured; tensors are buffers and modules submodules here."""
 
     def __init__(self, function: FunctionType) -> None:
@@ -80,7 +80,7 @@ def globals_of(captured: Mapping[str, Any]) -> dict[str, Any]:
     return {key.removeprefix("global_"): value for key, value in captured.items() if key.startswith("global_")}
 
 
-class FrozenMethod(nn.Module):
+class MethodSnapshot(nn.Module):
     """A method of a module, bound to its own copy of the module."""
 
     def __init__(self, owner: nn.Module, method: str) -> None:
@@ -123,9 +123,9 @@ def _global_names(code: CodeType) -> set[str]:
 
 def _copy_callable(definition: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(definition, FunctionType):
-        return FrozenFunction(definition) if _captures(definition) else definition
+        return FunctionSnapshot(definition) if _captures(definition) else definition
     if isinstance(definition, MethodType) and isinstance(definition.__self__, nn.Module):
-        return FrozenMethod(definition.__self__, definition.__name__)
+        return MethodSnapshot(definition.__self__, definition.__name__)
     if isinstance(definition, functools.partial):
         args, keywords = copy.deepcopy((definition.args, definition.keywords))
         return functools.partial(_copy_callable(definition.func), *args, **keywords)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from cellrt.definition.bits import DTYPES
 from cellrt.errors import DefinitionError
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class RowSpec(NamedTuple):
@@ -63,14 +68,24 @@ def ragged(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
     return RowSpec(tuple(shape), dtype, ragged=True)
 
 
+token = RowSpec((), torch.int64)
+"""The spec of a token: one int64 number a row, as in ``cellrt.cell(module, {"token": cellrt.token})``."""
+
+
 def as_spec(name: str, value: object) -> RowSpec:
-    """Turns what a user wrote for an input (a spec, or a shape for float32 rows) into a spec.
+    """Turns what a user wrote for an input (a spec, or a shape for float32 rows: ``(256,)`` or ``256``) into a spec.
 
     Raises DefinitionError naming the input.
     """
-    spec = value if isinstance(value, RowSpec) else RowSpec(tuple(value)) if isinstance(value, tuple | list) else None
-    if spec is None or any(type(extent) is not int for extent in spec.shape):
-        raise DefinitionError(f"input {name!r}: expected a shape such as (256,) or cellrt.rows(...), got {value!r}")
+    spec = None
+    if isinstance(value, RowSpec):
+        spec = value
+    elif isinstance(value, tuple | list):
+        spec = RowSpec(tuple(value))
+    elif type(value) is int:
+        spec = RowSpec((value,))
+    if spec is None or any(type(extent) is not int for extent in spec.shape) or type(spec.ragged) is not bool:
+        raise DefinitionError(f"input {name!r}: expected a shape such as (256,) or cellrt.rows(256), got {value!r}")
     if not isinstance(spec.dtype, torch.dtype):
         raise DefinitionError(f"input {name!r}: expected a torch dtype, got {spec.dtype!r}")
     check_dtype(f"input {name!r}", spec.dtype)
@@ -79,15 +94,15 @@ def as_spec(name: str, value: object) -> RowSpec:
     return RowSpec(tuple(spec.shape), spec.dtype, spec.ragged)
 
 
+DTYPE_NAMES = MappingProxyType({_name(dtype): dtype for dtype in DTYPES})
+"""The dtypes that rows may have, by their names in files and messages."""
+
+
 def check_dtype(where: str, dtype: torch.dtype) -> None:
     """Raises DefinitionError if rows cannot have this dtype; ``where`` says whose it is."""
     if dtype not in DTYPES:
         hint = "; give a complex row as one of floats (torch.view_as_real)" if dtype.is_complex else ""
-        raise DefinitionError(f"{where}: expected rows of {', '.join(map(_name, DTYPES))}, got {_name(dtype)}{hint}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        raise DefinitionError(f"{where}: expected rows of {', '.join(DTYPE_NAMES)}, got {_name(dtype)}{hint}")
 
 
 def describe(value: torch.Tensor) -> str:

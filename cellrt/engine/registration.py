@@ -82,7 +82,7 @@ class Registrar:
         if self._device is None:
             with announced(f"cellrt compiles the cells of {model!r}, once for this machine"):
                 for cell in new:
-                    _ = cell.host_kernel
+                    _ = cell.compiled_form
         if not warm_up:
             return {}
         for cell in new:

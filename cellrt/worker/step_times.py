@@ -39,13 +39,13 @@ def _sizes(cell: Cell) -> list[int]:
 
 @torch.inference_mode()
 def _time_on_cpu(cell: Cell, rows: int) -> float:
-    inputs, kernel = cell.example_inputs(rows), cell.host_kernel
+    inputs, form = cell.example_inputs(rows), cell.compiled_form
     by_name = dict(zip(cell.inputs, inputs))
     samples = []
     for _ in range(3):
         start = time.perf_counter()
         try:
-            if kernel is None or kernel.run(rows, by_name) is None:
+            if form is None or form.run(rows, by_name) is None:
                 cell.run(*inputs)
         except Exception:  # a cell may refuse zeros
             return 0.0

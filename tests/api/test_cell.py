@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from cellrt.cells import GRUCell
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
-from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
+from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows, token
 from cellrt.errors import CellError, DefinitionError
 from tests.api.models import INTEGER, SIZE, Recurrent, child_sum, linear_of
 
@@ -43,6 +44,19 @@ def test_inputs_go_by_name_or_in_order() -> None:
         2,
         SIZE,
     )
+
+
+def test_inputs_in_order_may_have_any_names_in_their_places() -> None:
+    gru = nn.GRUCell(SIZE, SIZE)
+    x, h = torch.randn(2, 3, SIZE)
+    for names in (["x", "state"], ["x", "hx"], ["input", "hx"]):
+        made = cell(gru, dict.fromkeys(names, (SIZE,)), carry={names[1]: "output"})
+        torch.testing.assert_close(made.run(x, h)[0], gru(x, h))
+
+
+def test_short_forms_of_specs() -> None:
+    made = cell(lambda token, x: x + token[:, None], {"token": token, "x": SIZE})
+    assert made.inputs == {"token": RowSpec((), torch.int64), "x": RowSpec((SIZE,))}
 
 
 def test_what_runs_only_on_real_tensors() -> None:
@@ -90,7 +104,7 @@ def test_modules_given_to_a_partial_function_are_in_evaluation_mode() -> None:
     assert made.run(torch.ones(9, SIZE))[0].eq(1).all()
 
 
-def test_weights_are_frozen() -> None:
+def test_a_cell_has_weights_of_its_own() -> None:
     module, x, h = Recurrent(), torch.randn(2, SIZE), torch.randn(2, SIZE)
     captured, default = linear_of(1), torch.ones(SIZE)
 
@@ -115,7 +129,7 @@ def test_weights_are_frozen() -> None:
 SHARED = torch.ones(SIZE)
 
 
-def test_tensors_of_a_functions_globals_are_frozen() -> None:
+def test_a_cell_has_its_own_tensors_of_a_functions_globals() -> None:
     made = cell(lambda x: x + SHARED, {"x": (SIZE,)})
     SHARED.zero_()
     assert made.run(torch.zeros(1, SIZE))[0].tolist() == [[1.0] * SIZE]
@@ -158,7 +172,33 @@ MISUSES: dict[str, tuple[Any, str]] = {
     "no inputs": (lambda: cell(IDENTITY, {}), "cell 'Identity' has no inputs"),
     "inputs as a list": (lambda: cell(IDENTITY, [(2,)]), "expected inputs as a dict of shapes or specs, got list"),
     "a bad shape": (lambda: cell(IDENTITY, {"x": "2"}), "cell 'Identity', input 'x': expected a shape .* got '2'"),
-    "a number as shape": (lambda: cell(IDENTITY, {"x": 2}), "input 'x': expected a shape .* got 2"),
+    "a fraction as shape": (lambda: cell(IDENTITY, {"x": 2.0}), "input 'x': expected a shape .* got 2.0"),
+    "a bool as shape": (lambda: cell(IDENTITY, {"x": True}), "input 'x': expected a shape .* got True"),
+    "no number of rows": (lambda: cell(IDENTITY, {"x": 0}), r"input 'x': expected extents of at least 1, got \(0,\)"),
+    "inputs of a ready-made cell by other names": (
+        lambda: cell(GRUCell(8, 16), {"input": (8,), "state": (16,)}),
+        r"cell 'GRUCell': its method steps takes inputs by name: expected \['x', 'h'\], got \['input', 'state'\]",
+    ),
+    "inputs that would be taken for each other": (
+        lambda: cell(nn.GRUCell(8, 8), {"hx": (8,), "x": (8,)}),
+        r"cell 'GRUCell', input 'hx': expected all inputs by the names of the module's parameters \['input', 'hx'\], "
+        r"or each in its place, got \['hx', 'x'\]",
+    ),
+    "batch sizes that are no list": (
+        lambda: cell(IDENTITY, ONE, batch_sizes=4),
+        "expected batch_sizes as a list, got int",
+    ),
+    "a carry that is no dict": (
+        lambda: cell(IDENTITY, ONE, carry=["x"]),
+        "expected carry as a dict from input to output, got list",
+    ),
+    "a finite that is no list": (
+        lambda: cell(IDENTITY, ONE, finite=3),
+        "expected finite as a list of outputs, got int",
+    ),
+    "a name that is no text": (lambda: cell(IDENTITY, ONE, name=3), "cell 3: expected a name, got int"),
+    "a bool as batch size": (lambda: cell(IDENTITY, ONE, max_batch=True), "from 1 to 65536, got True"),
+    "a large priority": (lambda: cell(IDENTITY, ONE, priority=1 << 31), "expected a priority from"),
     "an empty extent": (lambda: cell(IDENTITY, {"x": (0,)}), r"input 'x': expected extents of at least 1, got \(0,\)"),
     "a bad dtype": (
         lambda: cell(IDENTITY, {"x": rows(2, dtype="int64")}),

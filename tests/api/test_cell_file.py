@@ -1,4 +1,4 @@
-"""Cells as files: any number of rows, the same identity, no Python class, and what is wrong with a folder."""
+"""Cells as files: any number of rows, the same identity, no Python class."""
 
 from __future__ import annotations
 
@@ -174,61 +174,6 @@ def test_code_that_cannot_be_exported(function: Callable[..., torch.Tensor], tmp
     with pytest.raises(DefinitionError, match=f"cell '{function.__name__}' cannot be exported for any number of rows"):
         made.save(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
-
-
-def spoil(folder: Path, name: str, content: bytes | None) -> None:
-    (folder / name).unlink()
-    if content is not None:
-        (folder / name).write_bytes(content)
-
-
-def with_changes(folder: Path, **changes: object) -> None:
-    description = json.loads((folder / "cell.json").read_text())
-    description.update(changes)
-    (folder / "cell.json").write_text(json.dumps(description))
-
-
-SPOILED: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no description": (lambda folder: spoil(folder, "cell.json", None), "has no readable cell.json"),
-    "a damaged description": (lambda folder: spoil(folder, "cell.json", b"{"), "has no readable cell.json"),
-    "another description": (lambda folder: spoil(folder, "cell.json", b"[]"), "has no readable cell.json"),
-    "an older description": (
-        lambda folder: spoil(folder, "cell.json", b'{"version": 1}'),
-        "has no cell that can be loaded",
-    ),
-    "a newer version": (lambda folder: with_changes(folder, version=2), "format 2; this version of cellrt reads 1"),
-    "an unknown dtype": (
-        lambda folder: with_changes(folder, outputs={"h": {"shape": [4], "dtype": "relu", "ragged": False}}),
-        "has no cell that can be loaded",
-    ),
-    "no program": (
-        lambda folder: spoil(folder, "program.pt2", None),
-        "has no cell that can be loaded: FileNotFoundError",
-    ),
-    "a damaged program": (
-        lambda folder: spoil(folder, "program.pt2", b"PK"),
-        "program.pt2 is not the file that was saved",
-    ),
-    "no weights": (lambda folder: spoil(folder, "weights.safetensors", None), "has no cell that can be loaded"),
-    "damaged weights": (
-        lambda folder: spoil(folder, "weights.safetensors", b"12345678"),
-        "is not the file that was saved",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SPOILED)
-def test_what_is_wrong_with_a_folder(name: str, tmp_path: Path) -> None:
-    damage, message = SPOILED[name]
-    leaf().save(tmp_path)
-    damage(tmp_path)
-    with pytest.raises(DefinitionError, match=message):
-        load_cell(tmp_path)
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DefinitionError, match="has no readable cell.json"):
-        load_cell(tmp_path / "nowhere")
 
 
 def test_saving_again_replaces(tmp_path: Path) -> None:

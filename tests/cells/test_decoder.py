@@ -92,7 +92,7 @@ def test_only_a_decoder_without_logits_has_a_compiled_form(kind):
     for options in ({}, {"return_logits": True}, {"return_logprobs": True}):
         decoder = kind(11, 6, 8, end_token=3, **options)
         made = cell(decoder, decoder.input_specs())
-        assert (made.host_kernel is None) == bool(options)
+        assert (made.compiled_form is None) == bool(options)
         assert ("logits" in made.outputs, "logprob" in made.outputs) == tuple(
             option in options for option in ("return_logits", "return_logprobs")
         )

@@ -40,9 +40,9 @@ def test_two_inputs_that_carry_the_same_output_give_its_row_back_once(keep: bool
     close_and_check(engine)
 
 
-def test_a_kernel_is_not_used_for_state_that_it_does_not_know() -> None:
+def test_a_compiled_form_is_not_used_for_state_that_it_does_not_know() -> None:
     made = cell(Projection(SIZE, SIZE), {"h": (SIZE,)}, carry={"h": "logits"})
-    assert made.host_kernel is None
+    assert made.compiled_form is None
 
     @unfold("loop", example=torch.zeros(SIZE))
     def model(graph, start):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cellrt.core.processor import SchedulerSettings
-from cellrt.definition.define import Cell, cell
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, ragged, rows
 from cellrt.errors import CellError
 from cellrt.graph.unfolder import Unfolder

@@ -1,7 +1,7 @@
 """Runs one task: gathers input rows by index, calls the cell, puts its outputs where the task says.
 
-The scheduler's buffer (``core/task_layout.py``) is the only thing it reads. A cell with a kernel (``host_kernel.py``)
-does all of it in one compiled call; the others, and whatever a kernel refuses, go through the cell's module.
+The scheduler's buffer (``core/task_layout.py``) is the only thing it reads. A cell with a compiled form does
+all of it in one compiled call; the others, and whatever that form refuses, go through the cell's module.
 
 If the cell fails, the task is tried again in halves until the rows that cause it are alone; their outputs are zeros
 and their flags in the buffer are set. This happens before the next task of the worker, so the input rows are still
@@ -21,7 +21,7 @@ from cellrt.core import task_layout as layout
 from cellrt.core.run_task import run_task
 from cellrt.core.tables import HOST, MIXED
 from cellrt.core.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES
-from cellrt.definition.host_kernel import HostKernel
+from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import CellInput, RaggedRows
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Failure, Failures
@@ -30,35 +30,35 @@ from cellrt.worker.cpu.batch import Batch, Outcome, run_batch, run_loop
 
 
 class CompiledCell(NamedTuple):
-    """A cell type with a kernel, as ``run_task`` takes it."""
+    """A cell type with a compiled form, as ``run_task`` takes it."""
 
     ports: NDArray[np.int64]
     num_inputs: int
-    kernel: int
+    function: int
     constants: int
-    keeps: HostKernel
+    keeps: CompiledForm
 
 
 def _compiled_cell(cell_type: CellType, arenas: list[Arenas]) -> CompiledCell | None:
-    """Where the kernel of a cell type finds everything; None if it has none."""
+    """Where the compiled form of a cell type finds everything; None if it has none."""
     cell = cell_type.cell
-    kernel = cell.host_kernel
-    if kernel is None or any(cell.outputs[name].dtype != torch.float32 for name in cell.finite):
+    form = cell.compiled_form
+    if form is None or any(cell.outputs[name].dtype != torch.float32 for name in cell.finite):
         return None
     inputs, outputs = list(cell.inputs), list(cell.outputs)
     ports = np.zeros((len(inputs) + len(outputs), FIRST_ARENA + len(arenas)), np.int64)
-    for port, (name, spec) in zip(ports, kernel.inputs.items()):
+    for port, (name, spec) in zip(ports, form.inputs.items()):
         k = inputs.index(name)
         port[RECORD], port[ROW_BYTES], port[FLAG] = layout.HEADER + layout.INPUT * k, spec.num_bytes, spec.ragged
-        port[CARRY] = list(kernel.outputs).index(cell.carry[name]) if name in cell.carry else -1
+        port[CARRY] = list(form.outputs).index(cell.carry[name]) if name in cell.carry else -1
         port[FIRST_ARENA:] = [at[cell_type.input_kinds[k]].data_ptr() for at in arenas]
     first_output = layout.HEADER + layout.INPUT * len(inputs)
-    for port, (name, spec) in zip(ports[len(inputs) :], kernel.outputs.items()):
+    for port, (name, spec) in zip(ports[len(inputs) :], form.outputs.items()):
         k = outputs.index(name)
         port[RECORD], port[ROW_BYTES] = first_output + layout.OUTPUT * k, spec.num_bytes
         port[FLAG] = name in cell.finite
         port[FIRST_ARENA:] = [at[cell_type.output_kinds[k]].data_ptr() for at in arenas]
-    return CompiledCell(ports, len(inputs), kernel.function.address, kernel.words.ctypes.data, kernel)
+    return CompiledCell(ports, len(inputs), form.function.address, form.constants.ctypes.data, form)
 
 
 class Executor:
@@ -85,10 +85,10 @@ class Executor:
         self._compiled.pop(type_id, None)
 
     def _run_compiled(self, cell: CompiledCell, buffer: NDArray[np.int32]) -> bool:
-        """Runs a task in one compiled call; False if the kernel refused it."""
-        ports, num_inputs, kernel, constants, _ = cell
+        """Runs a task in one compiled call; False if the cell's form refused it."""
+        ports, num_inputs, function, constants, _ = cell
         while True:
-            done = run_task(buffer, ports, num_inputs, self._location, HOST, kernel, constants, self._scratch)
+            done = run_task(buffer, ports, num_inputs, self._location, HOST, function, constants, self._scratch)
             if done <= 0:
                 return bool(done == DONE)
             self._scratch = np.empty(2 * done, np.uint8)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from cellrt.definition.cell import Cell
-from cellrt.definition.snapshot import FrozenFunction, globals_of, rebound
+from cellrt.definition.snapshot import FunctionSnapshot, globals_of, rebound
 
 Pairs = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 """Values and rows, by name: ``placement.Rows``."""
@@ -119,12 +119,12 @@ def _make_step(cell: Cell, places: tuple[int, ...]) -> Callable[..., None]:
 
 
 def as_function(module: Callable[..., Any]) -> Callable[..., Any]:
-    """A cell's module, or the plain function that a ``FrozenFunction`` makes at each call, which torch cannot trace."""
-    if not isinstance(module, FrozenFunction):
+    """A module, or the plain function that a ``FunctionSnapshot`` makes at each call, which torch cannot trace."""
+    if not isinstance(module, FunctionSnapshot):
         return module
     original = module.function
     captured: dict[str, Any] = {
-        key: as_function(value) if isinstance(value, FrozenFunction) else value
+        key: as_function(value) if isinstance(value, FunctionSnapshot) else value
         for key, value in module.captured().items()
     }
     return rebound(original, captured, {**original.__globals__, **globals_of(captured)})

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from cellrt.definition.cell import Cell
-from cellrt.definition.host_kernel import is_changed
-from cellrt.definition.snapshot import FrozenFunction
+from cellrt.definition.compiled_form import is_changed
+from cellrt.definition.snapshot import FunctionSnapshot
 from cellrt.definition.spec import CellInput, RowSpec
 from cellrt.worker.device.compiled import CompiledFunction, CompiledStep, as_function, warn_not_compiled
 from cellrt.worker.torch_threads import HOST_THREADS, torch_threads
@@ -308,11 +308,11 @@ def _run_class(sizes: Sequence[int], is_captured: bool) -> tuple[int, int, bool]
 
 
 def move(definition: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """A copy of a frozen module or function with its tensors on a device."""
+    """A copy of a cell's module or function with its tensors on a device."""
     if isinstance(definition, nn.Module):
         moved = copy.deepcopy(definition).to(device)
         for part in moved.modules():
-            if isinstance(part, FrozenFunction):
+            if isinstance(part, FunctionSnapshot):
                 part._values = {key: _move_value(value, device) for key, value in part._values.items()}
         return moved
     if isinstance(definition, functools.partial):

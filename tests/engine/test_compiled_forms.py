@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,11 +59,11 @@ LOOPS = {
 
 
 @pytest.fixture(autouse=True)
-def only_kernels(monkeypatch) -> None:
-    """Fails every task that is not run by a kernel."""
+def only_compiled_forms(monkeypatch) -> None:
+    """Fails every task that is not run by a compiled form."""
 
     def refuse(self, cell_type, buffer):
-        raise AssertionError(f"cell {cell_type.cell.name!r} was run without its kernel")
+        raise AssertionError(f"cell {cell_type.cell.name!r} was run without its compiled form")
 
     monkeypatch.setattr(Executor, "_run_module", refuse)
 
@@ -218,29 +220,29 @@ def test_a_token_that_does_not_exist_is_left_to_the_module(monkeypatch) -> None:
 
 
 class Doubled(cells.GRUCell):
-    """Computes something else than the class whose kernel it inherits."""
+    """Computes something else than the class whose compiled form it inherits."""
 
     def forward(self, x: torch.Tensor, h: torch.Tensor) -> cells.gru.GRUState:
         return super().forward(2 * x, h)
 
 
-def test_a_subclass_that_computes_something_else_has_no_kernel() -> None:
-    assert cell(cells.GRUCell(SIZE, HIDDEN), {"x": NUMBERS, **H}).host_kernel is not None
-    assert cell(Doubled(SIZE, HIDDEN), {"x": NUMBERS, **H}).host_kernel is None
+def test_a_subclass_that_computes_something_else_has_no_compiled_form() -> None:
+    assert cell(cells.GRUCell(SIZE, HIDDEN), {"x": NUMBERS, **H}).compiled_form is not None
+    assert cell(Doubled(SIZE, HIDDEN), {"x": NUMBERS, **H}).compiled_form is None
 
 
-def test_half_precision_has_no_kernel() -> None:
+def test_half_precision_has_no_compiled_form() -> None:
     made = cell(
         cells.GRUCell(SIZE, HIDDEN).to(torch.bfloat16),
         {"x": rows(SIZE, dtype=torch.bfloat16), "h": rows(HIDDEN, dtype=torch.bfloat16)},
     )
-    assert made.host_kernel is None
+    assert made.compiled_form is None
 
 
-def test_a_kernel_runs_on_tensors(monkeypatch) -> None:
+def test_a_compiled_form_runs_on_tensors(monkeypatch) -> None:
     made = cell(cells.GRUCell(SIZE, HIDDEN), {"h": rows(HIDDEN), "x": NUMBERS})
     x, h = torch.randn(7, SIZE), torch.randn(7, HIDDEN)
-    torch.testing.assert_close(made.host_kernel.run(7, {"x": x, "h": h})["h"], made.run(h, x)[0])
+    torch.testing.assert_close(made.compiled_form.run(7, {"x": x, "h": h})["h"], made.run(h, x)[0])
 
 
 class OtherLogits(cells.Projection):
@@ -250,8 +252,8 @@ class OtherLogits(cells.Projection):
         return 2 * super().logits(h)
 
 
-def test_a_subclass_that_changes_any_method_has_no_kernel() -> None:
-    assert cell(OtherLogits(SIZE, TOKENS), {"h": NUMBERS}).host_kernel is None
+def test_a_subclass_that_changes_any_method_has_no_compiled_form() -> None:
+    assert cell(OtherLogits(SIZE, TOKENS), {"h": NUMBERS}).compiled_form is None
 
 
 def test_an_embedding_with_other_strides(monkeypatch) -> None:
@@ -266,22 +268,30 @@ def test_an_embedding_with_other_strides(monkeypatch) -> None:
     check(model, [values_for(made, 9)])
 
 
-def test_a_copied_cell_finds_a_kernel_of_its_own() -> None:
+def test_a_copied_cell_finds_a_compiled_form_of_its_own() -> None:
     made = cell(cells.GRUCell(SIZE, HIDDEN), {"x": NUMBERS, **H})
-    assert made.host_kernel is not None
+    assert made.compiled_form is not None
     copied = copy.deepcopy(made)
-    assert copied.host_kernel.words.ctypes.data != made.host_kernel.words.ctypes.data
+    assert copied.compiled_form.constants.ctypes.data != made.compiled_form.constants.ctypes.data
     assert pickle.loads(pickle.dumps(made)).identity == made.identity
 
 
 class Wrong(cells.GRUCell):
-    def host_kernel(self):
-        raise ValueError("no kernel today")
+    def compiled_form(self):
+        raise ValueError("no form today")
 
 
-def test_a_kernel_that_cannot_be_made_is_a_mistake_of_the_definition() -> None:
+def test_a_compiled_form_that_cannot_be_made_is_a_mistake_of_the_definition() -> None:
     made = cell(Wrong(SIZE, HIDDEN), {"x": NUMBERS, **H})
     engine = small_engine()
-    with pytest.raises(DefinitionError, match="no kernel today"):
+    with pytest.raises(DefinitionError, match="no form today"):
         engine.register(chain_of(made), warm_up=False)
     close_and_check(engine)
+
+
+def test_the_documented_example_runs_compiled() -> None:
+    page = Path(__file__).parents[2] / "docs" / "compiled-forms.md"
+    names: dict[str, object] = {"__name__": "page"}
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        exec(compile(block, page.name, "exec"), names)
+    assert "futures" in names

@@ -1,0 +1,189 @@
+"""The compiled form of a cell: what runs its tasks on a CPU without Python. The interface for authors of one.
+
+Python's interpreter lock is what several workers and clients of one process wait for, and a step of a few small rows
+takes less time than the torch calls around it. So a module may have, beside its ``forward``, a method
+``compiled_form() -> CompiledForm | None``: a function that Numba compiles, which sees addresses alone. A CPU worker
+then gathers a task's rows, calls the function and scatters what it wrote in one compiled call (``core/run_task.py``).
+The module stays the cell's definition, and runs whatever the function refuses. ``docs/compiled-forms.md`` shows how to
+write one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import torch
+from numba import carray
+from numba.core.ccallback import CFunc
+from numpy.typing import NDArray
+from torch import nn
+
+from cellrt.core.compiled import unlocked, watch_callees
+from cellrt.core.memory import as_pointer, read_float, read_word, read_words, write_word
+from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
+from cellrt.definition.spec import RaggedRows, RowSpec
+from cellrt.errors import DefinitionError
+
+__all__ = [
+    "BATCH_SIZES",
+    "DONE",
+    "FIRST_INPUT",
+    "POSITIONS",
+    "REFUSED",
+    "STEPS",
+    "CompiledForm",
+    "TaskFunction",
+    "array_at",
+    "as_pointer",
+    "batch_sizes",
+    "port_address",
+    "read_float",
+    "read_word",
+    "read_words",
+    "unlocked",
+    "write_word",
+]
+
+DONE, REFUSED = 0, 1
+"""What a task function returns."""
+_SIGNATURE = numba.int64(numba.int64, numba.int64)
+
+
+class TaskFunction:
+    """A function ``(constants, task) -> DONE`` or ``REFUSED``, which Numba compiles when it is first needed.
+
+    Both arguments are addresses of int64 words. ``constants`` are those of its ``CompiledForm``. At ``task`` lie
+
+    - ``STEPS``: how many successive steps the task takes;
+    - ``POSITIONS``: how many rows the inputs and outputs of all steps have;
+    - ``BATCH_SIZES``: the address of int64 ``[steps]``: step s takes the first rows, never more than the step before;
+    - from ``FIRST_INPUT`` on: the address of each input, of each output, and then for each input that of its int64
+      offsets ``[positions + 1]`` if it is ragged.
+
+    Inputs and outputs are contiguous rows, packed step by step: ``[positions, *shape]``. Only state, which is what has
+    the same name and rows among inputs and outputs, has as an input the ``[batch_sizes[0], *shape]`` rows before the
+    first step; after it, each step reads what the step before wrote to the output.
+
+    It must write every row of every output unless it refuses, and must not write to an input, which may be where others
+    read. Where it cannot go on (a token that does not exist), it returns REFUSED, and the task runs through the module,
+    which says what is wrong. It is called without Python's lock, by several threads at once.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        made = CFunc(self._function, (_SIGNATURE.args, _SIGNATURE.return_type), {}, {"error_model": "numpy"})
+        with suppress(RuntimeError):  # there is no place to keep what was not written in a file
+            made.enable_caching()
+            watch_callees(made, self._function)
+        made.compile()
+        return made
+
+    @property
+    def address(self) -> int:
+        """Where the C function lies."""
+        address: int = self._compiled.address
+        return address
+
+
+class CompiledForm(NamedTuple):
+    """What a module's method ``compiled_form`` returns.
+
+    It is asked once, when the cell is first registered with CPU workers, of the cell's own copy of the module. It is
+    used only if inputs and outputs are those of the cell, and what they have in common is just what the cell carries;
+    and not for a module with hooks, or for a subclass, which may compute something else (it may name the method anew:
+    ``compiled_form = Base.compiled_form``).
+
+    Attributes:
+        function: what runs.
+        inputs, outputs: the specs of the rows that it reads and writes, in its order; ragged inputs too.
+        constants: int64: what ``function`` gets the address of, such as sizes and the addresses of weights.
+        keeps: what must live as long as the form: the tensors whose addresses are in ``constants``.
+    """
+
+    function: TaskFunction
+    inputs: Mapping[str, RowSpec]
+    outputs: Mapping[str, RowSpec]
+    constants: NDArray[np.int64]
+    keeps: object
+
+    def run(self, num_rows: int, inputs: Mapping[str, torch.Tensor | RaggedRows]) -> dict[str, torch.Tensor] | None:
+        """One step on contiguous CPU tensors with these rows; None if the function refuses."""
+        sizes = np.array([num_rows])
+        given, offsets = [], []
+        for name in self.inputs:
+            value = inputs[name]
+            given.append(value.values if isinstance(value, RaggedRows) else value)
+            offsets.append(value.offsets.data_ptr() if isinstance(value, RaggedRows) else 0)
+        outputs = {name: torch.empty(num_rows, *spec.shape, dtype=spec.dtype) for name, spec in self.outputs.items()}
+        addresses = [value.data_ptr() for value in (*given, *outputs.values())]
+        words = np.array([1, num_rows, sizes.ctypes.data, *addresses, *offsets])
+        call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self.function.address)
+        return outputs if call(self.constants.ctypes.data, words.ctypes.data) == DONE else None
+
+
+@unlocked
+def array_at(address, shape, dtype):  # type: ignore[no-untyped-def]
+    """For task functions: the array of this shape and NumPy dtype at an address."""
+    return carray(as_pointer(address), shape, dtype)
+
+
+@unlocked
+def port_address(task, port):  # type: ignore[no-untyped-def]
+    """For task functions: where an input lies, or, after all inputs, an output."""
+    return read_word(task, FIRST_INPUT + port)
+
+
+@unlocked
+def batch_sizes(task):  # type: ignore[no-untyped-def]
+    """For task functions: the number of rows of each step, int64 ``[steps]``."""
+    return carray(as_pointer(read_word(task, BATCH_SIZES)), read_word(task, STEPS), np.int64)
+
+
+def find_compiled_form(
+    module: object, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec], carry: Mapping[str, str]
+) -> CompiledForm | None:
+    """The compiled form of a cell's module if it has one that does just what the cell does; compiles it.
+
+    Raises DefinitionError if the module's ``compiled_form`` raises.
+    """
+    if numba.config.DISABLE_JIT or not isinstance(module, nn.Module) or not hasattr(module, "compiled_form"):
+        return None
+    if is_changed(module, "compiled_form"):
+        return None
+    make: Callable[[], CompiledForm | None] = getattr(module, "compiled_form")  # noqa: B009 - a module's own attributes
+    try:
+        with torch.inference_mode():
+            form = make()
+        if form is None or dict(form.inputs) != dict(inputs) or dict(form.outputs) != dict(outputs):
+            return None
+        if {name: name for name, spec in inputs.items() if outputs.get(name) == spec} != dict(carry):
+            return None
+        _ = form.function.address
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise DefinitionError(
+            f"{type(module).__name__}.compiled_form raised {type(error).__name__}: {error}"
+        ) from error
+    return form
+
+
+def is_changed(module: object, method: str) -> bool:
+    """Whether a module may compute something else than the class whose method stands for its ``forward``.
+
+    So for a subclass, which may have changed anything (it may name the method anew), for a parametrized module, and
+    for hooks.
+    """
+    if method not in vars(type(module)) or {"forward", "steps"} & vars(module).keys():
+        return True
+    return isinstance(module, nn.Module) and bool(module._forward_hooks or module._forward_pre_hooks)

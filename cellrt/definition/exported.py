@@ -1,0 +1,156 @@
+"""A cell's code as a ``torch.export`` program for any number of rows, in which the weights are inputs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.func import functional_call
+
+from cellrt.definition.computation import Computation, call, count_rows, named_outputs
+from cellrt.definition.spec import CellInput, RaggedRows, copy_input
+from cellrt.errors import DefinitionError
+
+
+class ExportedModule(nn.Module):
+    """A loaded program as a module; its weights are buffers.
+
+    torch.export takes sizes of 0 and 1 for special, so the program is for two rows and more; fewer are filled up.
+    """
+
+    def __init__(self, program: ExportedProgram, weights: Mapping[str, torch.Tensor], outputs: Sequence[str]) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+        self._program = program.graph_module
+        self._weights = [f"weight{k}" for k in range(len(weights))]
+        for name, value in zip(self._weights, weights.values()):
+            self.register_buffer(name, value)
+        user_inputs = iter(range(len(program.graph_signature.input_specs)))
+        self._order: list[int | str] = []
+        """For each input of the program: its number among weights and inputs, or the buffer of a constant."""
+        for k, spec in enumerate(program.graph_signature.input_specs):
+            if spec.kind is InputKind.USER_INPUT:
+                self._order.append(next(user_inputs))
+            else:
+                self._order.append(f"constant{k}")
+                self.register_buffer(f"constant{k}", program.constants[str(spec.target)])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights by the names of their buffers, in the program's order; constants of the program are none."""
+        return {name: getattr(self, name) for name in self._weights}
+
+    def forward(self, *inputs: CellInput) -> dict[str, torch.Tensor]:
+        """Runs the program on inputs ``[rows, *shape]``; returns the outputs by name."""
+        rows, is_small = count_rows(inputs[0]), _are_small(inputs)
+        given = [getattr(self, name) for name in self._weights]
+        for value in inputs:
+            given += _flat(_with_one_more(value) if is_small else value)
+        results = self._program(*(getattr(self, k) if isinstance(k, str) else given[k] for k in self._order))
+        return dict(zip(self._outputs, [value[:rows] for value in results] if is_small else results, strict=True))
+
+
+class _Exportable(nn.Module):
+    """A cell's callable as a function of its weights and of flat inputs, of which it copies those in ``written``.
+
+    It does not own the weights.
+    """
+
+    def __init__(
+        self, cell: Computation, module: Callable[..., Any], weights: Iterable[str], written: Iterable[str]
+    ) -> None:
+        super().__init__()
+        self._call = (module,)
+        self._cell, self._names, self._written = cell, list(weights), set(written)
+
+    def forward(self, weights: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs the cell; ragged inputs are two of ``inputs`` each."""
+        flat = iter(inputs)
+        specs = self._cell.inputs
+        given = [RaggedRows(next(flat), next(flat)) if spec.ragged else next(flat) for spec in specs.values()]
+        given = [copy_input(value) if name in self._written else value for name, value in zip(specs, given)]
+
+        def run(*args: CellInput, **kwargs: CellInput) -> object:
+            module = self._call[0]
+            if not isinstance(module, nn.Module):
+                return module(*args, **kwargs)
+            return functional_call(module, dict(zip(self._names, weights, strict=True)), args, kwargs)
+
+        named = named_outputs(call(run, specs, given, self._cell.by_name))
+        return [named[name] for name in self._cell.outputs]
+
+
+def export(cell: Computation, module: Callable[..., Any], weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
+    """The program of a cell's module, which takes these weights of it and then the cell's inputs.
+
+    It has a number of values of its own for each ragged input; if the code needs them equal, one for all. Raises
+    DefinitionError if torch cannot export the code.
+    """
+    if sum(spec.ragged for spec in cell.inputs.values()) > 1:
+        with contextlib.suppress(DefinitionError):
+            return _export_pure(cell, module, weights, are_equal=False)
+    return _export_pure(cell, module, weights, are_equal=True)
+
+
+def _export_pure(
+    cell: Computation, module: Callable[..., Any], weights: Mapping[str, torch.Tensor], are_equal: bool
+) -> ExportedProgram:
+    """Exports a program that writes to no input: with copies of those that the cell was seen to write to, or of all."""
+    for written in (cell.written, set(cell.inputs)):
+        program = _export_once(cell, module, weights, are_equal, written)
+        if not program.graph_signature.user_inputs_to_mutate:
+            return program
+    raise DefinitionError(f"cell {cell.name!r} cannot be exported: it writes to its own tensors")
+
+
+def _export_once(
+    cell: Computation,
+    module: Callable[..., Any],
+    weights: Mapping[str, torch.Tensor],
+    are_equal: bool,
+    written: Iterable[str],
+) -> ExportedProgram:
+    rows = Dim("rows", min=2, max=max(4, cell.max_batch + 1))
+    shared = Dim("values", min=2)
+    inputs: list[torch.Tensor] = []
+    sizes: list[dict[int, Any]] = []
+    for k, (spec, value) in enumerate(zip(cell.inputs.values(), cell.example_inputs(3))):
+        inputs += _flat(value)
+        values = shared if are_equal else Dim(f"values{k}", min=2)
+        sizes += [{0: values}, {0: rows + 1}] if spec.ragged else [{0: rows}]
+    try:
+        program = torch.export.export(
+            _Exportable(cell, module, weights, written),
+            (list(weights.values()), inputs),
+            dynamic_shapes=([None] * len(weights), sizes),
+            strict=False,
+        )
+    except Exception as error:
+        raise DefinitionError(
+            f"cell {cell.name!r} cannot be exported for any number of rows (its code may ask for x.shape[0], but "
+            f"not len(x), and not decide by values): {type(error).__name__}: {error}"
+        ) from error
+    program.example_inputs = None  # they hold the weights
+    return program
+
+
+def _flat(value: CellInput) -> list[torch.Tensor]:
+    return list(value) if isinstance(value, RaggedRows) else [value]
+
+
+def _are_small(inputs: Sequence[CellInput]) -> bool:
+    """Whether a dimension is smaller than what the program is for."""
+    flat = [value.values if isinstance(value, RaggedRows) else value for value in inputs]
+    return count_rows(inputs[0]) < 2 or any(value.shape[0] < 2 for value in flat)
+
+
+def _with_one_more(value: CellInput) -> CellInput:
+    """One more row (a copy of the first), or one more node with two rows of zeros."""
+    if not isinstance(value, RaggedRows):
+        return torch.cat([value, value[:1]])
+    zeros = value.values.new_zeros((2, *value.values.shape[1:]))
+    return RaggedRows(torch.cat([value.values, zeros]), torch.cat([value.offsets, value.offsets[-1:] + 2]))
