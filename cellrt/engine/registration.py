@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from cellrt.core.processor import Processor
 from cellrt.definition.define import Cell
 from cellrt.definition.row_wise import warn_unless_row_wise
+from cellrt.definition.spec import RowSpec
 from cellrt.engine.patience import announced
 from cellrt.engine.registry import Discovery, Model, Registry, check_example, default_priorities
 from cellrt.errors import DefinitionError
@@ -61,7 +64,8 @@ class Registrar:
             priorities.get(cell.name, default if cell.priority is None else cell.priority)
             for cell, default in zip(discovery.cells, default_priorities(recorded, discovery))
         ]
-        self._run_in_turn(lambda: self._add(discovery, chosen, times))
+        memory = self._allocate(discovery.specs)
+        self._run_in_turn(lambda: self._add(discovery, chosen, times, memory))
         model = Model(unfolder, self._registry, self._processor)
         model.states = model.plan(unfolder.example).states
         self._registry.models[unfolder.name] = model
@@ -79,14 +83,32 @@ class Registrar:
             warn_unless_row_wise(cell, depth=4)  # who called Engine.register
         return {cell.identity: measure_steps(cell, self._device, self._num_threads) for cell in new}
 
-    def _add(self, discovery: Discovery, priorities: list[int], times: Mapping[str, Mapping[int, float]]) -> None:
-        """Adds a model's kinds, constants and cells; in a turn of the manager."""
-        for spec in discovery.specs:
-            worker_rows = rows_for(spec, self._arena_bytes, MAX_ARENA_ROWS)
-            host_rows = rows_for(spec, 4 * self._arena_bytes, 4 * MAX_ARENA_ROWS)
-            if self._registry.add_kind(spec, worker_rows, host_rows) is not None:
-                for location, arenas in enumerate(self._arenas):
-                    arenas.add(spec, worker_rows if location else host_rows)
+    def _allocate(self, specs: list[RowSpec]) -> dict[RowSpec, list[torch.Tensor]]:
+        """Memory of the kinds that are new, by location; takes long on a device, and no turn waits for it."""
+        return {
+            spec: [arenas.allocate(spec, rows) for arenas, rows in zip(self._arenas, self._num_rows(spec))]
+            for spec in specs
+            if spec not in self._registry.kinds
+        }
+
+    def _num_rows(self, spec: RowSpec) -> list[int]:
+        """Rows of a kind at each location, the host first."""
+        host_rows = rows_for(spec, 4 * self._arena_bytes, 4 * MAX_ARENA_ROWS)
+        return [host_rows, *[rows_for(spec, self._arena_bytes, MAX_ARENA_ROWS)] * (len(self._arenas) - 1)]
+
+    def _add(
+        self,
+        discovery: Discovery,
+        priorities: list[int],
+        times: Mapping[str, Mapping[int, float]],
+        memory: Mapping[RowSpec, list[torch.Tensor]],
+    ) -> None:
+        """Adds a model's kinds, constants and cells; in a turn of the manager, while tasks may run."""
+        for spec, allocated in memory.items():
+            host_rows, worker_rows, *_ = self._num_rows(spec)
+            self._registry.add_kind(spec, worker_rows, host_rows)
+            for arenas, each in zip(self._arenas, allocated):
+                arenas.add(spec, each)
         for spec, value in discovery.constants:
             row = self._registry.add_constant(spec, value)
             if row is not None:
