@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cellrt.core import admit, finish, rows, schedule, states
+from cellrt.core import admit, finish, schedule, states
 from cellrt.core.compiled import entry, open_shape, open_tables, short_entry
 
 _admit, _release_many = admit.admit, admit.release_many
 _cancel, _complete, _lose_worker = finish.cancel, finish.complete, finish.lose_worker
-_fill_arena, _schedule, _drop_states = rows.fill_arena, schedule.schedule, states.drop_states
+_schedule, _drop_states = schedule.schedule, states.drop_states
 
 
 @short_entry
@@ -50,9 +50,3 @@ def cancel(at, request_id):
 def lose_worker(at, worker, notices):
     """See ``finish.lose_worker``."""
     return _lose_worker(open_tables(at), worker, notices)
-
-
-@short_entry
-def fill_arena(at, location, kind, first, capacity):
-    """See ``rows.fill_arena``."""
-    _fill_arena(open_tables(at), location, kind, first, capacity)

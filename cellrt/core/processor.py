@@ -21,11 +21,11 @@ from cellrt.core.entries import (
     cancel,
     complete,
     drop_states,
-    fill_arena,
     lose_worker,
     release_many,
     schedule_tasks,
 )
+from cellrt.core.growth import TaskBuffers, with_more_rows
 from cellrt.core.shape import Shape, compile_shape
 from cellrt.core.tables import Tables
 from cellrt.core.task_layout import HEADER, INPUT, OUTPUT
@@ -89,9 +89,8 @@ Notice: TypeAlias = list[int]
 
 @dataclass
 class _Growing:
-    """What was handed out so far: rows of ``free_rows`` and ``ports``; and the largest sizes."""
+    """What was handed out so far of ``ports``, and the largest sizes."""
 
-    free_rows: int = 0
     ports: int = 0
     per_row: int = 0
     buffer_ints: int = 0
@@ -110,6 +109,7 @@ class Processor:
         self.settings = settings or SchedulerSettings()
         self.num_workers = num_workers
         self._grown = _Growing()
+        self._buffers = TaskBuffers()
         self.tables = self._make_tables()
         self._task_ids = np.zeros(self.limits.max_tasks, np.int32)
         self._notices = np.zeros((64, 2), np.int32)
@@ -167,7 +167,7 @@ class Processor:
 
     @property
     def tables(self) -> Tables:
-        """The whole state. Read it freely; only the processor replaces tables, as they grow before the work starts."""
+        """The whole state. Read it freely; only the processor replaces tables, as kinds and cell types are added."""
         return self._tables
 
     @tables.setter
@@ -196,21 +196,19 @@ class Processor:
         return int(self.tables.types["num_running"].sum())
 
     def add_kind(self, worker_rows: int, host_rows: int) -> int:
-        """Adds a kind with that many free rows at each worker and at the host; returns its id."""
+        """Adds a kind, at any time, with that many free rows at each worker and at the host; returns its id."""
         kind = self.num_kinds
         if kind >= tables.MAX_KINDS:
             raise DefinitionError(f"more than {tables.MAX_KINDS} different row shapes and dtypes in one engine")
-        first = self._grown.free_rows
-        total = host_rows + self.num_workers * worker_rows
-        grown = np.concatenate([self.tables.free_rows, np.zeros(total, np.int32)])
+        first = self.tables.free_rows.size
+        grown = with_more_rows(self.tables, host_rows + self.num_workers * worker_rows)
         self.tables = self.tables._replace(free_rows=grown)
         self.tables.kinds["worker_rows"][kind] = worker_rows
         self.tables.kinds["host_rows"][kind] = host_rows
         for location in range(self.num_workers + 1):
             capacity = worker_rows if location else host_rows
-            fill_arena(self._at, location, kind, first, capacity)
+            self.tables.arenas[location * tables.MAX_KINDS + kind] = (first, capacity, capacity, capacity)
             first += capacity
-        self._grown.free_rows = first
         self._grown.kind_rows.append((worker_rows, host_rows))
         self._room = None
         return kind
@@ -225,7 +223,7 @@ class Processor:
         priority: int = 0,
         max_steps: int = 1 << 20,
     ) -> int:
-        """Adds a cell type; returns its id. Task buffers grow to hold its largest batch."""
+        """Adds a cell type, at any time; returns its id. Task buffers grow to hold its largest batch."""
         type_id = self._free_types[-1] if self._free_types else self.num_types
         if type_id >= tables.MAX_TYPES:
             raise DefinitionError(f"more than {tables.MAX_TYPES} cell types in one engine")
@@ -246,10 +244,7 @@ class Processor:
         wanted = max(1 << 16, 4 * max_batch * (int(row["per_row"]) + 1) + header)
         self.tables = self.tables._replace(ports=ports)
         if wanted > int(self.tables.settings["buffer_ints"][0]):
-            if self.num_running:
-                raise DefinitionError("a larger cell type cannot be added while tasks are running: drain first")
-            self.tables.settings["buffer_ints"] = wanted
-            self.tables = self.tables._replace(ints=np.zeros(wanted * self.limits.max_tasks, np.int32))
+            self.tables = self._buffers.grow(self.tables, wanted)
             self._grown.buffer_ints = wanted
         self._grown.per_row = max(self._grown.per_row, int(row["per_row"]))
         if self._free_types:
@@ -383,6 +378,8 @@ class Processor:
 
     def complete(self, task: int, elapsed_ns: int) -> list[Notice]:
         """Takes out a finished task; its buffer must hold the worker's answers. Returns what the driver must know."""
+        if self._buffers.older:
+            self._buffers.take_over(self.tables, task)
         count = complete(self._at, task, elapsed_ns, self._notices)
         return self._notices[:count].tolist() if count else []
 
@@ -412,6 +409,8 @@ class Processor:
 
     def lose_worker(self, worker: int) -> list[Notice]:
         """Kills every request with work or state at a worker (location 1..)."""
+        for task in np.flatnonzero(self.tables.tasks["in_use"] & (self.tables.tasks["worker"] == worker)).tolist():
+            self._buffers.take_over(self.tables, task)
         notices = np.zeros((3 * self.limits.max_requests + 4 * len(self._notices), 2), np.int32)
         count = lose_worker(self._at, worker, notices)
         told: list[Notice] = notices[:count].tolist()
@@ -419,5 +418,4 @@ class Processor:
 
     def task_buffer(self, task: int) -> NDArray[np.int32]:
         """The task's index arrays, laid out as ``task_layout.py`` says."""
-        size = int(self.tables.settings["buffer_ints"][0])
-        return self.tables.ints[task * size : (task + 1) * size]
+        return self._buffers.of(self.tables, task)

@@ -3,6 +3,9 @@
 A request is admitted only when the most rows it can ever hold at once (``Shape.needs``) are still unreserved, so taking
 a row in the middle of the work cannot fail (DESIGN, rule 8). The reservation holds at every worker, because any of them
 may run any subgraph.
+
+A stack starts with all rows of its arena, the lowest on top. What lies at its bottom and was never taken is not written
+down, so that a new arena costs nothing, however large.
 """
 
 from __future__ import annotations
@@ -18,7 +21,16 @@ def take_row(t, location, kind):
     if arena.num_free == 0:
         return -1
     arena.num_free -= 1
+    if arena.num_free < arena.num_fresh:
+        arena.num_fresh = arena.num_free
+        return fresh_row(location, arena.capacity, arena.num_free)
     return t.free_rows[arena.first + arena.num_free]
+
+
+@compiled
+def fresh_row(location, capacity, place):
+    """The handle that lies at a place of an arena's stack at first."""
+    return (location << LOCATION_SHIFT) | (NUM_PERMANENT + capacity - 1 - place)
 
 
 @compiled
@@ -39,12 +51,3 @@ def can_reserve(t, needs):
         if k.reserved_worker + needs[kind, 0] > k.worker_rows or k.reserved_host + needs[kind, 1] > k.host_rows:
             return False
     return True
-
-
-@compiled
-def fill_arena(t, location, kind, first, capacity):
-    """Makes rows NUM_PERMANENT .. NUM_PERMANENT + capacity - 1 of an arena free, the lowest on top."""
-    arena = t.arenas[location * MAX_KINDS + kind]
-    arena.first, arena.capacity, arena.num_free = first, capacity, capacity
-    for k in range(capacity):
-        t.free_rows[first + k] = (location << LOCATION_SHIFT) | (NUM_PERMANENT + capacity - 1 - k)

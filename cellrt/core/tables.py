@@ -182,7 +182,15 @@ TASK = np.dtype(
     align=True,
 )
 SLOT = np.dtype([("row", "i4"), ("kind", "i4")], align=True)
-ARENA = np.dtype([("first", "i4"), ("capacity", "i4"), ("num_free", "i4")], align=True)
+ARENA = np.dtype(
+    [
+        ("first", "i4"),  # its stack's first place in ``free_rows``
+        ("capacity", "i4"),
+        ("num_free", "i4"),
+        ("num_fresh", "i4"),  # of the free ones, those at the bottom of the stack that were never taken
+    ],
+    align=True,
+)
 KIND = np.dtype([("reserved_worker", "i4"), ("reserved_host", "i4"), ("worker_rows", "i4"), ("host_rows", "i4")])
 LANE = np.dtype([("head", "i4"), ("tail", "i4"), ("served", "i4")], align=True)
 EVENT = np.dtype(

@@ -154,8 +154,10 @@ def _rows(t: Tables) -> list[str]:
     for at in np.flatnonzero(t.arenas["capacity"] > 0).tolist():
         location, kind = divmod(at, MAX_KINDS)
         arena = t.arenas[at]
-        first = int(arena["first"])
-        free = t.free_rows[first : first + int(arena["num_free"])].tolist()
+        first, fresh = int(arena["first"]), int(arena["num_fresh"])
+        highest = (location << LOCATION_SHIFT) + NUM_PERMANENT + int(arena["capacity"]) - 1
+        free = [highest - place for place in range(fresh)]
+        free += t.free_rows[first + fresh : first + int(arena["num_free"])].tolist()
         rows = free + held.pop((location, kind), [])
         if len(set(rows)) != len(rows):
             rules.append(f"arena of kind {kind} at {location}: a row is held twice, or held and free")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from cellrt.core.processor import Processor
 from cellrt.definition.cell import Cell
 from cellrt.definition.row_wise import warn_unless_row_wise
+from cellrt.definition.spec import RowSpec
 from cellrt.engine.patience import announced
 from cellrt.engine.priorities import default_priorities
 from cellrt.engine.registry import Discovery, Model, Registry
@@ -61,7 +62,8 @@ class Registrar:
                 f"priorities: {sorted(unknown)} are no cells of {unfolder.name!r}; it has {sorted(names)}"
             )
         times = self._prepare(unfolder.name, discovery.cells, warm_up)
-        types, new = self._run_in_turn(lambda: self._add(discovery, times))
+        memory = self._allocate(discovery.new_kinds)
+        types, new = self._run_in_turn(lambda: self._add(discovery, times, memory))
         model = Model(unfolder, self._registry, self._processor, types, max_queue)
         model.states = recorded.states
         try:
@@ -89,17 +91,33 @@ class Registrar:
             warn_unless_row_wise(cell, depth=4)  # who called Engine.register
         return {cell.identity: measure_steps(cell, self._device, self._num_threads) for cell in new}
 
-    def _add(self, discovery: Discovery, times: Mapping[str, Mapping[int, float]]) -> tuple[dict[str, int], list[Cell]]:
-        """Adds a model's kinds, constants and cells; in a turn.
+    def _allocate(self, specs: Sequence[RowSpec]) -> dict[RowSpec, list[torch.Tensor]]:
+        """Memory of the kinds that are new, by location; takes long on a device, and no turn waits for it."""
+        return {
+            spec: [arenas.allocate(spec, rows) for arenas, rows in zip(self._arenas, self._num_rows(spec))]
+            for spec in specs
+        }
+
+    def _num_rows(self, spec: RowSpec) -> list[int]:
+        """Rows of a kind at each location, the host first."""
+        host_rows = rows_for(spec, 4 * self._arena_bytes, 4 * MAX_ARENA_ROWS)
+        return [host_rows, *[rows_for(spec, self._arena_bytes, MAX_ARENA_ROWS)] * (len(self._arenas) - 1)]
+
+    def _add(
+        self,
+        discovery: Discovery,
+        times: Mapping[str, Mapping[int, float]],
+        memory: Mapping[RowSpec, list[torch.Tensor]],
+    ) -> tuple[dict[str, int], list[Cell]]:
+        """Adds a model's kinds, constants and cells; in a turn, while tasks may run.
 
         Returns its types by identity, which stay while the model does, and its cells that were not known.
         """
-        for spec in discovery.new_kinds:
-            worker_rows = rows_for(spec, self._arena_bytes, MAX_ARENA_ROWS)
-            host_rows = rows_for(spec, 4 * self._arena_bytes, 4 * MAX_ARENA_ROWS)
+        for spec, allocated in memory.items():
+            host_rows, worker_rows, *_ = self._num_rows(spec)
             self._registry.add_kind(spec, worker_rows, host_rows)
-            for location, arenas in enumerate(self._arenas):
-                arenas.add(spec, worker_rows if location else host_rows)
+            for arenas, each in zip(self._arenas, allocated):
+                arenas.add(spec, each)
         for kind, content, row in discovery.new_constants:
             spec = self._registry.kinds[kind]
             value = torch.frombuffer(bytearray(content), dtype=spec.dtype).reshape(spec.shape)

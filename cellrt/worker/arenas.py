@@ -98,15 +98,19 @@ class Arenas:
     def __len__(self) -> int:
         return len(self._tensors)
 
-    def add(self, spec: RowSpec, num_rows: int) -> None:
-        """Allocates the arena of the next kind, once and for all."""
-        tensor = torch.empty((NUM_PERMANENT + num_rows, *spec.shape), dtype=spec.dtype, device=self.device)
-        tensor[:NUM_PERMANENT] = 0
-        self._tensors.append(tensor)
+    def allocate(self, spec: RowSpec, num_rows: int) -> torch.Tensor:
+        """Memory for ``num_rows`` rows of a new kind, to be given to ``add``; from any thread, in its own time."""
+        memory = torch.empty((NUM_PERMANENT + num_rows, *spec.shape), dtype=spec.dtype, device=self.device)
+        memory[:NUM_PERMANENT] = 0
+        return memory
+
+    def add(self, spec: RowSpec, memory: torch.Tensor) -> None:
+        """Makes what ``allocate`` returned the arena of the next kind, once and for all."""
+        self._tensors.append(memory)
         self._specs.append(spec)
         self._rows.append((NUMPY_DTYPES.get(spec.dtype, np.dtype(np.int16)), spec.shape))
         if self.device.type == "cpu":
-            self._bytes.append(tensor.view(len(tensor), -1).view(torch.uint8).numpy())
+            self._bytes.append(memory.view(len(memory), -1).view(torch.uint8).numpy())
             self._memory.append(self._bytes[-1].reshape(-1).data)
 
     def set_constant(self, kind: int, row: int, value: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
 from cellrt.core.finish import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
@@ -263,10 +264,12 @@ class Machine:
             self.processor.set_step_time(cell.number, 1, 1e-4)
         self.rows = np.full((workers + 1, rows + NUM_PERMANENT), -999, np.int64)
         self.rows[:, 0], self.rows[:, 1] = 0, 11
-        self.streams: list[deque[int]] = [deque() for _ in range(workers)]
+        self.streams: list[deque[tuple[int, NDArray[np.int32]]]] = [deque() for _ in range(workers)]
+        """Tasks that a worker has, each with its buffer: it knows nothing else of it."""
         self.live: dict[int, Request] = {}
         self.alive = [True] * workers
         self.sequence = 0
+        self.largest = 1000
         self.task_types: list[tuple[int, int, int]] = []
 
     def submit(self, request: Request, lane: int = 0, session: int = -1) -> bool:
@@ -292,13 +295,13 @@ class Machine:
         for task in tasks:
             row = self.processor.tables.tasks[task]
             self.task_types.append((worker, int(row["cell_type"]), int(row["rows"])))
-        self.streams[worker - 1].extend(tasks)
+        self.streams[worker - 1].extend((task, self.processor.task_buffer(task)) for task in tasks)
         return len(tasks)
 
     def finish(self, worker: int, elapsed_ns: int = 1000) -> None:
         """Runs and completes the oldest task of a worker."""
-        task = self.streams[worker - 1].popleft()
-        self.run(task, worker)
+        task, buffer = self.streams[worker - 1].popleft()
+        self.run(task, buffer, worker)
         self.take(self.processor.complete(task, elapsed_ns))
 
     def take(self, notices) -> None:
@@ -321,6 +324,12 @@ class Machine:
         request.ends.append("cancelled")
         if self.processor.cancel(request.id):
             del self.live[request.id]
+
+    def grow(self) -> None:
+        """Adds a kind, and a cell type with a larger batch than any before, whatever runs."""
+        self.largest += 500
+        kind = self.processor.add_kind(10, 20)
+        self.processor.add_type([Port(kind)], [Port(kind)], max_batch=self.largest)
 
     def lose(self, worker: int) -> None:
         """A worker dies with all its tasks."""
@@ -356,9 +365,8 @@ class Machine:
                 inputs.append(self._read(source, int(buffer[at + position]), worker))
         return inputs
 
-    def run(self, task: int, worker: int) -> None:
+    def run(self, task: int, buffer: NDArray[np.int32], worker: int) -> None:
         """Executes a task on the rows, reading only its buffer."""
-        buffer = self.processor.task_buffer(task)
         cell = CELLS[int(self.processor.tables.tasks["cell_type"][task])]
         rows, steps, is_loop = (int(buffer[k]) for k in (layout.H_ROWS, layout.H_STEPS, layout.H_IS_LOOP))
         nodes = buffer[int(buffer[layout.H_NODES]) :][:rows].tolist()

@@ -22,10 +22,14 @@ CONFIGURATIONS = st.builds(
 )
 
 
+MOST_GROWTH = 4
+
+
 def interleave(machine: Machine, draw: random.Random, requests: list[Request], chaos: bool) -> None:
     """Plays requests against the machine in a random order of events, checking every invariant after each."""
     waiting = list(requests)
     workers = range(1, len(machine.streams) + 1)
+    growth = draw.randint(0, MOST_GROWTH)
     for _ in range(20_000):
         if not waiting and not machine.live:
             break
@@ -39,6 +43,9 @@ def interleave(machine: Machine, draw: random.Random, requests: list[Request], c
             machine.schedule(worker)
         elif event < 0.95 and machine.streams[worker - 1]:
             machine.finish(worker)
+        elif event < 0.96 and growth > 0:
+            growth -= 1
+            machine.grow()
         elif chaos and event > 0.97 and machine.live:
             request = draw.choice(list(machine.live.values()))
             if not request.ends:

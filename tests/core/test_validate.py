@@ -113,8 +113,9 @@ def share_row(t: Tables) -> None:
 
 
 def free_row_twice(t: Tables) -> None:
-    arena = t.arenas[0]
-    t.free_rows[int(arena["first"])] = t.free_rows[int(arena["first"]) + 1]
+    first = int(t.arenas["first"][0])
+    t.free_rows[first : first + 2] = NUM_PERMANENT
+    t.arenas["num_fresh"][0] = 0
 
 
 def lose_row(t: Tables) -> None:

@@ -27,13 +27,17 @@ class DeviceArenas(Arenas):
         self.num_scratch: list[int] = []
         self._num_rows: list[int] = []
 
-    def add(self, spec: RowSpec, num_rows: int) -> None:
-        """Allocates the arena of the next kind, once and for all."""
-        scratch = max(1, min(MAX_SCRATCH_ROWS, SCRATCH_BYTES // max(1, spec.num_bytes)))
-        super().add(spec, num_rows + scratch)
-        self.num_scratch.append(scratch)
-        self._num_rows.append(len(self[len(self) - 1]))
+    def allocate(self, spec: RowSpec, num_rows: int) -> torch.Tensor:
+        """See ``Arenas``; the memory has scratch rows, too."""
+        memory = super().allocate(spec, num_rows + _num_scratch(spec))
         self._settle()
+        return memory
+
+    def add(self, spec: RowSpec, memory: torch.Tensor) -> None:
+        """See ``Arenas``."""
+        super().add(spec, memory)
+        self.num_scratch.append(_num_scratch(spec))
+        self._num_rows.append(len(memory))
 
     def set_constant(self, kind: int, row: int, value: torch.Tensor) -> None:
         """Writes a constant to its permanent row; it is there when this returns."""
@@ -59,3 +63,7 @@ class DeviceArenas(Arenas):
         """Waits for this thread's stream, which the worker's does not know."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
+
+
+def _num_scratch(spec: RowSpec) -> int:
+    return max(1, min(MAX_SCRATCH_ROWS, SCRATCH_BYTES // max(1, spec.num_bytes)))

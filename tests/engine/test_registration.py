@@ -1,0 +1,63 @@
+"""Models are registered while others are served: neither is refused for it, and no turn waits for memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cellrt.definition.define import cell
+from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.arenas import Arenas
+from tests.engine.helpers import WAIT_S, close_and_check, small_engine
+from tests.engine.models import WIDTH, Gate, add
+
+LARGE = 4096
+"""A batch that needs larger task buffers than an engine starts with."""
+
+
+def large_model(name: str, width: int) -> Unfolder:
+    made = cell(add, {"x": (width,), "h": (width,)}, name=f"add {width}", max_batch=LARGE)
+    return Unfolder(name, lambda graph, request: {"last": graph.chain(made, x=request).last.h}, torch.zeros(2, width))
+
+
+def test_models_with_large_batches_and_new_rows_are_registered_while_a_task_runs():
+    gate = Gate(WAIT_S)
+    engine = small_engine()
+    engine.register(gate.unfolder, warm_up=False)
+    held = engine.submit("gate", torch.ones(WIDTH))
+    assert gate.entered.wait(WAIT_S)
+    engine.register(large_model("same rows", WIDTH), warm_up=False)
+    engine.register(large_model("other rows", WIDTH + 1), warm_up=False)
+    later = [
+        engine.submit(name, torch.ones(2, width)) for name, width in (("same rows", WIDTH), ("other rows", WIDTH + 1))
+    ]
+    gate.open.set()
+    assert held.result(WAIT_S)
+    for future, width in zip(later, (WIDTH, WIDTH + 1)):
+        torch.testing.assert_close(future.result(WAIT_S)["last"], torch.full((width,), 1.5))
+    close_and_check(engine)
+
+
+def test_memory_is_allocated_before_the_turn_that_adds_a_model(monkeypatch: pytest.MonkeyPatch):
+    engine, allocated, allocate = small_engine(), [], Arenas.allocate
+    is_in_turn = False
+    run_in_turn = engine._registrar._run_in_turn
+
+    def noting_turns(function):
+        def in_turn():
+            nonlocal is_in_turn
+            is_in_turn = True
+            function()
+            is_in_turn = False
+
+        return run_in_turn(in_turn)
+
+    def noting_memory(arenas, spec, num_rows):
+        allocated.append(is_in_turn)
+        return allocate(arenas, spec, num_rows)
+
+    monkeypatch.setattr(engine._registrar, "_run_in_turn", noting_turns)
+    monkeypatch.setattr(Arenas, "allocate", noting_memory)
+    engine.register(large_model("large", WIDTH), warm_up=False)
+    assert allocated == [False, False], "one kind of rows, at the host and at the worker"
+    close_and_check(engine)
