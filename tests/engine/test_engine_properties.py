@@ -113,7 +113,7 @@ def test_an_example_is_recorded_as_requests_are_whatever_was_registered_before()
     assert engine.drain(WAIT_S)
     unfolder = make_unfolder(second, "second")
     engine.register(unfolder, warm_up=False)
-    model = engine._registry.models["second"]
+    model = engine._models["second"]
     engine.graph("second", unfolder.example)
     assert len(model.shapes) == 1
     assert_same(engine.submit("second", unfolder.example).result(WAIT_S), run_one_by_one(unfolder, unfolder.example))
