@@ -28,6 +28,7 @@ def test_every_request_gets_an_error_that_tells_its_story(monkeypatch):
     engine.register(CHAIN, warm_up=False)
     futures = [engine.submit("gate", torch.ones(WIDTH)), engine.submit("chain", STEPS)]
     assert gate.entered.wait(WAIT_S)
+    engine.check()  # a turn, in which both are admitted
     break_at_the_next_completion(monkeypatch)
     gate.open.set()
     for sequence, future in enumerate(futures, 1):

@@ -47,8 +47,9 @@ def test_memory_is_allocated_before_the_turn_that_adds_a_model(monkeypatch: pyte
         def in_turn():
             nonlocal is_in_turn
             is_in_turn = True
-            function()
+            made = function()
             is_in_turn = False
+            return made
 
         return run_in_turn(in_turn)
 
