@@ -45,16 +45,16 @@ def complete(t, task_id, elapsed_ns, notices, count):
     """Takes a finished task out: releases what waited for it. Adds notices behind the ``count`` there are.
 
     Returns how many there are then. ``notices`` [count + 4 * rows, 2] must have room. ``elapsed_ns`` is the
-    measured time of the task, 0 if unknown.
+    measured time of the task, 0 if unknown. The task's steps and positions are from now on those that ran.
     """
     settings, task = t.settings[0], t.tasks[task_id]
     base = task_id * settings.buffer_ints
     nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
-    failed_at = base + t.ints[base + layout.H_FAILED]
+    failed_at, done_at = base + t.ints[base + layout.H_FAILED], base + t.ints[base + layout.H_DONE_STEPS]
     t.types[task.cell_type].num_running -= 1
     note_served(t, task)
-    if elapsed_ns > 0:
-        _measure_step(t, task, base, elapsed_ns)
+    if task.is_loop:
+        _note_steps_taken(t, task, done_at)
     if task.reads_late:
         _count_late_reads(t, task_id)
     give_noted_rows(t, base + t.ints[base + layout.H_NOTES], base + settings.buffer_ints, True)
@@ -66,11 +66,13 @@ def complete(t, task_id, elapsed_ns, notices, count):
         tell(t, COMPLETED, request_id, task.number, t.ints[lengths_at + row])
         subgraph.in_flight -= 1
         request.in_flight -= 1
-        if t.ints[failed_at + row] and request.state == LIVE:
-            tell(t, FAILED, request_id, task.number, row)
-            kill(t, request_id)
-            notices[count, 0], notices[count, 1] = request_id, NOTICE_FAILED
-            count += 1
+        if t.ints[failed_at + row]:
+            task.positions -= abs(t.ints[done_at + row])
+            if request.state == LIVE:
+                tell(t, FAILED, request_id, task.number, row)
+                kill(t, request_id)
+                notices[count, 0], notices[count, 1] = request_id, NOTICE_FAILED
+                count += 1
         if request.state == LIVE:
             if t.nodes[node_id].bits & LOOP:
                 _complete_loop(t, task_id, row, node_id)
@@ -94,34 +96,34 @@ def complete(t, task_id, elapsed_ns, notices, count):
             release(t, request_id)
             notices[count, 0], notices[count, 1] = request_id, NOTICE_RELEASED
             count += 1
+    if elapsed_ns > 0:
+        _measure_step(t, task, elapsed_ns)
     task.in_use = 0
     return count
 
 
 @compiled
-def _measure_step(t, task, base, elapsed_ns):
+def _note_steps_taken(t, task, done_at):
+    """Has a loop's task have the steps that its rows took, which may have stopped before the end of their run."""
+    task.steps, task.positions = 1, 0
+    for row in range(task.rows):
+        task.steps = max(task.steps, abs(t.ints[done_at + row]))
+        task.positions += abs(t.ints[done_at + row])
+
+
+@compiled
+def _measure_step(t, task, elapsed_ns):
     """Keeps the time of one step at this task's size: near the least that was measured lately.
 
     What a busy machine adds to one task must not make the next runs shorter, which would cost more tasks.
     """
     at = size_class(task.rows)
-    step_ns = elapsed_ns / _steps_taken(t, task, base)
+    step_ns = elapsed_ns / task.steps
     old = t.step_ns[task.cell_type, at]
     if old == 0 or step_ns < old:
         t.step_ns[task.cell_type, at] = step_ns
     else:
         t.step_ns[task.cell_type, at] = min(step_ns, old * 1.01)
-
-
-@compiled
-def _steps_taken(t, task, base):
-    """Steps of the longest row: loops may have stopped before the end of their run."""
-    if not task.is_loop:
-        return task.steps
-    taken, done_at = 1, base + t.ints[base + layout.H_DONE_STEPS]
-    for row in range(task.rows):
-        taken = max(taken, abs(t.ints[done_at + row]))
-    return taken
 
 
 @compiled

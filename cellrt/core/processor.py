@@ -377,7 +377,10 @@ class Processor:
         return self._task_ids[:count].tolist() if count else []
 
     def complete(self, task: int, elapsed_ns: int) -> list[Notice]:
-        """Takes out a finished task; its buffer must hold the worker's answers. Returns what the driver must know."""
+        """Takes out a finished task; its buffer must hold the worker's answers. Returns what the driver must know.
+
+        Until the next ``schedule``, the task's row of ``tables.tasks`` has the steps and positions that ran.
+        """
         if self._buffers.older:
             self._buffers.take_over(self.tables, task)
         count = complete(self._at, task, elapsed_ns, self._notices)

@@ -170,8 +170,9 @@ TASK = np.dtype(
         ("worker", "i4"),
         ("in_use", "i4"),
         ("rows", "i4"),
-        ("steps", "i4"),
-        ("positions", "i4"),
+        # As planned; once the task is complete, those that ran (of rows that failed: no positions).
+        ("steps", "i4"),  # of the longest row
+        ("positions", "i4"),  # nodes, each step of a loop being one
         ("reads_late", "i4"),  # some reads are counted at completion: rows at another location, or KEPT
         ("is_loop", "i4"),
         ("priority", "i4"),  # the client priority whose turn it was

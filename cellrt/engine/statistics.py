@@ -64,7 +64,7 @@ class Statistics:
     steps: Counter[int] = field(default_factory=Counter)
 
     def count_task(self, type_id: int, rows: int, positions: int) -> None:
-        """Counts a task of ``rows`` rows and ``positions`` cell invocations."""
+        """Counts a complete task of ``rows`` rows, and ``positions`` nodes that it did (of a loop: steps)."""
         self.tasks[type_id] += 1
         self.rows[type_id] += rows
         self.steps[type_id] += positions

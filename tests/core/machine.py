@@ -301,8 +301,10 @@ class Machine:
     def finish(self, worker: int, elapsed_ns: int = 1000) -> None:
         """Runs and completes the oldest task of a worker."""
         task, buffer = self.streams[worker - 1].popleft()
-        self.run(task, buffer, worker)
-        self.take(self.processor.complete(task, elapsed_ns))
+        ran = self.run(task, buffer, worker)
+        notices = self.processor.complete(task, elapsed_ns)
+        assert int(self.processor.tables.tasks["positions"][task]) == ran
+        self.take(notices)
 
     def take(self, notices) -> None:
         for id, what in notices:
@@ -365,8 +367,8 @@ class Machine:
                 inputs.append(self._read(source, int(buffer[at + position]), worker))
         return inputs
 
-    def run(self, task: int, buffer: NDArray[np.int32], worker: int) -> None:
-        """Executes a task on the rows, reading only its buffer."""
+    def run(self, task: int, buffer: NDArray[np.int32], worker: int) -> int:
+        """Executes a task on the rows, reading only its buffer; returns the nodes that ran, rows that failed apart."""
         cell = CELLS[int(self.processor.tables.tasks["cell_type"][task])]
         rows, steps, is_loop = (int(buffer[k]) for k in (layout.H_ROWS, layout.H_STEPS, layout.H_IS_LOOP))
         nodes = buffer[int(buffer[layout.H_NODES]) :][:rows].tolist()
@@ -379,8 +381,7 @@ class Machine:
         outputs: list[list[int]]
         if is_loop:
             history = self._run_loop(buffer, cell, rows, worker)
-            for row, node in enumerate(nodes):
-                self._count_steps(buffer, cell, row, node, len(history[row]))
+            lengths = [len(steps_of_row) for steps_of_row in history]
             outputs = [steps_of_row[-1] for steps_of_row in history]
         else:
             sizes = buffer[int(buffer[layout.H_BATCH_SIZES]) :][:steps].tolist()
@@ -389,8 +390,10 @@ class Machine:
                 state = [cell(self._inputs(buffer, cell, position + row, worker, state, row)) for row in range(size)]
                 outputs += state
                 position += size
-            for row, node in enumerate(nodes):
-                self._count_steps(buffer, cell, row, node, sum(size > row for size in sizes))
+            lengths = [sum(size > row for size in sizes) for row in range(rows)]
+        failed = buffer[int(buffer[layout.H_FAILED]) :][:rows].tolist()
+        for row, node in enumerate(nodes):
+            self._count_steps(buffer, cell, row, node, lengths[row])
         for output in range(cell.num_outputs):
             record = layout.HEADER + len(cell.carry) * layout.INPUT + output * layout.OUTPUT
             count, positions, to = (
@@ -411,6 +414,7 @@ class Machine:
                         self.rows[HOST, buffer[to + k]] = history[row][step][output]
                 else:
                     self.rows[HOST, buffer[to + k]] = outputs[int(buffer[positions + k])][output]
+        return sum(length for length, has_failed in zip(lengths, failed) if not has_failed)
 
     def _count_steps(self, buffer, cell: Cell, row: int, node: int, steps: int) -> None:
         tables = self.processor.tables

@@ -18,6 +18,7 @@ from tests.core.graphs import (
     add_tree,
     chain,
     leaves,
+    loop,
     make_processor,
     tree,
     two_chains,
@@ -311,3 +312,22 @@ def test_chains_of_different_lengths_leave_a_run_at_their_ends():
     assert requests_of(processor, task) == [requests[1], requests[2], requests[0]]
     complete(processor, task)
     assert processor.num_live == 0
+
+
+# What a complete task says of itself.
+
+
+def test_a_complete_task_has_the_steps_and_nodes_that_ran():
+    processor = make_processor(settings=SchedulerSettings())
+    cell = add_step(processor, 4)
+    processor.set_step_time(cell, 4, STEP_S)
+    for _ in range(3):
+        admit(processor, loop(cell, 20))
+    (task,) = processor.schedule(1)
+    row, buffer = processor.tables.tasks[task : task + 1], processor.task_buffer(task)
+    assert (row["steps"][0], row["positions"][0]) == (20, 60), "planned"
+    done_at = int(buffer[layout.H_DONE_STEPS])
+    buffer[done_at : done_at + 3] = [-2, -7, 20]
+    buffer[int(buffer[layout.H_FAILED]) + 1] = 1
+    processor.complete(task, 1000)
+    assert (row["steps"][0], row["positions"][0]) == (20, 22), "of a row that failed nothing counts"
