@@ -31,7 +31,7 @@ from benchmarks.gpu_plots import can_draw, draw_figures
 from benchmarks.gpu_timing import time_calls, time_captured
 from benchmarks.options import Options, find_treebank
 from benchmarks.record import Recorder
-from cellrt.core.processor import SchedulerSettings
+from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.engine import Engine

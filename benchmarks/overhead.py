@@ -18,8 +18,9 @@ import torch
 import cellrt
 from benchmarks.options import Options
 from benchmarks.record import Recorder
-from cellrt.core.processor import Limits, Port, Processor, SchedulerSettings
+from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
+from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.shape import Shape
 
 PARTS = ("core", "engine")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, Job, ShortestJobFirst
-    from cellrt.core.processor import Limits, SchedulerSettings
+    from cellrt.core.settings import Limits, SchedulerSettings
     from cellrt.definition.cell import Cell
     from cellrt.definition.define import cell, load_cell
     from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows, token
@@ -47,7 +47,7 @@ _HOMES = {
     "definition.cell": ("Cell",),
     "definition.define": ("cell", "load_cell"),
     "core.policy": ("BatchMakerPolicy", "FirstComeFirstServed", "Job", "ShortestJobFirst"),
-    "core.processor": ("Limits", "SchedulerSettings"),
+    "core.settings": ("Limits", "SchedulerSettings"),
     "engine.engine": ("Engine",),
     "errors": (
         "CancelledError",

@@ -13,9 +13,10 @@ from cellrt.core.copying import (
     move_rows_freely,
     put_rows,
 )
-from cellrt.core.processor import Limits, Port, Processor
+from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.core.run_task import run_task
+from cellrt.core.settings import Limits
 from cellrt.core.task_layout import HEADER
 
 LIMITS = Limits(max_requests=4, max_nodes=64, max_values=64, max_links=256, max_subgraphs=16, story_events=8)

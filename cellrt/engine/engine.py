@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from cellrt.core.policy import BatchMakerPolicy
-from cellrt.core.processor import Limits, Processor, SchedulerSettings
+from cellrt.core.processor import Processor
+from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.warm_up import warm_up
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.manager import Manager

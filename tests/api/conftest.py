@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cellrt.core.processor import Limits
+from cellrt.core.settings import Limits
 from cellrt.engine.engine import Engine
 
 

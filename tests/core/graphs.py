@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.processor import Limits, Port, Processor, SchedulerSettings
+from cellrt.core.processor import Port, Processor
 from cellrt.core.program import (
     CARRY,
     FIXED,
@@ -18,6 +18,7 @@ from cellrt.core.program import (
     OP_RESULT_LAST,
     STEP,
 )
+from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.shape import Shape
 
 SMALL = Limits(max_requests=64, max_nodes=4096, max_values=8192, max_links=32768, max_subgraphs=2048, max_tasks=16)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
 from cellrt.core.finish import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
-from cellrt.core.processor import Limits, Port, Processor, SchedulerSettings
+from cellrt.core.processor import Port, Processor
 from cellrt.core.program import (
     CARRY,
     FIXED,
@@ -30,6 +30,7 @@ from cellrt.core.program import (
     OP_RESULT_STEPS,
     STEP,
 )
+from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.shape import Shape
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
 from cellrt.core.validate import broken_rules

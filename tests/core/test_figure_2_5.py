@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.core.processor import SchedulerSettings
+from cellrt.core.settings import SchedulerSettings
 from cellrt.core.simulate import Arrival, Simulation, simulate
 from tests.core.graphs import add_step, add_tree, chain, make_processor, tree
 

@@ -7,7 +7,8 @@ import pytest
 
 from cellrt.core import task_layout as layout
 from cellrt.core.finish import NOTICE_DONE
-from cellrt.core.processor import Processor, SchedulerSettings
+from cellrt.core.processor import Processor
+from cellrt.core.settings import SchedulerSettings
 from cellrt.core.tables import HOST, MAX_KINDS, NUM_PERMANENT
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import ONE_BY_ONE, add_step, chain, loop, make_processor

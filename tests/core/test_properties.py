@@ -7,7 +7,7 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.processor import SchedulerSettings
+from cellrt.core.settings import SchedulerSettings
 from tests.core.machine import CELLS, Author, Machine, Request
 
 CONFIGURATIONS = st.builds(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellrt.core.processor import SchedulerSettings
+from cellrt.core.settings import SchedulerSettings
 from cellrt.core.simulate import Arrival, Simulation, simulate
 from cellrt.core.validate import broken_rules
 from cellrt.errors import RequestError, RequestTooLargeError

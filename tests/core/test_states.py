@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.processor import SchedulerSettings
 from cellrt.core.program import (
     CARRY,
     FIXED,
@@ -24,6 +23,7 @@ from cellrt.core.program import (
     OP_STATE,
     STEP,
 )
+from cellrt.core.settings import SchedulerSettings
 from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from tests.core.machine import CELLS, PRIME, Graph, Machine, Request, stops
 from tests.core.test_properties import CONFIGURATIONS

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellrt.core.processor import Limits, Notice, Processor, SchedulerSettings
+from cellrt.core.processor import Notice, Processor
+from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.shape import Shape
 from cellrt.core.simulate import Arrival, SimulatedTask, simulate
 from cellrt.core.tables import LANES_PER_PRIORITY, NUM_PRIORITIES

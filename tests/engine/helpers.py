@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cellrt.core.moves import FREE
-from cellrt.core.processor import Limits
+from cellrt.core.settings import Limits
 from cellrt.core.validate import broken_rules
 from cellrt.engine.engine import Engine
 from cellrt.engine.future import RequestFuture

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cellrt.core.processor import SchedulerSettings
+from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows

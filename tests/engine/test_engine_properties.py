@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, ShortestJobFirst
-from cellrt.core.processor import SchedulerSettings
+from cellrt.core.settings import SchedulerSettings
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.author import OPERATIONS, make_unfolder

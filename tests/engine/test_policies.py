@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, Job, ShortestJobFirst
-from cellrt.core.processor import Limits, SchedulerSettings
+from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.engine.engine import Engine
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine

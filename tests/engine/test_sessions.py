@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellrt.cells import GRUCell, LSTMCell
-from cellrt.core.processor import Limits
+from cellrt.core.settings import Limits
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
 from cellrt.engine.sessions import SessionLimits

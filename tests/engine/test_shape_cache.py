@@ -12,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellrt.core.processor import Limits, Port, Processor
+from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
+from cellrt.core.settings import Limits
 from cellrt.core.shape import Shape
 from cellrt.engine.shape_cache import OVERHEAD_BYTES, ShapeCache
 from tests.api.models import SIZE, model, recurrent

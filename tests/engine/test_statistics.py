@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cellrt.core.processor import SchedulerSettings
+from cellrt.core.settings import SchedulerSettings
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, loop_model, make_cells
 

@@ -1,0 +1,48 @@
+"""What a scheduler is made with: sizes of its tables, and its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes of the tables, fixed at start. A request that would not fit in empty tables is refused at once."""
+
+    max_requests: int = 16_384
+    max_nodes: int = 1 << 18
+    max_values: int = 1 << 20
+    max_links: int = 1 << 21
+    max_subgraphs: int = 1 << 17
+    max_tasks: int = 64
+    max_sessions: int = 16_384
+    story_events: int = 1 << 16
+
+
+@dataclass(frozen=True)
+class SchedulerSettings:
+    """What the scheduler may be told; each optimisation has its switch.
+
+    Attributes:
+        max_tasks_to_submit: tasks of one type submitted in a row (``MaxTasksToSubmit``).
+        early_release: release a subgraph to the worker its producers were submitted to, before they complete.
+        runs: let a task hold several successive steps of each chain.
+        join_budget_s: how long a newcomer may have to wait for a run to end while requests arrive, in seconds.
+        max_run_s: the same while hardly any arrive: the longest run of all.
+        order_by_arrival: among cell types, the one with the oldest request goes first, instead of priority.
+        max_wait_s: what has been ready for longer goes before others of its client priority, and now and then before
+            higher ones, in seconds; default: two join budgets. ``schedule.py`` says how long anything waits then.
+            ``math.inf``: for ever, if what goes before it never ends.
+        fair_every: every so many tasks of a type, the policy's lane served longest ago goes first.
+        split: share ready nodes out among idle workers, instead of filling one worker's task first.
+    """
+
+    max_tasks_to_submit: int = 5
+    early_release: bool = True
+    runs: bool = True
+    join_budget_s: float = 3e-3
+    max_run_s: float = 20e-3
+    order_by_arrival: bool = False
+    max_wait_s: float | None = None
+    fair_every: int = 16
+    split: bool = True
