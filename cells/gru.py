@@ -42,7 +42,7 @@ from cellrt.definition.host_kernel import HostFunction, HostKernel
 from cellrt.definition.spec import RowSpec, rows
 
 if TYPE_CHECKING:
-    from cellrt.worker.device.placement import Rows
+    from cellrt.definition.fused import IndexedRows
 
 
 class GRUState(NamedTuple):
@@ -179,8 +179,8 @@ class GRUCell(_GRU):
         state = vectors(h=self.hidden_size)
         return can_fuse(self, inputs, outputs, vectors(x=self.weight_ih.shape[1]) | state, state)
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
         self._fused.run(self, inputs, outputs)
 
 
@@ -249,8 +249,8 @@ class GRURecurrent(_GRU):
         state = vectors(h=self.hidden_size)
         return can_fuse(self, inputs, outputs, vectors(gates=3 * self.hidden_size) | state, state)
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
         self._fused.run(self, inputs, outputs)
 
 

@@ -50,8 +50,8 @@ from cellrt.definition.host_kernel import HostFunction, HostKernel
 from cellrt.definition.spec import RowSpec, rows
 
 if TYPE_CHECKING:
+    from cellrt.definition.fused import IndexedRows, RunSizes
     from cellrt.kernels.arena_rows import ArenaRows
-    from cellrt.worker.device.placement import Rows, RunSizes
 
 
 class LSTMState(NamedTuple):
@@ -198,11 +198,13 @@ class LSTMCell(_LSTM):
         state = vectors(h=self.hidden_size, c=self.hidden_size)
         return can_fuse(self, inputs, outputs, vectors(x=self.weight_ih.shape[1]) | state, state)
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
         self._fused.run(self, inputs, outputs)
 
-    def run_chain_rows(self, sizes: RunSizes, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> bool:
+    def run_chain_rows(
+        self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
+    ) -> bool:
         """A run by the chain kernel, if it takes these weights."""
         return self._fused.run_chain(self, sizes, inputs, outputs)
 
@@ -273,11 +275,13 @@ class LSTMRecurrent(_LSTM):
         state = vectors(h=self.hidden_size, c=self.hidden_size)
         return can_fuse(self, inputs, outputs, vectors(gates=4 * self.hidden_size) | state, state)
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
         self._fused.run(self, inputs, outputs)
 
-    def run_chain_rows(self, sizes: RunSizes, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> bool:
+    def run_chain_rows(
+        self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
+    ) -> bool:
         """A run by the chain kernel, if it takes these weights."""
         return self._fused.run_chain(self, sizes, inputs, outputs)
 
@@ -342,15 +346,17 @@ class EmbeddingLSTMCell(EmbeddedModule, _LSTM):
         state = vectors(h=self.hidden_size, c=self.hidden_size)
         return self.fold and can_fuse(self, inputs, outputs, {"token": TOKEN} | state, state)
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
         """One step by the fused kernel, which reads the folded table; NaN for tokens outside the embedding."""
         self._fused.run(self, self._with_gates(inputs), outputs)
 
-    def run_chain_rows(self, sizes: RunSizes, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> bool:
+    def run_chain_rows(
+        self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
+    ) -> bool:
         """A run by the chain kernel, if it takes these weights; NaN as in `run_rows`."""
         return self._fused.run_chain(self, sizes, self._with_gates(inputs), outputs)
 
-    def _with_gates(self, inputs: Mapping[str, Rows]) -> dict[str, Rows | ArenaRows]:
+    def _with_gates(self, inputs: Mapping[str, IndexedRows]) -> dict[str, IndexedRows | ArenaRows]:
         table = self._ended_table.of(self.embedding.weight, self.weight_ih, self.bias_ih)
         return {"gates": gates_of_tokens(table, inputs["token"]), "h": inputs["h"], "c": inputs["c"]}
 

@@ -57,7 +57,7 @@ from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
 from cellrt.errors import DefinitionError
 
 if TYPE_CHECKING:
-    from cellrt.worker.device.placement import Rows
+    from cellrt.definition.fused import IndexedRows
 
 MAX_CHILDREN = 8
 """Most children of an n-ary cell."""
@@ -342,8 +342,8 @@ class BinaryTreeLSTMCell(NaryTreeLSTMCell):
             given["x"] = rows(self.weight_ih.shape[1])
         return can_fuse(self, inputs, outputs, given, _state_rows(self.hidden_size))
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/placement.py`)."""
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
         self._fused.run(self, inputs, outputs)
 
 

@@ -29,7 +29,7 @@ from cellrt.worker.cpu.attempt import CpuAttempt, CpuOutcome
 from cellrt.worker.torch_state import CellMode
 
 
-class CompiledCell(NamedTuple):
+class KernelCell(NamedTuple):
     """A cell type with a kernel, as ``run_task`` takes it."""
 
     ports: NDArray[np.int64]
@@ -39,7 +39,7 @@ class CompiledCell(NamedTuple):
     keeps: HostKernel
 
 
-def _compiled_cell(cell_type: CellType, arenas: list[Arenas]) -> CompiledCell | None:
+def _find_kernel_cell(cell_type: CellType, arenas: list[Arenas]) -> KernelCell | None:
     """Where the kernel of a cell type finds everything; None if it has none."""
     cell = cell_type.cell
     kernel = cell.host_kernel
@@ -57,7 +57,7 @@ def _compiled_cell(cell_type: CellType, arenas: list[Arenas]) -> CompiledCell | 
         port[RECORD], port[ROW_BYTES] = output_record_at(len(inputs), k), spec.num_bytes
         port[FLAG] = name in cell.finite
         port[FIRST_ARENA:] = [at[cell_type.output_kinds[k]].data_ptr() for at in arenas]
-    return CompiledCell(ports, len(inputs), kernel.function.address, kernel.words.ctypes.data, kernel)
+    return KernelCell(ports, len(inputs), kernel.function.address, kernel.words.ctypes.data, kernel)
 
 
 class Executor:
@@ -67,24 +67,24 @@ class Executor:
         self._location = location
         self._arenas = arenas
         self._types = types
-        self._compiled: dict[int, CompiledCell | None] = {}
+        self._kernel_cells: dict[int, KernelCell | None] = {}
         self._scratch = np.empty(1 << 16, np.uint8)
         self._mode: CellMode | None = None
 
     def execute(self, type_id: int, buffer: NDArray[np.int32]) -> list[Failure]:
         """Runs the task in ``buffer``; writes results, done steps and failure flags. Returns the failed rows."""
-        if type_id not in self._compiled:
-            self._compiled[type_id] = _compiled_cell(self._types[type_id], self._arenas)
-        compiled = self._compiled[type_id]
-        if compiled is not None and self._run_compiled(compiled, buffer):
+        if type_id not in self._kernel_cells:
+            self._kernel_cells[type_id] = _find_kernel_cell(self._types[type_id], self._arenas)
+        cell = self._kernel_cells[type_id]
+        if cell is not None and self._run_kernel(cell, buffer):
             return []
         return self._run_module(self._types[type_id], buffer)
 
     def forget(self, type_id: int) -> None:
         """Drops what was kept for a cell type that no task has."""
-        self._compiled.pop(type_id, None)
+        self._kernel_cells.pop(type_id, None)
 
-    def _run_compiled(self, cell: CompiledCell, buffer: NDArray[np.int32]) -> bool:
+    def _run_kernel(self, cell: KernelCell, buffer: NDArray[np.int32]) -> bool:
         """Runs a task in one compiled call; False if the kernel refused it."""
         ports, num_inputs, kernel, constants, _ = cell
         while True:
