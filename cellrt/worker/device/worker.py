@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from cellrt.worker.base import Done, Launch, Worker
 from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions, InFlight
-from cellrt.worker.torch_threads import HOST_THREADS, use_torch_threads
+from cellrt.worker.torch_state import HOST_THREADS, use_torch_threads
 
 SPIN_S = 100e-6
 """How long the thread looks at the counter without sleeping, once nothing else is to be done."""
@@ -88,6 +88,11 @@ class CudaWorker(Worker):
                 if self._begun_since_ns == since_ns and self.error is None:
                     self.error = HungError("the device does not take a task")
         return super().is_alive()
+
+    def forget(self, type_id: int) -> None:
+        """See ``Worker.forget``."""
+        self._longest_ns.pop(type_id, None)
+        self._executor.forget(type_id)
 
     def _take_waiting(self) -> list[Launch]:
         waiting = [*self._waiting, *super()._take_waiting()]
