@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.core.settings import SchedulerSettings
-from tests.core.machine import CELLS, Author, Machine, Request
+from tests.core.author import CELLS, Author
+from tests.core.machine import Machine, Request
 
 CONFIGURATIONS = st.builds(
     SchedulerSettings,

@@ -25,7 +25,8 @@ from cellrt.core.program import (
 )
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
-from tests.core.machine import CELLS, PRIME, Graph, Machine, Request, stops
+from tests.core.author import CELLS, PRIME, Graph, stops
+from tests.core.machine import Machine, Request
 from tests.core.test_properties import CONFIGURATIONS
 
 State = tuple[int, ...]
