@@ -7,6 +7,9 @@ instruction or two for every table touched), so they create no array. ``entry`` 
 Python passes the tables to an entry as one array of addresses, and compiled functions pass them on as a pointer to
 it (``RowsPointer``): unpacking every table costs microseconds a call from Python, and a hundred words of arguments
 a call inside. Without compilation (NUMBA_DISABLE_JIT) the tables are passed as they are.
+
+All this reaches into Numba. ``pyproject.toml`` bounds it to the minor versions that were tested, and
+``tests/core/test_compiled.py`` looks for what is taken from inside.
 """
 
 from __future__ import annotations

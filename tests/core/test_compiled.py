@@ -1,0 +1,72 @@
+"""What ``compiled.py`` takes from inside Numba is there, and does what it did when it was written."""
+
+from __future__ import annotations
+
+import importlib.util
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import numba
+import numpy as np
+import pytest
+from packaging.requirements import Requirement
+
+from cellrt.core import compiled
+
+PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+
+needs_compiler = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
+
+
+def test_numba_is_of_a_minor_version_that_was_tested():
+    """The bound in pyproject.toml is the one list of them."""
+    dependencies = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
+    bound = next(Requirement(each) for each in dependencies if Requirement(each).name == "numba").specifier
+    assert any(each.operator == "<" for each in bound), "numba has no upper bound in pyproject.toml"
+    assert bound.contains(numba.__version__), (
+        f"numba {numba.__version__} is installed; cellrt/core/compiled.py reaches into Numba (how arrays are built of "
+        f"addresses, how arguments choose a compiled form, when its cache on disk is stale) and was tested with numba "
+        f"{bound}. Run tests/core with this version; if they pass, widen the bound in pyproject.toml, which is the "
+        "list of the versions that were tested"
+    )
+
+
+SOURCE = """
+from cellrt.core.compiled import compiled, entry
+
+
+@compiled
+def double(number):
+    return 2 * number
+
+
+@entry
+def total(numbers, few):
+    return double(numbers[0]) + double(few[0]) + double(1)
+"""
+
+
+def load(folder: Path, callee: str) -> ModuleType:
+    """A module with compiled functions as a new process finds it, and beside it a file with what they might call."""
+    path = folder / "called.py"
+    path.write_text(SOURCE)
+    (folder / "callee.py").write_text(callee)
+    compiled._stamp_of.cache_clear()
+    spec = importlib.util.spec_from_file_location("called", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.total(np.array([1]), np.array([2], np.int8)) == 8
+    return module
+
+
+@needs_compiler
+def test_what_compiled_code_calls_is_compiled_once_for_all_kinds_of_integers(tmp_path: Path):
+    assert len(load(tmp_path, "").double.nopython_signatures) == 1
+
+
+@needs_compiler
+def test_the_cache_on_disk_is_stale_once_a_file_beside_it_has_changed(tmp_path: Path):
+    hits = [sum(load(tmp_path, callee).total.stats.cache_hits.values()) for callee in ("A = 1", "A = 1", "A = 2")]
+    assert hits == [0, 1, 0]
