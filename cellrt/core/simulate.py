@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import task_layout as layout
 from cellrt.core.finish import NOTICE_DONE
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.shape import Shape
 from cellrt.core.tables import MAX_KINDS
+from cellrt.core.task_layout import TaskView
 from cellrt.errors import InternalError, RequestError, RequestTooLargeError
 
 Cost = Callable[[int, int, int], float]
@@ -189,14 +189,13 @@ class _Simulator:
 
     def _run(self, task: int, location: int, start: int) -> int:
         """Answers in a task's buffer what a worker would, notes the task, and returns how long it takes."""
-        tables, buffer = self.processor.tables, self.processor.task_buffer(task)
-        rows, steps = int(buffer[layout.H_ROWS]), int(buffer[layout.H_STEPS])
-        first = int(buffer[layout.H_NODES])
-        subgraphs = tables.nodes["subgraph"][buffer[first : first + rows]].tolist()
+        tables, view = self.processor.tables, TaskView(self.processor.task_buffer(task))
+        rows, steps = view.num_rows, view.num_steps
+        subgraphs = tables.nodes["subgraph"][view.nodes].tolist()
         requests = tables.subgraphs["request"][subgraphs].tolist()
-        if buffer[layout.H_IS_LOOP]:
+        if view.is_loop:
             pairs = enumerate(zip(subgraphs, requests))
-            steps = max(self._step_loop(buffer, row, subgraph, request) for row, (subgraph, request) in pairs)
+            steps = max(self._step_loop(view, row, subgraph, request) for row, (subgraph, request) in pairs)
         cell_type, number = int(tables.tasks["cell_type"][task]), int(tables.tasks["number"][task])
         elapsed = round(self.cost(cell_type, rows, steps) * 1e9)
         times = start / 1e9, (start + elapsed) / 1e9
@@ -204,17 +203,17 @@ class _Simulator:
         self.tasks.append(SimulatedTask(number, location, cell_type, *times, rows, steps, arrivals))
         return elapsed
 
-    def _step_loop(self, buffer: NDArray[np.int32], row: int, subgraph: int, request: int) -> int:
+    def _step_loop(self, task: TaskView, row: int, subgraph: int, request: int) -> int:
         """Steps one row of a loop's task, as far as task and loop go; returns its number of steps."""
         tables = self.processor.tables
-        length = int(buffer[int(buffer[layout.H_LENGTHS]) + row])
+        length = int(task.lengths[row])
         wanted = self.arrivals[self.arrival_of[request]].loop_steps
         if wanted is not None:
             first = int(tables.requests["first_subgraph"][request])
             loop = int(np.count_nonzero(tables.subgraphs["loop_limit"][first:subgraph]))
             left = wanted[loop] - int(tables.subgraphs["loop_steps"][subgraph])
             if left <= length:
-                buffer[int(buffer[layout.H_DONE_STEPS]) + row] = -left
+                task.done_steps[row] = -left
                 return left
         return length
 

@@ -6,9 +6,13 @@ steps each, rows sorted by falling length; step s has ``batch_sizes[s]`` rows, a
 row at every position of its run, but rows that stop early leave.
 
 The header has the words below, then one ``INPUT`` record per input port and one ``OUTPUT`` record per output port.
+Compiled code reads them by their numbers; Python reads a task through a ``TaskView``.
 """
 
 from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
 
 H_ROWS = 0
 H_STEPS = 1
@@ -41,3 +45,81 @@ OUT_RESULT_ROWS = 5  # position of [results] host row numbers
 # step of a row that shows no other. 0 if all rows show their last step alone.
 OUT_RESULT_STEPS = 6
 OUTPUT = 7
+
+
+class TaskView:
+    """A task's buffer by the names of its parts. Arrays are views: what is written to them is in the buffer.
+
+    Attributes:
+        num_rows, num_steps, num_positions, is_loop: as the header has them.
+        stop_output: of a loop, the output that says stop, or -1.
+        inputs, outputs: the words of each record.
+
+    Args:
+        buffer: of the task.
+        num_inputs, num_outputs: of its cell; 0 where no record is asked for.
+    """
+
+    def __init__(self, buffer: NDArray[np.int32], num_inputs: int = 0, num_outputs: int = 0) -> None:
+        self.buffer = buffer
+        end = HEADER + INPUT * num_inputs
+        words: list[int] = buffer[: end + OUTPUT * num_outputs].tolist()
+        self._words = words
+        self.num_rows, self.num_steps, self.num_positions = words[H_ROWS], words[H_STEPS], words[H_POSITIONS]
+        self.is_loop, self.stop_output = bool(words[H_IS_LOOP]), words[H_STOP_OUTPUT]
+        self.inputs = [words[at : at + INPUT] for at in range(HEADER, end, INPUT)]
+        self.outputs = [words[at : at + OUTPUT] for at in range(end, len(words), OUTPUT)]
+
+    @property
+    def nodes(self) -> NDArray[np.int32]:
+        """The first node of each row ``[num_rows]``."""
+        return self._part(self._words[H_NODES], self.num_rows)
+
+    @property
+    def lengths_at(self) -> int:
+        """Where ``lengths`` begin."""
+        return self._words[H_LENGTHS]
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """How many steps each row takes, of a loop at most ``[num_rows]``."""
+        return self._part(self.lengths_at, self.num_rows)
+
+    @property
+    def batch_sizes_at(self) -> int:
+        """Where ``batch_sizes`` begin."""
+        return self._words[H_BATCH_SIZES]
+
+    @property
+    def batch_sizes(self) -> NDArray[np.int32]:
+        """How many rows each step has ``[num_steps]``, never growing."""
+        return self._part(self.batch_sizes_at, self.num_steps)
+
+    @property
+    def done_steps(self) -> NDArray[np.int32]:
+        """The worker's answer, of a loop: how many steps each row took, negative if it stopped ``[num_rows]``."""
+        return self._part(self._words[H_DONE_STEPS], self.num_rows)
+
+    @property
+    def has_failed(self) -> NDArray[np.int32]:
+        """The worker's answer: 1 for each row on which the cell failed ``[num_rows]``."""
+        return self._part(self._words[H_FAILED], self.num_rows)
+
+    def _part(self, at: int, count: int) -> NDArray[np.int32]:
+        return self.buffer[at : at + count]
+
+    def layout_key(self) -> bytes:
+        """All but the numbers of rows and nodes: tasks of one cell with equal keys have equal parts at equal places."""
+        words = self.buffer[: len(self._words)]
+        key = words[:H_NOTES].tobytes() + words[HEADER:].tobytes()
+        return key + self.batch_sizes.tobytes() if self.num_steps > 1 else key
+
+
+def input_record_at(number: int) -> int:
+    """Where the record of an input begins."""
+    return HEADER + INPUT * number
+
+
+def output_record_at(num_inputs: int, number: int) -> int:
+    """Where the record of an output begins."""
+    return HEADER + INPUT * num_inputs + OUTPUT * number

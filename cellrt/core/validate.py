@@ -12,7 +12,6 @@ from itertools import pairwise
 import numpy as np
 
 from cellrt.core import blocks
-from cellrt.core import task_layout as layout
 from cellrt.core.moves import DEAD, FREE, LIVE, QUEUED, SUBGRAPH, word_of
 from cellrt.core.tables import (
     HOST,
@@ -25,6 +24,7 @@ from cellrt.core.tables import (
     RESULT_READY,
     Tables,
 )
+from cellrt.core.task_layout import TaskView
 
 REGIONS = {"node": blocks.NODES, "value": blocks.VALUES, "link": blocks.LINKS, "subgraph": blocks.SUBGRAPHS}
 
@@ -106,9 +106,7 @@ def _flights(t: Tables) -> list[str]:
     running: Counter[int] = Counter()
     for task in np.flatnonzero(t.tasks["in_use"]).tolist():
         running[int(t.tasks["cell_type"][task])] += 1
-        buffer = t.ints[task * size : (task + 1) * size]
-        first = int(buffer[layout.H_NODES])
-        for node in buffer[first : first + int(buffer[layout.H_ROWS])].tolist():
+        for node in TaskView(t.ints[task * size : (task + 1) * size]).nodes.tolist():
             subgraph = int(t.nodes["subgraph"][node])
             subgraphs[subgraph] += 1
             requests[int(t.subgraphs["request"][subgraph])] += 1

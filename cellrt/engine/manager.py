@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from cellrt.core import task_layout as layout
 from cellrt.core.processor import Processor
+from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
 from cellrt.engine.crew import Crew
 from cellrt.engine.future import RequestFuture
@@ -247,8 +247,7 @@ class Manager:
 
     def _requests_of(self, task: int) -> list[int]:
         """Request id of each row of a task."""
-        tables, buffer = self._processor.tables, self._processor.task_buffer(task)
-        nodes = buffer[buffer[layout.H_NODES] :][: buffer[layout.H_ROWS]]
+        tables, nodes = self._processor.tables, TaskView(self._processor.task_buffer(task)).nodes
         requests: list[int] = tables.subgraphs["request"][tables.nodes["subgraph"][nodes]].tolist()
         return requests
 
@@ -275,8 +274,7 @@ class Manager:
         error.__cause__ = cause
         if begun is not None:
             for launch in begun:
-                first = int(launch.buffer[layout.H_FAILED])
-                launch.buffer[first : first + int(launch.buffer[layout.H_ROWS])] = 1
+                TaskView(launch.buffer).has_failed[:] = 1
                 self._requests.take_notices(self._processor.complete(launch.task, 0), error)
             return
         notices = self._processor.lose_worker(location)

@@ -38,6 +38,8 @@ class Arenas:
         """The same bytes, flat."""
         self._rows: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
         """NumPy dtype and shape of a row of each kind."""
+        self._without_numpy: set[int] = set()
+        """Kinds whose dtype NumPy lacks."""
 
     def __getitem__(self, kind: int) -> torch.Tensor:
         return self._tensors[kind]
@@ -48,7 +50,10 @@ class Arenas:
 
     def get(self, kind: int, rows: NDArray[np.int32]) -> torch.Tensor:
         """A fresh tensor ``[n, *shape]`` of these rows of a CPU arena."""
-        return self.as_tensor(kind, self._get_bytes(kind, rows))
+        arena = self._bytes[kind]
+        values = np.empty((len(rows), arena.shape[1]), np.uint8)
+        (get_rows if values.size < LARGE_BYTES else get_rows_freely)(arena, rows, values)
+        return self.as_tensor(kind, values)
 
     def get_row(self, kind: int, row: int) -> torch.Tensor:
         """A fresh tensor ``[*shape]`` of one row of a CPU arena."""
@@ -60,7 +65,9 @@ class Arenas:
 
     def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
         """A fresh array ``[n, *shape]`` of these rows of a CPU arena; see ``as_bits``."""
-        return self._shaped(kind, self._get_bytes(kind, rows))
+        values = self.empty_bits(kind, len(rows))
+        (get_rows if values.size < LARGE_BYTES else get_rows_freely)(self._bytes[kind], rows, values)
+        return self._shaped(kind, values)
 
     def get_into(
         self, kind: int, handles: NDArray[np.int32], location: int, own: int, values: NDArray[np.uint8]
@@ -76,22 +83,18 @@ class Arenas:
     def as_tensor(self, kind: int, values: NDArray[np.uint8]) -> torch.Tensor:
         """Rows as bytes, as a tensor ``[n, *shape]`` that shares their memory."""
         tensor = torch.from_numpy(self._shaped(kind, values))
-        dtype = self._specs[kind].dtype
-        return tensor if dtype in NUMPY_DTYPES else tensor.view(dtype)
-
-    def _get_bytes(self, kind: int, rows: NDArray[np.int32]) -> NDArray[np.uint8]:
-        values = self.empty_bits(kind, len(rows))
-        (get_rows if values.size < LARGE_BYTES else get_rows_freely)(self._bytes[kind], rows, values)
-        return values
+        return tensor.view(self._specs[kind].dtype) if kind in self._without_numpy else tensor
 
     def _shaped(self, kind: int, values: NDArray[np.uint8]) -> NDArray[Any]:
         dtype, shape = self._rows[kind]
-        return values.view(dtype).reshape(len(values), *shape)
+        shaped = values.view(dtype)
+        return shaped if len(shape) == 1 else shaped.reshape(len(values), *shape)
 
     def move(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any], positions: NDArray[np.int32]) -> None:
         """Copies ``values[positions]`` (see ``as_bits``) to these rows of a CPU arena."""
         arena = self._bytes[kind]
-        given = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
+        given = np.ascontiguousarray(values)
+        given = (given if given.ndim == 2 else given.reshape(len(given), -1)).view(np.uint8)
         copy = move_rows if len(rows) * arena.shape[1] < LARGE_BYTES else move_rows_freely
         copy(arena, rows, given, positions)
 
@@ -108,6 +111,8 @@ class Arenas:
         """Makes what ``allocate`` returned the arena of the next kind, once and for all."""
         self._tensors.append(memory)
         self._specs.append(spec)
+        if spec.dtype not in NUMPY_DTYPES:
+            self._without_numpy.add(len(self._rows))
         self._rows.append((NUMPY_DTYPES.get(spec.dtype, np.dtype(np.int16)), spec.shape))
         if self.device.type == "cpu":
             self._bytes.append(memory.view(len(memory), -1).view(torch.uint8).numpy())

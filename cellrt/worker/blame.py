@@ -1,15 +1,25 @@
-"""Which rows of a task a cell failed on, and why.
+"""Runs a cell on the rows of a task, and finds out which rows are to blame if it fails.
 
-A cell is its author's: it may raise anything, also what ends a program elsewhere (``SystemExit``), and what cannot even
+On an error the rows are tried again in halves until the culprits are alone: a request fails by its own rows only. A
+cell is its author's: it may raise anything, also what ends a program elsewhere (``SystemExit``), and what cannot even
 be printed. None of it may cost more than the cell's own requests.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
 
 from cellrt.definition.cell import Cell
+from cellrt.definition.spec import CellInput, RaggedRows
 from cellrt.errors import CellError
+from cellrt.worker.torch_state import CellMode
+
+Outcome = TypeVar("Outcome")
+"""Outputs of some rows, as a device has them."""
 
 
 class Failure(NamedTuple):
@@ -29,6 +39,85 @@ class Failures(list[Failure]):
     def __init__(self) -> None:
         super().__init__()
         self.split: BaseException | None = None
+
+
+class Attempt(ABC, Generic[Outcome]):
+    """How a device tries a cell on the rows of one task, or on some of them.
+
+    Attributes:
+        cell: that is tried.
+        num_rows: of the task.
+        mode: of the thread while the cell runs.
+    """
+
+    cell: Cell
+    num_rows: int
+    mode: CellMode
+
+    @abstractmethod
+    def run(self, first: int, end: int) -> Outcome:
+        """The outcome of rows first..end; raises what the cell raises. A cell may leave its inputs in any state."""
+
+    @abstractmethod
+    def nothing(self) -> Outcome:
+        """Zeros for all rows, as if none had stopped."""
+
+    @abstractmethod
+    def put(self, whole: Outcome, first: int, end: int, outcome: Outcome) -> None:
+        """Puts the outcome of rows first..end in its place in that of all rows."""
+
+    def raise_if_lost(self, error: BaseException) -> None:
+        """Raises what was raised, or something else, if it means that the device is lost rather than the cell wrong."""
+
+
+def run_or_blame(attempt: Attempt[Outcome], failures: Failures) -> Outcome:
+    """Runs all rows of a task; on an error halves them until the culprits are alone, with zeros for them.
+
+    Raises what the device is lost by.
+    """
+    whole: Outcome | None = None
+    parts = [(0, attempt.num_rows)]
+    while parts:
+        first, end = parts.pop()
+        try:
+            with attempt.mode:
+                outcome = attempt.run(first, end)
+            if end - first == attempt.num_rows:
+                return outcome
+        except BaseException as error:
+            attempt.raise_if_lost(error)
+            if end - first == 1:
+                failures.append(Failure(first, as_cell_error(attempt.cell, error)))
+                continue
+            failures.split = error if failures.split is None else failures.split
+            middle = (first + end + 1) // 2
+            parts += [(middle, end), (first, middle)]
+        else:
+            whole = attempt.nothing() if whole is None else whole
+            attempt.put(whole, first, end, outcome)
+    return attempt.nothing() if whole is None else whole
+
+
+def part_of(sizes: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Of some rows of a task whose steps have ``sizes`` rows: the sizes of their steps, and their positions in it."""
+    part_sizes, positions, start = [], [], 0
+    for size in sizes:
+        taken = [start + row for row in rows if row < size]
+        if taken:
+            part_sizes.append(len(taken))
+        positions += taken
+        start += size
+    return part_sizes, positions
+
+
+def take_rows(value: CellInput, rows: Sequence[int]) -> CellInput:
+    """A copy of some rows of an input; of a ragged one all values of some nodes, which waits for the device."""
+    if not isinstance(value, RaggedRows):
+        return value.index_select(0, torch.tensor(rows, dtype=torch.int64, device=value.device))
+    offsets = value.offsets.tolist()
+    parts = [value.values[offsets[row] : offsets[row + 1]] for row in rows]
+    counts = torch.tensor([0, *(len(part) for part in parts)], device=value.offsets.device)
+    return RaggedRows(torch.cat(parts) if parts else value.values[:0], counts.cumsum(0))
 
 
 def as_cell_error(cell: Cell, error: BaseException) -> CellError:

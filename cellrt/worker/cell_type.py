@@ -29,8 +29,9 @@ class Retries:
                 return
             self._has_warned = True
         logging.getLogger("cellrt").warning(
-            "cell %r fails on a batch but not on its rows alone, so its tasks are run again in halves, which is slow; "
-            "max_batch or batch_sizes of the cell can keep its batches small. It said: %s",
+            "cell %r fails on a batch but not on its rows alone, so its tasks are run again in halves (in its plain "
+            "form, if it has a fused one), which is slow; max_batch or batch_sizes of the cell can keep its batches "
+            "small. It said: %s",
             cell,
             describe_error(error),
         )

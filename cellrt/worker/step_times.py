@@ -10,7 +10,7 @@ import torch
 from cellrt.definition.cell import Cell
 from cellrt.worker.device.device import Device
 from cellrt.worker.device.placement import EXAMPLE_ROWS
-from cellrt.worker.torch_threads import torch_threads
+from cellrt.worker.torch_state import torch_threads
 
 ROWS = (1, 8, 64, 512)
 LONG_S = 0.05

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _len_torch_dispatch_stack
 
 from cellrt.core.processor import SchedulerSettings
 from cellrt.definition.cell import Cell
@@ -56,23 +57,33 @@ class UntrueList(list):
         raise OwnError("never asked")
 
 
-def raising(error: BaseException) -> Callable[[Tensor], Tensor]:
-    def fail(out: Tensor) -> Tensor:
+def raising(error: BaseException) -> Callable[[Tensor, Tensor], Tensor]:
+    def fail(out: Tensor, given: Tensor) -> Tensor:
         raise error
 
     return fail
 
 
-def recurse(out: Tensor) -> Tensor:
-    return recurse(out)
+def recurse(out: Tensor, given: Tensor) -> Tensor:
+    return recurse(out, given)
 
 
-def with_gradients(out: Tensor) -> Tensor:
+def spoil(out: Tensor, given: Tensor) -> Tensor:
+    given.fill_(-1.0)
+    raise ValueError("after writing to its input")
+
+
+def shrink(out: Tensor, given: Tensor) -> Tensor:
+    given.resize_(0)
+    raise ValueError("after shrinking its input")
+
+
+def with_gradients(out: Tensor, given: Tensor) -> Tensor:
     with torch.inference_mode(False), torch.enable_grad():
         return out.clone().requires_grad_() * 1
 
 
-FAULTS: dict[str, Callable[[Tensor], object]] = {
+FAULTS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "SystemExit": raising(SystemExit(3)),
     "KeyboardInterrupt": raising(KeyboardInterrupt()),
     "GeneratorExit": raising(GeneratorExit()),
@@ -85,22 +96,24 @@ FAULTS: dict[str, Callable[[Tensor], object]] = {
     "an error that is neither true nor false": raising(UntrueError()),
     "a CellError that cannot be printed": raising(CellError(UnprintableError())),
     "endless recursion": recurse,
-    "nothing": lambda out: None,
-    "text": lambda out: "a row",
-    "another shape": lambda out: out[:, :1],
-    "another dtype": lambda out: out.double(),
-    "too many rows": lambda out: torch.cat([out, out]),
-    "a meta tensor": lambda out: out.to("meta"),
-    "a sparse tensor": lambda out: out.to_sparse(),
-    "a tensor that refuses": lambda out: out.as_subclass(Refusing),
-    "a list that is neither true nor false": lambda out: UntrueList([out, out]),
-    "two outputs": lambda out: {"h": out, "other": out},
+    "a written input": spoil,
+    "an input of another size": shrink,
+    "nothing": lambda out, given: None,
+    "text": lambda out, given: "a row",
+    "another shape": lambda out, given: out[:, :1],
+    "another dtype": lambda out, given: out.double(),
+    "too many rows": lambda out, given: torch.cat([out, out]),
+    "a meta tensor": lambda out, given: out.to("meta"),
+    "a sparse tensor": lambda out, given: out.to_sparse(),
+    "a tensor that refuses": lambda out, given: out.as_subclass(Refusing),
+    "a list that is neither true nor false": lambda out, given: UntrueList([out, out]),
+    "two outputs": lambda out, given: {"h": out, "other": out},
 }
-HARMLESS: dict[str, Callable[[Tensor], Tensor]] = {
+HARMLESS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "with gradients": with_gradients,
-    "not contiguous": lambda out: torch.stack([out, out], 2)[:, :, 0],
-    "expanded": lambda out: out[:, None, :].expand(len(out), 3, WIDTH)[:, 1],
-    "a parameter": lambda out: nn.Parameter(out.clone()),
+    "not contiguous": lambda out, given: torch.stack([out, out], 2)[:, :, 0],
+    "expanded": lambda out, given: out[:, None, :].expand(len(out), 3, WIDTH)[:, 1],
+    "a parameter": lambda out, given: nn.Parameter(out.clone()),
 }
 PLACES = {name: MARK + k for k, name in enumerate([*HARMLESS, *FAULTS])}
 
@@ -115,13 +128,13 @@ class Step(NamedTuple):
     stop: Tensor
 
 
-def behave(out: Tensor, marks: Tensor) -> object:
-    """``out``, unless a row's mark says otherwise."""
+def behave(out: Tensor, given: Tensor) -> object:
+    """``out``, unless a row of what was given is marked otherwise."""
     made: object = out
     if out.device.type != "meta":
         for name, mark in PLACES.items():
-            if bool((marks == mark).any()):
-                made = (FAULTS | HARMLESS)[name](out)
+            if bool((given[:, 0] == mark).any()):
+                made = (FAULTS | HARMLESS)[name](out, given)
     return made
 
 
@@ -129,7 +142,7 @@ class Add(nn.Module):
     """``x + h / 2``."""
 
     def forward(self, x: Tensor, h: Tensor) -> object:
-        out = behave(x + 0.5 * h, x[:, 0])
+        out = behave(x + 0.5 * h, x)
         return {"h": out} if isinstance(out, Tensor) else out
 
 
@@ -143,14 +156,14 @@ class AddRuns(Add):
             h = x[taken : taken + size] + 0.5 * h[:size]
             states.append(h)
             taken += size
-        out = behave(torch.cat(states), x[:, 0])
+        out = behave(torch.cat(states), x)
         return {"h": out} if isinstance(out, Tensor) else out
 
 
 def count(x: Tensor, h: Tensor, n: Tensor, at: Tensor) -> object:
     """A step of a loop of four: takes ``x`` at step ``at``, zeros at the others."""
     now = torch.where((n == at)[:, None], x, torch.zeros_like(x))
-    out = behave(now + 0.5 * h, now[:, 0])
+    out = behave(now + 0.5 * h, now)
     return Step(out, n + 1, n + 1 >= 4) if isinstance(out, Tensor) else out
 
 
@@ -158,7 +171,7 @@ def add_up(x: RaggedRows) -> object:
     """The sum of each node's rows."""
     owners = torch.repeat_interleave(torch.arange(len(x.offsets) - 1, device=x.values.device), x.offsets.diff())
     sums = torch.zeros(len(x.offsets) - 1, WIDTH, device=x.values.device).index_add(0, owners, x.values)
-    out = behave(sums, x.values[:, 0])
+    out = behave(sums, x.values)
     return {"h": out} if isinstance(out, Tensor) else out
 
 
@@ -245,6 +258,49 @@ def test_a_fault_costs_its_own_request(model, fault, workers):
     close_and_check(engine)
 
 
+class AddRows(nn.Module):
+    """A fused cell, which fails as a whole; its plain form gives the same."""
+
+    def forward(self, x: Tensor, h: Tensor) -> object:
+        return {"h": behave(x + 0.5 * h, x)}
+
+    def run_rows(self, inputs, outputs) -> None:
+        x, h, made = inputs["x"], inputs["h"], outputs["h"]
+        out = behave(x.values[x.rows] + 0.5 * h.values[h.rows], x.values[x.rows])
+        made.values[made.rows[made.rows >= 0]] = out[made.rows >= 0]
+
+    def run_chain_rows(self, sizes, inputs, outputs) -> bool:
+        start, h = 0, inputs["h"]
+        for size in sizes.numbers:
+            x, made = (type(h)(all.values, all.rows[start : start + size]) for all in (inputs["x"], outputs["h"]))
+            self.run_rows({"x": x, "h": type(h)(h.values, h.rows[:size])}, {"h": made})
+            h, start = made, start + size
+        return True
+
+
+@pytest.mark.parametrize("fault", ["SystemExit", "an error that cannot be printed", "a written input"])
+@pytest.mark.parametrize("finite", [[], ["h"]])
+@pytest.mark.parametrize("form", ["steps", "chains", "single"])
+def test_a_fault_in_a_fused_cell_costs_its_own_request(fault, finite, form):
+    made = cell(AddRows(), {"x": ROW, "h": ROW}, finite=finite)
+    model = Unfolder("fused", lambda graph, x: {"every": graph.chain(made, x=x).h}, torch.zeros(2, WIDTH))
+    chosen = SchedulerSettings(runs=form != "single", join_budget_s=1.0)
+    engine = small_engine(
+        ["dry"], settings=chosen, device_options=DeviceOptions(ring_bytes=1 << 16, chains=form == "chains")
+    )
+    engine.register(model, warm_up=False)
+    for _ in range(3):  # the first shows how long a step takes: then there are runs
+        requests = [request_of(1 + k % 4, k, fault if k in (2, 5) else None) for k in range(8)]
+        for k, (request, future) in enumerate(zip(requests, engine.submit_many("fused", requests))):
+            error = future.exception(WAIT_S)
+            if k in (2, 5):
+                assert type(error) is CellError and "cell 'AddRows' raised" in str(error)
+            else:
+                assert error is None
+                torch.testing.assert_close(future.result(), expected("fused", request))
+    close_and_check(engine)
+
+
 @on_every_worker
 def test_what_was_raised_is_the_cause(workers):
     engine = small_engine(workers, device_options=SMALL_RINGS)
@@ -254,6 +310,95 @@ def test_what_was_raised_is_the_cause(workers):
     error = engine.submit("chain", request_of(3, 1, "an error that cannot be printed")).exception(WAIT_S)
     assert type(error.__cause__) is UnprintableError
     assert "raised UnprintableError, whose text raises SystemExit" in str(error)
+    close_and_check(engine)
+
+
+def leave_gradients(x: Tensor) -> None:
+    torch.set_grad_enabled(True)
+
+
+def leave_inference(x: Tensor) -> None:
+    torch.inference_mode(False).__enter__()
+
+
+def leave_threads(x: Tensor) -> None:
+    torch.set_num_threads(3)
+
+
+def leave_a_default_device(x: Tensor) -> None:
+    torch.set_default_device("meta")
+
+
+def leave_autocast(x: Tensor) -> None:
+    torch.autocast("cpu").__enter__()
+
+
+def leave_a_mode(x: Tensor) -> None:
+    TorchDispatchMode().__enter__()
+
+
+def leave_and_fail(x: Tensor) -> None:
+    leave_a_default_device(x)
+    leave_threads(x)
+    raise OwnError
+
+
+def state_of(x: Tensor) -> Tensor:
+    """What a cell finds: gradients, inference, threads, a default device, autocast, modes, a row."""
+    found = (
+        *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads()),
+        *(torch.get_default_device().type == "cpu", torch.is_autocast_enabled("cpu"), _len_torch_dispatch_stack()),
+    )
+    return x + torch.tensor(found, dtype=x.dtype, device=x.device)
+
+
+@on_every_worker
+@pytest.mark.parametrize(
+    "leave",
+    [
+        *(leave_gradients, leave_inference, leave_threads, leave_a_default_device, leave_autocast, leave_a_mode),
+        leave_and_fail,
+    ],
+)
+def test_what_a_cell_leaves_changed_in_its_thread_is_put_back(leave, workers):
+    def change(x: Tensor) -> Tensor:
+        if x.device.type != "meta" and bool((x == MARK).any()):
+            leave(x)
+        return x + 0
+
+    changing, looking = cell(change, {"x": ()}), cell(state_of, {"x": (6,)})
+    engine = small_engine(workers, device_options=DeviceOptions(ring_bytes=1 << 16, graph_bytes=0))
+    engine.register(Unfolder("change", lambda graph, x: {"y": changing(x=x).output}, torch.zeros(())), warm_up=False)
+    engine.register(Unfolder("look", lambda graph, x: {"y": looking(x=x).output}, torch.zeros(6)), warm_up=False)
+    before = engine.submit("look", torch.zeros(6)).result(WAIT_S)["y"]
+    assert before.tolist() == [False, True, 1, True, False, 0]
+    engine.submit("change", torch.tensor(MARK)).exception(WAIT_S)
+    assert torch.equal(engine.submit("look", torch.zeros(6)).result(WAIT_S)["y"], before)
+    close_and_check(engine)
+
+
+@on_every_worker
+def test_a_worker_survives_another_default_dtype(workers):
+    """It belongs to the whole process, so it stays; the cell's own rows must have the dtype that it declared."""
+
+    def change(x: Tensor) -> Tensor:
+        if x.device.type != "meta" and bool((x == MARK).any()):
+            torch.set_default_dtype(torch.float64)
+        return x + torch.zeros(1, device=x.device)
+
+    changing = cell(change, {"x": (1,)})
+    engine = small_engine(workers, device_options=SMALL_RINGS)
+    engine.register(Unfolder("change", lambda graph, x: {"y": changing(x=x).output}, torch.zeros(1)), warm_up=False)
+    engine.register(MODELS["chain"][0], warm_up=False)
+    request = request_of(3, 1, None)
+    try:
+        error = engine.submit("change", torch.full((1,), MARK)).exception(WAIT_S)
+        future = engine.submit("chain", request)
+        future.exception(WAIT_S)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert type(error) is CellError and "expected 1 rows of float32[1], got float64[1, 1]" in str(error)
+    assert_ends("chain", request, None, future)
     close_and_check(engine)
 
 

@@ -1,11 +1,8 @@
 """Runs one task: gathers input rows by index, calls the cell, puts its outputs where the task says.
 
 The scheduler's buffer (``core/task_layout.py``) is the only thing it reads. A cell with a compiled form does
-all of it in one compiled call; the others, and whatever that form refuses, go through the cell's module.
-
-If the cell fails, the task is tried again in halves until the rows that cause it are alone; their outputs are zeros
-and their flags in the buffer are set. This happens before the next task of the worker, so the input rows are still
-there.
+all of it in one compiled call; the others, and whatever that form refuses, go through the cell's module. Rows on which
+that fails (``blame.py``) get zeros, and their flags in the buffer are set.
 """
 
 from __future__ import annotations
@@ -17,16 +14,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core import task_layout as layout
 from cellrt.core.run_task import run_task
 from cellrt.core.tables import HOST, MIXED
+from cellrt.core.task_layout import TaskView, input_record_at, output_record_at
 from cellrt.core.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES
+from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import CellInput, RaggedRows
+from cellrt.errors import CellError
 from cellrt.worker.arenas import Arenas
-from cellrt.worker.blame import Failure, Failures
+from cellrt.worker.blame import Failure, Failures, run_or_blame
 from cellrt.worker.cell_type import CellType
-from cellrt.worker.cpu.batch import Batch, Outcome, run_batch, run_loop
+from cellrt.worker.cpu.attempt import CpuAttempt, CpuOutcome
+from cellrt.worker.torch_state import CellMode
 
 
 class CompiledCell(NamedTuple):
@@ -49,13 +49,12 @@ def _compiled_cell(cell_type: CellType, arenas: list[Arenas]) -> CompiledCell | 
     ports = np.zeros((len(inputs) + len(outputs), FIRST_ARENA + len(arenas)), np.int64)
     for port, (name, spec) in zip(ports, form.inputs.items()):
         k = inputs.index(name)
-        port[RECORD], port[ROW_BYTES], port[FLAG] = layout.HEADER + layout.INPUT * k, spec.num_bytes, spec.ragged
+        port[RECORD], port[ROW_BYTES], port[FLAG] = input_record_at(k), spec.num_bytes, spec.ragged
         port[CARRY] = list(form.outputs).index(cell.carry[name]) if name in cell.carry else -1
         port[FIRST_ARENA:] = [at[cell_type.input_kinds[k]].data_ptr() for at in arenas]
-    first_output = layout.HEADER + layout.INPUT * len(inputs)
     for port, (name, spec) in zip(ports[len(inputs) :], form.outputs.items()):
         k = outputs.index(name)
-        port[RECORD], port[ROW_BYTES] = first_output + layout.OUTPUT * k, spec.num_bytes
+        port[RECORD], port[ROW_BYTES] = output_record_at(len(inputs), k), spec.num_bytes
         port[FLAG] = name in cell.finite
         port[FIRST_ARENA:] = [at[cell_type.output_kinds[k]].data_ptr() for at in arenas]
     return CompiledCell(ports, len(inputs), form.function.address, form.constants.ctypes.data, form)
@@ -70,6 +69,7 @@ class Executor:
         self._types = types
         self._compiled: dict[int, CompiledCell | None] = {}
         self._scratch = np.empty(1 << 16, np.uint8)
+        self._mode: CellMode | None = None
 
     def execute(self, type_id: int, buffer: NDArray[np.int32]) -> list[Failure]:
         """Runs the task in ``buffer``; writes results, done steps and failure flags. Returns the failed rows."""
@@ -93,44 +93,29 @@ class Executor:
                 return bool(done == DONE)
             self._scratch = np.empty(2 * done, np.uint8)
 
-    @torch.inference_mode()
     def _run_module(self, cell_type: CellType, buffer: NDArray[np.int32]) -> list[Failure]:
-        cell = cell_type.cell
-        header = buffer[: layout.HEADER].tolist()
-        rows, steps, is_loop = header[layout.H_ROWS], header[layout.H_STEPS], bool(header[layout.H_IS_LOOP])
-        sizes = buffer[header[layout.H_BATCH_SIZES] :][:steps].tolist()
-        lengths = buffer[header[layout.H_LENGTHS] :][:rows]
-        records = buffer[layout.HEADER :][
-            : layout.INPUT * len(cell.inputs) + layout.OUTPUT * len(cell.outputs)
-        ].tolist()
-        failures = Failures()
-        inputs = [
-            self._gather(kind, records[layout.INPUT * k : layout.INPUT * (k + 1)], buffer)
-            for k, kind in enumerate(cell_type.input_kinds)
-        ]
-        whole = Batch(sizes, inputs, lengths, list(range(rows)))
-        if is_loop:
-            first_output = layout.INPUT * len(cell.inputs)
-            every = [
-                bool(records[first_output + layout.OUTPUT * k + layout.OUT_RESULT_STEPS])
-                for k in range(len(cell.outputs))
-            ]
-            outcome = run_loop(cell, whole, header[layout.H_STOP_OUTPUT], every, failures)
-            buffer[header[layout.H_DONE_STEPS] :][:rows] = outcome.done_steps
-        else:
-            outcome = run_batch(cell, whole, failures)
+        cell, failures = cell_type.cell, Failures()
+        task = TaskView(buffer, len(cell.inputs), len(cell.outputs))
+
+        def gather() -> list[CellInput]:
+            return [self._gather(task, kind, *words) for kind, words in zip(cell_type.input_kinds, task.inputs)]
+
+        if self._mode is None:
+            self._mode = CellMode("cpu")
+        outcome = run_or_blame(CpuAttempt(cell, task, gather, self._mode), failures)
         if failures.split is not None:
             cell_type.retries.note(cell.name, failures.split, len(failures))
+        failures += [_not_finite(cell, row, output) for row, output in outcome.not_finite.items()]
         for failure in failures:
-            buffer[header[layout.H_FAILED] + failure.row] = 1
-        for k, kind in enumerate(cell_type.output_kinds):
-            first = layout.INPUT * len(cell.inputs) + layout.OUTPUT * k
-            self._store(kind, records[first : first + layout.OUTPUT], k, outcome, buffer)
+            task.has_failed[failure.row] = 1
+        if task.is_loop:
+            task.done_steps[:] = outcome.done_steps
+        for number, (kind, words) in enumerate(zip(cell_type.output_kinds, task.outputs)):
+            self._store(task, outcome, number, kind, *words)
         return failures
 
-    def _gather(self, kind: int, record: list[int], buffer: NDArray[np.int32]) -> CellInput:
-        source, count, at, offsets_at = record
-        rows = buffer[at : at + count]
+    def _gather(self, task: TaskView, kind: int, source: int, count: int, rows_at: int, offsets_at: int) -> CellInput:
+        rows = task.buffer[rows_at : rows_at + count]
         if source == MIXED:
             values = self._gather_mixed(kind, rows)
         else:
@@ -138,7 +123,7 @@ class Executor:
         if offsets_at < 0:
             return values
         # The offsets lie right before the rows.
-        return RaggedRows(values, torch.from_numpy(buffer[offsets_at:at].astype(np.int64)))
+        return RaggedRows(values, torch.from_numpy(task.buffer[offsets_at:rows_at].astype(np.int64)))
 
     def _gather_mixed(self, kind: int, handles: NDArray[np.int32]) -> torch.Tensor:
         """Rows from several locations, in the order of their handles."""
@@ -148,16 +133,33 @@ class Executor:
             arenas.get_into(kind, handles, location, self._location, values)
         return own.as_tensor(kind, values)
 
-    def _store(self, kind: int, record: list[int], output: int, outcome: Outcome, buffer: NDArray[np.int32]) -> None:
+    def _store(
+        self,
+        task: TaskView,
+        outcome: CpuOutcome,
+        number: int,
+        kind: int,
+        stores: int,
+        positions_at: int,
+        rows_at: int,
+        results: int,
+        result_positions_at: int,
+        result_rows_at: int,
+        shows_every_step: int,
+    ) -> None:
         """Copies one output's rows to its arena rows and its results to the host."""
-        stores, positions_at, rows_at, results, result_positions_at, result_rows_at, every_step = record
-        value = outcome.outputs[output]
+        buffer, value = task.buffer, outcome.outputs[number]
         if stores:
             rows, positions = buffer[rows_at : rows_at + stores], buffer[positions_at : positions_at + stores]
             self._arenas[self._location].move(kind, rows, value, positions)
         if results:
-            if every_step:  # of some rows of a loop; of the others the last, which lie behind
-                steps = outcome.every_step[output]
+            if shows_every_step:  # of some rows of a loop; of the others the last, which lie behind
+                steps = outcome.every_step[number]
                 value = np.concatenate([steps.reshape(-1, *value.shape[1:]), value])
             rows = buffer[result_rows_at : result_rows_at + results]
-            self._arenas[HOST].move(kind, rows, value, buffer[result_positions_at : result_positions_at + results])
+            positions = buffer[result_positions_at : result_positions_at + results]
+            self._arenas[HOST].move(kind, rows, value, positions)
+
+
+def _not_finite(cell: Cell, row: int, output: str) -> Failure:
+    return Failure(row, CellError(f"cell {cell.name!r} returned a value that is not finite in output {output!r}"))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from cellrt.worker.base import Done, Worker
 from cellrt.worker.cpu.executor import Executor
-from cellrt.worker.torch_threads import use_torch_threads
+from cellrt.worker.torch_state import use_torch_threads
 
 MOST_WAITING = 4
 """A busy machine makes a task take at most so many times its own time; beyond, it is the cell that waits."""

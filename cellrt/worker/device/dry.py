@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cellrt.worker.device.device import Device, Work
 from cellrt.worker.service_thread import ServiceThread
-from cellrt.worker.torch_threads import HOST_THREADS, use_torch_threads
+from cellrt.worker.torch_state import HOST_THREADS, use_torch_threads
 
 SYNCHRONIZE_S = 60.0
 _HOST_READS = frozenset(

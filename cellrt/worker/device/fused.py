@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout_words
 from cellrt.core.tables import HOST, MIXED
-from cellrt.worker.blame import Failure, Failures, as_cell_error, describe_error
+from cellrt.worker.blame import Failures, describe_error
+from cellrt.worker.device.attempt import DeviceOutcome
 from cellrt.worker.device.placement import Rows, RunSizes
 from cellrt.worker.device.program import Program
 from cellrt.worker.device.task_plan import NOWHERE, InputLayout, OutputLayout, Plan, Reading
+from cellrt.worker.torch_state import CellMode
 
 
 class CannotFuseError(Exception):
@@ -107,20 +109,31 @@ class FusedProgram(Program):
             self._goes_in_one_call()
 
     def run(self, rows: int, failures: Failures | None) -> None:
-        """See ``Program.run``; on an error all rows fail."""
+        """See ``Program.run``; on an error the task is run again by the plain form, to find the rows to blame."""
         try:
-            bad = self._run_whole() if self._layout.sizes_at != NOWHERE else self._run_steps()
+            with CellMode(self._memory.device.torch_device.type):
+                bad = self._run_whole() if self._layout.sizes_at != NOWHERE else self._run_steps()
         except BaseException as error:
             if failures is None or self._memory.device.is_fatal(error):
                 raise
-            cause = as_cell_error(self._placed.cell, error)
-            failures += [Failure(row, cause) for row in range(rows)]
-            bad = [torch.zeros(self._layout.answers, device=self._words.device)]
+            self._memory.device.check()
+            failures.split = error
+            super().run(rows, failures)
+            return
         for k, output in enumerate(self._layout.outputs):
             if output.results:
                 self._deliver(k, output, self._arena(output.kind))
         if self._layout.answers:
             self._answer(bad)
+
+    def _store(self, output: OutputLayout, value: torch.Tensor) -> None:
+        """Every position has a row, but those that nobody reads have none: they go where nobody looks."""
+        arena, rows = self._arena(output.kind), self._slice(output.rows_at, output.stores)
+        arena.index_copy_(0, torch.where(rows < 0, len(arena) - 1, rows), value[: output.stores])
+
+    def _show(self, number: int, output: OutputLayout, outcome: DeviceOutcome) -> None:
+        if output.results:
+            self._deliver(number, output, self._arena(output.kind))
 
     def _run_whole(self) -> list[torch.Tensor]:
         """Runs a run either way; returns which positions have a value that is not finite where they must be."""

@@ -16,7 +16,7 @@ from cellrt.definition.compiled_form import is_changed
 from cellrt.definition.snapshot import FunctionSnapshot
 from cellrt.definition.spec import CellInput, RowSpec
 from cellrt.worker.device.compiled import CompiledFunction, CompiledStep, as_function, warn_not_compiled
-from cellrt.worker.torch_threads import HOST_THREADS, torch_threads
+from cellrt.worker.torch_state import HOST_THREADS, torch_threads
 
 EXAMPLE_ROWS = 64
 """How many rows a compiled step is given first: it is made for any number, and best for about as many."""
@@ -54,7 +54,7 @@ class FusedModule(Protocol):
     what ``forward`` does to the rows that ``inputs`` name, and put each output into the rows that ``outputs`` name, on
     the current stream, without waiting for the device and without a shape that depends on values. No row is both read
     and written in one call, and none is written twice. Loops, ragged inputs and inputs from several places still
-    use ``forward``. If it raises, all rows of the task fail.
+    use ``forward``. If it raises, the task is run again through ``forward``, which finds the rows to blame.
 
     It is not called where a hook or a subclass changed ``forward``, nor where the module also has a method
     ``can_run_rows(inputs, outputs) -> bool`` that refuses a cell's ``RowSpec`` of each input and output. That is asked

@@ -13,8 +13,8 @@ import torch
 from cellrt.core.tables import HOST
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec
 from cellrt.worker.arenas import Arenas
-from cellrt.worker.blame import Failures
-from cellrt.worker.device.attempt import Attempt, DeviceBatch, DeviceOutcome
+from cellrt.worker.blame import Failures, run_or_blame
+from cellrt.worker.device.attempt import DeviceAttempt, DeviceOutcome, Inputs
 from cellrt.worker.device.device import Device
 from cellrt.worker.device.placement import PlacedCell, zeros
 from cellrt.worker.device.ring import Ring
@@ -63,11 +63,10 @@ class Program:
 
         Rows on which the cell fails are noted in ``failures``; their outputs are zeros. With None the error is raised.
         """
-        inputs = [self._gather(k, given) for k, given in enumerate(self._layout.inputs)]
-        batch = DeviceBatch(list(self._layout.sizes), inputs, self._lengths(), list(range(rows)), self._layout.is_loop)
-        every = [output.every_step for output in self._layout.outputs]
-        attempt = Attempt(self._placed, self._memory.device, self._layout.stop, every)
-        outcome = attempt.run(batch) if failures is None else attempt.run_or_blame(batch, failures)
+        layout = self._layout
+        every = [output.every_step for output in layout.outputs] if layout.is_loop else None
+        attempt = DeviceAttempt(self._placed, self._memory.device, rows, self._inputs, layout.stop, every)
+        outcome = attempt.run(0, rows) if failures is None else run_or_blame(attempt, failures)
         for k, output in enumerate(self._layout.outputs):
             self._store(output, outcome.outputs[k])
             self._show(k, output, outcome)
@@ -80,6 +79,11 @@ class Program:
     def _answer(self, parts: list[torch.Tensor]) -> None:
         answers = torch.cat([part.to(torch.int32) for part in parts])
         self._memory.down.rows(ANSWER).index_copy_(0, self._slice(self._layout.answers_at, len(answers)), answers)
+
+    def _inputs(self) -> Inputs:
+        """Copies of all inputs."""
+        values = [self._gather(k, given) for k, given in enumerate(self._layout.inputs)]
+        return Inputs(list(self._layout.sizes), values, self._lengths())
 
     def _slice(self, at: int, count: int) -> torch.Tensor:
         return self._words[at : at + count]

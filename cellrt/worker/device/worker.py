@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from cellrt.worker.base import Done, Launch, Worker
 from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions, InFlight
-from cellrt.worker.torch_threads import HOST_THREADS, use_torch_threads
+from cellrt.worker.torch_state import HOST_THREADS, use_torch_threads
 
 SPIN_S = 100e-6
 """How long the thread looks at the counter without sleeping, once nothing else is to be done."""

@@ -1,0 +1,75 @@
+"""What torch keeps for each thread: how many threads its operations use, and the modes that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+HOST_THREADS = 1
+"""Of whoever calls compiled functions for a device: torch makes other functions for another number."""
+
+
+def use_torch_threads(count: int) -> None:
+    """Sets the number for the calling thread, for good; threads that begin later get it too, unless they set theirs."""
+    # At its first operation a thread takes over the number that any thread set last; asking for it is an operation.
+    torch.get_num_threads()
+    torch.set_num_threads(count)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """The calling thread uses so many inside, and as many as before after."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class CellMode:
+    """While it lasts, a cell runs: without gradients, and what it leaves changed in its thread is put back at the end.
+
+    That is whether there are gradients, the number of threads, autocast, and modes such as a default device. What
+    belongs to the whole process (the default dtype, random seeds) is left alone: others may be changing it, too.
+
+    It is made on the thread that uses it, any number of times, one after the other.
+
+    Args:
+        device_type: "cpu" or so, for autocast.
+    """
+
+    __slots__ = ("_before", "_device_type", "_inference")
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self._before = self._state()
+
+    def __enter__(self) -> None:
+        # What torch.inference_mode makes when it is entered, at a third of its time.
+        self._inference = torch._C._InferenceMode(True)
+        self._inference.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        if self._state() != self._before:
+            self._put_back()
+        self._inference.__exit__(None, None, None)
+
+    def _state(self) -> tuple[int, int, int, bool]:
+        return (
+            torch.get_num_threads(),
+            torch._C._len_torch_function_stack(),
+            torch._C._len_torch_dispatch_stack(),
+            torch.is_autocast_enabled(self._device_type),
+        )
+
+    def _put_back(self) -> None:
+        num_threads, num_functions, num_dispatches, has_autocast = self._before
+        while torch._C._len_torch_function_stack() > num_functions:
+            torch._C._pop_torch_function_stack()
+        while torch._C._len_torch_dispatch_stack() > num_dispatches:
+            torch._C._pop_torch_dispatch_stack(None)
+        torch.set_autocast_enabled(self._device_type, has_autocast)
+        use_torch_threads(num_threads)
