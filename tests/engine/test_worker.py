@@ -63,7 +63,8 @@ def test_another_worker_goes_on_with_what_one_left_behind():
     for task in [*begun, *waiting]:
         other.launch(*task)
     other.start()
-    assert other.close(WAIT_S)
+    other.end()
+    assert other.join(WAIT_S)
     assert [done.task for done in other.poll()] == [DEADLY, 2]
     assert tasks.ran == [0, DEADLY, DEADLY, 2]
 
