@@ -1,6 +1,6 @@
 """A program that ends in every way with requests in flight; prints how each of its processes ended, as JSON.
 
-Each way is taken by a process forked off before there is any thread, which saves importing torch for each.
+Each way is taken by a process forked off before there is any thread, which saves importing torch and making cells.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from cellrt.engine.engine import Engine
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker import service_thread
 
-STEPS, REQUESTS = 300, 200
+STEPS, REQUESTS, LONG = 300, 200, 100.0
+ADD = cell(lambda x, h: {"h": h + x}, {"x": (), "h": ()}, name="add")
+SUM = Unfolder("sum", lambda graph, x: {"h": graph.chain(ADD, x=x).last.h}, torch.zeros(3))
 
 
 def busy_engine(workers: int | list[str] = 2) -> Engine:
     """An engine with much more to do than there is time for."""
-    add = cell(lambda x, h: {"h": h + x}, {"x": (), "h": ()}, name="add")
     engine = Engine(workers)
-    engine.register(
-        Unfolder("sum", lambda graph, x: {"h": graph.chain(add, x=x).last.h}, torch.zeros(3)), warm_up=False
-    )
+    engine.register(SUM, warm_up=False)
     engine.submit_many("sum", [torch.ones(STEPS)] * REQUESTS)
     return engine
 
@@ -73,7 +72,7 @@ def end_during_a_long_step() -> object:
     entered, leave = os.pipe()
 
     def multiply(x):
-        if x.device.type != "meta" and (x == 1).any():  # not in the trials of its definition
+        if x.device.type != "meta" and bool((x == LONG).any()):
             os.write(leave, b"x")
             many = torch.ones(600, 600)
             for _ in range(100_000):
@@ -83,7 +82,7 @@ def end_during_a_long_step() -> object:
     long = cell(multiply, {"x": ()})
     engine = Engine(1)
     engine.register(Unfolder("long", lambda graph, x: {"y": long(x=x).output}, torch.zeros(())), warm_up=False)
-    engine.submit("long", torch.ones(()))
+    engine.submit("long", torch.tensor(LONG))
     os.read(entered, 1)
     return engine
 
