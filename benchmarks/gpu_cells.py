@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 
 from cellrt.cells.lstm import LSTMCell
+from cellrt.definition.fused import IndexedRows, RunSizes
 from cellrt.definition.spec import RowSpec
 from cellrt.kernels.gate_weights import PackedWeights, Precision
-from cellrt.worker.device.placement import Rows, RunSizes
 
 
 class FusedLSTM(LSTMCell):
@@ -30,11 +30,13 @@ class FusedLSTM(LSTMCell):
         """Always."""
         return True
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
         """One step, rows of arenas to rows of arenas."""
         self._fused.run(self, inputs, outputs, self.precision)
 
-    def run_chain_rows(self, sizes: RunSizes, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> bool:
+    def run_chain_rows(
+        self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
+    ) -> bool:
         """A run by the chain kernel, if it takes these weights."""
         return self._fused.run_chain(self, sizes, inputs, outputs, self.precision)
 

@@ -1,4 +1,4 @@
-"""How the ready-made cells run on a GPU: `run_rows` (`cellrt/worker/device/placement.py`) by fused kernels, and
+"""How the ready-made cells run on a GPU: `run_rows` (`cellrt/definition/fused.py`) by fused kernels, and
 `run_chain_rows` by the chain kernel.
 
 A kernel has its own layout of the weights. It is made when a cell first runs on a device and kept beside the
@@ -25,8 +25,8 @@ from cellrt.kernels.choose import uses_triton
 from cellrt.kernels.gate_weights import TYPES
 
 if TYPE_CHECKING:
+    from cellrt.definition.fused import IndexedRows, RunSizes
     from cellrt.kernels.gate_weights import PackedWeights, Precision
-    from cellrt.worker.device.placement import Rows, RunSizes
 
 MAX_GATES_BYTES = 512 << 20
 """Most memory that a run's products of inputs may take."""
@@ -54,8 +54,8 @@ class FusedStep:
     def run(
         self,
         module: nn.Module,
-        inputs: Mapping[str, Rows | ArenaRows],
-        outputs: Mapping[str, Rows],
+        inputs: Mapping[str, IndexedRows | ArenaRows],
+        outputs: Mapping[str, IndexedRows],
         precision: Precision | None = None,
     ) -> None:
         """One step, rows of arenas to rows of arenas; without a `precision`, float32 is multiplied as torch does."""
@@ -71,8 +71,8 @@ class FusedLSTM(FusedStep):
         self,
         module: nn.Module,
         sizes: RunSizes,
-        inputs: Mapping[str, Rows | ArenaRows],
-        outputs: Mapping[str, Rows],
+        inputs: Mapping[str, IndexedRows | ArenaRows],
+        outputs: Mapping[str, IndexedRows],
         precision: Precision | None = None,
     ) -> bool:
         """A run as `run_chain_rows` takes it; its input is `x`, which is multiplied for all steps at once, or `gates`.
@@ -113,7 +113,7 @@ def fused_lstm(is_recurrent: bool = False) -> FusedLSTM:
     return FusedLSTM(_step_lstm, _pack_lstm, *names)
 
 
-def _multiply(x: Rows | ArenaRows, weight: Tensor) -> ArenaRows:
+def _multiply(x: IndexedRows | ArenaRows, weight: Tensor) -> ArenaRows:
     """The products of rows of `x` with a weight, in order; the bias is not in them."""
     products = linear(x.values.index_select(0, x.rows), weight)
     return ArenaRows(products, torch.arange(len(products), device=products.device))
@@ -171,7 +171,7 @@ def _pack_tree_lstm(weight_hh: Tensor, bias: Tensor, weight_ih: Tensor | None) -
     )
 
 
-def gates_of_tokens(table: Tensor, token: Rows) -> ArenaRows:
+def gates_of_tokens(table: Tensor, token: IndexedRows) -> ArenaRows:
     """The rows of a table of gates that tokens name: its last, which `fold_with_end` made, for those outside."""
     tokens = token.values.index_select(0, token.rows)
     end = len(table) - 1
@@ -185,7 +185,11 @@ def fold_with_end(embedding: Tensor, weight: Tensor, bias: Tensor | None) -> Ten
 
 
 def choose_rows(
-    weight: Tensor, bias: Tensor | None, end_token: int, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]
+    weight: Tensor,
+    bias: Tensor | None,
+    end_token: int,
+    inputs: Mapping[str, IndexedRows],
+    outputs: Mapping[str, IndexedRows],
 ) -> None:
     """Projection and greedy choice: rows `h` of an arena to rows `token` and `stop` of arenas."""
     from cellrt.kernels.project_argmax import Projection, project_argmax

@@ -29,7 +29,7 @@ from cellrt.cells._recurrence import gru_run, gru_run_inputs
 from cellrt.definition.compiled_form import CompiledForm
 
 if TYPE_CHECKING:
-    from cellrt.worker.device.placement import Rows
+    from cellrt.definition.fused import IndexedRows
 
 
 class GRUState(NamedTuple):
@@ -88,8 +88,8 @@ class GRUCell(_GRU, WholeCell):
         """Whether `run_rows` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/device/placement.py`)."""
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
         self._fused.run(self, inputs, outputs)
 
 
@@ -128,8 +128,8 @@ class GRURecurrent(_GRU, RecurrentHalf):
         """Whether `run_rows` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/device/placement.py`)."""
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
         self._fused.run(self, inputs, outputs)
 
 

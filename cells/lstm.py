@@ -37,8 +37,8 @@ from cellrt.cells._weights import Derived
 from cellrt.definition.compiled_form import CompiledForm
 
 if TYPE_CHECKING:
+    from cellrt.definition.fused import IndexedRows, RunSizes
     from cellrt.kernels.arena_rows import ArenaRows
-    from cellrt.worker.device.placement import Rows, RunSizes
 
 
 class LSTMState(NamedTuple):
@@ -96,11 +96,13 @@ class LSTMCell(_LSTM, WholeCell):
         """Whether `run_rows` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/device/placement.py`)."""
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
         self._fused.run(self, inputs, outputs)
 
-    def run_chain_rows(self, sizes: RunSizes, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> bool:
+    def run_chain_rows(
+        self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
+    ) -> bool:
         """A run by the chain kernel, if it takes these weights."""
         return self._fused.run_chain(self, sizes, inputs, outputs)
 
@@ -140,11 +142,13 @@ class LSTMRecurrent(_LSTM, RecurrentHalf):
         """Whether `run_rows` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/device/placement.py`)."""
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
         self._fused.run(self, inputs, outputs)
 
-    def run_chain_rows(self, sizes: RunSizes, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> bool:
+    def run_chain_rows(
+        self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
+    ) -> bool:
         """A run by the chain kernel, if it takes these weights."""
         return self._fused.run_chain(self, sizes, inputs, outputs)
 
@@ -179,14 +183,16 @@ class EmbeddingLSTMCell(_LSTM, TokenCell):
         """Whether `run_rows` takes these rows, with the weights where they are: only with `fold`."""
         return self.fold and self._can_fuse(inputs, outputs, {"token": TOKEN})
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
         """One step by the fused kernel, which reads the folded table; NaN for tokens outside the embedding."""
         self._fused.run(self, self._with_gates(inputs), outputs)
 
-    def run_chain_rows(self, sizes: RunSizes, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> bool:
+    def run_chain_rows(
+        self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
+    ) -> bool:
         """A run by the chain kernel, if it takes these weights; NaN as in `run_rows`."""
         return self._fused.run_chain(self, sizes, self._with_gates(inputs), outputs)
 
-    def _with_gates(self, inputs: Mapping[str, Rows]) -> dict[str, Rows | ArenaRows]:
+    def _with_gates(self, inputs: Mapping[str, IndexedRows]) -> dict[str, IndexedRows | ArenaRows]:
         table = self._ended_table.of(self.embedding.weight, self.weight_ih, self.bias_ih)
         return {"gates": gates_of_tokens(table, inputs["token"]), "h": inputs["h"], "c": inputs["c"]}

@@ -35,7 +35,7 @@ from cellrt.cells._weights import (
 from cellrt.definition.compiled_form import CompiledForm
 
 if TYPE_CHECKING:
-    from cellrt.worker.device.placement import Rows
+    from cellrt.definition.fused import IndexedRows
 
 NEVER = -1
 """As `end_token`: no token ends the sequence."""
@@ -178,8 +178,8 @@ class ProjectionArgmax(_Linear):
         """Whether `run_rows` takes these rows, with the weights where they are."""
         return can_fuse(self, inputs, outputs, vectors(h=self.weight.shape[1]), {"token": TOKEN, "stop": STOP})
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/device/placement.py`)."""
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
         choose_rows(self.weight, self.bias, self.end_token, inputs, outputs)
 
 

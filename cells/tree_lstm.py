@@ -41,7 +41,7 @@ from cellrt.cells._weights import Derived, are_float32_on_cpu, check_shape, is_e
 from cellrt.definition.compiled_form import CompiledForm
 
 if TYPE_CHECKING:
-    from cellrt.worker.device.placement import Rows
+    from cellrt.definition.fused import IndexedRows
 
 MAX_CHILDREN = 8
 """Most children of an n-ary cell."""
@@ -275,6 +275,6 @@ class BinaryTreeLSTMCell(NaryTreeLSTMCell):
             given["x"] = rows(self.weight_ih.shape[1])
         return can_fuse(self, inputs, outputs, given, state_rows(self.hidden_size))
 
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/worker/device/placement.py`)."""
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
         self._fused.run(self, inputs, outputs)

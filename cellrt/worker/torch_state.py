@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
+from torch.overrides import _get_current_function_mode, _pop_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
 
 HOST_THREADS = 1
 """Of whoever calls compiled functions for a device: torch makes other functions for another number."""
@@ -67,9 +71,20 @@ class CellMode:
 
     def _put_back(self) -> None:
         num_threads, num_functions, num_dispatches, has_autocast = self._before
+        if torch._C._len_torch_function_stack() > num_functions:
+            torch.set_default_device(None)
         while torch._C._len_torch_function_stack() > num_functions:
-            torch._C._pop_torch_function_stack()
+            _leave(_get_current_function_mode(), torch._C._len_torch_function_stack, _pop_mode)
         while torch._C._len_torch_dispatch_stack() > num_dispatches:
-            torch._C._pop_torch_dispatch_stack(None)
+            _leave(_get_current_dispatch_mode(), torch._C._len_torch_dispatch_stack, _pop_dispatch_mode)
         torch.set_autocast_enabled(self._device_type, has_autocast)
         use_torch_threads(num_threads)
+
+
+def _leave(mode: Any, depth: Callable[[], int], pop: Callable[[], object]) -> None:
+    """Leaves a mode that somebody else entered, whatever its own code does."""
+    before = depth()
+    with suppress(BaseException):
+        mode.__exit__(None, None, None)
+    if depth() >= before:
+        pop()

@@ -19,12 +19,13 @@ from cellrt import cells
 from cellrt.cells._fused import choose_rows, chosen_precision
 from cellrt.core.processor import SchedulerSettings
 from cellrt.definition.define import cell
+from cellrt.definition.fused import IndexedRows, RunSizes
 from cellrt.definition.spec import RowSpec, rows
 from cellrt.engine.engine import Engine
 from cellrt.graph.graph import Graph
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
-from cellrt.worker.device.placement import PlacedCell, Rows, RunSizes
+from cellrt.worker.device.placement import PlacedCell
 from tests.engine.helpers import SMALL, WAIT_S, assert_same
 from tests.kernels.interpreter import set_up
 
@@ -75,14 +76,14 @@ def arena(count: int, spec: RowSpec) -> Tensor:
     return torch.full((count + 3, *spec.shape), UNTOUCHED[spec.dtype], dtype=spec.dtype)
 
 
-def given_rows(spec: RowSpec, count: int, generator: torch.Generator) -> Rows:
+def given_rows(spec: RowSpec, count: int, generator: torch.Generator) -> IndexedRows:
     """Inputs in an arena; what nobody may read there is not a number, or no token."""
     values, index = arena(count, spec), some_rows(count, generator)
     if spec.dtype == torch.int64:
         values[index] = torch.randint(WORDS, (count,), generator=generator)
     else:
         values[index] = torch.randn(count, *spec.shape, generator=generator)
-    return Rows(values, index)
+    return IndexedRows(values, index)
 
 
 def check(name: str, count: int, unwritten: int = 0) -> None:
@@ -92,7 +93,7 @@ def check(name: str, count: int, unwritten: int = 0) -> None:
     case = CASES[name]
     module = case.make()
     inputs = {key: given_rows(spec, count, generator) for key, spec in case.inputs.items()}
-    outputs = {key: Rows(arena(count, spec), some_rows(count, generator)) for key, spec in case.outputs.items()}
+    outputs = {key: IndexedRows(arena(count, spec), some_rows(count, generator)) for key, spec in case.outputs.items()}
     expected = {key: value.values.clone() for key, value in outputs.items()}
     results = module(**{key: value.values[value.rows] for key, value in inputs.items()})._asdict()
     for key, (_, index) in outputs.items():
@@ -118,7 +119,7 @@ def check_chain(name: str, sizes: tuple[int, ...], unwritten: int = 0) -> None:
     inputs = {
         key: given_rows(spec, sizes[0] if key in STATE else positions, generator) for key, spec in case.inputs.items()
     }
-    outputs = {key: Rows(arena(positions, spec), some_rows(positions, generator)) for key, spec in STATE.items()}
+    outputs = {key: IndexedRows(arena(positions, spec), some_rows(positions, generator)) for key, spec in STATE.items()}
     expected = {key: value.values.clone() for key, value in outputs.items()}
     for _, index in outputs.values():
         index[torch.randperm(positions, generator=generator)[:unwritten]] = -1
@@ -153,8 +154,8 @@ def test_a_run_that_does_not_fit_is_refused_untouched(limit: str, monkeypatch: p
         monkeypatch.setattr("cellrt.cells._fused.MAX_GATES_BYTES", 4 * 4 * HIDDEN * 2)
     module, generator = cells.LSTMCell(SIZE, HIDDEN), torch.Generator().manual_seed(0)
     inputs = {key: given_rows(spec, 3, generator) for key, spec in CASES["LSTMCell"].inputs.items()}
-    outputs = {key: Rows(arena(3, spec), torch.tensor([0, 1, 2])) for key, spec in STATE.items()}
-    inputs |= {key: Rows(inputs[key].values, inputs[key].rows[:2]) for key in STATE}
+    outputs = {key: IndexedRows(arena(3, spec), torch.tensor([0, 1, 2])) for key, spec in STATE.items()}
+    inputs |= {key: IndexedRows(inputs[key].values, inputs[key].rows[:2]) for key in STATE}
     assert not module.run_chain_rows(RunSizes((2, 1), torch.tensor([2, 1])), inputs, outputs)
     assert all(value.values.isnan().all() for value in outputs.values())
 
@@ -163,9 +164,9 @@ def test_a_run_that_does_not_fit_is_refused_untouched(limit: str, monkeypatch: p
 def test_a_token_outside_the_embedding_spoils_its_own_row_alone(token: int) -> None:
     module = cells.EmbeddingLSTMCell(WORDS, SIZE, HIDDEN)
     index = torch.arange(3)
-    inputs = {key: Rows(torch.zeros(3, HIDDEN), index) for key in STATE}
-    outputs = {key: Rows(torch.zeros(3, HIDDEN), index) for key in STATE}
-    module.run_rows({"token": Rows(torch.tensor([2, token, 6]), index), **inputs}, outputs)
+    inputs = {key: IndexedRows(torch.zeros(3, HIDDEN), index) for key in STATE}
+    outputs = {key: IndexedRows(torch.zeros(3, HIDDEN), index) for key in STATE}
+    module.run_rows({"token": IndexedRows(torch.tensor([2, token, 6]), index), **inputs}, outputs)
     for value in outputs.values():
         assert value.values.isnan().any(1).tolist() == [False, True, False]
 
@@ -190,8 +191,10 @@ def test_kernels_give_what_forward_gives() -> None:
 @pytest.mark.parametrize("make", [cells.LSTMCell, cells.GRUCell])
 def test_weights_are_packed_again_after_a_change(make: Callable[..., Any]) -> None:
     module, case = make(SIZE, HIDDEN), CASES[make.__name__]
-    inputs = {key: Rows(torch.ones(1, *spec.shape), torch.tensor([0])) for key, spec in case.inputs.items()}
-    before, after = ({key: Rows(torch.zeros(1, HIDDEN), torch.tensor([0])) for key in case.outputs} for _ in range(2))
+    inputs = {key: IndexedRows(torch.ones(1, *spec.shape), torch.tensor([0])) for key, spec in case.inputs.items()}
+    before, after = (
+        {key: IndexedRows(torch.zeros(1, HIDDEN), torch.tensor([0])) for key in case.outputs} for _ in range(2)
+    )
     module.run_rows(inputs, before)
     with torch.no_grad():
         module.weight_hh.zero_()
@@ -244,7 +247,7 @@ class Doubled(cells.GRURecurrent):
 
 
 class SeenTwice(Doubled):
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
         raise NotImplementedError
 
 

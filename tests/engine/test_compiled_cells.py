@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from cellrt.core.processor import SchedulerSettings
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
+from cellrt.definition.fused import IndexedRows
 from cellrt.definition.spec import rows
 from cellrt.engine.engine import Engine
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
-from cellrt.worker.device.compiled import CompiledStep
 from cellrt.worker.device.executor import DeviceOptions
-from cellrt.worker.device.placement import PlacedCell, Rows
+from cellrt.worker.device.placement import PlacedCell
+from cellrt.worker.device.torch_compile import CompiledStep
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check
 from tests.engine.test_cuda_worker import device_engine, serve
 
@@ -189,9 +190,9 @@ def test_what_fails_only_later_runs_as_it_is_from_then_on():
     def fails(*arguments: object) -> None:
         raise RuntimeError("no compiler today")
 
-    inputs = {name: Rows(arena, torch.tensor([k, 9 + k])) for k, name in enumerate(made.inputs)}
-    outputs = {name: Rows(arena, torch.tensor([3 + k, 13 + k])) for k, name in enumerate(STATE)}
-    outputs["norm"] = Rows(other, torch.tensor([1, -1]))
+    inputs = {name: IndexedRows(arena, torch.tensor([k, 9 + k])) for k, name in enumerate(made.inputs)}
+    outputs = {name: IndexedRows(arena, torch.tensor([3 + k, 13 + k])) for k, name in enumerate(STATE)}
+    outputs["norm"] = IndexedRows(other, torch.tensor([1, -1]))
     expected = made.run(*(arena[given.rows] for given in inputs.values()))
     step.compile(inputs, outputs)
     (function,) = step._functions.values()

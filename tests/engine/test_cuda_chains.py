@@ -15,6 +15,7 @@ from cellrt import cells
 from cellrt.core.processor import SchedulerSettings
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
+from cellrt.definition.fused import IndexedRows
 from cellrt.definition.spec import rows
 from cellrt.engine.engine import Engine
 from cellrt.errors import CellError
@@ -22,7 +23,7 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.dry import DryDevice
 from cellrt.worker.device.executor import DeviceOptions
-from cellrt.worker.device.placement import PlacedCell, Rows
+from cellrt.worker.device.placement import PlacedCell
 from tests.engine.helpers import WAIT_S, close_and_check, error_of
 from tests.engine.models import WIDTH
 from tests.engine.test_cuda_worker import device_engine, serve
@@ -76,15 +77,15 @@ class Fails(Refuses):
         raise NotImplementedError("not on this device")
 
 
-def part(given: Rows, start: int, size: int) -> Rows:
-    return Rows(given.values, given.rows[start : start + size])
+def part(given: IndexedRows, start: int, size: int) -> IndexedRows:
+    return IndexedRows(given.values, given.rows[start : start + size])
 
 
-def read(given: Rows) -> Tensor:
+def read(given: IndexedRows) -> Tensor:
     return given.values.index_select(0, given.rows)
 
 
-def write(made: Rows, value: Tensor) -> None:
+def write(made: IndexedRows, value: Tensor) -> None:
     """What is not to be written goes to the arena's last row, which nobody reads: no shape depends on a value."""
     made.values.index_copy_(0, torch.where(made.rows < 0, len(made.values) - 1, made.rows), value)
 

@@ -121,6 +121,30 @@ def add_twice(x: Tensor, h: Tensor) -> State:
     return State(2 * x + 0.5 * h)
 
 
+def subtract(x: Tensor, h: Tensor) -> State:
+    return State(x - 0.5 * h)
+
+
+@on_every_device
+def test_a_cell_that_takes_the_place_of_another_is_not_run_by_what_was_captured_of_that(device):
+    inputs = {"x": (WIDTH,), "h": (WIDTH,)}
+    options = DeviceOptions(ring_bytes=1 << 16, capture_after=1)
+    engine = device_engine(device, 1, options, settings=SchedulerSettings(runs=False))
+    executor = engine._manager.workers[0]._executor
+    for made in (cell(add_twice, inputs, max_batch=8), cell(subtract, inputs, max_batch=4, finite=["h"])):
+        model = chain_model("chain", made)
+        engine.register(model, warm_up=False)
+        for _ in range(4):
+            serve(engine, model, [torch.randn(4, WIDTH) for _ in range(6)])
+        assert any(capture is not None for capture in executor._captures._known.values())
+        engine.unregister("chain")
+        assert engine.drain(WAIT_S)
+        engine.check()
+        assert not executor._captures._known and not executor.device.placements._placed
+        assert executor._captures.used_bytes == 0
+    close_and_check(engine)
+
+
 def test_nothing_is_captured_beyond_the_budget():
     model = chain_model("chain", cell(add_twice, {"x": (WIDTH,), "h": (WIDTH,)}, max_batch=64))
     options = DeviceOptions(ring_bytes=1 << 16, capture_after=1, graph_bytes=2000)

@@ -177,12 +177,12 @@ class CudaDevice(Device):
             return True
         return isinstance(error, RuntimeError) and any(words in describe_error(error) for words in FATAL_WORDS)
 
-    def capture(self, program: Work) -> Work:
+    def capture(self, work: Work) -> Work:
         """A CUDA graph. All graphs share their memory: they run one after the other, and nothing of one outlives it."""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
-            program()
+            work()
         except BaseException:
             with suppress(RuntimeError):
                 graph.capture_end()

@@ -22,7 +22,7 @@ from cellrt.worker.device.placement import Placements
 Work = Callable[[], None]
 
 NUM_SAMPLES = 3
-"""How often a program runs to be timed; the fastest counts."""
+"""How often work runs to be timed; the fastest counts."""
 
 
 class Device(ABC):
@@ -70,19 +70,19 @@ class Device(ABC):
         """Whether an error that a cell raised means that the device is lost, rather than that the cell is wrong."""
 
     @abstractmethod
-    def capture(self, program: Work) -> Work:
-        """Records the operations of a program; calling the result repeats them at the same addresses.
+    def capture(self, work: Work) -> Work:
+        """Records the operations of work; calling the result repeats them at the same addresses.
 
-        ``program`` must have run before. Raises if it does something that cannot be recorded.
+        It must have run before. Raises if it does something that cannot be recorded.
         """
 
-    def time(self, program: Work) -> float:
-        """Inside ``work``: seconds until the device has done a program, which must have run before. Waits for it."""
+    def time(self, work: Work) -> float:
+        """Inside ``work``: seconds until the device has done this work, which must have run before. Waits for it."""
         samples = []
         for _ in range(NUM_SAMPLES):
             self.settle()
             start = time.perf_counter()
-            program()
+            work()
             self.settle()
             samples.append(time.perf_counter() - start)
         return min(samples)

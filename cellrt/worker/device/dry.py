@@ -90,18 +90,18 @@ class DryDevice(Device):
         """A DryDeviceError is; what a cell raises is not."""
         return isinstance(error, DryDeviceError)
 
-    def capture(self, program: Work) -> Work:
-        """The program itself: it must find all it reads at the same addresses. It may not look at values."""
+    def capture(self, work: Work) -> Work:
+        """The work itself: it must find all it reads at the same addresses. It may not look at values."""
         with _NoValues():  # type: ignore[no-untyped-call]
-            program()
+            work()
         self.num_captured += 1
-        return program
+        return work
 
     def settle(self) -> None:
         """Nothing to do: this is the thread that computes."""
 
     def memory_in_use(self) -> int:
-        """A kilobyte for each captured program, so that budgets can be tested."""
+        """A kilobyte for each capture, so that budgets can be tested."""
         return self.num_captured << 10
 
     def fetch(self, arena: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -169,7 +169,7 @@ class _NoValues(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if function.overloadpacket in _HOST_READS:
-            raise RuntimeError("a captured program cannot hand values to the host")
+            raise RuntimeError("captured work cannot hand values to the host")
         return function(*args, **(kwargs or {}))
 
 

@@ -1,4 +1,4 @@
-"""Runs tasks on a device: packs what a task needs, submits its program, and takes in what came back.
+"""Runs tasks on a device: packs what a task needs, submits its operations, and takes in what came back.
 
 ``begin`` and ``collect`` are called by the worker's thread. In between the device owns the task's blocks of both
 rings. The host's rows are read by ``begin`` and written by ``collect``, and by nobody else on this side.
@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core import task_layout as layout_words
 from cellrt.core.copying import LARGE_BYTES, get_rows, get_rows_freely, move_rows, move_rows_freely
 from cellrt.core.tables import HOST
+from cellrt.core.task_layout import TaskView
 from cellrt.errors import CellError, InternalError
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.base import Launch
@@ -26,12 +26,12 @@ from cellrt.worker.cell_type import CellType
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.captures import Captures
 from cellrt.worker.device.device import Device, Work
-from cellrt.worker.device.fused import CannotFuseError, ChainReading, FusedProgram, FusedReading
-from cellrt.worker.device.packing import pack_words
+from cellrt.worker.device.fused import CannotFuseError, ChainReader, FusedOperations, FusedReader
+from cellrt.worker.device.operations import ANSWER, Memory, Operations
+from cellrt.worker.device.pack_words import pack_words
+from cellrt.worker.device.packing import Packing, Packings, Signature
 from cellrt.worker.device.placement import Forms, PlacedCell
-from cellrt.worker.device.program import ANSWER, Memory, Program
-from cellrt.worker.device.ring import Ring, place
-from cellrt.worker.device.task_plan import Plan, Planner
+from cellrt.worker.device.ring import Block, Ring, block_from
 
 WORD_BYTES = 8
 
@@ -44,7 +44,7 @@ class DeviceOptions:
         ring_bytes: pinned memory, and as much on the device, for what tasks upload; the same again for what they
             download. A task that needs more gets memory of its own.
         graph_bytes: device memory for captured CUDA graphs; 0 runs everything eagerly.
-        capture_after: how often a task of the same layout runs eagerly before it is captured.
+        capture_after: how often a task of the same signature runs eagerly before it is captured.
         fused: use ``run_rows`` of cells that have it.
         chains: use ``run_chain_rows`` of such cells for runs of several steps: always, never, or (None) where it
             measures faster.
@@ -78,11 +78,12 @@ class InFlight:
     """A task on the device."""
 
     launch: Launch
-    plan: Plan
+    task: TaskView
+    packing: Packing
     up: Ring
+    up_block: Block
     down: Ring
-    result_places: list[int]
-    answers_place: int
+    down_block: Block
     begun_ns: int
     failures: Failures = field(default_factory=Failures)
 
@@ -98,170 +99,167 @@ class DeviceExecutor:
         if not isinstance(own, DeviceArenas):
             raise InternalError(f"location {location} has no arenas of a device")
         self._captures = Captures(device, options.graph_bytes, options.capture_after)
-        self._planner = Planner(location, types, own, pad=options.graph_bytes > 0)
+        self._packings = Packings(location, types, own, pad=options.graph_bytes > 0)
         up, down = (Ring(device, options.ring_bytes) for _ in range(2))
         self._memory = Memory(device, location, arenas, up, down)
+        self._identities: dict[int, str] = {}
         self._host_bytes: list[NDArray[np.uint8]] = []
         self._counting = np.arange(0, dtype=np.int32)
 
     def place(self, cell_type: CellType) -> PlacedCell:
         """The cell with its weights on this device; they are copied the first time."""
+        self._identities[cell_type.id] = cell_type.cell.identity
         return self.device.placements.of(cell_type.cell)
+
+    def forget(self, type_id: int) -> None:
+        """Drops what was kept for a cell type that no task has: its weights and captures, above all."""
+        self._packings.forget(type_id)
+        self._captures.forget(type_id)
+        identity = self._identities.pop(type_id, None)
+        if identity is not None:
+            self.device.placements.forget(identity)
 
     def begin(self, launch: Launch) -> InFlight | None:
         """Submits a task; None if the rings have no room until a task in flight is collected."""
         begun_ns = time.perf_counter_ns()
-        cell_type = self._types[launch.type_id]
-        plan = self._plan(cell_type, launch)
-        uploads, downloads = plan.uploads, plan.downloads
+        placed, task = self.place(self._types[launch.type_id]), TaskView(launch.buffer)
+        packing = self._pack(placed, task, launch.type_id)
+        uploads, downloads = packing.uploads, packing.downloads
         up_bytes = [self._row_bytes(upload.kind) for upload in uploads]
         down_bytes = [self._row_bytes(download.kind) for download in downloads]
-        pieces = [(plan.layout.num_words * WORD_BYTES, WORD_BYTES)]
+        num_words, answers = packing.signature.num_words, packing.signature.answers
+        pieces = [(num_words * WORD_BYTES, WORD_BYTES)]
         pieces += [(upload.num_rows * size, size) for upload, size in zip(uploads, up_bytes)]
         returned = [(download.padded * size, size) for download, size in zip(downloads, down_bytes)]
-        returned.append((plan.layout.answers * ANSWER.num_bytes, ANSWER.num_bytes))
-        rings = self._take(pieces, returned)
-        if rings is None:
+        returned.append((answers * ANSWER.num_bytes, ANSWER.num_bytes))
+        blocks = self._take(pieces, returned)
+        if blocks is None:
             return None
-        up, places, down, down_places = rings
-        answers_place = down_places[len(downloads)]
+        up, up_block, down, down_block = blocks
+        (words_start, *up_starts), (*down_starts, answers_start) = up_block.starts, down_block.starts
         ranges = [
-            (upload.at, at // size, upload.num_rows, upload.padded)
-            for upload, size, at in zip(uploads, up_bytes, places[1:])
+            (upload.at, start // size, upload.num_rows, upload.padded)
+            for upload, size, start in zip(uploads, up_bytes, up_starts)
         ]
         ranges += [
-            (download.at, at // size, download.padded, download.padded)
-            for download, size, at in zip(downloads, down_bytes, down_places)
+            (download.at, start // size, download.padded, download.padded)
+            for download, size, start in zip(downloads, down_bytes, down_starts)
         ]
-        answers = plan.layout.answers
-        ranges.append((plan.layout.answers_at, answers_place // ANSWER.num_bytes, answers, answers))
-        words = up.array[places[0] : places[0] + WORD_BYTES * plan.layout.num_words].view(np.int64)
-        pack_words(words, launch.buffer, plan.copies, np.array(ranges, np.int64))
-        for at, values in plan.computed:
+        ranges.append((packing.signature.answers_at, answers_start // ANSWER.num_bytes, answers, answers))
+        words = up.array[words_start : words_start + WORD_BYTES * num_words].view(np.int64)
+        pack_words(words, launch.buffer, packing.copies, np.array(ranges, np.int64))
+        for at, values in packing.computed:
             words[at : at + len(values)] = values
-        for upload, size, at in zip(uploads, up_bytes, places[1:]):
-            target = up.array[at : at + upload.num_rows * size].reshape(upload.num_rows, size)
+        for upload, size, start in zip(uploads, up_bytes, up_starts):
+            target = up.array[start : start + upload.num_rows * size].reshape(upload.num_rows, size)
             get = get_rows if target.size < LARGE_BYTES else get_rows_freely
             get(self._host(upload.kind), upload.host_rows(launch.buffer), target)
-        task = InFlight(launch, plan, up, down, down_places[: len(downloads)], answers_place, begun_ns)
+        begun = InFlight(launch, task, packing, up, up_block, down, down_block, begun_ns)
         has_download = bool(downloads or answers)
-        self.device.submit(self._work(task, cell_type, places, down_places, has_download), has_download)
-        return task
+        self.device.submit(self._work(begun, placed, has_download), has_download)
+        return begun
 
-    def collect(self, task: InFlight) -> list[Failure]:
+    def collect(self, done: InFlight) -> list[Failure]:
         """Takes in what a task that is done brought back; returns the rows on which its cell failed."""
-        plan, buffer = task.plan, task.launch.buffer
-        at = task.answers_place
-        answers = task.down.array[at : at + 4 * plan.layout.answers].view(np.int32)
-        header = buffer[: layout_words.HEADER].tolist()
-        failed = {failure.row for failure in task.failures}
-        cell_type = self._types[task.launch.type_id]
+        packing, task, failures = done.packing, done.task, done.failures
+        *starts, at = done.down_block.starts
+        answers = done.down.array[at : at + ANSWER.num_bytes * packing.signature.answers].view(np.int32)
+        failed = {failure.row for failure in failures}
+        cell_type = self._types[done.launch.type_id]
         cell = cell_type.cell
-        if task.failures.split is not None:
-            cell_type.retries.note(cell.name, task.failures.split, len(task.failures))
-        for row in self._rows_not_finite(plan, answers, header, buffer):
+        if failures.split is not None:
+            cell_type.retries.note(cell.name, failures.split, len(failures))
+        for row in _rows_not_finite(packing, task, answers):
             if row not in failed:
                 outputs = " or ".join(map(repr, cell.finite))
                 error = CellError(f"cell {cell.name!r} returned a value that is not finite in output {outputs}")
-                task.failures.append(Failure(row, error))
-        if plan.layout.is_loop:
-            done_at = header[layout_words.H_DONE_STEPS]
-            buffer[done_at : done_at + plan.rows] = answers[: plan.rows]
-        for failure in task.failures:
-            buffer[header[layout_words.H_FAILED] + failure.row] = 1
-        for download, place_ in zip(plan.downloads, task.result_places):
-            self._put(download.kind, download.host_rows(buffer), task.down.array[place_:])
-        if task.up is self._memory.up:
-            task.up.give_back()
-            task.down.give_back()
-        return task.failures
+                failures.append(Failure(row, error))
+        if task.is_loop:
+            task.done_steps[:] = answers[: task.num_rows]
+        for failure in failures:
+            task.has_failed[failure.row] = 1
+        for download, start in zip(packing.downloads, starts):
+            self._put(download.kind, download.host_rows(task.buffer), done.down.array[start:])
+        if done.up is self._memory.up:
+            done.up.give_back()
+            done.down.give_back()
+        return failures
 
-    def _rows_not_finite(
-        self, plan: Plan, answers: NDArray[np.int32], header: list[int], buffer: NDArray[np.int32]
-    ) -> list[int]:
-        """The rows with a value that is not finite where the cell declares finite ones."""
-        if not answers.size:
-            return []
-        if plan.layout.is_loop:
-            padded = plan.layout.sizes[0]
-            return np.flatnonzero(answers[padded : padded + plan.rows]).tolist()
-        bad = np.flatnonzero(answers[: plan.positions])
-        if not bad.size:
-            return []
-        at, steps = header[layout_words.H_BATCH_SIZES], header[layout_words.H_STEPS]
-        row_of = np.concatenate([np.arange(size) for size in buffer[at : at + steps]])
-        return sorted(set(row_of[bad].tolist()))
-
-    def _work(
-        self, task: InFlight, cell_type: CellType, places: list[int], down_places: list[int], has_download: bool
-    ) -> Work:
+    def _work(self, begun: InFlight, placed: PlacedCell, has_download: bool) -> Work:
         """All that the device does for a task."""
-        plan, up, down = task.plan, task.up, task.down
-        placed = self.place(cell_type)
+        packing, up, down, captures = begun.packing, begun.up, begun.down, self._captures
+        signature = packing.signature
         is_own = up is not self._memory.up
-        can_capture = plan.can_capture and not is_own
-        words_at, words_end = places[0], places[0] + WORD_BYTES * plan.layout.num_words
+        can_capture = packing.can_capture and not is_own
+        words_start = begun.up_block.starts[0]
+        words_bytes = slice(words_start, words_start + WORD_BYTES * signature.num_words)
+        up_bytes = slice(begun.up_block.first, begun.up_block.end)
+        down_bytes = slice(begun.down_block.first, begun.down_block.end)
 
         def work() -> None:
-            self.device.upload(up.device[places[-2] : places[-1]], up.host[places[-2] : places[-1]])
-            words = up.device[words_at:words_end].view(torch.int64)
-            capture = self._captures.find(plan.layout) if can_capture else None
+            self.device.upload(up.device[up_bytes], up.host[up_bytes])
+            words = up.device[words_bytes].view(torch.int64)
+            capture = captures.find(signature) if can_capture else None
             if capture is not None:
                 capture.words.copy_(words)
                 capture.replay()
             else:
                 memory = self._memory._replace(up=up, down=down) if is_own else self._memory
-                program = self._program(placed, plan, memory, words, up.host[words_at:words_end].view(torch.int64))
-                program.run(plan.rows, task.failures)
-                if can_capture and not task.failures and self._captures.is_due(plan.layout):
-                    self._captures.make(plan.layout, words, lambda words: self._captured(placed, plan, words))
+                host_words = up.host[words_bytes].view(torch.int64)
+                self._operations(placed, signature, memory, words, host_words).run(packing.rows, begun.failures)
+                if can_capture and not begun.failures and captures.is_due(signature):
+                    captures.make(signature, words, lambda words: self._captured(placed, packing, words))
             if has_download:
-                start, end = down_places[-2], down_places[-1]
-                self.device.download(down.host[start:end], down.device[start:end])
+                self.device.download(down.host[down_bytes], down.device[down_bytes])
 
         return work
 
-    def _plan(self, cell_type: CellType, launch: Launch) -> Plan:
+    def _pack(self, placed: PlacedCell, task: TaskView, type_id: int) -> Packing:
         """Reads a task: for the fused form of its cell where that goes, else for the plain form."""
-        placed, is_run = self.place(cell_type), launch.buffer[layout_words.H_STEPS] > 1
-        readings: list[type[FusedReading]] = []
-        if placed.run_rows is not None and not launch.buffer[layout_words.H_IS_LOOP]:
+        is_run = task.num_steps > 1
+        readers: list[type[FusedReader]] = []
+        if placed.run_rows is not None and not task.is_loop:
             if is_run and placed.chains is not None:
-                readings.append(ChainReading)
+                readers.append(ChainReader)
             if not (is_run and placed.prefers_steps):
-                readings.append(FusedReading)
-        for reading in readings:
+                readers.append(FusedReader)
+        for reader in readers:
             with suppress(CannotFuseError):
-                return self._planner.plan(launch.type_id, launch.buffer, reading)
-        return self._planner.plan(launch.type_id, launch.buffer)
+                return self._packings.of(type_id, task.buffer, reader)
+        return self._packings.of(type_id, task.buffer)
 
-    def _program(
-        self, placed: PlacedCell, plan: Plan, memory: Memory, words: torch.Tensor, host_words: torch.Tensor | None
-    ) -> Program:
-        kind = FusedProgram if plan.layout.fused else Program
-        return kind(placed, plan.layout, memory, words, host_words)
+    def _operations(
+        self,
+        placed: PlacedCell,
+        signature: Signature,
+        memory: Memory,
+        words: torch.Tensor,
+        host_words: torch.Tensor | None,
+    ) -> Operations:
+        kind = FusedOperations if signature.fused else Operations
+        return kind(placed, signature, memory, words, host_words)
 
-    def _captured(self, placed: PlacedCell, plan: Plan, words: torch.Tensor) -> Work:
-        program = self._program(placed, plan, self._memory, words, None)
-        program.prepare_capture()
-        return lambda: program.run(plan.rows, None)
+    def _captured(self, placed: PlacedCell, packing: Packing, words: torch.Tensor) -> Work:
+        operations = self._operations(placed, packing.signature, self._memory, words, None)
+        operations.prepare_capture()
+        return lambda: operations.run(packing.rows, None)
 
     def _take(
         self, pieces: list[tuple[int, int]], returned: list[tuple[int, int]]
-    ) -> tuple[Ring, list[int], Ring, list[int]] | None:
+    ) -> tuple[Ring, Block, Ring, Block] | None:
         """Blocks for a task; None if they must wait for tasks in flight. What the rings can never hold gets memory of
         its own."""
         up, down = self._memory.up, self._memory.down
-        places = up.take(pieces)
-        down_places = None if places is None else down.take(returned)
-        if places is not None and down_places is not None:
-            return up, places, down, down_places
-        if places is not None:
+        up_block = up.take(pieces)
+        down_block = None if up_block is None else down.take(returned)
+        if up_block is not None and down_block is not None:
+            return up, up_block, down, down_block
+        if up_block is not None:
             up.take_last_back()
         if not (up.is_empty and down.is_empty):
             return None
-        up, down = (Ring(self.device, place(sizes, 0)[-1]) for sizes in (pieces, returned))
-        return up, up.take(pieces) or [], down, down.take(returned) or []
+        up_block, down_block = block_from(pieces, 0), block_from(returned, 0)
+        return Ring(self.device, up_block.end), up_block, Ring(self.device, down_block.end), down_block
 
     def _row_bytes(self, kind: int) -> int:
         return int(self._host(kind).shape[1])
@@ -284,3 +282,17 @@ class DeviceExecutor:
         if len(self._counting) < count:
             self._counting = np.arange(2 * count, dtype=np.int32)
         return self._counting[:count]
+
+
+def _rows_not_finite(packing: Packing, task: TaskView, answers: NDArray[np.int32]) -> list[int]:
+    """The rows with a value that is not finite where the cell declares finite ones."""
+    if not answers.size:
+        return []
+    if task.is_loop:
+        padded = packing.signature.sizes[0]
+        return np.flatnonzero(answers[padded : padded + task.num_rows]).tolist()
+    bad = np.flatnonzero(answers[: task.num_positions])
+    if not bad.size:
+        return []
+    row_of = np.concatenate([np.arange(size) for size in task.batch_sizes])
+    return sorted(set(row_of[bad].tolist()))

@@ -1,10 +1,10 @@
-"""Tasks of cells that read and write arena rows themselves (``placement.FusedModule``).
+"""Tasks of cells that read and write arena rows themselves (``FusedModule``).
 
 Every position of every output that somebody reads needs a row of the arena. Those that the scheduler gave no row lie
 in the arena's scratch rows: state for the next step of the run takes turns in two sets of rows, a result that nobody
 else reads has one of its own until it is downloaded.
 
-A run of several steps goes step by step, or in one call (``placement.ChainModule``) where that was measured to be
+A run of several steps goes step by step, or in one call (``ChainModule``) where that was measured to be
 faster. No row is both read and written in a task, so it may be run again, and its first run of a kind is measured both
 ways.
 """
@@ -18,13 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core import task_layout as layout_words
 from cellrt.core.tables import HOST, MIXED
+from cellrt.definition.fused import IndexedRows, RunSizes
 from cellrt.worker.blame import Failures, describe_error
 from cellrt.worker.device.attempt import DeviceOutcome
-from cellrt.worker.device.placement import Rows, RunSizes
-from cellrt.worker.device.program import Program
-from cellrt.worker.device.task_plan import NOWHERE, InputLayout, OutputLayout, Plan, Reading
+from cellrt.worker.device.operations import Operations
+from cellrt.worker.device.packing import NOWHERE, InputSignature, OutputSignature, Packing, TaskReader
 from cellrt.worker.torch_state import CellMode
 
 
@@ -32,36 +31,46 @@ class CannotFuseError(Exception):
     """The task must run through the cell's plain form."""
 
 
-class FusedReading(Reading):
+class FusedReader(TaskReader):
     """Reads a task of such a cell; raises CannotFuseError if it cannot run fused."""
 
     is_fused = True
     keeps_finite = False
     """Whether what must be finite is kept at every position until the end, not only until the next step."""
 
-    def plan(self) -> Plan:
+    def read(self) -> Packing:
         """Reads it."""
         self._scratch_used: dict[int, int] = {}
-        return super().plan()
+        return super().read()
 
-    def _input(self, kind: int, source: int, count: int, at: int, offsets_at: int) -> InputLayout:
+    def _input(self, kind: int, source: int, count: int, at: int, offsets_at: int) -> InputSignature:
         if self._is_loop or source == MIXED or offsets_at >= 0 or source not in (-2, HOST, self._location):
             raise CannotFuseError
         return super()._input(kind, source, count, at, offsets_at)
 
-    def _output(self, number: int, kind: int, record: list[int]) -> OutputLayout:
-        stores, positions_at, rows_at, results, result_positions_at, result_rows_at, _ = record
+    def _output(
+        self,
+        number: int,
+        kind: int,
+        stores: int,
+        positions_at: int,
+        rows_at: int,
+        results: int,
+        result_positions_at: int,
+        result_rows_at: int,
+        every_step: int,
+    ) -> OutputSignature:
         buffer, trash = self._buffer, self._arenas.trash_row(kind)
         num_positions = self._padded if self._steps == 1 else self._positions
         if stores == self._positions and not results:
             first_row = self._copy(rows_at, stores, num_positions, -1)
-            return OutputLayout(kind, num_positions, first_row, NOWHERE, 0, NOWHERE, NOWHERE, False)
+            return OutputSignature(kind, num_positions, first_row, NOWHERE, 0, NOWHERE, NOWHERE, False)
         shown = buffer[result_positions_at : result_positions_at + results]
         rows = self._scratch_rows(number, kind, shown)
         rows[buffer[positions_at : positions_at + stores]] = buffer[rows_at : rows_at + stores]
         first_row = self._compute(rows, num_positions, -1)
         delivered = self._results(kind, results, NOWHERE, result_rows_at, rows[shown], trash)
-        return OutputLayout(kind, num_positions, first_row, NOWHERE, *delivered, False)
+        return OutputSignature(kind, num_positions, first_row, NOWHERE, *delivered, False)
 
     def _scratch_rows(self, number: int, kind: int, shown: NDArray[np.int32]) -> NDArray[np.int64]:
         """A scratch row for each position that needs one if it is not stored, else -1."""
@@ -88,16 +97,16 @@ class FusedReading(Reading):
         return rows
 
 
-class ChainReading(FusedReading):
+class ChainReader(FusedReader):
     """Reads a run of several steps that may go in one call."""
 
     keeps_finite = True
 
     def _sizes_words(self) -> int:
-        return self._copy(self._header[layout_words.H_BATCH_SIZES], self._steps, self._steps, 0)
+        return self._copy(self._task.batch_sizes_at, self._steps, self._steps, 0)
 
 
-class FusedProgram(Program):
+class FusedOperations(Operations):
     """Calls ``run_rows`` step by step, or ``run_chain_rows``."""
 
     _is_captured = False
@@ -105,14 +114,14 @@ class FusedProgram(Program):
     def prepare_capture(self) -> None:
         """Chooses how the run goes, which may take a measurement."""
         self._is_captured = True
-        if self._layout.sizes_at != NOWHERE:
+        if self._signature.sizes_at != NOWHERE:
             self._goes_in_one_call()
 
     def run(self, rows: int, failures: Failures | None) -> None:
-        """See ``Program.run``; on an error the task is run again by the plain form, to find the rows to blame."""
+        """See ``Operations.run``; on an error the task is run again by the plain form, to find the rows to blame."""
         try:
             with CellMode(self._memory.device.torch_device.type):
-                bad = self._run_whole() if self._layout.sizes_at != NOWHERE else self._run_steps()
+                bad = self._run_whole() if self._signature.sizes_at != NOWHERE else self._run_steps()
         except BaseException as error:
             if failures is None or self._memory.device.is_fatal(error):
                 raise
@@ -120,18 +129,18 @@ class FusedProgram(Program):
             failures.split = error
             super().run(rows, failures)
             return
-        for k, output in enumerate(self._layout.outputs):
+        for k, output in enumerate(self._signature.outputs):
             if output.results:
                 self._deliver(k, output, self._arena(output.kind))
-        if self._layout.answers:
+        if self._signature.answers:
             self._answer(bad)
 
-    def _store(self, output: OutputLayout, value: torch.Tensor) -> None:
+    def _store(self, output: OutputSignature, value: torch.Tensor) -> None:
         """Every position has a row, but those that nobody reads have none: they go where nobody looks."""
         arena, rows = self._arena(output.kind), self._slice(output.rows_at, output.stores)
         arena.index_copy_(0, torch.where(rows < 0, len(arena) - 1, rows), value[: output.stores])
 
-    def _show(self, number: int, output: OutputLayout, outcome: DeviceOutcome) -> None:
+    def _show(self, number: int, output: OutputSignature, outcome: DeviceOutcome) -> None:
         if output.results:
             self._deliver(number, output, self._arena(output.kind))
 
@@ -139,11 +148,11 @@ class FusedProgram(Program):
         """Runs a run either way; returns which positions have a value that is not finite where they must be."""
         if not (self._goes_in_one_call() and self._run_chain()):
             self._run_steps()
-        return [self._not_finite(0, sum(self._layout.sizes))] if self._placed.cell.finite else []
+        return [self._not_finite(0, sum(self._signature.sizes))] if self._placed.cell.finite else []
 
     def _goes_in_one_call(self) -> bool:
         """Whether a run like this one goes in one call; measured if that is not known yet."""
-        chains, sizes = self._placed.chains, self._layout.sizes
+        chains, sizes = self._placed.chains, self._signature.sizes
         if chains is None:
             return False
         choice = chains.find(sizes, self._is_captured)
@@ -173,57 +182,60 @@ class FusedProgram(Program):
         return chain_s < self._time(self._run_steps)
 
     def _time(self, way: Callable[[], object]) -> float:
-        def program() -> None:
+        def work() -> None:
             way()
 
         device = self._memory.device
-        return device.time(device.capture(program) if self._is_captured else program)
+        return device.time(device.capture(work) if self._is_captured else work)
 
     def _run_chain(self) -> bool:
         """Runs all steps in one call, if the cell takes these."""
-        cell, layout, chains = self._placed.cell, self._layout, self._placed.chains
+        cell, signature, chains = self._placed.cell, self._signature, self._placed.chains
         if chains is None:
             return False
-        positions = sum(layout.sizes)
+        positions = sum(signature.sizes)
         inputs = {}
-        for number, (name, given) in enumerate(zip(cell.inputs, layout.inputs)):
-            part, count = given.parts[0], layout.sizes[0] if name in cell.carry else positions
-            inputs[name] = Rows(self._source(given.kind, self._specs[number], part), self._slice(part.rows_at, count))
+        for number, (name, given) in enumerate(zip(cell.inputs, signature.inputs)):
+            source, count = given.sources[0], signature.sizes[0] if name in cell.carry else positions
+            values = self._rows_at(given.kind, self._specs[number], source)
+            inputs[name] = IndexedRows(values, self._slice(source.rows_at, count))
         outputs = {
-            name: Rows(self._arena(output.kind), self._slice(output.rows_at, positions))
-            for name, output in zip(cell.outputs, layout.outputs)
+            name: IndexedRows(self._arena(output.kind), self._slice(output.rows_at, positions))
+            for name, output in zip(cell.outputs, signature.outputs)
         }
-        return chains.run(RunSizes(layout.sizes, self._slice(layout.sizes_at, len(layout.sizes))), inputs, outputs)
+        return chains.run(
+            RunSizes(signature.sizes, self._slice(signature.sizes_at, len(signature.sizes))), inputs, outputs
+        )
 
     def _run_steps(self) -> list[torch.Tensor]:
         """Runs all steps; returns which positions of each have a value that is not finite where they must be.
 
         It does not look where every position keeps what must be finite until the end.
         """
-        cell, layout, run_rows = self._placed.cell, self._layout, self._placed.run_rows
+        cell, signature, run_rows = self._placed.cell, self._signature, self._placed.run_rows
         if run_rows is None:
             raise CannotFuseError(f"cell {cell.name!r} has no method run_rows")
-        outputs = dict(zip(cell.outputs, layout.outputs))
+        outputs = dict(zip(cell.outputs, signature.outputs))
         bad, start, before = [], 0, 0
-        for step, size in enumerate(layout.sizes):
+        for step, size in enumerate(signature.sizes):
             inputs = {}
-            for number, (name, given) in enumerate(zip(cell.inputs, layout.inputs)):
+            for number, (name, given) in enumerate(zip(cell.inputs, signature.inputs)):
                 if name in cell.carry and step > 0:
                     made = outputs[cell.carry[name]]
-                    inputs[name] = Rows(self._arena(made.kind), self._slice(made.rows_at + before, size))
+                    inputs[name] = IndexedRows(self._arena(made.kind), self._slice(made.rows_at + before, size))
                 else:
-                    part = given.parts[0]
-                    at = part.rows_at if name in cell.carry else part.rows_at + start
-                    source = self._source(given.kind, self._specs[number], part)
-                    inputs[name] = Rows(source, self._slice(at, size))
+                    source = given.sources[0]
+                    at = source.rows_at if name in cell.carry else source.rows_at + start
+                    values = self._rows_at(given.kind, self._specs[number], source)
+                    inputs[name] = IndexedRows(values, self._slice(at, size))
             run_rows(
                 inputs,
                 {
-                    name: Rows(self._arena(output.kind), self._slice(output.rows_at + start, size))
+                    name: IndexedRows(self._arena(output.kind), self._slice(output.rows_at + start, size))
                     for name, output in outputs.items()
                 },
             )
-            if cell.finite and layout.sizes_at == NOWHERE:
+            if cell.finite and signature.sizes_at == NOWHERE:
                 bad.append(self._not_finite(start, size))
             before, start = start, start + size
         return bad
@@ -232,7 +244,7 @@ class FusedProgram(Program):
         """Which of these positions have a value that is not finite where the cell declares finite ones."""
         cell = self._placed.cell
         bad = torch.zeros(size, dtype=torch.bool, device=self._words.device)
-        for name, output in zip(cell.outputs, self._layout.outputs):
+        for name, output in zip(cell.outputs, self._signature.outputs):
             if name not in cell.finite:
                 continue
             rows = self._slice(output.rows_at + start, size).clamp(min=0)

@@ -1,25 +1,362 @@
-"""Writes a task's words, in compiled code."""
+"""Reads a task's buffer (``core/task_layout.py``) into what a device needs: one vector of words, and a signature.
+
+The *words* are the row numbers of all inputs and outputs, int64, in one piece, so that they travel in one copy. The
+*signature* says where in the words each of them lies and how many there are; it holds no addresses and no row numbers,
+so tasks with equal signatures do the same operations on the same memory, and can share a captured graph.
+
+Rows that come from the host lie in the upload ring, and are named like rows of an arena. Where the number of rows
+is padded, further inputs repeat the last row, which is always legal for the cell, and further outputs go to the
+arena's last row, which nobody reads.
+"""
 
 from __future__ import annotations
 
-from numba import njit
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
+from cellrt.core.task_layout import TaskView
+from cellrt.worker.cell_type import CellType
+from cellrt.worker.device.arenas import DeviceArenas
+
+Ints = NDArray[np.int32]
+Numbers = NDArray[np.int64] | Ints
+
+NOWHERE = -1
+REPEAT = -2
+"""Padding that repeats the last value."""
+MAX_KNOWN = 8192
 
 
-def _pack_words(words, buffer, copies, ranges):  # type: ignore[no-untyped-def]
-    """Copies (word, where in the buffer, how many, how many with the padding, padding or -2: repeat the last), then
-    ranges (word, first number, how many, how many with the padding, which repeats the last)."""
-    for k in range(copies.shape[0]):
-        at, source, count, padded, pad = copies[k]
-        for j in range(count):
-            words[at + j] = buffer[source + j]
-        if pad == -2 and padded > count:
-            pad = words[at + count - 1]
-        for j in range(count, padded):
-            words[at + j] = pad
-    for k in range(ranges.shape[0]):
-        at, first, count, padded = ranges[k]
-        for j in range(padded):
-            words[at + j] = first + min(j, count - 1)
+class Source(NamedTuple):
+    """Rows of an input that lie at one location."""
+
+    location: int
+    num_rows: int
+    rows_at: int
+    """First word of their row numbers there; at the host, in the upload ring."""
+    positions_at: int
+    """First word of which of the input's rows they are, or NOWHERE: all, in order."""
 
 
-pack_words = njit(cache=True)(_pack_words)
+class InputSignature(NamedTuple):
+    """One input: its rows, and for a ragged one ``num_offsets`` offsets."""
+
+    kind: int
+    num_rows: int
+    sources: tuple[Source, ...]
+    offsets_at: int
+    num_offsets: int
+
+
+class OutputSignature(NamedTuple):
+    """One output: which of its rows go to the arena, and which to the host (to rows of the download ring).
+
+    Of a fused cell, ``stores`` are all its positions, and ``result_positions_at`` has rows of the arena.
+    """
+
+    kind: int
+    stores: int
+    rows_at: int
+    positions_at: int
+    """NOWHERE: all, in order."""
+    results: int
+    result_rows_at: int
+    result_positions_at: int
+    every_step: bool
+
+
+class Signature(NamedTuple):
+    """What a task does, apart from which rows it does it to."""
+
+    type_id: int
+    fused: bool
+    """Whether the cell reads and writes arena rows itself."""
+    sizes: tuple[int, ...]
+    """Rows of each step, the padding included; of a loop, all rows at every step."""
+    is_loop: bool
+    stop: int
+    """Output of a loop that says stop, or NOWHERE."""
+    inputs: tuple[InputSignature, ...]
+    outputs: tuple[OutputSignature, ...]
+    lengths_at: int
+    answers: int
+    """Integers that come back: of a loop, steps done and whether a value was not finite, for each row; of other tasks
+    whose cell declares finite outputs, the latter for each position."""
+    answers_at: int
+    sizes_at: int
+    """First word of ``sizes`` of a fused run that may go in one call, else NOWHERE."""
+    num_words: int
+
+
+class Transfer(NamedTuple):
+    """Rows that travel with the task, or come back: ``words[at : at + padded]`` become their rows in that ring."""
+
+    kind: int
+    num_rows: int
+    source: int
+    """Where in the buffer the numbers of the host's rows begin, or NOWHERE: then they are ``rows``."""
+    at: int
+    padded: int
+    rows: Ints | None = None
+
+    def host_rows(self, buffer: Ints) -> Ints:
+        """The numbers of the host's rows."""
+        return buffer[self.source : self.source + self.num_rows] if self.rows is None else self.rows
+
+
+class Packing(NamedTuple):
+    """A task, read. Tasks of the same header and records have the same packing, unless ``computed`` is not empty."""
+
+    signature: Signature
+    rows: int
+    positions: int
+    copies: NDArray[np.int64]
+    """``[n, 5]``: (word, where in the buffer, how many, how many with the padding, padding or REPEAT)."""
+    computed: list[tuple[int, Numbers]]
+    """(word, values): what is not in the buffer as it is."""
+    uploads: list[Transfer]
+    downloads: list[Transfer]
+    can_capture: bool
+
+
+class Packings:
+    """Reads the tasks of one location, those of one layout once.
+
+    Args:
+        location: of the worker.
+        types: of the engine.
+        arenas: of the location.
+        pad: pad rows and counts to a few sizes, so that signatures recur; else only as the cell demands.
+    """
+
+    def __init__(self, location: int, types: Mapping[int, CellType], arenas: DeviceArenas, pad: bool) -> None:
+        self._location, self._types, self._arenas, self._pad = location, types, arenas, pad
+        self._known: dict[tuple[object, ...], Packing] = {}
+
+    def of(self, type_id: int, buffer: Ints, reader: type[TaskReader] | None = None) -> Packing:
+        """Reads a task. ``reader``: how, if not as a plain cell's; what that raises is raised."""
+        cell_type = self._types[type_id]
+        task = TaskView(buffer, len(cell_type.input_kinds), len(cell_type.output_kinds))
+        key = (type_id, reader, task.layout_key())
+        packing = self._known.get(key)
+        if packing is None:
+            packing = (reader or TaskReader)(self._location, cell_type, task, self._arenas, self._pad).read()
+            if not packing.computed:
+                if len(self._known) >= MAX_KNOWN:
+                    self._known.clear()
+                self._known[key] = packing
+        return packing
+
+    def forget(self, type_id: int) -> None:
+        """Drops what was read of tasks of a cell type; while the worker's thread reads those of others."""
+        for key in [key for key in list(self._known) if key[0] == type_id]:
+            self._known.pop(key, None)
+
+
+class TaskReader:
+    """One task being read: words are appended one array after the other."""
+
+    is_fused = False
+
+    def __init__(self, location: int, cell_type: CellType, task: TaskView, arenas: DeviceArenas, pad: bool) -> None:
+        self._location, self._type, self._task, self._buffer = location, cell_type, task, task.buffer
+        self._arenas = arenas
+        self._rows, self._positions, self._steps = task.num_rows, task.num_positions, task.num_steps
+        self._is_loop = task.is_loop
+        self._sizes: list[int] = task.batch_sizes.tolist()
+        is_ragged = any(spec.ragged for spec in cell_type.cell.inputs.values())
+        self._pads_counts = pad and not is_ragged
+        self._padded = self._rows
+        if self._steps == 1 or self._is_loop:
+            self._padded = _padded_rows(cell_type, self._rows, self._pads_counts)
+        self._num_words = 0
+        self._copies: list[tuple[int, int, int, int, int]] = []
+        self._computed: list[tuple[int, Numbers]] = []
+        self._uploads: list[Transfer] = []
+        self._downloads: list[Transfer] = []
+        self._can_capture = self._pads_counts
+
+    def read(self) -> Packing:
+        """Reads it."""
+        cell, task = self._type.cell, self._task
+        inputs = tuple(self._input(kind, *words) for kind, words in zip(self._type.input_kinds, task.inputs))
+        outputs = tuple(
+            self._output(number, kind, *words)
+            for number, (kind, words) in enumerate(zip(self._type.output_kinds, task.outputs))
+        )
+        lengths_at, answers, answers_at = NOWHERE, 0, NOWHERE
+        if self._is_loop:
+            lengths_at = self._copy(task.lengths_at, self._rows, self._padded, 1)
+            answers = 2 * self._padded
+        elif cell.finite:
+            answers = self._padded if self._steps == 1 else self._positions
+        if answers:
+            answers_at = self._room(answers)
+        if self._is_loop:
+            sizes = (self._padded,) * self._steps
+        else:
+            sizes = (self._padded,) if self._steps == 1 else tuple(self._sizes)
+        stop = task.stop_output if self._is_loop else NOWHERE
+        sizes_at = self._sizes_words()
+        signature = Signature(
+            self._type.id,
+            self.is_fused,
+            sizes,
+            self._is_loop,
+            stop,
+            inputs,
+            outputs,
+            lengths_at,
+            answers,
+            answers_at,
+            sizes_at,
+            self._num_words,
+        )
+        return Packing(
+            signature,
+            self._rows,
+            self._positions,
+            np.array(self._copies, np.int64).reshape(-1, 5),
+            self._computed,
+            self._uploads,
+            self._downloads,
+            self._can_capture,
+        )
+
+    def _sizes_words(self) -> int:
+        """Words of the steps' sizes, where they are needed."""
+        return NOWHERE
+
+    def _input(self, kind: int, source: int, count: int, at: int, offsets_at: int) -> InputSignature:
+        padded = self._padded if offsets_at < 0 and count == self._rows else count
+        if source == MIXED:
+            self._can_capture = False
+            sources = self._sources(kind, self._buffer[at : at + count], padded)
+        else:
+            sources = (self._source(kind, source if source >= 0 else self._location, at, count, padded),)
+        if offsets_at < 0:
+            return InputSignature(kind, padded, sources, NOWHERE, 0)
+        # The offsets lie right before the rows. Further nodes have no rows.
+        num_offsets = at - offsets_at
+        padded_offsets = self._padded + 1 if num_offsets == self._rows + 1 else num_offsets
+        words_at = self._copy(offsets_at, num_offsets, padded_offsets, count)
+        return InputSignature(kind, count, sources, words_at, padded_offsets)
+
+    def _source(self, kind: int, location: int, rows_at: int, count: int, padded: int) -> Source:
+        """Rows that all lie at one location."""
+        if location == HOST and count:
+            at = self._room(padded)
+            self._uploads.append(Transfer(kind, count, rows_at, at, padded))
+        else:
+            self._can_capture = self._can_capture and location in (self._location, HOST)
+            at = self._copy(rows_at, count, padded, REPEAT)
+        return Source(location, padded, at, NOWHERE)
+
+    def _sources(self, kind: int, handles: Ints, padded: int) -> tuple[Source, ...]:
+        """Splits rows from several locations."""
+        if padded > len(handles):
+            handles = np.concatenate([handles, np.repeat(handles[-1:], padded - len(handles))])
+        locations = np.where(handles < NUM_PERMANENT, self._location, handles >> LOCATION_SHIFT)
+        sources = []
+        for location in np.unique(locations).tolist():
+            positions = np.flatnonzero(locations == location)
+            rows, count = handles[positions] & ROW_MASK, len(positions)
+            positions_at = self._compute(positions, count)
+            if location == HOST:
+                at = self._room(count)
+                self._uploads.append(Transfer(kind, count, NOWHERE, at, count, rows))
+            else:
+                at = self._compute(rows, count)
+            sources.append(Source(location, count, at, positions_at))
+        return tuple(sources)
+
+    def _output(
+        self,
+        number: int,
+        kind: int,
+        stores: int,
+        positions_at: int,
+        rows_at: int,
+        results: int,
+        result_positions_at: int,
+        result_rows_at: int,
+        every_step: int,
+    ) -> OutputSignature:
+        is_packed = self._steps > 1 and not self._is_loop
+        is_whole = stores == (self._positions if is_packed else self._rows)
+        first_row = first_position = NOWHERE
+        padded_stores = 0
+        if stores:
+            trash = self._arenas.trash_row(kind)
+            padded_stores = self._count(stores)
+            if is_whole:
+                padded_stores = stores if is_packed else self._padded
+            first_row = self._copy(rows_at, stores, padded_stores, trash)
+            if not is_whole:
+                first_position = self._copy(positions_at, stores, padded_stores, 0)
+        shown: Numbers | None = None
+        if every_step and self._padded > self._rows:  # the last steps lie behind those of the padding too
+            positions = self._buffer[result_positions_at : result_positions_at + results]
+            limit = self._rows * self._steps
+            shown = np.where(positions < limit, positions, positions + self._padded * self._steps - limit)
+        delivered = self._results(kind, results, result_positions_at, result_rows_at, shown, 0)
+        return OutputSignature(kind, padded_stores, first_row, first_position, *delivered, bool(every_step))
+
+    def _results(
+        self, kind: int, count: int, positions_at: int, rows_at: int, positions: Numbers | None, pad: int
+    ) -> tuple[int, int, int]:
+        """Results go to host rows, from the buffer's positions unless others are given.
+
+        Returns (how many, words of their rows in the ring, words of the positions).
+        """
+        if not count:
+            return 0, NOWHERE, NOWHERE
+        padded = self._count(count)
+        if positions is None:
+            words_at = self._copy(positions_at, count, padded, pad)
+        else:
+            words_at = self._compute(positions, padded, pad)
+        at = self._room(padded)
+        self._downloads.append(Transfer(kind, count, rows_at, at, padded))
+        return padded, at, words_at
+
+    def _count(self, count: int) -> int:
+        """How many rows are stored or shown where ``count`` are wanted."""
+        return next_size(count) if self._pads_counts else count
+
+    def _room(self, count: int) -> int:
+        at = self._num_words
+        self._num_words += count
+        return at
+
+    def _copy(self, source: int, count: int, padded: int, pad: int) -> int:
+        """Words that are copied from the buffer; returns the first."""
+        at = self._room(padded)
+        self._copies.append((at, source, count, padded, pad))
+        return at
+
+    def _compute(self, values: Numbers, padded: int, pad: int = 0) -> int:
+        """Words with values of their own; returns the first."""
+        at = self._room(padded)
+        if padded > len(values):
+            values = np.concatenate([values, np.full(padded - len(values), pad, np.int64)])
+        self._computed.append((at, values))
+        return at
+
+
+def next_size(count: int) -> int:
+    """The next of the sizes 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ...: at most half more than ``count`` above 2."""
+    power = 1 << max(0, count - 1).bit_length()
+    smaller = 3 * power // 4
+    return smaller if power >= 4 and smaller >= count else power
+
+
+def _padded_rows(cell_type: CellType, rows: int, pad: bool) -> int:
+    cell = cell_type.cell
+    if cell.batch_sizes:
+        return next(size for size in cell.batch_sizes if size >= rows)
+    return min(next_size(rows), max(rows, cell.max_batch)) if pad else rows

@@ -5,89 +5,22 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import is_changed
+from cellrt.definition.fused import ChainModule, FusedModule, IndexedRows, RunChainRows, RunRows, RunSizes
 from cellrt.definition.snapshot import FunctionSnapshot
 from cellrt.definition.spec import CellInput, RowSpec
-from cellrt.worker.device.compiled import CompiledFunction, CompiledStep, as_function, warn_not_compiled
+from cellrt.worker.device.torch_compile import CompiledFunction, CompiledStep, as_function, warn_not_compiled
 from cellrt.worker.torch_state import HOST_THREADS, torch_threads
 
 EXAMPLE_ROWS = 64
 """How many rows a compiled step is given first: it is made for any number, and best for about as many."""
-
-
-class Rows(NamedTuple):
-    """Rows of a tensor by number: row k of an input or output is ``values[rows[k]]``.
-
-    Attributes:
-        values: ``[n, *shape]`` contiguous, an arena or a ring.
-        rows: int64 ``[number of rows]`` contiguous on the same device. An output is not written where it is negative.
-    """
-
-    values: torch.Tensor
-    rows: torch.Tensor
-
-
-class RunSizes(NamedTuple):
-    """Rows of each step of a run, never growing, as in torch's PackedSequence.
-
-    Attributes:
-        numbers: on the host.
-        values: the same, int64 ``[steps]`` contiguous on the device.
-    """
-
-    numbers: tuple[int, ...]
-    values: torch.Tensor
-
-
-@runtime_checkable
-class FusedModule(Protocol):
-    """A cell module that reads and writes arena rows itself: the door for fused kernels.
-
-    On a GPU the runtime calls ``run_rows`` instead of ``forward`` for the steps of cell calls and chains. It must do
-    what ``forward`` does to the rows that ``inputs`` name, and put each output into the rows that ``outputs`` name, on
-    the current stream, without waiting for the device and without a shape that depends on values. No row is both read
-    and written in one call, and none is written twice. Loops, ragged inputs and inputs from several places still
-    use ``forward``. If it raises, the task is run again through ``forward``, which finds the rows to blame.
-
-    It is not called where a hook or a subclass changed ``forward``, nor where the module also has a method
-    ``can_run_rows(inputs, outputs) -> bool`` that refuses a cell's ``RowSpec`` of each input and output. That is asked
-    once, when the weights are on the device.
-
-    With ``run_chain_rows`` (see ``ChainModule``) it takes a run's steps in one call.
-    """
-
-    def run_rows(self, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> None:
-        """One step of as many rows as each of them names."""
-
-
-@runtime_checkable
-class ChainModule(FusedModule, Protocol):
-    """A ``FusedModule`` that can take all steps of a run in one call: the door for kernels that keep weights on chip.
-
-    The rules are those of ``run_rows``. It is called where it was faster than ``run_rows`` step by step, which is
-    measured once for each size of run (``DeviceOptions.chains`` says so beforehand). So either may be called, and more
-    than once, for the same task. What has the same name and rows among inputs and outputs is state: a cell that
-    carries anything else from step to step does not use this form.
-    """
-
-    def run_chain_rows(self, sizes: RunSizes, inputs: Mapping[str, Rows], outputs: Mapping[str, Rows]) -> bool:
-        """``len(sizes.numbers)`` steps; False, and nothing is done, if this run must go step by step.
-
-        State inputs name a row for each of the first step's rows. Other inputs, and all outputs, name one for each
-        position: position ``sum(numbers[:s]) + k`` is row k at step s. Positions of which nobody reads the state may
-        share rows with others; what is left there does not matter.
-        """
-
-
-RunRows = Callable[[Mapping[str, Rows], Mapping[str, Rows]], None]
-RunChainRows = Callable[[RunSizes, Mapping[str, Rows], Mapping[str, Rows]], bool]
 
 
 class Forms(NamedTuple):
@@ -172,28 +105,28 @@ class PlacedCell:
             return None
         given, made = self._example_rows(rows * steps, False)
         for name in self.cell.carry:
-            given[name] = Rows(given[name].values, given[name].rows[:rows])
+            given[name] = IndexedRows(given[name].values, given[name].rows[:rows])
         sizes = RunSizes((rows,) * steps, torch.full((steps,), rows, device=self._device))
         return lambda: chains.run(sizes, given, made)
 
     @torch.inference_mode()
-    def _example_rows(self, rows: int, from_host: bool) -> tuple[dict[str, Rows], dict[str, Rows]]:
+    def _example_rows(self, rows: int, from_host: bool) -> tuple[dict[str, IndexedRows], dict[str, IndexedRows]]:
         """Inputs and outputs of zeros that lie as those of a task: rows of one kind in one tensor.
 
         With ``from_host`` the inputs apart from state lie in a ring. Arenas are no inference tensors, views of a ring
         are: torch compiles for one or the other.
         """
         cell = self.cell
-        places = [(spec, from_host and name not in cell.carry) for name, spec in cell.inputs.items()]
-        places += [(spec, False) for spec in cell.outputs.values()]
+        homes = [(spec, from_host and name not in cell.carry) for name, spec in cell.inputs.items()]
+        homes += [(spec, False) for spec in cell.outputs.values()]
         tensors = {}
-        for spec, is_ring in dict.fromkeys(places):
+        for spec, is_ring in dict.fromkeys(homes):
             with torch.inference_mode(is_ring):
-                tensors[spec, is_ring] = zeros(spec, self._device, places.count((spec, is_ring)) * rows + 1)
+                tensors[spec, is_ring] = zeros(spec, self._device, homes.count((spec, is_ring)) * rows + 1)
         made = []
-        for number, place in enumerate(places):
-            first = places[:number].count(place) * rows
-            made.append(Rows(tensors[place], torch.arange(first, first + rows, device=self._device)))
+        for number, home in enumerate(homes):
+            first = homes[:number].count(home) * rows
+            made.append(IndexedRows(tensors[home], torch.arange(first, first + rows, device=self._device)))
         return dict(zip(cell.inputs, made)), dict(zip(cell.outputs, made[len(cell.inputs) :]))
 
     def _compile(self, backend: str) -> None:
@@ -276,6 +209,10 @@ class Placements:
             if placed is None:
                 placed = self._placed[cell.identity] = PlacedCell(cell, self._device, self._forms)
             return placed
+
+    def forget(self, identity: str) -> None:
+        """Gives up a cell's weights; if it is asked for again they are copied again."""
+        self._placed.pop(identity, None)
 
 
 def zeros(spec: RowSpec, device: torch.device, *rows: int) -> torch.Tensor:

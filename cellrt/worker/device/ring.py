@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,15 @@ from cellrt.worker.device.device import Device
 ALIGNMENT = 16
 
 
+class Block(NamedTuple):
+    """A piece of a ring: bytes ``first`` to ``end``, in which each of several arrays ``starts`` at a multiple of its
+    row's bytes."""
+
+    starts: list[int]
+    first: int
+    end: int
+
+
 class Ring:
     """Blocks of one size of memory. One thread takes and gives back; the device reads or writes in between."""
 
@@ -29,7 +39,7 @@ class Ring:
         self.host = device.pinned(num_bytes)
         self.device = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self.array: NDArray[np.uint8] = self.host.numpy()
-        self._blocks: deque[tuple[int, int]] = deque()
+        self._blocks: deque[Block] = deque()
         self._views: dict[RowSpec, torch.Tensor] = {}
 
     def rows(self, spec: RowSpec) -> torch.Tensor:
@@ -46,17 +56,14 @@ class Ring:
         """Whether nobody has a block."""
         return not self._blocks
 
-    def take(self, pieces: Sequence[tuple[int, int]]) -> list[int] | None:
-        """Takes a block of pieces (bytes, bytes of a row); None if there is no room until older blocks are back.
-
-        Returns where each piece begins, a multiple of its row's bytes, and where the block begins and ends.
-        """
+    def take(self, pieces: Sequence[tuple[int, int]]) -> Block | None:
+        """Takes a block for arrays of (bytes, bytes of a row); None if there is no room until older blocks are back."""
         if not self._blocks:
-            return self._place(pieces, 0, self.num_bytes)
-        oldest, newest_end = self._blocks[0][0], self._blocks[-1][1]
-        if self._blocks[-1][0] < oldest:  # gone round
-            return self._place(pieces, newest_end, oldest)
-        return self._place(pieces, newest_end, self.num_bytes) or self._place(pieces, 0, oldest)
+            return self._take_at(pieces, 0, self.num_bytes)
+        oldest, newest = self._blocks[0], self._blocks[-1]
+        if newest.first < oldest.first:  # gone round
+            return self._take_at(pieces, newest.end, oldest.first)
+        return self._take_at(pieces, newest.end, self.num_bytes) or self._take_at(pieces, 0, oldest.first)
 
     def give_back(self) -> None:
         """Takes back the oldest block."""
@@ -66,21 +73,21 @@ class Ring:
         """Takes back the newest block, which was not used."""
         self._blocks.pop()
 
-    def _place(self, pieces: Sequence[tuple[int, int]], start: int, limit: int) -> list[int] | None:
-        places = place(pieces, start)
-        if places[-1] > limit:
+    def _take_at(self, pieces: Sequence[tuple[int, int]], first: int, limit: int) -> Block | None:
+        block = block_from(pieces, first)
+        if block.end > limit:
             return None
-        self._blocks.append((places[-2], places[-1]))
-        return places
+        self._blocks.append(block)
+        return block
 
 
-def place(pieces: Sequence[tuple[int, int]], start: int) -> list[int]:
-    """Where pieces (bytes, bytes of a row) lie from ``start`` on; then the start and the end of the whole."""
-    start = at = -(-start // ALIGNMENT) * ALIGNMENT
-    places = []
+def block_from(pieces: Sequence[tuple[int, int]], first: int) -> Block:
+    """The block of arrays of (bytes, bytes of a row) that lie as near behind ``first`` as their alignment lets them."""
+    first = at = -(-first // ALIGNMENT) * ALIGNMENT
+    starts = []
     for num_bytes, row_bytes in pieces:
         unit = math.lcm(row_bytes, ALIGNMENT)
         at = -(-at // unit) * unit
-        places.append(at)
+        starts.append(at)
         at += num_bytes
-    return [*places, start, max(at, start + ALIGNMENT)]
+    return Block(starts, first, max(at, first + ALIGNMENT))

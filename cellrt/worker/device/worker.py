@@ -89,6 +89,11 @@ class CudaWorker(Worker):
                     self.error = HungError("the device does not take a task")
         return super().is_alive()
 
+    def forget(self, type_id: int) -> None:
+        """See ``Worker.forget``."""
+        self._longest_ns.pop(type_id, None)
+        self._executor.forget(type_id)
+
     def _take_waiting(self) -> list[Launch]:
         waiting = [*self._waiting, *super()._take_waiting()]
         self._waiting.clear()

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 
 from cellrt.definition.cell import Cell
+from cellrt.definition.fused import IndexedRows
 from cellrt.definition.snapshot import FunctionSnapshot, globals_of, rebound
-
-Pairs = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-"""Values and rows, by name: ``placement.Rows``."""
 
 
 class CompiledFunction:
@@ -59,7 +57,7 @@ class CompiledFunction:
 
 
 class CompiledStep:
-    """One step of a cell, rows of arenas to rows of arenas, as ``run_rows`` of a ``placement.FusedModule``.
+    """One step of a cell, rows of arenas to rows of arenas, as ``run_rows`` of a ``FusedModule``.
 
     It is compiled once for each way in which inputs and outputs share tensors (an input lies in its arena, or comes
     from the host), for any number of rows. The last row of each output's tensor must be one that nobody reads: it
@@ -70,44 +68,44 @@ class CompiledStep:
         self._cell, self._backend = cell, backend
         self._functions: dict[tuple[int, ...], CompiledFunction] = {}
 
-    def compile(self, inputs: Pairs, outputs: Pairs) -> None:
+    def compile(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
         """Runs a step; raises what keeps it from being compiled."""
-        places, values, rows = self._arguments(inputs, outputs)
+        tensors, values, rows = self._arguments(inputs, outputs)
         with torch.inference_mode():
-            self._function(places, values, rows).compiled(values, rows)
+            self._function(tensors, values, rows).compiled(values, rows)
 
-    def run_rows(self, inputs: Pairs, outputs: Pairs) -> None:
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
         """See ``FusedModule``."""
-        places, values, rows = self._arguments(inputs, outputs)
-        self._function(places, values, rows)(values, rows)
+        tensors, values, rows = self._arguments(inputs, outputs)
+        self._function(tensors, values, rows)(values, rows)
 
     def _arguments(
-        self, inputs: Pairs, outputs: Pairs
+        self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
     ) -> tuple[tuple[int, ...], list[torch.Tensor], list[torch.Tensor]]:
         """Which of the different tensors each input and output has; these tensors; the rows of each."""
         given = [*(inputs[name] for name in self._cell.inputs), *(outputs[name] for name in self._cell.outputs)]
         values = {id(tensor): tensor for tensor, _ in given}
-        order = {key: place for place, key in enumerate(values)}
+        order = {key: number for number, key in enumerate(values)}
         rows = [numbers for _, numbers in given]
         if len(rows[0]) == 1 and not self._cell.batch_sizes:  # torch makes another function for a single row
             rows = [numbers.repeat(2) for numbers in rows]
         return tuple(order[id(tensor)] for tensor, _ in given), list(values.values()), rows
 
     def _function(
-        self, places: tuple[int, ...], values: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]
+        self, tensors: tuple[int, ...], values: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]
     ) -> CompiledFunction:
-        made = self._functions.get(places)
+        made = self._functions.get(tensors)
         if made is None:
             for tensor in (*values, *rows):
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
-            step = _make_step(self._cell, places)
-            made = self._functions[places] = CompiledFunction(self._cell.name, step, self._backend, is_whole=True)
+            step = _make_step(self._cell, tensors)
+            made = self._functions[tensors] = CompiledFunction(self._cell.name, step, self._backend, is_whole=True)
         return made
 
 
-def _make_step(cell: Cell, places: tuple[int, ...]) -> Callable[..., None]:
+def _make_step(cell: Cell, tensors: tuple[int, ...]) -> Callable[..., None]:
     num_inputs = len(cell.inputs)
-    sources, targets = places[:num_inputs], places[num_inputs:]
+    sources, targets = tensors[:num_inputs], tensors[num_inputs:]
 
     def step(values: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> None:
         gathered = [values[source].index_select(0, numbers) for source, numbers in zip(sources, rows)]

@@ -1,7 +1,7 @@
 """What a task does on its device: gather, run the cell, scatter, and put what comes back into the download ring.
 
-Everything is found through the task's words (``task_plan.py``), which lie on the device, at addresses that do not
-change. So a program can be captured, and the capture repeated with other words. Nothing here waits for the device.
+Everything is found through the task's words (``packing.py``), which lie on the device, at addresses that do not
+change. So they can be captured, and the capture repeated with other words. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Failures, run_or_blame
 from cellrt.worker.device.attempt import DeviceAttempt, DeviceOutcome, Inputs
 from cellrt.worker.device.device import Device
+from cellrt.worker.device.packing import NOWHERE, InputSignature, OutputSignature, Signature, Source
 from cellrt.worker.device.placement import PlacedCell, zeros
 from cellrt.worker.device.ring import Ring
-from cellrt.worker.device.task_plan import NOWHERE, InputLayout, Layout, OutputLayout, Part
 
 ANSWER = RowSpec((), torch.int32)
 
 
 class Memory(NamedTuple):
-    """What a location's programs read and write."""
+    """What a location's operations read and write."""
 
     device: Device
     location: int
@@ -34,26 +34,26 @@ class Memory(NamedTuple):
     down: Ring
 
 
-class Program:
-    """The operations of one layout.
+class Operations:
+    """The operations of tasks of one signature.
 
     Args:
         placed: the cell on this device.
-        layout: of the task.
+        signature: of the task.
         memory: of the location.
-        words: ``[layout.num_words]`` int64 on the device.
+        words: ``[signature.num_words]`` int64 on the device.
         host_words: the same, pinned, for gathers on other devices; None where there are none.
     """
 
     def __init__(
         self,
         placed: PlacedCell,
-        layout: Layout,
+        signature: Signature,
         memory: Memory,
         words: torch.Tensor,
         host_words: torch.Tensor | None = None,
     ) -> None:
-        self._placed, self._layout = placed, layout
+        self._placed, self._signature = placed, signature
         self._memory, self._words, self._host_words = memory, words, host_words
         self._specs = [RowSpec(spec.shape, spec.dtype) for spec in placed.cell.inputs.values()]
         self._output_specs = list(placed.cell.outputs.values())
@@ -63,63 +63,63 @@ class Program:
 
         Rows on which the cell fails are noted in ``failures``; their outputs are zeros. With None the error is raised.
         """
-        layout = self._layout
-        every = [output.every_step for output in layout.outputs] if layout.is_loop else None
-        attempt = DeviceAttempt(self._placed, self._memory.device, rows, self._inputs, layout.stop, every)
+        signature = self._signature
+        every = [output.every_step for output in signature.outputs] if signature.is_loop else None
+        attempt = DeviceAttempt(self._placed, self._memory.device, rows, self._inputs, signature.stop, every)
         outcome = attempt.run(0, rows) if failures is None else run_or_blame(attempt, failures)
-        for k, output in enumerate(self._layout.outputs):
+        for k, output in enumerate(self._signature.outputs):
             self._store(output, outcome.outputs[k])
             self._show(k, output, outcome)
-        if self._layout.answers:
-            self._answer([outcome.done_steps, outcome.bad] if self._layout.is_loop else [outcome.bad])
+        if self._signature.answers:
+            self._answer([outcome.done_steps, outcome.bad] if self._signature.is_loop else [outcome.bad])
 
     def prepare_capture(self) -> None:
         """Called before ``run`` is captured instead of called: what cannot be done meanwhile."""
 
     def _answer(self, parts: list[torch.Tensor]) -> None:
         answers = torch.cat([part.to(torch.int32) for part in parts])
-        self._memory.down.rows(ANSWER).index_copy_(0, self._slice(self._layout.answers_at, len(answers)), answers)
+        self._memory.down.rows(ANSWER).index_copy_(0, self._slice(self._signature.answers_at, len(answers)), answers)
 
     def _inputs(self) -> Inputs:
         """Copies of all inputs."""
-        values = [self._gather(k, given) for k, given in enumerate(self._layout.inputs)]
-        return Inputs(list(self._layout.sizes), values, self._lengths())
+        values = [self._gather(k, given) for k, given in enumerate(self._signature.inputs)]
+        return Inputs(list(self._signature.sizes), values, self._lengths())
 
     def _slice(self, at: int, count: int) -> torch.Tensor:
         return self._words[at : at + count]
 
     def _lengths(self) -> torch.Tensor | None:
-        at = self._layout.lengths_at
-        return None if at == NOWHERE else self._slice(at, self._layout.sizes[0])
+        at = self._signature.lengths_at
+        return None if at == NOWHERE else self._slice(at, self._signature.sizes[0])
 
-    def _gather(self, number: int, given: InputLayout) -> CellInput:
+    def _gather(self, number: int, given: InputSignature) -> CellInput:
         spec = self._specs[number]
-        if len(given.parts) == 1:
-            values = self._gather_part(given.kind, spec, given.parts[0])
+        if len(given.sources) == 1:
+            values = self._gather_from(given.kind, spec, given.sources[0])
         else:
             values = zeros(spec, self._memory.device.torch_device, given.num_rows)
-            for part in given.parts:
-                positions = self._slice(part.positions_at, part.num_rows)
-                values.index_copy_(0, positions, self._gather_part(given.kind, spec, part))
+            for source in given.sources:
+                positions = self._slice(source.positions_at, source.num_rows)
+                values.index_copy_(0, positions, self._gather_from(given.kind, spec, source))
         if given.offsets_at == NOWHERE:
             return values
         return RaggedRows(values, self._slice(given.offsets_at, given.num_offsets))
 
-    def _gather_part(self, kind: int, spec: RowSpec, part: Part) -> torch.Tensor:
+    def _gather_from(self, kind: int, spec: RowSpec, source: Source) -> torch.Tensor:
         memory = self._memory
-        if part.location in (HOST, memory.location):
-            return self._source(kind, spec, part).index_select(0, self._slice(part.rows_at, part.num_rows))
+        if source.location in (HOST, memory.location):
+            return self._rows_at(kind, spec, source).index_select(0, self._slice(source.rows_at, source.num_rows))
         if self._host_words is None:
-            raise RuntimeError("rows of another device cannot be gathered in a captured program")
-        rows = self._host_words[part.rows_at : part.rows_at + part.num_rows]
-        return memory.device.fetch(memory.arenas[part.location][kind], rows)
+            raise RuntimeError("rows of another device cannot be gathered in captured work")
+        rows = self._host_words[source.rows_at : source.rows_at + source.num_rows]
+        return memory.device.fetch(memory.arenas[source.location][kind], rows)
 
-    def _source(self, kind: int, spec: RowSpec, part: Part) -> torch.Tensor:
-        """Where rows from the host or of this location lie."""
+    def _rows_at(self, kind: int, spec: RowSpec, source: Source) -> torch.Tensor:
+        """The tensor in which rows from the host or of this location lie."""
         memory = self._memory
-        return memory.up.rows(spec) if part.location == HOST else memory.arenas[memory.location][kind]
+        return memory.up.rows(spec) if source.location == HOST else memory.arenas[memory.location][kind]
 
-    def _store(self, output: OutputLayout, value: torch.Tensor) -> None:
+    def _store(self, output: OutputSignature, value: torch.Tensor) -> None:
         if not output.stores:
             return
         arena = self._memory.arenas[self._memory.location][output.kind]
@@ -130,7 +130,7 @@ class Program:
             positions = self._slice(output.positions_at, output.stores)
             arena.index_copy_(0, rows, value.index_select(0, positions))
 
-    def _show(self, number: int, output: OutputLayout, outcome: DeviceOutcome) -> None:
+    def _show(self, number: int, output: OutputSignature, outcome: DeviceOutcome) -> None:
         """Puts an output's results into the download ring."""
         if not output.results:
             return
@@ -139,7 +139,7 @@ class Program:
             value = torch.cat([outcome.every_step[number].flatten(0, 1), value])
         self._deliver(number, output, value)
 
-    def _deliver(self, number: int, output: OutputLayout, source: torch.Tensor) -> None:
+    def _deliver(self, number: int, output: OutputSignature, source: torch.Tensor) -> None:
         positions = self._slice(output.result_positions_at, output.results)
         ring = self._memory.down.rows(self._output_specs[number])
         ring.index_copy_(0, self._slice(output.result_rows_at, output.results), source.index_select(0, positions))

@@ -1,0 +1,81 @@
+"""The interface of cells that read and write arena rows themselves, for fused kernels on a GPU.
+
+Which form of a cell a device uses is its own choice: see ``worker/device/placement.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+
+class IndexedRows(NamedTuple):
+    """Rows of a tensor by number: row k of an input or output is ``values[rows[k]]``.
+
+    Attributes:
+        values: ``[n, *shape]`` contiguous, an arena or a ring.
+        rows: int64 ``[number of rows]`` contiguous on the same device. An output is not written where it is negative.
+    """
+
+    values: torch.Tensor
+    rows: torch.Tensor
+
+
+class RunSizes(NamedTuple):
+    """Rows of each step of a run, never growing, as in torch's PackedSequence.
+
+    Attributes:
+        numbers: on the host.
+        values: the same, int64 ``[steps]`` contiguous on the device.
+    """
+
+    numbers: tuple[int, ...]
+    values: torch.Tensor
+
+
+@runtime_checkable
+class FusedModule(Protocol):
+    """A cell module that reads and writes arena rows itself: the door for fused kernels.
+
+    On a GPU the runtime calls ``run_rows`` instead of ``forward`` for the steps of cell calls and chains. It must do
+    what ``forward`` does to the rows that ``inputs`` name, and put each output into the rows that ``outputs`` name, on
+    the current stream, without waiting for the device and without a shape that depends on values. No row is both read
+    and written in one call, and none is written twice. Loops, ragged inputs and inputs from several places still
+    use ``forward``. If it raises, the task is run again through ``forward``, which finds the rows to blame.
+
+    It is not called where a hook or a subclass changed ``forward``, nor where the module also has a method
+    ``can_run_rows(inputs, outputs) -> bool`` that refuses a cell's ``RowSpec`` of each input and output. That is asked
+    once, when the weights are on the device.
+
+    With ``run_chain_rows`` (see ``ChainModule``) it takes a run's steps in one call.
+    """
+
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+        """One step of as many rows as each of them names."""
+
+
+@runtime_checkable
+class ChainModule(FusedModule, Protocol):
+    """A ``FusedModule`` that can take all steps of a run in one call: the door for kernels that keep weights on chip.
+
+    The rules are those of ``run_rows``. It is called where it was faster than ``run_rows`` step by step, which is
+    measured once for each size of run (``DeviceOptions.chains`` says so beforehand). So either may be called, and more
+    than once, for the same task. What has the same name and rows among inputs and outputs is state: a cell that
+    carries anything else from step to step does not use this form.
+    """
+
+    def run_chain_rows(
+        self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
+    ) -> bool:
+        """``len(sizes.numbers)`` steps; False, and nothing is done, if this run must go step by step.
+
+        State inputs name a row for each of the first step's rows. Other inputs, and all outputs, name one for each
+        position: position ``sum(numbers[:s]) + k`` is row k at step s. Positions of which nobody reads the state may
+        share rows with others; what is left there does not matter.
+        """
+
+
+RunRows = Callable[[Mapping[str, IndexedRows], Mapping[str, IndexedRows]], None]
+RunChainRows = Callable[[RunSizes, Mapping[str, IndexedRows], Mapping[str, IndexedRows]], bool]
