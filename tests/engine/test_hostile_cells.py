@@ -92,6 +92,46 @@ def test_a_fault_in_a_fused_cell_costs_its_own_request(fault, finite, form):
     close_and_check(engine)
 
 
+class Unplaceable(AddRows):
+    def run_rows(self, inputs, outputs) -> None:
+        super().run_rows(inputs, outputs)
+
+    def can_run_rows(self, inputs, outputs) -> bool:
+        raise SystemExit("on no device")
+
+
+def test_a_cell_that_no_device_can_place_costs_its_own_requests():
+    made = cell(Unplaceable(), {"x": ROW, "h": ROW})
+    engine = small_engine(["dry"], device_options=SMALL_RINGS)
+    engine.register(
+        Unfolder("unplaced", lambda graph, x: {"every": graph.chain(made, x=x).h}, torch.zeros(2, WIDTH)),
+        warm_up=False,
+    )
+    engine.register(MODELS["chain"][0], warm_up=False)
+    for _ in range(2):
+        error = engine.submit("unplaced", torch.ones(3, WIDTH)).exception(WAIT_S)
+        assert type(error) is CellError and isinstance(error.__cause__, SystemExit)
+        assert "cell 'Unplaceable' cannot be placed on its device: SystemExit: on no device" in str(error)
+    request = request_of(3, 1, None)
+    assert_ends("chain", request, None, engine.submit("chain", request))
+    close_and_check(engine)
+
+
+@on_every_worker
+def test_a_cell_that_refuses_zeros_in_any_way_is_registered(workers):
+    def refuse_zeros(x: Tensor) -> Tensor:
+        if x.device.type != "meta" and not bool(x.any()):
+            raise SystemExit("no zeros")
+        return x + 1
+
+    made = cell(refuse_zeros, {"x": ROW})
+    engine = small_engine(workers, device_options=SMALL_RINGS)
+    engine.register(Unfolder("refuses", lambda graph, x: {"y": made(x=x).output}, torch.zeros(WIDTH)))
+    result = engine.submit("refuses", torch.ones(WIDTH)).result(WAIT_S)
+    assert torch.equal(result["y"], torch.full((WIDTH,), 2.0))
+    close_and_check(engine)
+
+
 @on_every_worker
 def test_what_was_raised_is_the_cause(workers):
     engine = small_engine(workers, device_options=SMALL_RINGS)

@@ -30,7 +30,7 @@ from cellrt.worker.device.fused import CannotFuseError, ChainReader, FusedOperat
 from cellrt.worker.device.operations import ANSWER, Memory, Operations
 from cellrt.worker.device.pack_words import pack_words
 from cellrt.worker.device.packing import Packing, Packings, Signature
-from cellrt.worker.device.placement import Forms, PlacedCell
+from cellrt.worker.device.placement import Forms, PlacedCell, UnplacedCell
 from cellrt.worker.device.ring import Block, Ring, block_from
 
 WORD_BYTES = 8
@@ -102,22 +102,30 @@ class DeviceExecutor:
         self._packings = Packings(location, types, own, pad=options.graph_bytes > 0)
         up, down = (Ring(device, options.ring_bytes) for _ in range(2))
         self._memory = Memory(device, location, arenas, up, down)
-        self._identities: dict[int, str] = {}
+        self._placed: dict[int, PlacedCell] = {}
         self._host_bytes: list[NDArray[np.uint8]] = []
         self._counting = np.arange(0, dtype=np.int32)
 
     def place(self, cell_type: CellType) -> PlacedCell:
-        """The cell with its weights on this device; they are copied the first time."""
-        self._identities[cell_type.id] = cell_type.cell.identity
-        return self.device.placements.of(cell_type.cell)
+        """The cell with its weights on this device, copied the first time. Raises what the device is lost by."""
+        placed = self._placed.get(cell_type.id)
+        if placed is None:
+            try:
+                placed = self.device.placements.of(cell_type.cell)
+            except BaseException as error:  # its author's code runs meanwhile
+                if self.device.is_fatal(error):
+                    raise
+                placed = UnplacedCell(cell_type.cell, error)
+            self._placed[cell_type.id] = placed
+        return placed
 
     def forget(self, type_id: int) -> None:
         """Drops what was kept for a cell type that no task has: its weights and captures, above all."""
         self._packings.forget(type_id)
         self._captures.forget(type_id)
-        identity = self._identities.pop(type_id, None)
-        if identity is not None:
-            self.device.placements.forget(identity)
+        placed = self._placed.pop(type_id, None)
+        if placed is not None:
+            self.device.placements.forget(placed.cell.identity)
 
     def begin(self, launch: Launch) -> InFlight | None:
         """Submits a task; None if the rings have no room until a task in flight is collected."""

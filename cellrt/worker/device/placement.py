@@ -16,6 +16,8 @@ from cellrt.definition.compiled_form import is_changed
 from cellrt.definition.fused import ChainModule, FusedModule, IndexedRows, RunChainRows, RunRows, RunSizes
 from cellrt.definition.snapshot import FunctionSnapshot
 from cellrt.definition.spec import CellInput, RowSpec
+from cellrt.errors import CellError
+from cellrt.worker.blame import describe_error
 from cellrt.worker.device.torch_compile import CompiledFunction, CompiledStep, as_function, warn_not_compiled
 from cellrt.worker.torch_state import HOST_THREADS, torch_threads
 
@@ -189,6 +191,23 @@ class PlacedCell:
                 return outputs
         with self._device:
             return run()
+
+
+class UnplacedCell(PlacedCell):
+    """A cell that cannot be placed on a device: every call says why."""
+
+    def __init__(self, cell: Cell, error: BaseException) -> None:
+        self.cell, self._error = cell, error
+        self.run_rows, self.chains, self.prefers_steps = None, None, False
+
+    def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
+        """Raises CellError."""
+        said = describe_error(self._error)
+        raise CellError(f"cell {self.cell.name!r} cannot be placed on its device: {said}") from self._error
+
+    def steps(self, sizes: Sequence[int], inputs: Sequence[CellInput]) -> list[torch.Tensor]:
+        """Raises CellError."""
+        return self.call(inputs)
 
 
 class Placements:
