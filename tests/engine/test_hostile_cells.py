@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _len_torch_dispatch_stack
 
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.processor import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.errors import CellError
 from cellrt.graph.unfolder import Unfolder
@@ -114,6 +114,23 @@ def test_a_cell_that_no_device_can_place_costs_its_own_requests():
         assert "cell 'Unplaceable' cannot be placed on its device: SystemExit: on no device" in str(error)
     request = request_of(3, 1, None)
     assert_ends("chain", request, None, engine.submit("chain", request))
+    close_and_check(engine)
+
+
+@on_every_worker
+def test_outputs_may_be_an_input_or_each_other(workers):
+    made = cell(lambda x: {"same": x, "again": x, "part": x[:, :1]}, {"x": ROW})
+
+    def unfold(graph, x):
+        first = made(x=x)
+        return {"again": made(x=first.again).same, "part": first.part}
+
+    engine = small_engine(workers, device_options=SMALL_RINGS)
+    engine.register(Unfolder("same", unfold, torch.zeros(WIDTH)), warm_up=False)
+    rows = [torch.full((WIDTH,), float(k)) for k in range(6)]
+    for row, future in zip(rows, engine.submit_many("same", rows)):
+        result = future.result(WAIT_S)
+        assert torch.equal(result["again"], row) and torch.equal(result["part"], row[:1])
     close_and_check(engine)
 
 

@@ -1,8 +1,8 @@
 """Runs one task: gathers input rows by index, calls the cell, puts its outputs where the task says.
 
-The scheduler's buffer (``core/task_layout.py``) is the only thing it reads. A cell with a compiled form does all of it
-in one compiled call; the others, and whatever that form refuses, go through the cell's module. Rows on which that fails
-(``blame.py``) get zeros, and their flags in the buffer are set.
+The scheduler's buffer (``core/task_layout.py``) is the only thing it reads. A cell with a compiled form does
+all of it in one compiled call; the others, and whatever that form refuses, go through the cell's module. Rows on which
+that fails (``blame.py``) get zeros, and their flags in the buffer are set.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Executor:
         """Runs the task in ``buffer``; writes results, done steps and failure flags. Returns the failed rows."""
         if type_id not in self._compiled:
             self._compiled[type_id] = _compiled_cell(self._types[type_id], self._arenas)
-        cell = self._compiled[type_id]
-        if cell is not None and self._run_compiled(cell, buffer):
+        compiled = self._compiled[type_id]
+        if compiled is not None and self._run_compiled(compiled, buffer):
             return []
         return self._run_module(self._types[type_id], buffer)
 
