@@ -47,7 +47,7 @@ def make_bench(batch: int, num_requests: int) -> Bench:
         max_values=64 * num_requests,
         max_links=128 * num_requests,
         max_subgraphs=8 * num_requests,
-        story_events=0,
+        max_events=0,
     )
     processor = Processor(1, limits, SchedulerSettings(runs=False))
     kind = processor.add_kind(4 * num_requests, (LENGTH + 4) * num_requests)

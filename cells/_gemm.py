@@ -24,7 +24,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from cellrt.definition.compiled_form import read_float, unlocked
+from cellrt.definition.compiled_form import nogil, read_float
 
 LANES = 8
 """Columns of a group that are computed together."""
@@ -88,7 +88,7 @@ def write(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
     return types.void(types.intp, types.intp, types.float32), generate
 
 
-@unlocked
+@nogil
 def copy(target, source, size):  # type: ignore[no-untyped-def]
     """Copy `size` floats from one address to another."""
     for index in range(size):
@@ -162,7 +162,7 @@ def _multiply_tile(
     return types.void(rows, groups, *[types.intp] * 5), generate
 
 
-@unlocked
+@nogil
 def multiply_four(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
     """Add `x @ panel` to `tile` `[rows, 4, LANES]`: three rows at a time fill the sixteen registers of
     AVX2."""
@@ -183,7 +183,7 @@ def multiply_four(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyp
             row += 3
 
 
-@unlocked
+@nogil
 def multiply_three(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
     """Add `x @ panel` to `tile` `[rows, 3, LANES]`, four rows at a time."""
     block = _BLOCK_DEPTH if rows >= _WIDE_ROWS else depth
@@ -205,7 +205,7 @@ def multiply_three(x, stride, rows, panel, depth, tile):  # type: ignore[no-unty
             row += 4
 
 
-@unlocked
+@nogil
 def project(x, rows, depth, weight, bias, columns, out):  # type: ignore[no-untyped-def]
     """Write `x @ weight.T + bias` `[rows, columns]` to `out`, with a weight from `pack_linear`."""
     width = 4 * LANES

@@ -33,10 +33,10 @@ from cellrt.definition.compiled_form import (
     array_at,
     as_pointer,
     batch_sizes,
+    nogil,
     port_address,
     read_word,
     read_words,
-    unlocked,
 )
 
 TOKEN = RowSpec((), torch.int64)
@@ -61,7 +61,7 @@ def choose_best(constants, task):  # type: ignore[no-untyped-def]
     return DONE
 
 
-@unlocked
+@nogil
 def _mark_stops(token, rows, end_token, stop):  # type: ignore[no-untyped-def]
     """Write to the bytes `stop` whether each of the tokens ends its sequence."""
     flags = carray(as_pointer(stop), rows, np.uint8)
@@ -78,7 +78,7 @@ def lstm_inputs(constants, task):  # type: ignore[no-untyped-def]
     return DONE
 
 
-@unlocked
+@nogil
 def _embed(table, width, token, rows):  # type: ignore[no-untyped-def]
     """The rows of a table, `width` floats each, that tokens name; a new array."""
     found = np.empty(rows * width, np.float32)
@@ -87,7 +87,7 @@ def _embed(table, width, token, rows):  # type: ignore[no-untyped-def]
     return found
 
 
-@unlocked
+@nogil
 def _hold(array):  # type: ignore[no-untyped-def]
     """Keeps an array of which only the address is used before."""
     return array.size

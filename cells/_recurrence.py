@@ -26,7 +26,7 @@ from cellrt.cells._gemm import (
     write,
 )
 from cellrt.cells._pointwise import gru_units, lstm_units
-from cellrt.definition.compiled_form import read_float, read_word, unlocked, write_word
+from cellrt.definition.compiled_form import nogil, read_float, read_word, write_word
 
 _INDEX_BYTES = 8
 _PROJECT_ROWS = 48
@@ -35,7 +35,7 @@ _TILE_FLOATS = (CHUNK_ROWS + 2) * 4 * LANES
 """Room for the sums of a chunk and two spare rows, for units that do not fill a vector."""
 
 
-@unlocked
+@nogil
 def all_below(address, size, limit):  # type: ignore[no-untyped-def]
     """Whether each of `size` int64 at `address` is in `[0, limit)`."""
     for index in range(size):
@@ -45,13 +45,13 @@ def all_below(address, size, limit):  # type: ignore[no-untyped-def]
     return True
 
 
-@unlocked
+@nogil
 def _source_row(rows_of, row):  # type: ignore[no-untyped-def]
     """The row of the input halves that belongs to `row`."""
     return read_word(rows_of, row) if rows_of != 0 else row
 
 
-@unlocked
+@nogil
 def _fill(tile, groups, given, bias, row_bytes, lanes):  # type: ignore[no-untyped-def]
     """Start the sums of a row: `tile` `[groups, LANES]` becomes `given + bias`, of which the groups are a row
     apart."""
@@ -65,7 +65,7 @@ def _fill(tile, groups, given, bias, row_bytes, lanes):  # type: ignore[no-untyp
             write(sums, lane, read_float(left, lane) + read_float(right, lane))
 
 
-@unlocked
+@nogil
 def _lstm_step(rows, gates, rows_of, weight, bias, h, c, h_out, c_out, units, tile):  # type: ignore[no-untyped-def]
     """One LSTM step of `rows` rows; row r takes its input half from row `rows_of[r]` of `gates`."""
     row_bytes, tile_bytes = units * FLOAT_BYTES, 4 * LANES * FLOAT_BYTES
@@ -90,7 +90,7 @@ def _lstm_step(rows, gates, rows_of, weight, bias, h, c, h_out, c_out, units, ti
                     copy(h_out + row, sums, lanes)
 
 
-@unlocked
+@nogil
 def lstm_run(batch_sizes, gates, rows_of, weight, bias, h, c, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """Run an LSTM over input halves that are already computed; writes the state after every step, packed."""
     scratch = np.zeros(_TILE_FLOATS, np.float32)  # Its address is taken where it is used, which keeps it alive.
@@ -104,7 +104,7 @@ def lstm_run(batch_sizes, gates, rows_of, weight, bias, h, c, h_out, c_out, unit
         start += rows
 
 
-@unlocked
+@nogil
 def _steps_together(batch_sizes, step):  # type: ignore[no-untyped-def]
     """From `step` on: the step behind the last one to project with it, and their rows."""
     last, rows = step, 0
@@ -114,7 +114,7 @@ def _steps_together(batch_sizes, step):  # type: ignore[no-untyped-def]
     return last, rows
 
 
-@unlocked
+@nogil
 def lstm_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, c, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """Run an LSTM over inputs `x` of width `depth`, multiplied by their weight for several steps together."""
     gates = np.empty(max(_PROJECT_ROWS, batch_sizes[0]) * 4 * units, np.float32)
@@ -130,7 +130,7 @@ def lstm_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, c,
         step = last
 
 
-@unlocked
+@nogil
 def _gru_step(rows, gates, rows_of, weight, bias, h, h_out, units, tile):  # type: ignore[no-untyped-def]
     """One GRU step of `rows` rows; row r takes its input half from row `rows_of[r]` of `gates`."""
     row_bytes, tile_bytes = units * FLOAT_BYTES, 3 * LANES * FLOAT_BYTES
@@ -160,7 +160,7 @@ def _gru_step(rows, gates, rows_of, weight, bias, h, h_out, units, tile):  # typ
                     copy(h_out + row, spare, lanes)
 
 
-@unlocked
+@nogil
 def gru_run(batch_sizes, gates, rows_of, weight, bias, h, h_out, units):  # type: ignore[no-untyped-def]
     """Run a GRU over input halves that are already computed; writes the state after every step, packed."""
     scratch = np.zeros(_TILE_FLOATS, np.float32)  # Its address is taken where it is used, which keeps it alive.
@@ -174,7 +174,7 @@ def gru_run(batch_sizes, gates, rows_of, weight, bias, h, h_out, units):  # type
         start += rows
 
 
-@unlocked
+@nogil
 def gru_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, h_out, units):  # type: ignore[no-untyped-def]
     """Run a GRU over inputs `x` of width `depth`, multiplied by their weight for several steps together."""
     gates = np.empty(max(_PROJECT_ROWS, batch_sizes[0]) * 3 * units, np.float32)
@@ -189,7 +189,7 @@ def gru_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, h_o
         step = last
 
 
-@unlocked
+@nogil
 def _write_best(logits, rows, columns, out):  # type: ignore[no-untyped-def]
     """Write the column of the largest of each row of `logits` (the first of equals) as int64 to `out`."""
     for row in range(rows):
@@ -203,7 +203,7 @@ def _write_best(logits, rows, columns, out):  # type: ignore[no-untyped-def]
         write_word(out, row, best)
 
 
-@unlocked
+@nogil
 def project_best(h, rows, units, out_weight, out_bias, tokens, token_out):  # type: ignore[no-untyped-def]
     """Write the token with the largest of the `tokens` logits of each row of `h` as int64 to `token_out`.
 
@@ -217,7 +217,7 @@ def project_best(h, rows, units, out_weight, out_bias, tokens, token_out):  # ty
         _write_best(logits.ctypes.data, count, tokens, token_out + first * _INDEX_BYTES)
 
 
-@unlocked
+@nogil
 def lstm_decode(  # type: ignore[no-untyped-def]
     batch_sizes, table, token, weight, bias, out_weight, out_bias, tokens, h, c, token_out, h_out, c_out, units
 ):
@@ -234,7 +234,7 @@ def lstm_decode(  # type: ignore[no-untyped-def]
         start += rows
 
 
-@unlocked
+@nogil
 def gru_decode(  # type: ignore[no-untyped-def]
     batch_sizes, table, token, weight, bias, out_weight, out_bias, tokens, h, token_out, h_out, units
 ):

@@ -29,7 +29,7 @@ from cellrt.cells._gemm import (
     write,
 )
 from cellrt.cells._pointwise import VectorBuilder
-from cellrt.definition.compiled_form import read_float, read_word, unlocked
+from cellrt.definition.compiled_form import nogil, read_float, read_word
 
 
 def pad_gates(gates: Tensor, units: int) -> Tensor:
@@ -87,20 +87,20 @@ def _end_units(typing_context: Any, o: Any, c: Any, h: Any) -> Any:
     return types.void(*[types.intp] * 3), generate
 
 
-@unlocked
+@nogil
 def _add(target, source, size):  # type: ignore[no-untyped-def]
     """Add `size` floats to those at `target`."""
     for index in range(size):
         write(target, index, read_float(target, index) + read_float(source, index))
 
 
-@unlocked
+@nogil
 def _padded(units):  # type: ignore[no-untyped-def]
     """Units of a gate in scratch: whole vector registers."""
     return (units + LANES - 1) // LANES * LANES
 
 
-@unlocked
+@nogil
 def _begin(sums, units, c):  # type: ignore[no-untyped-def]
     """Start a row's state `c` (padded) from its gates i, o, u."""
     padded = _padded(units)
@@ -109,7 +109,7 @@ def _begin(sums, units, c):  # type: ignore[no-untyped-def]
         _begin_units(sums + shift, sums + 2 * padded * FLOAT_BYTES + shift, c + shift)
 
 
-@unlocked
+@nogil
 def _add_child(f, child, units, c, spare):  # type: ignore[no-untyped-def]
     """Add what the gate `f` lets through of a child's state to a row's state `c`; `f` and `c` are padded."""
     whole = units // LANES * LANES
@@ -122,7 +122,7 @@ def _add_child(f, child, units, c, spare):  # type: ignore[no-untyped-def]
         _add_child_units(f + shift, spare, c + shift)
 
 
-@unlocked
+@nogil
 def _end(sums, units, c, spare, h_out, c_out):  # type: ignore[no-untyped-def]
     """Write a row's `h_out` and `c_out` from its gates and its finished state `c` (padded)."""
     o = sums + _padded(units) * FLOAT_BYTES
@@ -137,7 +137,7 @@ def _end(sums, units, c, spare, h_out, c_out):  # type: ignore[no-untyped-def]
     copy(c_out, c, units)
 
 
-@unlocked
+@nogil
 def leaf_step(rows, x, depth, weight, bias, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """The states of leaves from inputs `x` `[rows, depth]`; gates i, o, u."""
     padded = _padded(units)
@@ -154,7 +154,7 @@ def leaf_step(rows, x, depth, weight, bias, h_out, c_out, units):  # type: ignor
             _end(sums, units, state, state + padded * FLOAT_BYTES, h_out + out, c_out + out)
 
 
-@unlocked
+@nogil
 def _add_inputs(count, x, depth, weight, bias, given, padded, groups, sums):  # type: ignore[no-untyped-def]
     """Add the products of inputs `x` (gates i, o, u, f, through the scratch `given`) to the sums of `groups` gates."""
     project(x, count, depth, weight, bias, 4 * padded, given)
@@ -166,7 +166,7 @@ def _add_inputs(count, x, depth, weight, bias, given, padded, groups, sums):  # 
             _add(target + gate * gate_bytes, source + 3 * gate_bytes, padded)
 
 
-@unlocked
+@nogil
 def nary_step(rows, states, weight, bias, x, depth, x_weight, x_bias, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """The states of nodes with the same number of children, all in order; gates i, o, u and f of each child.
 
@@ -201,7 +201,7 @@ def nary_step(rows, states, weight, bias, x, depth, x_weight, x_bias, h_out, c_o
             _end(sums, units, state, spare, h_out + row, c_out + row)
 
 
-@unlocked
+@nogil
 def are_offsets(offsets, others, rows, total):  # type: ignore[no-untyped-def]
     """Whether two `[rows + 1]` int64 are equal, start at 0, never decrease and end at `total`."""
     before = 0
@@ -213,7 +213,7 @@ def are_offsets(offsets, others, rows, total):  # type: ignore[no-untyped-def]
     return before == total
 
 
-@unlocked
+@nogil
 def _add_children(first, count, offsets, h, c, weight, sums, states, units, forget, zeros, spare):  # type: ignore[no-untyped-def]
     """Add to the `states` of `count` rows, from row `first`, what the forget gates let through of their children.
 
@@ -233,7 +233,7 @@ def _add_children(first, count, offsets, h, c, weight, sums, states, units, forg
             _add_child(gate, c + child * row_bytes, units, states + row * gate_bytes, spare)
 
 
-@unlocked
+@nogil
 def child_sum_step(  # type: ignore[no-untyped-def]
     rows, x, depth, x_weight, x_bias, table, token, offsets, h, c, weight, f_weight, zeros, h_out, c_out, units
 ):

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from cellrt.core import admit, finish, schedule, states
-from cellrt.core.compiled import entry, open_shape, open_tables, short_entry
+from cellrt.core import admission, completion, schedule, session_state
+from cellrt.core.jit import entry, open_shape, open_tables, short_entry
 
-_admit, _release_many = admit.admit, admit.release_many
-_cancel, _complete, _lose_worker = finish.cancel, finish.complete, finish.lose_worker
-_schedule, _drop_states = schedule.schedule, states.drop_states
+_admit, _release_many = admission.admit, admission.release_many
+_cancel, _complete, _lose_worker = completion.cancel, completion.complete, completion.lose_worker
+_schedule, _drop_states = schedule.schedule, session_state.drop_states
 
 
 @short_entry
 def admit_request(at, shape_at, sequence, lane, streamed, session, host_rows):
-    """See ``admit.admit``; ``shape_at`` is ``Shape.at``."""
+    """See ``admission.admit``; ``shape_at`` is ``Shape.at``."""
     return _admit(open_tables(at), open_shape(shape_at), sequence, lane, streamed, session, host_rows)
 
 
 @short_entry
 def drop_states(at, session, row):
-    """See ``states.drop_states``."""
+    """See ``session_state.drop_states``."""
     _drop_states(open_tables(at), session, row)
 
 
 @short_entry
 def release_many(at, request_ids):
-    """See ``admit.release_many``."""
+    """See ``admission.release_many``."""
     _release_many(open_tables(at), request_ids)
 
 
@@ -36,17 +36,17 @@ def schedule_tasks(at, worker, task_ids):
 
 @short_entry
 def complete(at, task_id, elapsed_ns, notices):
-    """See ``finish.complete``."""
+    """See ``completion.complete``."""
     return _complete(open_tables(at), task_id, elapsed_ns, notices, 0)
 
 
 @short_entry
 def cancel(at, request_id):
-    """See ``finish.cancel``."""
+    """See ``completion.cancel``."""
     return _cancel(open_tables(at), request_id)
 
 
 @entry
 def lose_worker(at, worker, notices):
-    """See ``finish.lose_worker``."""
+    """See ``completion.lose_worker``."""
     return _lose_worker(open_tables(at), worker, notices)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-from cellrt.core.compiled import compiled
+from cellrt.core.jit import compiled
 from cellrt.errors import InternalError
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.core.compiled import allocating
+from cellrt.core.jit import allocating
 
 
 @allocating

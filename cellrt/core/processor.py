@@ -14,8 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import blocks, tables
-from cellrt.core.compiled import address_of
+from cellrt.core import buddy_allocator, tables
 from cellrt.core.entries import (
     admit_request,
     cancel,
@@ -26,6 +25,7 @@ from cellrt.core.entries import (
     schedule_tasks,
 )
 from cellrt.core.growth import TaskBuffers, with_more_rows
+from cellrt.core.jit import address_of
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.shape import Shape, compile_shape
 from cellrt.core.tables import Tables
@@ -42,7 +42,7 @@ class Port(NamedTuple):
 
 
 Notice: TypeAlias = list[int]
-"""Request id and one of the ``NOTICE_`` words of ``finish.py``."""
+"""Request id and one of the ``NOTICE_`` words of ``completion.py``."""
 
 
 @dataclass
@@ -98,17 +98,19 @@ class Processor:
         requests["next_free"][-1] = -1
         lanes = new(tables.MAX_TYPES * tables.NUM_LANES, tables.LANE)
         lanes["head"] = lanes["tail"] = -1
-        free = blocks.make_blocks((limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs))
-        rows = [blocks.num_rows(free, region) for region in range(blocks.NUM_REGIONS)]
+        free = buddy_allocator.make_blocks(
+            (limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs)
+        )
+        rows = [buddy_allocator.num_rows(free, region) for region in range(buddy_allocator.NUM_REGIONS)]
         return tables.Tables(
             settings=settings,
             types=new(tables.MAX_TYPES, tables.TYPE),
             ports=new(0, tables.PORT),
             requests=requests,
-            subgraphs=new(rows[blocks.SUBGRAPHS], tables.SUBGRAPH),
-            nodes=new(rows[blocks.NODES], tables.NODE),
-            values=new(rows[blocks.VALUES], tables.VALUE),
-            links=np.zeros(rows[blocks.LINKS], np.int32),
+            subgraphs=new(rows[buddy_allocator.SUBGRAPHS], tables.SUBGRAPH),
+            nodes=new(rows[buddy_allocator.NODES], tables.NODE),
+            values=new(rows[buddy_allocator.VALUES], tables.VALUE),
+            links=np.zeros(rows[buddy_allocator.LINKS], np.int32),
             tasks=new(limits.max_tasks, tables.TASK),
             ints=np.zeros(0, np.int32),
             blocks=free,
@@ -119,7 +121,7 @@ class Processor:
             ready=np.zeros((tables.MAX_TYPES * tables.NUM_PRIORITIES, self.num_workers + 1), np.int32),
             since_ns=np.full((tables.MAX_TYPES + 1) * tables.NUM_PRIORITIES, -tables.NEVER, np.int64),
             step_ns=np.zeros((tables.MAX_TYPES, tables.NUM_SIZE_CLASSES), np.float32),
-            events=new(limits.story_events, tables.EVENT),
+            events=new(limits.max_events, tables.EVENT),
             slots=new(limits.max_sessions * tables.MAX_STATES, tables.SLOT),
         )
 
@@ -322,7 +324,7 @@ class Processor:
         return sorted(set((at // tables.MAX_STATES).tolist()))
 
     def set_time(self, now_ns: int) -> None:
-        """Sets the clock that scheduling decisions and the story use."""
+        """Sets the clock that scheduling decisions and the event log use."""
         self.tables.settings["now_ns"] = now_ns
 
     def schedule(self, worker: int, idle_workers: int = 1) -> list[int]:

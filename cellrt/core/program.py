@@ -34,7 +34,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.compiled import allocating, make_rows
+from cellrt.core.jit import allocating, make_rows
 from cellrt.core.tables import CARRIED, EXTERNAL, KEPT, LAST_ONLY, PERMANENT, STARTS, STEPS, VALUE
 
 OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS, OP_RESULT_LAST, OP_STATE, OP_KEEP = (
@@ -234,7 +234,7 @@ def _fill(program, types, ports, draft):
 def _mark_states(draft):
     """Gives every state a reader after the last; marks as KEPT what each step of one chain or loop leaves.
 
-    Of several chains, nothing is KEPT: the value before the request stays until the end (see ``states.py``).
+    Of several chains, nothing is KEPT: the value before the request stays until the end (see ``session_state.py``).
     """
     states = draft.states
     is_one = True

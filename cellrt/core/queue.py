@@ -10,9 +10,9 @@ becomes ready; while a task that took of it is at a worker it does not wait, wha
 
 from __future__ import annotations
 
-from cellrt.core.compiled import compiled
+from cellrt.core.event_log import log_event
+from cellrt.core.jit import compiled
 from cellrt.core.moves import HANDED_OUT, QUEUED, move_subgraph
-from cellrt.core.story import tell
 from cellrt.core.tables import ALL_TYPES, NUM_LANES, NUM_PRIORITIES, RELEASED
 
 
@@ -38,7 +38,7 @@ def enqueue(t, subgraph_id):
     if t.ready[at, subgraph.pinned] == 0:
         _begin_wait(t, at)
     t.ready[at, subgraph.pinned] += subgraph.num_ready
-    tell(t, RELEASED, subgraph.request, -1, subgraph.cell_type)
+    log_event(t, RELEASED, subgraph.request, -1, subgraph.cell_type)
 
 
 @compiled

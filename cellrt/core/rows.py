@@ -10,7 +10,7 @@ down, so that a new arena costs nothing, however large.
 
 from __future__ import annotations
 
-from cellrt.core.compiled import compiled
+from cellrt.core.jit import compiled
 from cellrt.core.tables import LOCATION_SHIFT, MAX_KINDS, NUM_PERMANENT
 
 

@@ -6,7 +6,7 @@ The rows that go on are moved together after each step that some row left at, so
 from __future__ import annotations
 
 from cellrt.core import task_layout as layout
-from cellrt.core.compiled import compiled
+from cellrt.core.jit import compiled
 from cellrt.core.memory import call, copy_bytes, read_byte, read_word, write_word
 from cellrt.core.task_memory import (
     ALIGNMENT,

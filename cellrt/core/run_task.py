@@ -7,7 +7,7 @@ not exist) it refuses, and the task is run through the cell's module instead (``
 from __future__ import annotations
 
 from cellrt.core import task_layout as layout
-from cellrt.core.compiled import compiled, entry
+from cellrt.core.jit import compiled, entry
 from cellrt.core.memory import call, read_word, write_word
 from cellrt.core.run_loop import loop_bytes, run_loop
 from cellrt.core.task_memory import (

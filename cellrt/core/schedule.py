@@ -33,10 +33,10 @@ first out.
 from __future__ import annotations
 
 from cellrt.core import task_layout as layout
-from cellrt.core.compiled import compiled
-from cellrt.core.form import form_batched_task
+from cellrt.core.batching import form_batched_task
+from cellrt.core.event_log import log_event
+from cellrt.core.jit import compiled
 from cellrt.core.queue import backlog_of, dequeue, enqueue, note_served, num_ready, num_ready_at, pin, push_ready
-from cellrt.core.story import tell
 from cellrt.core.tables import ALL_TYPES, HELD, LAUNCHED, LOOP, MIXED, NEVER, NUM_LANES, NUM_PRIORITIES
 
 
@@ -206,7 +206,7 @@ def submit_task(t, task_id):
         request.in_flight += 1
         if request.started_ns == 0:
             request.started_ns = settings.now_ns
-        tell(t, LAUNCHED, subgraph.request, task.number, task.rows)
+        log_event(t, LAUNCHED, subgraph.request, task.number, task.rows)
         if not t.nodes[first_id].bits & LOOP:
             _update_dependencies(t, first_id, t.ints[lengths_at + row], task.worker, settings.early_release)
 
@@ -216,7 +216,7 @@ def _update_dependencies(t, first_id, length, worker, early):
     """Makes ready what only waited for a row's nodes, which are submitted (Algorithm 1, line 18).
 
     Nodes of the same subgraph become ready at once: it is pinned, and a stream keeps order. (But not behind HELD nodes,
-    which may fail and then leave a state: see ``states.py``.) With early release so does a subgraph all of whose
+    which may fail and then leave a state: see ``session_state.py``.) With early release so does a subgraph all of whose
     outstanding producers were submitted to one worker: it is pinned there too.
     """
     subgraph_id = t.nodes[first_id].subgraph

@@ -16,7 +16,7 @@ class Limits:
     max_subgraphs: int = 1 << 17
     max_tasks: int = 64
     max_sessions: int = 16_384
-    story_events: int = 1 << 16
+    max_events: int = 1 << 16
 
 
 @dataclass(frozen=True)

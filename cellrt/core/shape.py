@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.compiled import OpenShape, allocating, make_rows
+from cellrt.core.jit import OpenShape, allocating, make_rows
 from cellrt.core.memory import copy_bytes
 from cellrt.core.partition import partition
 from cellrt.core.program import draft_program, value_after

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.finish import NOTICE_DONE
+from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.shape import Shape
 from cellrt.core.tables import MAX_KINDS

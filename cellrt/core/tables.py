@@ -8,7 +8,7 @@ Who points where (ids are row numbers in the tables; -1 is "none")::
     node --(first_value)--> its outputs, one value each
     value --(row)--> a *handle*: location and row of an arena
     task --(buffer)--> ints: the index arrays that a worker reads (layout in ``task_layout.py``)
-    session --(slots)--> its state between requests: one handle for each state of its model (``states.py``)
+    session --(slots)--> its state between requests: one handle for each state of its model (``session_state.py``)
 
 An arena holds all rows of one kind (one shape and dtype) at one location, so that any input of any node is one
 row number whoever produced it, and a gather is one ``index_select``. Location 0 is the host (request inputs
@@ -75,7 +75,7 @@ KEPT = 32
 RESULT_READY = 1 << 16
 """Bit of a result's kind in ``links``: the result is there to be streamed."""
 
-# Events of the story.
+# Events of the log.
 ADMITTED = 1
 RELEASED = 2
 LAUNCHED = 3
@@ -250,7 +250,7 @@ class Tables(NamedTuple):
     links: NDArray[np.int32]
     tasks: NDArray[np.void]
     ints: NDArray[np.int32]  # task buffers, ``buffer_ints`` each
-    blocks: NDArray[np.int32]  # free blocks of nodes, values, links and subgraphs (``blocks.py``)
+    blocks: NDArray[np.int32]  # free blocks of nodes, values, links and subgraphs (``buddy_allocator.py``)
     arenas: NDArray[np.void]  # [location * MAX_KINDS + kind]
     free_rows: NDArray[np.int32]
     kinds: NDArray[np.void]

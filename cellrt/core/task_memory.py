@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cellrt.core import task_layout as layout
-from cellrt.core.compiled import compiled
+from cellrt.core.jit import compiled
 from cellrt.core.memory import copy_bytes, read_float
 from cellrt.core.tables import LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.compiled import allocating
+from cellrt.core.jit import allocating
 from cellrt.core.program import CARRY, FIXED, LIST, OP_NODE, STEP
 
 PICK = 4

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from cellrt.core import blocks
+from cellrt.core import buddy_allocator
 from cellrt.core.moves import DEAD, FREE, LIVE, QUEUED, SUBGRAPH, word_of
 from cellrt.core.tables import (
     HOST,
@@ -26,7 +26,12 @@ from cellrt.core.tables import (
 )
 from cellrt.core.task_layout import TaskView
 
-REGIONS = {"node": blocks.NODES, "value": blocks.VALUES, "link": blocks.LINKS, "subgraph": blocks.SUBGRAPHS}
+REGIONS = {
+    "node": buddy_allocator.NODES,
+    "value": buddy_allocator.VALUES,
+    "link": buddy_allocator.LINKS,
+    "subgraph": buddy_allocator.SUBGRAPHS,
+}
 
 
 def broken_rules(t: Tables) -> list[str]:
@@ -44,13 +49,13 @@ def _blocks(t: Tables) -> list[str]:
         used = []
         for request in _live(t):
             first, size = int(t.requests[f"first_{name}"][request]), int(t.requests[f"num_{name}s"][request])
-            used.append((first, first + max(1, -(-size // blocks.GRANULE)) * blocks.GRANULE))
+            used.append((first, first + max(1, -(-size // buddy_allocator.GRANULE)) * buddy_allocator.GRANULE))
         used.sort()
         if any(a[1] > b[0] for a, b in pairwise(used)):
             rules.append(f"{name} blocks of two requests overlap")
-        total = blocks.num_free_rows(t.blocks, region) + sum(end - start for start, end in used)
-        if total != blocks.num_rows(t.blocks, region):
-            rules.append(f"{name} rows: {total} free and used of {blocks.num_rows(t.blocks, region)}")
+        total = buddy_allocator.num_free_rows(t.blocks, region) + sum(end - start for start, end in used)
+        if total != buddy_allocator.num_rows(t.blocks, region):
+            rules.append(f"{name} rows: {total} free and used of {buddy_allocator.num_rows(t.blocks, region)}")
     return rules
 
 

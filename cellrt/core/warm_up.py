@@ -6,11 +6,11 @@ import numpy as np
 
 from cellrt.core.copying import (
     get_rows,
-    get_rows_freely,
+    get_rows_nogil,
     get_rows_of,
-    get_rows_of_freely,
+    get_rows_of_nogil,
     move_rows,
-    move_rows_freely,
+    move_rows_nogil,
     put_rows,
 )
 from cellrt.core.processor import Port, Processor
@@ -19,7 +19,7 @@ from cellrt.core.run_task import run_task
 from cellrt.core.settings import Limits
 from cellrt.core.task_layout import HEADER
 
-LIMITS = Limits(max_requests=4, max_nodes=64, max_values=64, max_links=256, max_subgraphs=16, story_events=8)
+LIMITS = Limits(max_requests=4, max_nodes=64, max_values=64, max_links=256, max_subgraphs=16, max_events=8)
 
 
 def warm_up() -> None:
@@ -50,7 +50,7 @@ def warm_up() -> None:
     run_task(np.zeros(HEADER, np.int32), np.zeros((0, 8), np.int64), 0, 1, 0, 0, 0, np.zeros(0, np.uint8))
     for get, get_of, move in (
         (get_rows, get_rows_of, move_rows),
-        (get_rows_freely, get_rows_of_freely, move_rows_freely),
+        (get_rows_nogil, get_rows_of_nogil, move_rows_nogil),
     ):
         get(bytes_, rows, np.zeros((1, 8), np.uint8))
         get_of(bytes_, rows, 0, 0, np.zeros((1, 8), np.uint8))

@@ -24,7 +24,7 @@ from numba.core.ccallback import CFunc
 from numpy.typing import NDArray
 from torch import nn
 
-from cellrt.core.compiled import unlocked, watch_callees
+from cellrt.core.jit import nogil, watch_callees
 from cellrt.core.memory import as_pointer, read_float, read_word, read_words, write_word
 from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
 from cellrt.definition.spec import RaggedRows, RowSpec
@@ -42,11 +42,11 @@ __all__ = [
     "array_at",
     "as_pointer",
     "batch_sizes",
+    "nogil",
     "port_address",
     "read_float",
     "read_word",
     "read_words",
-    "unlocked",
     "write_word",
 ]
 
@@ -131,19 +131,19 @@ class CompiledForm(NamedTuple):
         return outputs if call(self.constants.ctypes.data, words.ctypes.data) == DONE else None
 
 
-@unlocked
+@nogil
 def array_at(address, shape, dtype):  # type: ignore[no-untyped-def]
     """For task functions: the array of this shape and NumPy dtype at an address."""
     return carray(as_pointer(address), shape, dtype)
 
 
-@unlocked
+@nogil
 def port_address(task, port):  # type: ignore[no-untyped-def]
     """For task functions: where an input lies, or, after all inputs, an output."""
     return read_word(task, FIRST_INPUT + port)
 
 
-@unlocked
+@nogil
 def batch_sizes(task):  # type: ignore[no-untyped-def]
     """For task functions: the number of rows of each step, int64 ``[steps]``."""
     return carray(as_pointer(read_word(task, BATCH_SIZES)), read_word(task, STEPS), np.int64)

@@ -12,10 +12,10 @@ from cellrt.core.policy import BatchMakerPolicy
 from cellrt.core.processor import Processor
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.warm_up import warm_up
+from cellrt.engine.announce import announced
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.manager import Manager
 from cellrt.engine.options import check_instance, check_numbers, check_workers
-from cellrt.engine.patience import announced
 from cellrt.engine.registration import Registrar
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.session import Session

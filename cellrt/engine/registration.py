@@ -11,7 +11,7 @@ from cellrt.core.processor import Processor
 from cellrt.definition.cell import Cell
 from cellrt.definition.row_wise import warn_unless_row_wise
 from cellrt.definition.spec import RowSpec
-from cellrt.engine.patience import announced
+from cellrt.engine.announce import announced
 from cellrt.engine.priorities import default_priorities
 from cellrt.engine.registry import Discovery, Model, Registry
 from cellrt.errors import DefinitionError, RequestTooLargeError

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cellrt.core.event_log import read_events
 from cellrt.core.processor import Processor
-from cellrt.core.story import read_story
 from cellrt.core.tables import HOST
 from cellrt.engine.future import Result
 from cellrt.engine.places import Places
@@ -101,7 +101,7 @@ class Replies:
     def internal_error(self, what: str, request: LiveRequest | None = None) -> InternalError:
         """An error of ours with the last events of a request, or of all."""
         sequence = None if request is None else request.job.sequence
-        events = read_story(self._processor.tables, sequence=sequence)[-STORY_LINES:]
+        events = read_events(self._processor.tables, sequence=sequence)[-STORY_LINES:]
         story = "\n".join(f"  {event}" for event in events)
         return InternalError(f"{what}; what happened before:\n{story}" if story else what)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.finish import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
+from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
 from cellrt.core.moves import LiveState
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.tables import HOST

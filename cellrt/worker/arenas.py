@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from cellrt.core.copying import (
     LARGE_BYTES,
     get_rows,
-    get_rows_freely,
+    get_rows_nogil,
     get_rows_of,
-    get_rows_of_freely,
+    get_rows_of_nogil,
     move_rows,
-    move_rows_freely,
+    move_rows_nogil,
     put_rows,
 )
 from cellrt.core.tables import NUM_PERMANENT
@@ -52,7 +52,7 @@ class Arenas:
         """A fresh tensor ``[n, *shape]`` of these rows of a CPU arena."""
         arena = self._bytes[kind]
         values = np.empty((len(rows), arena.shape[1]), np.uint8)
-        (get_rows if values.size < LARGE_BYTES else get_rows_freely)(arena, rows, values)
+        (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(arena, rows, values)
         return self.as_tensor(kind, values)
 
     def get_row(self, kind: int, row: int) -> torch.Tensor:
@@ -66,14 +66,14 @@ class Arenas:
     def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
         """A fresh array ``[n, *shape]`` of these rows of a CPU arena; see ``as_bits``."""
         values = self.empty_bits(kind, len(rows))
-        (get_rows if values.size < LARGE_BYTES else get_rows_freely)(self._bytes[kind], rows, values)
+        (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(self._bytes[kind], rows, values)
         return self._shaped(kind, values)
 
     def get_into(
         self, kind: int, handles: NDArray[np.int32], location: int, own: int, values: NDArray[np.uint8]
     ) -> None:
         """Copies the rows of those handles that name this arena's ``location``; permanent rows are read at ``own``."""
-        copy = get_rows_of if values.size < LARGE_BYTES else get_rows_of_freely
+        copy = get_rows_of if values.size < LARGE_BYTES else get_rows_of_nogil
         copy(self._bytes[kind], handles, location, own, values)
 
     def empty_bits(self, kind: int, count: int) -> NDArray[np.uint8]:
@@ -95,7 +95,7 @@ class Arenas:
         arena = self._bytes[kind]
         given = np.ascontiguousarray(values)
         given = (given if given.ndim == 2 else given.reshape(len(given), -1)).view(np.uint8)
-        copy = move_rows if len(rows) * arena.shape[1] < LARGE_BYTES else move_rows_freely
+        copy = move_rows if len(rows) * arena.shape[1] < LARGE_BYTES else move_rows_nogil
         copy(arena, rows, given, positions)
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
-from cellrt.core.finish import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
+from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.processor import Port, Processor
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.shape import Shape

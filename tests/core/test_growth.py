@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cellrt.core import task_layout as layout
-from cellrt.core.finish import NOTICE_DONE
+from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.processor import Processor
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.tables import HOST, MAX_KINDS, NUM_PERMANENT

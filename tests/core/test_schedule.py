@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
-from cellrt.core.finish import NOTICE_DONE
+from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.processor import Processor
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.validate import broken_rules

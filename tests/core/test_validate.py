@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cellrt.core import blocks
+from cellrt.core import buddy_allocator
 from cellrt.core import task_layout as layout
-from cellrt.core.compiled import address_of
 from cellrt.core.entries import cancel
+from cellrt.core.jit import address_of
 from cellrt.core.moves import FREE, LIVE
 from cellrt.core.processor import Processor
 from cellrt.core.tables import MAX_KINDS, NUM_LANES, NUM_PERMANENT, Tables
@@ -46,7 +46,7 @@ def overlap_nodes(t: Tables) -> None:
 
 
 def lose_free_block(t: Tables) -> None:
-    order = next(k for k in range(blocks.NUM_ORDERS) if t.blocks[2 + k] >= 0)
+    order = next(k for k in range(buddy_allocator.NUM_ORDERS) if t.blocks[2 + k] >= 0)
     t.blocks[2 + order] = -1
 
 

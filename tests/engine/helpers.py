@@ -24,7 +24,7 @@ SMALL = Limits(
     max_links=32_768,
     max_subgraphs=2048,
     max_tasks=32,
-    story_events=256,
+    max_events=256,
 )
 
 

@@ -20,7 +20,7 @@ from cellrt.engine.shape_cache import OVERHEAD_BYTES, ShapeCache
 from tests.api.models import SIZE, model, recurrent
 from tests.engine.helpers import small_engine
 
-PROCESSOR = Processor(1, Limits(max_sessions=1, story_events=8))
+PROCESSOR = Processor(1, Limits(max_sessions=1, max_events=8))
 KIND = PROCESSOR.add_kind(1 << 16, 1 << 16)
 CHAIN = PROCESSOR.add_type([Port(KIND), Port(KIND, carry=0)], [Port(KIND)], max_batch=4)
 

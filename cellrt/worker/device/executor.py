@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.copying import LARGE_BYTES, get_rows, get_rows_freely, move_rows, move_rows_freely
+from cellrt.core.copying import LARGE_BYTES, get_rows, get_rows_nogil, move_rows, move_rows_nogil
 from cellrt.core.tables import HOST
 from cellrt.core.task_layout import TaskView
 from cellrt.errors import CellError, InternalError
@@ -160,7 +160,7 @@ class DeviceExecutor:
             words[at : at + len(values)] = values
         for upload, size, start in zip(uploads, up_bytes, up_starts):
             target = up.array[start : start + upload.num_rows * size].reshape(upload.num_rows, size)
-            get = get_rows if target.size < LARGE_BYTES else get_rows_freely
+            get = get_rows if target.size < LARGE_BYTES else get_rows_nogil
             get(self._host(upload.kind), upload.host_rows(launch.buffer), target)
         begun = InFlight(launch, task, packing, up, up_block, down, down_block, begun_ns)
         has_download = bool(downloads or answers)
@@ -283,7 +283,7 @@ class DeviceExecutor:
         """Copies result rows, one after the other in ``values``, to the host's arena."""
         arena, count = self._host(kind), len(rows)
         given = values[: count * arena.shape[1]].reshape(count, arena.shape[1])
-        (move_rows if given.size < LARGE_BYTES else move_rows_freely)(arena, rows, given, self._counting_to(count))
+        (move_rows if given.size < LARGE_BYTES else move_rows_nogil)(arena, rows, given, self._counting_to(count))
 
     def _counting_to(self, count: int) -> NDArray[np.int32]:
         """0, 1, ... up to ``count - 1``."""

@@ -1,4 +1,4 @@
-"""What ``compiled.py`` takes from inside Numba is there, and does what it did when it was written."""
+"""What ``jit.py`` takes from inside Numba is there, and does what it did when it was written."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from cellrt.core import compiled
-
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 needs_compiler = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
@@ -25,7 +23,7 @@ def test_numba_is_of_a_minor_version_that_was_tested():
     bound = next(Requirement(each) for each in dependencies if Requirement(each).name == "numba").specifier
     assert any(each.operator == "<" for each in bound), "numba has no upper bound in pyproject.toml"
     assert bound.contains(numba.__version__), (
-        f"numba {numba.__version__} is installed; cellrt/core/compiled.py reaches into Numba (how arrays are built of "
+        f"numba {numba.__version__} is installed; cellrt/core/jit.py reaches into Numba (how arrays are built of "
         f"addresses, how arguments choose a compiled form, when its cache on disk is stale) and was tested with numba "
         f"{bound}. Run tests/core with this version; if they pass, widen the bound in pyproject.toml, which is the "
         "list of the versions that were tested"
@@ -33,7 +31,8 @@ def test_numba_is_of_a_minor_version_that_was_tested():
 
 
 SOURCE = """
-from cellrt.core.compiled import compiled, entry
+from cellrt.core import jit
+from cellrt.core.jit import compiled, entry
 
 
 @compiled
@@ -52,7 +51,7 @@ def load(folder: Path, callee: str) -> ModuleType:
     path = folder / "called.py"
     path.write_text(SOURCE)
     (folder / "callee.py").write_text(callee)
-    compiled._stamp_of.cache_clear()
+    jit._stamp_of.cache_clear()
     spec = importlib.util.spec_from_file_location("called", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

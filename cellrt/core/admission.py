@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cellrt.core.blocks import LINKS, NODES, SUBGRAPHS, VALUES, allocate_block, free_block
-from cellrt.core.compiled import compiled
+from cellrt.core.buddy_allocator import LINKS, NODES, SUBGRAPHS, VALUES, allocate_block, free_block
+from cellrt.core.event_log import log_event
+from cellrt.core.jit import compiled
 from cellrt.core.moves import DEAD, FREE, LIVE, move_request
 from cellrt.core.queue import enqueue
 from cellrt.core.rows import can_reserve, give_row, take_row
-from cellrt.core.states import WORDS, begin_states, end_states
-from cellrt.core.story import tell
+from cellrt.core.session_state import WORDS, begin_states, end_states
 from cellrt.core.tables import ADMITTED, ENDED, HOST, LANES_PER_PRIORITY, NUM_PERMANENT, NUM_PRIORITIES, RESULT_READY
 
 
@@ -107,7 +107,7 @@ def admit(t, shape, sequence, lane, streamed, session, rows):
             value.row = take_row(t, HOST, value.kind)
             rows[k] = value.row
     rows[shape.externals.size + num_states] = request.results
-    tell(t, ADMITTED, request_id, -1, shape.nodes.size)
+    log_event(t, ADMITTED, request_id, -1, shape.nodes.size)
     for k in range(request.num_subgraphs):
         if t.subgraphs[request.first_subgraph + k].waiting == 0:
             enqueue(t, request.first_subgraph + k)
@@ -128,7 +128,7 @@ def release(t, request_id):
             if value.row >= NUM_PERMANENT:
                 give_row(t, value.row, value.kind)
                 value.row = -1
-    tell(t, ENDED, request_id, -1, request.state)
+    log_event(t, ENDED, request_id, -1, request.state)
     num_kinds = (request.first_link + request.num_links - request.needs) // 2
     for kind in range(num_kinds):
         t.kinds[kind].reserved_worker -= t.links[request.needs + 2 * kind]

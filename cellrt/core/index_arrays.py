@@ -8,7 +8,7 @@ downwards: ``-1 - kind`` before the handles of each input.
 from __future__ import annotations
 
 from cellrt.core import task_layout as layout
-from cellrt.core.compiled import compiled
+from cellrt.core.jit import compiled
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import (
     CARRIED,

@@ -15,7 +15,7 @@ While a request runs it holds its session's rows and their reservations; between
 
 from __future__ import annotations
 
-from cellrt.core.compiled import compiled
+from cellrt.core.jit import compiled
 from cellrt.core.moves import DONE
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import BRING, HOST, KEPT, LOCATION_SHIFT, MAX_STATES, NUM_PERMANENT, STARTS

@@ -9,7 +9,7 @@ it (``RowsPointer``): unpacking every table costs microseconds a call from Pytho
 a call inside. Without compilation (NUMBA_DISABLE_JIT) the tables are passed as they are.
 
 All this reaches into Numba. ``pyproject.toml`` bounds it to the minor versions that were tested, and
-``tests/core/test_compiled.py`` looks for what is taken from inside.
+``tests/core/test_jit.py`` looks for what is taken from inside.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def short_entry(function: Function) -> Any:
     return _njit(function, _nrt=False)
 
 
-def unlocked(function: Function) -> Any:
+def nogil(function: Function) -> Any:
     """For compiled code outside the core, which may make arrays and gives up the interpreter lock."""
     return watch_callees(njit(cache=True, nogil=True)(function), function)
 

@@ -1,21 +1,21 @@
 """What happens when a task is done, a request ends early, or a worker is lost.
 
-Every end goes through ``release`` in ``admit.py``, once nothing of the request is in flight. What the caller must
+Every end goes through ``release`` in ``admission.py``, once nothing of the request is in flight. What the caller must
 know comes back as notices ``(request, what)``.
 """
 
 from __future__ import annotations
 
 from cellrt.core import task_layout as layout
-from cellrt.core.admit import release
-from cellrt.core.compiled import compiled
-from cellrt.core.emit import give_noted_rows, is_first_to_carry
-from cellrt.core.form import size_class
+from cellrt.core.admission import release
+from cellrt.core.batching import size_class
+from cellrt.core.event_log import log_event
+from cellrt.core.index_arrays import give_noted_rows, is_first_to_carry
+from cellrt.core.jit import compiled
 from cellrt.core.moves import BLOCKED, DEAD, DONE, LIVE, QUEUED, move_request
 from cellrt.core.queue import dequeue, enqueue, note_served, pin, push_ready
 from cellrt.core.rows import give_row
-from cellrt.core.states import advance_state
-from cellrt.core.story import tell
+from cellrt.core.session_state import advance_state
 from cellrt.core.tables import (
     COMPLETED,
     CROSSING,
@@ -63,13 +63,13 @@ def complete(t, task_id, elapsed_ns, notices, count):
         subgraph = t.subgraphs[t.nodes[node_id].subgraph]
         request_id = subgraph.request
         request = t.requests[request_id]
-        tell(t, COMPLETED, request_id, task.number, t.ints[lengths_at + row])
+        log_event(t, COMPLETED, request_id, task.number, t.ints[lengths_at + row])
         subgraph.in_flight -= 1
         request.in_flight -= 1
         if t.ints[failed_at + row]:
             task.positions -= abs(t.ints[done_at + row])
             if request.state == LIVE:
-                tell(t, FAILED, request_id, task.number, row)
+                log_event(t, FAILED, request_id, task.number, row)
                 kill(t, request_id)
                 notices[count, 0], notices[count, 1] = request_id, NOTICE_FAILED
                 count += 1

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from cellrt.core import task_layout as layout
-from cellrt.core.compiled import compiled
-from cellrt.core.emit import give_noted_rows, write_inputs, write_outputs
+from cellrt.core.index_arrays import give_noted_rows, write_inputs, write_outputs
+from cellrt.core.jit import compiled
 from cellrt.core.queue import backlog_of, pop_ready
 from cellrt.core.tables import (
     ALL_TYPES,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.compiled import entry
+from cellrt.core.jit import entry
 
 GRANULE = 8
 NUM_ORDERS = 26

@@ -1,4 +1,4 @@
-"""The story: a bounded ring of what happened to which request, for errors, timelines and replay."""
+"""The event log: a bounded ring of what happened to which request. An error tells a request's part of it, its story."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.compiled import compiled
+from cellrt.core.jit import compiled
 from cellrt.core.tables import ADMITTED, COMPLETED, ENDED, FAILED, LAUNCHED, RELEASED, Tables
 
 NAMES = {
@@ -35,7 +35,7 @@ class Event(NamedTuple):
 
 
 @compiled
-def tell(t, what, request_id, task, detail):
+def log_event(t, what, request_id, task, detail):
     """Appends one event; the oldest is overwritten. An empty ring records nothing."""
     if t.events.size == 0:
         return
@@ -49,7 +49,7 @@ def tell(t, what, request_id, task, detail):
     settings.num_events += 1
 
 
-def read_story(t: Tables, since: int = 0, sequence: int | None = None) -> list[Event]:
+def read_events(t: Tables, since: int = 0, sequence: int | None = None) -> list[Event]:
     """Returns the events from number ``since`` on that are still in the ring, of one request or of all."""
     count, size = int(t.settings["num_events"][0]), t.events.size
     if size == 0:

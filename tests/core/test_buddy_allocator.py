@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellrt.core import blocks
-from cellrt.core.blocks import GRANULE, allocate_block, free_block, make_blocks, num_free_rows, num_rows
+from cellrt.core import buddy_allocator
+from cellrt.core.buddy_allocator import GRANULE, allocate_block, free_block, make_blocks, num_free_rows, num_rows
 
 SIZES = st.one_of(st.integers(0, 3 * GRANULE), st.integers(0, 40 * GRANULE))
 STEPS = st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=120)
@@ -24,7 +24,7 @@ def has_aligned_run(free: set[int], wanted: int, count: int) -> bool:
     return any(all(granule in free for granule in range(start, start + length)) for start in starts)
 
 
-@given(steps=STEPS, capacity=st.integers(1, 64 * GRANULE), region=st.integers(0, blocks.NUM_REGIONS - 1))
+@given(steps=STEPS, capacity=st.integers(1, 64 * GRANULE), region=st.integers(0, buddy_allocator.NUM_REGIONS - 1))
 def test_blocks_never_overlap_and_come_back_whole(steps, capacity, region):
     state = make_blocks((capacity, capacity, capacity, capacity))
     untouched, count = state.copy(), num_rows(state, region) // GRANULE
@@ -44,13 +44,13 @@ def test_blocks_never_overlap_and_come_back_whole(steps, capacity, region):
                 free -= taken
                 held.append((first, size))
         assert num_free_rows(state, region) == len(free) * GRANULE
-        others = [other for other in range(blocks.NUM_REGIONS) if other != region]
+        others = [other for other in range(buddy_allocator.NUM_REGIONS) if other != region]
         assert all(num_free_rows(state, other) == num_rows(state, other) for other in others)
     for first, size in held:
         free_block(state, region, first, size)
-    heads = region * blocks.HEADER + 2
-    is_empty = [state[heads + order] < 0 for order in range(blocks.NUM_ORDERS)]
-    assert is_empty == [untouched[heads + order] < 0 for order in range(blocks.NUM_ORDERS)]
+    heads = region * buddy_allocator.HEADER + 2
+    is_empty = [state[heads + order] < 0 for order in range(buddy_allocator.NUM_ORDERS)]
+    assert is_empty == [untouched[heads + order] < 0 for order in range(buddy_allocator.NUM_ORDERS)]
     assert num_free_rows(state, region) == num_rows(state, region)
 
 
@@ -58,7 +58,7 @@ def test_blocks_never_overlap_and_come_back_whole(steps, capacity, region):
 def test_a_block_wastes_less_than_a_granule(capacity):
     state = make_blocks((capacity, 1, 1, 1))
     count = 0
-    while allocate_block(state, blocks.NODES, 1) >= 0:
+    while allocate_block(state, buddy_allocator.NODES, 1) >= 0:
         count += 1
     assert count == granules(capacity)
-    assert allocate_block(state, blocks.VALUES, 1) == 0
+    assert allocate_block(state, buddy_allocator.VALUES, 1) == 0
