@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
+from cellrt.core import jit
+
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 needs_compiler = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
@@ -31,7 +33,6 @@ def test_numba_is_of_a_minor_version_that_was_tested():
 
 
 SOURCE = """
-from cellrt.core import jit
 from cellrt.core.jit import compiled, entry
 
 
