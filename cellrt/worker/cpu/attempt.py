@@ -133,13 +133,8 @@ class _LoopRun:
             count = self._active.size
             ahead = self._steps_ahead()
             outputs = self._run_ahead(ahead)
-            if self._stop >= 0:
-                stopped = as_bits(outputs[self._stop]).astype(bool).reshape(ahead, count)
-            else:
-                stopped = np.zeros((ahead, count), bool)
-            has_stopped: NDArray[np.bool_] = np.asarray(stopped.any(0))
-            last = np.where(has_stopped, stopped.argmax(0), ahead - 1)
             bits = [as_bits(value).reshape(ahead, count, *value.shape[1:]) for value in outputs]
+            has_stopped, last = self._stops(bits, ahead)
             if self._keeps:
                 self._keep(outputs, bits, np.less_equal(np.arange(ahead)[:, None], last))
             leaving = np.logical_or(has_stopped, self._lengths[self._active] == self._step + ahead)
@@ -176,6 +171,16 @@ class _LoopRun:
             ]
             outputs = self._cell.run_steps([rows] * ahead, *packed)
         return plain_outputs(self._cell, outputs, ahead * rows, CPU)
+
+    def _stops(self, bits: list[NDArray[Any]], ahead: int) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
+        """Whether each row stopped in these steps ``[rows]``, and its last of them."""
+        if self._stop < 0:
+            return np.zeros(self._active.size, bool), np.full(self._active.size, ahead - 1)
+        stopped = bits[self._stop].reshape(ahead, -1).astype(bool, copy=False)
+        if ahead == 1:
+            return stopped[0], np.zeros(self._active.size, np.intp)
+        has_stopped: NDArray[np.bool_] = np.asarray(stopped.any(0))
+        return has_stopped, np.where(has_stopped, stopped.argmax(0), ahead - 1)
 
     def _keep(self, outputs: list[torch.Tensor], bits: list[NDArray[Any]], taken: NDArray[np.bool_]) -> None:
         """Keeps what is shown of the steps that were ``taken`` ``[ahead, rows]``, and notes values not finite."""
