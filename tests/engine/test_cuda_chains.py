@@ -242,7 +242,7 @@ def test_only_requests_with_a_value_that_is_not_finite_fail(chains, scratch_rows
     """Also one in the middle of a run that nobody else sees; and where scratch rows are few, the run goes by steps."""
     monkeypatch.setattr("cellrt.worker.device.arenas.MAX_SCRATCH_ROWS", scratch_rows)
     scratch = DeviceArenas(torch.device("cpu"))
-    scratch.add(rows(WIDTH), 4)
+    scratch.add(rows(WIDTH), scratch.allocate(rows(WIDTH), 4))
     assert scratch.num_scratch == [scratch_rows]
     made = make(Forgets(), finite=["h"])
     model = Unfolder("last", lambda graph, x: {"last": graph.chain(made, x=x).last.h}, torch.zeros(2, WIDTH))
