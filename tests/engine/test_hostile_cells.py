@@ -118,6 +118,23 @@ def test_a_cell_that_no_device_can_place_costs_its_own_requests():
 
 
 @on_every_worker
+def test_outputs_may_be_an_input_or_each_other(workers):
+    made = cell(lambda x: {"same": x, "again": x, "part": x[:, :1]}, {"x": ROW})
+
+    def unfold(graph, x):
+        first = made(x=x)
+        return {"again": made(x=first.again).same, "part": first.part}
+
+    engine = small_engine(workers, device_options=SMALL_RINGS)
+    engine.register(Unfolder("same", unfold, torch.zeros(WIDTH)), warm_up=False)
+    rows = [torch.full((WIDTH,), float(k)) for k in range(6)]
+    for row, future in zip(rows, engine.submit_many("same", rows)):
+        result = future.result(WAIT_S)
+        assert torch.equal(result["again"], row) and torch.equal(result["part"], row[:1])
+    close_and_check(engine)
+
+
+@on_every_worker
 def test_a_cell_that_refuses_zeros_in_any_way_is_registered(workers):
     def refuse_zeros(x: Tensor) -> Tensor:
         if x.device.type != "meta" and not bool(x.any()):
