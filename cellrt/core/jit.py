@@ -50,8 +50,18 @@ def watch_callees(cached: Any, function: Function) -> Any:
     Numba alone looks at the function's own file, and would run yesterday's callees.
     """
     if not numba.config.DISABLE_JIT:
-        cached._cache._cache_file._source_stamp = _stamp_of(Path(function.__code__.co_filename).resolve().parent)
+        cache_file = cached._cache._cache_file
+        cache_file._source_stamp = _stamp_of(Path(function.__code__.co_filename).resolve().parent)
+        cache_file._load_index = functools.partial(_load_index, cache_file._load_index)
     return cached
+
+
+def _load_index(load: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
+    """What a cache has; nothing if an earlier version wrote it, whose types lie in files that are no more."""
+    try:
+        return load()
+    except (AttributeError, ImportError):
+        return {}
 
 
 def _njit(function: Function, **options: bool) -> Any:
