@@ -47,10 +47,12 @@ def _stamp_of(folder: Path) -> str:
 def watch_callees(cached: Any, function: Function) -> Any:
     """Has the disk cache of a compiled function notice a change of any file beside its own, where its callees are.
 
-    Numba alone looks at the function's own file, and would run yesterday's callees.
+    Numba alone looks at the function's own file, and would run yesterday's callees. The digest is part of the cache's
+    version, which is looked at before anything else is read: what another cellrt wrote may name modules that are gone.
     """
     if not numba.config.DISABLE_JIT:
-        cached._cache._cache_file._source_stamp = _stamp_of(Path(function.__code__.co_filename).resolve().parent)
+        stamp = _stamp_of(Path(function.__code__.co_filename).resolve().parent)
+        cached._cache._cache_file._version = f"{numba.__version__} {stamp}"
     return cached
 
 

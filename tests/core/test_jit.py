@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -70,3 +71,11 @@ def test_what_compiled_code_calls_is_compiled_once_for_all_kinds_of_integers(tmp
 def test_the_cache_on_disk_is_stale_once_a_file_beside_it_has_changed(tmp_path: Path):
     hits = [sum(load(tmp_path, callee).total.stats.cache_hits.values()) for callee in ("A = 1", "A = 1", "A = 2")]
     assert hits == [0, 1, 0]
+
+
+@needs_compiler
+def test_a_cache_that_names_a_module_which_is_gone_is_not_read(tmp_path: Path):
+    load(tmp_path, "A = 1")
+    for index in tmp_path.rglob("*.nbi"):
+        index.write_bytes(pickle.dumps(numba.__version__) + b"ca_module_that_is_gone\nName\n.")
+    assert sum(load(tmp_path, "A = 2").total.stats.cache_hits.values()) == 0
