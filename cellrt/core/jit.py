@@ -47,21 +47,13 @@ def _stamp_of(folder: Path) -> str:
 def watch_callees(cached: Any, function: Function) -> Any:
     """Has the disk cache of a compiled function notice a change of any file beside its own, where its callees are.
 
-    Numba alone looks at the function's own file, and would run yesterday's callees.
+    Numba alone looks at the function's own file, and would run yesterday's callees. The digest is part of the cache's
+    version, which is looked at before anything else is read: what another cellrt wrote may name modules that are gone.
     """
     if not numba.config.DISABLE_JIT:
-        cache_file = cached._cache._cache_file
-        cache_file._source_stamp = _stamp_of(Path(function.__code__.co_filename).resolve().parent)
-        cache_file._load_index = functools.partial(_load_index, cache_file._load_index)
+        stamp = _stamp_of(Path(function.__code__.co_filename).resolve().parent)
+        cached._cache._cache_file._version = f"{numba.__version__} {stamp}"
     return cached
-
-
-def _load_index(load: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
-    """What a cache has; nothing if an earlier version wrote it, whose types lie in files that are no more."""
-    try:
-        return load()
-    except (AttributeError, ImportError):
-        return {}
 
 
 def _njit(function: Function, **options: bool) -> Any:
