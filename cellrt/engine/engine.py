@@ -234,10 +234,12 @@ class Engine:
         """Submits a request and awaits its results; cancelling the task cancels the request."""
         return await as_awaitable(self.submit(model, request, deadline=deadline, priority=priority))
 
-    def stream(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> Stream:
+    def stream(
+        self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+    ) -> Stream:
         """Submits a request and returns what it makes as it is made: see ``Stream``."""
         channel = Channel()
-        return Stream(self._submission.submit(model, [request], deadline, priority, False, channel)[0], channel)
+        return Stream(self._submission.submit(model, [request], deadline, priority, wait, channel)[0], channel)
 
     def session(self, model: str, id: str | None = None, *, state: bytes | None = None) -> Session:
         """The open session of a model with that id, or a new one (with a random id if none is given).

@@ -191,7 +191,7 @@ class Manager:
         """
         self._retired.append(model)
         for record in self.sessions if error is not None else ():
-            if record.model is model:
+            if record.model.name == model.name:  # also those of a model that it replaced
                 ended = SessionError(f"{record}: {error}")
                 self._requests.ask_session(record, Call(partial(self.sessions.end, record, ended)))
 

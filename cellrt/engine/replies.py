@@ -87,9 +87,12 @@ class Replies:
         request.future.finish(outcome)
 
     def _stream_rest(self, request: LiveRequest, results: Result) -> None:
-        """Sends the results that have no steps, together."""
+        """Sends the steps that longer results have beyond the shortest, then together the results that have none."""
         if request.channel is None or request.plan is None:
             return
+        stepped = {result.name: results[result.name] for result in request.plan.results if not result.is_single}
+        for step in range(request.num_streamed, max(map(len, stepped.values()), default=0)):
+            request.channel.put({name: value[step] for name, value in stepped.items() if step < len(value)})
         single = {result.name: results[result.name] for result in request.plan.results if result.is_single}
         if single:
             request.channel.put(single)

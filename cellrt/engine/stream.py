@@ -28,9 +28,9 @@ class Channel:
 class Stream:
     """What a request makes, as it is made: iterate with ``for``, ``next`` or ``async for``.
 
-    Each item is a dict from result name to one step's row, with every result that has steps; results that have none
-    come together in one last item. An error of the request is raised from the iteration. Leaving the stream (``close``,
-    ``with``, or dropping it) cancels the request. ``future`` is the request's, with all results.
+    Each item is a dict from result name to one step's row, with every result that has so many steps; results that have
+    none come together in one last item. An error of the request is raised from the iteration. Leaving the stream
+    (``close``, ``with``, or dropping it) cancels the request. ``future`` is the request's, with all results.
     """
 
     def __init__(self, future: RequestFuture, channel: Channel) -> None:

@@ -103,7 +103,8 @@ class Arenas:
 
     def allocate(self, spec: RowSpec, num_rows: int) -> torch.Tensor:
         """Memory for ``num_rows`` rows of a new kind, to be given to ``add``; from any thread, in its own time."""
-        memory = torch.empty((NUM_PERMANENT + num_rows, *spec.shape), dtype=spec.dtype, device=self.device)
+        with torch.inference_mode(False):  # whoever registers may be in it: others could not write to the rows then
+            memory = torch.empty((NUM_PERMANENT + num_rows, *spec.shape), dtype=spec.dtype, device=self.device)
         memory[:NUM_PERMANENT] = 0
         return memory
 

@@ -87,6 +87,18 @@ def test_an_open_session_goes_on_with_the_model_it_was_opened_with():
     close_and_check(engine)
 
 
+def test_unregistering_ends_the_sessions_of_models_that_were_replaced_too():
+    engine = small_engine()
+    for factor in (2.0, 3.0):
+        engine.register(scaled("kept", factor, keep=True), warm_up=False, replace=True)
+        engine.session("kept", "a").submit(STEPS).result(WAIT_S)
+    assert engine.statistics()["sessions"]["open"] == 2
+    engine.unregister("kept")
+    engine.check()
+    assert engine.statistics()["sessions"]["open"] == 0
+    close_and_check(engine)
+
+
 def test_an_unregistered_model_is_unknown_and_its_requests_end():
     engine, gate = small_engine(queue_depth=1), Gate(WAIT_S)
     model = scaled("kept", 2.0, keep=True)

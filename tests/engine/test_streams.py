@@ -41,6 +41,18 @@ def test_results_without_steps_come_together_at_the_end(engine):
     assert_same(end, {"last": expected["last"]})
 
 
+def test_longer_results_give_their_further_steps_after_the_shortest(engine):
+    def unfold(graph, x):
+        return {"long": graph.chain(RUNS, x=x).h, "short": graph.chain(RUNS, x=x[:2]).h}
+
+    model = Unfolder("uneven", unfold, torch.zeros(3, WIDTH))
+    engine.register(model, warm_up=False)
+    items, expected = list(engine.stream("uneven", STEPS)), run_one_by_one(model, STEPS)
+    assert [sorted(item) for item in items] == [["long", "short"]] * 2 + [["long"]] * 2
+    for name, value in expected.items():
+        assert_same({name: torch.stack([item[name] for item in items if name in item])}, {name: value})
+
+
 def test_next_gives_one_item(engine):
     stream = engine.stream("both", STEPS)
     assert_same(next(stream), {"h": run_one_by_one(BOTH, STEPS)["h"][0]})
