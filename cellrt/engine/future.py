@@ -128,11 +128,14 @@ class RequestFuture(Future[Result]):
         return result
 
     def _wait(self, timeout: float | None) -> None:
-        if not self.done():
-            condition = self._condition
-            with condition:
-                if not condition.wait_for(self.done, timeout):
-                    raise TimeoutError(f"the request has not ended within {timeout} s")
+        if self._state in OVER:
+            return
+        condition = self._condition
+        with condition:
+            if self._state not in OVER:
+                condition.wait(timeout)  # it is notified once, at the end
+            if self._state not in OVER:
+                raise TimeoutError(f"the request has not ended within {timeout} s")
 
     def _refuse_to_wait(self) -> None:
         owner = self._owner

@@ -212,6 +212,7 @@ class Model:
         self.states: tuple[StateLayout, ...] = ()
         self.num_live = self.num_sessions = 0
         self._registry, self._processor = registry, processor
+        self.kind, self.constant_row = registry.kind, registry.constant_row
         self.max_nodes = registry.max_nodes
         self.shapes = ShapeCache(max_cached_bytes)
 
@@ -229,14 +230,6 @@ class Model:
                 "name it in unfold(cells=[...])"
             )
         return type_id
-
-    def kind(self, spec: RowSpec) -> int:
-        """See ``Registry.kind``."""
-        return self._registry.kind(spec)
-
-    def constant_row(self, kind: int, content: bytes) -> int:
-        """See ``Registry.constant_row``."""
-        return self._registry.constant_row(kind, content)
 
     def plan(self, request: Any) -> Plan:
         """Unfolds a request and checks it, in the caller's thread.
