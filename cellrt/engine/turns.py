@@ -95,10 +95,6 @@ class Turns:
         """Starts the timekeeper."""
         self._thread.start()
 
-    def is_alive(self) -> bool:
-        """Whether there may be another turn."""
-        return self.stopped is None and self._thread.is_alive()
-
     def join(self, timeout: float | None) -> bool:
         """Waits for the end of the timekeeper; False if it has not come in so many seconds."""
         if self._thread is not threading.current_thread():
