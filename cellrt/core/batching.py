@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
-from cellrt.core.index_arrays import give_noted_rows, write_inputs, write_outputs
+from cellrt.core.index_arrays import give_noted_rows, subgraph_of, write_inputs, write_outputs
 from cellrt.core.jit import compiled
-from cellrt.core.queue import backlog_of, pop_ready
+from cellrt.core.queue import backlog_of, pop_ready, set_ready, steps_ready
+from cellrt.core.records import num_rows_of
 from cellrt.core.tables import (
     ALL_TYPES,
     CHAIN_NEXT,
     LANES_PER_PRIORITY,
-    LOOP,
     NUM_LANES,
     NUM_PRIORITIES,
     NUM_SIZE_CLASSES,
@@ -111,21 +112,39 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
             following = subgraph.next
             if subgraph.pinned == 0 or subgraph.pinned == worker:
                 while subgraph.num_ready > 0 and rows < left:
-                    node = t.nodes[subgraph.ready_head]
-                    loop = 1 if node.bits & LOOP else 0
-                    if rows > 0 and (loop != is_loop or subgraph.loop_stop != stop):
+                    loop, its_stop, extra = 0, -1, 0
+                    if subgraph.record < 0:
+                        extra = 2 * (t.nodes[subgraph.ready_head].num_refs - cell_type.num_inputs)
+                    else:
+                        its_stop = t.links[subgraph.record + record.STOP]
+                        loop = 1 if its_stop != record.IS_CHAIN else 0
+                        extra = _ragged_ints(t, cell_type, subgraph)
+                    if rows > 0 and (loop != is_loop or (loop and its_stop != stop)):
                         break
-                    extra = 2 * (node.num_refs - cell_type.num_inputs)
                     if rows > 0 and ragged + extra > room:
                         return rows, ragged, is_loop, priorities
                     ragged += extra
-                    is_loop, stop = loop, subgraph.loop_stop
-                    t.ints[nodes_at + rows] = pop_ready(t, subgraph)
+                    is_loop, stop = loop, its_stop
+                    if subgraph.record < 0:
+                        t.ints[nodes_at + rows] = pop_ready(t, subgraph)
+                    else:
+                        t.ints[nodes_at + rows] = ~subgraph_id
+                        set_ready(t, subgraph, 0)
                     lane.served = cell_type.num_formed
                     priorities |= 1 << subgraph.priority
                     rows += 1
             subgraph_id = following
     return rows, ragged, is_loop, priorities
+
+
+@compiled
+def _ragged_ints(t, cell_type, subgraph):
+    """Ints that the ragged inputs of a chain's or loop's step need beyond one row each."""
+    count = 0
+    for port in range(cell_type.num_inputs):
+        if t.ports[cell_type.first_port + port].ragged:
+            count += 2 * num_rows_of(t, subgraph, port)
+    return count
 
 
 @compiled
@@ -166,7 +185,7 @@ def _others_wait(t, priority, longest):
 def _is_streamed(t, rows, nodes_at):
     """Whether somebody looks at the steps of one of the rows as they complete."""
     for row in range(rows):
-        if t.requests[t.subgraphs[t.nodes[t.ints[nodes_at + row]].subgraph].request].streamed:
+        if t.requests[t.subgraphs[subgraph_of(t, t.ints[nodes_at + row])].request].streamed:
             return True
     return False
 
@@ -183,7 +202,7 @@ def _run_length(t, node_id, limit):
 
 
 @compiled
-def _sort_rows(t, nodes_at, lengths_at, scratch_at, rows, limit, is_loop):
+def _sort_rows(t, worker, nodes_at, lengths_at, scratch_at, rows, limit):
     """Writes each row's length and sorts rows by falling length (counting sort, stable); returns the longest."""
     ints = t.ints
     if limit == 1:
@@ -191,13 +210,13 @@ def _sort_rows(t, nodes_at, lengths_at, scratch_at, rows, limit, is_loop):
             ints[lengths_at + row] = 1
         return 1
     longest, shortest = 1, limit
+    early = t.settings[0].early_release
     for row in range(rows):
-        node_id = ints[nodes_at + row]
-        if is_loop:
-            subgraph = t.subgraphs[t.nodes[node_id].subgraph]
-            length = min(limit, subgraph.loop_limit - subgraph.loop_steps)
+        id = ints[nodes_at + row]
+        if id < 0:
+            length = steps_ready(t, t.subgraphs[~id].record, worker if early else 0, limit)
         else:
-            length = _run_length(t, node_id, limit)
+            length = _run_length(t, id, limit)
         ints[lengths_at + row] = length
         longest, shortest = max(longest, length), min(shortest, length)
     if longest == shortest:
@@ -264,7 +283,7 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     task.cell_type, task.worker, task.in_use, task.is_loop, task.rows = type_id, worker, 1, is_loop, rows
     task.priority, task.priorities = priority, priorities
     lengths_at = nodes_at + rows
-    task.steps = _sort_rows(t, nodes_at, lengths_at, lengths_at + rows, rows, steps, is_loop == 1)
+    task.steps = _sort_rows(t, worker, nodes_at, lengths_at, lengths_at + rows, rows, steps)
     sizes_at = lengths_at + rows
     done_at = sizes_at + task.steps
     task.positions = _count_sizes(ints, lengths_at, sizes_at, rows, task.steps)
@@ -276,7 +295,9 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     ints[base + layout.H_NODES], ints[base + layout.H_LENGTHS] = header, lengths_at - base
     ints[base + layout.H_BATCH_SIZES], ints[base + layout.H_DONE_STEPS] = sizes_at - base, done_at - base
     ints[base + layout.H_FAILED] = done_at + rows - base
-    ints[base + layout.H_STOP_OUTPUT] = t.subgraphs[t.nodes[ints[nodes_at]].subgraph].loop_stop
+    ints[base + layout.H_STOP_OUTPUT] = -1
+    if is_loop:
+        ints[base + layout.H_STOP_OUTPUT] = t.links[t.subgraphs[~ints[nodes_at]].record + record.STOP]
     end, notes_at = write_inputs(t, task, base, done_at + 2 * rows)
     write_outputs(t, task, base, end)
     ints[base + layout.H_NOTES] = give_noted_rows(t, notes_at, base + buffer_ints, False) - base

@@ -1,6 +1,6 @@
 """Contiguous blocks of table rows: a buddy allocator that gives back the tail it does not need.
 
-Four regions (nodes, values, links, subgraphs) share one int32 array. A region is cut into granules of ``GRANULE``
+Five regions (nodes, values, links, subgraphs, places) share one int32 array. A region is cut into granules of ``GRANULE``
 rows; free blocks are powers of two of granules, in doubly linked lists by size. An allocation takes the next
 larger power of two and returns the rest at once, so a block wastes less than one granule. All operations cost
 O(log size). (Knuth, The Art of Computer Programming, vol. 1, section 2.5, buddy system.)
@@ -15,13 +15,13 @@ from cellrt.core.jit import entry
 
 GRANULE = 8
 NUM_ORDERS = 26
-NODES, VALUES, LINKS, SUBGRAPHS = 0, 1, 2, 3
-NUM_REGIONS = 4
+NODES, VALUES, LINKS, SUBGRAPHS, PLACES = 0, 1, 2, 3, 4
+NUM_REGIONS = 5
 HEADER = 2 + NUM_ORDERS  # first granule index of the region's arrays, number of granules, list heads
 
 
-def make_blocks(capacities: tuple[int, int, int, int]) -> NDArray[np.int32]:
-    """Returns the array for four regions of at least these numbers of rows, all free."""
+def make_blocks(capacities: tuple[int, int, int, int, int]) -> NDArray[np.int32]:
+    """Returns the array for five regions of at least these numbers of rows, all free."""
     granules = [max(1, -(-capacity // GRANULE)) for capacity in capacities]
     blocks = np.full(NUM_REGIONS * HEADER + 3 * sum(granules), -1, np.int32)
     first = NUM_REGIONS * HEADER
@@ -92,7 +92,9 @@ def _release(blocks, region, granule, count):
 @entry
 def allocate_block(blocks, region, size):
     """Returns the first of ``size`` contiguous free rows of the region, or -1 if there is no such block."""
-    wanted = max(1, (size + GRANULE - 1) // GRANULE)
+    if size == 0:
+        return 0
+    wanted = (size + GRANULE - 1) // GRANULE
     order = 0
     while (1 << order) < wanted:
         order += 1
@@ -111,7 +113,8 @@ def allocate_block(blocks, region, size):
 @entry
 def free_block(blocks, region, first, size):
     """Gives back a block that ``allocate_block`` returned for the same size."""
-    _release(blocks, region, first // GRANULE, max(1, (size + GRANULE - 1) // GRANULE))
+    if size > 0:
+        _release(blocks, region, first // GRANULE, (size + GRANULE - 1) // GRANULE)
 
 
 def num_free_rows(blocks: NDArray[np.int32], region: int) -> int:

@@ -6,29 +6,36 @@ know comes back as notices ``(request, what)``.
 
 from __future__ import annotations
 
+from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.admission import release
 from cellrt.core.batching import size_class
 from cellrt.core.event_log import log_event
-from cellrt.core.index_arrays import give_noted_rows, is_first_to_carry
+from cellrt.core.index_arrays import give_noted_rows, subgraph_of
 from cellrt.core.jit import compiled
-from cellrt.core.moves import BLOCKED, DEAD, DONE, LIVE, QUEUED, move_request
-from cellrt.core.queue import dequeue, enqueue, note_served, pin, push_ready
+from cellrt.core.moves import DEAD, DONE, LIVE, QUEUED, move_request
+from cellrt.core.queue import dequeue, note_served, refresh, unpin_if_idle
+from cellrt.core.records import (
+    complete_steps,
+    count_done,
+    end_record,
+    note_steps,
+    output_at,
+    read_late,
+    release_edges,
+)
 from cellrt.core.rows import give_row
-from cellrt.core.session_state import advance_state
 from cellrt.core.tables import (
     COMPLETED,
     CROSSING,
     FAILED,
-    HELD,
-    KEPT,
     LOCATION_SHIFT,
-    LOOP,
-    MIXED,
+    NO_ROW,
     NUM_PERMANENT,
-    RESULT_READY,
-    STEPS,
+    PENDING,
+    READS_AS_A_WHOLE,
 )
+from cellrt.core.uses import STEPS
 
 NOTICE_DONE = 1
 """All nodes are complete: read the results, then call ``release``."""
@@ -59,32 +66,32 @@ def complete(t, task_id, elapsed_ns, notices, count):
         _count_late_reads(t, task_id)
     give_noted_rows(t, base + t.ints[base + layout.H_NOTES], base + settings.buffer_ints, True)
     for row in range(task.rows):
-        node_id = t.ints[nodes_at + row]
-        subgraph = t.subgraphs[t.nodes[node_id].subgraph]
+        id, length, has_failed = t.ints[nodes_at + row], t.ints[lengths_at + row], t.ints[failed_at + row] != 0
+        subgraph_id = subgraph_of(t, id)
+        subgraph = t.subgraphs[subgraph_id]
         request_id = subgraph.request
         request = t.requests[request_id]
-        log_event(t, COMPLETED, request_id, task.number, t.ints[lengths_at + row])
+        log_event(t, COMPLETED, request_id, task.number, length)
         subgraph.in_flight -= 1
         request.in_flight -= 1
-        if t.ints[failed_at + row]:
-            task.positions -= abs(t.ints[done_at + row])
+        steps = abs(t.ints[done_at + row])
+        if id < 0:
+            note_steps(t, subgraph, steps, has_failed)
+        if has_failed:
+            task.positions -= steps
             if request.state == LIVE:
                 log_event(t, FAILED, request_id, task.number, row)
                 kill(t, request_id)
                 notices[count, 0], notices[count, 1] = request_id, NOTICE_FAILED
                 count += 1
         if request.state == LIVE:
-            if t.nodes[node_id].bits & LOOP:
-                _complete_loop(t, task_id, row, node_id)
+            if id >= 0:
+                _complete_nodes(t, request, id, length)
+                unpin_if_idle(t, subgraph_id)
+            elif task.is_loop:
+                _complete_loop(t, request, subgraph_id, t.ints[done_at + row], length)
             else:
-                for k in range(t.ints[lengths_at + row]):
-                    _complete_node(t, node_id + k, True)
-                    if t.nodes[node_id + k].bits & HELD:
-                        _release_readers(t, node_id + k, node_id + t.ints[lengths_at + row])
-                if request.streamed:
-                    _mark_results(t, node_id, t.ints[lengths_at + row], t.types[task.cell_type].num_outputs)
-                request.nodes_left -= t.ints[lengths_at + row]
-            unpin_if_idle(t, subgraph)
+                _complete_steps(t, request, subgraph_id, length)
             if request.nodes_left == 0:
                 move_request(t, request, DONE)
                 notices[count, 0], notices[count, 1] = request_id, NOTICE_DONE
@@ -127,140 +134,100 @@ def _measure_step(t, task, elapsed_ns):
 
 
 @compiled
-def unpin_if_idle(t, subgraph):
-    """A subgraph with nothing in flight may move to another worker."""
-    if subgraph.in_flight == 0 and subgraph.sent == 0:
-        pin(t, subgraph, 0)
-
-
-@compiled
-def _complete_node(t, node_id, was_sent):
-    """Counts off a complete node's edges to other subgraphs; ``was_sent``: ``submit_task`` counted them."""
-    node = t.nodes[node_id]
-    if not node.bits & CROSSING:
-        return
-    for k in range(node.first_link + node.num_refs, node.first_link + node.num_refs + node.num_consumers):
-        consumer = t.nodes[node_id + t.links[k]]
-        if consumer.subgraph == node.subgraph:
+def _complete_nodes(t, request, first_id, length):
+    """Counts off the edges of a row's nodes to other subgraphs."""
+    for node_id in range(first_id, first_id + length):
+        node = t.nodes[node_id]
+        if not node.bits & CROSSING:
             continue
-        subgraph = t.subgraphs[consumer.subgraph]
-        subgraph.waiting -= 1
-        if was_sent and subgraph.sent > 0:
-            subgraph.sent -= 1
-        if subgraph.waiting == 0 and subgraph.state == BLOCKED and subgraph.nodes_left > 0:
-            enqueue(t, consumer.subgraph)
-        elif subgraph.state == QUEUED or subgraph.in_flight > 0:
-            unpin_if_idle(t, subgraph)
+        for k in range(node.first_link + node.num_refs, node.first_link + node.num_refs + node.num_consumers):
+            if t.links[k] >= READS_AS_A_WHOLE:
+                count_done(t, node.subgraph + t.links[k] - READS_AS_A_WHOLE, True)
+            elif t.nodes[node_id + t.links[k]].subgraph != node.subgraph:
+                count_done(t, t.nodes[node_id + t.links[k]].subgraph, True)
+    if request.streamed:
+        for node_id in range(first_id, first_id + length):
+            for value in range(t.nodes[node_id].first_value, t.nodes[node_id].first_value + _num_outputs(t, node_id)):
+                if t.values[value].result >= 0:
+                    _show(t, request.first_place + t.values[value].result)
+    request.nodes_left -= length
 
 
 @compiled
-def _release_readers(t, node_id, end):
-    """Counts off a HELD node's edges to nodes of its own subgraph from ``end`` on, which waited for its completion."""
-    node = t.nodes[node_id]
-    for k in range(node.first_link + node.num_refs, node.first_link + node.num_refs + node.num_consumers):
-        consumer_id = node_id + t.links[k]
-        consumer = t.nodes[consumer_id]
-        if consumer.subgraph == node.subgraph and consumer_id >= end:
-            consumer.pending -= 1
-            if consumer.pending == 0:
-                push_ready(t, consumer_id)
+def _num_outputs(t, node_id):
+    return t.types[t.subgraphs[t.nodes[node_id].subgraph].cell_type].num_outputs
 
 
 @compiled
-def _mark_results(t, node_id, length, num_outputs):
-    """Marks the results of complete nodes as there to be streamed."""
-    request = t.requests[t.subgraphs[t.nodes[node_id].subgraph].request]
-    for k in range(node_id, node_id + length):
-        for output in range(num_outputs):
-            result = t.values[t.nodes[k].first_value + output].result
-            if result >= 0:
-                t.links[request.results + request.num_results + result] |= RESULT_READY
+def _show(t, place):
+    """Says that a result is there to be streamed."""
+    if t.places[place] < PENDING:
+        t.places[place] = PENDING - t.places[place]
 
 
 @compiled
-def _complete_loop(t, task_id, row, node_id):
-    """Takes in how many steps a loop's row took; ends the loop or makes its next step ready."""
-    base = task_id * t.settings[0].buffer_ints
-    ints, node = t.ints, t.nodes[node_id]
-    subgraph_id = node.subgraph
+def _complete_steps(t, request, subgraph_id, length):
+    """Wakes who waited for steps of a chain; ends it after its last."""
     subgraph = t.subgraphs[subgraph_id]
-    request = t.requests[subgraph.request]
-    done = ints[base + ints[base + layout.H_DONE_STEPS] + row]
-    stopped = done < 0
+    links, at = t.links, subgraph.record
     if request.streamed:
         for output in range(t.types[subgraph.cell_type].num_outputs):
-            value = t.values[node.first_value + output]
-            if value.bits & STEPS:
-                first = request.results + request.num_results + value.result + subgraph.loop_steps
-                for k in range(first, first + abs(done)):
-                    t.links[k] |= RESULT_READY
-    subgraph.loop_steps += abs(done)
-    if not stopped and subgraph.loop_steps < subgraph.loop_limit:
-        push_ready(t, node_id)
-        return
-    cell_type = t.types[subgraph.cell_type]
-    length = ints[base + ints[base + layout.H_LENGTHS] + row]
+            to = output_at(t, subgraph, output)
+            if links[to + record.RESULT] >= 0:
+                for step in range(links[at + record.DONE] - length, links[at + record.DONE]):
+                    _show(t, links[to + record.RESULT] + links[to + record.RESULT_STRIDE] * step)
+        for k in range(links[at + record.NUM_TAPS]):
+            tap = links[at + record.TAPS] + record.TAP * k
+            if links[tap] < links[at + record.DONE] and t.values[links[tap + 2]].result >= 0:
+                _show(t, request.first_place + t.values[links[tap + 2]].result)
+    if complete_steps(t, subgraph_id, t.settings[0].early_release):
+        end_record(t, subgraph)
+        request.nodes_left -= 1
+    else:
+        refresh(t, subgraph_id)
+
+
+@compiled
+def _complete_loop(t, request, subgraph_id, done, length):
+    """Takes in how many steps a loop's row took (negative: it stopped); ends the loop or makes its next step ready."""
+    subgraph = t.subgraphs[subgraph_id]
+    links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
+    position, is_over = links[at + record.POSITION], done < 0 or links[at + record.DONE] == links[at + record.LENGTH]
     for output in range(cell_type.num_outputs):
-        value = t.values[node.first_value + output]
-        if value.bits & STEPS:
-            first = request.results + value.result + subgraph.loop_steps
-            for k in range(first, first + length - abs(done)):
-                give_row(t, t.links[k], value.kind)
-                t.links[k] = -1
-        if value.readers == 0 and value.row >= NUM_PERMANENT:
-            give_row(t, value.row, value.kind)
-            value.row = -1
-    _free_loop_inputs(t, node, cell_type)
+        value = t.values[links[at + record.VALUES] + output]
+        if value.result < 0:
+            continue
+        place = request.first_place + value.result
+        if not value.bits & STEPS:
+            if is_over:
+                _show(t, place)
+            continue
+        for step in range(position - abs(done), position):
+            _show(t, place + step)
+        for step in range(position, position - abs(done) + length):
+            row = t.places[place + step] if t.places[place + step] >= 0 else PENDING - t.places[place + step]
+            give_row(t, row, value.kind)
+            t.places[place + step] = NO_ROW
+    if not is_over:
+        refresh(t, subgraph_id)
+        return
+    end_record(t, subgraph)
     subgraph.nodes_left = 0
     dequeue(t, subgraph_id)
     request.nodes_left -= 1
-    _complete_node(t, node_id, False)
-
-
-@compiled
-def _free_loop_inputs(t, node, cell_type):
-    """The inputs that every step of a loop read alike are read for the last time."""
-    at = node.first_link
-    for port in range(cell_type.num_inputs):
-        info = t.ports[cell_type.first_port + port]
-        count = 1
-        if info.ragged:
-            count = t.links[at]
-            at += 1
-        if info.carry < 0:
-            for k in range(count):
-                _read_late(t, t.values[node.first_value + t.links[at + k]])
-        at += count
-
-
-@compiled
-def _read_late(t, value):
-    """Counts a read that was put off; gives the row back if it was the last."""
-    if value.row >= NUM_PERMANENT:
-        value.readers -= 1
-        if value.readers == 0:
-            give_row(t, value.row, value.kind)
-            value.row = -1
+    release_edges(t, subgraph)
 
 
 @compiled
 def _count_late_reads(t, task_id):
-    """Counts the reads that were put off until the task has read: of rows elsewhere, and of KEPT state.
-
-    Where a row of the task failed, the state it read stays; where not, what it made is the state from now on.
-    """
+    """Counts the reads of rows elsewhere, which were put off until the task has read."""
     task = t.tasks[task_id]
     base = task_id * t.settings[0].buffer_ints
     ints, cell_type = t.ints, t.types[task.cell_type]
     nodes_at, lengths_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_LENGTHS]
-    failed_at = base + ints[base + layout.H_FAILED]
     for row in range(task.rows):
         first_id = ints[nodes_at + row]
-        subgraph = t.subgraphs[t.nodes[first_id].subgraph]
-        request = t.requests[subgraph.request]
-        last = t.nodes[first_id if task.is_loop else first_id + ints[lengths_at + row] - 1]
-        has_failed = ints[failed_at + row] != 0
-        for step in range(1 if task.is_loop else ints[lengths_at + row]):
+        for step in range(ints[lengths_at + row] if first_id >= 0 else 0):
             node = t.nodes[first_id + step]
             at = node.first_link
             for port in range(cell_type.num_inputs):
@@ -269,43 +236,12 @@ def _count_late_reads(t, task_id):
                 if info.ragged:
                     count = t.links[at]
                     at += 1
-                if task.is_loop and (info.carry < 0 or subgraph.loop_steps > 0):
-                    if info.carry >= 0 and is_first_to_carry(t, cell_type, port):
-                        _free_loop_state(t, base, row, port, node.first_value + info.carry, has_failed)
-                elif info.carry < 0 or step == 0:
+                if info.carry < 0 or step == 0:
                     for k in range(at, at + count):
-                        value_id = node.first_value + t.links[k]
-                        value = t.values[value_id]
-                        if value.bits & KEPT:
-                            if has_failed:
-                                continue
-                            if info.carry >= 0:
-                                advance_state(t, request, value_id, last.first_value + info.carry)
-                            _read_late(t, value)
-                        elif value.row >> LOCATION_SHIFT != task.worker:
-                            _read_late(t, value)
+                        value = t.values[node.first_value + t.links[k]]
+                        if value.row >> LOCATION_SHIFT != task.worker:
+                            read_late(t, value)
                 at += count
-
-
-@compiled
-def _free_loop_state(t, base, row, port, value_id, has_failed):
-    """Frees the state that a loop's row read if it was not noted to be freed: of another worker, or KEPT.
-
-    KEPT state of a row that failed stays, and what the row made is freed.
-    """
-    task = t.tasks[base // t.settings[0].buffer_ints]
-    record = base + layout.HEADER + port * layout.INPUT
-    handle = t.ints[base + t.ints[record + layout.IN_ROWS] + row]
-    source = t.ints[record + layout.IN_SOURCE]
-    if source != MIXED:
-        handle |= source << LOCATION_SHIFT
-    value = t.values[value_id]
-    if value.bits & KEPT and has_failed:
-        made = value.row
-        value.row = handle
-        give_row(t, made, value.kind)
-    elif value.bits & KEPT or handle >> LOCATION_SHIFT != task.worker:
-        give_row(t, handle, value.kind)
 
 
 @compiled
@@ -364,9 +300,18 @@ def _fail_all(t, task_id):
 @compiled
 def _touches(t, request, worker):
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
-        if t.subgraphs[k].pinned == worker and t.subgraphs[k].in_flight > 0:
+        subgraph = t.subgraphs[k]
+        if subgraph.pinned == worker and subgraph.in_flight > 0:
             return True
+        if subgraph.record >= 0:
+            for output in range(t.types[subgraph.cell_type].num_outputs):
+                row = t.links[output_at(t, subgraph, output) + record.ROW]
+                if row > 0 and row >> LOCATION_SHIFT == worker:
+                    return True
     for k in range(request.first_value, request.first_value + request.num_values):
         if t.values[k].row >= NUM_PERMANENT and t.values[k].row >> LOCATION_SHIFT == worker:
+            return True
+    for k in range(request.first_place, request.first_place + request.num_places):
+        if t.places[k] >= NUM_PERMANENT and t.places[k] >> LOCATION_SHIFT == worker:
             return True
     return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cellrt.core import admission, completion, schedule, session_state
-from cellrt.core.jit import entry, open_shape, open_tables, short_entry
+from cellrt.core.jit import entry, open_template, open_tables, short_entry
 
 _admit, _release_many = admission.admit, admission.release_many
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, completion.lose_worker
@@ -11,9 +11,9 @@ _schedule, _drop_states = schedule.schedule, session_state.drop_states
 
 
 @short_entry
-def admit_request(at, shape_at, sequence, lane, streamed, session, host_rows):
-    """See ``admission.admit``; ``shape_at`` is ``Shape.at``."""
-    return _admit(open_tables(at), open_shape(shape_at), sequence, lane, streamed, session, host_rows)
+def admit_request(at, template_at, sequence, lane, streamed, session, host_rows):
+    """See ``admission.admit``; ``template_at`` is ``Template.at``."""
+    return _admit(open_tables(at), open_template(template_at), sequence, lane, streamed, session, host_rows)
 
 
 @short_entry

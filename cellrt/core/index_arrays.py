@@ -7,21 +7,28 @@ downwards: ``-1 - kind`` before the handles of each input.
 
 from __future__ import annotations
 
+from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
-from cellrt.core.rows import give_row, take_row
-from cellrt.core.tables import (
-    CARRIED,
-    HOST,
-    KEPT,
-    LAST_ONLY,
-    LOCATION_SHIFT,
-    MIXED,
-    NUM_PERMANENT,
-    ROW_MASK,
-    STARTS,
-    STEPS,
+from cellrt.core.records import (
+    bring_state,
+    input_row,
+    num_rows_of,
+    output_at,
+    ragged_row,
+    row_of,
+    state_row,
+    tap_of,
 )
+from cellrt.core.rows import give_row, take_row
+from cellrt.core.tables import BORROWED, HOST, LOCATION_SHIFT, MIXED, NO_ROW, NUM_PERMANENT, PENDING, ROW_MASK, STARTS
+from cellrt.core.uses import STEPS
+
+
+@compiled
+def subgraph_of(t, id):
+    """The subgraph of a row of a task: of a node, or ``~id`` of a chain or loop."""
+    return ~id if id < 0 else t.nodes[id].subgraph
 
 
 @compiled
@@ -36,7 +43,7 @@ def write_inputs(t, task, base, end):
         notes_at -= 1
         t.ints[notes_at] = -1 - info.kind
         if task.is_loop:
-            end, notes_at = _loop_input(t, task, base, port, end, notes_at)
+            end = _loop_input(t, task, base, port, end)
         elif info.ragged or follows_ragged:
             end, notes_at = _ragged_input(t, task, base, port, end, notes_at)
         else:
@@ -66,35 +73,26 @@ def give_noted_rows(t, notes_at, end, is_complete):
 
 
 @compiled
-def _row_of(t, value):
-    """The handle of a value's row; of a new session's state that of what it begins with."""
-    return value.row if value.row > STARTS else t.values[STARTS - value.row].row
-
-
-@compiled
 def _read_value(t, task, value, notes_at):
     """Counts one read of a value; notes its row as free if it was the last.
 
-    Returns (handle, position of the last note). A row elsewhere is still to be read when the task runs, and one of KEPT
-    state is needed if the task fails: they are counted when the task completes. But if nobody else is to read it and it
-    is the host's, which cannot get lost, the task takes it over and gives it back then.
+    Returns (handle, position of the last note). A row elsewhere is still to be read when the task runs: it is counted
+    when the task completes. But if nobody else is to read it and it is the host's, which cannot get lost, the task
+    takes it over and gives it back then.
     """
     handle = value.row
-    if value.bits & KEPT:
-        task.reads_late = 1
-        handle = _row_of(t, value)
-    elif handle >= NUM_PERMANENT:
+    if handle >= NUM_PERMANENT and not value.bits & BORROWED:
         location = handle >> LOCATION_SHIFT
         if location == task.worker or (location == HOST and value.readers == 1):
             value.readers -= 1
             if value.readers == 0:
-                value.row = -1
+                value.row = NO_ROW
                 notes_at -= 1
                 t.ints[notes_at] = handle
         else:
             task.reads_late = 1
     elif handle <= STARTS:
-        handle = _row_of(t, value)
+        handle = row_of(t, value)
     return handle, notes_at
 
 
@@ -116,9 +114,13 @@ def _plain_input(t, task, base, port, end, notes_at):
     rows_at = end
     for step in range(steps):
         for row in range(ints[sizes_at + step]):
-            node = t.nodes[ints[nodes_at + row] + step]
-            value = t.values[node.first_value + t.links[node.first_link + port]]
-            ints[end], notes_at = _read_value(t, task, value, notes_at)
+            id = ints[nodes_at + row]
+            if id < 0:
+                ints[end] = input_row(t, t.subgraphs[~id], port, step)
+            else:
+                node = t.nodes[id + step]
+                value = t.values[node.first_value + t.links[node.first_link + port]]
+                ints[end], notes_at = _read_value(t, task, value, notes_at)
             end += 1
     _describe_input(ints, base, port, rows_at, end, base - 1)
     return end, notes_at
@@ -135,14 +137,18 @@ def _ragged_input(t, task, base, port, end, notes_at):
     rows_at, position = end, 0
     for step in range(steps):
         for row in range(ints[sizes_at + step]):
-            node = t.nodes[ints[nodes_at + row] + step]
-            at, count = first_link_of(t, node, cell_type, port), 1
-            if info.ragged:
-                count = t.links[at]
-                at += 1
-            for k in range(at, at + count):
-                ints[end], notes_at = _read_value(t, task, t.values[node.first_value + t.links[k]], notes_at)
-                end += 1
+            id = ints[nodes_at + row]
+            if id < 0:
+                end = _record_input(t, t.subgraphs[~id], port, step, info.ragged, end)
+            else:
+                node = t.nodes[id + step]
+                at, count = first_link_of(t, node, cell_type, port), 1
+                if info.ragged:
+                    count = t.links[at]
+                    at += 1
+                for k in range(at, at + count):
+                    ints[end], notes_at = _read_value(t, task, t.values[node.first_value + t.links[k]], notes_at)
+                    end += 1
             position += 1
             if info.ragged:
                 ints[offsets_at + position] = end - rows_at
@@ -151,51 +157,30 @@ def _ragged_input(t, task, base, port, end, notes_at):
 
 
 @compiled
-def is_first_to_carry(t, cell_type, port):
-    """Whether no port before reads the same state: it is given back once."""
-    for before in range(port):
-        if t.ports[cell_type.first_port + before].carry == t.ports[cell_type.first_port + port].carry:
-            return False
-    return True
+def _record_input(t, subgraph, port, step, is_ragged, end):
+    """Writes the rows that a chain's or loop's step reads; returns the new end."""
+    if not is_ragged:
+        t.ints[end] = input_row(t, subgraph, port, step)
+        return end + 1
+    count = num_rows_of(t, subgraph, port)
+    for k in range(count):
+        t.ints[end + k] = ragged_row(t, subgraph, port, k)
+    return end + count
 
 
 @compiled
-def _loop_input(t, task, base, port, end, notes_at):
-    """An input of a loop's step. What every step reads alike is counted as read when the loop ends."""
-    ints, cell_type = t.ints, t.types[task.cell_type]
-    info = t.ports[cell_type.first_port + port]
+def _loop_input(t, task, base, port, end):
+    """An input of a loop's steps: that of the first, as all but state is the same at each."""
+    ints, info = t.ints, t.ports[t.types[task.cell_type].first_port + port]
     nodes_at = base + ints[base + layout.H_NODES]
     offsets_at, end = _start_offsets(ints, info, task.rows, base, end)
     rows_at = end
     for row in range(task.rows):
-        node = t.nodes[ints[nodes_at + row]]
-        at, count = first_link_of(t, node, cell_type, port), 1
-        if info.ragged:
-            count = t.links[at]
-            at += 1
-        if info.carry >= 0 and t.subgraphs[node.subgraph].loop_steps > 0:
-            value = t.values[node.first_value + info.carry]
-            ints[end] = value.row
-            if ints[end] >> LOCATION_SHIFT != task.worker or value.bits & KEPT:
-                task.reads_late = 1
-            elif is_first_to_carry(t, cell_type, port):
-                notes_at -= 1
-                ints[notes_at] = ints[end]
-            end += 1
-        elif info.carry >= 0:
-            ints[end], notes_at = _read_value(t, task, t.values[node.first_value + t.links[at]], notes_at)
-            end += 1
-        else:
-            for k in range(at, at + count):
-                handle = _row_of(t, t.values[node.first_value + t.links[k]])
-                if handle >= NUM_PERMANENT and handle >> LOCATION_SHIFT != task.worker:
-                    task.reads_late = 1
-                ints[end] = handle
-                end += 1
+        end = _record_input(t, t.subgraphs[~ints[nodes_at + row]], port, 0, info.ragged, end)
         if info.ragged:
             ints[offsets_at + row + 1] = end - rows_at
     _describe_input(ints, base, port, rows_at, end, offsets_at)
-    return end, notes_at
+    return end
 
 
 @compiled
@@ -209,12 +194,13 @@ def _start_offsets(ints, info, positions, base, end):
 
 @compiled
 def _read_inside(t, task, base, carry):
-    """Counts the reads of state handed from step to step inside a run: it needs no row."""
+    """Counts the reads of state handed from node to node inside a run: it needs no row."""
     ints = t.ints
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
     for step in range(1, task.steps):
         for row in range(ints[sizes_at + step]):
-            t.values[t.nodes[ints[nodes_at + row] + step - 1].first_value + carry].readers -= 1
+            if ints[nodes_at + row] >= 0:
+                t.values[t.nodes[ints[nodes_at + row] + step - 1].first_value + carry].readers -= 1
 
 
 @compiled
@@ -230,11 +216,11 @@ def _describe_input(ints, base, port, rows_at, end, offsets_at):
     if source != MIXED:
         for k in range(rows_at, end):
             ints[k] &= ROW_MASK
-    record = base + layout.HEADER + port * layout.INPUT
-    ints[record + layout.IN_SOURCE] = source
-    ints[record + layout.IN_COUNT] = end - rows_at
-    ints[record + layout.IN_ROWS] = rows_at - base
-    ints[record + layout.IN_OFFSETS] = offsets_at - base
+    to = base + layout.HEADER + port * layout.INPUT
+    ints[to + layout.IN_SOURCE] = source
+    ints[to + layout.IN_COUNT] = end - rows_at
+    ints[to + layout.IN_ROWS] = rows_at - base
+    ints[to + layout.IN_OFFSETS] = offsets_at - base
 
 
 @compiled
@@ -243,91 +229,137 @@ def write_outputs(t, task, base, end):
     cell_type = t.types[task.cell_type]
     for output in range(cell_type.num_outputs):
         kind = t.ports[cell_type.first_port + cell_type.num_inputs + output].kind
-        record = base + layout.HEADER + cell_type.num_inputs * layout.INPUT + output * layout.OUTPUT
+        to = base + layout.HEADER + cell_type.num_inputs * layout.INPUT + output * layout.OUTPUT
         if task.is_loop:
-            end = _loop_output(t, task, base, record, output, kind, end)
+            end = _loop_output(t, task, base, to, output, kind, end)
         else:
-            end = _graph_output(t, task, base, record, output, kind, end)
+            end = _graph_output(t, task, base, to, output, kind, end)
 
 
 @compiled
-def _graph_output(t, task, base, record, output, kind, end):
+def _graph_output(t, task, base, record_at, output, kind, end):
     ints = t.ints
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
+    lengths_at = base + ints[base + layout.H_LENGTHS]
     limit = task.positions
     positions_at, rows_at, result_positions_at, result_rows_at = end, end + limit, end + 2 * limit, end + 3 * limit
     stores = results = start = 0
     for step in range(task.steps):
         for row in range(ints[sizes_at + step]):
-            node = t.nodes[ints[nodes_at + row] + step]
-            value = t.values[node.first_value + output]
-            if value.readers > 0:
-                handle = take_row(t, task.worker, kind)
-                value.row = handle
+            id, place = ints[nodes_at + row], -1
+            if id < 0:
+                is_last = step + 1 == ints[lengths_at + row]
+                handle, place = _step_output(t, task.worker, t.subgraphs[~id], output, step, is_last, kind)
+            else:
+                value, handle = t.values[t.nodes[id + step].first_value + output], NO_ROW
+                if value.readers > 0:
+                    handle = take_row(t, task.worker, kind)
+                    value.row = handle
+                if value.result >= 0:
+                    place = t.requests[t.subgraphs[t.nodes[id].subgraph].request].first_place + value.result
+            if handle >= 0:
                 ints[positions_at + stores] = start + row
                 ints[rows_at + stores] = handle & ROW_MASK
                 stores += 1
-            if value.result >= 0:
-                handle = take_row(t, 0, kind)
-                request = t.requests[t.subgraphs[node.subgraph].request]
-                t.links[request.results + value.result] = handle
+            if place >= 0:
+                handle = take_row(t, HOST, kind)
+                is_streamed = t.requests[t.subgraphs[subgraph_of(t, id)].request].streamed
+                t.places[place] = PENDING - handle if is_streamed else handle
                 ints[result_positions_at + results] = start + row
                 ints[result_rows_at + results] = handle
                 results += 1
         start += ints[sizes_at + step]
-    _describe_output(ints, record, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
+    _describe_output(
+        ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at
+    )
     return end + 4 * limit
 
 
 @compiled
-def _loop_output(t, task, base, record, output, kind, end):
-    ints = t.ints
+def _step_output(t, worker, subgraph, output, step, is_last_of_run, kind):
+    """Takes the row of a chain's output ``step`` steps after the next one.
+
+    Returns (its handle, or NO_ROW if nobody reads it; the place of its result, or -1).
+    """
+    links, at, to = t.links, subgraph.record, output_at(t, subgraph, output)
+    position, handle, place = links[at + record.POSITION] + step, NO_ROW, -1
+    tap = tap_of(t, at, position, output)
+    if links[to + record.RESULT] >= 0:
+        place = links[to + record.RESULT] + links[to + record.RESULT_STRIDE] * position
+    elif tap >= 0 and t.values[tap].result >= 0:
+        place = t.requests[subgraph.request].first_place + t.values[tap].result
+    if links[to + record.SEQUENCE] >= 0:
+        handle = take_row(t, worker, kind)
+        t.places[links[to + record.SEQUENCE] + position] = handle
+    elif tap >= 0 and t.values[tap].readers > 0:
+        handle = take_row(t, worker, kind)
+    if tap >= 0 and handle >= 0:
+        t.values[tap].row = handle
+    if links[to + record.IS_STATE] and is_last_of_run:
+        bring_state(t, to, worker, kind)
+        is_read = position + 1 < links[at + record.LENGTH] or links[at + record.KEEPS]
+        if handle < 0 and is_read:
+            handle = state_row(t, to, worker, kind)
+        links[to + record.PREVIOUS_ROW] = links[to + record.ROW]
+        links[to + record.ROW] = max(handle, 0)
+    return handle, place
+
+
+@compiled
+def _loop_output(t, task, base, record_at, output, kind, end):
+    ints, links = t.ints, t.links
     nodes_at, lengths_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_LENGTHS]
     rows, limit = task.rows, task.rows * task.steps
     positions_at, rows_at = end, end + rows
     result_positions_at, result_rows_at = end + 2 * rows, end + 2 * rows + limit
     stores = results = every_step = 0
     for row in range(rows):
-        if t.values[t.nodes[ints[nodes_at + row]].first_value + output].bits & STEPS:
+        subgraph = t.subgraphs[~ints[nodes_at + row]]
+        if t.values[links[subgraph.record + record.VALUES] + output].bits & STEPS:
             every_step = 1
     for row in range(rows):
-        node = t.nodes[ints[nodes_at + row]]
-        value = t.values[node.first_value + output]
-        subgraph = t.subgraphs[node.subgraph]
+        subgraph = t.subgraphs[~ints[nodes_at + row]]
+        value, to = t.values[links[subgraph.record + record.VALUES] + output], output_at(t, subgraph, output)
         request = t.requests[subgraph.request]
-        if value.readers > 0 or value.bits & CARRIED:
-            if value.row >= NUM_PERMANENT and not value.bits & CARRIED:
-                give_row(t, value.row, kind)  # of the step before, which nobody will read
-            value.row = take_row(t, task.worker, kind)
+        if links[to + record.IS_STATE]:
+            bring_state(t, to, task.worker, kind)
+            handle = state_row(t, to, task.worker, kind)
+            links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
             ints[positions_at + stores] = row
-            ints[rows_at + stores] = value.row & ROW_MASK
+            ints[rows_at + stores] = handle & ROW_MASK
             stores += 1
+        if value.result < 0:
+            continue
+        place = request.first_place + value.result
         if value.bits & STEPS:
             for step in range(ints[lengths_at + row]):
-                handle = take_row(t, 0, kind)
-                t.links[request.results + value.result + subgraph.loop_steps + step] = handle
+                handle = take_row(t, HOST, kind)
+                done = links[subgraph.record + record.POSITION]
+                t.places[place + done + step] = PENDING - handle if request.streamed else handle
                 ints[result_positions_at + results] = row * task.steps + step
                 ints[result_rows_at + results] = handle
                 results += 1
-        elif value.bits & LAST_ONLY:
-            handle = t.links[request.results + value.result]
-            if handle < 0:
-                handle = take_row(t, 0, kind)
-                t.links[request.results + value.result] = handle
+        else:
+            if t.places[place] == NO_ROW:
+                handle = take_row(t, HOST, kind)
+                t.places[place] = PENDING - handle if request.streamed else handle
+            handle = t.places[place] if t.places[place] >= 0 else PENDING - t.places[place]
             ints[result_positions_at + results] = limit + row if every_step else row
             ints[result_rows_at + results] = handle
             results += 1
-    _describe_output(ints, record, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
-    ints[record + layout.OUT_RESULT_STEPS] = every_step
+    _describe_output(
+        ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at
+    )
+    ints[record_at + layout.OUT_RESULT_STEPS] = every_step
     return end + 2 * rows + 2 * limit
 
 
 @compiled
-def _describe_output(ints, record, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at):
-    ints[record + layout.OUT_STORES] = stores
-    ints[record + layout.OUT_STORE_POSITIONS] = positions_at - base
-    ints[record + layout.OUT_STORE_ROWS] = rows_at - base
-    ints[record + layout.OUT_RESULTS] = results
-    ints[record + layout.OUT_RESULT_POSITIONS] = result_positions_at - base
-    ints[record + layout.OUT_RESULT_ROWS] = result_rows_at - base
-    ints[record + layout.OUT_RESULT_STEPS] = 0
+def _describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at):
+    ints[record_at + layout.OUT_STORES] = stores
+    ints[record_at + layout.OUT_STORE_POSITIONS] = positions_at - base
+    ints[record_at + layout.OUT_STORE_ROWS] = rows_at - base
+    ints[record_at + layout.OUT_RESULTS] = results
+    ints[record_at + layout.OUT_RESULT_POSITIONS] = result_positions_at - base
+    ints[record_at + layout.OUT_RESULT_ROWS] = result_rows_at - base
+    ints[record_at + layout.OUT_RESULT_STEPS] = 0

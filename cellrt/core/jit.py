@@ -109,15 +109,15 @@ def _make_rows(size: Any, dtype: Any) -> Any:
 _WORDS = 3  # address, rows and columns of each table
 
 
-class OpenShape(NamedTuple):
-    """The part of a ``Shape`` that admission reads."""
+class OpenTemplate(NamedTuple):
+    """What admission reads of a ``Template``."""
 
     nodes: Any
     values: Any
     links: Any
     subgraphs: Any
     externals: Any
-    results: Any
+    lists: Any
     states: Any
     needs: Any
 
@@ -192,6 +192,7 @@ _TABLES: dict[str, np.dtype[Any]] = dict(
     nodes=tables.NODE,
     values=tables.VALUE,
     links=_INT,
+    places=_INT,
     tasks=tables.TASK,
     ints=_INT,
     blocks=_INT,
@@ -205,24 +206,28 @@ _TABLES: dict[str, np.dtype[Any]] = dict(
     events=tables.EVENT,
     slots=tables.SLOT,
 )
-_SHAPE: dict[str, np.dtype[Any]] = dict(
+_TEMPLATE: dict[str, np.dtype[Any]] = dict(
     nodes=tables.NODE,
     values=tables.VALUE,
     links=_INT,
     subgraphs=tables.SUBGRAPH,
     externals=_INT,
-    results=_INT,
+    lists=_INT,
     states=_INT,
     needs=_INT,
 )
 _tables_pointer = RowsPointer("Tables", {field: _TABLES[field] for field in Tables._fields}, ("ready", "step_ns"))
-_shape_pointer = RowsPointer("Shape", {field: _SHAPE[field] for field in OpenShape._fields}, ("needs",))
+_template_pointer = RowsPointer(
+    "Template",
+    {field: _TEMPLATE[field] for field in OpenTemplate._fields},
+    ("externals", "lists", "states", "needs"),
+)
 open_tables = _same if numba.config.DISABLE_JIT else _opener(_tables_pointer)
-open_shape = _same if numba.config.DISABLE_JIT else _opener(_shape_pointer)
+open_template = _same if numba.config.DISABLE_JIT else _opener(_template_pointer)
 
 
-def address_of(rows: Tables | OpenShape) -> Any:
-    """What an ``entry`` takes for tables or a shape, which must outlive it and stay where they are."""
+def address_of(rows: Tables | OpenTemplate) -> Any:
+    """What an ``entry`` takes for tables or a template, which must outlive it and stay where they are."""
     if numba.config.DISABLE_JIT:
         return rows
     return np.array([(table.ctypes.data, *table.shape, 1)[:_WORDS] for table in rows], np.int64).reshape(-1)

@@ -27,9 +27,10 @@ from cellrt.core.entries import (
 from cellrt.core.growth import TaskBuffers, with_more_rows
 from cellrt.core.jit import address_of
 from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.shape import Shape, compile_shape
+from cellrt.core import record_layout
+from cellrt.core.template import Template, compile_template
 from cellrt.core.tables import Tables
-from cellrt.core.task_layout import HEADER, INPUT, OUTPUT
+from cellrt.core.task_layout import HEADER, INPUT, OUTPUT, TaskView
 from cellrt.errors import DefinitionError
 
 
@@ -72,7 +73,7 @@ class Processor:
         self._task_ids = np.zeros(self.limits.max_tasks, np.int32)
         self._notices = np.zeros((64, 2), np.int32)
         self._room: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-        """What ``compile_shape`` must know of the limits; None after they grew."""
+        """What ``compile_template`` must know of the limits; None after they grew."""
         self._free_types: list[int] = []
         self._free_sessions = list(range(self.limits.max_sessions))[::-1]
 
@@ -99,7 +100,7 @@ class Processor:
         lanes = new(tables.MAX_TYPES * tables.NUM_LANES, tables.LANE)
         lanes["head"] = lanes["tail"] = -1
         free = buddy_allocator.make_blocks(
-            (limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs)
+            (limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs, limits.max_places)
         )
         rows = [buddy_allocator.num_rows(free, region) for region in range(buddy_allocator.NUM_REGIONS)]
         return tables.Tables(
@@ -111,6 +112,7 @@ class Processor:
             nodes=new(rows[buddy_allocator.NODES], tables.NODE),
             values=new(rows[buddy_allocator.VALUES], tables.VALUE),
             links=np.zeros(rows[buddy_allocator.LINKS], np.int32),
+            places=np.zeros(rows[buddy_allocator.PLACES], np.int32),
             tasks=new(limits.max_tasks, tables.TASK),
             ints=np.zeros(0, np.int32),
             blocks=free,
@@ -228,32 +230,34 @@ class Processor:
         k = min(tables.NUM_SIZE_CLASSES - 1, max(0, rows - 1).bit_length())
         self.tables.step_ns[type_id, k] = seconds * 1e9
 
-    def compile(self, program: NDArray[np.int32]) -> Shape:
-        """Compiles a program (``program.py``) into a shape. Safe from any thread: reads only types and ports."""
+    def compile(self, program: NDArray[np.int32]) -> Template:
+        """Compiles a program (``program.py``) into a template. Safe from any thread: reads only types and ports."""
         t = self.tables
         if self._room is None:
             limits, most_refs = self.limits, self._most_refs
             most = [limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs, most_refs]
+            most.append(limits.max_places)
             rows = np.array(self._grown.kind_rows, np.int64).reshape(-1, 2)
             self._room = np.array(most, np.int64), rows
-        return compile_shape(program, t.types, t.ports, *self._room)
+        return compile_template(program, t.types, t.ports, *self._room)
 
     @property
     def _most_refs(self) -> int:
         """Most inputs of a node that fit in a task's buffer and in the tables."""
         return min(self._grown.buffer_ints // 4 - self._grown.per_row, tables.MAX_REFS)
 
-    def why_too_large(self, shape: Shape, kinds: Sequence[object]) -> str | None:
-        """Says what of a shape would not fit even in an empty engine; None if it fits. ``kinds`` names the kinds."""
-        if shape.fits:
+    def why_too_large(self, template: Template, kinds: Sequence[object]) -> str | None:
+        """Says what of a template would not fit even in an empty engine; None if it fits. ``kinds`` names the kinds."""
+        if template.fits:
             return None
-        limits, arrays = self.limits, shape.arrays
-        links = arrays.links.size + 2 * arrays.results.size + 2 * arrays.states.size + 2 * arrays.needs.shape[0]
+        limits, arrays = self.limits, template.arrays
+        links = arrays.links.size + arrays.lists.size + arrays.states.size + arrays.needs.size
         for what, wanted, limit in (
             ("nodes", arrays.nodes.size, limits.max_nodes),
             ("values", arrays.values.size, limits.max_values),
             ("links", links, limits.max_links),
             ("subgraphs", arrays.subgraphs.size, limits.max_subgraphs),
+            ("rows of results and sequences", template.num_places, limits.max_places),
         ):
             if wanted > limit:
                 return f"{wanted} {what}, the tables hold {limit}"
@@ -265,8 +269,8 @@ class Processor:
                     f"{worker} rows of {kinds[kind]} at a worker and {host} at the host, the arenas hold {worker_rows} "
                     f"and {host_rows} (see Engine(arena_bytes=...))"
                 )
-        if shape.most_refs > self._most_refs:
-            return f"a node with {shape.most_refs} inputs, at most {self._most_refs} are possible"
+        if template.most_refs > self._most_refs:
+            return f"a node with {template.most_refs} inputs, at most {self._most_refs} are possible"
         return None
 
     def note_arrivals(self, arrivals_ns: Sequence[int]) -> None:
@@ -282,23 +286,23 @@ class Processor:
         settings["arrival_gap_ns"], settings["last_arrival_ns"] = gap, last
 
     def admit(
-        self, shape: Shape, sequence: int, lane: int = 0, streamed: bool = False, session: int = -1
+        self, template: Template, sequence: int, lane: int = 0, streamed: bool = False, session: int = -1
     ) -> tuple[int, NDArray[np.int32]] | None:
         """Admits a request: returns (id, rows), or None if there is no room now.
 
         ``rows`` has the host row of each external value, then of each state that comes with the request (-1 if not),
-        then the link index of the results (see ``results``). A session has one live request at a time.
+        then the place of the first result (see ``results``). A session has one live request at a time.
         """
-        rows = np.empty(shape.num_externals + shape.num_states + 1, np.int32)
-        request = admit_request(self._at, shape.at, sequence, lane, int(streamed), session, rows)
+        rows = np.empty(template.num_externals + template.num_states + 1, np.int32)
+        request = admit_request(self._at, template.at, sequence, lane, int(streamed), session, rows)
         return None if request < 0 else (request, rows)
 
-    def has_rows(self, shape: Shape) -> bool:
+    def has_rows(self, template: Template) -> bool:
         """Whether the arenas have room for a request now."""
-        kinds = self.tables.kinds[: shape.arrays.needs.shape[0]]
+        kinds = self.tables.kinds[: template.arrays.needs.shape[0]]
         reserved = np.stack([kinds["reserved_worker"], kinds["reserved_host"]], 1)
         rows = np.stack([kinds["worker_rows"], kinds["host_rows"]], 1)
-        return bool((reserved + shape.arrays.needs <= rows).all())
+        return bool((reserved + template.arrays.needs <= rows).all())
 
     def open_session(self) -> int | None:
         """A new session; None if there is none left."""
@@ -347,20 +351,29 @@ class Processor:
         return self._notices[:count].tolist() if count else []
 
     def results(self, first: int, count: int) -> NDArray[np.int32]:
-        """Host rows of a request's ``count`` results in order, -1 where a loop stopped before.
+        """Host rows of a request's ``count`` results in order, -1 where a loop stopped before, or (of a streamed
+        request) where a result is not complete.
 
-        ``first`` is the link index that ``admit`` gave. A view: read it before ``release``.
+        ``first`` is the place that ``admit`` gave. Read it before ``release``.
         """
-        return self.tables.links[first : first + count]
+        return np.maximum(self.tables.places[first : first + count], tables.NO_ROW)
 
-    def ready_results(self, first: int, count: int) -> NDArray[np.int32]:
-        """As ``results``, for a streamed request that still runs: -1 where a result is not complete."""
-        rows, kinds = self.tables.links[first : first + count], self.tables.links[first + count : first + 2 * count]
-        return np.where(kinds & tables.RESULT_READY, rows, -1)
+    def rows_in_flight(self, task: int) -> list[tuple[int, int]]:
+        """The (request, subgraph) of each row of a task that runs."""
+        ids = TaskView(self.task_buffer(task)).nodes
+        subgraphs = np.where(ids < 0, ~ids, self.tables.nodes["subgraph"][np.maximum(ids, 0)])
+        return list(zip(self.tables.subgraphs["request"][subgraphs].tolist(), subgraphs.tolist()))
 
-    def loop_steps(self, request: int, subgraph: int) -> int:
-        """Steps that a loop of the request has taken."""
-        return int(self.tables.subgraphs["loop_steps"][int(self.tables.requests["first_subgraph"][request]) + subgraph])
+    def loop_limits(self, request: int) -> dict[int, tuple[int, int]]:
+        """For each subgraph of a request that is a loop: its most steps, and those that are done."""
+        first, count = (int(self.tables.requests[name][request]) for name in ("first_subgraph", "num_subgraphs"))
+        found: dict[int, tuple[int, int]] = {}
+        for k in range(first, first + count):
+            at = int(self.tables.subgraphs["record"][k])
+            if at >= 0 and self.tables.links[at + record_layout.STOP] != record_layout.IS_CHAIN:
+                limit, done = (int(self.tables.links[at + word]) for word in (record_layout.LENGTH, record_layout.DONE))
+                found[k] = limit, done
+        return found
 
     def release(self, requests: Sequence[int]) -> None:
         """Frees requests that are done, once their results are read."""

@@ -1,7 +1,8 @@
 """Each cell type's queue of subgraphs, and the counts of ready nodes that Algorithm 1 asks for.
 
 A queue is ``NUM_LANES`` first-in-first-out lists; a request's lane comes from the policy and its priority, so an
-order other than arrival costs no search. A subgraph stays in its place until all its nodes are submitted.
+order other than arrival costs no search. A subgraph stays in its place until all its nodes are submitted; a chain or
+loop has one ready node where it may take a step.
 
 What of a type is ready at one client priority is its *backlog* there: ``ready[backlog, worker]`` counts ready nodes of
 queued subgraphs pinned to that worker, column 0 those that any worker may take. A backlog waits from the moment it
@@ -10,6 +11,7 @@ becomes ready; while a task that took of it is at a worker it does not wait, wha
 
 from __future__ import annotations
 
+from cellrt.core import record_layout as record
 from cellrt.core.event_log import log_event
 from cellrt.core.jit import compiled
 from cellrt.core.moves import HANDED_OUT, QUEUED, move_subgraph
@@ -39,6 +41,8 @@ def enqueue(t, subgraph_id):
         _begin_wait(t, at)
     t.ready[at, subgraph.pinned] += subgraph.num_ready
     log_event(t, RELEASED, subgraph.request, -1, subgraph.cell_type)
+    if subgraph.record >= 0:
+        refresh(t, subgraph_id)
 
 
 @compiled
@@ -79,6 +83,90 @@ def pin(t, subgraph, worker):
             t.ready[at, subgraph.pinned] -= subgraph.num_ready
             t.ready[at, worker] += subgraph.num_ready
         subgraph.pinned = worker
+
+
+@compiled
+def unpin_if_idle(t, subgraph_id):
+    """A subgraph with nothing in flight, and nothing to read that is only sent, may move to another worker."""
+    subgraph = t.subgraphs[subgraph_id]
+    if subgraph.record >= 0:
+        refresh(t, subgraph_id)
+    elif subgraph.in_flight == 0 and subgraph.sent == 0:
+        pin(t, subgraph, 0)
+
+
+@compiled
+def set_ready(t, subgraph, count):
+    """Says how many nodes of a chain or loop are ready: one or none."""
+    if subgraph.state == QUEUED and count != subgraph.num_ready:
+        at = backlog_of(subgraph.cell_type, subgraph.priority)
+        if count > 0 and t.ready[at, subgraph.pinned] == 0:
+            _begin_wait(t, at)
+        t.ready[at, subgraph.pinned] += count - subgraph.num_ready
+    subgraph.num_ready = count
+
+
+@compiled
+def steps_ready(t, at, worker, most):
+    """How many steps, ``most`` at most, the chain or loop with the record at ``at`` can take now.
+
+    Those that it follows count as far as they are done, or are sent to ``worker`` (0: none).
+    """
+    links = t.links
+    position = links[at + record.POSITION]
+    steps = min(most, links[at + record.LENGTH] - position)
+    left = links[at + record.NUM_SOURCES]
+    port = at + record.HEADER
+    while left > 0:
+        if links[port + record.MODE] == record.STEP and links[port + record.SOURCE] >= 0:
+            left -= 1
+            source = t.subgraphs[links[port + record.SOURCE]]
+            is_sent = worker > 0 and source.pinned == worker
+            made = links[source.record + (record.POSITION if is_sent else record.DONE)]
+            direction = links[port + record.DIRECTION]
+            ahead = made - 1 - links[port + record.START] - direction * position
+            if ahead < 0:
+                return 0
+            if direction > 0:
+                steps = min(steps, ahead // direction + 1)
+        port += record.INPUT
+    return steps
+
+
+@compiled
+def _sender(t, at):
+    """The worker of the first chain that one follows and that has steps sent which are not done, or 0."""
+    links, left, port = t.links, t.links[at + record.NUM_SOURCES], at + record.HEADER
+    while left > 0:
+        if links[port + record.MODE] == record.STEP and links[port + record.SOURCE] >= 0:
+            left -= 1
+            source = t.subgraphs[links[port + record.SOURCE]]
+            if links[source.record + record.DONE] < links[source.record + record.POSITION]:
+                return source.pinned
+        port += record.INPUT
+    return 0
+
+
+@compiled
+def refresh(t, subgraph_id):
+    """Finds out whether a queued chain or loop may take a step, and where: it is pinned while rows of it are in flight,
+    or while what it reads next is only sent (early release)."""
+    subgraph = t.subgraphs[subgraph_id]
+    if subgraph.state != QUEUED:
+        return
+    links, at, early = t.links, subgraph.record, t.settings[0].early_release
+    worker = 0 if subgraph.in_flight == 0 and subgraph.sent == 0 else subgraph.pinned
+    is_ready = 0
+    waits = links[at + record.KEEPS] or links[at + record.STOP] != record.IS_CHAIN
+    if links[at + record.POSITION] < links[at + record.LENGTH] and not (waits and subgraph.in_flight > 0):
+        if links[at + record.NUM_SOURCES] == 0 or steps_ready(t, at, worker if early else 0, 1) > 0:
+            is_ready = 1
+        elif worker == 0 and early:
+            sender = _sender(t, at)
+            if sender > 0 and steps_ready(t, at, sender, 1) > 0:
+                worker, is_ready = sender, 1
+    pin(t, subgraph, worker)
+    set_ready(t, subgraph, is_ready)
 
 
 @compiled

@@ -36,8 +36,26 @@ from cellrt.core import task_layout as layout
 from cellrt.core.batching import form_batched_task
 from cellrt.core.event_log import log_event
 from cellrt.core.jit import compiled
-from cellrt.core.queue import backlog_of, dequeue, enqueue, note_served, num_ready, num_ready_at, pin, push_ready
-from cellrt.core.tables import ALL_TYPES, HELD, LAUNCHED, LOOP, MIXED, NEVER, NUM_LANES, NUM_PRIORITIES
+from cellrt.core.index_arrays import subgraph_of
+from cellrt.core.queue import (
+    backlog_of,
+    dequeue,
+    note_served,
+    num_ready,
+    num_ready_at,
+    pin,
+    push_ready,
+    refresh,
+)
+from cellrt.core.records import count_sent, send_steps
+from cellrt.core.tables import (
+    ALL_TYPES,
+    LAUNCHED,
+    NEVER,
+    NUM_LANES,
+    NUM_PRIORITIES,
+    READS_AS_A_WHOLE,
+)
 
 
 @compiled
@@ -198,8 +216,9 @@ def submit_task(t, task_id):
     base = task_id * settings.buffer_ints
     nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
     for row in range(task.rows):
-        first_id = t.ints[nodes_at + row]
-        subgraph = t.subgraphs[t.nodes[first_id].subgraph]
+        id, length = t.ints[nodes_at + row], t.ints[lengths_at + row]
+        subgraph_id = subgraph_of(t, id)
+        subgraph = t.subgraphs[subgraph_id]
         pin(t, subgraph, task.worker)
         subgraph.in_flight += 1
         request = t.requests[subgraph.request]
@@ -207,17 +226,22 @@ def submit_task(t, task_id):
         if request.started_ns == 0:
             request.started_ns = settings.now_ns
         log_event(t, LAUNCHED, subgraph.request, task.number, task.rows)
-        if not t.nodes[first_id].bits & LOOP:
-            _update_dependencies(t, first_id, t.ints[lengths_at + row], task.worker, settings.early_release)
+        if id >= 0:
+            _update_dependencies(t, id, length, task.worker, settings.early_release)
+        elif not task.is_loop:
+            send_steps(t, subgraph_id, length, task.worker, settings.early_release)
+            if subgraph.nodes_left == 0:
+                dequeue(t, subgraph_id)
+            else:
+                refresh(t, subgraph_id)
 
 
 @compiled
 def _update_dependencies(t, first_id, length, worker, early):
     """Makes ready what only waited for a row's nodes, which are submitted (Algorithm 1, line 18).
 
-    Nodes of the same subgraph become ready at once: it is pinned, and a stream keeps order. (But not behind HELD nodes,
-    which may fail and then leave a state: see ``session_state.py``.) With early release so does a subgraph all of whose
-    outstanding producers were submitted to one worker: it is pinned there too.
+    Nodes of the same subgraph become ready at once: it is pinned, and a stream keeps order. With early release so does
+    a subgraph all of whose outstanding producers were submitted to one worker: it is pinned there too.
     """
     subgraph_id = t.nodes[first_id].subgraph
     subgraph = t.subgraphs[subgraph_id]
@@ -225,28 +249,18 @@ def _update_dependencies(t, first_id, length, worker, early):
         node = t.nodes[node_id]
         first_consumer = node.first_link + node.num_refs
         for k in range(first_consumer, first_consumer + node.num_consumers):
+            if t.links[k] >= READS_AS_A_WHOLE:
+                if early:
+                    count_sent(t, subgraph_id + t.links[k] - READS_AS_A_WHOLE, worker)
+                continue
             consumer_id = node_id + t.links[k]
             consumer = t.nodes[consumer_id]
             if consumer.subgraph == subgraph_id:
-                is_inside = first_id < consumer_id < first_id + length
-                if node.bits & HELD and not is_inside:
-                    continue
                 consumer.pending -= 1
-                if consumer.pending == 0 and not is_inside:
+                if consumer.pending == 0 and not first_id < consumer_id < first_id + length:
                     push_ready(t, consumer_id)
             elif early:
-                _count_sent(t, consumer.subgraph, worker)
+                count_sent(t, consumer.subgraph, worker)
     subgraph.nodes_left -= length
     if subgraph.nodes_left == 0:
         dequeue(t, subgraph_id)
-
-
-@compiled
-def _count_sent(t, subgraph_id, worker):
-    """Counts an edge whose producer was submitted to ``worker``; releases the subgraph early if it was the last."""
-    subgraph = t.subgraphs[subgraph_id]
-    subgraph.sent_to = worker if subgraph.sent == 0 or subgraph.sent_to == worker else MIXED
-    subgraph.sent += 1
-    if subgraph.sent == subgraph.waiting and subgraph.sent_to == worker:
-        subgraph.pinned = worker
-        enqueue(t, subgraph_id)

@@ -4,11 +4,10 @@ A new session has row 0. Its state begins with zeros, or with what another value
 of a request without a session. Whoever reads such a state reads that value's row, and if no task that does so is ever
 complete, the session is new again after the request.
 
-A request has three values for each state: the one that it begins with, the one that it ends with, and the one after
-what is complete. If all states are carried by one chain or loop, the third follows every completed task, so a request
-that fails or is cancelled leaves the state of its last completed task's last step. Otherwise the states of different
-chains could be of different steps, so they change together, when the request is done. A row of KEPT state is never
-freed before the tasks that read it are complete, because one of them may fail.
+If all states are carried by one chain or loop, its record keeps the state after its last complete step (``KEEPS`` of
+``record_layout.py``), so a request that fails or is cancelled leaves that one. Otherwise the states of different chains
+could be of different steps, so they change together, when the request is done: until then their values before the
+request are held.
 
 While a request runs it holds its session's rows and their reservations; between requests the session's slots do.
 """
@@ -17,16 +16,18 @@ from __future__ import annotations
 
 from cellrt.core.jit import compiled
 from cellrt.core.moves import DONE
+from cellrt.core.records import take_out_of_places, take_out_state
 from cellrt.core.rows import give_row, take_row
-from cellrt.core.tables import BRING, HOST, KEPT, LOCATION_SHIFT, MAX_STATES, NUM_PERMANENT, STARTS
+from cellrt.core.tables import BORROWED, BRING, HOST, LOCATION_SHIFT, MAX_STATES, NUM_PERMANENT, STARTS
 
-BEFORE, AFTER, CURRENT = 0, 1, 2
-WORDS = 3
-"""Words of a state in ``links``: the three values above."""
+BEFORE, AFTER, SUBGRAPH, OUTPUT = 0, 1, 2, 3
+WORDS = 4
+"""Words of a state in ``links``: its value before the request and after it; or instead of the latter, if every step
+leaves a state, the subgraph of the chain or loop and the output, else -1."""
 
 
 @compiled
-def begin_states(t, request, session, shape, rows, first):
+def begin_states(t, request, session, template, rows, first):
     """Gives a request the state of its session, or where it begins if that is new or there is none.
 
     Comes before the request's own tensors get rows, because those that nobody is to read now get none. Writes to
@@ -34,8 +35,12 @@ def begin_states(t, request, session, shape, rows, first):
     """
     for k in range(request.num_states):
         at = request.states + WORDS * k
-        t.links[at + BEFORE] = t.links[at + CURRENT] = request.first_value + shape.states[2 * k]
-        t.links[at + AFTER] = request.first_value + shape.states[2 * k + 1]
+        t.links[at + BEFORE] = request.first_value + template.states[k, BEFORE]
+        t.links[at + AFTER] = request.first_value + template.states[k, AFTER]
+        t.links[at + SUBGRAPH] = -1
+        if template.states[k, SUBGRAPH] >= 0:
+            t.links[at + SUBGRAPH] = request.first_subgraph + template.states[k, SUBGRAPH]
+        t.links[at + OUTPUT] = template.states[k, OUTPUT]
         value = t.values[t.links[at + BEFORE]]
         start = STARTS - value.row
         rows[first + k] = -1
@@ -59,25 +64,21 @@ def end_states(t, request):
     """Leaves an ended request's state to its session; without one it is freed with the other rows."""
     if request.num_states == 0 or request.session < 0:
         return
-    is_whole = not t.values[t.links[request.states + BEFORE]].bits & KEPT
     for k in range(request.num_states):
         at = request.states + WORDS * k
-        if is_whole:
-            t.links[at + CURRENT] = t.links[at + AFTER] if request.state == DONE else t.links[at + BEFORE]
-        value = t.values[t.links[at + CURRENT]]
+        value = t.values[t.links[at + BEFORE]]
+        handle = -1
+        if t.links[at + SUBGRAPH] >= 0:
+            handle = take_out_state(t, request, t.subgraphs[t.links[at + SUBGRAPH]], t.links[at + OUTPUT])
+        elif request.state == DONE:
+            value = t.values[t.links[at + AFTER]]
+        if handle < 0:
+            handle, value.row = value.row, -1
+            if value.bits & BORROWED:
+                take_out_of_places(t, request, handle)
         slot = t.slots[request.session * MAX_STATES + k]
-        slot.row, slot.kind = max(value.row, 0), value.kind
+        slot.row, slot.kind = max(handle, 0), value.kind
         _reserve(t, slot, 1)
-        value.row = -1
-
-
-@compiled
-def advance_state(t, request, before, after):
-    """Notes that a task is complete which took a state from value ``before`` to value ``after``."""
-    for k in range(request.num_states):
-        at = request.states + WORDS * k + CURRENT
-        if t.links[at] == before:
-            t.links[at] = after
 
 
 @compiled

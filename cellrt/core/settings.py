@@ -14,6 +14,7 @@ class Limits:
     max_values: int = 1 << 20
     max_links: int = 1 << 21
     max_subgraphs: int = 1 << 17
+    max_places: int = 1 << 21
     max_tasks: int = 64
     max_sessions: int = 16_384
     max_events: int = 1 << 16

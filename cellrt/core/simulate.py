@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.processor import Notice, Processor
-from cellrt.core.shape import Shape
 from cellrt.core.tables import MAX_KINDS
 from cellrt.core.task_layout import TaskView
+from cellrt.core.template import Template
 from cellrt.errors import InternalError, RequestError, RequestTooLargeError
 
 Cost = Callable[[int, int, int], float]
@@ -36,14 +36,14 @@ class Arrival:
 
     Attributes:
         time_s: when it arrives, in seconds, 0 or later.
-        work: its cell graph: a program (``program.py``), or a shape that the same processor compiled.
+        work: its cell graph: a program (``program.py``), or a template that the same processor compiled.
         label: a name for pictures.
         loop_steps: steps each loop takes before it stops, in order of their subgraphs; to the limit if None.
         lane: lane of the queues it waits in.
     """
 
     time_s: float
-    work: Shape | NDArray[np.int32]
+    work: Template | NDArray[np.int32]
     label: str = ""
     loop_steps: tuple[int, ...] | None = None
     lane: int = 0
@@ -119,7 +119,7 @@ class _Simulator:
 
     def __init__(self, processor: Processor, arrivals: Sequence[Arrival], cost: Cost, queue_depth: int) -> None:
         self.processor, self.arrivals, self.cost, self.queue_depth = processor, arrivals, cost, queue_depth
-        self.shapes = [self._shape(arrival) for arrival in arrivals]
+        self.templates = [self._template(arrival) for arrival in arrivals]
         self.workers = [_Worker(k + 1, deque()) for k in range(processor.num_workers)]
         times = [round(arrival.time_s * 1e9) for arrival in arrivals]
         self.arriving = deque(sorted(zip(times, range(len(times)))))
@@ -130,17 +130,17 @@ class _Simulator:
         self.finishes = [0] * len(arrivals)
         self.tasks: list[SimulatedTask] = []
 
-    def _shape(self, arrival: Arrival) -> Shape:
-        shape = arrival.work if isinstance(arrival.work, Shape) else self.processor.compile(arrival.work)
-        if reason := self.processor.why_too_large(shape, [f"kind {k}" for k in range(MAX_KINDS)]):
+    def _template(self, arrival: Arrival) -> Template:
+        template = arrival.work if isinstance(arrival.work, Template) else self.processor.compile(arrival.work)
+        if reason := self.processor.why_too_large(template, [f"kind {k}" for k in range(MAX_KINDS)]):
             raise RequestTooLargeError(reason)
-        if arrival.time_s < 0 or not shape.num_steps:
-            raise RequestError(f"arrival at {arrival.time_s} s, {shape.num_steps} nodes: need 0 s and 1")
-        limits = [int(row["loop_limit"]) for row in shape.arrays.subgraphs if row["loop_limit"]]
+        if arrival.time_s < 0 or not template.num_steps:
+            raise RequestError(f"arrival at {arrival.time_s} s, {template.num_steps} nodes: need 0 s and 1")
+        limits = template.loop_limits()
         steps = limits if arrival.loop_steps is None else arrival.loop_steps
         if len(steps) != len(limits) or any(not 1 <= n <= limit for n, limit in zip(steps, limits)):
             raise RequestError(f"loops of at most {limits} steps cannot take {list(steps)}")
-        return shape
+        return template
 
     def run(self) -> Simulation:
         while self.ends or self.arriving:
@@ -165,7 +165,7 @@ class _Simulator:
         """Admits those who wait, in order of arrival, as far as there is room."""
         while self.waiting:
             k = self.waiting[0]
-            admitted = self.processor.admit(self.shapes[k], k, self.arrivals[k].lane)
+            admitted = self.processor.admit(self.templates[k], k, self.arrivals[k].lane)
             if admitted is None:
                 return
             self.waiting.popleft()
@@ -191,27 +191,23 @@ class _Simulator:
         """Answers in a task's buffer what a worker would, notes the task, and returns how long it takes."""
         tables, view = self.processor.tables, TaskView(self.processor.task_buffer(task))
         rows, steps = view.num_rows, view.num_steps
-        subgraphs = tables.nodes["subgraph"][view.nodes].tolist()
-        requests = tables.subgraphs["request"][subgraphs].tolist()
+        in_flight = self.processor.rows_in_flight(task)
         if view.is_loop:
-            pairs = enumerate(zip(subgraphs, requests))
-            steps = max(self._step_loop(view, row, subgraph, request) for row, (subgraph, request) in pairs)
+            steps = max(self._step_loop(view, row, *ids) for row, ids in enumerate(in_flight))
         cell_type, number = int(tables.tasks["cell_type"][task]), int(tables.tasks["number"][task])
         elapsed = round(self.cost(cell_type, rows, steps) * 1e9)
         times = start / 1e9, (start + elapsed) / 1e9
-        arrivals = tuple(self.arrival_of[request] for request in requests)
+        arrivals = tuple(self.arrival_of[request] for request, _ in in_flight)
         self.tasks.append(SimulatedTask(number, location, cell_type, *times, rows, steps, arrivals))
         return elapsed
 
-    def _step_loop(self, task: TaskView, row: int, subgraph: int, request: int) -> int:
+    def _step_loop(self, task: TaskView, row: int, request: int, subgraph: int) -> int:
         """Steps one row of a loop's task, as far as task and loop go; returns its number of steps."""
-        tables = self.processor.tables
         length = int(task.lengths[row])
         wanted = self.arrivals[self.arrival_of[request]].loop_steps
         if wanted is not None:
-            first = int(tables.requests["first_subgraph"][request])
-            loop = int(np.count_nonzero(tables.subgraphs["loop_limit"][first:subgraph]))
-            left = wanted[loop] - int(tables.subgraphs["loop_steps"][subgraph])
+            loops = self.processor.loop_limits(request)
+            left = wanted[list(loops).index(subgraph)] - loops[subgraph][1]
             if left <= length:
                 task.done_steps[row] = -left
                 return left

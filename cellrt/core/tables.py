@@ -3,10 +3,12 @@
 Who points where (ids are row numbers in the tables; -1 is "none")::
 
     request --(first_subgraph, num_subgraphs)--> subgraph --(ready list)--> node
-    node --(first_link)--> links: the values it reads (relative to first_value), then the nodes that read it
-        (relative to itself)
+    subgraph --(record)--> links: the record of a chain or loop, which has no nodes (``record_layout.py``)
+    node --(first_link)--> links: the values it reads (relative to first_value), then who reads it (nodes relative to
+        itself; a chain or loop as ``READS_AS_A_WHOLE`` and its subgraph relative to the node's)
     node --(first_value)--> its outputs, one value each
     value --(row)--> a *handle*: location and row of an arena
+    request --(first_place)--> places: the handles of its results, then of its sequences
     task --(buffer)--> ints: the index arrays that a worker reads (layout in ``task_layout.py``)
     session --(slots)--> its state between requests: one handle for each state of its model (``session_state.py``)
 
@@ -36,7 +38,8 @@ NUM_PRIORITIES = 4
 LANES_PER_PRIORITY = 16
 NUM_LANES = NUM_PRIORITIES * LANES_PER_PRIORITY
 NUM_SIZE_CLASSES = 16
-MAX_READERS = 65_535
+MAX_READERS = 65_534
+"""Of one value, beside the chain that makes it."""
 MAX_REFS = 65_535
 """Most inputs of a node, counting every row of a ragged one."""
 NEVER = 1 << 62
@@ -51,29 +54,24 @@ STARTS = -2
 """Row of a state in a new session that begins with what value ``STARTS - row`` is."""
 MAX_KINDS = 64
 
+READS_AS_A_WHOLE = 1 << 29
+"""A link at or above: not a node, but a chain or loop reads the node, before its first step."""
+
 # Node flags.
 CHAIN_NEXT = 1
 """Node n + 1 reads the outputs of node n exactly as its carried state: both may share a run."""
-LOOP = 2
-CROSSING = 4
-"""A node of another subgraph reads an output of this one."""
-HELD = 8
-"""An output is KEPT: nodes of its own subgraph that read it wait until it is complete."""
+CROSSING = 2
+"""Another subgraph reads an output of this node."""
 
 # Value flags.
 EXTERNAL = 1
 PERMANENT = 2
-CARRIED = 4
-"""Output of a loop that feeds the loop's next step."""
-LAST_ONLY = 8
-"""Result of a loop of which only the last step counts."""
-STEPS = 16
-"""Result of a loop that is kept for every step."""
-KEPT = 32
-"""State of a session after some step. Its row stays until every task that reads it is complete and did not fail."""
+BORROWED = 4
+"""Its row is that of a sequence, and goes back with it."""
 
-RESULT_READY = 1 << 16
-"""Bit of a result's kind in ``links``: the result is there to be streamed."""
+NO_ROW = -1
+PENDING = -2
+"""A streamed result at row r that is not complete is ``PENDING - r``."""
 
 # Events of the log.
 ADMITTED = 1
@@ -114,12 +112,14 @@ REQUEST = np.dtype(
         ("num_links", "i4"),
         ("first_subgraph", "i4"),
         ("num_subgraphs", "i4"),
-        ("nodes_left", "i4"),
+        ("first_place", "i4"),  # the rows of its results, then of its sequences
+        ("num_places", "i4"),
+        ("nodes_left", "i4"),  # nodes, each chain and loop being one
         ("in_flight", "i4"),  # rows of tasks in flight
-        ("results", "i4"),  # link index of the rows of the results, then of their kinds
-        ("num_results", "i4"),
+        ("lists", "i4"),  # link index of what lies in its places: (kind, count) each
+        ("num_lists", "i4"),
         ("session", "i4"),
-        ("states", "i4"),  # link index of the states: values (before the request, after it, after what is complete)
+        ("states", "i4"),  # link index of the states (``session_state.py``)
         ("num_states", "i4"),
         ("needs", "i4"),  # link index of the reserved rows, (worker, host) per kind, to the end of the block
         ("next_free", "i4"),
@@ -142,9 +142,7 @@ SUBGRAPH = np.dtype(
         ("nodes_left", "i4"),  # nodes not yet submitted
         ("previous", "i4"),
         ("next", "i4"),
-        ("loop_steps", "i4"),  # steps of the loop that are done
-        ("loop_limit", "i4"),  # step limit, 0 if the subgraph is not a loop
-        ("loop_stop", "i2"),  # output that says stop, or -1
+        ("record", "i4"),  # link index of the chain's or loop's record (``record_layout.py``), or -1
         ("state", "u1"),  # SubgraphState of ``moves.py``
         ("priority", "u1"),  # the client's
     ],
@@ -173,7 +171,7 @@ TASK = np.dtype(
         # As planned; once the task is complete, those that ran (of rows that failed: no positions).
         ("steps", "i4"),  # of the longest row
         ("positions", "i4"),  # nodes, each step of a loop being one
-        ("reads_late", "i4"),  # some reads are counted at completion: rows at another location, or KEPT
+        ("reads_late", "i4"),  # some reads are counted at completion: rows at another location
         ("is_loop", "i4"),
         ("priority", "i4"),  # the client priority whose turn it was
         ("priorities", "i4"),  # client priorities of its rows, a bit each
@@ -248,9 +246,10 @@ class Tables(NamedTuple):
     nodes: NDArray[np.void]
     values: NDArray[np.void]
     links: NDArray[np.int32]
+    places: NDArray[np.int32]  # handles of the rows of results and sequences
     tasks: NDArray[np.void]
     ints: NDArray[np.int32]  # task buffers, ``buffer_ints`` each
-    blocks: NDArray[np.int32]  # free blocks of nodes, values, links and subgraphs (``buddy_allocator.py``)
+    blocks: NDArray[np.int32]  # free blocks of nodes, values, links, subgraphs and places (``buddy_allocator.py``)
     arenas: NDArray[np.void]  # [location * MAX_KINDS + kind]
     free_rows: NDArray[np.int32]
     kinds: NDArray[np.void]

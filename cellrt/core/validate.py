@@ -12,8 +12,10 @@ from itertools import pairwise
 import numpy as np
 
 from cellrt.core import buddy_allocator
+from cellrt.core import record_layout as record
 from cellrt.core.moves import DEAD, FREE, LIVE, QUEUED, SUBGRAPH, word_of
 from cellrt.core.tables import (
+    BORROWED,
     HOST,
     LANES_PER_PRIORITY,
     LOCATION_SHIFT,
@@ -21,7 +23,7 @@ from cellrt.core.tables import (
     NUM_LANES,
     NUM_PERMANENT,
     NUM_PRIORITIES,
-    RESULT_READY,
+    PENDING,
     Tables,
 )
 from cellrt.core.task_layout import TaskView
@@ -31,6 +33,7 @@ REGIONS = {
     "value": buddy_allocator.VALUES,
     "link": buddy_allocator.LINKS,
     "subgraph": buddy_allocator.SUBGRAPHS,
+    "place": buddy_allocator.PLACES,
 }
 
 
@@ -49,7 +52,8 @@ def _blocks(t: Tables) -> list[str]:
         used = []
         for request in _live(t):
             first, size = int(t.requests[f"first_{name}"][request]), int(t.requests[f"num_{name}s"][request])
-            used.append((first, first + max(1, -(-size // buddy_allocator.GRANULE)) * buddy_allocator.GRANULE))
+            if size:
+                used.append((first, first + -(-size // buddy_allocator.GRANULE) * buddy_allocator.GRANULE))
         used.sort()
         if any(a[1] > b[0] for a, b in pairwise(used)):
             rules.append(f"{name} blocks of two requests overlap")
@@ -94,6 +98,8 @@ def _queues(t: Tables) -> list[str]:
 
 
 def _ready_list(t: Tables, subgraph_id: int) -> list[str]:
+    if int(t.subgraphs["record"][subgraph_id]) >= 0:
+        return _record(t, subgraph_id)
     count, node = 0, int(t.subgraphs["ready_head"][subgraph_id])
     limit = int(t.subgraphs["num_ready"][subgraph_id])
     while node >= 0 and count <= limit:
@@ -101,6 +107,37 @@ def _ready_list(t: Tables, subgraph_id: int) -> list[str]:
             return [f"node {node} is ready with {int(t.nodes['pending'][node])} inputs pending"]
         count, node = count + 1, int(t.nodes["next_ready"][node])
     return [] if count == limit else [f"subgraph {subgraph_id}: {count} nodes in its ready list, {limit} counted"]
+
+
+def _record(t: Tables, subgraph_id: int) -> list[str]:
+    """A chain or loop that says it is ready may take a step, and its progress is in order."""
+    subgraph = t.subgraphs[subgraph_id]
+    at, is_queued = int(subgraph["record"]), int(subgraph["state"]) == QUEUED
+    length, position, done = (int(t.links[at + word]) for word in (record.LENGTH, record.POSITION, record.DONE))
+    if not 0 <= done <= position <= length:
+        return [f"subgraph {subgraph_id}: {done} steps done of {position} sent of {length}"]
+    if is_queued and int(subgraph["num_ready"]) not in (0, 1):
+        return [f"subgraph {subgraph_id}: {int(subgraph['num_ready'])} chains or loops in one subgraph are ready"]
+    waits = t.links[at + record.KEEPS] or t.links[at + record.STOP] != record.IS_CHAIN
+    may_step = position < length and not (waits and int(subgraph["in_flight"])) and _is_fed(t, subgraph)
+    if is_queued and bool(subgraph["num_ready"]) != may_step:
+        return [f"subgraph {subgraph_id}: it {'may' if may_step else 'may not'} take a step, its queue says otherwise"]
+    return []
+
+
+def _is_fed(t: Tables, subgraph: np.void) -> bool:
+    """Whether what a chain reads next, of those that it follows, is done or sent to the worker it is pinned to."""
+    at = int(subgraph["record"])
+    for port in range(int(t.types["num_inputs"][int(subgraph["cell_type"])])):
+        words = t.links[at + record.num_words(port, 0) :][: record.INPUT]
+        if words[record.MODE] != record.STEP or words[record.SOURCE] < 0:
+            continue
+        source = t.subgraphs[words[record.SOURCE]]
+        is_sent = t.settings["early_release"][0] and 0 < int(source["pinned"]) == int(subgraph["pinned"])
+        made = t.links[int(source["record"]) + (record.POSITION if is_sent else record.DONE)]
+        if words[record.START] + words[record.DIRECTION] * t.links[at + record.POSITION] >= made:
+            return False
+    return True
 
 
 def _flights(t: Tables) -> list[str]:
@@ -111,8 +148,8 @@ def _flights(t: Tables) -> list[str]:
     running: Counter[int] = Counter()
     for task in np.flatnonzero(t.tasks["in_use"]).tolist():
         running[int(t.tasks["cell_type"][task])] += 1
-        for node in TaskView(t.ints[task * size : (task + 1) * size]).nodes.tolist():
-            subgraph = int(t.nodes["subgraph"][node])
+        for id in TaskView(t.ints[task * size : (task + 1) * size]).nodes.tolist():
+            subgraph = ~id if id < 0 else int(t.nodes["subgraph"][id])
             subgraphs[subgraph] += 1
             requests[int(t.subgraphs["request"][subgraph])] += 1
             if int(t.subgraphs["pinned"][subgraph]) != int(t.tasks["worker"][task]):
@@ -138,15 +175,38 @@ def _held_rows(t: Tables) -> dict[tuple[int, int], list[int]]:
     for request in _live(t):
         row = t.requests[request]
         values = t.values[int(row["first_value"]) : int(row["first_value"]) + int(row["num_values"])]
-        for value in values[values["row"] >= NUM_PERMANENT]:
+        owned = (values["row"] >= NUM_PERMANENT) & (values["bits"] & BORROWED == 0)
+        for value in values[owned]:
             held.setdefault((int(value["row"]) >> LOCATION_SHIFT, int(value["kind"])), []).append(int(value["row"]))
-        first, count = int(row["results"]), int(row["num_results"])
-        for k in range(first, first + count):
-            if t.links[k] >= 0:
-                held.setdefault((0, int(t.links[k + count]) & (RESULT_READY - 1)), []).append(int(t.links[k]))
+        place = int(row["first_place"])
+        for k in range(int(row["lists"]), int(row["lists"]) + 2 * int(row["num_lists"]), 2):
+            kind, count = t.links[k : k + 2].tolist()
+            for handle in t.places[place : place + count].tolist():
+                handle = PENDING - handle if handle < PENDING else handle
+                if handle >= NUM_PERMANENT:
+                    held.setdefault((handle >> LOCATION_SHIFT, kind), []).append(handle)
+            place += count
+        for k in range(int(row["first_subgraph"]), int(row["first_subgraph"]) + int(row["num_subgraphs"])):
+            for handle, kind in _state_rows(t, k):
+                held.setdefault((handle >> LOCATION_SHIFT, kind), []).append(handle)
     for slot in t.slots[t.slots["row"] >= NUM_PERMANENT]:
         held.setdefault((int(slot["row"]) >> LOCATION_SHIFT, int(slot["kind"])), []).append(int(slot["row"]))
     return held
+
+
+def _state_rows(t: Tables, subgraph_id: int) -> list[tuple[int, int]]:
+    """(handle, kind) of the rows of its own that a chain or loop has its state in."""
+    subgraph = t.subgraphs[subgraph_id]
+    if int(subgraph["record"]) < 0:
+        return []
+    cell_type, found = t.types[int(subgraph["cell_type"])], []
+    inputs = int(cell_type["num_inputs"])
+    for output in range(int(cell_type["num_outputs"])):
+        at = int(subgraph["record"]) + record.num_words(inputs, output)
+        kind = int(t.ports["kind"][int(cell_type["first_port"]) + inputs + output])
+        words = [int(t.links[at + word]) for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW)]
+        found += [(word, kind) for word in words if word > 0]
+    return found
 
 
 def _rows(t: Tables) -> list[str]:

@@ -12,8 +12,8 @@ from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.processor import Port, Processor
 from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.shape import Shape
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
+from cellrt.core.template import Template
 from cellrt.core.validate import broken_rules
 from tests.core.author import CELLS, Cell, Graph, stops
 
@@ -61,15 +61,15 @@ class Machine:
 
     def submit(self, request: Request, lane: int = 0, session: int = -1) -> bool:
         """Admits a request if there is room."""
-        shape: Shape = self.processor.compile(np.array(request.graph.program, np.int32))
+        template: Template = self.processor.compile(np.array(request.graph.program, np.int32))
         self.sequence += 1
-        admitted = self.processor.admit(shape, self.sequence, lane, session=session)
+        admitted = self.processor.admit(template, self.sequence, lane, session=session)
         if admitted is None:
             return False
         request.id, rows = admitted
         *external_rows, request.results_at = rows.tolist()
-        self.rows_to_bring = external_rows[shape.num_externals :]
-        del external_rows[shape.num_externals :]
+        self.rows_to_bring = external_rows[template.num_externals :]
+        del external_rows[template.num_externals :]
         for row, value in zip(external_rows, request.graph.externals, strict=True):
             if row >= 0:
                 self.rows[HOST, row] = value
@@ -158,10 +158,8 @@ class Machine:
         """Executes a task on the rows, reading only its buffer; returns the nodes that ran, rows that failed apart."""
         cell = CELLS[int(self.processor.tables.tasks["cell_type"][task])]
         rows, steps, is_loop = (int(buffer[k]) for k in (layout.H_ROWS, layout.H_STEPS, layout.H_IS_LOOP))
-        nodes = buffer[int(buffer[layout.H_NODES]) :][:rows].tolist()
-        tables = self.processor.tables
-        for row, node in enumerate(nodes):
-            request = self.live[int(tables.subgraphs["request"][tables.nodes["subgraph"][node]])]
+        for row, (request_id, _) in enumerate(self.processor.rows_in_flight(task)):
+            request = self.live[request_id]
             if request.poisoned and request.good_tasks == 0:
                 buffer[int(buffer[layout.H_FAILED]) + row] = 1
             request.good_tasks = max(0, request.good_tasks - 1)
@@ -179,8 +177,8 @@ class Machine:
                 position += size
             lengths = [sum(size > row for size in sizes) for row in range(rows)]
         failed = buffer[int(buffer[layout.H_FAILED]) :][:rows].tolist()
-        for row, node in enumerate(nodes):
-            self._count_steps(buffer, cell, row, node, lengths[row])
+        for row, (request_id, _) in enumerate(self.processor.rows_in_flight(task)):
+            self._count_steps(buffer, cell, row, self.live[request_id], lengths[row])
         for output in range(cell.num_outputs):
             record = layout.HEADER + len(cell.carry) * layout.INPUT + output * layout.OUTPUT
             count, positions, to = (
@@ -203,10 +201,8 @@ class Machine:
                     self.rows[HOST, buffer[to + k]] = outputs[int(buffer[positions + k])][output]
         return sum(length for length, has_failed in zip(lengths, failed) if not has_failed)
 
-    def _count_steps(self, buffer, cell: Cell, row: int, node: int, steps: int) -> None:
-        tables = self.processor.tables
+    def _count_steps(self, buffer, cell: Cell, row: int, request: Request, steps: int) -> None:
         if cell.number == 1 and not buffer[int(buffer[layout.H_FAILED]) + row]:
-            request = self.live[int(tables.subgraphs["request"][tables.nodes["subgraph"][node]])]
             request.steps_done += steps
 
     def _run_loop(self, buffer, cell: Cell, rows: int, worker: int) -> list[list[list[int]]]:

@@ -1,0 +1,451 @@
+"""From a draft to rows for the tables: finds who waits for whom, cuts the graph into subgraphs, writes them down.
+
+A chain or loop is a subgraph of its own, and has a record (``record_layout.py``). All ids count from the request's first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core import record_layout as record
+from cellrt.core.jit import allocating, make_rows
+from cellrt.core.partition import partition
+from cellrt.core.program import (
+    CARRY,
+    EACH,
+    FIXED,
+    LIST,
+    OP_LOOP,
+    OP_NODE,
+    OP_STATE,
+    STEP,
+    inputs_at,
+    next_input,
+)
+from cellrt.core.tables import CHAIN_NEXT, CROSSING, NODE, READS_AS_A_WHOLE, SUBGRAPH
+from cellrt.core.uses import is_chain, is_inside, place_of
+
+
+class Edges(NamedTuple):
+    """Which units each unit reads: those of unit n are ``producers[starts[n]:starts[n + 1]]``, each once."""
+
+    starts: NDArray[np.int32]
+    producers: NDArray[np.int32]
+    steps: NDArray[np.int32]  # steps of the producer that must be there before the unit begins; 0: it only follows
+    follows: NDArray[np.int32]  # 1 if the unit follows the producer step by step
+
+
+@allocating
+def _maker_of(draft, program, types, value):
+    """The unit that makes a value (of a state: what it begins with), and how many of its steps that takes; or -1."""
+    maker = draft.makers[value]
+    while maker < 0:
+        at = draft.source_at[-1 - maker]
+        if program[at] != OP_STATE or program[at + 2] < 0:
+            return -1, 0
+        value = program[at + 2]
+        maker = draft.makers[value]
+    if is_chain(draft, program, maker):
+        return maker, 1 + (value - draft.unit_values[maker]) // types[draft.unit_types[maker]].num_outputs
+    return maker, 1
+
+
+@allocating
+def _note_edge(edges, seen, unit, end, producer, steps, follows):
+    """Adds a producer of ``unit``, or takes it in where it is known; returns the new end."""
+    if producer < 0:
+        return end
+    at = seen[producer]
+    if at < edges.starts[unit]:
+        at = seen[producer] = end
+        edges.producers[at], edges.steps[at], edges.follows[at] = producer, 0, 0
+        end += 1
+    edges.steps[at] = max(edges.steps[at], steps)
+    edges.follows[at] |= follows
+    return end
+
+
+@allocating
+def find_edges(draft, program, types):
+    """Finds each unit's producers."""
+    edges = Edges(
+        np.zeros(draft.unit_at.size + 1, np.int32),
+        np.empty(program.size, np.int32),
+        np.empty(program.size, np.int32),
+        np.empty(program.size, np.int32),
+    )
+    seen = np.full(draft.unit_at.size, -1, np.int32)
+    end = 0
+    for unit in range(draft.unit_at.size):
+        at = inputs_at(program, draft.unit_at[unit])
+        edges.starts[unit] = end
+        for _ in range(types[draft.unit_types[unit]].num_inputs):
+            mode = program[at]
+            if mode == FIXED or mode == CARRY:
+                maker, steps = _maker_of(draft, program, types, program[at + 1])
+                end = _note_edge(edges, seen, unit, end, maker, steps, 0)
+            elif mode == LIST or mode == EACH:
+                for k in range(program[at + 1]):
+                    maker, steps = _maker_of(draft, program, types, program[at + 2 + k])
+                    end = _note_edge(edges, seen, unit, end, maker, steps, 0)
+            else:
+                base, stride = program[at + 1], program[at + 2]
+                count = draft.unit_lengths[unit] if mode == STEP else program[at + 3]
+                if is_inside(draft, program, types, base, stride, count):
+                    maker, first = _maker_of(draft, program, types, base)
+                    _, last = _maker_of(draft, program, types, base + (count - 1) * stride)
+                    end = _note_edge(
+                        edges, seen, unit, end, maker, 0 if mode == STEP else max(first, last), int(mode == STEP)
+                    )
+                else:
+                    for k in range(count):
+                        maker, steps = _maker_of(draft, program, types, base + k * stride)
+                        end = _note_edge(edges, seen, unit, end, maker, steps, 0)
+            at = next_input(program, at)
+    edges.starts[draft.unit_at.size] = end
+    return edges
+
+
+@allocating
+def cut(draft, program, types, edges):
+    """Returns (subgraph of each unit, number of subgraphs): a chain or loop has a type that nothing else has."""
+    kinds = draft.unit_types.copy()
+    for unit in range(kinds.size):
+        if draft.unit_lengths[unit] > 0:
+            kinds[unit] = types.size + unit
+    return partition(kinds, edges.starts, edges.producers)
+
+
+@allocating
+def _follows(draft, program, types, ports, unit, before):
+    """Whether node ``unit`` reads exactly the carried state of node ``before``, which has the same cell type."""
+    cell_type = types[draft.unit_types[unit]]
+    at = inputs_at(program, draft.unit_at[unit])
+    carries = False
+    for port in range(cell_type.num_inputs):
+        carry, count, first = ports[cell_type.first_port + port].carry, 1, at + 1
+        if program[at] == LIST:
+            count, first = program[at + 1], at + 2
+        for k in range(count):
+            output = program[first + k] - draft.unit_values[before]
+            if carry >= 0:
+                if output != carry:
+                    return False
+                carries = True
+            elif 0 <= output < cell_type.num_outputs:
+                return False
+        at = next_input(program, at)
+    return carries
+
+
+@allocating
+def _num_refs(draft, program, types, ports, unit):
+    """Links of a node's inputs: a ragged one is its count, then its values."""
+    cell_type = types[draft.unit_types[unit]]
+    at = inputs_at(program, draft.unit_at[unit])
+    count = 0
+    for _ in range(cell_type.num_inputs):
+        count += 1 + program[at + 1] if program[at] == LIST else 1 if program[at] == FIXED else 1 + program[at + 3]
+        at = next_input(program, at)
+    return count
+
+
+@allocating
+def _write_refs(draft, program, types, uses, unit, links, at):
+    """Writes the values that a node reads relative to its own first value, so that no request has to move them."""
+    first = uses.rows[draft.unit_values[unit]]
+    word = inputs_at(program, draft.unit_at[unit])
+    for _ in range(types[draft.unit_types[unit]].num_inputs):
+        if program[word] == FIXED:
+            links[at] = uses.rows[program[word + 1]] - first
+            at += 1
+        else:
+            is_list = program[word] == LIST
+            count = program[word + 1] if is_list else program[word + 3]
+            links[at] = count
+            for k in range(count):
+                value = program[word + 2 + k] if is_list else program[word + 1] + k * program[word + 2]
+                links[at + 1 + k] = uses.rows[value] - first
+            at += 1 + count
+        word = next_input(program, word)
+
+
+@allocating
+def _append_ready(nodes, subgraph, node):
+    if subgraph.ready_tail >= 0:
+        nodes[subgraph.ready_tail].next_ready = node
+    else:
+        subgraph.ready_head = node
+    subgraph.ready_tail = node
+    subgraph.num_ready += 1
+
+
+@allocating
+def write_nodes(draft, program, types, ports, uses, edges, group, subgraphs):
+    """Returns (nodes by subgraph, their links, the most inputs that one has); counts what subgraphs wait for."""
+    num_units = draft.unit_at.size
+    new, num_readers = np.full(num_units, -1, np.int32), np.zeros(num_units, np.int32)
+    for k in range(edges.starts[num_units]):
+        num_readers[edges.producers[k]] += 1
+    num_nodes = num_links = most = 0
+    for unit in np.argsort(group, kind="mergesort"):
+        if draft.unit_lengths[unit] == 0:
+            new[unit] = num_nodes
+            refs = _num_refs(draft, program, types, ports, unit)
+            num_links, most, num_nodes = num_links + refs + num_readers[unit], max(most, refs), num_nodes + 1
+    nodes, links = make_rows(num_nodes, NODE), np.zeros(num_links, np.int32)
+    at, before = 0, -1
+    for unit in np.argsort(group, kind="mergesort"):
+        k = new[unit]
+        if k < 0:
+            continue
+        node, subgraph = nodes[k], subgraphs[group[unit]]
+        node.subgraph, node.next_ready, node.first_link = group[unit], -1, at
+        node.first_value = uses.rows[draft.unit_values[unit]]
+        node.num_refs = _num_refs(draft, program, types, ports, unit)
+        _write_refs(draft, program, types, uses, unit, links, at)
+        at += node.num_refs + num_readers[unit]
+        subgraph.cell_type = draft.unit_types[unit]
+        subgraph.nodes_left += 1
+        if before >= 0 and group[before] == group[unit] and _follows(draft, program, types, ports, unit, before):
+            nodes[k - 1].bits |= CHAIN_NEXT
+        before = unit
+    _write_readers(draft, edges, group, new, nodes, links, subgraphs)
+    for k in range(num_nodes):
+        if nodes[k].pending == 0:
+            _append_ready(nodes, subgraphs[nodes[k].subgraph], k)
+    return nodes, links, most
+
+
+@allocating
+def _write_readers(draft, edges, group, new, nodes, links, subgraphs):
+    """Writes behind each node's inputs who reads it; counts what nodes and subgraphs wait for."""
+    for unit in range(draft.unit_at.size):
+        for k in range(edges.starts[unit], edges.starts[unit + 1]):
+            before = edges.producers[k]
+            if new[before] < 0:
+                if edges.steps[k] > 0:
+                    subgraphs[group[unit]].waiting += 1
+                continue
+            node = nodes[new[before]]
+            at = node.first_link + node.num_refs + node.num_consumers
+            node.num_consumers += 1
+            if new[unit] >= 0:
+                links[at] = new[unit] - new[before]
+            else:
+                links[at] = READS_AS_A_WHOLE + group[unit] - group[before]
+            if group[unit] == group[before]:
+                nodes[new[unit]].pending += 1
+            else:
+                subgraphs[group[unit]].waiting += 1
+                node.bits |= CROSSING
+
+
+@allocating
+def make_subgraphs(draft, group, num_groups):
+    """The rows of subgraphs, with the types of chains and loops."""
+    subgraphs = make_rows(num_groups, SUBGRAPH)
+    for k in range(num_groups):
+        subgraph = subgraphs[k]
+        subgraph.ready_head, subgraph.ready_tail, subgraph.record = -1, -1, -1
+        subgraph.previous, subgraph.next = -1, -1
+    for unit in range(draft.unit_at.size):
+        if draft.unit_lengths[unit] > 0:
+            subgraphs[group[unit]].cell_type = draft.unit_types[unit]
+            subgraphs[group[unit]].nodes_left = 1
+    return subgraphs
+
+
+@allocating
+def write_records(draft, program, types, ports, uses, edges, group, subgraphs, first_link):
+    """Returns (links of all records, which begin at link ``first_link``; the most inputs of a step)."""
+    links, readers = np.zeros(_most_words(draft, program, types, uses), np.int32), _find_readers(edges)
+    end = most = 0
+    for unit in range(draft.unit_at.size):
+        if draft.unit_lengths[unit] == 0:
+            continue
+        cell_type = types[draft.unit_types[unit]]
+        at = end
+        end += record.num_words(cell_type.num_inputs, cell_type.num_outputs)
+        subgraphs[group[unit]].record = first_link + at
+        links[at + record.LENGTH] = draft.unit_lengths[unit]
+        links[at + record.KEEPS] = int(unit == uses.kept_unit)
+        is_loop = program[draft.unit_at[unit]] == OP_LOOP
+        links[at + record.STOP] = program[draft.unit_at[unit] + 3] if is_loop else record.IS_CHAIN
+        links[at + record.VALUES] = uses.rows[draft.unit_values[unit]] if is_loop else -1
+        end, num_refs = _write_inputs(draft, program, types, uses, group, unit, links, at, end, first_link)
+        most = max(most, num_refs)
+        _write_outputs(draft, program, types, ports, uses, unit, links, at)
+        if not is_loop:
+            end = _write_taps(draft, types, uses, unit, links, at, end, first_link)
+        end = _write_edges(edges, readers, group, unit, links, at, end, first_link)
+    return links[:end].copy(), most
+
+
+@allocating
+def _most_words(draft, program, types, uses):
+    """No fewer words than the records have: a program's words bound their lists and edges."""
+    count = 6 * program.size + record.TAP * uses.values.size
+    for unit in range(draft.unit_at.size):
+        cell_type = types[draft.unit_types[unit]]
+        if draft.unit_lengths[unit] > 0:
+            count += record.num_words(cell_type.num_inputs, cell_type.num_outputs)
+            count += _listed(draft, program, types, unit)
+    return count
+
+
+@allocating
+def _listed(draft, program, types, unit):
+    """Values that the inputs of a chain or loop name one by one."""
+    at, count = inputs_at(program, draft.unit_at[unit]), 0
+    for _ in range(types[draft.unit_types[unit]].num_inputs):
+        mode = program[at]
+        if mode == LIST or mode == EACH:
+            count += program[at + 1]
+        elif mode != FIXED and mode != CARRY:
+            count += draft.unit_lengths[unit] if mode == STEP else program[at + 3]
+        at = next_input(program, at)
+    return count
+
+
+@allocating
+def _write_inputs(draft, program, types, uses, group, unit, links, at, end, first_link):
+    """Writes the inputs of a record at ``at``, and their lists from ``end`` on; returns (new end, inputs of a step)."""
+    cell_type = types[draft.unit_types[unit]]
+    word, num_refs = inputs_at(program, draft.unit_at[unit]), 0
+    for port in range(cell_type.num_inputs):
+        mode, to = program[word], at + record.HEADER + record.INPUT * port
+        links[to + record.SOURCE] = -1
+        num_refs += 1
+        if mode == FIXED or mode == CARRY:
+            links[to + record.MODE] = record.WHOLE if mode == FIXED else record.CARRY
+            links[to + record.AT] = uses.rows[program[word + 1]]
+        elif mode == LIST or mode == EACH:
+            count = program[word + 1]
+            links[to + record.MODE] = record.MANY if mode == LIST else record.EACH
+            links[to + record.AT], links[to + record.START] = first_link + end, count
+            for k in range(count):
+                links[end + k] = uses.rows[program[word + 2 + k]]
+            end, num_refs = end + count, num_refs + (count if mode == LIST else 0)
+        else:
+            base, stride = program[word + 1], program[word + 2]
+            count = draft.unit_lengths[unit] if mode == STEP else program[word + 3]
+            if is_inside(draft, program, types, base, stride, count):
+                _write_sequence(draft, program, types, uses, group, links, to, mode, base, stride, count)
+            else:
+                links[to + record.MODE] = record.EACH if mode == STEP else record.MANY
+                links[to + record.AT], links[to + record.START] = first_link + end, count
+                for k in range(count):
+                    links[end + k] = uses.rows[base + k * stride]
+                end += count
+            num_refs += 0 if mode == STEP else count
+        links[at + record.NUM_SOURCES] += int(links[to + record.MODE] == record.STEP and links[to + record.SOURCE] >= 0)
+        word = next_input(program, word)
+    return end, num_refs
+
+
+@allocating
+def _write_sequence(draft, program, types, uses, group, links, to, mode, base, stride, count):
+    """Writes an input that reads a sequence: step by step, or ``count`` steps of it at every step."""
+    sequence, start = place_of(draft, types, uses.first_sequences, base)
+    maker = draft.makers[base]
+    step = stride if maker < 0 else stride // types[draft.unit_types[maker]].num_outputs
+    links[to + record.AT] = uses.places[sequence] + start
+    links[to + record.STRIDE] = step
+    if mode == STEP:
+        links[to + record.MODE], links[to + record.START] = record.STEP, start
+        links[to + record.DIRECTION] = step
+        if maker >= 0:
+            links[to + record.SOURCE] = group[maker]
+    else:
+        links[to + record.MODE], links[to + record.START] = record.ALL, count
+
+
+@allocating
+def _write_outputs(draft, program, types, ports, uses, unit, links, at):
+    cell_type, first = types[draft.unit_types[unit]], uses.first_sequences[unit]
+    value = uses.rows[draft.unit_values[unit]]
+    is_loop = first < 0
+    for output in range(cell_type.num_outputs):
+        to = at + record.HEADER + record.INPUT * cell_type.num_inputs + record.OUTPUT * output
+        links[to + record.SEQUENCE] = -1 if is_loop else uses.places[first + output]
+        links[to + record.RESULT] = -1 if is_loop else uses.results[first + output]
+        links[to + record.RESULT_STRIDE] = 0 if is_loop else uses.result_strides[first + output]
+        is_state = is_carried(ports, cell_type, output)
+        is_state = is_state and (is_loop or draft.unit_lengths[unit] > 1 or unit == uses.kept_unit)
+        links[to + record.IS_STATE] = int(is_state or (is_loop and uses.values[value + output].readers > 0))
+
+
+@allocating
+def is_carried(ports, cell_type, output):
+    """Whether an input is carried from an output."""
+    for port in range(cell_type.num_inputs):
+        if ports[cell_type.first_port + port].carry == output:
+            return True
+    return False
+
+
+@allocating
+def _write_taps(draft, types, uses, unit, links, at, end, first_link):
+    """Lists the outputs of steps that are values; the chain holds those that are read until it is over."""
+    num_outputs = types[draft.unit_types[unit]].num_outputs
+    links[at + record.TAPS] = first_link + end
+    for k in range(draft.unit_lengths[unit] * num_outputs):
+        row = uses.rows[draft.unit_values[unit] + k]
+        if row >= 0:
+            links[end], links[end + 1], links[end + 2] = k // num_outputs, k % num_outputs, row
+            if uses.values[row].readers > 0:
+                uses.values[row].readers += 1
+            links[at + record.NUM_TAPS] += 1
+            end += record.TAP
+    return end
+
+
+class Readers(NamedTuple):
+    """The edges of ``Edges`` from the other end: those of a unit are ``heads[unit]``, then ``following`` each other."""
+
+    heads: NDArray[np.int32]
+    following: NDArray[np.int32]  # of each edge
+    units: NDArray[np.int32]  # of each edge: who reads
+
+
+@allocating
+def _find_readers(edges):
+    """The readers of each unit, in order."""
+    num_units, count = edges.starts.size - 1, edges.starts[edges.starts.size - 1]
+    readers = Readers(np.full(num_units, -1, np.int32), np.empty(count, np.int32), np.empty(count, np.int32))
+    for unit in range(num_units - 1, -1, -1):
+        for k in range(edges.starts[unit], edges.starts[unit + 1]):
+            readers.units[k] = unit
+            readers.following[k] = readers.heads[edges.producers[k]]
+            readers.heads[edges.producers[k]] = k
+    return readers
+
+
+@allocating
+def _write_edges(edges, readers, group, unit, links, at, end, first_link):
+    """Lists who waits for a chain or loop, by the steps that must be there, and who follows it."""
+    first = end
+    k = readers.heads[unit]
+    while k >= 0:
+        if edges.steps[k] > 0:
+            to = end
+            while to > first and links[to - record.EDGE] > edges.steps[k]:
+                links[to], links[to + 1] = links[to - record.EDGE], links[to - record.EDGE + 1]
+                to -= record.EDGE
+            links[to], links[to + 1] = edges.steps[k], group[readers.units[k]]
+            end += record.EDGE
+        k = readers.following[k]
+    links[at + record.EDGES], links[at + record.NUM_EDGES] = first_link + first, (end - first) // record.EDGE
+    first = end
+    k = readers.heads[unit]
+    while k >= 0:
+        if edges.follows[k]:
+            links[end] = group[readers.units[k]]
+            end += 1
+        k = readers.following[k]
+    links[at + record.FOLLOWERS], links[at + record.NUM_FOLLOWERS] = first_link + first, end - first
+    return end

@@ -1,0 +1,73 @@
+"""How a chain or loop lies in ``links``: one record, as long for five steps as for five thousand.
+
+A record is ``HEADER`` words, then one ``INPUT`` and one ``OUTPUT`` for each port of its cell. *Position* is the number
+of steps that were sent to a worker (of a loop, which is never sent ahead: that are done); step p is the one at position
+p. What an input reads at step p follows from its mode::
+
+    WHOLE  value AT: the same row at every step
+    MANY   a ragged input, the same at every step: the ``START`` links from AT on are values
+    ALL    a ragged input, the same at every step: the rows of places AT, AT + STRIDE, ..., ``START`` of them
+    EACH   link AT + p is a value
+    STEP   the row of place AT + p * STRIDE. It is there once the chain ``SOURCE`` (a subgraph, or -1: it came with the
+           request) has sent (on the same worker) or done its step START + p * DIRECTION
+    CARRY  value AT before the first step; then output ``SOURCE`` of the step before
+
+State that goes from step to step alternates between two rows of the record's own, ``FIRST_ROW`` and ``SECOND_ROW``, so
+that a task may run twice; but where a step's output is also in a sequence or a value, its row there is the state's too.
+
+Values, links, places and subgraphs count from the request's first ones until it is admitted.
+"""
+
+from __future__ import annotations
+
+from cellrt.core.jit import allocating
+
+LENGTH = 0  # steps; of a loop, at most
+POSITION = 1
+DONE = 2  # steps that are complete
+STOP = 3  # of a loop the output that says stop, or NO_STOP; else IS_CHAIN
+KEEPS = 4  # 1 if a session keeps its state after every complete step: no step is sent before the last is complete
+NUM_SOURCES = 5  # inputs that follow another chain step by step
+VALUES = 6  # of a loop: the value of its first output; -1 for a chain
+TAPS = 7  # link of (step, output, value) of each output that is a value, by step
+NUM_TAPS = 8
+NEXT_TAP = 9  # the first that is not sent
+EDGES = 10  # link of (steps that must be there, subgraph that waits for them), in order of steps
+NUM_EDGES = 11
+NEXT_SENT = 12  # the first whose steps are not all sent
+NEXT_DONE = 13
+FOLLOWERS = 14  # link of the chains that follow step by step
+NUM_FOLLOWERS = 15
+HEADER = 16
+
+IS_CHAIN = -2
+NO_STOP = -1
+
+WHOLE, MANY, ALL, EACH, STEP, CARRY = range(6)
+MODE = 0
+AT = 1
+STRIDE = 2
+START = 3
+DIRECTION = 4
+SOURCE = 5
+INPUT = 6
+
+SEQUENCE = 0  # place of step 0's row at a worker, or -1 if nobody reads all steps
+RESULT = 1  # place of step 0's result at the host, or -1
+RESULT_STRIDE = 2
+IS_STATE = 3  # 1 if a later step, or of a loop anybody, reads it
+ROW = 4  # handle of the state after the last step sent
+PREVIOUS_ROW = 5  # of the one that the last task read: what stays if it fails
+FIRST_ROW = 6
+SECOND_ROW = 7
+LATE_ROW = 8  # one at another worker, until the task that reads it is complete
+OUTPUT = 9
+
+TAP = 3
+EDGE = 2
+
+
+@allocating
+def num_words(num_inputs, num_outputs):
+    """Words of a record."""
+    return HEADER + INPUT * num_inputs + OUTPUT * num_outputs

@@ -1,0 +1,345 @@
+"""Chains and loops while they run: from a record's place in a template to its last row.
+
+``record_layout.py`` says what a record is. What a chain or loop reads as a whole it holds until it is over.
+"""
+
+from __future__ import annotations
+
+from cellrt.core import record_layout as record
+from cellrt.core.jit import compiled
+from cellrt.core.queue import enqueue, refresh, unpin_if_idle
+from cellrt.core.moves import BLOCKED, QUEUED
+from cellrt.core.rows import give_row, take_row
+from cellrt.core.tables import BORROWED, LOCATION_SHIFT, MIXED, NO_ROW, NUM_PERMANENT, PENDING, STARTS
+
+
+@compiled
+def output_at(t, subgraph, output):
+    """Where an output of a record begins."""
+    num_inputs = t.types[subgraph.cell_type].num_inputs
+    return subgraph.record + record.HEADER + record.INPUT * num_inputs + record.OUTPUT * output
+
+
+@compiled
+def begin_record(t, request, subgraph):
+    """Turns ids that count from the request's first ones into those of the tables."""
+    links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
+    links[at + record.VALUES] += request.first_value
+    for word in (record.TAPS, record.EDGES, record.FOLLOWERS):
+        links[at + word] += request.first_link
+    for k in range(links[at + record.NUM_TAPS]):
+        links[links[at + record.TAPS] + record.TAP * k + 2] += request.first_value
+    for k in range(links[at + record.NUM_EDGES]):
+        links[links[at + record.EDGES] + record.EDGE * k + 1] += request.first_subgraph
+    for k in range(links[at + record.NUM_FOLLOWERS]):
+        links[links[at + record.FOLLOWERS] + k] += request.first_subgraph
+    for port in range(cell_type.num_inputs):
+        to = at + record.HEADER + record.INPUT * port
+        mode = links[to + record.MODE]
+        if mode == record.WHOLE or mode == record.CARRY:
+            links[to + record.AT] += request.first_value
+        elif mode == record.STEP or mode == record.ALL:
+            links[to + record.AT] += request.first_place
+            if links[to + record.SOURCE] >= 0:
+                links[to + record.SOURCE] += request.first_subgraph
+        else:
+            links[to + record.AT] += request.first_link
+            for k in range(links[to + record.START]):
+                links[links[to + record.AT] + k] += request.first_value
+    for output in range(cell_type.num_outputs):
+        to = output_at(t, subgraph, output)
+        for word in (record.SEQUENCE, record.RESULT):
+            if links[to + word] >= 0:
+                links[to + word] += request.first_place
+
+
+@compiled
+def row_of(t, value):
+    """The handle of a value's row; of a new session's state that of what it begins with."""
+    return value.row if value.row > STARTS else t.values[STARTS - value.row].row
+
+
+@compiled
+def input_row(t, subgraph, port, step):
+    """The handle that an input reads ``step`` steps after the next one; of the state only at the next."""
+    links, at = t.links, subgraph.record
+    to = at + record.HEADER + record.INPUT * port
+    mode, position = links[to + record.MODE], links[at + record.POSITION] + step
+    if mode == record.STEP:
+        return t.places[links[to + record.AT] + links[to + record.STRIDE] * position]
+    if mode == record.EACH:
+        return row_of(t, t.values[links[links[to + record.AT] + position]])
+    if mode == record.CARRY and position > 0:
+        carry = t.ports[t.types[subgraph.cell_type].first_port + port].carry
+        return links[output_at(t, subgraph, carry) + record.ROW]
+    return row_of(t, t.values[links[to + record.AT]])
+
+
+@compiled
+def num_rows_of(t, subgraph, port):
+    """Rows of a ragged input."""
+    return t.links[subgraph.record + record.HEADER + record.INPUT * port + record.START]
+
+
+@compiled
+def ragged_row(t, subgraph, port, k):
+    """The handle of row ``k`` of a ragged input."""
+    links, to = t.links, subgraph.record + record.HEADER + record.INPUT * port
+    if links[to + record.MODE] == record.ALL:
+        return t.places[links[to + record.AT] + links[to + record.STRIDE] * k]
+    return row_of(t, t.values[links[links[to + record.AT] + k]])
+
+
+@compiled
+def bring_state(t, to, worker, kind):
+    """Has the rows of output ``to``'s state be at ``worker``, where the chain or loop goes on with nothing in flight.
+
+    One that the next task reads elsewhere goes back when that is complete.
+    """
+    links = t.links
+    if links[to + record.FIRST_ROW] == 0 or links[to + record.FIRST_ROW] >> LOCATION_SHIFT == worker:
+        return
+    for word in (record.FIRST_ROW, record.SECOND_ROW):
+        if links[to + word] > 0 and links[to + word] == links[to + record.ROW]:
+            links[to + record.LATE_ROW] = links[to + word]
+        elif links[to + word] > 0:
+            give_row(t, links[to + word], kind)
+        links[to + word] = 0
+
+
+@compiled
+def state_row(t, to, worker, kind):
+    """The row that a task writes the state of output ``to`` to: not the one that it reads."""
+    links, word = t.links, record.FIRST_ROW
+    if links[to + word] > 0 and links[to + word] == links[to + record.ROW]:
+        word = record.SECOND_ROW
+    if links[to + word] == 0:
+        links[to + word] = take_row(t, worker, kind)
+    return links[to + word]
+
+
+@compiled
+def tap_of(t, at, step, output):
+    """The value that an output of a step is, or -1; ``step`` is not sent yet."""
+    links = t.links
+    for k in range(links[at + record.NEXT_TAP], links[at + record.NUM_TAPS]):
+        tap = links[at + record.TAPS] + record.TAP * k
+        if links[tap] > step:
+            return -1
+        if links[tap] == step and links[tap + 1] == output:
+            return links[tap + 2]
+    return -1
+
+
+@compiled
+def count_sent(t, subgraph_id, worker):
+    """Counts an edge whose producer was submitted to ``worker``; releases the subgraph early if it was the last."""
+    subgraph = t.subgraphs[subgraph_id]
+    subgraph.sent_to = worker if subgraph.sent == 0 or subgraph.sent_to == worker else MIXED
+    subgraph.sent += 1
+    if subgraph.sent == subgraph.waiting and subgraph.sent_to == worker:
+        subgraph.pinned = worker
+        enqueue(t, subgraph_id)
+
+
+@compiled
+def count_done(t, subgraph_id, was_sent):
+    """Counts an edge whose producer is complete; ``was_sent``: ``count_sent`` counted it."""
+    subgraph = t.subgraphs[subgraph_id]
+    subgraph.waiting -= 1
+    if was_sent and subgraph.sent > 0:
+        subgraph.sent -= 1
+    if subgraph.waiting == 0 and subgraph.state == BLOCKED and subgraph.nodes_left > 0:
+        enqueue(t, subgraph_id)
+    elif subgraph.state == QUEUED or subgraph.in_flight > 0:
+        unpin_if_idle(t, subgraph_id)
+
+
+@compiled
+def send_steps(t, subgraph_id, steps, worker, early):
+    """Notes that steps of a chain were submitted; wakes who may read them on the same worker."""
+    subgraph = t.subgraphs[subgraph_id]
+    links, at = t.links, subgraph.record
+    position = links[at + record.POSITION] + steps
+    links[at + record.POSITION] = position
+    while links[at + record.NEXT_TAP] < links[at + record.NUM_TAPS]:
+        if links[links[at + record.TAPS] + record.TAP * links[at + record.NEXT_TAP]] >= position:
+            break
+        links[at + record.NEXT_TAP] += 1
+    if position == links[at + record.LENGTH]:
+        subgraph.nodes_left = 0
+    if early:
+        while links[at + record.NEXT_SENT] < links[at + record.NUM_EDGES]:
+            edge = links[at + record.EDGES] + record.EDGE * links[at + record.NEXT_SENT]
+            if links[edge] > position:
+                break
+            links[at + record.NEXT_SENT] += 1
+            count_sent(t, links[edge + 1], worker)
+        for k in range(links[at + record.NUM_FOLLOWERS]):
+            refresh(t, links[links[at + record.FOLLOWERS] + k])
+
+
+@compiled
+def note_steps(t, subgraph, steps, has_failed):
+    """Takes in how a task went: what state stays. Comes for dead requests too, whose session may keep it."""
+    links, at = t.links, subgraph.record
+    is_loop = links[at + record.STOP] != record.IS_CHAIN
+    if not has_failed:
+        links[at + record.DONE] += steps
+        if is_loop:
+            links[at + record.POSITION] += steps
+    for output in range(t.types[subgraph.cell_type].num_outputs):
+        to = output_at(t, subgraph, output)
+        if has_failed:
+            links[to + record.ROW] = links[to + record.PREVIOUS_ROW]
+        elif links[to + record.LATE_ROW] > 0:
+            give_row(t, links[to + record.LATE_ROW], _kind_of(t, subgraph, output))
+            links[to + record.LATE_ROW] = 0
+
+
+@compiled
+def _kind_of(t, subgraph, output):
+    cell_type = t.types[subgraph.cell_type]
+    return t.ports[cell_type.first_port + cell_type.num_inputs + output].kind
+
+
+@compiled
+def complete_steps(t, subgraph_id, early):
+    """Wakes who waited for the steps of a chain that are done; returns whether it is over."""
+    subgraph = t.subgraphs[subgraph_id]
+    links, at = t.links, subgraph.record
+    done = links[at + record.DONE]
+    while links[at + record.NEXT_DONE] < links[at + record.NUM_EDGES]:
+        edge = links[at + record.EDGES] + record.EDGE * links[at + record.NEXT_DONE]
+        if links[edge] > done:
+            break
+        links[at + record.NEXT_DONE] += 1
+        count_done(t, links[edge + 1], early)
+    for k in range(links[at + record.NUM_FOLLOWERS]):
+        refresh(t, links[links[at + record.FOLLOWERS] + k])
+    return done == links[at + record.LENGTH]
+
+
+@compiled
+def release_edges(t, subgraph):
+    """Counts off all who wait for a loop that is over."""
+    links, at = t.links, subgraph.record
+    for k in range(links[at + record.NUM_EDGES]):
+        count_done(t, links[links[at + record.EDGES] + record.EDGE * k + 1], False)
+
+
+@compiled
+def end_record(t, subgraph):
+    """Gives back what a chain or loop that is over held: the values it read, and state that nobody is to read."""
+    links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
+    for port in range(cell_type.num_inputs):
+        to = at + record.HEADER + record.INPUT * port
+        mode = links[to + record.MODE]
+        if mode == record.WHOLE or mode == record.CARRY:
+            read_late(t, t.values[links[to + record.AT]])
+        elif mode == record.MANY or mode == record.EACH:
+            for k in range(links[to + record.START]):
+                read_late(t, t.values[links[links[to + record.AT] + k]])
+    is_loop = links[at + record.STOP] != record.IS_CHAIN
+    for output in range(cell_type.num_outputs):
+        to = output_at(t, subgraph, output)
+        if not links[to + record.IS_STATE]:
+            continue
+        if is_loop and t.values[links[at + record.VALUES] + output].readers > 0:
+            t.values[links[at + record.VALUES] + output].row = _take_out(t, to)
+        for word in (record.FIRST_ROW, record.SECOND_ROW):
+            is_kept = links[at + record.KEEPS] and links[to + word] == links[to + record.ROW]
+            if links[to + word] > 0 and not is_kept:
+                give_row(t, links[to + word], _kind_of(t, subgraph, output))
+                links[to + word] = 0
+    for k in range(links[at + record.NUM_TAPS]):
+        value = t.values[links[links[at + record.TAPS] + record.TAP * k + 2]]
+        if value.readers > 0:
+            is_kept = False
+            if links[at + record.KEEPS]:
+                output = links[links[at + record.TAPS] + record.TAP * k + 1]
+                is_kept = value.row == links[output_at(t, subgraph, output) + record.ROW]
+            if not is_kept:
+                read_late(t, value)
+
+
+@compiled
+def _take_out(t, to):
+    """The row of a state, which is no longer the record's."""
+    links = t.links
+    for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW):
+        if links[to + word] == links[to + record.ROW]:
+            links[to + word] = 0
+    return links[to + record.ROW]
+
+
+@compiled
+def take_out_state(t, request, subgraph, output):
+    """The row of the state that a chain or loop leaves to its session, which nobody else holds then; -1 if none of its
+    steps is done."""
+    links, at = t.links, subgraph.record
+    to = output_at(t, subgraph, output)
+    row = links[to + record.ROW]
+    if links[at + record.DONE] == 0:
+        return NO_ROW
+    for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW):
+        if links[to + word] == row:
+            links[to + word] = 0
+            return row
+    if links[at + record.STOP] != record.IS_CHAIN:
+        t.values[links[at + record.VALUES] + output].row = NO_ROW
+        return row
+    for k in range(links[at + record.NUM_TAPS]):
+        value = t.values[links[links[at + record.TAPS] + record.TAP * k + 2]]
+        if value.row == row:
+            value.row = NO_ROW
+            if not value.bits & BORROWED:
+                return row
+    take_out_of_places(t, request, row)
+    return row
+
+
+@compiled
+def take_out_of_places(t, request, row):
+    """Takes a row out of the sequence that it is of."""
+    for k in range(request.first_place, request.first_place + request.num_places):
+        if t.places[k] == row:
+            t.places[k] = NO_ROW
+            return
+
+
+@compiled
+def read_late(t, value):
+    """Counts a read that was put off; gives the row back if it was the last."""
+    if value.row >= NUM_PERMANENT and not value.bits & BORROWED:
+        value.readers -= 1
+        if value.readers == 0:
+            give_row(t, value.row, value.kind)
+            value.row = NO_ROW
+
+
+@compiled
+def give_records(t, request):
+    """Gives back the state that the chains and loops of an ended request still hold."""
+    for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
+        subgraph = t.subgraphs[k]
+        if subgraph.record < 0:
+            continue
+        for output in range(t.types[subgraph.cell_type].num_outputs):
+            to = output_at(t, subgraph, output)
+            for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW):
+                if t.links[to + word] > 0:
+                    give_row(t, t.links[to + word], _kind_of(t, subgraph, output))
+
+
+@compiled
+def give_places(t, request):
+    """Gives back the rows of an ended request's results and sequences."""
+    place = request.first_place
+    for k in range(request.num_lists):
+        kind, count = t.links[request.lists + 2 * k], t.links[request.lists + 2 * k + 1]
+        for at in range(place, place + count):
+            row = t.places[at] if t.places[at] > PENDING else PENDING - t.places[at]
+            if row >= NUM_PERMANENT:
+                give_row(t, row, kind)
+        place += count

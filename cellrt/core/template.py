@@ -1,0 +1,259 @@
+"""From a program to the template of a cell graph: its rows for the tables, compiled once for all equal programs.
+
+All in one compiled call, because a request of a shape not seen before (most trees) waits for it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core import record_layout as record
+from cellrt.core.jit import OpenTemplate, allocating
+from cellrt.core.lay_out import cut, find_edges, is_carried, make_subgraphs, write_nodes, write_records
+from cellrt.core.memory import copy_bytes
+from cellrt.core.program import read_program
+from cellrt.core.tables import BORROWED, CHAIN_NEXT, EXTERNAL, MAX_READERS, NODE, SUBGRAPH, VALUE
+from cellrt.core.uses import find_uses, value_after
+from cellrt.errors import RequestTooLargeError
+
+ARRAYS = {
+    "nodes": (NODE, 1),
+    "values": (VALUE, 1),
+    "links": (np.dtype(np.int32), 1),
+    "subgraphs": (SUBGRAPH, 1),
+    "externals": (np.dtype(np.int32), 3),
+    "lists": (np.dtype(np.int32), 2),
+    "states": (np.dtype(np.int32), 4),
+    "needs": (np.dtype(np.int32), 2),
+}
+"""The arrays of a template: dtype and columns."""
+NUM_EXTERNALS, NUM_RESULTS, NUM_PLACES, NUM_STEPS, MOST_REFS, FITS = (3 * len(ARRAYS) + k for k in range(6))
+"""Where the numbers of a template lie behind its arrays' addresses and sizes."""
+
+
+class Template:
+    """A compiled cell graph: rows for the tables, with ids relative to the request. Immutable, shared by requests.
+
+    Attributes:
+        at: the address of its arrays, for compiled code.
+        num_results, num_externals: result rows; rows that come with the request.
+        num_states: rows that it keeps in a session.
+        num_places: rows of its results and sequences.
+        num_steps: nodes and steps, a loop counted as its step limit.
+        most_refs: most inputs of a node or step, a ragged one counted as its rows.
+        fits: whether an empty engine has room for it.
+        arrays: the rows by name; made when they are asked for.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8], words: NDArray[np.int64]) -> None:
+        self._memory, self._words = memory, words
+        self.num_externals, self.num_results, self.num_places = words[NUM_EXTERNALS : NUM_PLACES + 1].tolist()
+        self.num_steps, self.most_refs, self.fits = int(words[NUM_STEPS]), int(words[MOST_REFS]), bool(words[FITS])
+        self.num_states = int(words[3 * list(ARRAYS).index("states") + 1])
+        self.at: Any = self.arrays if numba.config.DISABLE_JIT else words
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows."""
+        return self._memory.nbytes + self._words.nbytes
+
+    @cached_property
+    def arrays(self) -> OpenTemplate:
+        """The rows."""
+        return OpenTemplate(*map(self._array, range(len(ARRAYS))))
+
+    def loop_limits(self) -> list[int]:
+        """The most steps of each loop, in order of their subgraphs."""
+        records = [int(at) for at in self.arrays.subgraphs["record"] if at >= 0]
+        links = self.arrays.links
+        return [int(links[at + record.LENGTH]) for at in records if links[at + record.STOP] != record.IS_CHAIN]
+
+    def _array(self, k: int) -> NDArray[Any]:
+        """An array of the template: a part of its memory, where each begins with a whole word."""
+        counts, columns = self._words[: 3 * len(ARRAYS)].reshape(-1, 3)[:, 1:].T
+        sizes = counts * columns * _ITEM_BYTES
+        first = int((-(-sizes[:k] // 8) * 8).sum())
+        array = self._memory[first : first + int(sizes[k])].view(list(ARRAYS.values())[k][0])
+        if numba.config.DISABLE_JIT and array.dtype.names:
+            array = array.view(np.recarray)
+        return array.reshape(-1, int(columns[k])) if columns[k] > 1 else array
+
+
+_ITEM_BYTES = np.array([dtype.itemsize for dtype, _ in ARRAYS.values()])
+
+
+@allocating
+def _count_needs(draft, types, ports, uses, nodes, values, links, subgraphs, states, needs):
+    """Counts the rows of each kind that can be live at once, whatever the order of execution.
+
+    State handed from step to step of a chain or loop takes two rows (the old and the new) however long the chain;
+    every other output that has a reader takes one. A session's state may lie here or at the host.
+    """
+    num_host = draft.results.size + (uses.externals[:, 1] >= 0).sum()
+    for k in range(uses.num_lists[0]):
+        needs[uses.lists[k, 0], 1 if k < num_host else 0] += uses.lists[k, 1]
+    for k in range(values.size):
+        if values[k].bits & EXTERNAL and not values[k].bits & BORROWED and values[k].readers > 0:
+            needs[values[k].kind, 1] += 1
+    for k in range(states.shape[0]):
+        needs[values[states[k, 0]].kind] += 1
+    for k in range(subgraphs.size):
+        if subgraphs[k].record >= 0:
+            _count_record(types[subgraphs[k].cell_type], ports, values, links, subgraphs[k].record, needs)
+    in_chain = False
+    for k in range(nodes.size):
+        cell_type = types[subgraphs[nodes[k].subgraph].cell_type]
+        chained = nodes[k].bits & CHAIN_NEXT != 0
+        for output in range(cell_type.num_outputs):
+            value = values[nodes[k].first_value + output]
+            carried = chained and is_carried(ports, cell_type, output)
+            if carried and not in_chain:
+                needs[value.kind, 0] += 2
+            if value.readers > (1 if carried else 0):
+                needs[value.kind, 0] += 1
+        in_chain = chained
+
+
+@allocating
+def _count_record(cell_type, ports, values, links, at, needs):
+    """Counts what a chain or loop holds beside its sequences."""
+    for output in range(cell_type.num_outputs):
+        to = at + record.HEADER + record.INPUT * cell_type.num_inputs + record.OUTPUT * output
+        if links[to + record.IS_STATE]:
+            needs[ports[cell_type.first_port + cell_type.num_inputs + output].kind, 0] += 2
+    for k in range(links[at + record.NUM_TAPS]):
+        value = values[links[links[at + record.TAPS] + record.TAP * k + 2]]
+        if value.readers > 0 and not value.bits & BORROWED:
+            needs[value.kind, 0] += 1
+
+
+@allocating
+def _list_states(draft, program, uses, group):
+    """Of each state: the value before the request and after it; or of one that is kept step by step, instead of the
+    latter, the subgraph and the output."""
+    states = np.empty((draft.states.size, 4), np.int32)
+    for k in range(draft.states.size):
+        at = draft.states[k]
+        states[k, 0], states[k, 1] = uses.rows[program[at + 1]], uses.rows[value_after(program, at)]
+        states[k, 2] = states[k, 3] = -1
+        if uses.kept_unit >= 0:
+            states[k, 2] = group[uses.kept_unit]
+            states[k, 3] = program[at + 2] - draft.unit_values[uses.kept_unit]
+    return states
+
+
+@allocating
+def _lay_out(program, types, ports, num_kinds):
+    """The arrays of a Template in order, and its numbers before FITS; -1 steps if a value has too many readers."""
+    draft = read_program(program, types)
+    uses, fits = find_uses(draft, program, types, ports)
+    edges = find_edges(draft, program, types)
+    group, num_groups = cut(draft, program, types, edges)
+    subgraphs = make_subgraphs(draft, group, num_groups)
+    nodes, node_links, most = write_nodes(draft, program, types, ports, uses, edges, group, subgraphs)
+    records, most_of_step = write_records(
+        draft, program, types, ports, uses, edges, group, subgraphs, node_links.size
+    )
+    links = np.concatenate((node_links, records))
+    states = _list_states(draft, program, uses, group)
+    needs = np.zeros((num_kinds, 2), np.int32)
+    _count_needs(draft, types, ports, uses, nodes, uses.values, links, subgraphs, states, needs)
+    lists = uses.lists[: uses.num_lists[0]].copy()
+    num_steps = 0
+    for unit in range(draft.unit_at.size):
+        num_steps += max(1, draft.unit_lengths[unit])
+    num_results = 0
+    for k in range(draft.results.size):
+        num_results += lists[k, 1]
+    most = max(most, most_of_step)
+    numbers = (uses.externals[:, 0].sum(), num_results, lists[:, 1].sum(), num_steps if fits else -1, most)
+    return (nodes, uses.values, links, subgraphs, uses.externals, lists, states, needs), numbers
+
+
+@allocating
+def num_links(links, num_lists, num_states, num_kinds):
+    """Links of a request: those of its template, its lists, its states, its needs."""
+    return links + 2 * num_lists + 4 * num_states + 2 * num_kinds
+
+
+@allocating
+def _fits(arrays, numbers, limits, kind_rows):
+    """Whether an empty engine has room: ``limits`` of nodes, values, links, subgraphs, inputs of a node and places."""
+    nodes, values, links, subgraphs, _, lists, states, needs = arrays
+    count = num_links(links.size, lists.shape[0], states.shape[0], needs.shape[0])
+    if nodes.size > limits[0] or values.size > limits[1] or count > limits[2] or subgraphs.size > limits[3]:
+        return False
+    for kind in range(needs.shape[0]):
+        if needs[kind, 0] > kind_rows[kind, 0] or needs[kind, 1] > kind_rows[kind, 1]:
+            return False
+    return numbers[4] <= limits[4] and numbers[2] <= limits[5]
+
+
+@allocating
+def _pack_part(array, columns, item_bytes, memory, words, k, at):
+    """Copies one array into memory at ``at`` and says where; returns where the next begins."""
+    size = array.shape[0] * columns * item_bytes
+    if size > 0:
+        copy_bytes(memory.ctypes.data + at, array.ctypes.data, size)
+    words[3 * k], words[3 * k + 1], words[3 * k + 2] = memory.ctypes.data + at, array.shape[0], columns
+    return at + (size + 7) // 8 * 8
+
+
+@allocating
+def _compile(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
+    """A template's memory and words, as ``Template`` takes them. One block: each array more costs a microsecond."""
+    arrays, numbers = _lay_out(program, types, ports, num_kinds)
+    nodes, values, links, subgraphs, externals, lists, states, needs = arrays
+    total = nodes.size * item_bytes[0] + values.size * item_bytes[1] + subgraphs.size * item_bytes[3]
+    total += 4 * (links.size + externals.size + lists.size + states.size + needs.size)
+    memory, words = np.zeros(total + 8 * 8, np.uint8), np.zeros(3 * 8 + 6, np.int64)
+    at = _pack_part(nodes, 1, item_bytes[0], memory, words, 0, 0)
+    at = _pack_part(values, 1, item_bytes[1], memory, words, 1, at)
+    at = _pack_part(links, 1, 4, memory, words, 2, at)
+    at = _pack_part(subgraphs, 1, item_bytes[3], memory, words, 3, at)
+    at = _pack_part(externals, 3, 4, memory, words, 4, at)
+    at = _pack_part(lists, 2, 4, memory, words, 5, at)
+    at = _pack_part(states, 4, 4, memory, words, 6, at)
+    _pack_part(needs, 2, 4, memory, words, 7, at)
+    for k in range(5):
+        words[3 * 8 + k] = numbers[k]
+    words[3 * 8 + 5] = _fits(arrays, numbers, limits, kind_rows)
+    return memory, words
+
+
+def _compile_plainly(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
+    """As ``_compile``, where nothing is compiled and so nothing has an address."""
+    arrays, numbers = _lay_out(program, types, ports, num_kinds)
+    words = [word for array in arrays for word in (0, *array.shape, 1)[:3]]
+    words += [*numbers, _fits(arrays, numbers, limits, kind_rows)]
+    parts = [array.tobytes().ljust(-(-array.nbytes // 8) * 8, b"\0") for array in arrays]
+    return np.frombuffer(b"".join(parts), np.uint8).copy(), np.array(words, np.int64)
+
+
+def compile_template(
+    program: NDArray[np.int32],
+    types: NDArray[np.void],
+    ports: NDArray[np.void],
+    limits: NDArray[np.int64],
+    kind_rows: NDArray[np.int64],
+) -> Template:
+    """Reads a program, cuts it into subgraphs and lays it out as rows for the tables.
+
+    Args:
+        program: words of ``program.py``.
+        types, ports: of the tables.
+        limits: most nodes, values, links and subgraphs of a request, inputs of a node, and places of a request.
+        kind_rows: ``[kinds, 2]`` rows of each kind at a worker and at the host.
+
+    Raises RequestTooLargeError if one value has more than MAX_READERS readers.
+    """
+    function = _compile_plainly if numba.config.DISABLE_JIT else _compile
+    template = Template(*function(program, types, ports, len(kind_rows), limits, kind_rows, _ITEM_BYTES))
+    if template.num_steps < 0:
+        raise RequestTooLargeError(f"an output has more than {MAX_READERS} readers in one graph")
+    return template
