@@ -21,7 +21,7 @@ from benchmarks.record import Recorder
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.shape import Shape
+from cellrt.core.template import Template
 
 PARTS = ("core", "engine")
 LENGTH = 24
@@ -36,7 +36,7 @@ class Bench:
     """A processor with one cell type, and the shape of one chain."""
 
     processor: Processor
-    shape: Shape
+    template: Template
 
 
 def make_bench(batch: int, num_requests: int) -> Bench:
@@ -59,7 +59,7 @@ def make_bench(batch: int, num_requests: int) -> Bench:
 
 def admit(bench: Bench, num_requests: int) -> float:
     """Admits chains; returns seconds."""
-    processor, shape = bench.processor, bench.shape
+    processor, shape = bench.processor, bench.template
     start = time.perf_counter()
     for sequence in range(num_requests):
         processor.admit(shape, sequence)
@@ -117,7 +117,7 @@ def measure(batch: int, num_requests: int, rounds: int) -> Cost:
 
 def table_bytes(bench: Bench) -> tuple[float, int]:
     """Bytes of tables (bytes per live node with all that comes with it, bytes per request besides its nodes)."""
-    tables, shape = bench.processor.tables, bench.shape
+    tables, shape = bench.processor.tables, bench.template
     arrays = shape.arrays
     per_node = [(arrays.nodes, tables.nodes), (arrays.values, tables.values), (arrays.links, tables.links)]
     node_bytes = sum(rows.size * table.dtype.itemsize for rows, table in per_node) / LENGTH

@@ -282,8 +282,10 @@ class Engine:
 
     def graph(self, model: str, request: Any) -> CellGraph:
         """The cell graph of a request, to look at; nothing is run."""
-        shape = self._submission.model(model).plan(request).shape
-        return CellGraph(shape, {made.id: made.cell for made in list(self._registry.types.values())})
+        bound = self._submission.model(model)
+        recorded = bound.unfolder.record(bound, request)
+        bound.plan_of(recorded)
+        return CellGraph(recorded.program, {made.id: made.cell for made in list(self._registry.types.values())})
 
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until every submitted request has ended and its callbacks have run.

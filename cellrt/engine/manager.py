@@ -247,9 +247,7 @@ class Manager:
 
     def _requests_of(self, task: int) -> list[int]:
         """Request id of each row of a task."""
-        tables, nodes = self._processor.tables, TaskView(self._processor.task_buffer(task)).nodes
-        requests: list[int] = tables.subgraphs["request"][tables.nodes["subgraph"][nodes]].tolist()
-        return requests
+        return [request for request, _ in self._processor.rows_in_flight(task)]
 
     def _complete(self, location: int, done: Done) -> None:
         if done.failures:

@@ -6,25 +6,25 @@ from collections.abc import Mapping
 
 import networkx as nx
 
-from cellrt.core.shape import Shape
 from cellrt.definition.cell import Cell
 from cellrt.view.cell_graph import CellGraph
 
 
-def default_priorities(shape: Shape, cells: Mapping[int, Cell]) -> dict[int, int]:
+def default_priorities(program: bytes, cells: Mapping[int, Cell]) -> dict[int, int]:
     """A priority for each cell type from an example's graph: cell types later in the graph come first.
 
     (BatchMaker section 2.4.3: decoder before encoder, internal before leaf.) Types on a cycle share a depth; those that
     the example does not use have 0.
 
     Args:
-        shape: the compiled graph of the example.
+        program: what the example recorded.
         cells: of the model, by type id.
     """
-    types = shape.node_types.tolist()
+    nodes = CellGraph(program, cells).to_networkx()
     graph: nx.DiGraph = nx.DiGraph()
     graph.add_nodes_from(cells)
-    graph.add_edges_from((types[before], types[after]) for before, after in CellGraph(shape, cells).to_networkx().edges)
+    types = nodes.nodes(data="cell_type")
+    graph.add_edges_from((types[before], types[after]) for before, after in nodes.edges)
     groups = nx.condensation(graph)
     depth: dict[int, int] = {}
     for group in nx.topological_sort(groups):

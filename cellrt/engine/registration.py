@@ -67,8 +67,9 @@ class Registrar:
         model = Model(unfolder, self._registry, self._processor, types, max_queue)
         model.states = recorded.states
         try:
-            shape = model.plan_of(discovery.with_types(recorded, types)).shape
-            defaults = default_priorities(shape, {types[cell.identity]: cell for cell in discovery.cells})
+            typed = discovery.with_types(recorded, types)
+            model.plan_of(typed)
+            defaults = default_priorities(typed.program, {types[cell.identity]: cell for cell in discovery.cells})
             self._run_in_turn(lambda: self._set_priorities(new, types, priorities, defaults))
         except RequestTooLargeError as error:
             self._give_up(model)

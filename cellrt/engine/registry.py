@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import rename_types
-from cellrt.core.shape import Shape
+from cellrt.core.template import Template
 from cellrt.core.tables import NUM_PERMANENT
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.places import Places
-from cellrt.engine.shape_cache import ShapeCache
+from cellrt.engine.template_cache import TemplateCache
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.graph import Recorded
 from cellrt.graph.results import ResultLayout, StateLayout
@@ -30,7 +30,7 @@ MAX_CACHED_BYTES = 1 << 25
 class Plan(NamedTuple):
     """A request ready to be admitted."""
 
-    shape: Shape
+    template: Template
     num_nodes: int
     """Nodes of the graph; a loop counts as its step limit."""
     results: tuple[ResultLayout, ...]
@@ -186,13 +186,13 @@ class Discovery:
 
 
 class Model:
-    """An unfolder bound to an engine, with the compiled shapes of the requests it has seen.
+    """An unfolder bound to an engine, with the templates of the requests it has seen.
 
     Attributes:
         name: the unfolder's.
         types: the cell types that its requests may use, by identity.
         places: its part of the queue.
-        shapes: compiled graphs of its requests.
+        templates: compiled graphs of its requests.
         states: what a session of the model keeps; from the example.
         num_live: requests accepted and not over; written in turns.
         num_sessions: open sessions.
@@ -214,7 +214,7 @@ class Model:
         self._registry, self._processor = registry, processor
         self.kind, self.constant_row = registry.kind, registry.constant_row
         self.max_nodes = registry.max_nodes
-        self.shapes = ShapeCache(max_cached_bytes)
+        self.templates = TemplateCache(max_cached_bytes)
 
     @property
     def is_idle(self) -> bool:
@@ -240,19 +240,19 @@ class Model:
 
     def plan_of(self, recorded: Recorded) -> Plan:
         """The plan of what a request recorded. Raises RequestTooLargeError."""
-        shape = self.shapes.get(recorded.program) or self._compile(recorded.program)
-        return Plan(shape, shape.num_steps, recorded.results, recorded.externals, recorded.states)
+        template = self.templates.get(recorded.program) or self._compile(recorded.program)
+        return Plan(template, template.num_steps, recorded.results, recorded.externals, recorded.states)
 
-    def _compile(self, program: bytes) -> Shape:
+    def _compile(self, program: bytes) -> Template:
         try:
-            shape = self._processor.compile(np.frombuffer(program, np.int32))
+            template = self._processor.compile(np.frombuffer(program, np.int32))
         except RequestTooLargeError as error:
             raise RequestTooLargeError(f"model {self.name!r}: {error}") from None
-        problem = self._processor.why_too_large(shape, self._registry.kinds)
+        problem = self._processor.why_too_large(template, self._registry.kinds)
         if problem:
             raise RequestTooLargeError(f"model {self.name!r}: the request needs {problem}")
-        self.shapes.add(program, shape)
-        return shape
+        self.templates.add(program, template)
+        return template
 
 
 def _plain(spec: RowSpec) -> RowSpec:

@@ -49,7 +49,7 @@ class Replies:
 
     def read(self, request: LiveRequest, plan: Plan) -> Result:
         """The results of a request whose nodes are complete: fresh tensors."""
-        rows = self._processor.results(request.results_at, plan.shape.num_results)
+        rows = self._processor.results(request.results_at, plan.template.num_results)
         return {result.name: self._read_result(result, rows) for result in plan.results}
 
     def _read_result(self, result: ResultLayout, rows: NDArray[np.int32]) -> torch.Tensor:
@@ -66,7 +66,7 @@ class Replies:
         if request.channel is None or request.is_answered:
             return
         host = self._arenas[HOST]
-        rows = self._processor.ready_results(request.results_at, plan.shape.num_results)
+        rows = self._processor.results(request.results_at, plan.template.num_results)
         stepped = [(result, _at(rows, result.positions)) for result in plan.results if not result.is_single]
         ready = min((_num_leading(wanted) for _, wanted in stepped), default=0)
         for step in range(request.num_streamed, ready):

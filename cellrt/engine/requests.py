@@ -97,14 +97,14 @@ class Requests:
                 self.end_early(request, error or InternalError(f"{request} waits without a plan"))
                 continue
             admitted = self._processor.admit(
-                plan.shape,
+                plan.template,
                 request.job.sequence,
                 request.lane,
                 request.channel is not None,
                 session.id if session is not None else -1,
             )
             if admitted is None:
-                if not self._processor.has_rows(plan.shape) and self._sessions.evict_some():
+                if not self._processor.has_rows(plan.template) and self._sessions.evict_some():
                     continue
                 return
             request.id, rows = admitted

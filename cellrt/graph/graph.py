@@ -184,7 +184,7 @@ class Graph(Recorder):
                 parts[name] = values[::-1] if reverse else values
             else:
                 parts[name] = self._words(cell, name, spec, inputs[name])
-        self._record_chain(cell, type_id, count, parts, stepped)
+        self._record_chain(type_id, count, parts, stepped)
         first = self._take_values(count * len(cell.outputs))
         if kept:
             self._keep(cell, kept, starts, first, count)

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from cellrt.core.program import (
     CARRY,
+    EACH,
     FIXED,
     LIST,
     OP_CHAIN,
     OP_CONSTANT,
     OP_EXTERNAL,
-    OP_NODE,
+    RANGE,
     STEP,
 )
 from cellrt.core.trees import PICK
@@ -213,16 +214,17 @@ class Recorder:
         row = RowSpec(spec.shape, spec.dtype)
         if isinstance(source, Steps):
             self._check_source(cell, name, row, source)
-            return [LIST, len(source), *source.values()]
+            return _range_words(source.values())
         if isinstance(source, ARRAYS):
             rows = self._bits(cell, name, spec, source)
             if rows.ndim == 0 or rows.shape[1:] != spec.shape:
                 raise RequestError(f"{self._where(cell, name)}: expected rows of {spec}, got shape {list(rows.shape)}")
             first = self._external(row, copied(rows)) if len(rows) else 0
-            return [LIST, len(rows), *range(first, first + len(rows))]
+            return _range_words(range(first, first + len(rows)))
         if not isinstance(source, LISTS):
             raise RequestError(f"{self._where(cell, name)}: expected a list for {spec}, got {describe_source(source)}")
-        return [LIST, len(source), *self._listed(cell, name, row, source)]
+        values = self._listed(cell, name, row, source)
+        return _range_words(values) if isinstance(values, range) else [LIST, len(values), *values]
 
     def _listed(self, cell: Cell, name: str, spec: RowSpec, sources: Sequence[Source]) -> Sequence[int]:
         """The values of a list, which may mix outputs with rows of the request. Those in a row are recorded at once."""
@@ -267,9 +269,9 @@ class Recorder:
         return lengths
 
     def _record_chain(
-        self, cell: Cell, type_id: int, count: int, parts: Mapping[str, Sequence[int]], stepped: Mapping[str, int]
+        self, type_id: int, count: int, parts: Mapping[str, Sequence[int]], stepped: Mapping[str, int]
     ) -> None:
-        """Records a chain, in one operation if the values of its steps are evenly spaced, else node by node."""
+        """Records a chain: of what differs by the step, evenly spaced values by their base and stride."""
         words = [OP_CHAIN, type_id, count]
         for name, part in parts.items():
             if name not in stepped:
@@ -277,21 +279,8 @@ class Recorder:
             elif isinstance(part, range):
                 words += (STEP, part.start, part.step)
             else:
-                break
-        else:
-            self._program.extend(words)
-            return
-        for step in range(count):
-            words = [OP_NODE, type_id]
-            before = self._num_values + (step - 1) * len(cell.outputs)
-            for name, part in parts.items():
-                if name in stepped:
-                    words += (FIXED, part[step])
-                elif name not in cell.carry:
-                    words += part
-                else:
-                    words += (FIXED, part[1] if step == 0 else before + cell.places[cell.carry[name]])
-            self._program.extend(words)
+                words += (EACH, len(part), *part)
+        self._program.extend(words)
 
     def _stepped(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
         """The values of an input with one for each step of a chain; a range if they are evenly spaced."""
@@ -383,6 +372,11 @@ def _why_no_steps(cell: Cell, inputs: Mapping[str, Source]) -> str:
     if not told:
         return f"no input is read step by step: {list(cell.inputs)} are carried or ragged (see cell(carry=...))"
     return f"no input has a value for each step: {'; '.join(told)}"
+
+
+def _range_words(values: range) -> list[int]:
+    """Words for a ragged input of evenly spaced values."""
+    return [RANGE, values.start, values.step, len(values)] if values else [LIST, 0]
 
 
 def _is_handle(source: Source) -> bool:

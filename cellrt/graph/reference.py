@@ -16,6 +16,7 @@ import torch
 
 from cellrt.core.program import (
     CARRY,
+    EACH,
     LIST,
     OP_CHAIN,
     OP_CONSTANT,
@@ -27,6 +28,7 @@ from cellrt.core.program import (
     OP_RESULT_LAST,
     OP_RESULT_STEPS,
     OP_STATE,
+    RANGE,
     STEP,
 )
 from cellrt.definition.cell import Cell
@@ -103,6 +105,11 @@ class _Source(NamedTuple):
         if self.mode == STEP:
             base, stride = self.numbers
             return [base + step * stride]
+        if self.mode == EACH:
+            return [self.numbers[step]]
+        if self.mode == RANGE:
+            base, stride, count = self.numbers
+            return [base + k * stride for k in range(count)]
         return self.numbers
 
 
@@ -178,7 +185,7 @@ class _Interpreter:
         sources = []
         for _ in cell.inputs:
             mode = next(self._words)
-            count = next(self._words) if mode == LIST else 2 if mode == STEP else 1
+            count = next(self._words) if mode in (LIST, EACH) else {STEP: 2, RANGE: 3}.get(mode, 1)
             sources.append(_Source(mode, self._take(count)))
         return sources
 

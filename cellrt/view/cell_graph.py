@@ -2,24 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import networkx as nx
+import numpy as np
 
-from cellrt.core.shape import Shape
-from cellrt.core.tables import STARTS
+from cellrt.core.partition import partition
+from cellrt.core.program import (
+    CARRY,
+    EACH,
+    LIST,
+    NUM_WORDS,
+    OP_CHAIN,
+    OP_CONSTANT,
+    OP_EXTERNAL,
+    OP_LOOP,
+    OP_NODE,
+    OP_RESULT,
+    OP_RESULT_LAST,
+    OP_RESULT_STEPS,
+    OP_STATE,
+    RANGE,
+    STEP,
+)
 from cellrt.definition.cell import Cell
 from cellrt.view.paper import NEEDS_MATPLOTLIB
 
 MAX_DRAWN_NODES = 2_000
 
 
-class CellGraph:
-    """A compiled cell graph. ``num_subgraphs`` counts what the scheduler is handed."""
+class Unit(NamedTuple):
+    """A node, chain or loop of a program.
 
-    def __init__(self, shape: Shape, cells: Mapping[int, Cell]) -> None:
-        self._shape, self._cells = shape, cells
+    ``limit``: most steps of a loop, else 0. ``is_one``: it is a subgraph of its own. ``inputs`` has for each (name, mode,
+    numbers) as ``program.py`` says.
+    """
+
+    cell: Cell
+    cell_type: int
+    first_value: int
+    steps: int
+    limit: int
+    is_one: bool
+    inputs: list[tuple[str, int, list[int]]]
+
+    def reads(self, step: int) -> Iterator[tuple[str, int]]:
+        """(input, value) of all that a step reads."""
+        for name, mode, numbers in self.inputs:
+            if mode == CARRY and step > 0:
+                before = self.first_value + (step - 1) * len(self.cell.outputs)
+                yield name, before + self.cell.places[self.cell.carry[name]]
+            elif mode == STEP:
+                yield name, numbers[0] + step * numbers[1]
+            elif mode == EACH:
+                yield name, numbers[step]
+            elif mode == RANGE:
+                yield from ((name, numbers[0] + k * numbers[1]) for k in range(numbers[2]))
+            else:
+                yield from ((name, value) for value in numbers)
+
+
+class _Reader:
+    """Reads a program's words."""
+
+    def __init__(self, program: bytes, cells: Mapping[int, Cell]) -> None:
+        self._words, self._cells = array("i", program), cells
+        self.units: list[Unit] = []
+        self.externals: set[int] = set()
+        self.results: set[int] = set()
+        self.starts: dict[int, int] = {}
+        """Of a state, the value that it begins with."""
+        self.num_values = at = 0
+        while at < len(self._words):
+            at = self._read_unit(at) if self._words[at] in (OP_NODE, OP_CHAIN, OP_LOOP) else self._read_other(at)
+
+    def _read_other(self, at: int) -> int:
+        op, first, *numbers = self._words[at : at + NUM_WORDS[self._words[at]]]
+        made = {OP_EXTERNAL: numbers[0] if numbers else 0, OP_CONSTANT: 1, OP_STATE: 1}.get(op, 0)
+        if op == OP_EXTERNAL:
+            self.externals |= set(range(self.num_values, self.num_values + made))
+        elif op == OP_STATE and numbers[0] >= 0:
+            self.starts[self.num_values] = numbers[0]
+        elif op == OP_RESULT:
+            self.results |= {first + k * numbers[0] for k in range(numbers[1])}
+        elif op in (OP_RESULT_STEPS, OP_RESULT_LAST):
+            self.results.add(first)
+        self.num_values += made
+        return at + NUM_WORDS[op]
+
+    def _read_unit(self, at: int) -> int:
+        op, cell_type = self._words[at : at + 2]
+        cell = self._cells[cell_type]
+        steps = self._words[at + 2] if op == OP_CHAIN else 1
+        limit = self._words[at + 2] if op == OP_LOOP else 0
+        at += {OP_NODE: 2, OP_CHAIN: 3, OP_LOOP: 4}[op]
+        inputs: list[tuple[str, int, list[int]]] = []
+        for name in cell.inputs:
+            mode = self._words[at]
+            is_listed = mode in (LIST, EACH)
+            first = at + 2 if is_listed else at + 1
+            count = self._words[at + 1] if is_listed else {STEP: 2, RANGE: 3}.get(mode, 1)
+            inputs.append((name, mode, list(self._words[first : first + count])))
+            at = first + count
+        is_one = op != OP_NODE or any(mode == RANGE for _, mode, _ in inputs)
+        self.units.append(Unit(cell, cell_type, self.num_values, steps, limit, is_one, inputs))
+        self.num_values += steps * len(cell.outputs)
+        return at
+
+
+class CellGraph:
+    """The cell graph of a recorded program. ``num_subgraphs`` counts what the scheduler is handed.
+
+    Args:
+        program: the words of ``core/program.py``.
+        cells: by type.
+    """
+
+    def __init__(self, program: bytes, cells: Mapping[int, Cell]) -> None:
+        self._read = _Reader(program, cells)
 
     def __repr__(self) -> str:
         return f"CellGraph({self.num_nodes} nodes, {self.num_subgraphs} subgraphs)"
@@ -27,49 +131,78 @@ class CellGraph:
     @property
     def num_nodes(self) -> int:
         """Cell invocations; a loop is one node."""
-        return int(self._shape.arrays.nodes.size)
+        return sum(unit.steps for unit in self._read.units)
 
     @property
     def num_subgraphs(self) -> int:
-        """Subgraphs that the graph is cut into."""
-        return int(self._shape.arrays.subgraphs.size)
+        """Subgraphs that the graph is cut into; a chain or loop is one."""
+        return self._cut[1]
+
+    @cached_property
+    def _makers(self) -> dict[int, tuple[int, int]]:
+        """The (unit, step) that makes each value."""
+        return {
+            unit.first_value + k: (number, k // len(unit.cell.outputs))
+            for number, unit in enumerate(self._read.units)
+            for k in range(unit.steps * len(unit.cell.outputs))
+        }
+
+    @cached_property
+    def _cut(self) -> tuple[list[int], int]:
+        """The subgraph of each unit, and how many there are."""
+        starts, producers, units = [0], [], self._read.units
+        for number, unit in enumerate(units):
+            read = {value for step in range(unit.steps) for _, value in unit.reads(step)}
+            makers = {self._makers[self._read.starts.get(value, value)][0] for value in read if self._is_made(value)}
+            producers += sorted(makers - {number})
+            starts.append(len(producers))
+        types = [(1 << 16) + k if unit.is_one else unit.cell_type for k, unit in enumerate(units)]
+        group, count = partition(np.array(types, np.int32), np.array(starts, np.int32), np.array(producers, np.int32))
+        return group.tolist(), int(count)
+
+    def _is_made(self, value: int) -> bool:
+        return self._read.starts.get(value, value) in self._makers
 
     def to_networkx(self) -> nx.DiGraph:
-        """Nodes have ``cell``, ``subgraph``, ``label``, and names of what comes from the request and what goes to its
-        client, ``inputs`` and ``results``; edges have lists of names, ``output`` and ``input``."""
-        shape, graph = self._shape, nx.DiGraph()
-        externals = set(shape.arrays.externals.tolist())
-        producer: dict[int, tuple[int, str]] = {}
-        # A state of a new session is what it begins with.
-        rows = shape.arrays.values["row"].tolist()
-        starts = {value: STARTS - row for value, row in enumerate(rows) if row <= STARTS}
-        is_result = (shape.arrays.values["result"] >= 0).tolist()
-        for node, type_id in enumerate(shape.node_types.tolist()):
-            cell, first_value = self._cells[type_id], int(shape.arrays.nodes["first_value"][node])
-            producer.update({value: (node, output) for value, output in enumerate(cell.outputs, first_value)})
-            results = [output for value, output in enumerate(cell.outputs, first_value) if is_result[value]]
-            subgraph = int(shape.arrays.nodes["subgraph"][node])
-            limit = int(shape.arrays.subgraphs["loop_limit"][subgraph])
-            label = f"loop up to {limit}" if limit else str(node)
-            graph.add_node(node, cell=cell.name, subgraph=subgraph, label=label, inputs=[], results=results)
-        for node, type_id in enumerate(shape.node_types.tolist()):
-            at, first_value = int(shape.arrays.nodes["first_link"][node]), int(shape.arrays.nodes["first_value"][node])
-            for name, spec in self._cells[type_id].inputs.items():
-                count = int(shape.arrays.links[at]) if spec.ragged else 1
-                at += int(spec.ragged)
-                for relative in shape.arrays.links[at : at + count].tolist():
-                    value = first_value + relative
-                    value = starts.get(value, value)
-                    if value in externals and name not in graph.nodes[node]["inputs"]:
-                        graph.nodes[node]["inputs"].append(name)
-                    if value in producer:
-                        before, output = producer[value]
-                        if not graph.has_edge(before, node):
-                            graph.add_edge(before, node, output=[], input=[])
-                        graph.edges[before, node]["output"].append(output)
-                        graph.edges[before, node]["input"].append(name)
-                at += count
+        """Nodes have ``cell``, ``cell_type``, ``subgraph``, ``label``, and names of what comes from the request and what
+        goes to its client, ``inputs`` and ``results``; edges have lists of names, ``output`` and ``input``."""
+        graph, first = nx.DiGraph(), 0
+        numbers: dict[tuple[int, int], int] = {}
+        for number, unit in enumerate(self._read.units):
+            names = list(unit.cell.outputs)
+            for step in range(unit.steps):
+                numbers[number, step] = first + step
+                made = unit.first_value + step * len(names)
+                graph.add_node(
+                    first + step,
+                    cell=unit.cell.name,
+                    cell_type=unit.cell_type,
+                    subgraph=self._cut[0][number],
+                    label=f"loop up to {unit.limit}" if unit.limit else str(first + step),
+                    inputs=[],
+                    results=[name for k, name in enumerate(names) if made + k in self._read.results],
+                )
+                for name, read in unit.reads(step):
+                    self._add_input(graph, numbers, first + step, name, self._read.starts.get(read, read))
+            first += unit.steps
         return graph
+
+    def _add_input(
+        self, graph: nx.DiGraph, numbers: Mapping[tuple[int, int], int], node: int, name: str, value: int
+    ) -> None:
+        """Adds what a node reads: an edge, or a name among its inputs."""
+        if value in self._read.externals and name not in graph.nodes[node]["inputs"]:
+            graph.nodes[node]["inputs"].append(name)
+        if value not in self._makers:
+            return
+        unit, step = self._makers[value]
+        before, cell = numbers[unit, step], self._read.units[unit].cell
+        if not graph.has_edge(before, node):
+            graph.add_edge(before, node, output=[], input=[])
+        graph.edges[before, node]["output"].append(
+            list(cell.outputs)[(value - self._read.units[unit].first_value) % len(cell.outputs)]
+        )
+        graph.edges[before, node]["input"].append(name)
 
     def save(self, path: str | Path) -> None:
         """Draws the graph (svg or png by suffix), coloured by cell type and subgraph. Needs ``cellrt[plot]``.

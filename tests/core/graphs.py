@@ -19,7 +19,7 @@ from cellrt.core.program import (
     STEP,
 )
 from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.shape import Shape
+from cellrt.core.template import Template
 
 SMALL = Limits(max_requests=64, max_nodes=4096, max_values=8192, max_links=32768, max_subgraphs=2048, max_tasks=16)
 ONE_BY_ONE = SchedulerSettings(max_tasks_to_submit=1, runs=False)
@@ -87,7 +87,7 @@ def tree(leaf: int, inner: int, num_leaves: int) -> NDArray[np.int32]:
     return np.array([*program, OP_RESULT, level[0], 1, 1], np.int32)
 
 
-def compile_small(program: NDArray[np.int32]) -> Shape:
+def compile_small(program: NDArray[np.int32]) -> Template:
     """Compiles a program whose cells are a step (type 0) and a tree (type 1), for tests that need no more."""
     processor = make_processor()
     add_step(processor, 4)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.shape import Shape
+from cellrt.core.template import Template
 from cellrt.core.simulate import Arrival, SimulatedTask, simulate
 from cellrt.core.tables import LANES_PER_PRIORITY, NUM_PRIORITIES
 from cellrt.core.validate import broken_rules
@@ -235,9 +235,9 @@ class Watched(Processor):
         self._since = {each: self._since.get(each, (self._now, queued)) for each in ready}
 
     def admit(
-        self, shape: Shape, sequence: int, lane: int = 0, streamed: bool = False, session: int = -1
+        self, template: Template, sequence: int, lane: int = 0, streamed: bool = False, session: int = -1
     ) -> tuple[int, NDArray[np.int32]] | None:
-        admitted = super().admit(shape, sequence, lane, streamed, session)
+        admitted = super().admit(template, sequence, lane, streamed, session)
         self._look()
         return admitted
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.core.settings import Limits
-from cellrt.core.shape import Shape
-from cellrt.engine.shape_cache import OVERHEAD_BYTES, ShapeCache
+from cellrt.core.template import Template
+from cellrt.engine.template_cache import OVERHEAD_BYTES, TemplateCache
 from tests.api.models import SIZE, model, recurrent
 from tests.engine.helpers import small_engine
 
@@ -25,14 +25,14 @@ KIND = PROCESSOR.add_kind(1 << 16, 1 << 16)
 CHAIN = PROCESSOR.add_type([Port(KIND), Port(KIND, carry=0)], [Port(KIND)], max_batch=4)
 
 
-def chain(length: int) -> tuple[bytes, Shape]:
+def chain(length: int) -> tuple[bytes, Template]:
     words = [OP_EXTERNAL, KIND, length + 1, OP_CHAIN, CHAIN, length, STEP, 0, 1, CARRY, length]
     program = np.array([*words, OP_RESULT, 2 * length, 1, 1], np.int32)
     return program.tobytes(), PROCESSOR.compile(program)
 
 
-def true_size(shape: Shape) -> int:
-    return sum(array.nbytes for array in shape.arrays) + shape.node_types.nbytes
+def true_size(template: Template) -> int:
+    return sum(array.nbytes for array in template.arrays)
 
 
 @given(
@@ -40,42 +40,42 @@ def true_size(shape: Shape) -> int:
     max_bytes=st.sampled_from([1, 10_000, 100_000, 1 << 30]),
 )
 def test_a_cache_is_never_larger_than_it_may_be_and_keeps_the_latest(lengths, max_bytes):
-    cache, made = ShapeCache(max_bytes), {}
+    cache, made = TemplateCache(max_bytes), {}
     for length in lengths:
-        program, shape = chain(length)
-        made[program] = shape
-        cache.add(program, shape)
+        program, template = chain(length)
+        made[program] = template
+        cache.add(program, template)
         size = sum(
-            len(program) + OVERHEAD_BYTES + true_size(shape)
-            for program, shape in made.items()
+            len(program) + OVERHEAD_BYTES + true_size(template)
+            for program, template in made.items()
             if cache.get(program) is not None
         )
         assert size <= cache.num_bytes <= max_bytes
-        fits = len(program) + OVERHEAD_BYTES + shape.num_bytes <= max_bytes
+        fits = len(program) + OVERHEAD_BYTES + template.num_bytes <= max_bytes
         assert (cache.get(program) is not None) == fits
     if max_bytes == 1 << 30:
         assert len(cache) == len(set(lengths))
 
 
-def test_threads_that_compile_the_same_shapes_leave_no_bytes_behind():
-    shapes = [chain(length) for length in range(1, 40)]
-    cache = ShapeCache(sum(shape.num_bytes for _, shape in shapes) // 2 + 20 * OVERHEAD_BYTES)
+def test_threads_that_compile_the_same_templates_leave_no_bytes_behind():
+    templates = [chain(length) for length in range(1, 40)]
+    cache = TemplateCache(sum(template.num_bytes for _, template in templates) // 2 + 20 * OVERHEAD_BYTES)
     begin = threading.Barrier(4)
 
     def compile_all() -> None:
         begin.wait()
         for _ in range(50):
-            for program, shape in shapes:
+            for program, template in templates:
                 if cache.get(program) is None:
-                    cache.add(program, shape)
+                    cache.add(program, template)
 
     threads = [threading.Thread(target=compile_all) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    kept = [(program, shape) for program, shape in shapes if cache.get(program) is not None]
-    assert cache.num_bytes == sum(len(program) + shape.num_bytes + OVERHEAD_BYTES for program, shape in kept)
+    kept = [(program, template) for program, template in templates if cache.get(program) is not None]
+    assert cache.num_bytes == sum(len(program) + template.num_bytes + OVERHEAD_BYTES for program, template in kept)
 
 
 def resident_bytes() -> int:
@@ -84,7 +84,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 def test_memory_does_not_grow_with_the_number_of_lengths():
-    """Chains of 2,000 different lengths: 130 MB of shapes."""
+    """Chains of 2,000 different lengths: 130 MB of templates."""
     step = recurrent()
     engine = small_engine(limits=Limits(max_nodes=1 << 12), arena_bytes=1 << 20, max_nodes=2000)
     engine.register(model(lambda graph, x: {"h": graph.chain(step, x=x).last.h}, torch.zeros(1, SIZE)), warm_up=False)

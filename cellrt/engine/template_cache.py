@@ -1,0 +1,52 @@
+"""The templates of a model's requests, so that equal graphs are compiled once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from cellrt.core.template import Template
+
+OVERHEAD_BYTES = 2048
+"""What a template costs beside its rows: Python objects, and what the allocator rounds up."""
+
+
+class TemplateCache:
+    """Templates by their programs. Safe from any thread: a lost race only compiles twice.
+
+    Args:
+        max_bytes: memory of all templates with their programs; the oldest leave when it is exceeded.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._templates: OrderedDict[bytes, Template] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._templates)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what it keeps."""
+        return self._num_bytes
+
+    def get(self, program: bytes) -> Template | None:
+        """The template of a program, if it is kept."""
+        return self._templates.get(program)
+
+    def add(self, program: bytes, template: Template) -> None:
+        """Keeps a template, unless it alone is larger than the cache."""
+        size = _size(program, template)
+        with self._lock:
+            if program in self._templates or size > self._max_bytes:
+                return
+            self._templates[program] = template
+            self._num_bytes += size
+            while self._num_bytes > self._max_bytes:
+                self._num_bytes -= _size(*self._templates.popitem(last=False))
+
+
+def _size(program: bytes, template: Template) -> int:
+    return len(program) + template.num_bytes + OVERHEAD_BYTES
