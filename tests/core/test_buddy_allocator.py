@@ -14,11 +14,13 @@ STEPS = st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_siz
 
 
 def granules(size: int) -> int:
-    return max(1, -(-size // GRANULE))
+    return -(-size // GRANULE)
 
 
 def has_aligned_run(free: set[int], wanted: int, count: int) -> bool:
-    """Whether some free run of the next power of two starts at a multiple of its length."""
+    """Whether some free run of the next power of two starts at a multiple of its length; none is wanted for no rows."""
+    if wanted == 0:
+        return True
     length = 1 << (wanted - 1).bit_length()
     starts = range(0, count - length + 1, length)
     return any(all(granule in free for granule in range(start, start + length)) for start in starts)
@@ -26,7 +28,7 @@ def has_aligned_run(free: set[int], wanted: int, count: int) -> bool:
 
 @given(steps=STEPS, capacity=st.integers(1, 64 * GRANULE), region=st.integers(0, buddy_allocator.NUM_REGIONS - 1))
 def test_blocks_never_overlap_and_come_back_whole(steps, capacity, region):
-    state = make_blocks((capacity, capacity, capacity, capacity))
+    state = make_blocks((capacity,) * buddy_allocator.NUM_REGIONS)
     untouched, count = state.copy(), num_rows(state, region) // GRANULE
     free = set(range(count))
     held: list[tuple[int, int]] = []
@@ -56,7 +58,7 @@ def test_blocks_never_overlap_and_come_back_whole(steps, capacity, region):
 
 @pytest.mark.parametrize("capacity", [1, GRANULE, 3 * GRANULE, 1000, 4096])
 def test_a_block_wastes_less_than_a_granule(capacity):
-    state = make_blocks((capacity, 1, 1, 1))
+    state = make_blocks((capacity, 1, 1, 1, 1))
     count = 0
     while allocate_block(state, buddy_allocator.NODES, 1) >= 0:
         count += 1

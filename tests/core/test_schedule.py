@@ -55,9 +55,7 @@ def running(processor: Processor) -> list[int]:
 
 
 def requests_of(processor: Processor, task: int) -> list[int]:
-    buffer, tables = processor.task_buffer(task), processor.tables
-    nodes = buffer[int(buffer[layout.H_NODES]) :][: int(buffer[layout.H_ROWS])]
-    return tables.subgraphs["request"][tables.nodes["subgraph"][nodes]].tolist()
+    return [request for request, _ in processor.rows_in_flight(task)]
 
 
 # Which cell type (lines 5-10).

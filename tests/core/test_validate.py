@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from cellrt.core import buddy_allocator
+from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.entries import cancel
 from cellrt.core.jit import address_of
 from cellrt.core.moves import FREE, LIVE
 from cellrt.core.processor import Processor
-from cellrt.core.tables import MAX_KINDS, NUM_LANES, NUM_PERMANENT, Tables
+from cellrt.core.tables import BORROWED, MAX_KINDS, NUM_LANES, NUM_PERMANENT, Tables
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import add_step, add_tree, chain, leaves, make_processor, two_chains
 
@@ -21,11 +22,11 @@ Damage = Callable[[Tables], None]
 
 
 def busy() -> Processor:
-    """Two chains between two tasks, a third with a task in flight, and leaves of another type queued."""
+    """Two chains between two tasks, a third with a task in flight, and two requests of leaves of another type queued."""
     processor = make_processor(2)
     step, leaf = add_step(processor, 2), add_tree(processor, 4)
     later = add_step(processor, 2)
-    for program in (chain(step, 3), chain(step, 3), two_chains(step, later, 3), leaves(leaf, 3)):
+    for program in (chain(step, 3), chain(step, 3), two_chains(step, later, 3), leaves(leaf, 3), leaves(leaf, 3)):
         assert processor.admit(processor.compile(program), 0) is not None
     (task,) = processor.schedule(1)
     processor.complete(task, 0)
@@ -37,12 +38,17 @@ def task_of(t: Tables) -> int:
     return int(np.flatnonzero(t.tasks["in_use"])[0])
 
 
-def live_value(t: Tables) -> int:
-    return int(np.flatnonzero(t.values["row"] >= NUM_PERMANENT)[0])
+def record_of(t: Tables, request: int) -> int:
+    return int(t.subgraphs["record"][int(t.requests["first_subgraph"][request])])
+
+
+def live_values(t: Tables) -> list[int]:
+    """Values with a row that is theirs alone."""
+    return np.flatnonzero((t.values["row"] >= NUM_PERMANENT) & (t.values["bits"] & BORROWED == 0)).tolist()
 
 
 def overlap_nodes(t: Tables) -> None:
-    t.requests["first_node"][1] = t.requests["first_node"][0]
+    t.requests["first_node"][4] = t.requests["first_node"][3]
 
 
 def lose_free_block(t: Tables) -> None:
@@ -108,7 +114,7 @@ def send_too_much(t: Tables) -> None:
 
 
 def share_row(t: Tables) -> None:
-    first, second = np.flatnonzero(t.values["row"] >= NUM_PERMANENT)[:2].tolist()
+    first, second = live_values(t)[:2]
     t.values["row"][first] = t.values["row"][second]
 
 
@@ -121,11 +127,11 @@ def free_row_twice(t: Tables) -> None:
 def lose_row(t: Tables) -> None:
     for task in np.flatnonzero(t.tasks["in_use"]):
         t.tasks["in_use"][task] = 0
-    t.values["row"][live_value(t)] = -1
+    t.values["row"][live_values(t)[0]] = -1
 
 
 def move_row_to_nowhere(t: Tables) -> None:
-    t.values["kind"][live_value(t)] = MAX_KINDS - 1
+    t.values["kind"][live_values(t)[0]] = MAX_KINDS - 1
 
 
 def overfill_arena(t: Tables) -> None:
@@ -154,9 +160,44 @@ def move_illegally(t: Tables) -> None:
     cancel(address_of(t), request)
 
 
+def take_back_a_step(t: Tables) -> None:
+    t.links[record_of(t, 0) + record.POSITION] = 0
+
+
+def be_ready_unfed(t: Tables) -> None:
+    at = record_of(t, 0)
+    t.links[at + record.HEADER + record.SOURCE] = int(t.requests["first_subgraph"][0])
+
+
+def forget_to_be_ready(t: Tables) -> None:
+    subgraph = next(k for k in np.flatnonzero(t.subgraphs["num_ready"] == 1).tolist() if t.subgraphs["record"][k] >= 0)
+    t.subgraphs["num_ready"][subgraph] = 0
+
+
+def share_state(t: Tables) -> None:
+    rows = [record_of(t, request) + record.num_words(2, 0) + record.FIRST_ROW for request in (0, 1)]
+    t.links[rows[0]] = t.links[rows[1]]
+
+
+def share_place(t: Tables) -> None:
+    first = int(t.requests["first_place"][0])
+    t.places[first + 1] = t.places[first + 2]
+
+
+def lose_place(t: Tables) -> None:
+    t.tasks["in_use"][:] = 0
+    t.places[int(t.requests["first_place"][0]) + 2] = -1
+
+
 @pytest.mark.parametrize(
     ("damage", "rule"),
     [
+        (take_back_a_step, "steps done of"),
+        (be_ready_unfed, "may not take a step"),
+        (forget_to_be_ready, "may take a step"),
+        (share_state, "a row is held twice"),
+        (share_place, "a row is held twice"),
+        (lose_place, "accounted for"),
         (move_illegally, "1 moves between states that moves.py does not have"),
         (overlap_nodes, "node blocks of two requests overlap"),
         (lose_free_block, "node rows"),
