@@ -165,5 +165,5 @@ def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Seq
         words[at + 1] = ids[known]
         at += NUM_WORDS_BEFORE_INPUTS[op]
         for _ in range(num_inputs[known]):
-            at = next_input(words, at)
+            at = int(next_input(program, at))
     return np.array(words, np.int32)

@@ -105,7 +105,7 @@ def test_requests_wait_for_room_in_order():
 def test_what_cannot_run_is_refused():
     processor = make_processor()
     cell = add_step(processor, 4)
-    with pytest.raises(RequestTooLargeError, match="4999 rows of kind 0 at the host"):
+    with pytest.raises(RequestTooLargeError, match="5002 at the host"):
         simulate(processor, [Arrival(0, chain(cell, 5000))], unit_cost)
     for wrong in (
         Arrival(-1, chain(cell, 1)),
