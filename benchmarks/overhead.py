@@ -59,10 +59,10 @@ def make_bench(batch: int, num_requests: int) -> Bench:
 
 def admit(bench: Bench, num_requests: int) -> float:
     """Admits chains; returns seconds."""
-    processor, shape = bench.processor, bench.template
+    processor, template = bench.processor, bench.template
     start = time.perf_counter()
     for sequence in range(num_requests):
-        processor.admit(shape, sequence)
+        processor.admit(template, sequence)
     seconds = time.perf_counter() - start
     if processor.num_live != num_requests:
         raise RuntimeError(f"the tables hold {processor.num_live} chains, not {num_requests}")
@@ -116,14 +116,17 @@ def measure(batch: int, num_requests: int, rounds: int) -> Cost:
 
 
 def table_bytes(bench: Bench) -> tuple[float, int]:
-    """Bytes of tables (bytes per live node with all that comes with it, bytes per request besides its nodes)."""
-    tables, shape = bench.processor.tables, bench.template
-    arrays = shape.arrays
-    per_node = [(arrays.nodes, tables.nodes), (arrays.values, tables.values), (arrays.links, tables.links)]
-    node_bytes = sum(rows.size * table.dtype.itemsize for rows, table in per_node) / LENGTH
-    extra_links = 2 * arrays.results.size + 2 * arrays.needs.shape[0]
+    """Bytes of tables (bytes per step of a live chain with all that comes with it, bytes per request besides)."""
+    tables, arrays = bench.processor.tables, bench.template.arrays
+    rows = [
+        (arrays.nodes.size, tables.nodes),
+        (arrays.values.size, tables.values),
+        (bench.template.num_places, tables.places),
+    ]
+    step_bytes = sum(count * table.dtype.itemsize for count, table in rows) / LENGTH
+    links = arrays.links.size + arrays.lists.size + arrays.states.size + arrays.needs.size
     request_bytes = tables.requests.dtype.itemsize + arrays.subgraphs.size * tables.subgraphs.dtype.itemsize
-    return node_bytes, request_bytes + extra_links * tables.links.dtype.itemsize
+    return step_bytes, request_bytes + links * tables.links.dtype.itemsize
 
 
 def growth_requests(batch: int) -> list[int]:

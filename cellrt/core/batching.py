@@ -13,8 +13,9 @@ from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of, write_inputs, write_outputs
 from cellrt.core.jit import compiled
-from cellrt.core.queue import backlog_of, pop_ready, set_ready, steps_ready
+from cellrt.core.queue import backlog_of, pop_ready, steps_ready
 from cellrt.core.records import num_rows_of
+from cellrt.core.step_arrays import write_steps
 from cellrt.core.tables import (
     ALL_TYPES,
     CHAIN_NEXT,
@@ -84,10 +85,10 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
 
     Ready nodes that no worker holds are shared out among the idle workers. Subgraphs are scanned in queue order;
     those pinned to another worker are passed over (Algorithm 1, line 27). A task holds nodes of graphs or of loops
-    with one stop output, never both. ``room`` is the number of ints left for ragged inputs. Returns (rows, ragged
-    ints, whether they are loops, client priorities as bits).
+    with one stop output, never both. ``room`` is the number of ints left for ragged inputs. Returns (rows, those of
+    chains and loops, ragged ints, whether they are loops, client priorities as bits).
     """
-    rows = ragged = priorities = 0
+    rows = records = ragged = priorities = 0
     stop, is_loop = -2, 0
     cell_type = t.types[type_id]
     fair = _first_lane(t, type_id, priority)
@@ -118,23 +119,25 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                     else:
                         its_stop = t.links[subgraph.record + record.STOP]
                         loop = 1 if its_stop != record.IS_CHAIN else 0
-                        extra = _ragged_ints(t, cell_type, subgraph)
+                        extra = _ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
                     if rows > 0 and (loop != is_loop or (loop and its_stop != stop)):
                         break
                     if rows > 0 and ragged + extra > room:
-                        return rows, ragged, is_loop, priorities
+                        return rows, records, ragged, is_loop, priorities
                     ragged += extra
                     is_loop, stop = loop, its_stop
                     if subgraph.record < 0:
                         t.ints[nodes_at + rows] = pop_ready(t, subgraph)
                     else:
                         t.ints[nodes_at + rows] = ~subgraph_id
-                        set_ready(t, subgraph, 0)
                     lane.served = cell_type.num_formed
                     priorities |= 1 << subgraph.priority
                     rows += 1
+                    if subgraph.record >= 0:
+                        records += 1
+                        break
             subgraph_id = following
-    return rows, ragged, is_loop, priorities
+    return rows, records, ragged, is_loop, priorities
 
 
 @compiled
@@ -270,7 +273,7 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
     nodes_at = base + header
     room = buffer_ints - header - cell_type.max_batch * (cell_type.per_row + 1)
-    rows, ragged, is_loop, priorities = _collect(t, type_id, priority, worker, nodes_at, cell_type.max_batch, room)
+    rows, records, ragged, is_loop, priorities = _collect(t, type_id, priority, worker, nodes_at, cell_type.max_batch, room)
     if rows == 0:
         return 0
     steps = _choose_steps(t, type_id, priority, rows, nodes_at)
@@ -298,8 +301,12 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     ints[base + layout.H_STOP_OUTPUT] = -1
     if is_loop:
         ints[base + layout.H_STOP_OUTPUT] = t.links[t.subgraphs[~ints[nodes_at]].record + record.STOP]
-    end, notes_at = write_inputs(t, task, base, done_at + 2 * rows)
-    write_outputs(t, task, base, end)
-    ints[base + layout.H_NOTES] = give_noted_rows(t, notes_at, base + buffer_ints, False) - base
+    if records == rows and task.steps == 1 and is_loop == 0 and cell_type.num_ragged == 0:
+        write_steps(t, task, base, done_at + 2 * rows)
+        ints[base + layout.H_NOTES] = buffer_ints
+    else:
+        end, notes_at = write_inputs(t, task, base, done_at + 2 * rows)
+        write_outputs(t, task, base, end)
+        ints[base + layout.H_NOTES] = give_noted_rows(t, notes_at, base + buffer_ints, False) - base
     task.expected_ns = step_time(t, type_id, rows) * task.steps
     return rows

@@ -14,15 +14,15 @@ from cellrt.core.event_log import log_event
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of
 from cellrt.core.jit import compiled
 from cellrt.core.moves import DEAD, DONE, LIVE, QUEUED, move_request
-from cellrt.core.queue import dequeue, note_served, refresh, unpin_if_idle
+from cellrt.core.queue import dequeue, note_served, pin, refresh, unpin_if_idle
 from cellrt.core.records import (
-    complete_steps,
     count_done,
     end_record,
     note_steps,
     output_at,
     read_late,
     release_edges,
+    wake_done,
 )
 from cellrt.core.rows import give_row
 from cellrt.core.tables import (
@@ -180,11 +180,15 @@ def _complete_steps(t, request, subgraph_id, length):
             tap = links[at + record.TAPS] + record.TAP * k
             if links[tap] < links[at + record.DONE] and t.values[links[tap + 2]].result >= 0:
                 _show(t, request.first_place + t.values[links[tap + 2]].result)
-    if complete_steps(t, subgraph_id, t.settings[0].early_release):
+    if links[at + record.NUM_EDGES] + links[at + record.NUM_FOLLOWERS] > 0:
+        wake_done(t, at)
+    if links[at + record.DONE] == links[at + record.LENGTH]:
         end_record(t, subgraph)
         request.nodes_left -= 1
-    else:
+    elif links[at + record.NUM_SOURCES] > 0 or links[at + record.KEEPS]:
         refresh(t, subgraph_id)
+    elif subgraph.in_flight == 0 and subgraph.sent == 0:
+        pin(t, subgraph, 0)
 
 
 @compiled

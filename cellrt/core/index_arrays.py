@@ -122,7 +122,7 @@ def _plain_input(t, task, base, port, end, notes_at):
                 value = t.values[node.first_value + t.links[node.first_link + port]]
                 ints[end], notes_at = _read_value(t, task, value, notes_at)
             end += 1
-    _describe_input(ints, base, port, rows_at, end, base - 1)
+    describe_input(ints, base, port, rows_at, end, base - 1)
     return end, notes_at
 
 
@@ -152,7 +152,7 @@ def _ragged_input(t, task, base, port, end, notes_at):
             position += 1
             if info.ragged:
                 ints[offsets_at + position] = end - rows_at
-    _describe_input(ints, base, port, rows_at, end, offsets_at)
+    describe_input(ints, base, port, rows_at, end, offsets_at)
     return end, notes_at
 
 
@@ -179,7 +179,7 @@ def _loop_input(t, task, base, port, end):
         end = _record_input(t, t.subgraphs[~ints[nodes_at + row]], port, 0, info.ragged, end)
         if info.ragged:
             ints[offsets_at + row + 1] = end - rows_at
-    _describe_input(ints, base, port, rows_at, end, offsets_at)
+    describe_input(ints, base, port, rows_at, end, offsets_at)
     return end
 
 
@@ -204,7 +204,7 @@ def _read_inside(t, task, base, carry):
 
 
 @compiled
-def _describe_input(ints, base, port, rows_at, end, offsets_at):
+def describe_input(ints, base, port, rows_at, end, offsets_at):
     """Finds where the rows of one input lie; if all at one location, turns handles into row numbers."""
     lowest, highest = 1 << 30, -1
     for k in range(rows_at, end):
@@ -249,7 +249,7 @@ def _graph_output(t, task, base, record_at, output, kind, end):
             id, place = ints[nodes_at + row], -1
             if id < 0:
                 is_last = step + 1 == ints[lengths_at + row]
-                handle, place = _step_output(t, task.worker, t.subgraphs[~id], output, step, is_last, kind)
+                handle, place = step_output(t, task.worker, t.subgraphs[~id], output, step, is_last, kind)
             else:
                 value, handle = t.values[t.nodes[id + step].first_value + output], NO_ROW
                 if value.readers > 0:
@@ -276,7 +276,7 @@ def _graph_output(t, task, base, record_at, output, kind, end):
 
 
 @compiled
-def _step_output(t, worker, subgraph, output, step, is_last_of_run, kind):
+def step_output(t, worker, subgraph, output, step, is_last_of_run, kind):
     """Takes the row of a chain's output ``step`` steps after the next one.
 
     Returns (its handle, or NO_ROW if nobody reads it; the place of its result, or -1).

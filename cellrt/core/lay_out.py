@@ -275,8 +275,8 @@ def write_records(draft, program, types, ports, uses, edges, group, subgraphs, f
         links[at + record.KEEPS] = int(unit == uses.kept_unit)
         is_loop = program[draft.unit_at[unit]] == OP_LOOP
         links[at + record.STOP] = program[draft.unit_at[unit] + 3] if is_loop else record.IS_CHAIN
-        links[at + record.VALUES] = uses.rows[draft.unit_values[unit]] if is_loop else -1
-        end, num_refs = _write_inputs(draft, program, types, uses, group, unit, links, at, end, first_link)
+        links[at + record.VALUES] = uses.rows[draft.unit_values[unit]]
+        end, num_refs = _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link)
         most = max(most, num_refs)
         _write_outputs(draft, program, types, ports, uses, unit, links, at)
         if not is_loop:
@@ -312,7 +312,7 @@ def _listed(draft, program, types, unit):
 
 
 @allocating
-def _write_inputs(draft, program, types, uses, group, unit, links, at, end, first_link):
+def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link):
     """Writes the inputs of a record at ``at``, and their lists from ``end`` on; returns (new end, inputs of a step)."""
     cell_type = types[draft.unit_types[unit]]
     word, num_refs = inputs_at(program, draft.unit_at[unit]), 0
@@ -323,6 +323,7 @@ def _write_inputs(draft, program, types, uses, group, unit, links, at, end, firs
         if mode == FIXED or mode == CARRY:
             links[to + record.MODE] = record.WHOLE if mode == FIXED else record.CARRY
             links[to + record.AT] = uses.rows[program[word + 1]]
+            links[to + record.SOURCE] = ports[cell_type.first_port + port].carry
         elif mode == LIST or mode == EACH:
             count = program[word + 1]
             links[to + record.MODE] = record.MANY if mode == LIST else record.EACH
@@ -401,6 +402,9 @@ def _write_taps(draft, types, uses, unit, links, at, end, first_link):
                 uses.values[row].readers += 1
             links[at + record.NUM_TAPS] += 1
             end += record.TAP
+    links[at + record.TAP_STEP] = draft.unit_lengths[unit]
+    if links[at + record.NUM_TAPS] > 0:
+        links[at + record.TAP_STEP] = links[links[at + record.TAPS] - first_link]
     return end
 
 

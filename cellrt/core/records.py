@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled
-from cellrt.core.queue import enqueue, refresh, unpin_if_idle
 from cellrt.core.moves import BLOCKED, QUEUED
+from cellrt.core.queue import dequeue, enqueue, refresh, unpin_if_idle
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import BORROWED, LOCATION_SHIFT, MIXED, NO_ROW, NUM_PERMANENT, PENDING, STARTS
 
@@ -24,9 +24,10 @@ def output_at(t, subgraph, output):
 def begin_record(t, request, subgraph):
     """Turns ids that count from the request's first ones into those of the tables."""
     links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
-    links[at + record.VALUES] += request.first_value
-    for word in (record.TAPS, record.EDGES, record.FOLLOWERS):
-        links[at + word] += request.first_link
+    is_chain = links[at + record.STOP] == record.IS_CHAIN
+    links[at + record.TAPS] += request.first_link if is_chain else request.first_value
+    links[at + record.EDGES] += request.first_link
+    links[at + record.FOLLOWERS] += request.first_link
     for k in range(links[at + record.NUM_TAPS]):
         links[links[at + record.TAPS] + record.TAP * k + 2] += request.first_value
     for k in range(links[at + record.NUM_EDGES]):
@@ -70,8 +71,7 @@ def input_row(t, subgraph, port, step):
     if mode == record.EACH:
         return row_of(t, t.values[links[links[to + record.AT] + position]])
     if mode == record.CARRY and position > 0:
-        carry = t.ports[t.types[subgraph.cell_type].first_port + port].carry
-        return links[output_at(t, subgraph, carry) + record.ROW]
+        return links[output_at(t, subgraph, links[to + record.SOURCE]) + record.ROW]
     return row_of(t, t.values[links[to + record.AT]])
 
 
@@ -122,6 +122,8 @@ def state_row(t, to, worker, kind):
 def tap_of(t, at, step, output):
     """The value that an output of a step is, or -1; ``step`` is not sent yet."""
     links = t.links
+    if links[at + record.TAP_STEP] > step:
+        return -1
     for k in range(links[at + record.NEXT_TAP], links[at + record.NUM_TAPS]):
         tap = links[at + record.TAPS] + record.TAP * k
         if links[tap] > step:
@@ -156,45 +158,66 @@ def count_done(t, subgraph_id, was_sent):
 
 
 @compiled
-def send_steps(t, subgraph_id, steps, worker, early):
-    """Notes that steps of a chain were submitted; wakes who may read them on the same worker."""
+def send_steps(t, subgraph_id, steps, worker):
+    """Notes that steps of a chain were submitted; wakes who may read them on the same worker (early release)."""
     subgraph = t.subgraphs[subgraph_id]
     links, at = t.links, subgraph.record
     position = links[at + record.POSITION] + steps
     links[at + record.POSITION] = position
-    while links[at + record.NEXT_TAP] < links[at + record.NUM_TAPS]:
-        if links[links[at + record.TAPS] + record.TAP * links[at + record.NEXT_TAP]] >= position:
-            break
-        links[at + record.NEXT_TAP] += 1
+    if links[at + record.TAP_STEP] < position:
+        _pass_taps(links, at, position)
     if position == links[at + record.LENGTH]:
         subgraph.nodes_left = 0
-    if early:
-        while links[at + record.NEXT_SENT] < links[at + record.NUM_EDGES]:
-            edge = links[at + record.EDGES] + record.EDGE * links[at + record.NEXT_SENT]
-            if links[edge] > position:
-                break
-            links[at + record.NEXT_SENT] += 1
-            count_sent(t, links[edge + 1], worker)
-        for k in range(links[at + record.NUM_FOLLOWERS]):
-            refresh(t, links[links[at + record.FOLLOWERS] + k])
+        dequeue(t, subgraph_id)
+        subgraph.num_ready = 0
+    elif links[at + record.NUM_SOURCES] > 0 or links[at + record.KEEPS]:
+        refresh(t, subgraph_id)
+    if links[at + record.NUM_EDGES] + links[at + record.NUM_FOLLOWERS] > 0 and t.settings[0].early_release:
+        _wake_sent(t, at, position, worker)
+
+
+@compiled
+def _pass_taps(links, at, position):
+    """Goes on to the first tap that is not sent."""
+    k, step = links[at + record.NEXT_TAP], links[at + record.LENGTH]
+    while k < links[at + record.NUM_TAPS]:
+        step = links[links[at + record.TAPS] + record.TAP * k]
+        if step >= position:
+            break
+        k, step = k + 1, links[at + record.LENGTH]
+    links[at + record.NEXT_TAP], links[at + record.TAP_STEP] = k, step
+
+
+@compiled
+def _wake_sent(t, at, position, worker):
+    links = t.links
+    while links[at + record.NEXT_SENT] < links[at + record.NUM_EDGES]:
+        edge = links[at + record.EDGES] + record.EDGE * links[at + record.NEXT_SENT]
+        if links[edge] > position:
+            break
+        links[at + record.NEXT_SENT] += 1
+        count_sent(t, links[edge + 1], worker)
+    for k in range(links[at + record.NUM_FOLLOWERS]):
+        refresh(t, links[links[at + record.FOLLOWERS] + k])
 
 
 @compiled
 def note_steps(t, subgraph, steps, has_failed):
     """Takes in how a task went: what state stays. Comes for dead requests too, whose session may keep it."""
     links, at = t.links, subgraph.record
-    is_loop = links[at + record.STOP] != record.IS_CHAIN
     if not has_failed:
         links[at + record.DONE] += steps
-        if is_loop:
+        if links[at + record.STOP] != record.IS_CHAIN:
             links[at + record.POSITION] += steps
-    for output in range(t.types[subgraph.cell_type].num_outputs):
-        to = output_at(t, subgraph, output)
+    cell_type = t.types[subgraph.cell_type]
+    to = at + record.HEADER + record.INPUT * cell_type.num_inputs
+    for output in range(cell_type.num_outputs):
         if has_failed:
             links[to + record.ROW] = links[to + record.PREVIOUS_ROW]
         elif links[to + record.LATE_ROW] > 0:
             give_row(t, links[to + record.LATE_ROW], _kind_of(t, subgraph, output))
             links[to + record.LATE_ROW] = 0
+        to += record.OUTPUT
 
 
 @compiled
@@ -204,20 +227,17 @@ def _kind_of(t, subgraph, output):
 
 
 @compiled
-def complete_steps(t, subgraph_id, early):
-    """Wakes who waited for the steps of a chain that are done; returns whether it is over."""
-    subgraph = t.subgraphs[subgraph_id]
-    links, at = t.links, subgraph.record
-    done = links[at + record.DONE]
+def wake_done(t, at):
+    """Wakes who waited for the steps of a chain that are done."""
+    links = t.links
     while links[at + record.NEXT_DONE] < links[at + record.NUM_EDGES]:
         edge = links[at + record.EDGES] + record.EDGE * links[at + record.NEXT_DONE]
-        if links[edge] > done:
+        if links[edge] > links[at + record.DONE]:
             break
         links[at + record.NEXT_DONE] += 1
-        count_done(t, links[edge + 1], early)
+        count_done(t, links[edge + 1], t.settings[0].early_release)
     for k in range(links[at + record.NUM_FOLLOWERS]):
         refresh(t, links[links[at + record.FOLLOWERS] + k])
-    return done == links[at + record.LENGTH]
 
 
 @compiled

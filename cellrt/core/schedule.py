@@ -229,11 +229,9 @@ def submit_task(t, task_id):
         if id >= 0:
             _update_dependencies(t, id, length, task.worker, settings.early_release)
         elif not task.is_loop:
-            send_steps(t, subgraph_id, length, task.worker, settings.early_release)
-            if subgraph.nodes_left == 0:
-                dequeue(t, subgraph_id)
-            else:
-                refresh(t, subgraph_id)
+            send_steps(t, subgraph_id, length, task.worker)
+        else:
+            refresh(t, subgraph_id)
 
 
 @compiled

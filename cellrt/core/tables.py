@@ -93,6 +93,7 @@ TYPE = np.dtype(
         ("stop_output", "i4"),  # not used outside loops
         ("num_running", "i4"),
         ("num_formed", "i4"),
+        ("num_ragged", "i4"),  # inputs
         ("per_row", "i4"),  # ints of buffer a row of a task needs at most, ragged inputs apart
     ],
     align=True,
