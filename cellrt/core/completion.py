@@ -275,7 +275,7 @@ def lose_worker(t, worker, notices):
     ``notices`` [3 * live requests, 2] must have room.
     """
     count = 0
-    for request_id in range(t.requests.size):
+    for request_id in range(t.settings[0].num_requests):
         request = t.requests[request_id]
         if request.state == LIVE and _touches(t, request, worker):
             kill(t, request_id)

@@ -123,10 +123,21 @@ class OpenTemplate(NamedTuple):
 
 
 class RowsPointer(types.Type):  # type: ignore[misc]
-    """Compiled code's view of a named tuple of arrays: a pointer to their addresses; an attribute is an array."""
+    """Compiled code's view of a named tuple of arrays: a pointer to their addresses; an attribute is an array.
 
-    def __init__(self, name: str, dtypes: dict[str, np.dtype[Any]], matrices: tuple[str, ...]) -> None:
+    Numba adds an array's length to each index that is negative, which costs more than most of what the core does with
+    what it reads. So the arrays that are not ``sized`` have none, and then nothing is added, nor tested.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dtypes: dict[str, np.dtype[Any]],
+        matrices: tuple[str, ...],
+        sized: tuple[str, ...] | None = None,
+    ) -> None:
         super().__init__(name=name)
+        self.sized = set(dtypes if sized is None else sized) | set(matrices)
         self.arrays = {
             field: types.Array(from_dtype(dtype), 2 if field in matrices else 1, "C") for field, dtype in dtypes.items()
         }
@@ -157,7 +168,9 @@ def _read_field(context: Any, builder: Any, pointer: RowsPointer, value: Any, fi
 
     table = make_array(array)(context, builder)
     itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array.dtype)))
-    shape = [word(1 + k) for k in range(array.ndim)]
+    shape = [context.get_constant(types.intp, 0)]
+    if field in pointer.sized:
+        shape = [word(1 + k) for k in range(array.ndim)]
     strides = [builder.mul(shape[1], itemsize), itemsize] if array.ndim == 2 else [itemsize]
     data = builder.inttoptr(word(0), table.data.type)
     populate_array(table, data=data, shape=shape, strides=strides, itemsize=itemsize, meminfo=None)
@@ -216,7 +229,9 @@ _TEMPLATE: dict[str, np.dtype[Any]] = dict(
     states=_INT,
     needs=_INT,
 )
-_tables_pointer = RowsPointer("Tables", {field: _TABLES[field] for field in Tables._fields}, ("ready", "step_ns"))
+_tables_pointer = RowsPointer(
+    "Tables", {field: _TABLES[field] for field in Tables._fields}, ("ready", "step_ns"), ("tasks", "events")
+)
 _template_pointer = RowsPointer(
     "Template",
     {field: _TEMPLATE[field] for field in OpenTemplate._fields},

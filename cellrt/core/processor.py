@@ -90,6 +90,7 @@ class Processor:
         ):
             settings[name] = getattr(self.settings, name)
         settings["num_workers"] = self.num_workers
+        settings["num_requests"] = limits.max_requests
         settings["join_budget_ns"] = self.settings.join_budget_s * 1e9
         settings["max_run_ns"] = self.settings.max_run_s * 1e9
         max_wait_s = self.settings.max_wait_s

@@ -99,12 +99,18 @@ TYPE = np.dtype(
     align=True,
 )
 PORT = np.dtype([("kind", "i4"), ("carry", "i4"), ("ragged", "i4")], align=True)
+# Of requests and subgraphs, what every task looks at comes first, in one cache line.
 REQUEST = np.dtype(
     [
         ("sequence", "i8"),
         ("started_ns", "i8"),  # when the first task of it was submitted, 0 before
         ("state", "i4"),  # RequestState of ``moves.py``
+        ("in_flight", "i4"),  # rows of tasks in flight
+        ("nodes_left", "i4"),  # nodes, each chain and loop being one
+        ("streamed", "i4"),
         ("lane", "i4"),
+        ("first_place", "i4"),  # the rows of its results, then of its sequences
+        ("num_places", "i4"),
         ("first_node", "i4"),
         ("num_nodes", "i4"),
         ("first_value", "i4"),
@@ -113,10 +119,6 @@ REQUEST = np.dtype(
         ("num_links", "i4"),
         ("first_subgraph", "i4"),
         ("num_subgraphs", "i4"),
-        ("first_place", "i4"),  # the rows of its results, then of its sequences
-        ("num_places", "i4"),
-        ("nodes_left", "i4"),  # nodes, each chain and loop being one
-        ("in_flight", "i4"),  # rows of tasks in flight
         ("lists", "i4"),  # link index of what lies in its places: (kind, count) each
         ("num_lists", "i4"),
         ("session", "i4"),
@@ -124,7 +126,7 @@ REQUEST = np.dtype(
         ("num_states", "i4"),
         ("needs", "i4"),  # link index of the reserved rows, (worker, host) per kind, to the end of the block
         ("next_free", "i4"),
-        ("streamed", "i4"),
+        ("unused", "i4", 6),
     ],
     align=True,
 )
@@ -146,6 +148,7 @@ SUBGRAPH = np.dtype(
         ("record", "i4"),  # link index of the chain's or loop's record (``record_layout.py``), or -1
         ("state", "u1"),  # SubgraphState of ``moves.py``
         ("priority", "u1"),  # the client's
+        ("unused", "u1", 6),
     ],
     align=True,
 )
@@ -215,6 +218,7 @@ SETTINGS = np.dtype(
         ("max_run_ns", "f4"),
         ("max_wait_ns", "f8"),
         ("free_request", "i4"),
+        ("num_requests", "i4"),  # rows of the table
         ("num_live", "i4"),
         ("illegal_moves", "i4"),
         ("num_events", "i8"),
