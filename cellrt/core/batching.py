@@ -273,7 +273,9 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
     nodes_at = base + header
     room = buffer_ints - header - cell_type.max_batch * (cell_type.per_row + 1)
-    rows, records, ragged, is_loop, priorities = _collect(t, type_id, priority, worker, nodes_at, cell_type.max_batch, room)
+    rows, records, ragged, is_loop, priorities = _collect(
+        t, type_id, priority, worker, nodes_at, cell_type.max_batch, room
+    )
     if rows == 0:
         return 0
     steps = _choose_steps(t, type_id, priority, rows, nodes_at)

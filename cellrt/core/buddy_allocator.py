@@ -1,8 +1,8 @@
 """Contiguous blocks of table rows: a buddy allocator that gives back the tail it does not need.
 
-Five regions (nodes, values, links, subgraphs, places) share one int32 array. A region is cut into granules of ``GRANULE``
-rows; free blocks are powers of two of granules, in doubly linked lists by size. An allocation takes the next
-larger power of two and returns the rest at once, so a block wastes less than one granule. All operations cost
+Five regions (nodes, values, links, subgraphs, places) share one int32 array. A region is cut into granules of
+``GRANULE`` rows; free blocks are powers of two of granules, in doubly linked lists by size. An allocation takes the
+next larger power of two and returns the rest at once, so a block wastes less than one granule. All operations cost
 O(log size). (Knuth, The Art of Computer Programming, vol. 1, section 2.5, buddy system.)
 """
 

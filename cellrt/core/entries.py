@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cellrt.core import admission, completion, schedule, session_state
-from cellrt.core.jit import entry, open_template, open_tables, short_entry
+from cellrt.core.jit import entry, open_tables, open_template, short_entry
 
 _admit, _release_many = admission.admit, admission.release_many
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, completion.lose_worker

@@ -269,9 +269,7 @@ def _graph_output(t, task, base, record_at, output, kind, end):
                 ints[result_rows_at + results] = handle
                 results += 1
         start += ints[sizes_at + step]
-    _describe_output(
-        ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at
-    )
+    _describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
     return end + 4 * limit
 
 
@@ -347,15 +345,15 @@ def _loop_output(t, task, base, record_at, output, kind, end):
             ints[result_positions_at + results] = limit + row if every_step else row
             ints[result_rows_at + results] = handle
             results += 1
-    _describe_output(
-        ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at
-    )
+    _describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
     ints[record_at + layout.OUT_RESULT_STEPS] = every_step
     return end + 2 * rows + 2 * limit
 
 
 @compiled
-def _describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at):
+def _describe_output(
+    ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at
+):
     ints[record_at + layout.OUT_STORES] = stores
     ints[record_at + layout.OUT_STORE_POSITIONS] = positions_at - base
     ints[record_at + layout.OUT_STORE_ROWS] = rows_at - base

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import buddy_allocator, tables
+from cellrt.core import buddy_allocator, record_layout, tables
 from cellrt.core.entries import (
     admit_request,
     cancel,
@@ -27,10 +27,9 @@ from cellrt.core.entries import (
 from cellrt.core.growth import TaskBuffers, with_more_rows
 from cellrt.core.jit import address_of
 from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core import record_layout
-from cellrt.core.template import Template, compile_template
 from cellrt.core.tables import Tables
 from cellrt.core.task_layout import HEADER, INPUT, OUTPUT, TaskView
+from cellrt.core.template import Template, compile_template
 from cellrt.errors import DefinitionError
 
 

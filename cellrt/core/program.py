@@ -19,7 +19,8 @@ Operations (value ids count up from 0 in order of creation; an operation's outpu
     KEEP value base stride count          STATE value ``value`` is after step k what value ``base + k * stride`` is.
                                           Count 0: what value ``base`` is, once the whole request is done
 
-    input = FIXED value | STEP base stride | EACH count value* | CARRY base | LIST count value* | RANGE base stride count
+    input = FIXED value | STEP base stride | EACH count value* | CARRY base
+          | LIST count value* | RANGE base stride count
 
 STEP gives the i-th step of a chain value ``base + i * stride``, EACH the i-th of the values listed; CARRY gives the
 first step ``base`` and each later one the output that the input port is carried from. LIST and RANGE are for ragged
@@ -77,7 +78,7 @@ def inputs_at(program, at):
 def next_input(program, at):
     """Where the input behind the one at ``at`` begins."""
     mode = program[at]
-    if mode == LIST or mode == EACH:
+    if mode in (LIST, EACH):
         return at + 2 + program[at + 1]
     return at + (3 if mode == STEP else 4 if mode == RANGE else 2)
 
@@ -86,7 +87,7 @@ def next_input(program, at):
 def _next_operation(program, at, types):
     """Where the operation behind the one at ``at`` begins, and how many values this one makes."""
     op = program[at]
-    if op == OP_NODE or op == OP_CHAIN or op == OP_LOOP:
+    if op in (OP_NODE, OP_CHAIN, OP_LOOP):
         cell_type = types[program[at + 1]]
         after = inputs_at(program, at)
         for _ in range(cell_type.num_inputs):
@@ -94,7 +95,7 @@ def _next_operation(program, at, types):
         return after, cell_type.num_outputs * (program[at + 2] if op == OP_CHAIN else 1)
     if op == OP_EXTERNAL:
         return at + 3, program[at + 2]
-    if op == OP_CONSTANT or op == OP_STATE:
+    if op in (OP_CONSTANT, OP_STATE):
         return at + 3, 1
     if op == OP_RESULT:
         return at + 4, 0
@@ -111,7 +112,7 @@ def read_program(program, types):
         op = program[at]
         at, count = _next_operation(program, at, types)
         num_values += count
-        if op == OP_NODE or op == OP_CHAIN or op == OP_LOOP:
+        if op in (OP_NODE, OP_CHAIN, OP_LOOP):
             num_units += 1
         elif count > 0 or op == OP_EXTERNAL:
             num_sources += 1
@@ -134,7 +135,7 @@ def read_program(program, types):
     while at < program.size:
         op = program[at]
         after, count = _next_operation(program, at, types)
-        if op == OP_NODE or op == OP_CHAIN or op == OP_LOOP:
+        if op in (OP_NODE, OP_CHAIN, OP_LOOP):
             draft.unit_types[unit], draft.unit_at[unit], draft.unit_values[unit] = program[at + 1], at, value
             if op != OP_NODE:
                 draft.unit_lengths[unit] = program[at + 2]

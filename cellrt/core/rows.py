@@ -1,8 +1,8 @@
 """Arena rows as a stack of free row numbers per location and kind, and the reservations that keep it from running dry.
 
-A request is admitted only when the most rows it can ever hold at once (``Template.needs``) are still unreserved, so taking
-a row in the middle of the work cannot fail (DESIGN, rule 8). The reservation holds at every worker, because any of them
-may run any subgraph.
+A request is admitted only when the most rows it can ever hold at once (``needs`` of its template) are still unreserved,
+so taking a row in the middle of the work cannot fail (DESIGN, rule 8). The reservation holds at every worker, because
+any of them may run any subgraph.
 
 A stack starts with all rows of its arena, the lowest on top. What lies at its bottom and was never taken is not written
 down, so that a new arena costs nothing, however large.

@@ -35,8 +35,8 @@ from __future__ import annotations
 from cellrt.core import task_layout as layout
 from cellrt.core.batching import form_batched_task
 from cellrt.core.event_log import log_event
-from cellrt.core.jit import compiled
 from cellrt.core.index_arrays import subgraph_of
+from cellrt.core.jit import compiled
 from cellrt.core.queue import (
     backlog_of,
     dequeue,

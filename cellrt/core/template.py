@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from cellrt.core import record_layout as record
 from cellrt.core.jit import OpenTemplate, allocating
-from cellrt.core.lay_out import cut, find_edges, is_carried, make_subgraphs, write_nodes, write_records
+from cellrt.core.lay_out import cut, find_edges, make_subgraphs, write_nodes
+from cellrt.core.lay_out_records import is_carried, write_records
 from cellrt.core.memory import copy_bytes
 from cellrt.core.program import read_program
 from cellrt.core.tables import BORROWED, CHAIN_NEXT, EXTERNAL, MAX_READERS, NODE, SUBGRAPH, VALUE
@@ -156,9 +157,7 @@ def _lay_out(program, types, ports, num_kinds):
     group, num_groups = cut(draft, program, types, edges)
     subgraphs = make_subgraphs(draft, group, num_groups)
     nodes, node_links, most = write_nodes(draft, program, types, ports, uses, edges, group, subgraphs)
-    records, most_of_step = write_records(
-        draft, program, types, ports, uses, edges, group, subgraphs, node_links.size
-    )
+    records, most_of_step = write_records(draft, program, types, ports, uses, edges, group, subgraphs, node_links.size)
     links = np.concatenate((node_links, records))
     states = _list_states(draft, program, uses, group)
     needs = np.zeros((num_kinds, 2), np.int32)

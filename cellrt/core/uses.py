@@ -18,12 +18,10 @@ from cellrt.core.program import (
     EACH,
     FIXED,
     LIST,
-    OP_CHAIN,
     OP_CONSTANT,
     OP_EXTERNAL,
     OP_LOOP,
     OP_RESULT,
-    OP_RESULT_LAST,
     OP_RESULT_STEPS,
     OP_STATE,
     RANGE,
@@ -70,9 +68,7 @@ def is_inside(draft, program, types, base, stride, count):
         return False
     if maker < 0:
         return program[draft.source_at[-1 - maker]] == OP_EXTERNAL
-    return is_chain(draft, program, maker) and (
-        count == 1 or stride % types[draft.unit_types[maker]].num_outputs == 0
-    )
+    return is_chain(draft, program, maker) and (count == 1 or stride % types[draft.unit_types[maker]].num_outputs == 0)
 
 
 @allocating
@@ -117,9 +113,9 @@ def _mark_inputs(draft, program, types, first, is_read, singles):
         at = inputs_at(program, draft.unit_at[unit])
         for _ in range(types[draft.unit_types[unit]].num_inputs):
             mode = program[at]
-            if mode == FIXED or mode == CARRY:
+            if mode in (FIXED, CARRY):
                 singles[program[at + 1]] = 1
-            elif mode == LIST or mode == EACH:
+            elif mode in (LIST, EACH):
                 for k in range(program[at + 1]):
                     singles[program[at + 2 + k]] = 1
             else:
@@ -261,9 +257,9 @@ def _count_readers(draft, program, types, rows, values):
         at = inputs_at(program, draft.unit_at[unit])
         for _ in range(types[draft.unit_types[unit]].num_inputs):
             mode = program[at]
-            if mode == FIXED or mode == CARRY:
+            if mode in (FIXED, CARRY):
                 fits &= _read(values, rows[program[at + 1]])
-            elif mode == LIST or mode == EACH:
+            elif mode in (LIST, EACH):
                 for k in range(program[at + 1]):
                     fits &= _read(values, rows[program[at + 2 + k]])
             else:
@@ -289,9 +285,9 @@ def _count_states(draft, program, rows, values):
         maker = draft.makers[program[at + 2]]
         is_stepped = program[at + 4] > 0 and maker >= 0 and draft.unit_lengths[maker] > 0
         if not is_stepped or (kept != -2 and kept != maker):
-            kept = -1
+            kept = np.int64(-1)
         elif kept == -2:
-            kept = maker
+            kept = np.int64(maker)
     for source in range(draft.source_at.size):
         at = draft.source_at[source]
         if program[at] == OP_STATE and program[at + 2] >= 0:
@@ -362,9 +358,7 @@ def find_uses(draft, program, types, ports):
     places = np.full(num_sequences, -1, np.int32)
     lists = np.zeros((draft.results.size + num_sequences, 2), np.int32)
     _mark_inputs(draft, program, types, first, is_read, singles)
-    num_places, num_lists = _mark_results(
-        draft, program, types, ports, first, results, strides, singles, lists
-    )
+    num_places, num_lists = _mark_results(draft, program, types, ports, first, results, strides, singles, lists)
     for k in range(draft.states.size):
         singles[value_after(program, draft.states[k])] |= 2
     _mark_always(draft, program, types, is_read, singles)

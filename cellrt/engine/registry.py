@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import rename_types
-from cellrt.core.template import Template
 from cellrt.core.tables import NUM_PERMANENT
+from cellrt.core.template import Template
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.places import Places

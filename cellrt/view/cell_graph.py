@@ -38,8 +38,8 @@ MAX_DRAWN_NODES = 2_000
 class Unit(NamedTuple):
     """A node, chain or loop of a program.
 
-    ``limit``: most steps of a loop, else 0. ``is_one``: it is a subgraph of its own. ``inputs`` has for each (name, mode,
-    numbers) as ``program.py`` says.
+    ``limit``: most steps of a loop, else 0. ``is_one``: it is a subgraph of its own. ``inputs`` has for each
+    (name, mode, numbers) as ``program.py`` says.
     """
 
     cell: Cell
@@ -164,8 +164,8 @@ class CellGraph:
         return self._read.starts.get(value, value) in self._makers
 
     def to_networkx(self) -> nx.DiGraph:
-        """Nodes have ``cell``, ``cell_type``, ``subgraph``, ``label``, and names of what comes from the request and what
-        goes to its client, ``inputs`` and ``results``; edges have lists of names, ``output`` and ``input``."""
+        """Nodes have ``cell``, ``cell_type``, ``subgraph``, ``label``, and names of what comes from the request and
+        what goes to its client, ``inputs`` and ``results``; edges have lists of names, ``output`` and ``input``."""
         graph, first = nx.DiGraph(), 0
         numbers: dict[tuple[int, int], int] = {}
         for number, unit in enumerate(self._read.units):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from cellrt.core.program import (
     CARRY,
+    EACH,
     FIXED,
     LIST,
     OP_CHAIN,
@@ -20,6 +21,7 @@ from cellrt.core.program import (
     OP_RESULT,
     OP_RESULT_LAST,
     OP_RESULT_STEPS,
+    RANGE,
     STEP,
 )
 
@@ -78,6 +80,8 @@ class Author:
         self.expected: list[int] = []
         self.inputs: set[int] = set()
         self.loops: list[tuple[int, int, list[list[int]]]] = []
+        self.sequences: list[tuple[int, int, int]] = []
+        """(first value, stride, steps) of each tensor and each output of a chain."""
 
     def graph(self, operations: int) -> Graph:
         self.external(self.draw.randint(1, 4))
@@ -95,6 +99,8 @@ class Author:
                 produced += range(first, len(self.values))
         in_loops = {base + k for base, outputs, _ in self.loops for k in range(outputs)}
         plain = [value for value in produced if value not in in_loops and value not in self.inputs]
+        whole = self.whole_results()
+        plain = [value for value in plain if value not in whole]
         for value in self.draw.sample(plain, min(len(plain), self.draw.randint(1, 5))):
             self.program += [OP_RESULT, value, 1, 1]
             self.expected.append(self.values[value])
@@ -104,6 +110,20 @@ class Author:
             self.program += [OP_RESULT_LAST, self.loops[0][0]]
             self.expected.append(self.loops[0][2][-1][0])
         return Graph(self.program, self.externals, self.expected)
+
+    def whole_results(self) -> set[int]:
+        """Has some chains give an output of every step, in order or backwards; returns the values."""
+        given: set[int] = set()
+        for base, stride, count in self.sequences:
+            if base in self.inputs or self.draw.random() < 0.7:
+                continue
+            if self.draw.random() < 0.3:
+                base, stride = base + (count - 1) * stride, -stride
+            self.program += [OP_RESULT, base, stride, count]
+            values = range(base, base + stride * count, stride)
+            self.expected += [self.values[value] for value in values]
+            given.update(values)
+        return given
 
     def loop_results(self, base: int, outputs: int, history: list[list[int]]) -> None:
         limit = self.limits[base]
@@ -120,6 +140,7 @@ class Author:
     def external(self, count: int) -> None:
         self.program += [OP_EXTERNAL, 0, count]
         values = [self.draw.randrange(PRIME) for _ in range(count)]
+        self.sequences.append((len(self.values), 1, count))
         self.inputs.update(range(len(self.values), len(self.values) + count))
         self.values += values
         self.externals += values
@@ -138,9 +159,9 @@ class Author:
         inputs: list[int | list[int]] = []
         for ragged in cell.ragged:
             if ragged:
-                refs = [self.any_value() for _ in range(self.draw.randint(0, 4))]
-                self.program += [LIST, len(refs), *refs]
-                inputs.append([self.values[ref] for ref in refs])
+                source = self.many()
+                self.program += source
+                inputs.append([self.values[ref] for ref in self.listed(source)])
             else:
                 ref = self.any_value()
                 self.program += [FIXED, ref]
@@ -163,34 +184,81 @@ class Author:
             level = above
 
     def chain(self) -> None:
+        """A chain over a tensor, over the steps of another chain (forwards, backwards, or some of them), or a list."""
         cell = self.draw.choice([CELLS[0], CELLS[1], CELLS[4]])
-        length = self.draw.randint(1, 9)
-        self.external(length)
-        first = len(self.values) - length
+        stepped = self.steps()
+        first = len(self.values)
         sources: list[tuple[int, ...]] = []
         for port, carry in enumerate(cell.carry):
             if carry >= 0:
                 sources.append((CARRY, self.any_value()))
             elif cell.ragged[port]:
-                refs = [self.any_value() for _ in range(self.draw.randint(0, 3))]
-                sources.append((LIST, len(refs), *refs))
+                sources.append(self.many())
             else:
-                sources.append((STEP, first, 1) if self.draw.random() < 0.8 else (FIXED, self.any_value()))
+                sources.append(stepped if self.draw.random() < 0.8 else (FIXED, self.any_value()))
+        length = self.length_of(stepped)
         self.program += [OP_CHAIN, cell.number, length, *(word for source in sources for word in source)]
         before: list[int] = []
         for step in range(length):
             inputs: list[int | list[int]] = []
             for port, source in enumerate(sources):
-                if source[0] == LIST:
-                    inputs.append([self.values[ref] for ref in source[2:]])
+                if source[0] in (LIST, RANGE):
+                    inputs.append([self.values[ref] for ref in self.listed(source)])
                 elif source[0] == STEP:
-                    inputs.append(self.values[first + step])
+                    inputs.append(self.values[source[1] + step * source[2]])
+                elif source[0] == EACH:
+                    inputs.append(self.values[source[2 + step]])
                 elif source[0] == CARRY and step > 0:
                     inputs.append(before[cell.carry[port]])
                 else:
                     inputs.append(self.values[source[1]])
             before = cell(inputs)
             self.values += before
+        self.sequences += [(first + output, cell.num_outputs, length) for output in range(cell.num_outputs)]
+        self.last_length = length
+
+    def steps(self) -> tuple[int, ...]:
+        """Words of an input with a value for each step; notes how many there are."""
+        choice = self.draw.random()
+        if choice < 0.2:
+            refs = [self.any_value() for _ in range(self.draw.randint(1, 6))]
+            return (EACH, len(refs), *refs)
+        if choice < 0.6 and self.sequences:
+            base, stride, count = self.part()
+        else:
+            count = self.draw.randint(1, 9)
+            self.external(count)
+            base, stride = len(self.values) - count, 1
+        self.last_length = count
+        return (STEP, base, stride)
+
+    def length_of(self, stepped: tuple[int, ...]) -> int:
+        return stepped[1] if stepped[0] == EACH else self.last_length
+
+    def part(self) -> tuple[int, int, int]:
+        """(base, stride, count) of some steps of a tensor or chain, in order or backwards."""
+        base, stride, count = self.draw.choice(self.sequences)
+        every = self.draw.choice([1, 1, 1, 2, 3])
+        first = self.draw.randrange(count)
+        count = -(-(count - first) // every)
+        base, stride = base + first * stride, stride * every
+        if self.draw.random() < 0.4:
+            base, stride = base + (count - 1) * stride, -stride
+        return base, stride, count
+
+    def many(self) -> tuple[int, ...]:
+        """Words of a ragged input."""
+        if self.sequences and self.draw.random() < 0.6:
+            return (RANGE, *self.part())
+        refs = [self.any_value() for _ in range(self.draw.randint(0, 4))]
+        return (LIST, len(refs), *refs)
+
+    @staticmethod
+    def listed(source: tuple[int, ...]) -> list[int]:
+        """The values that ``many`` names."""
+        if source[0] == LIST:
+            return list(source[2:])
+        return [source[1] + k * source[2] for k in range(source[3])]
 
     limits: dict[int, int]
 
@@ -201,9 +269,9 @@ class Author:
         words: list[int] = []
         for port, carry in enumerate(cell.carry):
             if cell.ragged[port]:
-                refs = [self.any_value() for _ in range(self.draw.randint(0, 3))]
-                words += [LIST, len(refs), *refs]
-                inputs.append([self.values[ref] for ref in refs])
+                source = self.many()
+                words += source
+                inputs.append([self.values[ref] for ref in self.listed(source)])
             else:
                 ref = self.any_value()
                 words += [CARRY if carry >= 0 else FIXED, ref]

@@ -22,7 +22,7 @@ Damage = Callable[[Tables], None]
 
 
 def busy() -> Processor:
-    """Two chains between two tasks, a third with a task in flight, and two requests of leaves of another type queued."""
+    """Two chains between two tasks, a third with a task in flight, and two requests of leaves, queued."""
     processor = make_processor(2)
     step, leaf = add_step(processor, 2), add_tree(processor, 4)
     later = add_step(processor, 2)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.template import Template
 from cellrt.core.simulate import Arrival, SimulatedTask, simulate
 from cellrt.core.tables import LANES_PER_PRIORITY, NUM_PRIORITIES
+from cellrt.core.template import Template
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import SMALL, add_step, add_tree, chain, leaves, make_processor
 

@@ -1,0 +1,209 @@
+"""From a draft to the records of its chains and loops (``record_layout.py``)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core import record_layout as record
+from cellrt.core.jit import allocating
+from cellrt.core.program import CARRY, EACH, FIXED, LIST, OP_LOOP, STEP, inputs_at, next_input
+from cellrt.core.uses import is_inside, place_of
+
+
+@allocating
+def write_records(draft, program, types, ports, uses, edges, group, subgraphs, first_link):
+    """Returns (links of all records, which begin at link ``first_link``; the most inputs of a step)."""
+    links, readers = np.zeros(_most_words(draft, program, types, uses), np.int32), _find_readers(edges)
+    end = most = 0
+    for unit in range(draft.unit_at.size):
+        if draft.unit_lengths[unit] == 0:
+            continue
+        cell_type = types[draft.unit_types[unit]]
+        at = end
+        end += record.num_words(cell_type.num_inputs, cell_type.num_outputs)
+        subgraphs[group[unit]].record = first_link + at
+        links[at + record.LENGTH] = draft.unit_lengths[unit]
+        links[at + record.KEEPS] = int(unit == uses.kept_unit)
+        is_loop = program[draft.unit_at[unit]] == OP_LOOP
+        links[at + record.STOP] = program[draft.unit_at[unit] + 3] if is_loop else record.IS_CHAIN
+        links[at + record.VALUES] = uses.rows[draft.unit_values[unit]]
+        end, num_refs = _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link)
+        most = max(most, num_refs)
+        _write_outputs(draft, program, types, ports, uses, unit, links, at)
+        if not is_loop:
+            end = _write_taps(draft, types, uses, unit, links, at, end, first_link)
+        end = _write_edges(edges, readers, group, unit, links, at, end, first_link)
+    return links[:end].copy(), most
+
+
+@allocating
+def _most_words(draft, program, types, uses):
+    """No fewer words than the records have: a program's words bound their lists and edges."""
+    count = 6 * program.size + record.TAP * uses.values.size
+    for unit in range(draft.unit_at.size):
+        cell_type = types[draft.unit_types[unit]]
+        if draft.unit_lengths[unit] > 0:
+            count += record.num_words(cell_type.num_inputs, cell_type.num_outputs)
+            count += _listed(draft, program, types, unit)
+    return count
+
+
+@allocating
+def _listed(draft, program, types, unit):
+    """Values that the inputs of a chain or loop name one by one."""
+    at, count = inputs_at(program, draft.unit_at[unit]), 0
+    for _ in range(types[draft.unit_types[unit]].num_inputs):
+        mode = program[at]
+        if mode in (LIST, EACH):
+            count += program[at + 1]
+        elif mode != FIXED and mode != CARRY:
+            count += draft.unit_lengths[unit] if mode == STEP else program[at + 3]
+        at = next_input(program, at)
+    return count
+
+
+@allocating
+def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link):
+    """Writes the inputs of a record at ``at``, and their lists from ``end`` on; returns (new end, inputs of a step)."""
+    cell_type = types[draft.unit_types[unit]]
+    word, num_refs = inputs_at(program, draft.unit_at[unit]), 0
+    for port in range(cell_type.num_inputs):
+        mode, to = program[word], at + record.HEADER + record.INPUT * port
+        links[to + record.SOURCE] = -1
+        num_refs += 1
+        if mode in (FIXED, CARRY):
+            links[to + record.MODE] = record.WHOLE if mode == FIXED else record.CARRY
+            links[to + record.AT] = uses.rows[program[word + 1]]
+            links[to + record.SOURCE] = ports[cell_type.first_port + port].carry
+        elif mode in (LIST, EACH):
+            count = program[word + 1]
+            links[to + record.MODE] = record.MANY if mode == LIST else record.EACH
+            links[to + record.AT], links[to + record.START] = first_link + end, count
+            for k in range(count):
+                links[end + k] = uses.rows[program[word + 2 + k]]
+            end, num_refs = end + count, num_refs + (count if mode == LIST else 0)
+        else:
+            base, stride = program[word + 1], program[word + 2]
+            count = draft.unit_lengths[unit] if mode == STEP else program[word + 3]
+            if is_inside(draft, program, types, base, stride, count):
+                _write_sequence(draft, program, types, uses, group, links, to, mode, base, stride, count)
+            else:
+                links[to + record.MODE] = record.EACH if mode == STEP else record.MANY
+                links[to + record.AT], links[to + record.START] = first_link + end, count
+                for k in range(count):
+                    links[end + k] = uses.rows[base + k * stride]
+                end += count
+            num_refs += 0 if mode == STEP else count
+        links[at + record.NUM_SOURCES] += int(links[to + record.MODE] == record.STEP and links[to + record.SOURCE] >= 0)
+        word = next_input(program, word)
+    return end, num_refs
+
+
+@allocating
+def _write_sequence(draft, program, types, uses, group, links, to, mode, base, stride, count):
+    """Writes an input that reads a sequence: step by step, or ``count`` steps of it at every step."""
+    sequence, start = place_of(draft, types, uses.first_sequences, base)
+    maker = draft.makers[base]
+    step = stride if maker < 0 else stride // types[draft.unit_types[maker]].num_outputs
+    links[to + record.AT] = uses.places[sequence] + start
+    links[to + record.STRIDE] = step
+    if mode == STEP:
+        links[to + record.MODE], links[to + record.START] = record.STEP, start
+        links[to + record.DIRECTION] = step
+        if maker >= 0:
+            links[to + record.SOURCE] = group[maker]
+    else:
+        links[to + record.MODE], links[to + record.START] = record.ALL, count
+
+
+@allocating
+def _write_outputs(draft, program, types, ports, uses, unit, links, at):
+    cell_type, first = types[draft.unit_types[unit]], uses.first_sequences[unit]
+    value = uses.rows[draft.unit_values[unit]]
+    is_loop = first < 0
+    for output in range(cell_type.num_outputs):
+        to = at + record.HEADER + record.INPUT * cell_type.num_inputs + record.OUTPUT * output
+        links[to + record.SEQUENCE] = -1 if is_loop else uses.places[first + output]
+        links[to + record.RESULT] = -1 if is_loop else uses.results[first + output]
+        links[to + record.RESULT_STRIDE] = 0 if is_loop else uses.result_strides[first + output]
+        is_state = is_carried(ports, cell_type, output)
+        is_state = is_state and (is_loop or draft.unit_lengths[unit] > 1 or unit == uses.kept_unit)
+        links[to + record.IS_STATE] = int(is_state or (is_loop and uses.values[value + output].readers > 0))
+
+
+@allocating
+def is_carried(ports, cell_type, output):
+    """Whether an input is carried from an output."""
+    for port in range(cell_type.num_inputs):
+        if ports[cell_type.first_port + port].carry == output:
+            return True
+    return False
+
+
+@allocating
+def _write_taps(draft, types, uses, unit, links, at, end, first_link):
+    """Lists the outputs of steps that are values; the chain holds those that are read until it is over."""
+    num_outputs = types[draft.unit_types[unit]].num_outputs
+    links[at + record.TAPS] = first_link + end
+    for k in range(draft.unit_lengths[unit] * num_outputs):
+        row = uses.rows[draft.unit_values[unit] + k]
+        if row >= 0:
+            links[end], links[end + 1], links[end + 2] = k // num_outputs, k % num_outputs, row
+            if uses.values[row].readers > 0:
+                uses.values[row].readers += 1
+            links[at + record.NUM_TAPS] += 1
+            end += record.TAP
+    links[at + record.TAP_STEP] = draft.unit_lengths[unit]
+    if links[at + record.NUM_TAPS] > 0:
+        links[at + record.TAP_STEP] = links[links[at + record.TAPS] - first_link]
+    return end
+
+
+class Readers(NamedTuple):
+    """The edges of ``Edges`` from the other end: those of a unit are ``heads[unit]``, then ``following`` each other."""
+
+    heads: NDArray[np.int32]
+    following: NDArray[np.int32]  # of each edge
+    units: NDArray[np.int32]  # of each edge: who reads
+
+
+@allocating
+def _find_readers(edges):
+    """The readers of each unit, in order."""
+    num_units, count = edges.starts.size - 1, edges.starts[edges.starts.size - 1]
+    readers = Readers(np.full(num_units, -1, np.int32), np.empty(count, np.int32), np.empty(count, np.int32))
+    for unit in range(num_units - 1, -1, -1):
+        for k in range(edges.starts[unit], edges.starts[unit + 1]):
+            readers.units[k] = unit
+            readers.following[k] = readers.heads[edges.producers[k]]
+            readers.heads[edges.producers[k]] = k
+    return readers
+
+
+@allocating
+def _write_edges(edges, readers, group, unit, links, at, end, first_link):
+    """Lists who waits for a chain or loop, by the steps that must be there, and who follows it."""
+    first = end
+    k = readers.heads[unit]
+    while k >= 0:
+        if edges.steps[k] > 0:
+            to = end
+            while to > first and links[to - record.EDGE] > edges.steps[k]:
+                links[to], links[to + 1] = links[to - record.EDGE], links[to - record.EDGE + 1]
+                to -= record.EDGE
+            links[to], links[to + 1] = edges.steps[k], group[readers.units[k]]
+            end += record.EDGE
+        k = readers.following[k]
+    links[at + record.EDGES], links[at + record.NUM_EDGES] = first_link + first, (end - first) // record.EDGE
+    first = end
+    k = readers.heads[unit]
+    while k >= 0:
+        if edges.follows[k]:
+            links[end] = group[readers.units[k]]
+            end += 1
+        k = readers.following[k]
+    links[at + record.FOLLOWERS], links[at + record.NUM_FOLLOWERS] = first_link + first, end - first
+    return end
