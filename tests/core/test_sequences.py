@@ -1,0 +1,169 @@
+"""Chains and loops as records: what they cost in the tables, and who waits for which of their steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cellrt.core import record_layout as record
+from cellrt.core.processor import Port, Processor
+from cellrt.core.program import CARRY, EACH, FIXED, LIST, OP_CHAIN, OP_EXTERNAL, OP_NODE, OP_RESULT, RANGE, STEP
+from cellrt.core.validate import broken_rules
+from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, add_tree, chain, make_processor
+
+LOWER, UPPER = 0, 1
+
+
+def two_layers(length: int, base: int, stride: int, count: int) -> NDArray[np.int32]:
+    """A chain of ``length`` steps, and one above it that reads ``count`` of its outputs from ``base`` on."""
+    program = [OP_EXTERNAL, 0, length + 1, OP_CHAIN, LOWER, length, STEP, 0, 1, CARRY, length]
+    program += [OP_CHAIN, UPPER, count, STEP, length + 1 + base, stride, CARRY, length]
+    return np.array([*program, OP_RESULT, 2 * length + count, 1, 1], np.int32)
+
+
+def layered(workers: int = 1, early_release: bool = True) -> Processor:
+    processor = make_processor(workers, settings=replace(ONE_BY_ONE, early_release=early_release))
+    add_step(processor, 4)
+    add_step(processor, 4, priority=1)
+    return processor
+
+
+def admit(processor: Processor, program: NDArray[np.int32]) -> int:
+    admitted = processor.admit(processor.compile(program), 0)
+    assert admitted is not None
+    return admitted[0]
+
+
+def run(processor: Processor, worker: int = 1) -> list[int]:
+    """Schedules once at a worker; returns the cell types of the tasks, which stay in flight."""
+    tasks = processor.schedule(worker)
+    assert broken_rules(processor.tables) == []
+    return [int(processor.tables.tasks["cell_type"][task]) for task in tasks]
+
+
+def complete_all(processor: Processor) -> None:
+    order = np.argsort(processor.tables.tasks["number"])
+    for task in order[processor.tables.tasks["in_use"][order] > 0].tolist():
+        processor.complete(task, 0)
+    assert broken_rules(processor.tables) == []
+
+
+@pytest.mark.parametrize("make", [lambda n: chain(0, n), lambda n: two_layers(n, 0, 1, n), lambda n: pooled(n)])
+def test_no_step_of_a_chain_has_a_row_in_a_table_of_nodes_values_links_or_subgraphs(make):
+    limits = replace(SMALL, max_places=1 << 15)
+    processor = make_processor(limits=limits, rows=1 << 14)
+    add_step(processor, 4)
+    add_step(processor, 4)
+    add_tree(processor, 4)
+    short, long = (processor.compile(make(length)) for length in (10, 5_000))
+    for name in ("nodes", "values", "links", "subgraphs"):
+        assert getattr(long.arrays, name).size == getattr(short.arrays, name).size, name
+    assert long.num_bytes == short.num_bytes
+    assert long.num_places <= 10_010, "a row number for each step of what is read or written step by step"
+    assert long.fits
+
+
+def pooled(length: int) -> NDArray[np.int32]:
+    """A node that reads every step of a chain."""
+    program = [OP_EXTERNAL, 0, length + 1, OP_CHAIN, LOWER, length, STEP, 0, 1, CARRY, length]
+    program += [OP_NODE, 2, RANGE, length + 1, 1, length]
+    return np.array([*program, OP_RESULT, 2 * length + 1, 1, 1], np.int32)
+
+
+def test_a_layer_follows_the_one_below_step_by_step_on_the_same_worker():
+    processor = layered()
+    admit(processor, two_layers(3, 0, 1, 3))
+    assert [run(processor) for _ in range(7)] == [[LOWER], [UPPER], [LOWER], [UPPER], [LOWER], [UPPER], []]
+    complete_all(processor)
+    assert processor.num_live == 1, "done, and not read yet"
+
+
+def test_on_another_worker_a_layer_waits_until_the_step_below_is_done():
+    processor = layered(workers=2)
+    admit(processor, two_layers(3, 0, 1, 3))
+    assert run(processor, worker=1) == [LOWER]
+    assert run(processor, worker=2) == []
+    complete_all(processor)
+    assert run(processor, worker=2) == [UPPER]
+
+
+def test_without_early_release_a_layer_waits_until_the_step_below_is_done():
+    processor = layered(early_release=False)
+    admit(processor, two_layers(2, 0, 1, 2))
+    assert run(processor) == [LOWER]
+    assert run(processor) == [LOWER], "the second step needs its own first alone"
+    complete_all(processor)
+    assert run(processor) == [UPPER]
+
+
+def test_who_reads_backwards_waits_for_the_end():
+    processor = layered()
+    admit(processor, two_layers(4, 3, -1, 4))
+    assert [run(processor) for _ in range(6)] == [[LOWER]] * 4 + [[UPPER]] * 2
+
+
+def test_who_reads_every_second_step_waits_for_two():
+    processor = layered()
+    admit(processor, two_layers(4, 1, 2, 2))
+    assert [run(processor) for _ in range(6)] == [[LOWER], [LOWER], [UPPER], [LOWER], [LOWER], [UPPER]]
+
+
+def test_a_node_that_reads_the_third_step_waits_for_three():
+    processor = layered()
+    add_tree(processor, 4, priority=2)
+    program = [OP_EXTERNAL, 0, 6, OP_CHAIN, LOWER, 5, STEP, 0, 1, CARRY, 5, OP_NODE, 2, LIST, 1, 6 + 2]
+    admit(processor, np.array([*program, OP_RESULT, 11, 1, 1], np.int32))
+    assert [run(processor) for _ in range(6)] == [[LOWER]] * 3 + [[2]] + [[LOWER]] * 2
+
+
+def test_a_chain_over_outputs_of_nodes_begins_when_all_of_them_are_sent():
+    processor = layered()
+    program = [OP_EXTERNAL, 0, 2, *[OP_NODE, LOWER, FIXED, 0, FIXED, 1] * 2]
+    program += [OP_CHAIN, UPPER, 3, EACH, 3, 2, 0, 3, CARRY, 1, OP_RESULT, 4, 1, 3]
+    admit(processor, np.array(program, np.int32))
+    assert [run(processor) for _ in range(5)] == [[LOWER], [UPPER], [UPPER], [UPPER], []]
+
+
+def test_a_chain_keeps_two_rows_of_state_however_long_it_is():
+    processor = make_processor()
+    add_step(processor, 4)
+    for length in (2, 900):
+        needs = processor.compile(chain(0, length)).arrays.needs
+        assert needs[0, 0] == 2, "the last state is a result, which lies at the host"
+    request = admit(processor, chain(0, 900))
+    taken = set()
+    for _ in range(50):
+        (task,) = processor.schedule(1)
+        processor.complete(task, 0)
+        at = int(processor.tables.subgraphs["record"][int(processor.tables.requests["first_subgraph"][request])])
+        taken.add(int(processor.tables.links[at + record.num_words(2, 0) + record.ROW]))
+    assert len(taken) == 2
+
+
+def test_state_moves_with_its_chain_to_another_worker_and_leaves_no_row_behind():
+    processor = make_processor(2, settings=ONE_BY_ONE)
+    add_step(processor, 4)
+    request = admit(processor, chain(0, 40))
+    for step in range(40):
+        (task,) = processor.schedule(1 + step % 2)
+        assert broken_rules(processor.tables) == []
+        done = processor.complete(task, 0)
+        assert broken_rules(processor.tables) == []
+    assert [id for id, _ in done] == [request]
+    processor.release([request])
+    assert broken_rules(processor.tables) == []
+
+
+def test_a_port_that_is_carried_twice_reads_the_same_row():
+    processor = make_processor()
+    processor.add_type([Port(0), Port(0, carry=0), Port(0, carry=0)], [Port(0)], max_batch=4)
+    program = [OP_EXTERNAL, 0, 5, OP_CHAIN, 0, 4, STEP, 0, 1, CARRY, 4, CARRY, 4, OP_RESULT, 8, 1, 1]
+    request = admit(processor, np.array(program, np.int32))
+    while tasks := processor.schedule(1):
+        for task in tasks:
+            processor.complete(task, 0)
+    processor.release([request])
+    assert broken_rules(processor.tables) == []
