@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.jit import allocating, make_rows
+from cellrt.core.jit import allocating, compiled, make_rows
 from cellrt.core.partition import partition
 from cellrt.core.program import (
     CARRY,
@@ -36,7 +36,7 @@ class Edges(NamedTuple):
     follows: NDArray[np.int32]  # 1 if the unit follows the producer step by step
 
 
-@allocating
+@compiled
 def _maker_of(draft, program, types, value):
     """The unit that makes a value (of a state: what it begins with), and how many of its steps that takes; or -1."""
     maker = draft.makers[value]
@@ -51,7 +51,7 @@ def _maker_of(draft, program, types, value):
     return maker, 1
 
 
-@allocating
+@compiled
 def _note_edge(edges, seen, unit, end, producer, steps, follows):
     """Adds a producer of ``unit``, or takes it in where it is known; returns the new end."""
     if producer < 0:
@@ -117,7 +117,7 @@ def cut(draft, program, types, edges):
     return partition(kinds, edges.starts, edges.producers)
 
 
-@allocating
+@compiled
 def _follows(draft, program, types, ports, unit, before):
     """Whether node ``unit`` reads exactly the carried state of node ``before``, which has the same cell type."""
     cell_type = types[draft.unit_types[unit]]
@@ -139,7 +139,7 @@ def _follows(draft, program, types, ports, unit, before):
     return carries
 
 
-@allocating
+@compiled
 def _num_refs(draft, program, types, ports, unit):
     """Links of a node's inputs: a ragged one is its count, then its values."""
     cell_type = types[draft.unit_types[unit]]
@@ -151,7 +151,7 @@ def _num_refs(draft, program, types, ports, unit):
     return count
 
 
-@allocating
+@compiled
 def _write_refs(draft, program, types, uses, unit, links, at):
     """Writes the values that a node reads relative to its own first value, so that no request has to move them."""
     first = uses.rows[draft.unit_values[unit]]
@@ -171,7 +171,7 @@ def _write_refs(draft, program, types, uses, unit, links, at):
         word = next_input(program, word)
 
 
-@allocating
+@compiled
 def _append_ready(nodes, subgraph, node):
     if subgraph.ready_tail >= 0:
         nodes[subgraph.ready_tail].next_ready = node
@@ -218,7 +218,7 @@ def write_nodes(draft, program, types, ports, uses, edges, group, subgraphs):
     return nodes, links, most
 
 
-@allocating
+@compiled
 def _write_readers(draft, edges, group, new, nodes, links, subgraphs):
     """Writes behind each node's inputs who reads it; counts what nodes and subgraphs wait for."""
     for unit in range(draft.unit_at.size):

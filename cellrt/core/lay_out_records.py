@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core import record_layout as record
-from cellrt.core.jit import allocating
+from cellrt.core.jit import allocating, compiled
 from cellrt.core.program import CARRY, EACH, FIXED, LIST, OP_LOOP, STEP, inputs_at, next_input
 from cellrt.core.uses import is_inside, place_of
 
@@ -39,7 +39,7 @@ def write_records(draft, program, types, ports, uses, edges, group, subgraphs, f
     return links[:end].copy(), most
 
 
-@allocating
+@compiled
 def _most_words(draft, program, types, uses):
     """No fewer words than the records have: a program's words bound their lists and edges."""
     count = 6 * program.size + record.TAP * uses.values.size
@@ -51,7 +51,7 @@ def _most_words(draft, program, types, uses):
     return count
 
 
-@allocating
+@compiled
 def _listed(draft, program, types, unit):
     """Values that the inputs of a chain or loop name one by one."""
     at, count = inputs_at(program, draft.unit_at[unit]), 0
@@ -65,7 +65,7 @@ def _listed(draft, program, types, unit):
     return count
 
 
-@allocating
+@compiled
 def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link):
     """Writes the inputs of a record at ``at``, and their lists from ``end`` on; returns (new end, inputs of a step)."""
     cell_type = types[draft.unit_types[unit]]
@@ -102,7 +102,7 @@ def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, en
     return end, num_refs
 
 
-@allocating
+@compiled
 def _write_sequence(draft, program, types, uses, group, links, to, mode, base, stride, count):
     """Writes an input that reads a sequence: step by step, or ``count`` steps of it at every step."""
     sequence, start = place_of(draft, types, uses.first_sequences, base)
@@ -119,7 +119,7 @@ def _write_sequence(draft, program, types, uses, group, links, to, mode, base, s
         links[to + record.MODE], links[to + record.START] = record.ALL, count
 
 
-@allocating
+@compiled
 def _write_outputs(draft, program, types, ports, uses, unit, links, at):
     cell_type, first = types[draft.unit_types[unit]], uses.first_sequences[unit]
     value = uses.rows[draft.unit_values[unit]]
@@ -134,7 +134,7 @@ def _write_outputs(draft, program, types, ports, uses, unit, links, at):
         links[to + record.IS_STATE] = int(is_state or (is_loop and uses.values[value + output].readers > 0))
 
 
-@allocating
+@compiled
 def is_carried(ports, cell_type, output):
     """Whether an input is carried from an output."""
     for port in range(cell_type.num_inputs):
@@ -143,7 +143,7 @@ def is_carried(ports, cell_type, output):
     return False
 
 
-@allocating
+@compiled
 def _write_taps(draft, types, uses, unit, links, at, end, first_link):
     """Lists the outputs of steps that are values; the chain holds those that are read until it is over."""
     num_outputs = types[draft.unit_types[unit]].num_outputs
@@ -183,7 +183,7 @@ def _find_readers(edges):
     return readers
 
 
-@allocating
+@compiled
 def _write_edges(edges, readers, group, unit, links, at, end, first_link):
     """Lists who waits for a chain or loop, by the steps that must be there, and who follows it."""
     first = end

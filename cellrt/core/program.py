@@ -36,7 +36,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.jit import allocating
+from cellrt.core.jit import allocating, compiled
 
 OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS, OP_RESULT_LAST, OP_STATE, OP_KEEP = (
     range(1, 11)
@@ -67,14 +67,14 @@ class Draft(NamedTuple):
     states: NDArray[np.int32]  # where each KEEP begins
 
 
-@allocating
+@compiled
 def inputs_at(program, at):
     """Where the inputs of a unit's operation begin."""
     op = program[at]
     return at + (2 if op == OP_NODE else 3 if op == OP_CHAIN else 4)
 
 
-@allocating
+@compiled
 def next_input(program, at):
     """Where the input behind the one at ``at`` begins."""
     mode = program[at]
@@ -83,7 +83,7 @@ def next_input(program, at):
     return at + (3 if mode == STEP else 4 if mode == RANGE else 2)
 
 
-@allocating
+@compiled
 def _next_operation(program, at, types):
     """Where the operation behind the one at ``at`` begins, and how many values this one makes."""
     op = program[at]
@@ -166,5 +166,5 @@ def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Seq
         words[at + 1] = ids[known]
         at += NUM_WORDS_BEFORE_INPUTS[op]
         for _ in range(num_inputs[known]):
-            at = int(next_input(program, at))
+            at += 2 + words[at + 1] if words[at] in (LIST, EACH) else {STEP: 3, RANGE: 4}.get(words[at], 2)
     return np.array(words, np.int32)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core import record_layout as record
-from cellrt.core.jit import OpenTemplate, allocating
+from cellrt.core.jit import OpenTemplate, allocating, compiled
 from cellrt.core.lay_out import cut, find_edges, make_subgraphs, write_nodes
 from cellrt.core.lay_out_records import is_carried, write_records
 from cellrt.core.memory import copy_bytes
@@ -88,21 +88,24 @@ class Template:
 _ITEM_BYTES = np.array([dtype.itemsize for dtype, _ in ARRAYS.values()])
 
 
-@allocating
+@compiled
 def _count_needs(draft, types, ports, uses, nodes, values, links, subgraphs, states, needs):
     """Counts the rows of each kind that can be live at once, whatever the order of execution.
 
     State handed from step to step of a chain or loop takes two rows (the old and the new) however long the chain;
     every other output that has a reader takes one. A session's state may lie here or at the host.
     """
-    num_host = draft.results.size + (uses.externals[:, 1] >= 0).sum()
+    num_host = draft.results.size
+    for k in range(uses.externals.shape[0]):
+        num_host += 1 if uses.externals[k, 1] >= 0 else 0
     for k in range(uses.num_lists[0]):
         needs[uses.lists[k, 0], 1 if k < num_host else 0] += uses.lists[k, 1]
     for k in range(values.size):
         if values[k].bits & EXTERNAL and not values[k].bits & BORROWED and values[k].readers > 0:
             needs[values[k].kind, 1] += 1
     for k in range(states.shape[0]):
-        needs[values[states[k, 0]].kind] += 1
+        needs[values[states[k, 0]].kind, 0] += 1
+        needs[values[states[k, 0]].kind, 1] += 1
     for k in range(subgraphs.size):
         if subgraphs[k].record >= 0:
             _count_record(types[subgraphs[k].cell_type], ports, values, links, subgraphs[k].record, needs)
@@ -120,7 +123,7 @@ def _count_needs(draft, types, ports, uses, nodes, values, links, subgraphs, sta
         in_chain = chained
 
 
-@allocating
+@compiled
 def _count_record(cell_type, ports, values, links, at, needs):
     """Counts what a chain or loop holds beside its sequences."""
     for output in range(cell_type.num_outputs):
@@ -174,13 +177,13 @@ def _lay_out(program, types, ports, num_kinds):
     return (nodes, uses.values, links, subgraphs, uses.externals, lists, states, needs), numbers
 
 
-@allocating
+@compiled
 def num_links(links, num_lists, num_states, num_kinds):
     """Links of a request: those of its template, its lists, its states, its needs."""
     return links + 2 * num_lists + 4 * num_states + 2 * num_kinds
 
 
-@allocating
+@compiled
 def _fits(arrays, numbers, limits, kind_rows):
     """Whether an empty engine has room: ``limits`` of nodes, values, links, subgraphs, inputs of a node and places."""
     nodes, values, links, subgraphs, _, lists, states, needs = arrays

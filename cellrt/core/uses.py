@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.jit import allocating, make_rows
+from cellrt.core.jit import allocating, compiled, make_rows
 from cellrt.core.program import (
     CARRY,
     EACH,
@@ -52,13 +52,13 @@ class Uses(NamedTuple):
     kept_unit: int  # the chain or loop whose state a session keeps step by step, or -1
 
 
-@allocating
+@compiled
 def is_chain(draft, program, unit):
     """Whether a unit has steps whose number is known."""
     return draft.unit_lengths[unit] > 0 and program[draft.unit_at[unit]] != OP_LOOP
 
 
-@allocating
+@compiled
 def is_inside(draft, program, types, base, stride, count):
     """Whether ``count`` values from ``base`` on are steps of one tensor of the request or of one output of a chain."""
     if count < 1:
@@ -71,7 +71,7 @@ def is_inside(draft, program, types, base, stride, count):
     return is_chain(draft, program, maker) and (count == 1 or stride % types[draft.unit_types[maker]].num_outputs == 0)
 
 
-@allocating
+@compiled
 def place_of(draft, types, uses_first, value):
     """The sequence of a value that is a step of one, and the number of its step."""
     maker = draft.makers[value]
@@ -82,7 +82,7 @@ def place_of(draft, types, uses_first, value):
     return uses_first[maker] + at % num_outputs, at // num_outputs
 
 
-@allocating
+@compiled
 def _make_records(draft, program, types):
     """Gives one step to each node with an input that is a whole sequence: it becomes a chain of one step."""
     for unit in range(draft.unit_at.size):
@@ -106,7 +106,7 @@ def _number_sequences(draft, program, types):
     return first, count
 
 
-@allocating
+@compiled
 def _mark_inputs(draft, program, types, first, is_read, singles):
     """Marks the sequences and the single values that units read."""
     for unit in range(draft.unit_at.size):
@@ -129,7 +129,7 @@ def _mark_inputs(draft, program, types, first, is_read, singles):
             at = next_input(program, at)
 
 
-@allocating
+@compiled
 def _mark_results(draft, program, types, ports, first, results, strides, singles, lists):
     """Gives each result its places; returns (places, lists)."""
     places = num_lists = 0
@@ -162,7 +162,7 @@ def _mark_results(draft, program, types, ports, first, results, strides, singles
     return places, num_lists
 
 
-@allocating
+@compiled
 def _note_results(draft, program, types, first, results, rows, values):
     """Has the values that are results know their places."""
     place = 0
@@ -184,14 +184,14 @@ def _note_results(draft, program, types, first, results, rows, values):
         place += count
 
 
-@allocating
+@compiled
 def _mark_always(draft, program, types, is_read, singles):
     """Marks what is a value whoever reads it: outputs of nodes and loops, constants, states; and of a tensor that is no
     sequence all rows if it is any."""
     for unit in range(draft.unit_at.size):
         if not is_chain(draft, program, unit):
-            at = draft.unit_values[unit]
-            singles[at : at + types[draft.unit_types[unit]].num_outputs] = 1
+            for k in range(types[draft.unit_types[unit]].num_outputs):
+                singles[draft.unit_values[unit] + k] = 1
     for source in range(draft.source_at.size):
         at, value = draft.source_at[source], draft.source_values[source]
         if program[at] == OP_STATE and program[at + 2] >= 0:
@@ -200,8 +200,12 @@ def _mark_always(draft, program, types, is_read, singles):
         at, value = draft.source_at[source], draft.source_values[source]
         if program[at] != OP_EXTERNAL:
             singles[value] = 1
-        elif not is_read[source] and singles[value : value + program[at + 2]].any():
-            singles[value : value + program[at + 2]] = 1
+        elif not is_read[source]:
+            is_any = False
+            for k in range(program[at + 2]):
+                is_any = is_any or singles[value + k] > 0
+            for k in range(program[at + 2]):
+                singles[value + k] |= is_any
 
 
 @allocating
@@ -237,7 +241,7 @@ def _make_values(draft, program, types, ports, first_sequences, is_read, rows):
     return values
 
 
-@allocating
+@compiled
 def _read(values, row):
     """Counts one reader; False if there are too many."""
     if values[row].readers == MAX_READERS:
@@ -246,7 +250,7 @@ def _read(values, row):
     return True
 
 
-@allocating
+@compiled
 def _count_readers(draft, program, types, rows, values):
     """Counts the readers of each value: its reads by nodes, and each chain and loop that reads it, until that is over.
 
@@ -272,7 +276,7 @@ def _count_readers(draft, program, types, rows, values):
     return fits
 
 
-@allocating
+@compiled
 def _count_states(draft, program, rows, values):
     """Gives every state a reader after the last. Returns the unit that keeps its state step by step, or -1.
 
@@ -300,13 +304,13 @@ def _count_states(draft, program, rows, values):
     return max(kept, -1)
 
 
-@allocating
+@compiled
 def value_after(program, keep_at):
     """The value that a state has after the request."""
     return program[keep_at + 2] + max(0, program[keep_at + 4] - 1) * program[keep_at + 3]
 
 
-@allocating
+@compiled
 def _place_sequences(draft, program, types, ports, first, is_read, places, lists, at, num_lists, rows, values):
     """Gives places to the sequences that are read, behind those of the results; returns the number of lists.
 
@@ -319,7 +323,8 @@ def _place_sequences(draft, program, types, ports, first, is_read, places, lists
                 row = rows[draft.source_values[source] + k]
                 if row >= 0:
                     values[row].row = at + k
-            lists[num_lists] = program[draft.source_at[source] + 1 : draft.source_at[source] + 3]
+            lists[num_lists, 0] = program[draft.source_at[source] + 1]
+            lists[num_lists, 1] = program[draft.source_at[source] + 2]
             at, num_lists = at + program[draft.source_at[source] + 2], num_lists + 1
     for unit in range(draft.unit_at.size):
         if first[unit] < 0:

@@ -23,7 +23,7 @@ from cellrt.graph.results import ResultLayout, StateLayout
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.cell_type import CellType
 
-MAX_CACHED_BYTES = 1 << 25
+MAX_CACHED_BYTES = 1 << 20
 """Memory of the compiled shapes that a model keeps."""
 
 
