@@ -27,7 +27,7 @@ class Step(NamedTuple):
 STEPS = (
     Step(0, "submit", "the model is looked up, a future made", ("engine/engine.py",)),
     Step(0, "unfold", "your function writes the cell graph", ("graph/unfolder.py", "graph/recorder.py")),
-    Step(0, "compile", "cut into subgraphs, or found in a cache", ("core/shape.py", "core/partition.py")),
+    Step(0, "compile", "cut into subgraphs, or found in a cache", ("core/template.py", "core/partition.py")),
     Step(1, "admit", "its rows are reserved, or it waits", ("core/admission.py", "core/rows.py")),
     Step(1, "schedule", "a cell type is chosen, a task is formed", ("core/schedule.py", "core/batching.py")),
     Step(2, "run", "rows are gathered, the cell runs, rows are put", ("worker/cpu/worker.py", "core/run_task.py")),

@@ -126,16 +126,20 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                         return rows, records, ragged, is_loop, priorities
                     ragged += extra
                     is_loop, stop = loop, its_stop
-                    if subgraph.record < 0:
-                        t.ints[nodes_at + rows] = pop_ready(t, subgraph)
-                    else:
-                        t.ints[nodes_at + rows] = ~subgraph_id
                     lane.served = cell_type.num_formed
                     priorities |= 1 << subgraph.priority
-                    rows += 1
-                    if subgraph.record >= 0:
-                        records += 1
-                        break
+                    if subgraph.record < 0:
+                        t.ints[nodes_at + rows] = pop_ready(t, subgraph)
+                        rows += 1
+                        continue
+                    count = min(subgraph.num_ready, left - rows)
+                    if extra > 0:
+                        count = max(1, min(count, (room - ragged + extra) // extra))
+                        ragged += (count - 1) * extra
+                    for each in range(count):
+                        t.ints[nodes_at + rows + each] = ~subgraph_id
+                    rows, records = rows + count, records + count
+                    break
             subgraph_id = following
     return rows, records, ragged, is_loop, priorities
 

@@ -32,6 +32,13 @@ def subgraph_of(t, id):
 
 
 @compiled
+def steps_ahead(ints, nodes_at, row, ahead):
+    """How many rows before this one are of the same chain, whose steps are rows of one task if it carries nothing;
+    ``ahead`` is that of the row before."""
+    return ahead + 1 if row > 0 and ints[nodes_at + row - 1] == ints[nodes_at + row] else 0
+
+
+@compiled
 def write_inputs(t, task, base, end):
     """Writes all inputs from ``end`` on; returns (end of what it wrote, position of the last note of a free row)."""
     cell_type = t.types[task.cell_type]
@@ -113,10 +120,12 @@ def _plain_input(t, task, base, port, end, notes_at):
     steps = 1 if t.ports[t.types[task.cell_type].first_port + port].carry >= 0 else task.steps
     rows_at = end
     for step in range(steps):
+        ahead = 0
         for row in range(ints[sizes_at + step]):
             id = ints[nodes_at + row]
             if id < 0:
-                ints[end] = input_row(t, t.subgraphs[~id], port, step)
+                ahead = steps_ahead(ints, nodes_at, row, ahead)
+                ints[end] = input_row(t, t.subgraphs[~id], port, step + ahead)
             else:
                 node = t.nodes[id + step]
                 value = t.values[node.first_value + t.links[node.first_link + port]]
@@ -136,10 +145,12 @@ def _ragged_input(t, task, base, port, end, notes_at):
     offsets_at, end = _start_offsets(ints, info, task.rows if info.carry >= 0 else task.positions, base, end)
     rows_at, position = end, 0
     for step in range(steps):
+        ahead = 0
         for row in range(ints[sizes_at + step]):
             id = ints[nodes_at + row]
             if id < 0:
-                end = _record_input(t, t.subgraphs[~id], port, step, info.ragged, end)
+                ahead = steps_ahead(ints, nodes_at, row, ahead)
+                end = _record_input(t, t.subgraphs[~id], port, step + ahead, info.ragged, end)
             else:
                 node = t.nodes[id + step]
                 at, count = first_link_of(t, node, cell_type, port), 1
@@ -245,11 +256,13 @@ def _graph_output(t, task, base, record_at, output, kind, end):
     positions_at, rows_at, result_positions_at, result_rows_at = end, end + limit, end + 2 * limit, end + 3 * limit
     stores = results = start = 0
     for step in range(task.steps):
+        ahead = 0
         for row in range(ints[sizes_at + step]):
             id, place = ints[nodes_at + row], -1
             if id < 0:
                 is_last = step + 1 == ints[lengths_at + row]
-                handle, place = step_output(t, task.worker, t.subgraphs[~id], output, step, is_last, kind)
+                ahead = steps_ahead(ints, nodes_at, row, ahead)
+                handle, place = step_output(t, task.worker, t.subgraphs[~id], output, step + ahead, is_last, kind)
             else:
                 value, handle = t.values[t.nodes[id + step].first_value + output], NO_ROW
                 if value.readers > 0:

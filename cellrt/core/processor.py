@@ -200,6 +200,7 @@ class Processor:
         row["max_steps"] = max_steps if any(port.carry >= 0 for port in inputs) else 1
         row["num_inputs"], row["num_outputs"] = len(inputs), len(outputs)
         row["first_port"] = self._grown.ports
+        row["carries"] = any(port.carry >= 0 for port in inputs)
         row["num_ragged"] = sum(port.ragged for port in inputs)
         row["per_row"] = 6 + 4 * len(inputs) + 4 * len(outputs)
         self._grown.ports = len(ports)

@@ -2,7 +2,7 @@
 
 A queue is ``NUM_LANES`` first-in-first-out lists; a request's lane comes from the policy and its priority, so an
 order other than arrival costs no search. A subgraph stays in its place until all its nodes are submitted; a chain or
-loop has one ready node where it may take a step.
+loop has a ready node where it may take a step.
 
 What of a type is ready at one client priority is its *backlog* there: ``ready[backlog, worker]`` counts ready nodes of
 queued subgraphs pinned to that worker, column 0 those that any worker may take. A backlog waits from the moment it
@@ -97,7 +97,7 @@ def unpin_if_idle(t, subgraph_id):
 
 @compiled
 def set_ready(t, subgraph, count):
-    """Says how many nodes of a chain or loop are ready: one or none."""
+    """Says how many steps of a chain or loop are ready: one or none, but of a cell that carries nothing any number."""
     if subgraph.state == QUEUED and count != subgraph.num_ready:
         at = backlog_of(subgraph.cell_type, subgraph.priority)
         if count > 0 and t.ready[at, subgraph.pinned] == 0:
@@ -156,17 +156,18 @@ def refresh(t, subgraph_id):
         return
     links, at, early = t.links, subgraph.record, t.settings[0].early_release
     worker = 0 if subgraph.in_flight == 0 and subgraph.sent == 0 else subgraph.pinned
-    is_ready = 0
+    count = 0
     waits = links[at + record.KEEPS] or links[at + record.STOP] != record.IS_CHAIN
     if links[at + record.POSITION] < links[at + record.LENGTH] and not (waits and subgraph.in_flight > 0):
-        if links[at + record.NUM_SOURCES] == 0 or steps_ready(t, at, worker if early else 0, 1) > 0:
-            is_ready = 1
-        elif worker == 0 and early:
+        most = 1 if t.types[subgraph.cell_type].carries else links[at + record.LENGTH]
+        count = steps_ready(t, at, worker if early else 0, most)
+        if count == 0 and worker == 0 and early:
             sender = _sender(t, at)
-            if sender > 0 and steps_ready(t, at, sender, 1) > 0:
-                worker, is_ready = sender, 1
+            if sender > 0:
+                count = steps_ready(t, at, sender, most)
+                worker = sender if count > 0 else 0
     pin(t, subgraph, worker)
-    set_ready(t, subgraph, is_ready)
+    set_ready(t, subgraph, count)
 
 
 @compiled

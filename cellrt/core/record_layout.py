@@ -12,6 +12,8 @@ p. What an input reads at step p follows from its mode::
            request) has sent (on the same worker) or done its step START + p * DIRECTION
     CARRY  value AT before the first step; then output ``SOURCE`` of the step before
 
+Of a cell that carries nothing all steps that are fed are ready at once, and each is a row of a task.
+
 State that goes from step to step alternates between two rows of the record's own, ``FIRST_ROW`` and ``SECOND_ROW``, so
 that a task may run twice; but where a step's output is also in a sequence or a value, its row there is the state's too.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled
 from cellrt.core.moves import BLOCKED, QUEUED
-from cellrt.core.queue import dequeue, enqueue, refresh, unpin_if_idle
+from cellrt.core.queue import dequeue, enqueue, refresh, set_ready, unpin_if_idle
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import BORROWED, LOCATION_SHIFT, MIXED, NO_ROW, NUM_PERMANENT, PENDING, STARTS
 
@@ -172,6 +172,8 @@ def send_steps(t, subgraph_id, steps, worker):
         subgraph.num_ready = 0
     elif links[at + record.NUM_SOURCES] > 0 or links[at + record.KEEPS]:
         refresh(t, subgraph_id)
+    elif not t.types[subgraph.cell_type].carries:
+        set_ready(t, subgraph, subgraph.num_ready - 1)
     if links[at + record.NUM_EDGES] + links[at + record.NUM_FOLLOWERS] > 0 and t.settings[0].early_release:
         _wake_sent(t, at, position, worker)
 

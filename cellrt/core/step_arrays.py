@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
-from cellrt.core.index_arrays import describe_input, step_output
+from cellrt.core.index_arrays import describe_input, step_output, steps_ahead
 from cellrt.core.jit import compiled
 from cellrt.core.records import bring_state, input_row, state_row
 from cellrt.core.rows import take_row
@@ -25,13 +25,15 @@ def write_steps(t, task, base, end):
     task.reads_late = 0
     for output in range(num_outputs):
         _describe_output(ints, base, descriptions_at + layout.OUTPUT * output, outputs_at + 4 * rows * output, rows)
+    ahead = 0
     for row in range(rows):
         subgraph = t.subgraphs[~ints[nodes_at + row]]
-        _write_inputs(t, subgraph, num_inputs, end + row, rows)
+        ahead = steps_ahead(ints, nodes_at, row, ahead)
+        _write_inputs(t, subgraph, num_inputs, ahead, end + row, rows)
         port = cell_type.first_port + num_inputs
         for output in range(num_outputs):
             to = descriptions_at + layout.OUTPUT * output
-            handle, place = _output(t, task.worker, subgraph, output, num_inputs, t.ports[port + output].kind)
+            handle, place = _output(t, task.worker, subgraph, output, num_inputs, ahead, t.ports[port + output].kind)
             if handle >= 0:
                 at = outputs_at + 4 * rows * output + ints[to + layout.OUT_STORES]
                 ints[at], ints[at + rows] = row, handle & ROW_MASK
@@ -47,10 +49,10 @@ def write_steps(t, task, base, end):
 
 
 @compiled
-def _write_inputs(t, subgraph, num_inputs, at, rows):
-    """Writes the rows that a chain's next step reads, ``rows`` ints apart."""
+def _write_inputs(t, subgraph, num_inputs, ahead, at, rows):
+    """Writes the rows that a chain reads ``ahead`` steps after the next one, ``rows`` ints apart."""
     links, to = t.links, subgraph.record + record.HEADER
-    position = links[subgraph.record + record.POSITION]
+    position = links[subgraph.record + record.POSITION] + ahead
     for port in range(num_inputs):
         mode = links[to + record.MODE]
         if mode == record.STEP:
@@ -59,19 +61,19 @@ def _write_inputs(t, subgraph, num_inputs, at, rows):
             state = subgraph.record + record.HEADER + record.INPUT * num_inputs
             handle = links[state + record.OUTPUT * links[to + record.SOURCE] + record.ROW]
         else:
-            handle = input_row(t, subgraph, port, 0)
+            handle = input_row(t, subgraph, port, ahead)
         t.ints[at] = handle
         at, to = at + rows, to + record.INPUT
 
 
 @compiled
-def _output(t, worker, subgraph, output, num_inputs, kind):
-    """As ``step_output``, for the next step."""
+def _output(t, worker, subgraph, output, num_inputs, ahead, kind):
+    """As ``step_output`` of a task of one step."""
     links, at = t.links, subgraph.record
     to = at + record.HEADER + record.INPUT * num_inputs + record.OUTPUT * output
-    position = links[at + record.POSITION]
-    if links[to + record.SEQUENCE] >= 0 or links[to + record.RESULT] >= 0 or links[at + record.TAP_STEP] == position:
-        return step_output(t, worker, subgraph, output, 0, True, kind)
+    position = links[at + record.POSITION] + ahead
+    if links[to + record.SEQUENCE] >= 0 or links[to + record.RESULT] >= 0 or links[at + record.TAP_STEP] <= position:
+        return step_output(t, worker, subgraph, output, ahead, True, kind)
     handle = NO_ROW
     if links[to + record.IS_STATE]:
         bring_state(t, to, worker, kind)

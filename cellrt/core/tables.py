@@ -94,6 +94,7 @@ TYPE = np.dtype(
         ("num_running", "i4"),
         ("num_formed", "i4"),
         ("num_ragged", "i4"),  # inputs
+        ("carries", "i4"),  # 1 if an input is carried: steps of a chain come one after the other
         ("per_row", "i4"),  # ints of buffer a row of a task needs at most, ragged inputs apart
     ],
     align=True,

@@ -116,17 +116,17 @@ def _record(t: Tables, subgraph_id: int) -> list[str]:
     length, position, done = (int(t.links[at + word]) for word in (record.LENGTH, record.POSITION, record.DONE))
     if not 0 <= done <= position <= length:
         return [f"subgraph {subgraph_id}: {done} steps done of {position} sent of {length}"]
-    if is_queued and int(subgraph["num_ready"]) not in (0, 1):
-        return [f"subgraph {subgraph_id}: {int(subgraph['num_ready'])} chains or loops in one subgraph are ready"]
     waits = t.links[at + record.KEEPS] or t.links[at + record.STOP] != record.IS_CHAIN
-    may_step = position < length and not (waits and int(subgraph["in_flight"])) and _is_fed(t, subgraph)
-    if is_queued and bool(subgraph["num_ready"]) != may_step:
-        return [f"subgraph {subgraph_id}: it {'may' if may_step else 'may not'} take a step, its queue says otherwise"]
+    most = 1 if t.types["carries"][int(subgraph["cell_type"])] else length
+    steps = range(position, min(length, position + most) if not (waits and int(subgraph["in_flight"])) else position)
+    ready = next((k for k, step in enumerate(steps) if not _is_fed(t, subgraph, step)), len(steps))
+    if is_queued and int(subgraph["num_ready"]) != ready:
+        return [f"subgraph {subgraph_id} may take {ready} steps, but is ready for {int(subgraph['num_ready'])}"]
     return []
 
 
-def _is_fed(t: Tables, subgraph: np.void) -> bool:
-    """Whether what a chain reads next, of those that it follows, is done or sent to the worker it is pinned to."""
+def _is_fed(t: Tables, subgraph: np.void, step: int) -> bool:
+    """Whether what a step reads, of chains that its own follows, is done or sent to the worker this is pinned to."""
     at = int(subgraph["record"])
     for port in range(int(t.types["num_inputs"][int(subgraph["cell_type"])])):
         words = t.links[at + record.num_words(port, 0) :][: record.INPUT]
@@ -135,7 +135,7 @@ def _is_fed(t: Tables, subgraph: np.void) -> bool:
         source = t.subgraphs[words[record.SOURCE]]
         is_sent = t.settings["early_release"][0] and 0 < int(source["pinned"]) == int(subgraph["pinned"])
         made = t.links[int(source["record"]) + (record.POSITION if is_sent else record.DONE)]
-        if words[record.START] + words[record.DIRECTION] * t.links[at + record.POSITION] >= made:
+        if words[record.START] + words[record.DIRECTION] * step >= made:
             return False
     return True
 

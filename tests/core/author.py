@@ -185,7 +185,7 @@ class Author:
 
     def chain(self) -> None:
         """A chain over a tensor, over the steps of another chain (forwards, backwards, or some of them), or a list."""
-        cell = self.draw.choice([CELLS[0], CELLS[1], CELLS[4]])
+        cell = self.draw.choice(CELLS)
         stepped = self.steps()
         first = len(self.values)
         sources: list[tuple[int, ...]] = []

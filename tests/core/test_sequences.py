@@ -127,6 +127,21 @@ def test_a_chain_over_outputs_of_nodes_begins_when_all_of_them_are_sent():
     assert [run(processor) for _ in range(5)] == [[LOWER], [UPPER], [UPPER], [UPPER], []]
 
 
+def test_steps_that_carry_nothing_are_rows_of_one_task_and_who_follows_takes_them_together():
+    processor = make_processor()
+    plain = processor.add_type([Port(0)], [Port(0)], max_batch=4)
+    upper = processor.add_type([Port(0)], [Port(0)], max_batch=16, priority=1)
+    program = [OP_EXTERNAL, 0, 6, OP_CHAIN, plain, 6, STEP, 0, 1, OP_CHAIN, upper, 6, STEP, 6, 1]
+    admit(processor, np.array([*program, OP_RESULT, 12, 1, 6], np.int32))
+    formed = []
+    while tasks := processor.schedule(1):
+        assert broken_rules(processor.tables) == []
+        formed += [(int(processor.tables.tasks[name][task]) for name in ("cell_type", "rows")) for task in tasks]
+    assert [tuple(task) for task in formed] == [(plain, 4), (upper, 4), (plain, 2), (upper, 2)]
+    complete_all(processor)
+    assert processor.num_live == 1
+
+
 def test_a_chain_keeps_two_rows_of_state_however_long_it_is():
     processor = make_processor()
     add_step(processor, 4)

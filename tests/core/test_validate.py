@@ -193,8 +193,8 @@ def lose_place(t: Tables) -> None:
     ("damage", "rule"),
     [
         (take_back_a_step, "steps done of"),
-        (be_ready_unfed, "may not take a step"),
-        (forget_to_be_ready, "may take a step"),
+        (be_ready_unfed, "may take 0 steps, but is ready for 1"),
+        (forget_to_be_ready, "may take 1 steps, but is ready for 0"),
         (share_state, "a row is held twice"),
         (share_place, "a row is held twice"),
         (lose_place, "accounted for"),
