@@ -11,12 +11,14 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint slow bench docs pictures gpu gpu-dry gpu-tune gpu-soak gpu-sanitize format clean
+.PHONY: help demo test lint interpreted compiled slow bench docs pictures gpu gpu-dry gpu-tune gpu-soak gpu-sanitize \
+	format clean
 
 help:
 	@echo "make demo    install what the demo needs into $(VENV) and run it"
 	@echo "make test    linters, types, import rules and the fast tests: what CI runs"
 	@echo "make lint    linters, types and import rules alone"
+	@echo "make interpreted  the core's tests alone, without compiling it"
 	@echo "make slow    the tests marked slow"
 	@echo "make bench   the quick form of the benchmarks"
 	@echo "make docs    build the documentation into site/"
@@ -32,9 +34,18 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/cellrt demo
 
-test: lint
-	$(BIN)/python -m pytest -m "not slow"
+# For two cores: what is one process goes side by side, and then the tests run in two. Torch takes one thread in each of
+# these, as threads that wait for each other by spinning cost several times as much once there are more than cores.
+test: $(VENV)/.dev
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint interpreted compiled
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
+
+interpreted: $(VENV)/.dev
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m "not slow" tests/core
+
+# Where nothing is compiled yet, both processes of the tests would compile the same; Numba keeps it on disk.
+compiled: $(VENV)/.dev
+	$(BIN)/python -c 'from cellrt.core.warm_up import warm_up; warm_up()'
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -110,8 +110,10 @@ class Worker(ABC):
         """Wakes the worker to take a turn if it is idle; False if it is not."""
         if not self._is_idle:
             return False
-        self._queue.put(WAKE)  # first: a client that is interrupted in between leaves a worker that wakes
+        # In this order: the worker says it again when it has taken the item, perhaps before the client's next line. And
+        # nothing is called in between, where a signal's handler could raise.
         self._is_idle = False
+        self._queue.put(WAKE)
         return True
 
     def has_finished(self) -> bool:

@@ -38,10 +38,16 @@ class Machine:
     reported."""
 
     def __init__(
-        self, workers: int, max_batches: tuple[int, ...], settings: SchedulerSettings, rows: int = 4096
+        self, workers: int, max_batches: tuple[int, ...], settings: SchedulerSettings, rows: int = 1024
     ) -> None:
         limits = Limits(
-            max_requests=64, max_nodes=4096, max_values=8192, max_links=32768, max_subgraphs=2048, max_tasks=16
+            max_requests=64,
+            max_nodes=4096,
+            max_values=8192,
+            max_links=32768,
+            max_subgraphs=2048,
+            max_tasks=16,
+            max_sessions=16,
         )
         self.processor = Processor(workers, limits, settings)
         kind = self.processor.add_kind(rows, rows)

@@ -78,7 +78,7 @@ def test_every_request_gets_the_oracles_results(draw, configuration, workers, ma
     draw=st.randoms(use_true_random=False),
     configuration=CONFIGURATIONS,
     workers=st.integers(1, 3),
-    rows=st.sampled_from([150, 4096]),
+    rows=st.sampled_from([150, 1024]),
     count=st.integers(1, 8),
 )
 def test_every_request_ends_once_under_failures(draw, configuration, workers, rows, count):

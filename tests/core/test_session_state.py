@@ -253,7 +253,7 @@ class Play:
     draw=st.randoms(use_true_random=False),
     configuration=CONFIGURATIONS,
     workers=st.integers(1, 3),
-    rows=st.sampled_from([48, 4096]),
+    rows=st.sampled_from([48, 1024]),
     count=st.integers(1, 6),
     chaos=st.booleans(),
 )

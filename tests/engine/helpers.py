@@ -24,6 +24,7 @@ SMALL = Limits(
     max_links=32_768,
     max_subgraphs=2048,
     max_tasks=32,
+    max_sessions=1024,
     max_events=256,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -74,3 +75,27 @@ def test_a_worker_that_died_before_it_began_leaves_all_of_it():
     launch(worker, [4, 5])
     begun, waiting = worker.take_unfinished()
     assert begun == [] and [task.task for task in waiting] == [4, 5]
+
+
+def test_a_worker_that_waits_again_before_its_waker_goes_on_can_be_woken_again():
+    looks: SimpleQueue[None] = SimpleQueue()
+
+    class Hasty(SimpleQueue):
+        """Lets the thread that puts go on once the worker has run and looked for news a last time."""
+
+        def put(self, item) -> None:
+            super().put(item)
+            looks.get(timeout=WAIT_S)
+
+    def has_news() -> bool:
+        looks.put(None)
+        return False
+
+    worker = CpuWorker(Tasks(), lambda: True, has_news, lambda: None, 1, "worker")
+    worker._queue = Hasty()
+    worker.start()
+    looks.get(timeout=WAIT_S)
+    for _ in range(3):
+        assert worker.wake()
+    SimpleQueue.put(worker._queue, None)
+    assert worker.join(WAIT_S)
