@@ -48,8 +48,9 @@ class Graph(Recorder):
 
     What it costs to write one, in the client's thread (one core of a server, hidden 64): ``call`` takes 2.5 us a node,
     and 3 us more for each tensor or number of the request among its inputs; ``chain`` and ``loop`` 10 us and 3 ns a
-    step (15 ns if the steps are a Python list); ``tree`` 13 us and 12 ns a node. A graph not seen before is also compiled,
-    in 7 us, and 0.15 us for each node outside chains and loops. So what is a chain or a tree should be written as one.
+    step (15 ns if the steps are a Python list); ``tree`` 13 us and 12 ns a node. A graph not seen before is also
+    compiled, in 7 us, and 0.15 us for each node outside chains and loops. So what is a chain or a tree should be
+    written as one.
 
     The engine then takes some 0.1 us to schedule a node, and batches nodes of one cell alone. So a cell is the largest
     piece that requests have in common and that nobody has to wait inside: one whole step of an LSTM, not a product. It
