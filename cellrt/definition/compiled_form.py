@@ -108,6 +108,8 @@ class CompiledForm(NamedTuple):
         inputs, outputs: the specs of the rows that it reads and writes, in its order; ragged inputs too.
         constants: int64: what ``function`` gets the address of, such as sizes and the addresses of weights.
         keeps: what must live as long as the form: the tensors whose addresses are in ``constants``.
+        origin: who made it.
+        is_batch_invariant: whether a row gives the same bits whoever is batched with it.
     """
 
     function: TaskFunction
@@ -115,6 +117,8 @@ class CompiledForm(NamedTuple):
     outputs: Mapping[str, RowSpec]
     constants: NDArray[np.int64]
     keeps: object
+    origin: str = "written by hand"
+    is_batch_invariant: bool = False
 
     def run(self, num_rows: int, inputs: Mapping[str, torch.Tensor | RaggedRows]) -> dict[str, torch.Tensor] | None:
         """One step on contiguous CPU tensors with these rows; None if the function refuses."""
