@@ -122,6 +122,13 @@ class CompiledForm(NamedTuple):
 
     def run(self, num_rows: int, inputs: Mapping[str, torch.Tensor | RaggedRows]) -> dict[str, torch.Tensor] | None:
         """One step on contiguous CPU tensors with these rows; None if the function refuses."""
+        call, outputs = self.bind(num_rows, inputs)
+        return outputs if call() == DONE else None
+
+    def bind(
+        self, num_rows: int, inputs: Mapping[str, torch.Tensor | RaggedRows]
+    ) -> tuple[Callable[[], int], dict[str, torch.Tensor]]:
+        """As ``run``, to be called any number of times: a call that returns DONE or REFUSED, and what it writes to."""
         sizes = np.array([num_rows])
         given, offsets = [], []
         for name in self.inputs:
@@ -131,8 +138,14 @@ class CompiledForm(NamedTuple):
         outputs = {name: torch.empty(num_rows, *spec.shape, dtype=spec.dtype) for name, spec in self.outputs.items()}
         addresses = [value.data_ptr() for value in (*given, *outputs.values())]
         words = np.array([1, num_rows, sizes.ctypes.data, *addresses, *offsets])
-        call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self.function.address)
-        return outputs if call(self.constants.ctypes.data, words.ctypes.data) == DONE else None
+        function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self.function.address)
+        constants, task, held = self.constants.ctypes.data, words.ctypes.data, (sizes, words, given, inputs)
+
+        def call() -> int:
+            done: int = function(constants, task)
+            return done if held else REFUSED
+
+        return call, outputs
 
 
 @nogil
