@@ -5,7 +5,6 @@ Ten seconds and more for each of them, so these are slow.
 
 from __future__ import annotations
 
-
 import pytest
 import torch
 from hypothesis import given, settings
