@@ -2,7 +2,7 @@
 
 A module's own compiled form comes first. For any other cell a compiler may make one (``definition/aot/``): while the
 engine registers it, or in the background, while the cell is served as it is. Compilers are processes of their own, and
-one thread of an engine waits for them, for one at a time.
+one thread of an engine waits for them, one at a time.
 """
 
 from __future__ import annotations

@@ -215,6 +215,23 @@ def test_a_form_that_comes_later_takes_requests_from_then_on(cache: None) -> Non
     close_and_check(engine)
 
 
+def test_nothing_fails_while_modules_are_traced(cache: None) -> None:
+    models = [model_of(decoder(seed, f"decoder{seed}"), f"decode{seed}") for seed in range(4)]
+    engine = small_engine(2, compile="background", debug=True)
+    asked = requests_of(16)
+    futures = []
+    for model in models:
+        engine.register(model, warm_up=False)
+        for known in models[: models.index(model) + 1]:
+            futures += [(known, request, engine.submit(known.name, request)) for request in asked]
+    for seed in range(4):
+        wait_for_form(engine, f"decoder{seed}")
+        futures += [(models[seed], request, engine.submit(models[seed].name, request)) for request in asked]
+    for model, request, future in futures:
+        assert_same(future.result(WAIT_S), run_one_by_one(model, request))
+    close_and_check(engine)
+
+
 def test_a_session_keeps_its_state_when_a_form_comes(cache: None) -> None:
     made, memory = decoder(0), torch.ones(2, WIDTH)
 

@@ -10,14 +10,15 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.definition.aot.library import CREATE, DELETE, RUN, SHARE, Library
-from cellrt.definition.aot.program import LEAST_VALUES, StepProgram, export_step
+from cellrt.definition.aot.program import LEAST_VALUES
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.run_step import MOST_DIMS, run_step
-from cellrt.definition.aot.store import LibraryStore
+from cellrt.definition.aot.store import Compiled, LibraryStore
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.computation import Computation, count_rows
 from cellrt.definition.examples import random_inputs
 from cellrt.definition.row_wise import is_close, row_of
+from cellrt.definition.snapshot import weights_of
 from cellrt.definition.spec import CellInput, RowSpec, copy_input
 
 TRIED_ROWS = (1, 1, 2, 7, 16)
@@ -26,18 +27,17 @@ NAME = "AOTInductor"
 
 def compile_cell(cell: Computation, store: LibraryStore) -> CompiledForm:
     """The form of a cell, compiled now unless the store has it. Raises NotCompiledError: why there is none."""
-    step = export_step(cell)
-    library = Library(store.library_of(step), step.weights)
-    constants = _constants(cell, step, library)
-    form = CompiledForm(run_step, cell.inputs, cell.outputs, constants, (library, step.weights), NAME)
+    made = store.compile(cell)
+    library = Library(made.library, tuple(weights_of(cell.module).values()))
+    form = CompiledForm(run_step, cell.inputs, cell.outputs, _constants(cell, made, library), library, NAME)
     return form._replace(is_batch_invariant=_try(cell, form))
 
 
-def _constants(cell: Computation, step: StepProgram, library: Library) -> NDArray[np.int64]:
+def _constants(cell: Computation, made: Compiled, library: Library) -> NDArray[np.int64]:
     """See ``run_step.py``."""
     words = [library.address(function) for function in (RUN, CREATE, SHARE, DELETE)]
-    words += [library.container, len(step.weights), len(cell.inputs), len(cell.outputs)]
-    words += [step.least_rows, LEAST_VALUES, step.has_equal_values]
+    words += [library.container, len(library.handles), len(cell.inputs), len(cell.outputs)]
+    words += [made.least_rows, LEAST_VALUES, made.has_equal_values]
     for name, spec in cell.inputs.items():
         words += _port(spec, library, cell.places[cell.carry[name]] if name in cell.carry else -1)
     for spec in cell.outputs.values():

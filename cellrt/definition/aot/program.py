@@ -6,7 +6,6 @@ it: thirty layers or ten fine-tunes have one digest.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -52,6 +51,10 @@ class StepProgram(NamedTuple):
     least_rows: int
     has_equal_values: bool
 
+    def facts(self) -> dict[str, int | bool]:
+        """What a form must know of it besides the cell."""
+        return {"least_rows": self.least_rows, "has_equal_values": self.has_equal_values}
+
     def digest(self) -> str:
         """Of all that the compiled code depends on: operations, shapes, strides, dtypes, ranges, constants."""
         digest = hashlib.sha256()
@@ -86,7 +89,10 @@ class _WritingStep(nn.Module):
 
 
 def export_step(cell: Computation) -> StepProgram:
-    """A cell's step for any number of rows. Raises NotCompiledError."""
+    """A cell's step for any number of rows. Raises NotCompiledError.
+
+    It runs the module's code, and changes torch for all threads meanwhile: see ``LibraryStore``.
+    """
     weights = _checked_weights(cell)
     num_ragged = sum(spec.ragged for spec in cell.inputs.values())
     failure: NotCompiledError | None = None
@@ -124,9 +130,7 @@ def _export(
     rows = Dim("rows", min=least_rows)
     inputs, sizes = _example(cell, rows, has_equal_values)
     memory = [torch.zeros(EXAMPLE_ROWS, *spec.shape, dtype=spec.dtype) for spec in cell.outputs.values()]
-    # Tracing runs the module's Python code, which may leave something behind: in a copy that shares the weights.
-    module = copy.deepcopy(cell.module, {id(value): value for value in weights_of(cell.module).values()})
-    before = _plain_attributes(module)
+    module, before = cell.module, _plain_attributes(cell.module)
     step = _WritingStep(cell, module, Exportable(cell, module, weights, cell.written))
     is_general = symbolic_config.patch(backed_size_oblivious=least_rows == 1)  # type: ignore[attr-defined]
     try:

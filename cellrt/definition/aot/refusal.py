@@ -32,11 +32,12 @@ class NotCompiledError(DefinitionError):
 
     Attributes:
         reason: what keeps it from it.
+        detail: of what it is so.
     """
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
-        self.reason = reason
+        self.reason, self.detail = reason, detail
 
     @property
     def partial_fx_graph(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -11,15 +12,24 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 import torch
 
-from cellrt.definition.aot.program import StepProgram
+from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
+from cellrt.definition.computation import Computation
 
 BUILD = Path(__file__).with_name("build.py")
+PROGRAM, EXPORTED, REFUSED, SAID = "program.pt2", "exported.json", "refused", "said"
+NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+MOST_TRACING_S = 120.0
+"""A fork gets no more: it stops for ever where it needs a lock that another thread had."""
+POLL_S = 0.01
 CACHE_VARIABLE = "CELLRT_CACHE"
 """The environment variable that names the folder of what cellrt keeps; default: ``cellrt`` in the user's cache."""
 
@@ -31,8 +41,19 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cellrt"
 
 
+class Compiled(NamedTuple):
+    """What became of a cell: its library, and what of its program a form must know (see ``StepProgram``)."""
+
+    library: Path
+    least_rows: int
+    has_equal_values: bool
+
+
 class LibraryStore:
     """The libraries in one folder. Safe from several threads; several processes may share the folder.
+
+    Tracing a module changes torch for all threads of a process, so it is done in a fork of this one, which knows the
+    module and goes on as the compiler, from a fresh start.
 
     Args:
         folder: default: ``cache_folder()``.
@@ -41,61 +62,109 @@ class LibraryStore:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = (folder or cache_folder()) / "compiled"
         self.num_compiled = 0
-        """How often a compiler was started."""
-        self._running: set[subprocess.Popen[str]] = set()
+        """How often something was compiled."""
+        self._running: set[int] = set()
         self._is_closed = False
 
-    def library_of(self, step: StepProgram) -> Path:
-        """The library of a program; compiles it if there is none, and waits for that. Raises NotCompiledError."""
+    def compile(self, cell: Computation) -> Compiled:
+        """The library of a cell; compiles it if there is none, and waits for that. Raises NotCompiledError."""
         compiler = find_compiler()
-        library = self.folder / f"{_digest(step, compiler)}.so"
-        if not library.exists():
-            if not (refused := library.with_suffix(".refused")).exists():
-                self._compile(step, library)
-            if refused.exists():
-                name, _, detail = refused.read_text().partition("\n")
-                raise NotCompiledError(Reason[name], detail)
-        return library
+        self.folder.mkdir(parents=True, exist_ok=True)
+        depends_on = "\n".join((torch.__version__, _version_of(compiler), _instructions(), BUILD.read_text()))
+        with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", DeprecationWarning
+                )  # of forks beside threads: it traces, and starts anew
+                process = os.fork()
+            if process == 0:
+                _trace_and_compile(cell, folder, depends_on)
+            self._wait(process, folder / EXPORTED)
+            return self._result(folder)
 
     def close(self) -> None:
         """Ends the compilers that run; what waits for them gets NotCompiledError."""
         self._is_closed = True
         for process in list(self._running):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+            _kill(process)
 
-    def _compile(self, step: StepProgram, library: Path) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            program = Path(folder) / "program.pt2"
-            torch.export.save(step.program, program)
-            counts = map(str, (len(step.weights), step.num_outputs))
-            said = self._run([sys.executable, "-P", str(BUILD), str(program), str(library), *counts])
-        if not library.exists() and not library.with_suffix(".refused").exists():
-            raise NotCompiledError(Reason.NOT_COMPILED, said.strip().rpartition("\n")[2])
-
-    def _run(self, command: list[str]) -> str:
-        """Runs a compiler to its end; returns what it said."""
-        paths = os.pathsep.join(path for path in sys.path if path)
-        # One folder for all: AOTInductor keeps precompiled headers there, which take longer than a small program.
-        own = {"PYTHONPATH": paths, "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"), "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **own},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.num_compiled += 1
+    def _wait(self, process: int, exported: Path) -> None:
+        """Waits for a compiler's end, but not long for one that cannot even trace."""
         self._running.add(process)
+        latest_s = time.monotonic() + MOST_TRACING_S
         try:
-            if self._is_closed:
-                self.close()
-            return process.communicate()[1]
+            while os.waitpid(process, os.WNOHANG) == (0, 0):
+                if self._is_closed or (time.monotonic() > latest_s and not exported.exists()):
+                    _kill(process)
+                time.sleep(POLL_S)
+        except BaseException:  # an interrupt, in the thread that registers
+            _kill(process)
+            os.waitpid(process, 0)
+            raise
         finally:
             self._running.discard(process)
+
+    def _result(self, folder: Path) -> Compiled:
+        """What a compiler left behind."""
+        refused = folder / REFUSED
+        if not refused.exists() and (folder / EXPORTED).exists():
+            found = json.loads((folder / EXPORTED).read_text())
+            library = Path(found["library"])
+            self.num_compiled += found["is_new"]
+            if library.exists():
+                return Compiled(library, found["least_rows"], found["has_equal_values"])
+            refused = library.with_suffix(".refused")
+        if refused.exists():
+            name, _, detail = refused.read_text().partition("\n")
+            raise NotCompiledError(Reason[name], detail)
+        said = folder / SAID
+        raise NotCompiledError(
+            Reason.NOT_COMPILED, said.read_text(errors="replace").strip().rpartition("\n")[2] if said.exists() else ""
+        )
+
+
+def _trace_and_compile(cell: Computation, folder: Path, depends_on: str) -> NoReturn:
+    """What a fork does: traces a cell, then becomes the compiler unless there is a library. Never returns."""
+    status = 1
+    try:
+        os.setsid()
+        for number, path, flags in (
+            (0, os.devnull, os.O_RDONLY),
+            (1, os.devnull, os.O_WRONLY),
+            (2, folder / SAID, NEW),
+        ):
+            os.dup2(os.open(path, flags, 0o600), number)
+        torch.set_num_threads(1)
+        step = export_step(cell)
+        digest = hashlib.sha256(f"{step.digest()}\n{depends_on}".encode()).hexdigest()[:32]
+        library = folder.parent / f"{digest}.so"
+        is_new = not library.exists() and not library.with_suffix(".refused").exists()
+        if is_new:
+            torch.export.save(step.program, folder / PROGRAM)
+        found = {"library": str(library), "is_new": is_new, **step.facts()}
+        (folder / EXPORTED).write_text(json.dumps(found))
+        if is_new:
+            # One folder for all: AOTInductor keeps there what it found out of the compiler.
+            own = {"TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "inductor"), "OMP_NUM_THREADS": "1"}
+            own["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+            counts = map(str, (len(step.weights), step.num_outputs))
+            command = [sys.executable, "-P", str(BUILD), str(folder / PROGRAM), str(library), *counts]
+            os.execve(sys.executable, command, {**os.environ, **own})
+        status = 0
+    except NotCompiledError as refused:
+        (folder / REFUSED).write_text(f"{refused.reason.name}\n{refused.detail}")
+    except BaseException as error:
+        os.write(2, f"{type(error).__name__}: {error}".encode())
+    finally:
+        os._exit(status)
+
+
+def _kill(process: int) -> None:
+    """Kills a compiler with all that it started."""
+    for kill, signal_number in ((os.killpg, signal.SIGTERM), (os.kill, signal.SIGKILL)):
+        with suppress(ProcessLookupError, PermissionError):
+            kill(process, signal_number)
 
 
 def find_compiler() -> str:
@@ -105,12 +174,6 @@ def find_compiler() -> str:
     if found is None or sys.platform == "win32":
         raise NotCompiledError(Reason.NO_COMPILER, name)
     return found
-
-
-def _digest(step: StepProgram, compiler: str) -> str:
-    """Of all that a library depends on: the program, torch, the compiler, the machine, how we compile."""
-    parts = (step.digest(), torch.__version__, _version_of(compiler), _instructions(), BUILD.read_text())
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 @functools.cache
