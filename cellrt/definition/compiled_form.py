@@ -109,7 +109,7 @@ class CompiledForm(NamedTuple):
         constants: int64: what ``function`` gets the address of, such as sizes and the addresses of weights.
         keeps: what must live as long as the form: the tensors whose addresses are in ``constants``.
         origin: who made it.
-        is_batch_invariant: whether a row gives the same bits whoever is batched with it.
+        is_batch_invariant: rows were seen to give the same bits alone and together; False also where nobody looked.
     """
 
     function: TaskFunction

@@ -154,7 +154,10 @@ class Engine:
             self.close()
 
     def __repr__(self) -> str:
-        return f"Engine({self._processor.num_workers} workers, models {list(self._models)})"
+        types = list(self._registry.types.values())
+        compiled = sum(made.form is not None for made in types)
+        models = f"models {list(self._models)}, {compiled} of {len(types)} cells compiled"
+        return f"Engine({self._processor.num_workers} workers, {models})"
 
     def register(
         self,

@@ -21,6 +21,7 @@ from tests.cells.test_every_cell import COUNTS, SEEDS, picked, shuffled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+ELEMENTWISE = ("integers", "several outputs", "embedding")
 STAYS_EAGER: dict[str, Reason] = {}
 """Ready-made cells that cannot be compiled, and why."""
 
@@ -39,6 +40,8 @@ def test_a_users_module_gives_the_same_or_says_why_not(store: LibraryStore, name
         assert error.value.reason is Reason[refused]
         return
     form = compile_cell(made, store)
+    if name in ELEMENTWISE:
+        assert form.is_batch_invariant
     is_half = any(spec.dtype == torch.bfloat16 for spec in made.inputs.values())
     tolerance = MODES["bfloat16" if is_half else "plain"].tolerance
     for rows in (1, 2, 3, 17, 64, 512):

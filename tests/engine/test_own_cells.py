@@ -148,6 +148,7 @@ def test_loops_over_a_ragged_memory_run_without_python(cache: None, monkeypatch,
     for (model, request), future in zip(asked, futures):
         assert_same(future.result(WAIT_S), run_one_by_one(model, request))
     assert {cell["form"] for cell in engine.statistics()["cells"].values()} == {COMPILED}
+    assert "2 of 2 cells compiled" in repr(engine)
     close_and_check(engine)
 
 
