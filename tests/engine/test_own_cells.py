@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import resource
 import time
+from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from cellrt.definition.aot.form import compile_cell
 from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.store import CACHE_VARIABLE, LibraryStore
+from cellrt.definition.compiled_form import DONE
 from cellrt.errors import CellError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.worker.cpu.executor import Executor
@@ -117,6 +121,38 @@ def test_a_form_gives_what_its_module_gives(store: LibraryStore, counts: list[in
     outputs = compile_cell(made, store).run(len(counts), inputs)
     assert outputs is not None
     assert_same(outputs, dict(zip(made.outputs, made.run(*inputs.values()))))
+
+
+def test_calls_from_several_threads_leave_no_memory_behind(store: LibraryStore) -> None:
+    made = decoder(0)
+    form = compile_cell(made, store)
+    failures: list[str] = []
+
+    def call(seed: int) -> None:
+        some = [inputs_of(made, [(seed + k) % 5 for k in range(rows)], seed) for rows in (1, 2, 5, 13, 30)]
+        expected = [dict(zip(made.outputs, made.run(*inputs.values()))) for inputs in some]
+        bound = [form.bind(len(inputs["h"]), inputs) for inputs in some]
+        for _ in range(300):
+            for run, _ in bound:
+                assert run() == DONE
+        for (_, outputs), values in zip(bound, expected):
+            try:
+                assert_same(outputs, values)
+            except AssertionError as error:
+                failures.append(str(error))
+
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    call(9)
+    before = resident_bytes()
+    threads = [Thread(target=call, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert resident_bytes() - before < 12 << 20  # 6,000 calls: the handles of one call, left behind by each, are more
 
 
 def test_other_weights_are_found_again_and_give_other_results(store: LibraryStore) -> None:
@@ -306,6 +342,9 @@ REFUSED = {
     Reason.BY_VALUES: lambda: cellrt.cell(lambda x: -x if bool((x > 1).any()) else x, NUMBERS),
     Reason.MEMORY: lambda: cellrt.cell(counting(), NUMBERS),
     Reason.RECURRENT: lambda: cellrt.cell(over_span(), {"memory": cellrt.ragged(4)}),
+    Reason.FINITE: lambda: cellrt.cell(
+        nn.Linear(4, 4).double(), {"input": cellrt.rows(4, dtype=torch.float64)}, finite="output"
+    ),
     Reason.BATCH_SIZES: lambda: cellrt.cell(nn.Linear(4, 4), {"input": (4,)}, batch_sizes=[4, 8]),
 }
 

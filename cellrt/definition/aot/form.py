@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -27,6 +28,10 @@ NAME = "AOTInductor"
 
 def compile_cell(cell: Computation, store: LibraryStore) -> CompiledForm:
     """The form of a cell, compiled now unless the store has it. Raises NotCompiledError: why there is none."""
+    if numba.config.DISABLE_JIT:
+        raise NotCompiledError(Reason.NO_JIT)
+    if unseen := [name for name in cell.finite if cell.outputs[name].dtype != torch.float32]:
+        raise NotCompiledError(Reason.FINITE, str(unseen))
     made = store.compile(cell)
     library = Library(made.library, tuple(weights_of(cell.module).values()))
     form = CompiledForm(run_step, cell.inputs, cell.outputs, _constants(cell, made, library), library, NAME)

@@ -11,6 +11,8 @@ class Reason(StrEnum):
     """What keeps a cell from being compiled."""
 
     BATCH_SIZES = "it takes certain numbers of rows only"
+    FINITE = "it promises finite numbers in an output that is not float32, which nobody looks at without Python"
+    NO_JIT = "Numba compiles nothing (NUMBA_DISABLE_JIT)"
     DEVICE = "its weights do not lie on the CPU as plain dense tensors"
     DTYPE = "a weight has a dtype that rows cannot have"
     MEMORY = "it keeps values between calls"
