@@ -20,6 +20,7 @@ from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.engine.options import check_choice
+from cellrt.errors import CellrtError
 from cellrt.worker.service_thread import ServiceThread
 
 CompileMode = Literal["off", "background", "wait"]
@@ -91,7 +92,10 @@ class CellCompiler:
     def _serve(self) -> None:
         while not self._is_closed and (cell := self._queue.get()) is not None:
             if self._compile(cell) is not None and (adopt := self._on_ready()) is not None:
-                adopt()
+                try:
+                    adopt()
+                except CellrtError as error:
+                    logging.getLogger("cellrt").warning("the form of cell %r is not used: %s", cell.name, error)
 
     def _compile(self, cell: Cell) -> CompiledForm | None:
         """Compiles a cell and says in the log what came of it."""
