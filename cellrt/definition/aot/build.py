@@ -32,8 +32,8 @@ OPERATOR = re.compile(r"// (torch\.ops\.[\w.]+)|\"(\w+::\w+)")
 def build(program_at: Path, library_at: Path, num_weights: int, num_outputs: int) -> None:
     """Writes the library, or why there is none."""
     program = torch.export.load(program_at)
-    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
-    examples = [_example(value) for value in values if isinstance(value, torch.Tensor)]
+    given = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    examples = [_example(given[name]) for name in program.graph_signature.user_inputs]
     inputs_end = len(examples) - num_outputs
     program.example_inputs = ((examples[:num_weights], examples[num_weights:inputs_end], examples[inputs_end:]), {})
     with tempfile.TemporaryDirectory(dir=library_at.parent) as folder:
