@@ -105,3 +105,31 @@ def call(typing_context: Any, function: Any, first: Any, second: Any) -> Any:
         return builder.call(pointer, arguments[1:])
 
     return types.int64(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def move_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+    """As ``copy_bytes``, where the two may overlap."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to, source = (builder.inttoptr(address, ir.IntType(8).as_pointer()) for address in arguments[:2])
+        cgutils.raw_memmove(builder, to, source, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def call_status(typing_context: Any, function: Any, arguments: Any) -> Any:
+    """Calls the C function at an address, which returns an int32; ``arguments``: a tuple of int64 and int32 numbers.
+
+    Pointers and sizes are int64. Each argument has the type that it has in the tuple.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kinds = [context.get_value_type(kind) for kind in arguments.types]
+        pointer = builder.inttoptr(given[0], ir.FunctionType(ir.IntType(32), kinds).as_pointer())
+        values = [builder.extract_value(given[1], k) for k in range(len(kinds))]
+        return builder.call(pointer, values)
+
+    return types.int32(types.intp, arguments), generate

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
-from cellrt.core.memory import call, copy_bytes, read_byte, read_word, write_word
+from cellrt.core.memory import call, copy_bytes, move_bytes, read_byte, read_word, write_word
 from cellrt.core.task_memory import (
     ALIGNMENT,
     BATCH_SIZES,
@@ -24,6 +24,7 @@ from cellrt.core.task_memory import (
     are_finite,
     gather,
     put,
+    read_offsets,
 )
 
 
@@ -38,11 +39,13 @@ def _kept_rows(buffer, port):
 def loop_bytes(buffer, ports, num_inputs):
     """Scratch for a loop's task."""
     rows, num_ports = buffer[layout.H_ROWS], ports.shape[0]
-    size = 8 * (FIRST_INPUT + 2 * num_ports + 1 + rows)
+    size = 8 * (FIRST_INPUT + 2 * num_ports + num_inputs + 1 + rows)
     for k in range(num_ports):
-        size += aligned(rows * ports[k, ROW_BYTES])
         if k >= num_inputs:
-            size += aligned(_kept_rows(buffer, ports[k]) * ports[k, ROW_BYTES])
+            size += aligned((rows + _kept_rows(buffer, ports[k])) * ports[k, ROW_BYTES]) + ALIGNMENT
+        else:
+            size += aligned(buffer[ports[k, RECORD] + layout.IN_COUNT] * ports[k, ROW_BYTES])
+            size += aligned(8 * (rows + 1)) if ports[k, FLAG] else 0
     return size + 4 * ALIGNMENT
 
 
@@ -75,7 +78,9 @@ def _go_on(ports, num_inputs, task, place, to):
     """Readies the inputs of a row's next step, at ``to``, from this step's outputs at ``place``."""
     for k in range(num_inputs):
         size, target = ports[k, ROW_BYTES], read_word(task, FIRST_INPUT + k) + to * ports[k, ROW_BYTES]
-        if ports[k, CARRY] >= 0:
+        if ports[k, FLAG] and place != to:
+            _move_values(ports[k], task, k, read_word(task, FIRST_INPUT + ports.shape[0] + k), place, to)
+        elif ports[k, CARRY] >= 0:
             source = read_word(task, FIRST_INPUT + num_inputs + ports[k, CARRY])
             copy_bytes(target, source + place * size, size)
         elif place != to:
@@ -83,23 +88,33 @@ def _go_on(ports, num_inputs, task, place, to):
 
 
 @compiled
+def _move_values(port, task, number, offsets, place, to):
+    """Moves the values of a ragged input's row behind those of the row before ``to``."""
+    values, size = read_word(task, FIRST_INPUT + number), port[ROW_BYTES]
+    first, start = read_word(offsets, place), read_word(offsets, to)
+    count = read_word(offsets, place + 1) - first
+    move_bytes(values + start * size, values + first * size, count * size)
+    write_word(offsets, to + 1, start + count)
+
+
+@compiled
 def run_loop(buffer, ports, num_inputs, own, host, kernel, constants, task):
     """As ``run_task``, for a loop; ``task`` is the address of its scratch. Writes how many steps each row took."""
     rows, num_ports = buffer[layout.H_ROWS], ports.shape[0]
-    kept = task + 8 * (FIRST_INPUT + num_ports)
+    kept = task + 8 * (FIRST_INPUT + num_ports + num_inputs)
     sizes = kept + 8 * num_ports
     active = sizes + 8
     at = aligned(active + 8 * rows)
     for k in range(num_ports):
         write_word(task, FIRST_INPUT + k, at)
         if k < num_inputs:
-            if ports[k, FLAG]:  # ragged
-                return REFUSED
+            size = buffer[ports[k, RECORD] + layout.IN_COUNT] * ports[k, ROW_BYTES]
             place = gather(buffer, ports[k], own, at)
             if place != at:
-                copy_bytes(at, place, rows * ports[k, ROW_BYTES])
-        at = aligned(at + rows * ports[k, ROW_BYTES])
-        if k >= num_inputs:
+                copy_bytes(at, place, size)
+            at = read_offsets(buffer, ports, task, k, rows, aligned(at + size))
+        else:
+            at = aligned(at + rows * ports[k, ROW_BYTES])
             write_word(kept, k, at)
             at = aligned(at + _kept_rows(buffer, ports[k]) * ports[k, ROW_BYTES])
     for row in range(rows):

@@ -25,6 +25,7 @@ from cellrt.core.task_memory import (
     are_finite,
     gather,
     put,
+    read_offsets,
 )
 
 
@@ -64,14 +65,9 @@ def run_task(buffer, ports, num_inputs, own, host, kernel, constants, scratch):
         write_word(sizes, step, buffer[buffer[layout.H_BATCH_SIZES] + step])
     at = aligned(sizes + 8 * steps)
     for k in range(num_inputs):
-        record = ports[k, RECORD]
         write_word(task, FIRST_INPUT + k, gather(buffer, ports[k], own, at))
-        at = aligned(at + buffer[record + layout.IN_COUNT] * ports[k, ROW_BYTES])
-        write_word(task, FIRST_INPUT + num_ports + k, at)
-        if ports[k, FLAG]:
-            for position in range(positions + 1):
-                write_word(at, position, buffer[buffer[record + layout.IN_OFFSETS] + position])
-            at = aligned(at + 8 * (positions + 1))
+        behind = aligned(at + buffer[ports[k, RECORD] + layout.IN_COUNT] * ports[k, ROW_BYTES])
+        at = read_offsets(buffer, ports, task, k, positions, behind)
     for k in range(num_inputs, num_ports):
         write_word(task, FIRST_INPUT + k, at)
         at = aligned(at + positions * ports[k, ROW_BYTES])

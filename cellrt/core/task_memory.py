@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
-from cellrt.core.memory import copy_bytes, read_float
+from cellrt.core.memory import copy_bytes, read_float, write_word
 from cellrt.core.tables import LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
 
 DONE = 0
@@ -55,6 +55,19 @@ def gather(buffer, port, own, target):
     for k in range(count):
         copy_bytes(target + k * size, arena + rows[k] * size, size)
     return target
+
+
+@compiled
+def read_offsets(buffer, ports, task, number, positions, at):
+    """Writes an input's offsets to ``at`` if it is ragged, and where they are to the task; returns what lies behind."""
+    port = ports[number]
+    write_word(task, FIRST_INPUT + ports.shape[0] + number, at)
+    if not port[FLAG]:
+        return at
+    offsets = buffer[port[RECORD] + layout.IN_OFFSETS]
+    for position in range(positions + 1):
+        write_word(at, position, buffer[offsets + position])
+    return aligned(at + 8 * (positions + 1))
 
 
 @compiled

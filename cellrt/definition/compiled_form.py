@@ -108,6 +108,8 @@ class CompiledForm(NamedTuple):
         inputs, outputs: the specs of the rows that it reads and writes, in its order; ragged inputs too.
         constants: int64: what ``function`` gets the address of, such as sizes and the addresses of weights.
         keeps: what must live as long as the form: the tensors whose addresses are in ``constants``.
+        origin: who made it.
+        is_batch_invariant: rows were seen to give the same bits alone and together; False also where nobody looked.
     """
 
     function: TaskFunction
@@ -115,9 +117,18 @@ class CompiledForm(NamedTuple):
     outputs: Mapping[str, RowSpec]
     constants: NDArray[np.int64]
     keeps: object
+    origin: str = "written by hand"
+    is_batch_invariant: bool = False
 
     def run(self, num_rows: int, inputs: Mapping[str, torch.Tensor | RaggedRows]) -> dict[str, torch.Tensor] | None:
         """One step on contiguous CPU tensors with these rows; None if the function refuses."""
+        call, outputs = self.bind(num_rows, inputs)
+        return outputs if call() == DONE else None
+
+    def bind(
+        self, num_rows: int, inputs: Mapping[str, torch.Tensor | RaggedRows]
+    ) -> tuple[Callable[[], int], dict[str, torch.Tensor]]:
+        """As ``run``, to be called any number of times: a call that returns DONE or REFUSED, and what it writes to."""
         sizes = np.array([num_rows])
         given, offsets = [], []
         for name in self.inputs:
@@ -127,8 +138,14 @@ class CompiledForm(NamedTuple):
         outputs = {name: torch.empty(num_rows, *spec.shape, dtype=spec.dtype) for name, spec in self.outputs.items()}
         addresses = [value.data_ptr() for value in (*given, *outputs.values())]
         words = np.array([1, num_rows, sizes.ctypes.data, *addresses, *offsets])
-        call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self.function.address)
-        return outputs if call(self.constants.ctypes.data, words.ctypes.data) == DONE else None
+        function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self.function.address)
+        constants, task, held = self.constants.ctypes.data, words.ctypes.data, (sizes, words, given, inputs)
+
+        def call() -> int:
+            done: int = function(constants, task)
+            return done if held else REFUSED
+
+        return call, outputs
 
 
 @nogil

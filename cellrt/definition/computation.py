@@ -123,7 +123,11 @@ class Computation:
 
     def _in_order(self, result: object) -> list[torch.Tensor]:
         """The outputs in the declared order. Raises CellError if they are others than declared."""
-        named = named_outputs(result)
+        named: dict[str, torch.Tensor]
+        if type(result) is dict and all(type(value) is torch.Tensor for value in result.values()):
+            named = result  # as most cells do
+        else:
+            named = named_outputs(result)
         if named.keys() != self.outputs.keys():
             raise CellError(f"cell {self.name!r}: expected outputs {list(self.outputs)}, got {list(named)}")
         return [named[name] for name in self.outputs]

@@ -54,7 +54,7 @@ class ExportedModule(nn.Module):
         return dict(zip(self._outputs, [value[:rows] for value in results] if is_small else results, strict=True))
 
 
-class _Exportable(nn.Module):
+class Exportable(nn.Module):
     """A cell's callable as a function of its weights and of flat inputs, of which it copies those in ``written``.
 
     It does not own the weights.
@@ -124,7 +124,7 @@ def _export_once(
         sizes += [{0: values}, {0: rows + 1}] if spec.ragged else [{0: rows}]
     try:
         program = torch.export.export(
-            _Exportable(cell, module, weights, written),
+            Exportable(cell, module, weights, written),
             (list(weights.values()), inputs),
             dynamic_shapes=([None] * len(weights), sizes),
             strict=False,

@@ -74,13 +74,13 @@ def _differing(cell: Computation, rows: int, generator: torch.Generator) -> set[
     inputs = random_inputs(cell.inputs.values(), rows, generator)
     try:
         together = _run(cell, inputs)
-        alone = [_run(cell, [_row(value, row) for value in inputs]) for row in range(rows)]
+        alone = [_run(cell, [row_of(value, row) for value in inputs]) for row in range(rows)]
     except KeyboardInterrupt:
         raise
     except BaseException:
         return set()
     joined = [torch.cat(values) for values in zip(*alone)]
-    return {name for name, a, b in zip(cell.outputs, together, joined) if not _is_close(a, b)}
+    return {name for name, a, b in zip(cell.outputs, together, joined) if not is_close(a, b)}
 
 
 def _run(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
@@ -92,7 +92,7 @@ def _run(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
     return outputs
 
 
-def _is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
+def is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
     """Whether they are equal but for rounding; NaN is equal to NaN."""
     if not together.is_floating_point():
         return torch.equal(together, alone)
@@ -101,7 +101,8 @@ def _is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
     return torch.allclose(together, alone, rtol=0.0, atol=TOLERANCE * float(largest), equal_nan=True)
 
 
-def _row(value: CellInput, row: int) -> CellInput:
+def row_of(value: CellInput, row: int) -> CellInput:
+    """One row of an input, or one node of a ragged one."""
     if not isinstance(value, RaggedRows):
         return value[row : row + 1]
     first, end = value.offsets[row : row + 2].tolist()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from cellrt.core.policy import BatchMakerPolicy
@@ -13,6 +15,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.warm_up import warm_up
 from cellrt.engine.announce import announced
+from cellrt.engine.compiling import CellCompiler, CompileMode
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.manager import Manager
 from cellrt.engine.options import check_instance, check_numbers, check_workers
@@ -23,11 +26,7 @@ from cellrt.engine.sessions import SessionLimits
 from cellrt.engine.stream import Channel, Stream
 from cellrt.engine.submission import Submission, check_seconds
 from cellrt.engine.trace import Trace
-from cellrt.errors import (
-    DefinitionError,
-    RequestError,
-    UnknownModelError,
-)
+from cellrt.errors import DefinitionError, EngineClosedError, RequestError, UnknownModelError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.view.cell_graph import CellGraph
 from cellrt.view.timeline import Timeline
@@ -58,6 +57,9 @@ class Engine:
         queue_depth: tasks a worker may have before the next is formed. A CPU worker forms its own next task, so one is
             enough, and leaves most time to join; a GPU has four, so that it never runs dry.
         device_options: sizes and switches of GPU workers.
+        compile: whether cells without a compiled form of their own get one from AOTInductor, on CPU workers: "off";
+            "background": they are served as they are until it is there; "wait": ``register`` waits for it. It takes
+            10 to 40 seconds a cell, once for a machine. ``statistics`` says which form runs, and why one is eager.
         trace: keep a timeline (see ``timeline``); costs memory for every task.
         debug: check every invariant whenever nothing runs (slow).
     """
@@ -76,6 +78,7 @@ class Engine:
         max_nodes: int = 65_535,
         queue_depth: int | None = None,
         device_options: DeviceOptions | None = None,
+        compile: CompileMode = "off",
         trace: bool = False,
         debug: bool = False,
     ) -> None:
@@ -96,8 +99,7 @@ class Engine:
             warm_up()
         names, options = device_names(workers), device_options or DeviceOptions()
         devices = [open_device(name, options) for name in names]
-        if queue_depth is None:
-            queue_depth = 1 if names[:1] == ["cpu"] else DEVICE_QUEUE_DEPTH
+        queue_depth = queue_depth or (1 if names[:1] == ["cpu"] else DEVICE_QUEUE_DEPTH)
         policy = policy or BatchMakerPolicy()
         settings = replace(settings or SchedulerSettings(), order_by_arrival=policy.order_by_arrival)
         self._processor = Processor(len(names), limits, settings)
@@ -107,10 +109,12 @@ class Engine:
         self._manager = manager = Manager(
             self._processor, arenas, registry, self._models, queue_depth, sessions or SessionLimits(), max_queue, debug
         )
+        self._compiler = CellCompiler(compile, weakref.WeakMethod(self._adopt_forms))
         self._registrar = Registrar(
             registry,
             self._processor,
             arenas,
+            self._compiler,
             arena_bytes,
             devices[0],
             threads_per_worker,
@@ -137,7 +141,7 @@ class Engine:
         self._trace = Trace() if trace else None
         manager.start(make, len(names), self._trace)
         # Futures and sessions hold their engine: nobody waits for one that is dropped.
-        weakref.finalize(self, manager.abandon).atexit = False
+        weakref.finalize(self, _abandon, manager, self._compiler).atexit = False
 
     def __enter__(self) -> Engine:
         return self
@@ -150,7 +154,10 @@ class Engine:
             self.close()
 
     def __repr__(self) -> str:
-        return f"Engine({self._processor.num_workers} workers, models {list(self._models)})"
+        types = list(self._registry.types.values())
+        compiled = sum(made.form is not None for made in types)
+        models = f"models {list(self._models)}, {compiled} of {len(types)} cells compiled"
+        return f"Engine({self._processor.num_workers} workers, {models})"
 
     def register(
         self,
@@ -187,6 +194,19 @@ class Engine:
                 self._models[unfolder.name] = model
             if known is not None:
                 self._manager.turns.call(lambda: self._manager.retire(known, None))
+
+    def _adopt_forms(self) -> None:
+        """Has requests from now on use the forms that were made meanwhile; those before end with what they began with.
+
+        Called by the compiler's thread.
+        """
+        with self._register_lock, suppress(EngineClosedError):
+            for name, model in list(self._models.items()):
+                renewed = self._registrar.renew(model)
+                if renewed is not None:
+                    with self._manager.turns.gate:
+                        self._models[name] = renewed
+                    self._manager.turns.call(partial(self._manager.retire, model, None))
 
     def unregister(self, model: str) -> None:
         """Takes a model out: its name is unknown from now on.
@@ -305,6 +325,7 @@ class Engine:
         _check_timeout(timeout)
         with self._manager.turns.gate:
             self._manager.is_closing = True
+        self._compiler.close()
         if self._manager.close(timeout):
             self._arenas.clear()
 
@@ -312,6 +333,7 @@ class Engine:
         """Counts so far: requests by end, in all and by model, with latency, queueing and computation time of the last
         requests; tasks, nodes and mean batch by cell; sessions.
 
+        ``form``: what runs a cell's tasks on a CPU, or "eager" and why its module does.
         ``retried``: tasks of a cell that failed and were tried again in halves, to find the rows to blame.
 
         Cells of one name are told apart by the beginning of their identity.
@@ -320,7 +342,7 @@ class Engine:
         by_model = {name: model.places.num_unfinished for name, model in list(self._models.items())}
         return {
             "unfinished": unfinished,
-            **self._manager.statistics.snapshot(dict(self._registry.types), by_model),
+            **self._manager.statistics.snapshot(dict(self._registry.types), by_model, self._compiler.why_eager),
             "sessions": {
                 "open": len(sessions),
                 "resident": sessions.num_resident,
@@ -337,6 +359,11 @@ class Engine:
     def check(self) -> None:
         """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""
         self._manager.turns.call(self._manager.check)
+
+
+def _abandon(manager: Manager, compiler: CellCompiler) -> None:
+    compiler.close()
+    manager.abandon()
 
 
 def _check_timeout(timeout: float | None) -> None:

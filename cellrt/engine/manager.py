@@ -285,8 +285,8 @@ class Manager:
         """Frees what no request and session of a retired model needs any more; wakes who waits for the last request."""
         for model in [model for model in self._retired if model.is_idle]:
             self._retired.remove(model)
-            for type_id in self._registry.release(model.types):
-                self.statistics.forget_type(type_id)
+            for type_id, heir in self._registry.release(model.types).items():
+                self.statistics.forget_type(type_id, heir)
                 self._processor.remove_type(type_id)
                 for worker in self.workers:
                     worker.forget(type_id)

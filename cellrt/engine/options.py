@@ -20,6 +20,12 @@ def check_instance(name: str, value: object, expected: type) -> None:
         raise DefinitionError(f"{name}: expected a {expected.__name__}, got {value!r}")
 
 
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raises DefinitionError unless an option is one of some words."""
+    if value not in choices:
+        raise DefinitionError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
 def check_workers(workers: object) -> None:
     """Raises DefinitionError unless it is None, a number of CPU workers or a list of devices."""
     if workers is None:

@@ -9,9 +9,11 @@ import torch
 
 from cellrt.core.processor import Processor
 from cellrt.definition.cell import Cell
+from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.row_wise import warn_unless_row_wise
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.announce import announced
+from cellrt.engine.compiling import CellCompiler
 from cellrt.engine.priorities import default_priorities
 from cellrt.engine.registry import Discovery, Model, Registry
 from cellrt.errors import DefinitionError, RequestTooLargeError
@@ -27,7 +29,7 @@ class Registrar:
     """Adds models to an engine; one thread at a time.
 
     Args:
-        registry, processor, arenas: of the engine; arenas by location, the host first.
+        registry, processor, arenas, compiler: of the engine; arenas by location, the host first.
         arena_bytes: as of ``Engine``.
         device: where cells are measured; None: the CPU.
         num_threads: torch threads of a CPU worker.
@@ -40,6 +42,7 @@ class Registrar:
         registry: Registry,
         processor: Processor,
         arenas: list[Arenas],
+        compiler: CellCompiler,
         arena_bytes: int,
         device: Device | None,
         num_threads: int,
@@ -47,6 +50,7 @@ class Registrar:
         give_up: Callable[[Model], None],
     ) -> None:
         self._registry, self._processor, self._arenas, self._arena_bytes = registry, processor, arenas, arena_bytes
+        self._compiler = compiler
         self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
 
     def prepare(self, unfolder: Unfolder, priorities: Mapping[str, int], warm_up: bool, max_queue: int | None) -> Model:
@@ -61,10 +65,11 @@ class Registrar:
             raise DefinitionError(
                 f"priorities: {sorted(unknown)} are no cells of {unfolder.name!r}; it has {sorted(names)}"
             )
-        times = self._prepare(unfolder.name, discovery.cells, warm_up)
+        forms = self._forms(unfolder.name, discovery.cells)
+        times = self._prepare(discovery.cells, forms, warm_up)
         memory = self._allocate(discovery.new_kinds)
-        types, new = self._run_in_turn(lambda: self._add(discovery, times, memory))
-        model = Model(unfolder, self._registry, self._processor, types, max_queue)
+        types, new = self._run_in_turn(lambda: self._add(discovery, forms, times, memory))
+        model = Model(unfolder, self._registry, self._processor, types, priorities, max_queue)
         model.states = recorded.states
         try:
             typed = discovery.with_types(recorded, types)
@@ -79,18 +84,34 @@ class Registrar:
             raise
         return model
 
-    def _prepare(self, model: str, cells: list[Cell], warm_up: bool) -> dict[str, dict[int, float]]:
+    def renew(self, model: Model) -> Model | None:
+        """The model with the forms that its cells have by now, to take its place; None if these are those it has."""
+        cells = {identity: self._registry.types[type_id].cell for identity, type_id in model.types.items()}
+        if all(self._registry.has_type(cell, self._compiler.form_of(cell)) for cell in cells.values()):
+            return None
+        made = self.prepare(model.unfolder, model.priorities, True, model.max_queue)
+        made.before = model
+        return made
+
+    def _forms(self, model: str, cells: list[Cell]) -> dict[str, CompiledForm | None]:
+        """The compiled forms of cells by identity; on a device they have none."""
+        if self._device is not None:
+            return dict.fromkeys((cell.identity for cell in cells), None)
+        with announced(f"cellrt compiles the cells of {model!r}, once for this machine"):
+            return {cell.identity: self._compiler.form_of(cell) for cell in cells}
+
+    def _prepare(
+        self, cells: list[Cell], forms: Mapping[str, CompiledForm | None], warm_up: bool
+    ) -> dict[str, dict[int, float]]:
         """Does for the cells that are new what no request shall wait for; returns their step times by identity."""
-        new = [cell for cell in cells if not self._registry.has_type(cell)]
-        if self._device is None:
-            with announced(f"cellrt compiles the cells of {model!r}, once for this machine"):
-                for cell in new:
-                    _ = cell.compiled_form
         if not warm_up:
             return {}
+        new = [cell for cell in cells if not self._registry.has_type(cell, forms[cell.identity])]
         for cell in new:
             warn_unless_row_wise(cell, depth=4)  # who called Engine.register
-        return {cell.identity: measure_steps(cell, self._device, self._num_threads) for cell in new}
+        return {
+            cell.identity: measure_steps(cell, forms[cell.identity], self._device, self._num_threads) for cell in new
+        }
 
     def _allocate(self, specs: Sequence[RowSpec]) -> dict[RowSpec, list[torch.Tensor]]:
         """Memory of the kinds that are new, by location; takes long on a device, and no turn waits for it."""
@@ -107,6 +128,7 @@ class Registrar:
     def _add(
         self,
         discovery: Discovery,
+        forms: Mapping[str, CompiledForm | None],
         times: Mapping[str, Mapping[int, float]],
         memory: Mapping[RowSpec, list[torch.Tensor]],
     ) -> tuple[dict[str, int], list[Cell]]:
@@ -127,11 +149,12 @@ class Registrar:
             self._registry.constants[kind, content] = row
         new: list[Cell] = []
         for cell in discovery.cells:
-            made = self._registry.add_type(cell)
+            made = self._registry.add_type(cell, forms[cell.identity])
             if made is not None:
                 new.append(cell)
                 for rows, seconds in times.get(cell.identity, {}).items():
                     self._processor.set_step_time(made.id, rows, seconds)
+        self._compiler.keep({made.cell.identity for made in self._registry.types.values()})
         return self._registry.use(discovery.cells), new
 
     def _set_priorities(

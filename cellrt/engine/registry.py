@@ -14,6 +14,7 @@ from cellrt.core.program import rename_types
 from cellrt.core.tables import NUM_PERMANENT
 from cellrt.core.template import Template
 from cellrt.definition.cell import Cell
+from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.places import Places
 from cellrt.engine.template_cache import TemplateCache
@@ -47,7 +48,7 @@ class Registry:
         self.types: dict[int, CellType] = {}
         self.kinds: list[RowSpec] = []
         self._type_ids: dict[str, int] = {}
-        """By identity."""
+        """By identity; of a cell that has several, that of its newest form."""
         self._num_users: Counter[int] = Counter()
         """Models of each cell type."""
         self.kind_ids: dict[RowSpec, int] = {}
@@ -58,9 +59,10 @@ class Registry:
         """Name of a type's cell."""
         return self.types[type_id].cell.name
 
-    def has_type(self, cell: Cell) -> bool:
-        """Whether an equal cell is known."""
-        return cell.identity in self._type_ids
+    def has_type(self, cell: Cell, form: CompiledForm | None) -> bool:
+        """Whether an equal cell is known, and runs in that form."""
+        type_id = self._type_ids.get(cell.identity)
+        return type_id is not None and self.types[type_id].form is form
 
     def kind(self, spec: RowSpec) -> int:
         """Kind of a row spec. Raises RequestError if no cell of the engine has such rows."""
@@ -80,9 +82,9 @@ class Registry:
         self.kind_ids[spec] = kind
         return kind
 
-    def add_type(self, cell: Cell) -> CellType | None:
-        """Adds a cell type; returns it, or None if an equal cell is known."""
-        if cell.identity in self._type_ids:
+    def add_type(self, cell: Cell, form: CompiledForm | None) -> CellType | None:
+        """Adds a cell type; returns it, or None if an equal cell is known that runs in that form."""
+        if self.has_type(cell, form):
             return None
         names = list(cell.outputs)
         inputs = [
@@ -98,7 +100,7 @@ class Registry:
             # Inside a run the number of rows shrinks: not for cells that support certain sizes only.
             max_steps=1 if cell.batch_sizes and not cell.has_steps else 1 << 20,
         )
-        made = CellType(type_id, cell, tuple(p.kind for p in inputs), tuple(p.kind for p in outputs))
+        made = CellType(type_id, cell, tuple(p.kind for p in inputs), tuple(p.kind for p in outputs), form)
         self.types[type_id] = made
         self._type_ids[cell.identity] = type_id
         return made
@@ -109,14 +111,16 @@ class Registry:
         self._num_users.update(types.values())
         return types
 
-    def release(self, types: Mapping[str, int]) -> list[int]:
-        """Gives up what ``use`` gave; returns the types that are no more."""
+    def release(self, types: Mapping[str, int]) -> dict[int, int | None]:
+        """Gives up what ``use`` gave; returns the types that are no more, each with another one of its cell, if any."""
         self._num_users.subtract(types.values())
         unused = [type_id for type_id in types.values() if not self._num_users[type_id]]
         for type_id in unused:
             made = self.types.pop(type_id)
-            del self._type_ids[made.cell.identity], self._num_users[type_id]
-        return unused
+            del self._num_users[type_id]
+            if self._type_ids[made.cell.identity] == type_id:
+                del self._type_ids[made.cell.identity]
+        return {types[identity]: self._type_ids.get(identity) for identity in types if types[identity] in unused}
 
 
 class Discovery:
@@ -194,6 +198,8 @@ class Model:
         places: its part of the queue.
         templates: compiled graphs of its requests.
         states: what a session of the model keeps; from the example.
+        priorities: of its cells, by name, as chosen where it was registered.
+        before: the same model with other forms of its cells, which this one replaced; its sessions go on.
         num_live: requests accepted and not over; written in turns.
         num_sessions: open sessions.
     """
@@ -204,11 +210,14 @@ class Model:
         registry: Registry,
         processor: Processor,
         types: Mapping[str, int],
+        priorities: Mapping[str, int] | None = None,
         max_queue: int | None = None,
         max_cached_bytes: int = MAX_CACHED_BYTES,
     ) -> None:
         self.unfolder, self.name, self.types = unfolder, unfolder.name, types
         self.places = Places(f"model {unfolder.name!r}", max_queue)
+        self.priorities, self.max_queue = dict(priorities or {}), max_queue
+        self.before: Model | None = None
         self.states: tuple[StateLayout, ...] = ()
         self.num_live = self.num_sessions = 0
         self._registry, self._processor = registry, processor

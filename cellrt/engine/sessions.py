@@ -81,7 +81,7 @@ class Sessions:
         if not isinstance(key, str | None):
             raise RequestError(f"session of model {model.name!r}: expected a str as id, got {key!r}")
         with self._lock:
-            known = self._records.get((model, key)) if key is not None else None
+            known = self._find(model, key) if key is not None else None
             if known is not None:
                 return known, False
             if len(self._records) >= self.limits.max_sessions:
@@ -93,6 +93,15 @@ class Sessions:
             self._records[model, made.key] = made
             model.num_sessions += 1
             return made, True
+
+    def _find(self, model: Model, key: str) -> SessionRecord | None:
+        """The open session of that id, also one that began when the model had other forms of its cells."""
+        one: Model | None = model
+        while one is not None:
+            if (record := self._records.get((one, key))) is not None:
+                return record
+            one = one.before
+        return None
 
     def forget(self, record: SessionRecord) -> None:
         """Makes the session's id free for a new one."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from cellrt.definition.cell import Cell
 from cellrt.worker.cell_type import CellType
 
 WINDOW = 4096
@@ -69,10 +70,13 @@ class Statistics:
         self.rows[type_id] += rows
         self.steps[type_id] += positions
 
-    def forget_type(self, type_id: int) -> None:
-        """Begins a type's counts anew, for another cell that gets its number."""
+    def forget_type(self, type_id: int, heir: int | None) -> None:
+        """Begins a type's counts anew, for another cell that gets its number; ``heir``: another type of the same cell,
+        whose counts they are from now on."""
         for counts in (self.tasks, self.rows, self.steps):
-            counts.pop(type_id, None)
+            count = counts.pop(type_id, 0)
+            if heir is not None:
+                counts[heir] += count
 
     def count_end(self, model: str, error: Exception | None, arrival_ns: int, started_ns: int, now_ns: int) -> None:
         """Counts a request that ended; see ``Ends.count``."""
@@ -82,27 +86,39 @@ class Statistics:
             ends = self.by_model[model] = Ends()
         ends.count(error, arrival_ns, started_ns, now_ns)
 
-    def snapshot(self, types: Mapping[int, CellType], unfinished: Mapping[str, int]) -> dict[str, Any]:
+    def snapshot(
+        self, types: Mapping[int, CellType], unfinished: Mapping[str, int], why_eager: Callable[[Cell], str]
+    ) -> dict[str, Any]:
         """Requests by end, in all and by model, and what each cell did.
 
-        Cells of one name are told apart by their identity. ``unfinished``: by model.
+        Cells of one name are told apart by their identity. ``unfinished``: by model; ``why_eager``: a cell has no form.
         """
-        known = list(types.values())
-        names = Counter(made.cell.name for made in known)
+        by_identity: dict[str, list[CellType]] = {}
+        for made in types.values():
+            by_identity.setdefault(made.cell.identity, []).append(made)
+        names = Counter(made[0].cell.name for made in by_identity.values())
         cells = {
-            made.cell.name if names[made.cell.name] == 1 else f"{made.cell.name} {made.cell.identity[:8]}": {
-                "tasks": self.tasks[made.id],
-                "mean_batch": self.rows[made.id] / max(1, self.tasks[made.id]),
-                "nodes": self.steps[made.id],
-                "retried": made.retries.count,
+            made[0].cell.name if names[made[0].cell.name] == 1 else f"{made[0].cell.name} {identity[:8]}": {
+                **self._of_cell(made),
+                "form": f"eager: {why_eager(made[-1].cell)}" if made[-1].form is None else made[-1].form.origin,
             }
-            for made in known
+            for identity, made in by_identity.items()
         }
         models = {
             name: {"unfinished": unfinished.get(name, 0), **self.by_model.get(name, Ends()).snapshot()}
             for name in [*unfinished, *(name for name in list(self.by_model) if name not in unfinished)]
         }
         return {**self.every.snapshot(), "models": models, "cells": cells}
+
+    def _of_cell(self, types: Sequence[CellType]) -> dict[str, Any]:
+        """Counts of a cell: of the types that it has, one for each form."""
+        tasks = sum(self.tasks[made.id] for made in types)
+        return {
+            "tasks": tasks,
+            "mean_batch": sum(self.rows[made.id] for made in types) / max(1, tasks),
+            "nodes": sum(self.steps[made.id] for made in types),
+            "retried": sum(made.retries.count for made in types),
+        }
 
 
 def _percentiles(values: np.ndarray) -> dict[str, float]:

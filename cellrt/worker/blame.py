@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from cellrt.definition.cell import Cell
@@ -114,10 +115,13 @@ def take_rows(value: CellInput, rows: Sequence[int]) -> CellInput:
     """A copy of some rows of an input; of a ragged one all values of some nodes, which waits for the device."""
     if not isinstance(value, RaggedRows):
         return value.index_select(0, torch.tensor(rows, dtype=torch.int64, device=value.device))
-    offsets = value.offsets.tolist()
-    parts = [value.values[offsets[row] : offsets[row + 1]] for row in rows]
-    counts = torch.tensor([0, *(len(part) for part in parts)], device=value.offsets.device)
-    return RaggedRows(torch.cat(parts) if parts else value.values[:0], counts.cumsum(0))
+    device, given, chosen = value.offsets.device, value.offsets.cpu().numpy(), np.asarray(rows, np.int64)
+    offsets = np.zeros(len(chosen) + 1, np.int64)
+    counts = given[chosen + 1] - given[chosen]
+    np.cumsum(counts, out=offsets[1:])
+    positions = np.arange(offsets[-1]) + np.repeat(given[chosen] - offsets[:-1], counts)
+    values = value.values.index_select(0, torch.from_numpy(positions).to(device))
+    return RaggedRows(values, torch.from_numpy(offsets).to(device))
 
 
 def as_cell_error(cell: Cell, error: BaseException) -> CellError:

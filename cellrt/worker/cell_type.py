@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass, field
 
 from cellrt.definition.cell import Cell
+from cellrt.definition.compiled_form import CompiledForm
 from cellrt.worker.blame import describe_error
 
 
@@ -39,10 +40,15 @@ class Retries:
 
 @dataclass(frozen=True)
 class CellType:
-    """A cell as an engine knows it: its type id, the kinds of its inputs' and outputs' rows, what was tried again."""
+    """A cell as an engine knows it: its type id, the kinds of its inputs' and outputs' rows, what was tried again.
+
+    ``form`` runs its tasks on a CPU; without one its module does. It stays the same: a cell that gets another form gets
+    another type, and requests that use the old one end with it.
+    """
 
     id: int
     cell: Cell
     input_kinds: tuple[int, ...]
     output_kinds: tuple[int, ...]
+    form: CompiledForm | None = None
     retries: Retries = field(default_factory=Retries, compare=False)

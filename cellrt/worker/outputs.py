@@ -15,14 +15,14 @@ def plain_outputs(cell: Cell, outputs: Sequence[torch.Tensor], rows: int, device
 
     Raises CellError if they have other shapes or dtypes than declared, or lie elsewhere.
     """
-    cell.check_outputs(outputs, rows)
-    for value in outputs:
-        if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device != device:
+    for value, spec in zip(outputs, cell.outputs.values()):
+        if type(value) is not torch.Tensor or value.dtype != spec.dtype or value.shape != (rows, *spec.shape):
             break
-        if value.requires_grad:
+        if value.layout is not torch.strided or value.device != device or value.requires_grad:
             break
     else:
         return list(outputs)
+    cell.check_outputs(outputs, rows)
     return [_plain(cell, name, value, device) for name, value in zip(cell.outputs, outputs)]
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 import torch
 
 from cellrt.definition.cell import Cell
+from cellrt.definition.compiled_form import CompiledForm
 from cellrt.worker.device.device import Device
 from cellrt.worker.device.placement import EXAMPLE_ROWS
 from cellrt.worker.torch_state import torch_threads
@@ -17,8 +18,10 @@ LONG_S = 0.05
 """After a step that takes so long no larger one is measured."""
 
 
-def measure_steps(cell: Cell, device: Device | None, num_threads: int) -> dict[int, float]:
+def measure_steps(cell: Cell, form: CompiledForm | None, device: Device | None, num_threads: int) -> dict[int, float]:
     """Seconds of one step of a cell by number of rows, on a device (None: the CPU, with so many torch threads).
+
+    On the CPU of its form, if it has one.
 
     A cell that refuses zeros is left for the scheduler to measure.
     """
@@ -27,7 +30,7 @@ def measure_steps(cell: Cell, device: Device | None, num_threads: int) -> dict[i
     times: dict[int, float] = {}
     with torch_threads(num_threads):
         for rows in _sizes(cell):
-            times[rows] = _time_on_cpu(cell, rows)
+            times[rows] = _time_on_cpu(cell, form, rows)
             if times[rows] > LONG_S:
                 break
     return times
@@ -38,8 +41,8 @@ def _sizes(cell: Cell) -> list[int]:
 
 
 @torch.inference_mode()
-def _time_on_cpu(cell: Cell, rows: int) -> float:
-    inputs, form = cell.example_inputs(rows), cell.compiled_form
+def _time_on_cpu(cell: Cell, form: CompiledForm | None, rows: int) -> float:
+    inputs = cell.example_inputs(rows)
     by_name = dict(zip(cell.inputs, inputs))
     samples = []
     for _ in range(3):

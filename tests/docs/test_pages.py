@@ -41,6 +41,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CELLRT_CACHE", str(tmp_path / "cache"))
     path = tmp_path / f"{page.stem}.py"
     path.write_text(script(page.read_text()))
     runpy.run_path(str(path), run_name="__main__")

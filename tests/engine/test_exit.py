@@ -12,7 +12,7 @@ import pytest
 from tests.engine.exits import WAYS
 
 STATUS = {"raise_an_error": 1, "exit_with_3": 3, "be_interrupted": -signal.SIGINT}
-LAST_LINE = {"raise_an_error": "RuntimeError: Engine(2 workers, models ['sum']) was not closed"}
+LAST_LINE = {"raise_an_error": "RuntimeError: Engine(2 workers, models ['sum'], 0 of 1 cells compiled) was not closed"}
 
 
 @pytest.fixture(scope="module")

@@ -133,12 +133,12 @@ class _LoopRun:
             count = self._active.size
             ahead = self._steps_ahead()
             outputs = self._run_ahead(ahead)
-            bits = [as_bits(value).reshape(ahead, count, *value.shape[1:]) for value in outputs]
+            bits = [as_bits(value) for value in outputs]
             has_stopped, last = self._stops(bits, ahead)
             if self._keeps:
-                self._keep(outputs, bits, np.less_equal(np.arange(ahead)[:, None], last))
-            leaving = np.logical_or(has_stopped, self._lengths[self._active] == self._step + ahead)
-            state = [value[(ahead - 1) * count :] for value in outputs]
+                self._keep(outputs, bits, last, ahead)
+            leaving = has_stopped | (self._lengths[self._active] == self._step + ahead)
+            state = outputs if ahead == 1 else [value[(ahead - 1) * count :] for value in outputs]
             if leaving.any():
                 state = self._leave(leaving, has_stopped, last, bits, state)
             self._inputs = [state[k] if k >= 0 else value for value, k in zip(self._inputs, self._sources)]
@@ -174,24 +174,25 @@ class _LoopRun:
 
     def _stops(self, bits: list[NDArray[Any]], ahead: int) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
         """Whether each row stopped in these steps ``[rows]``, and its last of them."""
+        count = self._active.size
         if self._stop < 0:
-            return np.zeros(self._active.size, bool), np.full(self._active.size, ahead - 1)
-        stopped = bits[self._stop].reshape(ahead, -1).astype(bool, copy=False)
+            return np.zeros(count, bool), np.full(count, ahead - 1)
+        stopped = bits[self._stop].reshape(ahead, count).astype(bool, copy=False)
         if ahead == 1:
-            return stopped[0], np.zeros(self._active.size, np.intp)
+            return stopped[0], np.zeros(count, np.intp)
         has_stopped: NDArray[np.bool_] = np.asarray(stopped.any(0))
         return has_stopped, np.where(has_stopped, stopped.argmax(0), ahead - 1)
 
-    def _keep(self, outputs: list[torch.Tensor], bits: list[NDArray[Any]], taken: NDArray[np.bool_]) -> None:
-        """Keeps what is shown of the steps that were ``taken`` ``[ahead, rows]``, and notes values not finite."""
+    def _keep(self, outputs: list[torch.Tensor], bits: list[NDArray[Any]], last: NDArray[np.intp], ahead: int) -> None:
+        """Keeps what is shown of the steps up to each row's ``last``, and notes values not finite."""
         not_finite, active = self._outcome.not_finite, self._active
+        taken = np.less_equal(np.arange(ahead)[:, None], last)
         for name, bad in _positions_not_finite(self._cell, outputs, taken.size).items():
             for row in active[(bad.reshape(taken.shape) & taken).any(0)].tolist():
                 not_finite.setdefault(row, name)
         for kept, is_kept, values in zip(self._outcome.every_step, self._every, bits):
-            if is_kept:
-                steps, rows = np.nonzero(taken)
-                kept[active[rows], self._step + steps] = values[steps, rows]
+            for step, is_taken in enumerate(taken if is_kept else ()):
+                kept[active[is_taken], self._step + step] = values[step * active.size :][: active.size][is_taken]
 
     def _leave(
         self,
@@ -202,17 +203,20 @@ class _LoopRun:
         state: list[torch.Tensor],
     ) -> list[torch.Tensor]:
         """Rows that stopped or took all their steps leave; returns the state of the others."""
-        left, stay = np.flatnonzero(leaving), np.flatnonzero(~leaving)
+        places = np.arange(leaving.size)  # a mask keeps the interpreter lock, which numpy.nonzero gives up
+        left, stay = places[leaving], places[~leaving]
+        taken = self._active[left]
         for whole, value in zip(self._outcome.outputs, bits):
-            whole[self._active[left]] = value[last[left], left]
+            whole[taken] = value[last[left] * self._active.size + left]
         done = self._step + last[left] + 1
-        self._outcome.done_steps[self._active[left]] = np.where(has_stopped[left], -done, done)
+        self._outcome.done_steps[taken] = np.where(has_stopped[left], -done, done)
         self._active = self._active[stay]
         if not stay.size:
             return state
         rows = stay.tolist()
         self._inputs = [value if k >= 0 else take_rows(value, rows) for value, k in zip(self._inputs, self._sources)]
-        return [value.index_select(0, torch.from_numpy(stay)) for value in state]
+        kept = torch.from_numpy(stay)
+        return [value.index_select(0, kept) if place in self._sources else value for place, value in enumerate(state)]
 
 
 def _empty_outcome(cell: Cell, lengths: NDArray[np.int32], num_steps: int, every: list[bool]) -> CpuOutcome:

@@ -42,7 +42,7 @@ class CompiledCell(NamedTuple):
 def _compiled_cell(cell_type: CellType, arenas: list[Arenas]) -> CompiledCell | None:
     """Where the compiled form of a cell type finds everything; None if it has none."""
     cell = cell_type.cell
-    form = cell.compiled_form
+    form = cell_type.form
     if form is None or any(cell.outputs[name].dtype != torch.float32 for name in cell.finite):
         return None
     inputs, outputs = list(cell.inputs), list(cell.outputs)

@@ -1,0 +1,234 @@
+"""Users' own cells: what AOTInductor's forms give, what an eager step costs, and a decoder beside padded torch.
+
+Parts: ``modules`` (twenty modules in a bare loop, eager and compiled: microseconds a step at several numbers of rows),
+``steps`` (what an eager step costs beyond the module's own call, in chains, loops and with ragged inputs) and
+``decoder`` (a decoder with attention, served by 1 and 2 workers). What is not yet compiled is compiled first, 10 to 40
+seconds each; the full run then takes about a quarter of an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+import cellrt
+from benchmarks.compare import FULL, NUM_CHECKED, QUICK, Makers, compare, draw, is_ours
+from benchmarks.options import Options
+from benchmarks.own_cell_decoder import Cellrt, Model, Words, draw_requests, padded
+from benchmarks.own_modules import MODULES
+from benchmarks.record import Recorder
+from benchmarks.server import BatchServer
+from cellrt.definition.aot.form import compile_cell
+from cellrt.definition.aot.refusal import NotCompiledError
+from cellrt.definition.aot.store import LibraryStore
+from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.examples import random_inputs
+
+PARTS = ("modules", "steps", "decoder")
+ROWS = (1, 8, 64, 512)
+QUICK_MODULES = ("MLP", "GRU stack", "ragged attention", "random")
+WIDTH, STEPS = 64, 24
+MAX_DIFFERENT = 1
+"""Of ``NUM_CHECKED`` answers: two tokens may be as good as equally likely."""
+
+
+def run_modules(recorder: Recorder, quick: bool) -> None:
+    """Each module's step in a bare loop, one thread: as it is, and compiled."""
+    store, before = LibraryStore(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    for name in QUICK_MODULES if quick else MODULES:
+        cell = MODULES[name].cell(name)
+        form, reason = None, ""
+        try:
+            form = compile_cell(cell, store)
+        except NotCompiledError as refused:
+            reason = str(refused.reason)
+        invariant = form is not None and form.is_batch_invariant
+        recorder.add(name, "compiled", form is not None, "yes or no", reason=reason, invariant=invariant)
+        for rows in ROWS:
+            _time_module(recorder, name, cell, form, rows, 0.05 if quick else 0.3)
+    torch.set_num_threads(before)
+
+
+@torch.inference_mode()
+def _time_module(
+    recorder: Recorder, name: str, cell: cellrt.Cell, form: CompiledForm | None, rows: int, seconds: float
+) -> None:
+    inputs = random_inputs(cell.inputs.values(), rows, torch.Generator().manual_seed(rows))
+    calls: dict[str, Callable[[], object]] = {"eager": partial(cell.run, *inputs)}
+    if form is not None:
+        calls["compiled"], _ = form.bind(rows, dict(zip(cell.inputs, inputs)))
+    times = _medians_us(calls, seconds)
+    for kind, value in times.items():
+        recorder.add(name, f"{kind} step", value, "us", rows=rows)
+    if form is not None:
+        recorder.add(name, "eager / compiled", times["eager"] / times["compiled"], "ratio", rows=rows)
+
+
+def _medians_us(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Median times of calls that take turns."""
+    samples: dict[str, list[int]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    end = time.perf_counter() + seconds * len(calls)
+    while time.perf_counter() < end:
+        for name, call in calls.items():
+            start = time.perf_counter_ns()
+            call()
+            samples[name].append(time.perf_counter_ns() - start)
+    return {name: statistics.median(values) / 1e3 for name, values in samples.items()}
+
+
+class TimedCalls:
+    """A module that notes what its calls take, and how many there were."""
+
+    def __init__(self, module: Callable[..., Any]) -> None:
+        self._module = module
+        self.total_s, self.count = 0.0, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls it."""
+        start = time.perf_counter()
+        result = self._module(*args, **kwargs)
+        self.total_s += time.perf_counter() - start
+        self.count += 1
+        return result
+
+
+def _step_models() -> Iterator[tuple[str, cellrt.Cell, cellrt.Unfolder, Any]]:
+    """A chain, a loop and a loop with a ragged input of one cell each: case, cell, model, request."""
+    linear = torch.nn.Linear(WIDTH, WIDTH)
+
+    def step(x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"h": torch.tanh(linear(x) + h)}
+
+    def count(h: torch.Tensor, left: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"h": torch.tanh(linear(h)), "left": left - 1, "stop": left <= 1}
+
+    def attend(h: torch.Tensor, left: torch.Tensor, memory: cellrt.RaggedRows) -> dict[str, torch.Tensor]:
+        mean = torch.segment_reduce(memory.values, "mean", offsets=memory.offsets)
+        return {"h": torch.tanh(linear(h) + mean), "left": left - 1, "stop": left <= 1}
+
+    state, words = {"h": (WIDTH,)}, torch.randn(STEPS, WIDTH)
+    chain = cellrt.cell(step, {"x": (WIDTH,), **state}, name="chain")
+    loop = cellrt.cell(count, {**state, "left": cellrt.token}, name="loop")
+    ragged = cellrt.cell(attend, {**state, "left": cellrt.token, "memory": cellrt.ragged(WIDTH)}, name="ragged loop")
+    given: dict[str, Any] = {"h": torch.zeros(WIDTH), "left": STEPS, "until": "stop", "max_steps": STEPS}
+    models: dict[cellrt.Cell, Callable[[cellrt.Graph, Any], dict[str, object]]] = {
+        chain: lambda graph, x: {"h": graph.chain(chain, x=x).last.h},
+        loop: lambda graph, x: {"h": graph.loop(loop, **given).last.h},
+        ragged: lambda graph, x: {"h": graph.loop(ragged, **given, memory=list(x[:8])).last.h},
+    }
+    for cell, function in models.items():
+        yield cell.name, cell, cellrt.Unfolder(cell.name, function, words), words
+
+
+@contextmanager
+def _busy_client(is_busy: bool) -> Iterator[None]:
+    """A thread that computes in Python while it lasts."""
+    ended = threading.Event()
+
+    def spin() -> None:
+        while not ended.is_set():
+            sum(range(100))
+
+    thread = threading.Thread(target=spin, daemon=True)
+    if is_busy:
+        thread.start()
+    yield
+    ended.set()
+    if is_busy:
+        thread.join()
+
+
+def run_steps(recorder: Recorder, quick: bool) -> None:
+    """The workers' time for tasks without that of the module's calls, by call."""
+    for workers, is_busy in ((1, False), (2, False), (1, True)):
+        beside = "a busy client" if is_busy else "a second worker" if workers == 2 else "nobody"
+        for case, cell, model, request in _step_models():
+            timed = cell.module = TimedCalls(cell.module)
+            for rows in (1, 8):
+                beyond, calls = [], []
+                for _ in range(3 if quick else 9):
+                    beyond_us, call_us = _time_steps(model, timed, [request] * rows, workers, is_busy)
+                    beyond.append(beyond_us)
+                    calls.append(call_us)
+                extra = {"rows": rows, "beside": beside}
+                recorder.add(case, "eager step beyond its module's call", statistics.median(beyond), "us", **extra)
+                recorder.add(case, "module's call", statistics.median(calls), "us", **extra)
+
+
+def _time_steps(
+    model: cellrt.Unfolder, timed: TimedCalls, requests: Sequence[Any], workers: int, is_busy: bool
+) -> tuple[float, float]:
+    with cellrt.Engine(workers, trace=True, compile="off") as engine, _busy_client(is_busy):
+        engine.register(model, warm_up=False)
+        for _ in range(5):
+            wait(engine.submit_many(model.name, requests))
+        done = len(engine.timeline().tasks)
+        before_s, before = timed.total_s, timed.count
+        for _ in range(20):
+            wait(engine.submit_many(model.name, requests))
+        spent_s = sum(task.end_s - task.start_s for task in engine.timeline().tasks[done:])
+        called_s, count = timed.total_s - before_s, timed.count - before
+    return 1e6 * (spent_s - called_s) / count, 1e6 * called_s / count
+
+
+def _servers(model: Model, workers: int) -> Makers:
+    peer = partial(BatchServer, partial(padded, model), threads=workers, workers=workers)
+    return {
+        "cellrt, compiled": lambda: Cellrt(model, workers=workers, compile="wait"),
+        "cellrt, eager": lambda: Cellrt(model, workers=workers, compile="off"),
+        "padded": partial(peer, max_batch=64),
+        "one at a time": partial(peer, max_batch=1),
+    }
+
+
+def check(model: Model, requests: Sequence[Words], name: str, answers: Sequence[Any]) -> None:
+    """Raises AssertionError where a server's tokens are not those of a request decoded alone."""
+    decode, num_different = padded(model, 1), 0
+    with torch.inference_mode():
+        for request, answer in zip(requests[:NUM_CHECKED], answers, strict=True):
+            ((_, expected),) = decode([request])
+            num_different += not torch.equal(answer["tokens"] if isinstance(answer, dict) else answer, expected)
+    if num_different > MAX_DIFFERENT:
+        raise AssertionError(f"{name}: {num_different} of {len(answers)} answers differ from those decoded alone")
+
+
+def run_decoder(recorder: Recorder, options: Options) -> None:
+    """The decoder behind each server, closed loop and open loop."""
+    torch.manual_seed(0)
+    points = []
+    for hidden in options.hidden or (256,):
+        model, requests = Model(hidden).eval().requires_grad_(False), draw_requests(2000, seed=0)
+        for workers in (1,) if options.quick else (1, 2):
+            case = f"decoder, H={hidden}, workers: {workers}"
+            plan = QUICK if options.quick else FULL
+            measured = compare(
+                recorder, case, _servers(model, workers), requests, plan, partial(check, model, requests)
+            )
+            points += measured.points
+            for name, peak in measured.peaks.items():
+                if not is_ours(name):
+                    ratio = measured.peaks["cellrt, compiled"] / peak
+                    recorder.add(case, f"cellrt, compiled / {name}", ratio, "ratio")
+    if options.plot is not None:
+        draw(points, options.plot)
+
+
+def run(recorder: Recorder, options: Options) -> None:
+    """Runs the parts."""
+    if options.has("modules"):
+        run_modules(recorder, options.quick)
+    if options.has("steps"):
+        run_steps(recorder, options.quick)
+    if options.has("decoder"):
+        run_decoder(recorder, options)

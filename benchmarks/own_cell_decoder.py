@@ -1,0 +1,153 @@
+"""A decoder as a user writes it, with attention over its source: in cellrt, and padded in torch.
+
+The encoder is a bidirectional GRU of two layers, the decoder two GRUCells, attention and an output layer; a request
+asks for so many tokens of so many words. Padded torch drops the rows that are done, and answers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+
+import cellrt
+from benchmarks.server import Runner
+from cellrt import RaggedRows, cells
+from cellrt.unfolders import from_torch
+
+TOKENS, GO, MAX_STEPS = 160, 1, 32
+
+
+class Words(NamedTuple):
+    """One request: word numbers, and how many tokens to decode."""
+
+    words: list[int]
+    steps: int
+
+
+class Decoder(nn.Module):
+    """One step of the decoder."""
+
+    def __init__(self, table: nn.Embedding, hidden: int) -> None:
+        super().__init__()
+        self.table = table
+        self.first, self.second = nn.GRUCell(hidden, hidden), nn.GRUCell(hidden, hidden)
+        self.attention, self.join = cells.DotAttention(hidden, hidden), nn.Linear(2 * hidden, hidden)
+        self.head = nn.Linear(hidden, TOKENS)
+
+    def best(self, h: Tensor, context: Tensor) -> Tensor:
+        """The best token."""
+        logits: Tensor = self.head(torch.tanh(self.join(torch.cat([h, context], 1))))
+        return logits.argmax(1)
+
+    def forward(self, token: Tensor, left: Tensor, h: Tensor, memory: RaggedRows) -> dict[str, Tensor]:
+        """`h` is `[rows, 2, hidden]`."""
+        first = self.first(self.table(token), h[:, 0])
+        second = self.second(first, h[:, 1])
+        token = self.best(second, self.attention(second, memory).context)
+        return {"token": token, "left": left - 1, "stop": left <= 1, "h": torch.stack([first, second], 1)}
+
+
+class Start(nn.Module):
+    """The decoder's first state, from the mean of the source."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden)
+
+    def forward(self, memory: RaggedRows) -> dict[str, Tensor]:
+        """Both layers begin with the same."""
+        mean = torch.segment_reduce(memory.values, "mean", offsets=memory.offsets)
+        h = torch.tanh(self.linear(mean))
+        return {"h": torch.stack([h, h], 1)}
+
+
+class Model(nn.Module):
+    """All of it."""
+
+    def __init__(self, hidden: int = 256) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, hidden)
+        self.encoder = nn.GRU(hidden, hidden // 2, num_layers=2, bidirectional=True, batch_first=True)
+        self.decoder, self.start = Decoder(self.table, hidden), Start(hidden)
+
+
+def unfolder(model: Model) -> cellrt.Unfolder:
+    """The model in cellrt."""
+    hidden = model.table.embedding_dim
+    half = (hidden // 2,)
+    encode = from_torch(model.encoder, embedding=model.table)
+    join = cellrt.cell(cells.Joined(nn.Identity()), {"left": half, "right": half}, name="join")
+    start = cellrt.cell(model.start, {"memory": cellrt.ragged(hidden)}, name="start")
+    inputs = {"token": cellrt.token, "left": cellrt.token, "h": (2, hidden), "memory": cellrt.ragged(hidden)}
+    decoder = cellrt.cell(model.decoder, inputs, name="decoder")
+
+    @cellrt.unfold("decode", example=Words([1, 2, 3], 4))
+    def decode(graph: cellrt.Graph, request: Words) -> dict[str, object]:
+        encoded = encode(graph, request.words)
+        memory = graph.chain(join, left=encoded.steps[0], right=encoded.steps[1]).output
+        h = start(memory=memory).h
+        loop = graph.loop(decoder, until="stop", max_steps=MAX_STEPS, token=GO, left=request.steps, h=h, memory=memory)
+        return {"tokens": loop.token}
+
+    return decode
+
+
+class Cellrt:
+    """An engine with the model behind the peers' interface; ``options`` are the engine's."""
+
+    def __init__(self, model: Model, **options: Any) -> None:
+        self.engine = cellrt.Engine(max_queue=1 << 20, **options)
+        self.engine.register(unfolder(model))
+
+    def submit(self, request: Words) -> Future[Any]:
+        """Submits a request; the result's "tokens" are those chosen."""
+        return self.engine.submit("decode", request)
+
+    def close(self) -> None:
+        """Ends the engine."""
+        self.engine.close()
+
+
+def padded(model: Model, threads: int) -> Runner:
+    """Whole requests in padded batches; rows are dropped and answered as they end."""
+
+    weight: Any = model.decoder.attention.weight
+
+    def run(requests: Sequence[Words]) -> Iterable[tuple[int, Tensor]]:
+        lengths = torch.tensor([len(request.words) for request in requests])
+        words = pad_sequence([torch.tensor(request.words) for request in requests], batch_first=True)
+        packed = pack_padded_sequence(model.table(words), lengths, batch_first=True, enforce_sorted=False)
+        memory, _ = pad_packed_sequence(model.encoder(packed)[0], batch_first=True)
+        mask = torch.arange(memory.shape[1])[None] >= lengths[:, None]
+        first = second = torch.tanh(model.start.linear(memory.sum(1) / lengths[:, None]))
+        keys = memory @ weight.T
+        steps = torch.tensor([request.steps for request in requests])
+        alive, token = torch.arange(len(requests)), torch.full((len(requests),), GO)
+        chosen = torch.empty((len(requests), int(steps.max())), dtype=torch.int64)
+        for step in range(chosen.shape[1]):
+            first = model.decoder.first(model.table(token), first)
+            second = model.decoder.second(first, second)
+            scores = torch.bmm(keys, second[:, :, None])[:, :, 0].masked_fill_(mask, -1e30)
+            token = model.decoder.best(second, torch.bmm(torch.softmax(scores, 1)[:, None], memory)[:, 0])
+            chosen[alive, step] = token
+            is_done = steps[alive] == step + 1
+            if is_done.any():
+                yield from ((k, chosen[k, : step + 1]) for k in alive[is_done].tolist())
+                on = (~is_done).nonzero()[:, 0]
+                alive, token, first, second = alive[on], token[on], first[on], second[on]
+                memory, mask, keys = memory[on], mask[on], keys[on]
+
+    return run
+
+
+def draw_requests(count: int, seed: int) -> list[Words]:
+    """Random words: 6 to 12 of them, and 5 to 12 tokens."""
+    random = np.random.default_rng(seed)
+    sizes = zip(random.integers(6, 13, count), random.integers(5, 13, count))
+    return [Words(random.integers(0, TOKENS, int(words)).tolist(), int(steps)) for words, steps in sizes]

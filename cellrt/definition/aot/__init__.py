@@ -1,0 +1,1 @@
+"""Compiled forms for any cell: its step exported with ``torch.export`` and compiled by AOTInductor for a CPU."""

@@ -1,0 +1,76 @@
+"""Compiles a step's program to a library: ``python build.py PROGRAM LIBRARY NUM_WEIGHTS NUM_OUTPUTS``.
+
+A process of its own, which needs nothing of cellrt: compiling takes many seconds and holds the interpreter lock. It
+writes LIBRARY, or, if what it finds is none of a passing trouble's, LIBRARY with the suffix ``.refused``: the name of
+the reason (see ``refusal.py``) and a line. Of several processes that want the same library one compiles it, and no more
+than half the processors compile at once, whoever asked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor
+
+CONFIGURATION: dict[str, Any] = {
+    "cpp.threads": 1,  # one thread a worker; and with more, an index out of range would end the process
+    "compile_threads": 1,
+    "aot_inductor.enable_line_tables": False,
+}
+NEEDS_PYTHON = "aoti_torch_proxy_executor_call_function"
+OPERATOR = re.compile(r"// (torch\.ops\.[\w.]+)|\"(\w+::\w+)")
+
+
+def build(program_at: Path, library_at: Path, num_weights: int, num_outputs: int) -> None:
+    """Writes the library, or why there is none."""
+    program = torch.export.load(program_at)
+    given = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    examples = [_example(given[name]) for name in program.graph_signature.user_inputs]
+    inputs_end = len(examples) - num_outputs
+    program.example_inputs = ((examples[:num_weights], examples[num_weights:inputs_end], examples[inputs_end:]), {})
+    with tempfile.TemporaryDirectory(dir=library_at.parent) as folder:
+        package = Path(folder) / "step.pt2"
+        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=CONFIGURATION)
+        with zipfile.ZipFile(package) as archive:
+            archive.extractall(folder)
+        source = next(Path(folder).rglob("*.wrapper.cpp")).read_text()
+        if NEEDS_PYTHON in source:
+            found = OPERATOR.search(source[source.index(NEEDS_PYTHON) - 400 :])
+            return _refuse(library_at, "NO_C_INTERFACE", found.group(0) if found else "")
+        os.replace(next(Path(folder).rglob("*.so")), library_at)
+
+
+def _example(value: torch.Tensor) -> torch.Tensor:
+    """Zeros of the sizes and strides of what was traced."""
+    sizes = [size if isinstance(size, int) else size.node.hint for size in value.shape]
+    strides = [stride if isinstance(stride, int) else stride.node.hint for stride in value.stride()]
+    return torch.empty_strided(sizes, strides, dtype=value.dtype).zero_()
+
+
+def _refuse(library_at: Path, reason: str, detail: str) -> None:
+    partial = library_at.with_suffix(f".{os.getpid()}")
+    partial.write_text(f"{reason}\n{detail}")
+    os.replace(partial, library_at.with_suffix(".refused"))
+
+
+def main() -> None:
+    """Compiles unless another process has done so meanwhile."""
+    program_at, library_at = Path(sys.argv[1]), Path(sys.argv[2])
+    os.nice(10)
+    slot = int(library_at.stem[:8], 16) % max(1, (os.cpu_count() or 1) // 2)
+    with (library_at.parent / f"compiler{slot}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library_at.exists() and not library_at.with_suffix(".refused").exists():
+            build(program_at, library_at, int(sys.argv[3]), int(sys.argv[4]))
+
+
+if __name__ == "__main__":
+    main()

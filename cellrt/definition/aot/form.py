@@ -1,0 +1,97 @@
+"""The compiled form of any cell: exports its step, has it compiled, loads it, and tries it against the module."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cellrt.definition.aot.library import CREATE, DELETE, RUN, SHARE, Library
+from cellrt.definition.aot.program import LEAST_VALUES
+from cellrt.definition.aot.refusal import NotCompiledError, Reason
+from cellrt.definition.aot.run_step import MOST_DIMS, run_step
+from cellrt.definition.aot.store import Compiled, LibraryStore
+from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.computation import Computation, count_rows
+from cellrt.definition.examples import random_inputs
+from cellrt.definition.row_wise import is_close, row_of
+from cellrt.definition.snapshot import weights_of
+from cellrt.definition.spec import CellInput, RowSpec, copy_input
+
+TRIED_ROWS = (1, 1, 2, 7, 16)
+NAME = "AOTInductor"
+
+
+def compile_cell(cell: Computation, store: LibraryStore) -> CompiledForm:
+    """The form of a cell, compiled now unless the store has it. Raises NotCompiledError: why there is none."""
+    if numba.config.DISABLE_JIT:
+        raise NotCompiledError(Reason.NO_JIT)
+    if unseen := [name for name in cell.finite if cell.outputs[name].dtype != torch.float32]:
+        raise NotCompiledError(Reason.FINITE, str(unseen))
+    made = store.compile(cell)
+    library = Library(made.library, tuple(weights_of(cell.module).values()))
+    form = CompiledForm(run_step, cell.inputs, cell.outputs, _constants(cell, made, library), library, NAME)
+    return form._replace(is_batch_invariant=_try(cell, form))
+
+
+def _constants(cell: Computation, made: Compiled, library: Library) -> NDArray[np.int64]:
+    """See ``run_step.py``."""
+    words = [library.address(function) for function in (RUN, CREATE, SHARE, DELETE)]
+    words += [library.container, len(library.handles), len(cell.inputs), len(cell.outputs)]
+    words += [made.least_rows, LEAST_VALUES, made.has_equal_values]
+    for name, spec in cell.inputs.items():
+        words += _port(spec, library, cell.places[cell.carry[name]] if name in cell.carry else -1)
+    for spec in cell.outputs.values():
+        words += _port(spec, library, -1)
+    return np.array([*words, *library.handles], np.int64)
+
+
+def _port(spec: RowSpec, library: Library, source: int) -> list[int]:
+    sizes = [0, *spec.shape]
+    strides = torch.empty(2, *spec.shape, device="meta").stride()
+    if len(sizes) > MOST_DIMS:
+        raise NotCompiledError(Reason.NOT_COMPILED, f"rows of {len(spec.shape)} dimensions")
+    padding = [0] * (MOST_DIMS - len(sizes))
+    words = [library.dtype_number(spec.dtype), int(spec.ragged), source, spec.num_bytes, len(sizes)]
+    return [*words, *sizes, *padding, *strides, *padding]
+
+
+@torch.inference_mode()
+def _try(cell: Computation, form: CompiledForm) -> bool:
+    """Whether rows give the same bits alone and together.
+
+    Raises NotCompiledError if they do not give what the module gives. Integers may differ once: which of two is larger
+    may hang on rounding.
+    """
+    generator = torch.Generator().manual_seed(0)
+    is_invariant, differing = True, Counter[str]()
+    for rows in (count for count in TRIED_ROWS if count <= cell.max_batch):
+        inputs = random_inputs(cell.inputs.values(), rows, generator)
+        together = _run(cell, form, inputs)
+        for name, value, expected in zip(cell.outputs, together, _run_module(cell, inputs)):
+            if not is_close(value, expected):
+                differing[name] += 2 if value.is_floating_point() else 1
+        for row in range(rows):
+            alone = _run(cell, form, [row_of(value, row) for value in inputs])
+            is_invariant &= all(torch.equal(a[0], b[row]) for a, b in zip(alone, together))
+    if wrong := [name for name, count in differing.items() if count > 1]:
+        raise NotCompiledError(Reason.OTHER_RESULTS, f"outputs {wrong}")
+    return is_invariant
+
+
+def _run(cell: Computation, form: CompiledForm, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
+    outputs = form.run(count_rows(inputs[0]), dict(zip(cell.inputs, inputs)))
+    if outputs is None:
+        raise NotCompiledError(Reason.OTHER_RESULTS, "it refused rows that the module takes")
+    return [outputs[name] for name in cell.outputs]
+
+
+def _run_module(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
+    try:
+        return cell.run(*map(copy_input, inputs))
+    except Exception as error:
+        raise NotCompiledError(Reason.NOT_TRIED, f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,72 @@
+"""A compiled library in this process: its container, and handles of the weights that it runs with."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from cellrt.definition.aot.refusal import NotCompiledError, Reason
+
+MODELS = 32
+"""As many tasks run at once as there are models in a container; more wait. No more CPU workers are in an engine."""
+CREATE = "aoti_torch_create_tensor_from_blob_v2"
+SHARE, DELETE = "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object"
+RUN, OPEN, CLOSE = (f"AOTInductorModelContainer{verb}" for verb in ("Run", "CreateWithDevice", "Delete"))
+
+
+class Library:
+    """A library with the weights of one cell.
+
+    The handles are over the memory of the weights, which must live as long and not change.
+
+    Attributes:
+        container: its address.
+        handles: of the weights.
+
+    Raises NotCompiledError if it cannot be loaded.
+    """
+
+    def __init__(self, path: Path, weights: Sequence[torch.Tensor]) -> None:
+        try:
+            self._library = ctypes.CDLL(str(path))
+            self.container = self._open()
+        except (OSError, AttributeError) as error:
+            raise NotCompiledError(Reason.NOT_COMPILED, str(error)) from error
+        self._weights = weights
+        self.handles = [self._handle(value) for value in weights]
+        weakref.finalize(self, _close, self._library, self.container, tuple(self.handles)).atexit = False
+
+    def address(self, function: str) -> int:
+        """Where a C function of the library, or of torch's, lies."""
+        return ctypes.cast(getattr(self._library, function), ctypes.c_void_p).value or 0
+
+    def _open(self) -> int:
+        container = ctypes.c_void_p()
+        if getattr(self._library, OPEN)(ctypes.byref(container), ctypes.c_size_t(MODELS), b"cpu", None) != 0:
+            raise OSError("its container cannot be made")
+        return container.value or 0
+
+    def _handle(self, value: torch.Tensor) -> int:
+        shape, strides = ((ctypes.c_int64 * value.dim())(*numbers) for numbers in (value.shape, value.stride()))
+        handle, none = ctypes.c_void_p(), ctypes.c_int64(0)
+        dtype = ctypes.c_int32(self.dtype_number(value.dtype))
+        at, dims = ctypes.c_void_p(value.data_ptr()), ctypes.c_int64(value.dim())
+        cpu, index, layout = ctypes.c_int32(0), ctypes.c_int32(-1), ctypes.c_int32(0)
+        create = getattr(self._library, CREATE)
+        if create(at, dims, shape, strides, none, dtype, cpu, index, ctypes.byref(handle), layout, None, none) != 0:
+            raise NotCompiledError(Reason.NOT_COMPILED, "a weight is refused")
+        return handle.value or 0
+
+    def dtype_number(self, dtype: torch.dtype) -> int:
+        """The number of a dtype in the C interface."""
+        return int(getattr(self._library, f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")())
+
+
+def _close(library: ctypes.CDLL, container: int, handles: Sequence[int]) -> None:
+    for handle in handles:
+        getattr(library, DELETE)(ctypes.c_void_p(handle))
+    getattr(library, CLOSE)(ctypes.c_void_p(container))

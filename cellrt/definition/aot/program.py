@@ -1,0 +1,247 @@
+"""A cell's step as a program to compile: of its weights, its inputs, and the memory that its outputs are written to.
+
+The weights are arguments, so the program is the same for cells that differ in them alone, and so is what is compiled of
+it: thirty layers or ten fine-tunes have one digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx.experimental._config as symbolic_config
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from cellrt.definition.aot.refusal import NotCompiledError, Reason
+from cellrt.definition.bits import DTYPES
+from cellrt.definition.computation import Computation
+from cellrt.definition.exported import Exportable
+from cellrt.definition.identity import OF_EVERY_MODULE
+from cellrt.definition.snapshot import weights_of
+
+EXAMPLE_ROWS = 3
+OWN_NAMESPACES = ("aten", "prims", "prim")
+PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set)
+MAYBE_VIEWS = frozenset(("contiguous", "flatten", "reshape", "reshape_as", "ravel", "to", "type_as", "where"))
+"""Operators that may return what they are given, though their schema does not say so."""
+LEAST_VALUES = 2
+"""Fewest values of a ragged input: torch makes the code special for fewer."""
+
+
+class StepProgram(NamedTuple):
+    """What is compiled.
+
+    Attributes:
+        program: takes the weights, the inputs (of a ragged one values and offsets) and, as the last, memory for each
+            output, which it writes; returns the first of these.
+        weights: of the cell, as it takes them.
+        num_outputs: how many there are.
+        least_rows: 1, or 2 if torch makes the code special for a single row.
+        has_equal_values: whether all ragged inputs must have the same number of values.
+    """
+
+    program: ExportedProgram
+    weights: tuple[torch.Tensor, ...]
+    num_outputs: int
+    least_rows: int
+    has_equal_values: bool
+
+    def facts(self) -> dict[str, int | bool]:
+        """What a form must know of it besides the cell."""
+        return {"least_rows": self.least_rows, "has_equal_values": self.has_equal_values}
+
+    def digest(self) -> str:
+        """Of all that the compiled code depends on: operations, shapes, strides, dtypes, ranges, constants."""
+        digest = hashlib.sha256()
+        for node in self.program.graph.nodes:
+            digest.update(f"{node.format_node()} {_described(node.meta.get('val'))}\n".encode())
+        digest.update(str(self.program.range_constraints).encode())
+        for name, value in sorted(self.program.constants.items()):
+            digest.update(name.encode() + (_bytes_of(value) if isinstance(value, torch.Tensor) else b"?"))
+        return digest.hexdigest()
+
+
+class _WritingStep(nn.Module):
+    """A cell's step that writes its outputs to memory that it is given. It does not own the weights."""
+
+    def __init__(self, cell: Computation, module: object, step: nn.Module) -> None:
+        super().__init__()
+        self._cell, self._module, self._step = cell, (module,), (step,)
+
+    def forward(
+        self, weights: list[torch.Tensor], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """Runs it; raises NotCompiledError if an output is not what is declared."""
+        try:
+            made = self._step[0](weights, inputs)
+        except Exception as error:
+            raise _refusal(self._module[0], error) from error
+        for (name, spec), value, memory in zip(self._cell.outputs.items(), made, outputs, strict=True):
+            if value.dim() != memory.dim() or value.shape != memory.shape or value.dtype != spec.dtype:
+                raise NotCompiledError(Reason.OUTPUTS, f"{name!r} is {value.dtype} {list(value.shape)}")
+            memory.copy_(value)
+        return outputs[0]
+
+
+def export_step(cell: Computation) -> StepProgram:
+    """A cell's step for any number of rows. Raises NotCompiledError.
+
+    It runs the module's code, and changes torch for all threads meanwhile: see ``LibraryStore``.
+    """
+    weights = _checked_weights(cell)
+    num_ragged = sum(spec.ragged for spec in cell.inputs.values())
+    failure: NotCompiledError | None = None
+    for has_equal_values in (False, True) if num_ragged > 1 else (False,):
+        for least_rows in (1, 2):
+            try:
+                program = _export(cell, weights, least_rows, has_equal_values)
+            except NotCompiledError as refused:
+                if refused.reason not in (Reason.NOT_EXPORTED, Reason.OUTPUTS):
+                    raise
+                failure = failure or refused
+            else:
+                _check_operators(program.graph.nodes)
+                _check_writes(program, len(cell.outputs))
+                return StepProgram(program, tuple(weights.values()), len(cell.outputs), least_rows, has_equal_values)
+    raise failure or NotCompiledError(Reason.NOT_EXPORTED)
+
+
+def _checked_weights(cell: Computation) -> dict[str, torch.Tensor]:
+    if cell.batch_sizes:
+        raise NotCompiledError(Reason.BATCH_SIZES, str(list(cell.batch_sizes)))
+    weights = weights_of(cell.module)
+    for name, value in weights.items():
+        is_plain = type(value) in (torch.Tensor, nn.Parameter) and value.layout is torch.strided
+        if not is_plain or not value.is_cpu or value.is_quantized:
+            raise NotCompiledError(Reason.DEVICE, name)
+        if value.dtype not in DTYPES:
+            raise NotCompiledError(Reason.DTYPE, f"{name} is {value.dtype}")
+    return {name: value.detach() for name, value in weights.items()}
+
+
+def _export(
+    cell: Computation, weights: dict[str, torch.Tensor], least_rows: int, has_equal_values: bool
+) -> ExportedProgram:
+    rows = Dim("rows", min=least_rows)
+    inputs, sizes = _example(cell, rows, has_equal_values)
+    memory = [torch.zeros(EXAMPLE_ROWS, *spec.shape, dtype=spec.dtype) for spec in cell.outputs.values()]
+    module, before = cell.module, _plain_attributes(cell.module)
+    step = _WritingStep(cell, module, Exportable(cell, module, weights, cell.written))
+    is_general = symbolic_config.patch(backed_size_oblivious=least_rows == 1)  # type: ignore[attr-defined]
+    try:
+        with is_general, torch.inference_mode(False), torch.no_grad():
+            program = torch.export.export(
+                step,
+                (list(weights.values()), inputs, memory),
+                dynamic_shapes=([None] * len(weights), sizes, [{0: rows}] * len(memory)),
+                strict=False,
+            )
+    except NotCompiledError:
+        raise
+    except Exception as error:
+        raise _refusal(module, error) from error
+    if _plain_attributes(module) != before:
+        raise NotCompiledError(Reason.MEMORY)
+    program.example_inputs = None  # they hold the weights
+    return program
+
+
+def _example(cell: Computation, rows: Any, has_equal_values: bool) -> tuple[list[torch.Tensor], list[dict[int, Any]]]:
+    """Zeros for the inputs, and what their sizes are: sizes that may differ do differ, and none is 0 or 1."""
+    inputs: list[torch.Tensor] = []
+    sizes: list[dict[int, Any]] = []
+    for k, spec in enumerate(cell.inputs.values()):
+        count = EXAMPLE_ROWS
+        if spec.ragged:
+            number = 0 if has_equal_values else k
+            count = 2 * EXAMPLE_ROWS + 1 + 2 * number
+            inputs.append(torch.zeros(count, *spec.shape, dtype=spec.dtype))
+            inputs.append(torch.tensor([*range(0, 2 * EXAMPLE_ROWS, 2), count]))
+            sizes += [{0: Dim(f"values{number}", min=LEAST_VALUES)}, {0: rows + 1}]
+        else:
+            inputs.append(torch.zeros(count, *spec.shape, dtype=spec.dtype))
+            sizes.append({0: rows})
+    return inputs, sizes
+
+
+def _plain_attributes(module: object) -> list[str]:
+    """What a module and its parts keep besides tensors and code."""
+    parts = module.modules() if isinstance(module, nn.Module) else []
+    return [
+        f"{key}={value!r}"
+        for part in parts
+        for key, value in sorted(vars(part).items())
+        if isinstance(value, PLAIN) and key not in OF_EVERY_MODULE
+    ]
+
+
+def _refusal(module: object, error: Exception) -> NotCompiledError:
+    """Which of the reasons an error of the export is."""
+    detail = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    if isinstance(module, nn.Module) and any(isinstance(part, nn.RNNBase) for part in module.modules()):
+        return NotCompiledError(Reason.RECURRENT, detail)
+    causes: list[BaseException | None] = [error, error.__cause__, error.__context__]
+    if any(isinstance(cause, GuardOnDataDependentSymNode) for cause in causes):
+        return NotCompiledError(Reason.BY_VALUES, detail)
+    return NotCompiledError(Reason.NOT_EXPORTED, detail)
+
+
+def _check_operators(nodes: Iterable[Node]) -> None:
+    """Raises NotCompiledError for what would not run as in the module, or not without Python."""
+    for node in nodes:
+        if node.op == "get_attr" or not isinstance(node.target, torch._ops.OpOverload):
+            if isinstance(node.target, torch._ops.HigherOrderOperator):
+                raise NotCompiledError(Reason.BY_VALUES, str(node.target))
+            continue
+        if torch.Tag.nondeterministic_seeded in node.target.tags and not _is_in_evaluation(node):
+            raise NotCompiledError(Reason.RANDOM, str(node.target))
+        if node.target.namespace not in OWN_NAMESPACES:
+            raise NotCompiledError(Reason.CUSTOM_OPERATOR, str(node.target))
+
+
+def _is_in_evaluation(node: Node) -> bool:
+    """Whether an operator that draws numbers in training (dropout, attention) is told not to."""
+    declared = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(declared, node.args)) | node.kwargs
+    defaults = {"dropout_p": 0.0} if "dropout_p" in declared else {}
+    switches = [(defaults | given).get(name) for name in ("train", "training", "dropout_p") if name in declared]
+    return bool(switches) and not any(switches)
+
+
+def _check_writes(program: ExportedProgram, num_outputs: int) -> None:
+    """Raises NotCompiledError if anything that the program is given is written to, but for the memory of outputs."""
+    kept = set(program.graph_signature.user_inputs[:-num_outputs]) | program.constants.keys()
+    for node in program.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+            continue
+        for declared, given in zip(node.target._schema.arguments, node.args):
+            if declared.is_write and isinstance(given, Node) and _base_of(given).name in kept:
+                raise NotCompiledError(Reason.MEMORY, f"{node.target} writes to {_base_of(given).name}")
+
+
+def _base_of(node: Node) -> Node:
+    """What a tensor may be a view of."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.args and isinstance(node.args[0], Node):
+        schema = node.target._schema
+        is_view = bool(schema.returns) and schema.returns[0].alias_info is not None
+        if not is_view and schema.name.partition("::")[2] not in MAYBE_VIEWS:
+            break
+        node = node.args[0]
+    return node
+
+
+def _described(value: object) -> str:
+    """Dtype, sizes and strides of what a node makes."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {list(value.shape)} {value.stride()}"
+    return str(value) if not isinstance(value, list | tuple) else str([_described(part) for part in value])
+
+
+def _bytes_of(value: torch.Tensor) -> bytes:
+    flat = value.detach().contiguous().flatten()
+    return str((flat.dtype, value.shape)).encode() + (flat.view(torch.uint8).numpy().tobytes() if len(flat) else b"")

@@ -1,0 +1,51 @@
+"""Why a cell has no form that a compiler made: it stays eager, by name and with the reason."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from cellrt.errors import DefinitionError
+
+
+class Reason(StrEnum):
+    """What keeps a cell from being compiled."""
+
+    BATCH_SIZES = "it takes certain numbers of rows only"
+    FINITE = "it promises finite numbers in an output that is not float32, which nobody looks at without Python"
+    NO_JIT = "Numba compiles nothing (NUMBA_DISABLE_JIT)"
+    DEVICE = "its weights do not lie on the CPU as plain dense tensors"
+    DTYPE = "a weight has a dtype that rows cannot have"
+    MEMORY = "it keeps values between calls"
+    RANDOM = "it draws random numbers"
+    CUSTOM_OPERATOR = "it calls an operator that is not torch's own"
+    RECURRENT = "it runs a recurrent torch module over a span"
+    BY_VALUES = "it decides by the values of tensors"
+    OUTPUTS = "its outputs are not rows of the declared shapes for every number of rows"
+    NOT_EXPORTED = "torch cannot export it"
+    NO_COMPILER = "there is no C++ compiler"
+    NOT_COMPILED = "AOTInductor cannot compile it"
+    NO_C_INTERFACE = "it calls an operator that has no C interface"
+    NOT_TRIED = "the module raised on random rows, so the compiled code was not tried"
+    OTHER_RESULTS = "the compiled code gave other results than the module"
+
+
+class NotCompiledError(DefinitionError):
+    """A cell cannot be compiled.
+
+    Attributes:
+        reason: what keeps it from it.
+        detail: of what it is so.
+    """
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else str(reason))
+        self.reason, self.detail = reason, detail
+
+    @property
+    def partial_fx_graph(self) -> str:
+        """Nothing: torch would hang the graph so far on the error, and print it to the standard error."""
+        raise AttributeError
+
+    @partial_fx_graph.setter
+    def partial_fx_graph(self, graph: str) -> None:
+        pass

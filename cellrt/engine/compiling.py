@@ -1,0 +1,119 @@
+"""In which form each cell of an engine runs on a CPU, and why one runs as its module does.
+
+A module's own compiled form comes first. For any other cell a compiler may make one (``definition/aot/``): while the
+engine registers it, or in the background, while the cell is served as it is. Compilers are processes of their own, and
+one thread of an engine waits for them, one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Collection
+from queue import SimpleQueue
+from typing import Literal
+
+from cellrt.definition.aot.form import compile_cell
+from cellrt.definition.aot.refusal import NotCompiledError
+from cellrt.definition.aot.store import LibraryStore
+from cellrt.definition.cell import Cell
+from cellrt.definition.compiled_form import CompiledForm
+from cellrt.engine.options import check_choice
+from cellrt.errors import CellrtError
+from cellrt.worker.service_thread import ServiceThread
+
+CompileMode = Literal["off", "background", "wait"]
+MODES: tuple[CompileMode, ...] = ("off", "background", "wait")
+OFF, WAITS, FAILED = "compile is off", "it is being compiled", "the compiler failed"
+
+
+class CellCompiler:
+    """The forms of an engine's cells, by identity. ``form_of`` may be called from any thread.
+
+    Args:
+        mode: as of ``Engine``.
+        on_ready: called by a thread of its own when a form was made in the background, as long as it is there.
+
+    Raises DefinitionError for another mode.
+    """
+
+    def __init__(self, mode: CompileMode, on_ready: weakref.WeakMethod[Callable[[], None]]) -> None:
+        check_choice("compile", mode, MODES)
+        self._mode, self._on_ready = mode, on_ready
+        self._store = LibraryStore()
+        self._forms: dict[str, CompiledForm | None] = {}
+        self._reasons: dict[str, str] = {}
+        """Of each cell without a form."""
+        self._lock = threading.Lock()
+        self._queue: SimpleQueue[Cell | None] = SimpleQueue()
+        self._thread: ServiceThread | None = None
+        self._is_closed = False
+
+    def form_of(self, cell: Cell) -> CompiledForm | None:
+        """The form that there is of a cell; None: it runs as its module does. In mode "wait" it is compiled now.
+
+        Raises DefinitionError if the module has a form of its own that cannot be made.
+        """
+        with self._lock:
+            if cell.identity in self._forms:
+                return self._forms[cell.identity]
+        form = cell.compiled_form
+        if form is None and self._mode == "wait":
+            return self._compile(cell)
+        self._note(cell, form, OFF if self._mode == "off" else WAITS)
+        if form is None and self._mode == "background":
+            self._ask(cell)
+        return form
+
+    def why_eager(self, cell: Cell) -> str:
+        """Why a cell runs as its module does."""
+        return self._reasons.get(cell.identity, OFF)
+
+    def keep(self, identities: Collection[str]) -> None:
+        """Gives up what is known of all other cells."""
+        with self._lock:
+            for known in (self._forms, self._reasons):
+                for identity in known.keys() - identities:
+                    del known[identity]
+
+    def close(self) -> None:
+        """Ends what compiles; nobody is waited for."""
+        self._is_closed = True
+        self._queue.put(None)
+        self._store.close()
+
+    def _ask(self, cell: Cell) -> None:
+        if self._thread is None:
+            self._thread = ServiceThread(self._serve, "cellrt-compiler", self.close)
+            self._thread.start()
+        self._queue.put(cell)
+
+    def _serve(self) -> None:
+        while not self._is_closed and (cell := self._queue.get()) is not None:
+            if self._compile(cell) is not None and (adopt := self._on_ready()) is not None:
+                try:
+                    adopt()
+                except CellrtError as error:
+                    logging.getLogger("cellrt").warning("the form of cell %r is not used: %s", cell.name, error)
+
+    def _compile(self, cell: Cell) -> CompiledForm | None:
+        """Compiles a cell and says in the log what came of it."""
+        form, reason, log = None, "", logging.getLogger("cellrt")
+        try:
+            form = compile_cell(cell, self._store)
+        except NotCompiledError as refused:
+            reason = str(refused)
+        except Exception as error:  # whatever torch makes of somebody's module costs the form alone
+            reason = f"{FAILED}: {type(error).__name__}: {error}"
+        self._note(cell, form, reason)
+        if form is None and not self._is_closed:
+            log.log(
+                logging.WARNING if self._mode == "wait" else logging.INFO, "cell %r stays eager: %s", cell.name, reason
+            )
+        return form
+
+    def _note(self, cell: Cell, form: CompiledForm | None, reason: str) -> None:
+        with self._lock:
+            self._forms[cell.identity] = form
+            self._reasons[cell.identity] = reason

@@ -1,0 +1,79 @@
+"""What cannot be compiled is refused by name, before anything is compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cellrt
+from cellrt import RaggedRows
+from cellrt.definition.aot.form import compile_cell
+from cellrt.definition.aot.refusal import NotCompiledError, Reason
+from cellrt.definition.aot.store import LibraryStore
+
+NUMBERS = {"x": (4,)}
+
+
+def counting() -> nn.Module:
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls = self.calls + 1
+            return x * min(self.calls, 1)
+
+    return Counting()
+
+
+def over_span() -> nn.Module:
+    class OverSpan(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(4, 4)
+
+        def forward(self, memory: RaggedRows) -> Tensor:
+            parts = memory.values.tensor_split(memory.offsets[1:-1].tolist())
+            return torch.stack([self.gru(part)[1][0] for part in parts])
+
+    return OverSpan()
+
+
+@torch.library.custom_op("cellrt_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+@doubled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+REFUSED = {
+    Reason.RANDOM: lambda: cellrt.cell(lambda x: x + torch.rand_like(x), NUMBERS),
+    Reason.CUSTOM_OPERATOR: lambda: cellrt.cell(lambda x: doubled(x), NUMBERS),
+    Reason.BY_VALUES: lambda: cellrt.cell(lambda x: -x if bool((x > 1).any()) else x, NUMBERS),
+    Reason.MEMORY: lambda: cellrt.cell(counting(), NUMBERS),
+    Reason.RECURRENT: lambda: cellrt.cell(over_span(), {"memory": cellrt.ragged(4)}),
+    Reason.FINITE: lambda: cellrt.cell(
+        nn.Linear(4, 4).double(), {"input": cellrt.rows(4, dtype=torch.float64)}, finite="output"
+    ),
+    Reason.BATCH_SIZES: lambda: cellrt.cell(nn.Linear(4, 4), {"input": (4,)}, batch_sizes=[4, 8]),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED, ids=lambda reason: reason.name)
+def test_what_cannot_be_compiled_is_refused_by_name(tmp_path, reason: Reason) -> None:
+    with pytest.raises(NotCompiledError) as refused:
+        compile_cell(REFUSED[reason](), LibraryStore(tmp_path))
+    assert refused.value.reason is reason
+    assert str(refused.value).startswith(str(reason))
+
+
+def test_a_weight_of_a_dtype_that_rows_cannot_have_is_refused(tmp_path) -> None:
+    made = cellrt.cell(lambda x: x, NUMBERS)
+    turned = nn.Linear(4, 4, dtype=torch.complex64).requires_grad_(False)
+    made.module = turned
+    with pytest.raises(NotCompiledError) as refused:
+        compile_cell(made, LibraryStore(tmp_path))
+    assert refused.value.reason is Reason.DTYPE
