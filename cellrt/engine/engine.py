@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,14 +13,15 @@ from cellrt.core.processor import Processor
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.warm_up import warm_up
 from cellrt.engine.announce import announced
-from cellrt.engine.future import RequestFuture, Result, as_awaitable
+from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
 from cellrt.engine.options import check_instance, check_numbers, check_workers
 from cellrt.engine.registration import Registrar
 from cellrt.engine.registry import Model, Registry
+from cellrt.engine.serving import Serving
 from cellrt.engine.session import Session
 from cellrt.engine.sessions import SessionLimits
-from cellrt.engine.stream import Channel, Stream
+from cellrt.engine.stream import Channel
 from cellrt.engine.submission import Submission, check_seconds
 from cellrt.engine.trace import Trace
 from cellrt.errors import (
@@ -39,7 +40,7 @@ from cellrt.worker.make import DEVICE_QUEUE_DEPTH, arenas_on, device_names, make
 T = TypeVar("T")
 
 
-class Engine:
+class Engine(Serving):
     """Serves models: ``register`` them, then ``submit`` requests.
 
     The first engine ever made on a machine compiles the scheduler, which takes a minute or two; it is kept on disk.
@@ -201,45 +202,21 @@ class Engine:
             error = UnknownModelError(f"model {model!r} was unregistered")
             self._manager.turns.call(lambda: self._manager.retire(known, error))
 
-    def submit(
-        self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
-    ) -> RequestFuture:
-        """Submits a request; returns at once with a future of its results (a dict of tensors on the CPU).
-
-        Args:
-            model: name of a registered model.
-            request: what the model's unfolder takes; unfolded and checked here, in the caller's thread.
-            deadline: seconds from now; the request ends with DeadlineError if it is not done by then.
-            priority: 0 (lowest) to 3.
-            wait: where the queue is full, wait for a place instead of raising OverloadError; no longer than the
-                deadline, then DeadlineError is raised.
-
-        Raises UnknownModelError, RequestError, RequestTooLargeError, OverloadError, EngineClosedError.
-        """
-        return self._submission.submit(model, [request], deadline, priority, wait)[0]
-
-    def submit_many(
+    def _submit(
         self,
         model: str,
-        requests: Iterable[Any],
-        *,
-        deadline: float | None = None,
-        priority: int = 1,
-        wait: bool = False,
+        requests: Sequence[Any],
+        deadline: float | None,
+        priority: int,
+        wait: bool,
+        channel: Channel | None = None,
     ) -> list[RequestFuture]:
-        """Submits several requests, all or none: raises as ``submit`` does, before any is submitted."""
-        return self._submission.submit(model, list(requests), deadline, priority, wait)
+        return self._submission.submit(model, requests, deadline, priority, wait, channel)
 
-    async def infer(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
-        """Submits a request and awaits its results; cancelling the task cancels the request."""
-        return await as_awaitable(self.submit(model, request, deadline=deadline, priority=priority))
-
-    def stream(
-        self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
-    ) -> Stream:
-        """Submits a request and returns what it makes as it is made: see ``Stream``."""
-        channel = Channel()
-        return Stream(self._submission.submit(model, [request], deadline, priority, wait, channel)[0], channel)
+    async def _submit_when_room(
+        self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
+    ) -> list[RequestFuture]:
+        return await self._submission.submit_when_room(model, requests, deadline, priority)
 
     def session(self, model: str, id: str | None = None, *, state: bytes | None = None) -> Session:
         """The open session of a model with that id, or a new one (with a random id if none is given).
@@ -275,10 +252,6 @@ class Engine:
                     made.close()
                 raise
         return made
-
-    def cancel(self, future: RequestFuture) -> bool:
-        """Cancels a request, at any moment; False if it has ended otherwise."""
-        return future.cancel()
 
     def graph(self, model: str, request: Any) -> CellGraph:
         """The cell graph of a request, to look at; nothing is run."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
 from cellrt.core.tables import NUM_PRIORITIES
@@ -15,10 +17,18 @@ from cellrt.engine.manager import Manager
 from cellrt.engine.records import LiveRequest, SessionRecord
 from cellrt.engine.registry import Model, Plan
 from cellrt.engine.stream import Channel
-from cellrt.errors import EngineClosedError, RequestError, SessionError, UnknownModelError
+from cellrt.errors import (
+    DeadlineError,
+    EngineClosedError,
+    OverloadError,
+    RequestError,
+    SessionError,
+    UnknownModelError,
+)
 from cellrt.graph.unfolder import Unfolder
 
 LONGEST_S = 1e9
+TINY_S = 1e-6
 
 
 class Submission:
@@ -33,6 +43,8 @@ class Submission:
     def __init__(self, manager: Manager, models: Mapping[str, Model], policy: BatchMakerPolicy) -> None:
         self._manager, self._models, self._policy = manager, models, policy
         self._sequence = itertools.count(1)
+        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]] = WeakKeyDictionary()
+        """Of each loop: who waits for places of a model."""
 
     def model(self, name: object) -> Model:
         """The model of that name. Raises UnknownModelError."""
@@ -63,6 +75,39 @@ class Submission:
                 if self._models.get(name) is model:
                     return self._enqueue(model, plans, deadline, priority, channel, None)
             # Another has taken its place, or it was unregistered: plans name the cells of the one they were made for.
+
+    async def submit_when_room(
+        self, name: str, requests: Sequence[Any], deadline: float | None, priority: int
+    ) -> list[RequestFuture]:
+        """As ``submit`` with ``wait``, for a coroutine: others of its loop go on meanwhile."""
+        end_s = None if deadline is None else time.monotonic() + check_seconds("deadline", deadline)
+        loop, may_have_room = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(may_have_room.set)
+
+        # One of each loop and model looks for places, the others queue here: a turn wakes few, however many wait.
+        queue = self._queues.setdefault(loop, {}).setdefault(name, asyncio.Lock())
+        try:
+            async with asyncio.timeout(None if end_s is None else max(0.0, end_s - time.monotonic())), queue:
+                with self._manager.room.watched(wake):
+                    while True:
+                        may_have_room.clear()
+                        with suppress(OverloadError):
+                            self._check_room(name, len(requests))
+                            left_s = None if end_s is None else max(TINY_S, end_s - time.monotonic())
+                            return self.submit(name, requests, left_s, priority, False)
+                        await may_have_room.wait()
+        except TimeoutError:
+            raise DeadlineError("the deadline passed while the request waited for a place in the queue") from None
+
+    def _check_room(self, name: str, count: int) -> None:
+        """Raises as ``submit`` does if there is no place for so many; nothing is unfolded for it."""
+        with self._manager.turns.gate:
+            self.refuse_if_closed()
+            for one in (self._manager.places, self.model(name).places):
+                one.check(count)
 
     def submit_in(
         self,
