@@ -13,6 +13,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.warm_up import warm_up
 from cellrt.engine.announce import announced
+from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
 from cellrt.engine.options import check_instance, check_numbers, check_workers
@@ -59,6 +60,8 @@ class Engine(Serving):
         queue_depth: tasks a worker may have before the next is formed. A CPU worker forms its own next task, so one is
             enough, and leaves most time to join; a GPU has four, so that it never runs dry.
         device_options: sizes and switches of GPU workers.
+        freeze: after each registration collect garbage and freeze what is left (``gc.freeze``), so that no collection
+            stops all threads while serving. It holds for the whole process, until the last such engine is closed.
         trace: keep a timeline (see ``timeline``); costs memory for every task.
         debug: check every invariant whenever nothing runs (slow).
     """
@@ -77,6 +80,7 @@ class Engine(Serving):
         max_nodes: int = 65_535,
         queue_depth: int | None = None,
         device_options: DeviceOptions | None = None,
+        freeze: bool = True,
         trace: bool = False,
         debug: bool = False,
     ) -> None:
@@ -136,9 +140,12 @@ class Engine(Serving):
         self._register_lock = threading.Lock()
         self._submission = Submission(manager, self._models, policy)
         self._trace = Trace() if trace else None
+        self._freeze = freeze
         manager.start(make, len(names), self._trace)
         # Futures and sessions hold their engine: nobody waits for one that is dropped.
         weakref.finalize(self, manager.abandon).atexit = False
+        self._thaw = weakref.finalize(self, HEAP.release, id(self))
+        self._thaw.atexit = False
 
     def __enter__(self) -> Engine:
         return self
@@ -188,6 +195,8 @@ class Engine(Serving):
                 self._models[unfolder.name] = model
             if known is not None:
                 self._manager.turns.call(lambda: self._manager.retire(known, None))
+            if self._freeze:
+                HEAP.freeze(id(self))
 
     def unregister(self, model: str) -> None:
         """Takes a model out: its name is unknown from now on.
@@ -278,6 +287,7 @@ class Engine(Serving):
             self._manager.is_closing = True
         if self._manager.close(timeout):
             self._arenas.clear()
+        self._thaw()
 
     def statistics(self) -> dict[str, Any]:
         """Counts so far: requests by end, in all and by model, with latency, queueing and computation time of the last
