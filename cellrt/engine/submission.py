@@ -25,6 +25,7 @@ from cellrt.errors import (
     SessionError,
     UnknownModelError,
 )
+from cellrt.graph.graph import Recorded
 from cellrt.graph.unfolder import Unfolder
 
 LONGEST_S = 1e9
@@ -122,13 +123,34 @@ class Submission:
         if session.error is not None:
             raise SessionError(str(session.error))
         plan = session.model.plan(request)
-        if plan.states != session.states:
-            kept, wanted = ([layout.name for layout in states] for states in (plan.states, session.states))
-            raise RequestError(f"{session}: expected a request that keeps {wanted}, got one that keeps {kept}")
+        _check_states(plan, session)
         with self._manager.turns.gate:
             if wait:
                 self._wait_for_room(session.model, 1, deadline)
             return self._enqueue(session.model, [plan], deadline, priority, channel, session)[0]
+
+    def submit_recorded(
+        self,
+        model: Model,
+        recorded: Sequence[Recorded],
+        now_ns: int,
+        deadline: float | None,
+        priority: int,
+        channel: Channel | None,
+        session: SessionRecord | None,
+    ) -> list[RequestFuture]:
+        """Submits what was recorded elsewhere for this model, all or none, as if at ``now_ns`` of the engine's clock.
+
+        The model may have been taken out or replaced since, but must be pinned. Raises as ``submit`` does.
+        """
+        if session is not None and session.error is not None:
+            raise SessionError(str(session.error))
+        plans = [model.plan_of(one) for one in recorded]
+        if session is not None:
+            for plan in plans:
+                _check_states(plan, session)
+        with self._manager.turns.gate:
+            return self._enqueue(model, plans, deadline, priority, channel, session, now_ns)
 
     def refuse_if_closed(self) -> None:
         """Raises EngineClosedError unless the engine takes requests; under the gate."""
@@ -156,11 +178,11 @@ class Submission:
         priority: int,
         channel: Channel | None,
         session: SessionRecord | None,
+        now_ns: int | None = None,
     ) -> list[RequestFuture]:
         """Hands in requests, all or none, whatever interrupts it: they count from ``hand_in`` on."""
-        if not isinstance(priority, int) or not 0 <= priority < NUM_PRIORITIES:
-            raise RequestError(f"priority: expected 0 to {NUM_PRIORITIES - 1}, got {priority!r}")
-        now_ns, manager = time.perf_counter_ns(), self._manager
+        check_priority(priority)
+        now_ns, manager = time.perf_counter_ns() if now_ns is None else now_ns, self._manager
         deadline_ns = None if deadline is None else now_ns + int(1e9 * check_seconds("deadline", deadline))
         places = (manager.places, model.places)
         with manager.turns.gate:
@@ -178,6 +200,19 @@ class Submission:
             if requests:
                 manager.hand_in(requests, places)
         return [request.future for request in requests]
+
+
+def _check_states(plan: Plan, session: SessionRecord) -> None:
+    """Raises RequestError unless a request keeps what its session does."""
+    if plan.states != session.states:
+        kept, wanted = ([layout.name for layout in states] for states in (plan.states, session.states))
+        raise RequestError(f"{session}: expected a request that keeps {wanted}, got one that keeps {kept}")
+
+
+def check_priority(given: object) -> None:
+    """Raises RequestError unless it is a request's priority."""
+    if not isinstance(given, int) or not 0 <= given < NUM_PRIORITIES:
+        raise RequestError(f"priority: expected 0 to {NUM_PRIORITIES - 1}, got {given!r}")
 
 
 def check_seconds(what: str, given: object) -> float:
