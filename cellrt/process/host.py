@@ -176,9 +176,8 @@ class Doorkeeper:
     def _attend(self, guest: Guest) -> None:
         """Takes in one packet of a client, and sends on what it had not read."""
         try:
-            if guest.wire.is_behind:
-                if guest.send_news():
-                    self._epoll.modify(guest.wire.fileno(), select.EPOLLIN)
+            if guest.wire.is_behind and guest.send_news():
+                self._epoll.modify(guest.wire.fileno(), select.EPOLLIN)
             if guest.listens():
                 guest.take()
         except BrokenWireError:
@@ -225,6 +224,9 @@ def main() -> None:
     finally:
         doorkeeper.end()
         addresses.forget(address)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # everything has ended in good order: the rest of Python's own end takes a second with torch
 
 
 def _short(error: BaseException) -> str:

@@ -36,6 +36,10 @@ STALL_S = 30.0
 """How long the engine's process may read nothing before it counts as gone."""
 
 
+LAST_WORDS_S = 1.0
+"""How long who cannot send waits for the reader to hear why."""
+
+
 class RemoteFuture(RequestFuture):
     """A future whose request runs in another process; ``id`` is its number on the connection."""
 
@@ -115,6 +119,7 @@ class Link:
         self._empty = threading.Condition()
         self._closing: CellrtError | None = None
         self._lost: CellrtError | None = None
+        self._heard_end = threading.Event()
         self.on_rebind: Callable[[str], Binding | None] = lambda name: None
         """Takes a model's binding out, if there is one, because the engine has another model or none."""
         self._reader = ServiceThread(self._read, "cellrt-client", self.leave)
@@ -272,6 +277,9 @@ class Link:
             if self._wire.is_behind:
                 self._wire.flush_within(STALL_S)
         except BrokenWireError as error:
+            if threading.current_thread() is not self._reader:
+                self._heard_end.wait(LAST_WORDS_S)  # it may have said why
+            self.refuse_if_lost()
             raise DeviceError(f"the engine's process is gone: {error}") from None
 
     def _take_number(self, awaited: Awaited) -> int:
@@ -304,6 +312,7 @@ class Link:
     def _end(self, error: CellrtError) -> None:
         """Ends everything that waits for an answer. Who submits now is refused, or seen here."""
         self._lost = self._lost or error
+        self._heard_end.set()  # before the lock: its holder may wait for this
         with self._lock:
             pending, self._pending = list(self._pending.values()), {}
             awaited, self._awaited = list(self._awaited.values()), {}

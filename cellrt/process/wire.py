@@ -170,7 +170,10 @@ class Wire:
         """
         try:
             packet, fds, _, _ = socket.recv_fds(self.sock, PACKET_BYTES, PACKET_MESSAGES)
-        except BlockingIOError:
+        except (
+            BlockingIOError,
+            ConnectionResetError,
+        ):  # it is told once that something sent was not read: then goes on
             return
         except OSError as error:
             raise BrokenWireError(str(error)) from None
@@ -205,15 +208,16 @@ class Wire:
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the connection; by whoever receives. The memory goes with the last who looks at it."""
+        """Ends the connection; nobody sends or receives any more."""
         self.end()
         self.leave()
 
     def leave(self) -> None:
-        """Closes this process's socket; another that has it too, before a fork, keeps the connection."""
+        """Closes what this process has of it; another that has the socket too, by a fork, keeps the connection."""
         self.sock.close()
         while self._unsent:
             _close_all(self._unsent.popleft()[1])
+        self._outgoing = self._incoming = memoryview(b"")
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Models that an engine's process and its clients import each for themselves: their cells have no weights, or fixed ones."""
+"""Models that an engine's process and its clients import each for themselves: their cells have no weights."""
 
 from __future__ import annotations
 
@@ -69,5 +69,6 @@ def other_chain() -> Unfolder:
     return Unfolder("chain", unfold_other, torch.zeros(2, WIDTH))
 
 
+# But this one, which no two processes draw alike.
 RANDOM = cell(torch.nn.Linear(WIDTH, WIDTH), {"input": (WIDTH,)}, name="random")
 drawn = Unfolder("drawn", lambda graph, x: {"y": RANDOM(input=x)}, torch.zeros(WIDTH))
