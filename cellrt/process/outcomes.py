@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from cellrt.definition.bits import as_bits
 from cellrt.engine.future import Result
 from cellrt.process.binding import RowFormat
 from cellrt.process.memory import Part, padded
-from cellrt.process.recorded import PADDING, Template
+from cellrt.process.recorded import Template, add_padded
 
 HEAD = struct.Struct("<QQ")
 """Numbers of entries and of tensors."""
@@ -44,11 +43,7 @@ def outcome_parts(outcomes: Sequence[Outcome]) -> list[Part]:
             if value is None:
                 continue
             tensors += TENSOR.pack(index, -1 if layout.is_single or not is_end else len(value))
-            flat = as_bits(value).reshape(-1).view(np.uint8)
-            data.append(flat.data)
-            if rest := flat.nbytes & 7:
-                data.append(PADDING[rest:])
-            size += padded(flat.nbytes)
+            size += add_padded(data, as_bits(value))
         entries += ENTRY.pack(id, size, is_end, len(results))
     return [HEAD.pack(len(outcomes), len(tensors) // TENSOR.size), entries, tensors, *data]
 

@@ -1,0 +1,170 @@
+"""Clients beside the engine: in its process and in processes of their own, idle or busy in Python.
+
+The cells cost nothing. ``task``: what a task of 8 rows takes from launch to launch, beside an idle and a busy client.
+``open``: requests of 24 steps at random times from 1 to 8 clients, of which one may be busy; then the others' times are
+shown. They count from when a request was due, so the longest is the longest pause that anybody met. ``bulk``: how many
+requests a second. ``wake``: what the ways to wake another process cost. ``soak``: ten minutes of ``open``.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cellrt
+from benchmarks.client_load import Busy, Load, send_from_processes, send_from_threads
+from benchmarks.client_models import LONG, LONG_REQUEST, SHORT_REQUEST, chain
+from benchmarks.options import Options
+from benchmarks.record import Recorder, percentiles
+from benchmarks.wake import round_trips
+from cellrt.core.settings import SchedulerSettings
+
+PARTS = ("task", "bulk", "open", "wake", "soak")
+MODEL = "benchmarks.client_models:chain"
+SAME, OWN = "same process", "own process"
+ROWS = 8
+MANY = 250
+NUM_CLIENTS = (1, 2, 4, 8)
+RATE = 500.0
+FAST_RATE = 3000.0
+SHORT_SWITCH_S = 0.0005
+
+
+@contextmanager
+def serving(form: str, **options: Any) -> Iterator[Any]:
+    """An engine of one worker in this process or in its own, with the model."""
+    if form == SAME:
+        with cellrt.Engine(1, max_queue=1 << 16, **options) as engine:
+            engine.register(chain)
+            yield engine
+    else:
+        with cellrt.EngineProcess(1, max_queue=1 << 16, **options) as client:
+            client.register(MODEL)
+            yield client
+
+
+@contextmanager
+def switching(seconds: float) -> Iterator[None]:
+    """The interpreter's switch interval while one is inside."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def task_us(engine: Any, rounds: int) -> float:
+    """Median over rounds of the time between the tasks of long chains, which end together."""
+    times = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        for future in engine.submit_many("chain", [LONG_REQUEST] * ROWS):
+            future.result()
+        times.append(1e6 * (time.perf_counter() - start) / LONG)
+    return statistics.median(times[1:])
+
+
+def run_task(recorder: Recorder, quick: bool) -> None:
+    """The host's time of a task, beside an idle and a busy client."""
+    settings, rounds = SchedulerSettings(runs=False), 5 if quick else 15
+    for form in (SAME, OWN):
+        with serving(form, settings=settings) as engine:
+            task_us(engine, 2)
+            for name in ("idle", "busy"):
+                with Busy(name == "busy"):
+                    recorder.add("task", form, task_us(engine, rounds), "us/task", client=name)
+            if form == SAME:
+                with Busy(True), switching(SHORT_SWITCH_S):
+                    value = task_us(engine, rounds)
+                recorder.add("task", f"{form}, switch interval 0.5 ms", value, "us/task", client="busy")
+
+
+def run_bulk(recorder: Recorder, quick: bool) -> None:
+    """Throughput of one client, and the latency of one request at a time."""
+    count, rounds = (2_000, 3) if quick else (10_000, 5)
+    for form in (SAME, OWN):
+        with serving(form) as engine:
+            each, many, alone = [], [], []
+            for _ in range(rounds + 1):
+                start = time.perf_counter()
+                for future in [engine.submit("chain", SHORT_REQUEST) for _ in range(count)]:
+                    future.result()
+                each.append(count / (time.perf_counter() - start))
+                start = time.perf_counter()
+                for futures in [engine.submit_many("chain", [SHORT_REQUEST] * MANY) for _ in range(count // MANY)]:
+                    for future in futures:
+                        future.result()
+                many.append(count // MANY * MANY / (time.perf_counter() - start))
+                for _ in range(count // 20):
+                    start = time.perf_counter()
+                    engine.submit("chain", SHORT_REQUEST).result()
+                    alone.append(1e6 * (time.perf_counter() - start))
+        recorder.add("bulk", f"{form}: submit each", statistics.median(each[1:]), "requests/s")
+        recorder.add("bulk", f"{form}: submit_many of {MANY}", statistics.median(many[1:]), "requests/s")
+        recorder.add("bulk", f"{form}: one at a time", statistics.median(alone[len(alone) // 4 :]), "us")
+
+
+def measure_open(recorder: Recorder, case: str, form: str, engine: Any, loads: list[Load]) -> None:
+    """One open loop: its percentiles over all clients that are not busy, or over the one that there is."""
+    latencies = send_from_threads(engine, loads) if form == SAME else send_from_processes(engine.address, loads)
+    idle = [one for one, load in zip(latencies, loads) if not load.is_busy] or latencies
+    found = percentiles([1e3 * latency for one in idle for latency in one])
+    client = "one busy" if any(load.is_busy for load in loads) else "idle"
+    for name in ("p50", "p90", "p99", "max"):
+        label = "longest" if name == "max" else name
+        recorder.add(
+            case,
+            f"{form}: {label}",
+            found[name],
+            "ms",
+            clients=len(loads),
+            client=client,
+            rate=sum(x.rate for x in loads),
+        )
+
+
+def loads_of(count: int, rate: float, seconds: float, is_one_busy: bool) -> list[Load]:
+    """That many clients with one rate together."""
+    return [Load(rate / count, seconds, 7 + place, is_one_busy and not place) for place in range(count)]
+
+
+def run_open(recorder: Recorder, quick: bool) -> None:
+    """Latencies of 1 to 8 clients."""
+    seconds = 2.0 if quick else 10.0
+    cases = [(count, RATE, is_one_busy) for count in NUM_CLIENTS for is_one_busy in (False, True)]
+    with serving(SAME) as here, serving(OWN) as there:
+        for form, engine in ((SAME, here), (OWN, there)):
+            measure_open(Recorder("warm up"), "open", form, engine, loads_of(1, RATE, 1.0, False))
+        for count, rate, is_one_busy in [*cases, (1, FAST_RATE, False)]:
+            for form, engine in ((SAME, here), (OWN, there)):
+                measure_open(recorder, "open", form, engine, loads_of(count, rate, seconds, is_one_busy))
+
+
+def run_soak(recorder: Recorder, quick: bool) -> None:
+    """A long open loop of four clients, of which one is busy."""
+    for form in (SAME, OWN):
+        with serving(form) as engine:
+            measure_open(recorder, "soak", form, engine, loads_of(4, RATE, 20.0 if quick else 600.0, True))
+
+
+def run_wake(recorder: Recorder, quick: bool) -> None:
+    """A byte's way to another process and back, by each way to wake it."""
+    for pause_s in (0.0, 0.003):
+        for name, microseconds in round_trips(200 if quick else 2000, pause_s).items():
+            recorder.add("wake", name, microseconds, "us", pause_ms=1e3 * pause_s)
+
+
+def run(recorder: Recorder, options: Options) -> None:
+    """Measures each part; the ten minutes only if they are asked for."""
+    gc.collect()
+    for name, part in (("wake", run_wake), ("task", run_task), ("bulk", run_bulk), ("open", run_open)):
+        if options.has(name):
+            part(recorder, options.quick)
+    if "soak" in options.only:
+        run_soak(recorder, options.quick)
