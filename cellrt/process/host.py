@@ -53,6 +53,8 @@ class Doorkeeper:
         """By their sockets' descriptors."""
         self._with_news: deque[Guest] = deque()
         self._stuck: deque[Guest] = deque()
+        self._behind: set[Guest] = set()
+        """Those that are watched for reading again."""
         self._room = WaitingRoom(engine._manager.places)
         self._calls = Calls(engine, self._announce, lambda: len(self._guests))
         self._formats: list[RowFormat] = []
@@ -176,7 +178,8 @@ class Doorkeeper:
     def _attend(self, guest: Guest) -> None:
         """Takes in one packet of a client, and sends on what it had not read."""
         try:
-            if guest.wire.is_behind and guest.send_news():
+            if guest in self._behind and guest.send_news():
+                self._behind.discard(guest)
                 self._epoll.modify(guest.wire.fileno(), select.EPOLLIN)
             if guest.listens():
                 guest.take()
@@ -187,6 +190,7 @@ class Doorkeeper:
             self._see_off(guest)
 
     def _see_off(self, guest: Guest) -> None:
+        self._behind.discard(guest)
         del self._guests[guest.wire.fileno()]
         self._epoll.unregister(guest.wire.fileno())
         guest.leave()
@@ -194,10 +198,10 @@ class Doorkeeper:
     def _watch_stuck(self) -> None:
         while self._stuck:
             guest = self._stuck.popleft()
-            if guest.is_gone:
-                continue
-            listened = select.EPOLLIN if guest.listens() else 0
-            self._epoll.modify(guest.wire.fileno(), listened | select.EPOLLOUT)
+            if not guest.is_gone:
+                self._behind.add(guest)
+                listened = select.EPOLLIN if guest.listens() else 0
+                self._epoll.modify(guest.wire.fileno(), listened | select.EPOLLOUT)
 
 
 def main() -> None:
