@@ -72,6 +72,7 @@ def _start(address: str, options: dict[str, Any]) -> tuple[subprocess.Popen[byte
     except Exception as error:
         raise DefinitionError(f"EngineProcess: an option cannot be handed to another process: {error}") from error
     ours, theirs = socket.socketpair()
+    _LIFELINES.add(ours)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     with theirs:
         command = [sys.executable, "-c", COMMAND, str(theirs.fileno())]
@@ -92,6 +93,18 @@ def _start(address: str, options: dict[str, Any]) -> tuple[subprocess.Popen[byte
             raise DeviceError(f"the engine's process did not start: {error}") from error
         raise
     return process, ours
+
+
+_LIFELINES: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    """In a forked process: the engine ends with the parent, whoever else lives on."""
+    for lifeline in list(_LIFELINES):
+        lifeline.close()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _end(process: subprocess.Popen[bytes], lifeline: socket.socket) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -166,7 +167,7 @@ class Guest:
         futures = self._house.engine._submission.submit_recorded(
             patient.model,
             patient.recorded,
-            submission.now_ns,
+            min(submission.now_ns, time.perf_counter_ns()),
             submission.deadline,
             submission.priority,
             channel,

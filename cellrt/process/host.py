@@ -33,6 +33,8 @@ from cellrt.process.wire import PROTOCOL, REGION_BYTES, BrokenWireError, Kind, M
 
 log = logging.getLogger("cellrt")
 CLOSE_S = 30.0
+LAST_WORDS_S = 0.5
+"""How long each client that reads nothing is waited for at the end."""
 
 
 class Doorkeeper:
@@ -89,6 +91,9 @@ class Doorkeeper:
             guest.tell(Message(Kind.CLOSING, (closing,)))
         self._send_news()
         for guest in list(self._guests.values()):
+            with suppress(BrokenWireError):
+                guest.wire.flush_within(LAST_WORDS_S)
+            guest.send_news()
             guest.leave()
         os.close(self._bell)
         self._epoll.close()

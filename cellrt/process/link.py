@@ -26,8 +26,9 @@ from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalE
 from cellrt.graph.graph import Recorded
 from cellrt.process.binding import Binding, RowFormat
 from cellrt.process.blame import heard
+from cellrt.process.numbering import Numbering
 from cellrt.process.outcomes import read_outcomes
-from cellrt.process.recorded import LENGTH, Template, template_of, template_parts
+from cellrt.process.recorded import LENGTH, Template, template_of
 from cellrt.process.submissions import NO_DEADLINE, Submission, submission_parts
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
 from cellrt.worker.service_thread import ServiceThread
@@ -77,32 +78,6 @@ class Awaited:
         self._said.wait()
 
 
-class Numbering:
-    """The templates that the engine's process was told of, by number. It and this forget them together."""
-
-    MAX_TEMPLATES, MAX_BYTES = 4096, 1 << 24
-
-    def __init__(self) -> None:
-        self._numbers: dict[Template, int] = {}
-        self._num_bytes = 0
-
-    def number(self, templates: Sequence[Template]) -> tuple[list[Message], list[int]]:
-        """The numbers of templates, and the messages that tell the engine's process of new ones."""
-        messages: list[Message] = []
-        if len(self._numbers) > self.MAX_TEMPLATES or self._num_bytes > self.MAX_BYTES:
-            self._numbers, self._num_bytes = {}, 0
-            messages.append(Message(Kind.FORGET))
-        numbers = []
-        for template in templates:
-            number = self._numbers.get(template)
-            if number is None:
-                number = self._numbers[template] = len(self._numbers)
-                self._num_bytes += template.num_bytes
-                messages.append(Message(Kind.TEMPLATE, template_parts(template)))
-            numbers.append(number)
-        return messages, numbers
-
-
 class Link:
     """See the module. ``sock``: connected, with what ``WELCOME`` brought."""
 
@@ -116,6 +91,8 @@ class Link:
         self._numbering = Numbering()
         self._cancelled: deque[int] = deque()
         self._outdated: deque[Binding] = deque()
+        self._unused: deque[Binding] = deque()
+        """Bindings, once for each who has done with them."""
         self._empty = threading.Condition()
         self._closing: CellrtError | None = None
         self._lost: CellrtError | None = None
@@ -207,18 +184,16 @@ class Link:
         return list(futures)
 
     def begin(self, binding: Binding) -> bool:
-        """Counts one who unfolds for a binding; False if that was given up already."""
+        """Counts one who unfolds for a binding; False if that was given up. Raises what ended the connection."""
+        self.refuse_if_lost()
         with self._lock:
             binding.num_users += not binding.is_released
         self._send_news()
         return not binding.is_released
 
     def end(self, binding: Binding) -> None:
-        """Counts one less; a binding that is outdated is given up after its last user."""
-        with self._lock:
-            binding.num_users -= 1
-            if binding.is_outdated and not binding.num_users:
-                self._outdated.append(binding)
+        """Counts one less; a binding that is outdated is given up after its last user; from anywhere."""
+        self._unused.append(binding)
         self._send_news()
 
     def drain(self, timeout: float | None) -> bool:
@@ -247,6 +222,7 @@ class Link:
 
     @contextmanager
     def _sending(self) -> Iterator[None]:
+        self.refuse_if_lost()  # before the lock: in a forked process nobody may give it back
         with self._lock:
             self.refuse_if_lost()
             yield
@@ -254,14 +230,17 @@ class Link:
 
     def _send_news(self) -> None:
         """Sends what was left as news; whoever holds the lock does so after giving it back."""
-        while (self._cancelled or self._outdated) and self._lock.acquire(blocking=False):
+        while (self._cancelled or self._outdated or self._unused) and self._lock.acquire(blocking=False):
             try:
                 messages: list[Message] = []
                 cancelled = array("Q", _taken(self._cancelled))
                 if cancelled:
                     messages.append(Message(Kind.CANCEL, (cancelled.tobytes(),)))
-                for binding in _taken(self._outdated):
-                    if not binding.num_users and not binding.is_released:
+                unused = _taken(self._unused)
+                for binding in unused:
+                    binding.num_users -= 1
+                for binding in {*unused, *_taken(self._outdated)}:
+                    if binding.is_outdated and not binding.num_users and not binding.is_released:
                         binding.is_released = True
                         messages.append(Message(Kind.RELEASE, (LENGTH.pack(binding.number),)))
                 if self._lost is None and messages:
@@ -302,6 +281,7 @@ class Link:
                         self._wire.send(())
                     finally:
                         self._lock.release()
+                    self._send_news()
         except BrokenWireError as broken:
             error = self._closing or DeviceError(f"the engine's process is gone: {broken}")
         except BaseException as bug:

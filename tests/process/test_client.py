@@ -25,7 +25,7 @@ from cellrt.errors import (
 )
 from cellrt.graph.reference import run_one_by_one
 from cellrt.process.client import connect
-from cellrt.process.link import Numbering
+from cellrt.process.numbering import Numbering
 from tests.engine.helpers import WAIT_S, assert_same, error_of
 from tests.process import models
 from tests.process.helpers import held, steps
@@ -175,7 +175,7 @@ def test_a_callback_may_submit_but_not_wait(client):
                 raised.append(error)
         client.submit("chain", steps(1)).add_done_callback(lambda _: done.set())
 
-    client.submit("chain", steps(1)).add_done_callback(callback)
+    client.submit("chain", held()).add_done_callback(callback)  # not done yet: else it runs here
     assert done.wait(WAIT_S)
     assert len(raised) == 4
     assert client.drain(WAIT_S)
