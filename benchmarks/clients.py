@@ -3,17 +3,20 @@
 The cells cost nothing. ``task``: what a task of 8 rows takes from launch to launch, beside an idle and a busy client.
 ``open``: requests of 24 steps at random times from 1 to 8 clients, of which one may be busy; then the others' times are
 shown. They count from when a request was due, so the longest is the longest pause that anybody met. ``bulk``: how many
-requests a second. ``wake``: what the ways to wake another process cost. ``soak``: ten minutes of ``open``.
+requests a second. ``freeze``: the same with and without frozen objects. ``wake``: what the ways to wake another
+process cost. ``soak``: ten minutes of ``open``.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import cellrt
@@ -24,7 +27,7 @@ from benchmarks.record import Recorder, percentiles
 from benchmarks.wake import round_trips
 from cellrt.core.settings import SchedulerSettings
 
-PARTS = ("task", "bulk", "open", "wake", "soak")
+PARTS = ("task", "bulk", "open", "freeze", "wake", "soak")
 MODEL = "benchmarks.client_models:chain"
 SAME, OWN = "same process", "own process"
 ROWS = 8
@@ -70,44 +73,62 @@ def task_us(engine: Any, rounds: int) -> float:
     return statistics.median(times[1:])
 
 
+def processor_s(pid: int) -> float:
+    """Processor time that a process has had, to a hundredth of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def run_task(recorder: Recorder, quick: bool) -> None:
-    """The host's time of a task, beside an idle and a busy client."""
-    settings, rounds = SchedulerSettings(runs=False), 5 if quick else 15
-    for form in (SAME, OWN):
-        with serving(form, settings=settings) as engine:
+    """The host's time of a task, beside an idle and a busy client; of its own process also without what it waited."""
+    settings, rounds = SchedulerSettings(runs=False), 8 if quick else 24
+    with serving(SAME, settings=settings) as here, serving(OWN, settings=settings) as there:
+        for engine in (here, there):
             task_us(engine, 2)
-            for name in ("idle", "busy"):
-                with Busy(name == "busy"):
-                    recorder.add("task", form, task_us(engine, rounds), "us/task", client=name)
-            if form == SAME:
-                with Busy(True), switching(SHORT_SWITCH_S):
-                    value = task_us(engine, rounds)
-                recorder.add("task", f"{form}, switch interval 0.5 ms", value, "us/task", client="busy")
+        for name in ("idle", "busy"):
+            with Busy(name == "busy"):
+                recorder.add("task", SAME, task_us(here, rounds), "us/task", client=name)
+                before_s = processor_s(there.pid)
+                recorder.add("task", OWN, task_us(there, rounds), "us/task", client=name)
+                used_us = 1e6 * (processor_s(there.pid) - before_s) / (rounds + 1) / LONG
+            recorder.add("task", f"{OWN}: its processor time", used_us, "us/task", client=name)
+        with Busy(True), switching(SHORT_SWITCH_S):
+            value = task_us(here, rounds)
+        recorder.add("task", f"{SAME}, switch interval 0.5 ms", value, "us/task", client="busy")
 
 
 def run_bulk(recorder: Recorder, quick: bool) -> None:
     """Throughput of one client, and the latency of one request at a time."""
     count, rounds = (2_000, 3) if quick else (10_000, 5)
-    for form in (SAME, OWN):
-        with serving(form) as engine:
-            each, many, alone = [], [], []
-            for _ in range(rounds + 1):
-                start = time.perf_counter()
-                for future in [engine.submit("chain", SHORT_REQUEST) for _ in range(count)]:
-                    future.result()
-                each.append(count / (time.perf_counter() - start))
-                start = time.perf_counter()
-                for futures in [engine.submit_many("chain", [SHORT_REQUEST] * MANY) for _ in range(count // MANY)]:
-                    for future in futures:
-                        future.result()
-                many.append(count // MANY * MANY / (time.perf_counter() - start))
-                for _ in range(count // 20):
-                    start = time.perf_counter()
-                    engine.submit("chain", SHORT_REQUEST).result()
-                    alone.append(1e6 * (time.perf_counter() - start))
-        recorder.add("bulk", f"{form}: submit each", statistics.median(each[1:]), "requests/s")
-        recorder.add("bulk", f"{form}: submit_many of {MANY}", statistics.median(many[1:]), "requests/s")
-        recorder.add("bulk", f"{form}: one at a time", statistics.median(alone[len(alone) // 4 :]), "us")
+    with serving(SAME) as here, serving(OWN) as there:
+        found: dict[str, list[tuple[float, float, float]]] = {SAME: [], OWN: []}
+        for _ in range(rounds + 1):
+            found[SAME].append(bulk_of(here, count))
+            found[OWN].append(bulk_of(there, count))
+    for form, rows in found.items():
+        each, many, alone = (statistics.median(column) for column in zip(*rows[1:]))
+        recorder.add("bulk", f"{form}: submit each", each, "requests/s")
+        recorder.add("bulk", f"{form}: submit_many of {MANY}", many, "requests/s")
+        recorder.add("bulk", f"{form}: one at a time", alone, "us")
+
+
+def bulk_of(engine: Any, count: int) -> tuple[float, float, float]:
+    """Requests a second, submitted each by itself and in bulk; microseconds of one at a time."""
+    start = time.perf_counter()
+    for future in [engine.submit("chain", SHORT_REQUEST) for _ in range(count)]:
+        future.result()
+    each = count / (time.perf_counter() - start)
+    start = time.perf_counter()
+    for futures in [engine.submit_many("chain", [SHORT_REQUEST] * MANY) for _ in range(count // MANY)]:
+        for future in futures:
+            future.result()
+    many = count // MANY * MANY / (time.perf_counter() - start)
+    alone = []
+    for _ in range(count // 20):
+        start = time.perf_counter()
+        engine.submit("chain", SHORT_REQUEST).result()
+        alone.append(1e6 * (time.perf_counter() - start))
+    return each, many, statistics.median(alone)
 
 
 def measure_open(recorder: Recorder, case: str, form: str, engine: Any, loads: list[Load]) -> None:
@@ -146,6 +167,19 @@ def run_open(recorder: Recorder, quick: bool) -> None:
                 measure_open(recorder, "open", form, engine, loads_of(count, rate, seconds, is_one_busy))
 
 
+def run_freeze(recorder: Recorder, quick: bool) -> None:
+    """A quick open loop in one process whose objects are frozen, or not; both keep what came, as a program would."""
+    seconds = 4.0 if quick else 20.0
+    for is_frozen in (True, False):
+        kept: list[object] = []
+        with serving(SAME, freeze=is_frozen) as engine:
+            measure_open(Recorder("warm up"), "freeze", SAME, engine, loads_of(1, RATE, 1.0, False))
+            kept += [[number] for number in range(300_000)]  # enough that a full collection is due
+            load = loads_of(1, FAST_RATE, seconds, False)
+            measure_open(recorder, f"freeze={is_frozen}", SAME, engine, load)
+        kept.clear()
+
+
 def run_soak(recorder: Recorder, quick: bool) -> None:
     """A long open loop of four clients, of which one is busy."""
     for form in (SAME, OWN):
@@ -163,7 +197,13 @@ def run_wake(recorder: Recorder, quick: bool) -> None:
 def run(recorder: Recorder, options: Options) -> None:
     """Measures each part; the ten minutes only if they are asked for."""
     gc.collect()
-    for name, part in (("wake", run_wake), ("task", run_task), ("bulk", run_bulk), ("open", run_open)):
+    for name, part in (
+        ("wake", run_wake),
+        ("task", run_task),
+        ("bulk", run_bulk),
+        ("open", run_open),
+        ("freeze", run_freeze),
+    ):
         if options.has(name):
             part(recorder, options.quick)
     if "soak" in options.only:
