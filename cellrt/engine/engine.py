@@ -139,13 +139,11 @@ class Engine(Serving):
 
         self._register_lock = threading.Lock()
         self._submission = Submission(manager, self._models, policy)
-        self._trace = Trace() if trace else None
-        self._freeze = freeze
+        self._trace, self._freeze = Trace() if trace else None, freeze
         manager.start(make, len(names), self._trace)
         # Futures and sessions hold their engine: nobody waits for one that is dropped.
         weakref.finalize(self, manager.abandon).atexit = False
-        self._thaw = weakref.finalize(self, HEAP.release, id(self))
-        self._thaw.atexit = False
+        weakref.finalize(self, HEAP.release, id(self)).atexit = False
 
     def __enter__(self) -> Engine:
         return self
@@ -287,7 +285,7 @@ class Engine(Serving):
             self._manager.is_closing = True
         if self._manager.close(timeout):
             self._arenas.clear()
-        self._thaw()
+        HEAP.release(id(self))
 
     def statistics(self) -> dict[str, Any]:
         """Counts so far: requests by end, in all and by model, with latency, queueing and computation time of the last
