@@ -8,6 +8,7 @@ given back in ``leave``, once, however it went.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections import deque
@@ -99,6 +100,11 @@ class Guest:
                     self.wire.send(_messages([self._untold.popleft() for _ in range(len(self._untold))]))
             except BrokenWireError:
                 self._untold.clear()  # the doorkeeper hears of it
+                return True
+            except Exception:  # a bug costs this guest its connection, not everybody the turn that runs here
+                logging.getLogger("cellrt").exception("a client cannot be told what it should be")
+                self._untold.clear()
+                self.wire.end()
                 return True
             is_stuck = self.wire.is_behind
         if is_stuck:

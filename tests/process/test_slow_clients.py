@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from cellrt.errors import DeviceError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.process import address as addresses
 from cellrt.process import guest as guest_module
@@ -91,3 +92,21 @@ def test_a_call_that_nobody_knows_is_an_error_of_ours(doorkeeper):
     with pytest.raises(Exception, match="KeyError: 'no such'"):
         client._link.call("no such")
     client.close()
+
+
+def test_what_cannot_be_told_costs_one_client_its_connection_and_nobody_else(doorkeeper, monkeypatch):
+    client, other = connect(doorkeeper.address), connect(doorkeeper.address)
+    client.register("tests.process.models:chain", warm_up=False)
+
+    def outcome_parts(outcomes):
+        if any(len(outcome.results["every"]) == 7 for outcome in outcomes):
+            raise KeyError("a bug")
+        return original(outcomes)
+
+    original = guest_module.outcome_parts
+    monkeypatch.setattr(guest_module, "outcome_parts", outcome_parts)
+    assert isinstance(client.submit("chain", steps(7)).exception(WAIT_S), DeviceError)
+    assert_same(other.submit("chain", steps(4)).result(WAIT_S), run_one_by_one(models.chain, steps(4)))
+    until(lambda: len(doorkeeper._guests) == 1, "it has left")
+    client.close()
+    other.close()
