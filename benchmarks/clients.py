@@ -131,23 +131,21 @@ def bulk_of(engine: Any, count: int) -> tuple[float, float, float]:
     return each, many, statistics.median(alone)
 
 
-def measure_open(recorder: Recorder, case: str, form: str, engine: Any, loads: list[Load]) -> None:
-    """One open loop: its percentiles over all clients that are not busy, or over the one that there is."""
+def open_loop(form: str, engine: Any, loads: list[Load]) -> dict[str, float]:
+    """One open loop: percentiles in ms over all clients that are not busy, or over the one that there is."""
     latencies = send_from_threads(engine, loads) if form == SAME else send_from_processes(engine.address, loads)
     idle = [one for one, load in zip(latencies, loads) if not load.is_busy] or latencies
-    found = percentiles([1e3 * latency for one in idle for latency in one])
+    return percentiles([1e3 * latency for one in idle for latency in one])
+
+
+def record_open(recorder: Recorder, case: str, form: str, loads: list[Load], rounds: list[dict[str, float]]) -> None:
+    """Adds the medians of rounds, and the longest of all."""
     client = "one busy" if any(load.is_busy for load in loads) else "idle"
-    for name in ("p50", "p90", "p99", "max"):
-        label = "longest" if name == "max" else name
-        recorder.add(
-            case,
-            f"{form}: {label}",
-            found[name],
-            "ms",
-            clients=len(loads),
-            client=client,
-            rate=sum(x.rate for x in loads),
-        )
+    rate = sum(load.rate for load in loads)
+    found = {name: statistics.median(one[name] for one in rounds) for name in ("p50", "p90", "p99")}
+    found["longest"] = max(one["max"] for one in rounds)
+    for name, value in found.items():
+        recorder.add(case, f"{form}: {name}", value, "ms", clients=len(loads), client=client, rate=rate)
 
 
 def loads_of(count: int, rate: float, seconds: float, is_one_busy: bool) -> list[Load]:
@@ -156,35 +154,41 @@ def loads_of(count: int, rate: float, seconds: float, is_one_busy: bool) -> list
 
 
 def run_open(recorder: Recorder, quick: bool) -> None:
-    """Latencies of 1 to 8 clients."""
-    seconds = 2.0 if quick else 10.0
+    """Latencies of 1 to 8 clients: medians over rounds, in which both forms take turns."""
+    seconds, num_rounds = (2.0, 1) if quick else (4.0, 5)
     cases = [(count, RATE, is_one_busy) for count in NUM_CLIENTS for is_one_busy in (False, True)]
     with serving(SAME) as here, serving(OWN) as there:
-        for form, engine in ((SAME, here), (OWN, there)):
-            measure_open(Recorder("warm up"), "open", form, engine, loads_of(1, RATE, 1.0, False))
+        forms = ((SAME, here), (OWN, there))
+        for form, engine in forms:
+            open_loop(form, engine, loads_of(1, RATE, 1.0, False))
         for count, rate, is_one_busy in [*cases, (1, FAST_RATE, False)]:
-            for form, engine in ((SAME, here), (OWN, there)):
-                measure_open(recorder, "open", form, engine, loads_of(count, rate, seconds, is_one_busy))
+            loads = loads_of(count, rate, seconds, is_one_busy)
+            rounds = [[open_loop(form, engine, loads) for form, engine in forms] for _ in range(num_rounds)]
+            for (form, _), found in zip(forms, zip(*rounds)):
+                record_open(recorder, "open", form, loads, list(found))
 
 
 def run_freeze(recorder: Recorder, quick: bool) -> None:
     """A quick open loop in one process whose objects are frozen, or not; both keep what came, as a program would."""
-    seconds = 4.0 if quick else 20.0
+    loads = loads_of(1, FAST_RATE, 4.0, False)
     for is_frozen in (True, False):
         kept: list[object] = []
         with serving(SAME, freeze=is_frozen) as engine:
-            measure_open(Recorder("warm up"), "freeze", SAME, engine, loads_of(1, RATE, 1.0, False))
-            kept += [[number] for number in range(300_000)]  # enough that a full collection is due
-            load = loads_of(1, FAST_RATE, seconds, False)
-            measure_open(recorder, f"freeze={is_frozen}", SAME, engine, load)
+            open_loop(SAME, engine, loads_of(1, RATE, 1.0, False))
+            rounds = []
+            for _ in range(1 if quick else 5):
+                kept += [[number] for number in range(300_000)]  # enough that a full collection is due
+                rounds.append(open_loop(SAME, engine, loads))
+            record_open(recorder, f"freeze={is_frozen}", SAME, loads, rounds)
         kept.clear()
 
 
 def run_soak(recorder: Recorder, quick: bool) -> None:
     """A long open loop of four clients, of which one is busy."""
-    for form in (SAME, OWN):
+    loads = loads_of(4, RATE, 20.0 if quick else 600.0, True)
+    for form in (OWN, SAME):
         with serving(form) as engine:
-            measure_open(recorder, "soak", form, engine, loads_of(4, RATE, 20.0 if quick else 600.0, True))
+            record_open(recorder, "soak", form, loads, [open_loop(form, engine, loads)])
 
 
 def run_wake(recorder: Recorder, quick: bool) -> None:
