@@ -11,18 +11,22 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
 BYTES = bytes(32)
+Ends = tuple[Callable[[], object], Callable[[], object]]
+"""What asks, and what answers, in another process."""
 
 
 def round_trips(count: int, pause_s: float) -> dict[str, float]:
     """Median microseconds of a round trip by each way, with a pause before each."""
-    ways = {"packet of a Unix socket": _packets, "eventfd": _eventfds, "futex": _futexes}
-    return {
-        name: _measure(*make(), max(20, count if not pause_s else count // 10), pause_s) for name, make in ways.items()
-    }
+    found = {}
+    for name, make in (("packet of a Unix socket", _packets), ("eventfd", _eventfds), ("futex", _futexes)):
+        with ExitStack() as stack:
+            found[name] = _measure(*make(stack), max(20, count if not pause_s else count // 10), pause_s)
+    return found
 
 
 def _measure(ask: Callable[[], object], answer: Callable[[], object], count: int, pause_s: float) -> float:
@@ -44,9 +48,9 @@ def _measure(ask: Callable[[], object], answer: Callable[[], object], count: int
     return statistics.median(times)
 
 
-def _packets() -> tuple[Callable[[], object], Callable[[], object]]:
+def _packets(stack: ExitStack) -> Ends:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ends = [(here, select.epoll()), (there, select.epoll())]
+    ends = [(stack.enter_context(end), stack.enter_context(select.epoll())) for end in (here, there)]
     for end, poll in ends:
         poll.register(end, select.EPOLLIN)
 
@@ -65,10 +69,11 @@ def _packets() -> tuple[Callable[[], object], Callable[[], object]]:
     return ask, answer
 
 
-def _eventfds() -> tuple[Callable[[], object], Callable[[], object]]:
+def _eventfds(stack: ExitStack) -> Ends:
     there, back = os.eventfd(0), os.eventfd(0)
-    polls = select.epoll(), select.epoll()
+    polls = [stack.enter_context(select.epoll()) for _ in range(2)]
     for poll, fd in zip(polls, (back, there)):
+        stack.callback(os.close, fd)
         poll.register(fd, select.EPOLLIN)
 
     def ask() -> None:
@@ -84,7 +89,7 @@ def _eventfds() -> tuple[Callable[[], object], Callable[[], object]]:
     return ask, answer
 
 
-def _futexes() -> tuple[Callable[[], object], Callable[[], object]]:
+def _futexes(stack: ExitStack) -> Ends:
     libc, number = ctypes.CDLL(None), FUTEX_NUMBERS[platform.machine()]
     shared = mmap.mmap(-1, mmap.PAGESIZE)
     there, back = (ctypes.c_uint32.from_buffer(shared, offset) for offset in (0, 64))

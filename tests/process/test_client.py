@@ -194,6 +194,7 @@ def test_a_client_that_leaves_or_is_dropped_ends_its_own_requests_alone(served, 
     assert_same(future.result(WAIT_S), run_one_by_one(models.chain, steps(1)))
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_process_does_not_use_its_parents_connection(client):
     if (pid := os.fork()) == 0:
         try:
