@@ -41,8 +41,8 @@ class Client(Serving):
     """Has requests run by an engine in another process of this machine, with the methods and errors of ``Engine``.
 
     Requests are unfolded here, in the caller's thread; programs, tensors and results cross through shared memory. What
-    the engine alone can know comes from the future: ``submit`` without ``wait`` never raises OverloadError or
-    RequestTooLargeError itself.
+    the engine alone can know comes from the future, unless ``submit`` is told to ``wait``: OverloadError, SessionError,
+    and RequestTooLargeError for what does not fit in its tables.
 
     Safe from any thread, not for use across a fork. Futures' callbacks run in a thread of the client. When the engine's
     process is gone, everything ends with DeviceError; when this client is closed, dropped or killed, its requests are

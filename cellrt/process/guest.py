@@ -112,7 +112,7 @@ class Guest:
         return not is_stuck
 
     def take(self) -> None:
-        """Takes in one packet of its messages. Raises BrokenWireError."""
+        """Takes in some of its messages. Raises BrokenWireError."""
         for kind, body in self.wire.receive():
             self._take(kind, body)
         if self.wire.owes_word:

@@ -181,7 +181,7 @@ class Doorkeeper:
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def _attend(self, guest: Guest) -> None:
-        """Takes in one packet of a client, and sends on what it had not read."""
+        """Takes in some messages of a client, and sends on what it had not read."""
         try:
             if guest in self._behind and guest.send_news():
                 self._behind.discard(guest)

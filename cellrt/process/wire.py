@@ -32,6 +32,8 @@ REGION_BYTES = 4 << 20
 """Memory for the bodies of one direction; only what is written to takes any."""
 PACKET_MESSAGES = 64
 PACKET_BYTES = 1 << 14
+PACKETS_TOGETHER = 16
+"""Packets that are taken before somebody else has a turn."""
 
 
 class Kind(IntEnum):
@@ -164,19 +166,22 @@ class Wire:
         poll.poll(1000 * seconds)
 
     def receive(self) -> Iterator[tuple[int, memoryview]]:
-        """The messages of one packet, if one is there: kind and body, which is valid until the next is asked for.
+        """The messages that are there, of a few packets: kind and body, which is valid until the next is asked for.
 
         Raises BrokenWireError, also at the end of the connection.
         """
-        try:
-            packet, fds, _, _ = socket.recv_fds(self.sock, PACKET_BYTES, PACKET_MESSAGES)
-        except (
-            BlockingIOError,
-            ConnectionResetError,
-        ):  # it is told once that something sent was not read: then goes on
-            return
-        except OSError as error:
-            raise BrokenWireError(str(error)) from None
+        for _ in range(PACKETS_TOGETHER):
+            try:
+                packet, fds, _, _ = socket.recv_fds(self.sock, PACKET_BYTES, PACKET_MESSAGES)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                return  # told once, when the other end left something unread; then comes what it had sent before
+            except OSError as error:
+                raise BrokenWireError(str(error)) from None
+            yield from self._messages(packet, fds)
+
+    def _messages(self, packet: bytes, fds: list[int]) -> Iterator[tuple[int, memoryview]]:
         try:
             if len(packet) < HEAD.size or (len(packet) - HEAD.size) % PLACE.size:
                 raise BrokenWireError("the other end is gone" if not packet else "a packet of another protocol")
