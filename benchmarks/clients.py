@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import cellrt
-from benchmarks.client_load import Busy, Load, send_from_processes, send_from_threads
+from benchmarks.client_load import Busy, Keeping, Load, send_from_processes, send_from_threads
 from benchmarks.client_models import LONG, LONG_REQUEST, SHORT_REQUEST, chain
 from benchmarks.options import Options
 from benchmarks.record import Recorder, percentiles
@@ -169,18 +169,16 @@ def run_open(recorder: Recorder, quick: bool) -> None:
 
 
 def run_freeze(recorder: Recorder, quick: bool) -> None:
-    """A quick open loop in one process whose objects are frozen, or not; both keep what came, as a program would."""
-    loads = loads_of(1, FAST_RATE, 4.0, False)
+    """An open loop in one process whose objects are frozen, or not; it keeps ever more objects, as a cache would."""
+    loads = loads_of(1, RATE, 4.0, False)
     for is_frozen in (True, False):
-        kept: list[object] = []
         with serving(SAME, freeze=is_frozen) as engine:
             open_loop(SAME, engine, loads_of(1, RATE, 1.0, False))
             rounds = []
             for _ in range(1 if quick else 5):
-                kept += [[number] for number in range(300_000)]  # enough that a full collection is due
-                rounds.append(open_loop(SAME, engine, loads))
+                with Keeping():
+                    rounds.append(open_loop(SAME, engine, loads))
             record_open(recorder, f"freeze={is_frozen}", SAME, loads, rounds)
-        kept.clear()
 
 
 def run_soak(recorder: Recorder, quick: bool) -> None:
