@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import cellrt
+from benchmarks.live import run_live
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 from cellrt.core.processor import Port, Processor
@@ -23,7 +24,7 @@ from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.template import Template
 
-PARTS = ("core", "engine")
+PARTS = ("core", "engine", "live")
 LENGTH = 24
 MANY = 250
 BATCHES = (8, 64, 512, 4096)
@@ -197,8 +198,10 @@ def run_engine(recorder: Recorder, quick: bool) -> None:
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Measures the core, then a whole engine."""
+    """Measures the core, then a whole engine, then one with many that are live."""
     if options.has("core"):
         run_core(recorder, options.quick)
     if options.has("engine"):
         run_engine(recorder, options.quick)
+    if options.has("live"):
+        run_live(recorder, options.quick)

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from cellrt.graph.graph import Graph
     from cellrt.graph.symbols import Chain, Loop, Node, Output, Steps, Tree
     from cellrt.graph.unfolder import Unfolder, unfold
+    from cellrt.process.client import Client, connect
+    from cellrt.process.engine_process import EngineProcess
+    from cellrt.process.remote_session import RemoteSession
     from cellrt.view.timeline import Timeline
     from cellrt.worker.device.executor import DeviceOptions
 
@@ -71,6 +74,9 @@ _HOMES = {
     "graph.symbols": ("Chain", "Loop", "Node", "Output", "Steps", "Tree"),
     "engine.session": ("Session",),
     "engine.sessions": ("SessionLimits",),
+    "process.client": ("Client", "connect"),
+    "process.engine_process": ("EngineProcess",),
+    "process.remote_session": ("RemoteSession",),
     "definition.spec": ("RaggedRows", "RowSpec", "ragged", "rows", "token"),
     "view.timeline": ("Timeline",),
     "graph.unfolder": ("Unfolder", "unfold"),
@@ -85,12 +91,14 @@ __all__ = [
     "CellError",
     "CellrtError",
     "Chain",
+    "Client",
     "DeadlineError",
     "DefinitionError",
     "DeviceError",
     "DeviceOptions",
     "Engine",
     "EngineClosedError",
+    "EngineProcess",
     "FirstComeFirstServed",
     "Graph",
     "InternalError",
@@ -101,6 +109,7 @@ __all__ = [
     "Output",
     "OverloadError",
     "RaggedRows",
+    "RemoteSession",
     "RequestError",
     "RequestFuture",
     "RequestTooLargeError",
@@ -117,6 +126,7 @@ __all__ = [
     "Unfolder",
     "UnknownModelError",
     "cell",
+    "connect",
     "http_status",
     "load_cell",
     "ragged",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,14 +16,16 @@ from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.warm_up import warm_up
 from cellrt.engine.announce import announced
 from cellrt.engine.compiling import CellCompiler, CompileMode
-from cellrt.engine.future import RequestFuture, Result, as_awaitable
+from cellrt.engine.frozen import HEAP
+from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
 from cellrt.engine.options import check_instance, check_numbers, check_workers
 from cellrt.engine.registration import Registrar
 from cellrt.engine.registry import Model, Registry
+from cellrt.engine.serving import Serving
 from cellrt.engine.session import Session
 from cellrt.engine.sessions import SessionLimits
-from cellrt.engine.stream import Channel, Stream
+from cellrt.engine.stream import Channel
 from cellrt.engine.submission import Submission, check_seconds
 from cellrt.engine.trace import Trace
 from cellrt.errors import DefinitionError, EngineClosedError, RequestError, UnknownModelError
@@ -38,7 +40,7 @@ from cellrt.worker.make import DEVICE_QUEUE_DEPTH, arenas_on, device_names, make
 T = TypeVar("T")
 
 
-class Engine:
+class Engine(Serving):
     """Serves models: ``register`` them, then ``submit`` requests.
 
     The first engine ever made on a machine compiles the scheduler, which takes a minute or two; it is kept on disk.
@@ -60,6 +62,8 @@ class Engine:
         compile: whether cells without a compiled form of their own get one from AOTInductor, on CPU workers: "off";
             "background": they are served as they are until it is there; "wait": ``register`` waits for it. It takes
             10 to 40 seconds a cell, once for a machine. ``statistics`` says which form runs, and why one is eager.
+        freeze: after each registration collect garbage and freeze what is left (``gc.freeze``), so that no collection
+            stops all threads while serving. It holds for the whole process, until the last such engine is closed.
         trace: keep a timeline (see ``timeline``); costs memory for every task.
         debug: check every invariant whenever nothing runs (slow).
     """
@@ -79,6 +83,7 @@ class Engine:
         queue_depth: int | None = None,
         device_options: DeviceOptions | None = None,
         compile: CompileMode = "off",
+        freeze: bool = True,
         trace: bool = False,
         debug: bool = False,
     ) -> None:
@@ -138,10 +143,11 @@ class Engine:
 
         self._register_lock = threading.Lock()
         self._submission = Submission(manager, self._models, policy)
-        self._trace = Trace() if trace else None
+        self._trace, self._freeze = Trace() if trace else None, freeze
         manager.start(make, len(names), self._trace)
         # Futures and sessions hold their engine: nobody waits for one that is dropped.
         weakref.finalize(self, _abandon, manager, self._compiler).atexit = False
+        weakref.finalize(self, HEAP.release, id(self)).atexit = False
 
     def __enter__(self) -> Engine:
         return self
@@ -194,6 +200,8 @@ class Engine:
                 self._models[unfolder.name] = model
             if known is not None:
                 self._manager.turns.call(lambda: self._manager.retire(known, None))
+            if self._freeze:
+                HEAP.freeze(id(self))
 
     def _adopt_forms(self) -> None:
         """Has requests from now on use the forms that were made meanwhile; those before end with what they began with.
@@ -221,45 +229,21 @@ class Engine:
             error = UnknownModelError(f"model {model!r} was unregistered")
             self._manager.turns.call(lambda: self._manager.retire(known, error))
 
-    def submit(
-        self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
-    ) -> RequestFuture:
-        """Submits a request; returns at once with a future of its results (a dict of tensors on the CPU).
-
-        Args:
-            model: name of a registered model.
-            request: what the model's unfolder takes; unfolded and checked here, in the caller's thread.
-            deadline: seconds from now; the request ends with DeadlineError if it is not done by then.
-            priority: 0 (lowest) to 3.
-            wait: where the queue is full, wait for a place instead of raising OverloadError; no longer than the
-                deadline, then DeadlineError is raised.
-
-        Raises UnknownModelError, RequestError, RequestTooLargeError, OverloadError, EngineClosedError.
-        """
-        return self._submission.submit(model, [request], deadline, priority, wait)[0]
-
-    def submit_many(
+    def _submit(
         self,
         model: str,
-        requests: Iterable[Any],
-        *,
-        deadline: float | None = None,
-        priority: int = 1,
-        wait: bool = False,
+        requests: Sequence[Any],
+        deadline: float | None,
+        priority: int,
+        wait: bool,
+        channel: Channel | None = None,
     ) -> list[RequestFuture]:
-        """Submits several requests, all or none: raises as ``submit`` does, before any is submitted."""
-        return self._submission.submit(model, list(requests), deadline, priority, wait)
+        return self._submission.submit(model, requests, deadline, priority, wait, channel)
 
-    async def infer(self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
-        """Submits a request and awaits its results; cancelling the task cancels the request."""
-        return await as_awaitable(self.submit(model, request, deadline=deadline, priority=priority))
-
-    def stream(
-        self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
-    ) -> Stream:
-        """Submits a request and returns what it makes as it is made: see ``Stream``."""
-        channel = Channel()
-        return Stream(self._submission.submit(model, [request], deadline, priority, wait, channel)[0], channel)
+    async def _submit_when_room(
+        self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
+    ) -> list[RequestFuture]:
+        return await self._submission.submit_when_room(model, requests, deadline, priority)
 
     def session(self, model: str, id: str | None = None, *, state: bytes | None = None) -> Session:
         """The open session of a model with that id, or a new one (with a random id if none is given).
@@ -296,10 +280,6 @@ class Engine:
                 raise
         return made
 
-    def cancel(self, future: RequestFuture) -> bool:
-        """Cancels a request, at any moment; False if it has ended otherwise."""
-        return future.cancel()
-
     def graph(self, model: str, request: Any) -> CellGraph:
         """The cell graph of a request, to look at; nothing is run."""
         bound = self._submission.model(model)
@@ -328,6 +308,7 @@ class Engine:
         self._compiler.close()
         if self._manager.close(timeout):
             self._arenas.clear()
+        HEAP.release(id(self))
 
     def statistics(self) -> dict[str, Any]:
         """Counts so far: requests by end, in all and by model, with latency, queueing and computation time of the last

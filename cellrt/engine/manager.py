@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TypeVar
 
 from cellrt.core.processor import Processor
@@ -76,6 +75,8 @@ class Manager:
         self.closed = threading.Event()
         self.sessions = Sessions(session_limits, processor, arenas)
         self.statistics = Statistics()
+        self.after_turn: Callable[[], None] | None = None
+        """Called at the end of each turn, for whoever hands on together what ended together; must not raise."""
         self._crew = Crew(processor, self.workers, queue_depth)
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
         self._requests = Requests(processor, arenas, self.sessions, self._replies)
@@ -114,6 +115,8 @@ class Manager:
         if self._retired or self._drains:
             self._look_who_is_gone()
         self._look_ahead()
+        if self.after_turn is not None:
+            self.after_turn()
         if self._debug and not self._processor.num_running:
             self.check()
 
@@ -192,8 +195,18 @@ class Manager:
         self._retired.append(model)
         for record in self.sessions if error is not None else ():
             if record.model.name == model.name:  # also those of a model that it replaced
-                ended = SessionError(f"{record}: {error}")
-                self._requests.ask_session(record, Call(partial(self.sessions.end, record, ended)))
+                self._ask_to_end(record, SessionError(f"{record}: {error}"))
+
+    def end_session(self, record: SessionRecord, error: SessionError) -> None:
+        """Ends a session after what it was asked so far, if it has not ended; from any thread, waits for nothing."""
+        self.turns.command(lambda: self._ask_to_end(record, error))
+
+    def _ask_to_end(self, record: SessionRecord, error: SessionError) -> None:
+        def end() -> None:
+            if record.error is None:
+                self.sessions.end(record, error)
+
+        self._requests.ask_session(record, Call(end))
 
     def end_all(self) -> None:
         """Ends every request, because the engine closes; called in a turn."""

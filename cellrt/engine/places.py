@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from cellrt.errors import DeadlineError, EngineClosedError, OverloadError, RequestTooLargeError
 
@@ -64,6 +65,16 @@ class Room:
     def __init__(self, gate: threading.RLock) -> None:
         self._changed = threading.Condition(gate)
         self._num_waiting = 0
+        self._wakes: list[Callable[[], object]] = []
+
+    @contextmanager
+    def watched(self, wake: Callable[[], object]) -> Iterator[None]:
+        """While one is inside, ``wake`` is called whenever a place may have become free; in a turn."""
+        self._wakes.append(wake)
+        try:
+            yield
+        finally:
+            self._wakes.remove(wake)
 
     def wait(self, places: Sequence[Places], count: int, end_s: float | None, is_closed: threading.Event) -> None:
         """Waits, holding the gate, until there are ``count`` places in each.
@@ -93,6 +104,8 @@ class Room:
 
     def note_place(self) -> None:
         """Takes in that a place may have become free; in a turn."""
+        for wake in tuple(self._wakes):
+            wake()
         if self._num_waiting:
             with self._changed:
                 self._changed.notify_all()

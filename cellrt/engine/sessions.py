@@ -4,7 +4,7 @@ A session's requests run one after the other; those of different sessions in any
 in rows of the worker that made it. When rows run short, or more sessions have some than may, the state of those idle
 longest is copied to host memory, and comes back with the session's next request.
 
-``open`` and ``forget`` may be called from any thread; everything else belongs to the holder of the turn.
+``open``, ``pin`` and ``forget`` may be called from any thread; everything else belongs to the holder of the turn.
 """
 
 from __future__ import annotations
@@ -102,6 +102,11 @@ class Sessions:
                 return record
             one = one.before
         return None
+
+    def pin(self, model: Model, change: int) -> None:
+        """Keeps a model as an open session would (1), or gives it up (-1): somebody elsewhere unfolds for it."""
+        with self._lock:
+            model.num_sessions += change
 
     def forget(self, record: SessionRecord) -> None:
         """Makes the session's id free for a new one."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -78,7 +79,8 @@ class Worker(ABC):
         self._take_turns = take_turns
         self._has_news = has_news
         self._ended = ended
-        self._is_idle = False
+        self._idle: deque[object] = deque()
+        """While the thread waits, or is about to: a token that is new each time."""
         self._queue: SimpleQueue[Launch | None] = SimpleQueue()
         self._in_progress: deque[Launch] = deque()
         self._finished: deque[Done] = deque()
@@ -108,12 +110,13 @@ class Worker(ABC):
 
     def wake(self) -> bool:
         """Wakes the worker to take a turn if it is idle; False if it is not."""
-        if not self._is_idle:
+        try:
+            token = self._idle[0]
+        except IndexError:
             return False
-        # In this order: the worker says it again when it has taken the item, perhaps before the client's next line. And
-        # nothing is called in between, where a signal's handler could raise.
-        self._is_idle = False
-        self._queue.put(WAKE)
+        self._queue.put(WAKE)  # first: a client that is interrupted in between leaves a worker that wakes
+        with suppress(ValueError):  # it woke, and may wait again already: that takes another to wake it
+            self._idle.remove(token)
         return True
 
     def has_finished(self) -> bool:
@@ -169,11 +172,12 @@ class Worker(ABC):
         If another thread has the turn, the news are its business: it looks again when it gives the turn back.
         """
         while self._queue.empty():
-            self._is_idle = True
+            self._idle.clear()
+            self._idle.append(object())
             if not self._has_news() or not self._take_turns():
                 break
         item = self._queue.get()
-        self._is_idle = False
+        self._idle.clear()
         return item
 
     def _run(self) -> None:

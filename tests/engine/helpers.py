@@ -33,6 +33,7 @@ def small_engine(workers: int = 1, **options: Any) -> Engine:
     """An engine with small tables, so that a test makes many of them."""
     options.setdefault("limits", SMALL)
     options.setdefault("arena_bytes", 1 << 16)
+    options.setdefault("freeze", False)  # a full collection takes a tenth of a second
     return Engine(workers, **options)
 
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from queue import SimpleQueue
 
 import numpy as np
 
+from cellrt.worker.base import WAKE
 from cellrt.worker.cpu.worker import CpuWorker
 from tests.engine.helpers import WAIT_S
 
 DEADLY = 1
+
+
+def until(is_so, what: str) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.001)
 
 
 class Tasks:
@@ -77,25 +86,24 @@ def test_a_worker_that_died_before_it_began_leaves_all_of_it():
     assert begun == [] and [task.task for task in waiting] == [4, 5]
 
 
-def test_a_worker_that_waits_again_before_its_waker_goes_on_can_be_woken_again():
-    looks: SimpleQueue[None] = SimpleQueue()
-
-    class Hasty(SimpleQueue):
-        """Lets the thread that puts go on once the worker has run and looked for news a last time."""
-
-        def put(self, item) -> None:
-            super().put(item)
-            looks.get(timeout=WAIT_S)
-
-    def has_news() -> bool:
-        looks.put(None)
-        return False
-
-    worker = CpuWorker(Tasks(), lambda: True, has_news, lambda: None, 1, "worker")
-    worker._queue = Hasty()
+def test_a_worker_that_wakes_and_waits_again_while_it_is_woken_can_be_woken_again():
+    """The client that wakes it is slow: before it goes on, the worker has taken its turn and has nothing to do."""
+    turns: list[int] = []
+    worker = CpuWorker(Tasks(), lambda: not turns.append(len(turns)), lambda: False, lambda: None, 1, "worker")
     worker.start()
-    looks.get(timeout=WAIT_S)
-    for _ in range(3):
-        assert worker.wake()
+
+    class SlowQueue(SimpleQueue):
+        def put(self, item):
+            before = len(turns)
+            super().put(item)
+            until(lambda: len(turns) > before and worker._idle, "the worker waits again")
+
+    until(lambda: worker._idle, "the worker waits")
+    queue, worker._queue = worker._queue, SlowQueue()
+    queue.put(WAKE)  # it waits at the other queue from now on
+    until(lambda: turns and worker._idle, "the worker waits")
+    assert worker.wake()
+    assert worker.wake()
+    assert len(turns) == 3
     SimpleQueue.put(worker._queue, None)
     assert worker.join(WAIT_S)

@@ -1,0 +1,143 @@
+"""What every form of engine offers to those who have requests: one surface, whichever process the engine runs in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any
+
+from cellrt.engine.future import RequestFuture, Result, as_awaitable
+from cellrt.engine.mapping import IN_FLIGHT, MapOptions, mapped, mapped_async
+from cellrt.engine.stream import Channel, Stream
+from cellrt.errors import RequestError
+
+
+class Serving(ABC):
+    """Takes requests. Safe from any thread and from asyncio."""
+
+    @abstractmethod
+    def _submit(
+        self,
+        model: str,
+        requests: Sequence[Any],
+        deadline: float | None,
+        priority: int,
+        wait: bool,
+        channel: Channel | None = None,
+    ) -> list[RequestFuture]:
+        """Submits requests, all or none; with a channel, one whose steps go there."""
+
+    @abstractmethod
+    async def _submit_when_room(
+        self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
+    ) -> list[RequestFuture]:
+        """Submits requests, all or none, when there are places for them; others of the loop go on meanwhile."""
+
+    def submit(
+        self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+    ) -> RequestFuture:
+        """Submits a request; returns at once with a future of its results (a dict of tensors on the CPU).
+
+        Args:
+            model: name of a registered model.
+            request: what the model's unfolder takes; unfolded and checked here, in the caller's thread.
+            deadline: seconds from now; the request ends with DeadlineError if it is not done by then.
+            priority: 0 (lowest) to 3.
+            wait: where the queue is full, wait for a place instead of raising OverloadError; no longer than the
+                deadline, then DeadlineError is raised.
+
+        Raises UnknownModelError, RequestError, RequestTooLargeError, OverloadError, EngineClosedError.
+        """
+        return self._submit(model, [request], deadline, priority, wait)[0]
+
+    def submit_many(
+        self,
+        model: str,
+        requests: Iterable[Any],
+        *,
+        deadline: float | None = None,
+        priority: int = 1,
+        wait: bool = False,
+    ) -> list[RequestFuture]:
+        """Submits several requests, all or none: raises as ``submit`` does, before any is submitted."""
+        return self._submit(model, list(requests), deadline, priority, wait)
+
+    async def infer(
+        self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+    ) -> Result:
+        """Submits a request and awaits its results; cancelling the task cancels the request.
+
+        ``wait``: as of ``submit``; other tasks go on meanwhile, and those that wait for one model go in their order.
+        """
+        if not wait:
+            return await as_awaitable(self.submit(model, request, deadline=deadline, priority=priority))
+        return await as_awaitable((await self._submit_when_room(model, [request], deadline, priority))[0])
+
+    def stream(
+        self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+    ) -> Stream:
+        """Submits a request and returns what it makes as it is made: see ``Stream``."""
+        channel = Channel()
+        return Stream(self._submit(model, [request], deadline, priority, wait, channel)[0], channel)
+
+    def map(
+        self,
+        model: str,
+        requests: Iterable[Any],
+        *,
+        max_in_flight: int = IN_FLIGHT,
+        ordered: bool = True,
+        return_errors: bool = False,
+        progress: bool | str = False,
+        deadline: float | None = None,
+        priority: int = 1,
+    ) -> Iterator[Any]:
+        """The results of any number of requests, which are taken from the iterable as results are taken from here.
+
+        Args:
+            model: name of a registered model.
+            requests: what the model's unfolder takes, each.
+            max_in_flight: requests at once that were submitted and whose results were not taken; where the engine's
+                queue is full, places are waited for.
+            ordered: results in the order of the requests; False: as they come, as pairs of the request's number and
+                its result.
+            return_errors: a request that fails gives its CellrtError in place of a result; else that is raised, and
+                ends the map.
+            progress: show a bar on standard error; a str is written before it.
+            deadline, priority: of each request, as of ``submit``; the time counts from its submission.
+
+        Leaving the iteration cancels what is in flight. Raises what ``submit`` raises.
+        """
+        _check_iterable(requests, Iterable)
+        options = MapOptions(max_in_flight, ordered, return_errors, progress)
+        return mapped(lambda together: self._submit(model, together, deadline, priority, True), requests, options)
+
+    def map_async(
+        self,
+        model: str,
+        requests: Iterable[Any] | AsyncIterable[Any],
+        *,
+        max_in_flight: int = IN_FLIGHT,
+        ordered: bool = True,
+        return_errors: bool = False,
+        progress: bool | str = False,
+        deadline: float | None = None,
+        priority: int = 1,
+    ) -> AsyncIterator[Any]:
+        """As ``map``, for ``async for``; the requests may come asynchronously too."""
+        _check_iterable(requests, Iterable | AsyncIterable)
+        options = MapOptions(max_in_flight, ordered, return_errors, progress)
+
+        async def submit(together: Sequence[Any]) -> list[RequestFuture]:
+            return await self._submit_when_room(model, together, deadline, priority)
+
+        return mapped_async(submit, requests, options)
+
+    def cancel(self, future: RequestFuture) -> bool:
+        """Cancels a request, at any moment; False if it has ended otherwise."""
+        return future.cancel()
+
+
+def _check_iterable(requests: object, kind: Any) -> None:
+    if not isinstance(requests, kind):
+        raise RequestError(f"map: expected an iterable of requests, got {type(requests).__name__}")

@@ -1,0 +1,113 @@
+"""A model as an engine in another process knows it: what is needed to unfold its requests here.
+
+``described`` makes it where the engine is, as JSON; ``Binding`` reads it where the client is. Of constants only digests
+cross, of cells their identities: a client whose cells have other weights than the engine's is told so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from cellrt.definition.bits import NUMPY_DTYPES
+from cellrt.definition.cell import Cell
+from cellrt.definition.spec import RowSpec
+from cellrt.engine.registry import Model, Registry
+from cellrt.errors import RequestError, UnknownModelError
+from cellrt.graph.results import StateLayout
+from cellrt.graph.unfolder import Unfolder
+from cellrt.process.source import ModelSource
+
+
+class RowFormat:
+    """The rows of a kind as bytes.
+
+    Attributes:
+        spec: of a row.
+        bits: NumPy dtype of its bits; see ``definition.bits.as_bits``.
+        num_bytes: of a row.
+    """
+
+    __slots__ = ("bits", "num_bytes", "spec")
+
+    def __init__(self, spec: RowSpec) -> None:
+        self.spec = spec
+        self.bits = np.dtype(NUMPY_DTYPES.get(spec.dtype, np.int16))
+        self.num_bytes = spec.num_bytes
+
+
+def described(number: int, model: Model, source: ModelSource, registry: Registry) -> dict[str, Any]:
+    """What a client must know of a model, as JSON has it; ``number`` is what messages call it."""
+    constants = [(kind, _digest(content), row) for (kind, content), row in dict(registry.constants).items()]
+    return {
+        "number": number,
+        "name": model.name,
+        "source": source.text,
+        "max_nodes": model.max_nodes,
+        "types": dict(model.types),
+        "kinds": [(list(spec.shape), str(spec.dtype).removeprefix("torch.")) for spec in list(registry.kinds)],
+        "constants": constants,
+        "states": [list(state) for state in model.states],
+    }
+
+
+class Binding:
+    """A model of an engine elsewhere; a graph is built for it as for one here (``graph.recorder.Binding``).
+
+    Attributes:
+        number, name: of the model.
+        unfolder: of this process.
+        formats: of rows, by kind.
+        states: what its sessions keep.
+        num_users: calls and sessions that unfold for it now; guarded by the client's lock.
+        is_outdated: whether the engine has another model of that name, or none.
+        is_released: whether the engine was told that nothing unfolded for it will come any more.
+    """
+
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        self.number, self.name = int(description["number"]), str(description["name"])
+        self.source = ModelSource(description["source"])
+        self.unfolder: Unfolder = self.source.load()
+        if self.unfolder.name != self.name:
+            raise UnknownModelError(
+                f"model {self.name!r}: {self.source.text} is model {self.unfolder.name!r} in this process"
+            )
+        self.max_nodes = int(description["max_nodes"])
+        self.formats = [
+            RowFormat(RowSpec(tuple(shape), getattr(torch, dtype))) for shape, dtype in description["kinds"]
+        ]
+        self.states = tuple(StateLayout(*state) for state in description["states"])
+        self.num_users, self.is_outdated, self.is_released = 0, False, False
+        self._types: dict[str, int] = description["types"]
+        self._kinds = {each.spec: kind for kind, each in enumerate(self.formats)}
+        self._constants = {(kind, digest): row for kind, digest, row in description["constants"]}
+
+    def cell_type(self, cell: Cell) -> int:
+        """Type id of a cell. Raises RequestError if the model does not have it."""
+        type_id = self._types.get(cell.identity)
+        if type_id is None:
+            raise RequestError(
+                f"cell {cell.name!r} of {self.source.text} is not one of the model's in the engine's process: it was "
+                "made with other weights or code there (draw weights with a seed, or load them), or the example "
+                "request did not use it"
+            )
+        return type_id
+
+    def kind(self, spec: RowSpec) -> int:
+        """Kind of a row spec. Raises RequestError if no cell of the engine has such rows."""
+        kind = self._kinds.get(RowSpec(spec.shape, spec.dtype) if spec.ragged else spec)
+        if kind is None:
+            raise RequestError(f"no cell of this engine has rows of {spec}")
+        return kind
+
+    def constant_row(self, kind: int, content: bytes) -> int:
+        """Permanent row of a constant, or -1: then it travels with the request."""
+        return self._constants.get((kind, _digest(content)), -1) if self._constants else -1
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

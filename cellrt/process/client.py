@@ -1,0 +1,320 @@
+"""A client of an engine in another process: what a user talks to there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Self
+
+from cellrt.engine.future import RequestFuture
+from cellrt.engine.options import check_numbers
+from cellrt.engine.serving import Serving
+from cellrt.engine.stream import Channel
+from cellrt.engine.submission import check_priority, check_seconds
+from cellrt.errors import DeviceError, EngineClosedError, RequestError, UnknownModelError
+from cellrt.graph.unfolder import Unfolder
+from cellrt.process import address as addresses
+from cellrt.process.binding import Binding
+from cellrt.process.link import Awaited, Link
+from cellrt.process.remote_session import RemoteSession
+from cellrt.process.source import source_of
+from cellrt.process.wire import PACKET_BYTES, PROTOCOL, Wire
+
+CONNECT_S = 30.0
+
+
+def connect(address: str, *, timeout: float = CONNECT_S) -> Client:
+    """A client of the engine whose process listens there: see ``EngineProcess.address``.
+
+    Raises DeviceError if none does within ``timeout`` seconds, DefinitionError if it is no address.
+    """
+    return Client(address, timeout=timeout)
+
+
+class Client(Serving):
+    """Has requests run by an engine in another process of this machine, with the methods and errors of ``Engine``.
+
+    Requests are unfolded here, in the caller's thread; programs, tensors and results cross through shared memory. What
+    the engine alone can know comes from the future, unless ``submit`` is told to ``wait``: OverloadError, SessionError,
+    and RequestTooLargeError for what does not fit in its tables.
+
+    Safe from any thread, not for use across a fork. Futures' callbacks run in a thread of the client. When the engine's
+    process is gone, everything ends with DeviceError; when this client is closed, dropped or killed, its requests are
+    cancelled, and sessions that it opened without an id are closed.
+    """
+
+    def __init__(self, address: str, *, timeout: float = CONNECT_S) -> None:
+        self.address = addresses.check_address(address)
+        self._link = Link(_welcomed(addresses.connect(address, check_seconds("timeout", timeout)), timeout))
+        self._bindings: dict[str, Binding] = {}
+        self._by_number: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionary()
+        self._bind_lock = threading.Lock()
+        self._changes = _Changes(self._bindings)
+        self._link.on_rebind = self._changes.take_out
+        weakref.finalize(self, self._link.leave).atexit = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.drain()
+        finally:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.address!r})"
+
+    def register(
+        self,
+        model: str | Unfolder,
+        *,
+        priorities: dict[str, int] | None = None,
+        warm_up: bool = True,
+        max_queue: int | None = None,
+        replace: bool = False,
+    ) -> None:
+        """Registers a model, for all clients: as ``Engine.register``.
+
+        Args:
+            model: where both processes find it: "module:attribute" or "file.py:attribute", of what ``cellrt.unfold``
+                makes or of a function that returns it; or a model that is an attribute of an imported module.
+            priorities, warm_up, max_queue, replace: as of ``Engine.register``.
+
+        Raises DefinitionError, also if the engine's process cannot import the model; EngineClosedError, DeviceError.
+        """
+        source = source_of(model)
+        if max_queue is not None:
+            check_numbers(max_queue=max_queue)
+        self._link.call(
+            "register",
+            source=source.text,
+            priorities=priorities or {},
+            warm_up=warm_up,
+            max_queue=max_queue,
+            replace=replace,
+        )
+
+    def unregister(self, model: str) -> None:
+        """Takes a model out, for all clients: as ``Engine.unregister``."""
+        self._link.call("unregister", model=_check_name(model))
+
+    def session(self, model: str, id: str | None = None, *, state: bytes | None = None) -> RemoteSession:
+        """The open session of a model with that id, or a new one: as ``Engine.session``.
+
+        One without an id belongs to this client and ends with it; others are open to every client that knows the id.
+        """
+        number, key, binding = self._open(_check_name(model), id, state)
+        return RemoteSession(self._submit_in, self._link, number, key, binding)
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts so far, of all clients: as ``Engine.statistics``, and under ``clients`` how many there are."""
+        counts: dict[str, Any] = self._link.call("statistics").value
+        return counts
+
+    def check(self) -> None:
+        """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""
+        self._link.call("check")
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Waits until every request of this client has ended; False after ``timeout`` seconds.
+
+        Raises RequestError in a future's callback.
+        """
+        return self._link.drain(None if timeout is None else max(0.0, float(timeout)))
+
+    def close(self) -> None:
+        """Leaves: requests that are not done end with EngineClosedError. The engine goes on. May be called twice."""
+        self._link.refuse_in_callback()
+        self._link.close(EngineClosedError("the client is closed"))
+
+    def ask_to_cancel(self, future: RequestFuture) -> None:
+        """Has a request ended early, if it has not ended; for futures."""
+        self._link.cancel(future)
+
+    def refuse_in_callback(self) -> None:
+        """Raises RequestError in a future's callback; for futures."""
+        self._link.refuse_in_callback()
+
+    def _submit(
+        self,
+        model: str,
+        requests: Sequence[Any],
+        deadline: float | None,
+        priority: int,
+        wait: bool,
+        channel: Channel | None = None,
+    ) -> list[RequestFuture]:
+        accepted = Awaited() if wait else None
+        with self._bound(_check_name(model)) as binding:
+            futures = self._hand_in(binding, requests, deadline, priority, channel, 0, accepted)
+        if accepted is not None and requests:
+            self._await_places(accepted, futures)
+        return futures
+
+    def _submit_in(
+        self,
+        binding: Binding,
+        request: Any,
+        deadline: float | None,
+        priority: int,
+        wait: bool,
+        channel: Channel | None,
+        session: int,
+    ) -> RequestFuture:
+        """Submits a request of a session, whose binding is in use as long as it is."""
+        accepted = Awaited() if wait else None
+        futures = self._hand_in(binding, [request], deadline, priority, channel, session, accepted)
+        if accepted is not None:
+            self._await_places(accepted, futures)
+        return futures[0]
+
+    async def _submit_when_room(
+        self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
+    ) -> list[RequestFuture]:
+        loop, said = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(said.set)
+
+        accepted = Awaited(wake)
+        with self._bound(_check_name(model)) as binding:
+            futures = self._hand_in(binding, requests, deadline, priority, None, 0, accepted)
+        try:
+            if requests:
+                await said.wait()
+        except asyncio.CancelledError:
+            for future in futures:
+                future.cancel()
+            raise
+        if accepted.error is not None:
+            raise accepted.error
+        return futures
+
+    def _hand_in(
+        self,
+        binding: Binding,
+        requests: Sequence[Any],
+        deadline: float | None,
+        priority: int,
+        channel: Channel | None,
+        session: int,
+        accepted: Awaited | None,
+    ) -> list[RequestFuture]:
+        """Unfolds requests and hands them in; does not wait for places."""
+        self._link.refuse_if_lost()
+        check_priority(priority)
+        if deadline is not None:
+            check_seconds("deadline", deadline)
+        recorded = [binding.unfolder.record(binding, request) for request in requests]
+        if not recorded:
+            return []
+        return self._link.submit(self, binding, recorded, deadline, priority, channel, session, accepted)
+
+    def _await_places(self, accepted: Awaited, futures: Sequence[RequestFuture]) -> None:
+        """Waits until requests have places; if they do not get them, raises why."""
+        try:
+            self._link.refuse_in_callback()
+            accepted.wait()
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        if accepted.error is not None:
+            raise accepted.error
+
+    @contextmanager
+    def _bound(self, model: str) -> Iterator[Binding]:
+        """A model's binding while one unfolds for it."""
+        while True:
+            binding = self._bindings.get(model) or self._bind(model)
+            if self._link.begin(binding):
+                break
+        try:
+            yield binding
+        finally:
+            self._link.end(binding)
+
+    def _bind(self, model: str) -> Binding:
+        """Asks for what is needed to unfold for a model. Raises UnknownModelError, DefinitionError."""
+        with self._bind_lock:
+            while model not in self._bindings:
+                changes = self._changes.count
+                answer = self._link.call("bind", model=model, known=list(self._by_number))
+                self._bindings[model] = self._binding_of(answer.value)
+                if self._changes.count != changes:  # another may have taken its place meanwhile
+                    self._changes.take_out(model)
+            return self._bindings[model]
+
+    def _open(self, model: str, id: str | None, state: bytes | None) -> tuple[int, str, Binding]:
+        """Opens a session: its number, its id, and the binding of its model, which counts as used."""
+        if id is not None and not isinstance(id, str):
+            raise RequestError(f"session of model {model!r}: expected a str as id, got {id!r}")
+        while True:
+            known, has_state = list(self._by_number), state is not None
+            value = self._link.call("open", state or b"", model=model, id=id, has_state=has_state, known=known).value
+            with self._bind_lock:
+                binding = self._binding_of(value)
+            binding.is_outdated = binding.is_outdated or not value["is_current"]
+            if self._link.begin(binding):
+                return value["session"], value["id"], binding
+            id = value["id"]  # a binding that was given up meanwhile: it is described anew
+
+    def _binding_of(self, value: Mapping[str, Any]) -> Binding:
+        """The binding that an answer tells of; under the lock."""
+        number = value["binding"]
+        binding = self._by_number.get(number)
+        if binding is None:
+            binding = self._by_number[number] = Binding(value["description"])
+        return binding
+
+
+class _Changes:
+    """Hears of models that were registered or taken out; holds no client, which may be dropped."""
+
+    def __init__(self, bindings: dict[str, Binding]) -> None:
+        self._bindings = bindings
+        self.count = 0
+
+    def take_out(self, model: str) -> Binding | None:
+        """Takes out the binding of a model, if there is one: it is asked for anew."""
+        self.count += 1
+        return self._bindings.pop(model, None)
+
+
+def _check_name(model: object) -> str:
+    if isinstance(model, str):
+        return model
+    given = f"{model!r}; its name is {model.name!r}" if isinstance(model, Unfolder) else type(model).__name__
+    raise UnknownModelError(f"expected the name of a registered model, got {given}")
+
+
+def _welcomed(sock: socket.socket, timeout: float) -> Wire:
+    """The connection, once the engine's process has sent its memory. Raises DeviceError, EngineClosedError."""
+    fds: list[int] = []
+    try:
+        sock.settimeout(timeout)
+        packet, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES, 2)
+        head = json.loads(packet) if packet else {}
+        if head.get("version") != PROTOCOL or len(fds) != 2:
+            raise DeviceError(f"what listens there is no engine's process of this version: {packet[:80]!r}")
+        outgoing, incoming = fds
+        fds = []
+        return Wire(sock, outgoing, incoming)
+    except OSError as error:
+        sock.close()
+        raise DeviceError(f"the engine's process did not answer: {error}") from None
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        for fd in fds:
+            os.close(fd)

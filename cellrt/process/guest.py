@@ -1,0 +1,303 @@
+"""A client, as the engine's process sees it: what it submitted and opened, and what it is yet to be told.
+
+The doorkeeper's thread alone takes a guest's messages; what it is told may be left in any thread, and is sent together:
+at the end of the turn in which requests ended, by whoever has the turn, or by the doorkeeper. Whatever the guest has is
+given back in ``leave``, once, however it went.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Protocol
+
+from cellrt.engine.engine import Engine
+from cellrt.engine.future import RequestFuture, Result
+from cellrt.engine.registry import Model
+from cellrt.engine.session import Session
+from cellrt.engine.stream import Channel
+from cellrt.errors import CellrtError, OverloadError, SessionError
+from cellrt.process.binding import RowFormat
+from cellrt.process.blame import told
+from cellrt.process.outcomes import Outcome, outcome_parts
+from cellrt.process.patience import Patient
+from cellrt.process.recorded import LENGTH, Template, read_requests, read_template
+from cellrt.process.submissions import Submission, read_submission
+from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
+
+MAX_UNSENT = 1 << 16
+"""Messages and outcomes that a guest may leave unread before it is not listened to any more."""
+
+
+class House(Protocol):
+    """What a guest must know of the process that it is in."""
+
+    engine: Engine
+
+    def formats(self) -> Sequence[RowFormat]:
+        """Of all kinds of rows."""
+
+    def note_news(self, guest: Guest) -> None:
+        """Has what the guest is to be told sent soon; from any thread."""
+
+    def note_stuck(self, guest: Guest) -> None:
+        """Has it sent when the guest reads again; from any thread."""
+
+    def call(self, guest: Guest, number: int, name: str, arguments: dict[str, Any], blob: bytes) -> None:
+        """Calls one of the functions that clients may call, and tells the guest what came of it."""
+
+    def wait_for_places(self, patient: Patient) -> None:
+        """Submits what came when there are places for it."""
+
+
+class Guest:
+    """See the module."""
+
+    def __init__(self, house: House, wire: Wire) -> None:
+        self.wire = wire
+        self.is_gone = False
+        self.lock = threading.Lock()
+        """Held to send, and to change what is given back in ``leave``."""
+        self.models: dict[int, Model] = {}
+        """By the number of their binding; pinned."""
+        self.sessions: dict[int, tuple[Session, bool]] = {}
+        """By number, with whether it ends with this guest."""
+        self._house = house
+        self._num_bound = self._num_sessions = 0
+        self._templates: list[Template] = []
+        self._live: dict[int, RequestFuture] = {}
+        self._patient: dict[int, Patient] = {}
+        """Those that wait for places, by each of their requests."""
+        self._untold: deque[Outcome | tuple[int, CellrtError] | Message] = deque()
+        self._has_news = False
+
+    def listens(self) -> bool:
+        """Whether its messages may be taken: not while it leaves too many unread."""
+        return len(self._untold) < MAX_UNSENT
+
+    def tell(self, *news: Outcome | tuple[int, CellrtError] | Message) -> None:
+        """Leaves what the guest is to be told; from any thread."""
+        self._untold.extend(news)
+        if not self._has_news:
+            self._has_news = True
+            self._house.note_news(self)
+
+    def send_news(self) -> bool:
+        """Sends what was left; False if the guest reads nothing now: the doorkeeper comes again when it does."""
+        with self.lock:
+            self._has_news = False
+            if self.is_gone:
+                self._untold.clear()
+                return True
+            try:
+                while self.wire.flush() and self._untold:
+                    self.wire.send(_messages([self._untold.popleft() for _ in range(len(self._untold))]))
+            except BrokenWireError:
+                self._untold.clear()  # the doorkeeper hears of it
+                return True
+            except Exception:  # a bug costs this guest its connection, not everybody the turn that runs here
+                logging.getLogger("cellrt").exception("a client cannot be told what it should be")
+                self._untold.clear()
+                self.wire.end()
+                return True
+            is_stuck = self.wire.is_behind
+        if is_stuck:
+            self._house.note_stuck(self)
+        return not is_stuck
+
+    def take(self) -> None:
+        """Takes in some of its messages. Raises BrokenWireError."""
+        for kind, body in self.wire.receive():
+            self._take(kind, body)
+        if self.wire.owes_word:
+            with self.lock:
+                self.wire.send(())
+
+    def _take(self, kind: int, body: memoryview) -> None:
+        if kind == Kind.SUBMIT:
+            self._submit(*read_submission(body))
+        elif kind == Kind.CANCEL:
+            for (id,) in LENGTH.iter_unpack(body):
+                self._cancel(id)
+        elif kind == Kind.TEMPLATE:
+            self._templates.append(read_template(body))
+        elif kind == Kind.FORGET:
+            self._templates.clear()
+        elif kind == Kind.CALL:
+            (size,) = LENGTH.unpack_from(body)
+            head = json.loads(bytes(body[LENGTH.size : LENGTH.size + size]))
+            self._house.call(self, head["call"], head["name"], head["arguments"], bytes(body[LENGTH.size + size :]))
+        elif kind == Kind.RELEASE:
+            self._release(*LENGTH.unpack(body))
+        else:
+            raise BrokenWireError(f"a message of an unknown kind, {kind}")
+
+    def _submit(self, submission: Submission, numbers: Sequence[int], tensors: bytes) -> None:
+        """Hands in what came; if that cannot be, tells the guest why, or has it wait."""
+        try:
+            templates = [self._templates[number] for number in numbers]
+            binding = templates[0].binding
+            model = self.models[binding]
+            recorded = read_requests(templates, self._house.formats(), tensors)
+        except (LookupError, ValueError) as error:
+            raise BrokenWireError(f"a submission that does not fit: {error}") from error
+        patient = Patient(self, submission, model, templates, recorded)
+        try:
+            self.hand_in(patient)
+        except OverloadError as error:
+            if not submission.is_patient:
+                self.refuse(submission, error)
+                return
+            self._patient.update(dict.fromkeys(submission.ids, patient))
+            self._house.wait_for_places(patient)
+        except CellrtError as error:
+            self.refuse(submission, error)
+
+    def hand_in(self, patient: Patient) -> None:
+        """Hands in requests, all or none. Raises what ``Engine.submit`` does."""
+        submission, session = patient.submission, None
+        if submission.session:
+            known = self.sessions.get(submission.session)
+            if known is None:
+                raise SessionError(f"session {submission.session} of this client is closed")
+            session = known[0]._record
+        channel = None
+        if submission.is_streamed:
+            channel = _GuestChannel(partial(self._tell_step, submission.first_id, patient.templates[0]))
+        futures = self._house.engine._submission.submit_recorded(
+            patient.model,
+            patient.recorded,
+            min(submission.now_ns, time.perf_counter_ns()),
+            submission.deadline,
+            submission.priority,
+            channel,
+            session,
+        )
+        if submission.is_patient:
+            self.tell(Message(Kind.ACCEPTED, (LENGTH.pack(submission.first_id),)))
+        for id, future, template in zip(submission.ids, futures, patient.templates):
+            self._patient.pop(id, None)
+            if id in patient.cancelled:
+                future.cancel()
+                continue
+            self._live[id] = future
+            future.add_done_callback(partial(self._note_end, id, template))
+
+    def refuse(self, submission: Submission, error: CellrtError) -> None:
+        """Tells the guest that what it submitted was not handed in."""
+        for id in submission.ids:
+            self._patient.pop(id, None)
+        self.tell(*[(id, error) for id in submission.ids])
+
+    def _cancel(self, id: int) -> None:
+        future = self._live.pop(id, None)
+        if future is not None:
+            future.cancel()
+        elif (patient := self._patient.pop(id, None)) is not None:
+            patient.cancelled.add(id)
+
+    def _tell_step(self, id: int, template: Template, results: Result) -> None:
+        self.tell(Outcome(id, False, template, results))
+
+    def _note_end(self, id: int, template: Template, future: Future[Result]) -> None:
+        """Tells the guest how a request ended, unless it gave it up."""
+        if self._live.pop(id, None) is None or not isinstance(future, RequestFuture):
+            return
+        error = future.error()
+        if error is None:
+            self.tell(Outcome(id, True, template, future.result()))
+        else:
+            self.tell((id, error))  # type: ignore[arg-type]
+
+    def number_of(self, model: Model) -> int:
+        """The number of a model's binding; the model stays as long as the guest has it."""
+        with self.lock:
+            for number, known in self.models.items():
+                if known is model:
+                    return number
+            number = self._num_bound = self._num_bound + 1
+            if not self.is_gone:
+                self._house.engine._manager.sessions.pin(model, 1)
+                self.models[number] = model
+            return number
+
+    def add_session(self, session: Session, is_own: bool) -> int:
+        """The number of a session that the guest has opened; ``is_own``: it ends with this guest."""
+        with self.lock:
+            for number, (known, _) in list(self.sessions.items()):
+                if known._record is session._record:
+                    return number
+                if known._record.error is not None:
+                    del self.sessions[number]
+            number = self._num_sessions = self._num_sessions + 1
+            if not self.is_gone:
+                self.sessions[number] = session, is_own
+                return number
+        if is_own:
+            self._end_session(session)
+        return number
+
+    def _end_session(self, session: Session) -> None:
+        record = session._record
+        self._house.engine._manager.end_session(record, SessionError(f"the client of {record} is gone"))
+
+    def _release(self, number: int) -> None:
+        with self.lock:
+            model = self.models.pop(number, None)
+        if model is not None:
+            self._unpin(model)
+
+    def _unpin(self, model: Model) -> None:
+        manager = self._house.engine._manager
+        manager.sessions.pin(model, -1)
+        manager.turns.wake()
+
+    def leave(self) -> None:
+        """After the end of the connection: gives back all that the guest had."""
+        with self.lock:
+            self.is_gone = True
+            models, self.models = self.models, {}
+            sessions, self.sessions = self.sessions, {}
+            self._untold.clear()
+            self.wire.close()
+        for patient in set(self._patient.values()):
+            patient.cancelled.update(patient.submission.ids)
+        self._patient.clear()
+        live, self._live = self._live, {}
+        for future in live.values():
+            future.cancel()
+        for session, is_own in sessions.values():
+            if is_own:
+                self._end_session(session)
+        for model in models.values():
+            self._unpin(model)
+
+
+class _GuestChannel(Channel):
+    """Hands a stream's steps on; its end is the request's."""
+
+    def __init__(self, tell: Callable[[Result], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def put(self, item: Result | None) -> None:
+        """Hands a step on."""
+        if item is not None:
+            self._tell(item)
+
+
+def _messages(news: Sequence[Outcome | tuple[int, CellrtError] | Message]) -> list[Message]:
+    """What a guest is told, together: outcomes first, since an error is a request's end."""
+    outcomes = [one for one in news if isinstance(one, Outcome)]
+    others = [one for one in news if not isinstance(one, Outcome)]
+    errors = [(one[0], told(one[1])) for one in others if not isinstance(one, Message)]
+    messages = [Message(Kind.OUTCOMES, outcome_parts(outcomes))] if outcomes else []
+    if errors:
+        messages.append(Message(Kind.ERRORS, (json.dumps(errors).encode(),)))
+    return [*messages, *[one for one in others if isinstance(one, Message)]]

@@ -1,0 +1,253 @@
+"""What runs in the engine's process: the engine, and the doorkeeper, who takes in what clients send.
+
+The process is started by an ``EngineProcess`` and ends with it: by its word, or when the socket between them ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from cellrt.engine.engine import Engine
+from cellrt.errors import CellrtError, EngineClosedError
+from cellrt.process import address as addresses
+from cellrt.process import memory
+from cellrt.process.binding import RowFormat
+from cellrt.process.blame import told
+from cellrt.process.calls import Calls
+from cellrt.process.guest import Guest
+from cellrt.process.patience import Patient, WaitingRoom
+from cellrt.process.recorded import LENGTH
+from cellrt.process.wire import PROTOCOL, REGION_BYTES, BrokenWireError, Kind, Message, Wire
+
+log = logging.getLogger("cellrt")
+CLOSE_S = 30.0
+LAST_WORDS_S = 0.5
+"""How long each client that reads nothing is waited for at the end."""
+
+
+class Doorkeeper:
+    """Takes in what clients send, and sends what no turn does. One thread, the process's main one.
+
+    Args:
+        engine: of this process.
+        listener: where clients connect.
+        lifeline: ends with who started the process.
+    """
+
+    def __init__(self, engine: Engine, listener: socket.socket, lifeline: socket.socket) -> None:
+        self.engine = engine
+        self._listener, self._lifeline = listener, lifeline
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._guests: dict[int, Guest] = {}
+        """By their sockets' descriptors."""
+        self._with_news: deque[Guest] = deque()
+        self._stuck: deque[Guest] = deque()
+        self._behind: set[Guest] = set()
+        """Those that are watched for reading again."""
+        self._room = WaitingRoom(engine._manager.places)
+        self._calls = Calls(engine, self._announce, lambda: len(self._guests))
+        self._formats: list[RowFormat] = []
+        self.is_closing = False
+        for fd in (listener.fileno(), lifeline.fileno(), self._bell):
+            self._epoll.register(fd, select.EPOLLIN)
+        engine._manager.after_turn = self._after_turn
+
+    def run(self) -> None:
+        """Serves until it is told to end, or whoever started the process is gone."""
+        while not self.is_closing:
+            for fd, _ in self._epoll.poll(self._room.until_end_s()):
+                if fd == self._listener.fileno():
+                    self._welcome()
+                elif fd == self._lifeline.fileno():
+                    self.is_closing = True
+                elif fd == self._bell:
+                    os.eventfd_read(self._bell)
+                elif fd in self._guests:
+                    self._attend(self._guests[fd])
+            self._room.look()
+            self._send_news()
+            self._watch_stuck()
+
+    def end(self) -> None:
+        """Ends the engine and tells every client; then they are gone."""
+        self._listener.close()
+        self.engine.close(CLOSE_S)
+        self._room.refuse_all(EngineClosedError("the engine closed while a request waited for a place in its queue"))
+        closing = json.dumps(told(EngineClosedError("the engine is closed"))).encode()
+        for guest in list(self._guests.values()):
+            guest.tell(Message(Kind.CLOSING, (closing,)))
+        self._send_news()
+        for guest in list(self._guests.values()):
+            with suppress(BrokenWireError):
+                guest.wire.flush_within(LAST_WORDS_S)
+            guest.send_news()
+            guest.leave()
+        os.close(self._bell)
+        self._epoll.close()
+
+    def ring(self) -> None:
+        """Has the doorkeeper look around; from any thread, and from a signal's handler."""
+        with suppress(BlockingIOError):
+            os.eventfd_write(self._bell, 1)
+
+    def formats(self) -> Sequence[RowFormat]:
+        """Of all kinds of rows."""
+        kinds = self.engine._registry.kinds
+        while len(self._formats) < len(kinds):
+            self._formats.append(RowFormat(kinds[len(self._formats)]))
+        return self._formats
+
+    def note_news(self, guest: Guest) -> None:
+        """Has what the guest is to be told sent when the turn ends, or the doorkeeper's round; from any thread."""
+        self._with_news.append(guest)
+
+    def note_stuck(self, guest: Guest) -> None:
+        """Has it sent when the guest reads again; from any thread."""
+        self._stuck.append(guest)
+        self.ring()
+
+    def wait_for_places(self, patient: Patient) -> None:
+        """Submits what came when there are places for it."""
+        self._room.add(patient)
+
+    def call(self, guest: Guest, number: int, name: str, arguments: dict[str, Any], blob: bytes) -> None:
+        """Calls one of the functions that clients may call, and tells the guest what came of it."""
+
+        def run() -> None:
+            value: Any = None
+            data, error = b"", None
+            try:
+                value, data = self._calls.run(guest, name, arguments, blob)
+            except BaseException as raised:
+                error = told(raised)
+            head = json.dumps({"call": number, "value": value, "error": error}).encode()
+            guest.tell(Message(Kind.ANSWER, (LENGTH.pack(len(head)), head, data)))
+            self.ring()
+
+        threading.Thread(target=run, name=f"cellrt-{name}", daemon=True).start()
+
+    def _after_turn(self) -> None:
+        """At the end of each turn: what ended in it is sent; whoever waits for places may have them now."""
+        self._send_news()
+        if len(self._room):
+            self.ring()
+
+    def _send_news(self) -> None:
+        while self._with_news:
+            with suppress(IndexError):  # another thread has taken the last
+                self._with_news.popleft().send_news()
+
+    def _announce(self, model: str) -> None:
+        for guest in list(self._guests.values()):
+            guest.tell(Message(Kind.REBIND, (model.encode(),)))
+        self.ring()
+
+    def _welcome(self) -> None:
+        """Takes a client in, if it is of this user."""
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # it is gone again, or there are too many
+            return
+        fds: list[int] = []
+        try:
+            if not addresses.is_ours(sock):
+                sock.close()
+                return
+            fds += [memory.make(REGION_BYTES), memory.make(REGION_BYTES)]
+            socket.send_fds(sock, [json.dumps({"version": PROTOCOL}).encode()], fds)
+            incoming, outgoing = fds
+            guest = Guest(self, Wire(sock, os.dup(outgoing), os.dup(incoming)))
+        except OSError:
+            sock.close()
+            log.exception("a client could not be taken in")
+            return
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._guests[sock.fileno()] = guest
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+
+    def _attend(self, guest: Guest) -> None:
+        """Takes in some messages of a client, and sends on what it had not read."""
+        try:
+            if guest in self._behind and guest.send_news():
+                self._behind.discard(guest)
+                self._epoll.modify(guest.wire.fileno(), select.EPOLLIN)
+            if guest.listens():
+                guest.take()
+        except BrokenWireError:
+            self._see_off(guest)
+        except Exception:
+            log.exception("a client does not keep to the protocol, and is seen off")
+            self._see_off(guest)
+
+    def _see_off(self, guest: Guest) -> None:
+        self._behind.discard(guest)
+        del self._guests[guest.wire.fileno()]
+        self._epoll.unregister(guest.wire.fileno())
+        guest.leave()
+
+    def _watch_stuck(self) -> None:
+        while self._stuck:
+            guest = self._stuck.popleft()
+            if not guest.is_gone:
+                self._behind.add(guest)
+                listened = select.EPOLLIN if guest.listens() else 0
+                self._epoll.modify(guest.wire.fileno(), listened | select.EPOLLOUT)
+
+
+def main() -> None:
+    """The process: ``python -c "from cellrt.process.host import main; main()" DESCRIPTOR``."""
+    lifeline = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
+    try:
+        address, options = pickle.loads(_read_all(lifeline))
+        listener = addresses.listen(address)
+        engine = Engine(**options)
+    except BaseException as error:
+        _answer(lifeline, told(error) if isinstance(error, CellrtError) else ("DefinitionError", _short(error), ""))
+        return
+    doorkeeper = Doorkeeper(engine, listener, lifeline)
+
+    def stop(*_: object) -> None:
+        doorkeeper.is_closing = True
+        doorkeeper.ring()
+
+    signal.signal(signal.SIGTERM, stop)
+    _answer(lifeline, None)
+    try:
+        doorkeeper.run()
+    finally:
+        doorkeeper.end()
+        addresses.forget(address)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # everything has ended in good order: the rest of Python's own end takes a second with torch
+
+
+def _short(error: BaseException) -> str:
+    return f"the engine's process did not start: {type(error).__name__}: {error}"
+
+
+def _read_all(lifeline: socket.socket) -> bytes:
+    """What the starter sent, up to its length."""
+    with lifeline.makefile("rb") as file:
+        (size,) = LENGTH.unpack(file.read(LENGTH.size))
+        return file.read(size)
+
+
+def _answer(lifeline: socket.socket, error: object) -> None:
+    lifeline.sendall(json.dumps({"error": error}).encode() + b"\n")

@@ -1,0 +1,388 @@
+"""A client's connection to an engine elsewhere: what was sent and is not answered, and the thread that hears answers.
+
+Crossings between threads: whoever sends holds ``_lock``; the one reader thread alone takes answers in, and never waits
+for the lock, so that an answer always gets through. What must be sent from where the lock cannot be waited for (a
+future that is dropped, the reader) is left as news, and the holder of the lock sends it after giving the lock back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+import threading
+import time
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from cellrt.engine.future import Owner, RequestFuture, Result
+from cellrt.engine.stream import Channel
+from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, RequestError
+from cellrt.graph.graph import Recorded
+from cellrt.process.binding import Binding, RowFormat
+from cellrt.process.blame import heard
+from cellrt.process.numbering import Numbering
+from cellrt.process.outcomes import read_outcomes
+from cellrt.process.recorded import LENGTH, Template, template_of
+from cellrt.process.submissions import NO_DEADLINE, Submission, submission_parts
+from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
+from cellrt.worker.service_thread import ServiceThread
+
+STALL_S = 30.0
+"""How long the engine's process may read nothing before it counts as gone."""
+
+
+LAST_WORDS_S = 1.0
+"""How long who cannot send waits for the reader to hear why."""
+
+
+class RemoteFuture(RequestFuture):
+    """A future whose request runs in another process; ``id`` is its number on the connection."""
+
+    id = -1
+
+
+class Pending(NamedTuple):
+    """A request that has not ended."""
+
+    future: RemoteFuture
+    template: Template
+    formats: Sequence[RowFormat]
+    channel: Channel | None
+
+
+class Awaited:
+    """Something that the engine's process will say once; ``then`` is called by whoever hears it."""
+
+    def __init__(self, then: Callable[[], object] | None = None) -> None:
+        self._said = threading.Event()
+        self._then = then
+        self.value: Any = None
+        self.blob = b""
+        self.error: CellrtError | None = None
+
+    def say(self, value: Any = None, blob: bytes = b"", error: CellrtError | None = None) -> None:
+        """Takes in what was said."""
+        self.value, self.blob, self.error = value, blob, error
+        self._said.set()
+        if self._then is not None:
+            self._then()
+
+    def wait(self) -> None:
+        """Waits; the end of the connection says something too."""
+        self._said.wait()
+
+
+class Link:
+    """See the module. ``sock``: connected, with what ``WELCOME`` brought."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._lock = threading.Lock()
+        self._pending: dict[int, Pending] = {}
+        self._awaited: dict[int, Awaited] = {}
+        """Calls by their number, and requests that wait for places by the number of their first; all from ``_next``."""
+        self._next = 1
+        self._numbering = Numbering()
+        self._cancelled: deque[int] = deque()
+        self._outdated: deque[Binding] = deque()
+        self._unused: deque[Binding] = deque()
+        """Bindings, once for each who has done with them."""
+        self._empty = threading.Condition()
+        self._closing: CellrtError | None = None
+        self._lost: CellrtError | None = None
+        self._heard_end = threading.Event()
+        self.on_rebind: Callable[[str], Binding | None] = lambda name: None
+        """Takes a model's binding out, if there is one, because the engine has another model or none."""
+        self._reader = ServiceThread(self._read, "cellrt-client", self.leave)
+        _OPEN.add(self)
+        self._reader.start()
+
+    @property
+    def lost(self) -> CellrtError | None:
+        """Why nothing can be sent any more; None as long as it can."""
+        return self._lost
+
+    def refuse_in_callback(self) -> None:
+        """Raises RequestError in a future's callback: nobody else would hear what one waits for there."""
+        if threading.current_thread() is self._reader:
+            raise RequestError("a future's callback cannot wait for its engine: call this from another thread")
+
+    def refuse_if_lost(self) -> None:
+        """Raises what ended the connection, if it has ended."""
+        if self._lost is not None:
+            raise type(self._lost)(str(self._lost))
+
+    def cancel(self, future: RequestFuture) -> None:
+        """Has a request ended early that its client gave up; from anywhere, waits for nothing."""
+        if isinstance(future, RemoteFuture) and self._pending.pop(future.id, None) is not None:
+            self._cancelled.append(future.id)
+            self._note_gone()
+            self._send_news()
+
+    def call(self, name: str, blob: bytes = b"", **arguments: Any) -> Awaited:
+        """Calls a function of the engine's process (``calls.py``); returns what it does, or raises."""
+        self.refuse_in_callback()
+        answer = Awaited()
+        with self._sending():
+            number = self._take_number(answer)
+            text = json.dumps({"call": number, "name": name, "arguments": arguments}).encode()
+            self._send([Message(Kind.CALL, (LENGTH.pack(len(text)), text, blob))])
+        answer.wait()
+        if answer.error is not None:
+            raise answer.error
+        return answer
+
+    def submit(
+        self,
+        owner: Owner,
+        binding: Binding,
+        recorded: Sequence[Recorded],
+        deadline: float | None,
+        priority: int,
+        channel: Channel | None,
+        session: int,
+        accepted: Awaited | None,
+    ) -> list[RequestFuture]:
+        """Hands in requests; returns at once. ``accepted``: they may wait for places, and it hears when they have them.
+
+        Raises what ended the connection.
+        """
+        templates = [template_of(binding.number, one) for one in recorded]
+        futures = [RemoteFuture(owner) for _ in recorded]
+        with self._sending():
+            messages, numbers = self._numbering.number(templates)
+            first, self._next = self._next, self._next + max(1, len(futures))
+            head = Submission(
+                first,
+                len(futures),
+                session,
+                time.perf_counter_ns(),
+                NO_DEADLINE if deadline is None else float(deadline),
+                priority,
+                channel is not None,
+                accepted is not None,
+            )
+            messages.append(Message(Kind.SUBMIT, submission_parts(head, numbers, recorded)))
+            for id, future, template in zip(head.ids, futures, templates):
+                future.id = id
+                self._pending[id] = Pending(future, template, binding.formats, channel)
+            if accepted is not None:
+                self._awaited[first] = accepted
+            try:
+                self._send(messages)
+            except BaseException:  # it may have been sent: whatever comes of it finds nobody
+                for id in head.ids:
+                    self._pending.pop(id, None)
+                self._awaited.pop(first, None)
+                raise
+        return list(futures)
+
+    def begin(self, binding: Binding) -> bool:
+        """Counts one who unfolds for a binding; False if that was given up. Raises what ended the connection."""
+        self.refuse_if_lost()
+        with self._lock:
+            binding.num_users += not binding.is_released
+        self._send_news()
+        return not binding.is_released
+
+    def end(self, binding: Binding) -> None:
+        """Counts one less; a binding that is outdated is given up after its last user; from anywhere."""
+        self._unused.append(binding)
+        self._send_news()
+
+    def drain(self, timeout: float | None) -> bool:
+        """Waits until all requests have ended; False after so many seconds."""
+        self.refuse_in_callback()
+        with self._empty:
+            return self._empty.wait_for(lambda: not self._pending, timeout)
+
+    def leave(self) -> None:
+        """Has the connection end soon; from anywhere, waits for nothing."""
+        self._closing = self._closing or EngineClosedError("the client was dropped")
+        self._wire.end()
+
+    def close(self, reason: CellrtError) -> None:
+        """Ends the connection; what has not ended ends with this error."""
+        self._closing = self._closing or reason
+        self._lost = self._lost or reason
+        self._wire.end()
+        if threading.current_thread() is not self._reader:
+            self._reader.join(STALL_S)
+
+    def forget_fork(self) -> None:
+        """In a forked process: leaves the connection to the parent."""
+        self._lost = EngineClosedError("this connection is the parent's: connect anew in the forked process")
+        self._wire.leave()
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        self.refuse_if_lost()  # before the lock: in a forked process nobody may give it back
+        with self._lock:
+            self.refuse_if_lost()
+            yield
+        self._send_news()
+
+    def _send_news(self) -> None:
+        """Sends what was left as news; whoever holds the lock does so after giving it back."""
+        while (self._cancelled or self._outdated or self._unused) and self._lock.acquire(blocking=False):
+            try:
+                messages: list[Message] = []
+                cancelled = array("Q", _taken(self._cancelled))
+                if cancelled:
+                    messages.append(Message(Kind.CANCEL, (cancelled.tobytes(),)))
+                unused = _taken(self._unused)
+                for binding in unused:
+                    binding.num_users -= 1
+                for binding in {*unused, *_taken(self._outdated)}:
+                    if binding.is_outdated and not binding.num_users and not binding.is_released:
+                        binding.is_released = True
+                        messages.append(Message(Kind.RELEASE, (LENGTH.pack(binding.number),)))
+                if self._lost is None and messages:
+                    self._wire.send(messages)
+            except BrokenWireError:
+                pass  # the reader hears of it
+            finally:
+                self._lock.release()
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        try:
+            self._wire.send(messages)
+            if self._wire.is_behind:
+                self._wire.flush_within(STALL_S)
+        except BrokenWireError as error:
+            if threading.current_thread() is not self._reader:
+                self._heard_end.wait(LAST_WORDS_S)  # it may have said why
+            self.refuse_if_lost()
+            raise DeviceError(f"the engine's process is gone: {error}") from None
+
+    def _take_number(self, awaited: Awaited) -> int:
+        number, self._next = self._next, self._next + 1
+        self._awaited[number] = awaited
+        return number
+
+    def _read(self) -> None:
+        """The reader thread: hears answers until the connection ends, then ends what is left."""
+        poll = select.poll()
+        error: CellrtError
+        try:
+            poll.register(self._wire.fileno(), select.POLLIN)
+            while True:
+                poll.poll()
+                for kind, body in self._wire.receive():
+                    self._take(kind, body)
+                if self._wire.owes_word and self._lock.acquire(blocking=False):
+                    try:
+                        self._wire.send(())
+                    finally:
+                        self._lock.release()
+                    self._send_news()
+        except BrokenWireError as broken:
+            error = self._closing or DeviceError(f"the engine's process is gone: {broken}")
+        except BaseException as bug:
+            error = InternalError(f"the client failed: {type(bug).__name__}: {bug}")
+            error.__cause__ = bug
+        self._end(error)
+
+    def _end(self, error: CellrtError) -> None:
+        """Ends everything that waits for an answer. Who submits now is refused, or seen here."""
+        self._lost = self._lost or error
+        self._heard_end.set()  # before the lock: its holder may wait for this
+        with self._lock:
+            pending, self._pending = list(self._pending.values()), {}
+            awaited, self._awaited = list(self._awaited.values()), {}
+            self._wire.close()
+        for one in awaited:
+            one.say(error=_copy(error))
+        for request in pending:
+            request.future.finish(_copy(error))
+        self._note_gone()
+
+    def _take(self, kind: int, body: memoryview) -> None:
+        """Takes in one message."""
+        if kind == Kind.OUTCOMES:
+            for id, is_end, results in read_outcomes(body, self._known):
+                self._take_outcome(id, is_end, results)
+            self._note_gone()
+        elif kind == Kind.ERRORS:
+            for id, told in json.loads(bytes(body)):
+                self._take_error(id, heard(told))
+            self._note_gone()
+        elif kind == Kind.ACCEPTED:
+            self._say(*struct.unpack("<Q", body))
+        elif kind == Kind.ANSWER:
+            self._take_answer(body)
+        elif kind == Kind.REBIND:
+            binding = self.on_rebind(bytes(body).decode())
+            if binding is not None:
+                binding.is_outdated = True
+                self._outdated.append(binding)
+                self._send_news()
+        elif kind == Kind.CLOSING:
+            self._closing = self._closing or heard(json.loads(bytes(body)))
+
+    def _known(self, id: int) -> tuple[Template, Sequence[RowFormat]] | None:
+        pending = self._pending.get(id)
+        return None if pending is None else (pending.template, pending.formats)
+
+    def _take_outcome(self, id: int, is_end: bool, results: Result) -> None:
+        if is_end:
+            pending = self._pending.pop(id, None)
+            if pending is not None:
+                pending.future.finish(results)
+        elif (waiting := self._pending.get(id)) is not None and waiting.channel is not None:
+            waiting.channel.put(results)
+
+    def _take_error(self, id: int, error: CellrtError) -> None:
+        self._say(id, error)
+        pending = self._pending.pop(id, None)
+        if pending is not None:
+            pending.future.finish(error)
+
+    def _say(self, number: int, error: CellrtError | None = None) -> None:
+        awaited = self._awaited.pop(number, None)
+        if awaited is not None:
+            awaited.say(error=error)
+
+    def _take_answer(self, body: memoryview) -> None:
+        (size,) = LENGTH.unpack_from(body)
+        head = json.loads(bytes(body[LENGTH.size : LENGTH.size + size]))
+        awaited = self._awaited.pop(head["call"], None)
+        if awaited is not None:
+            error = heard(head["error"]) if head["error"] is not None else None
+            awaited.say(head["value"], bytes(body[LENGTH.size + size :]), error)
+
+    def _note_gone(self) -> None:
+        """Takes in that requests have ended."""
+        if not self._pending:
+            with self._empty:
+                self._empty.notify_all()
+
+
+def _taken(news: deque[Any]) -> list[Any]:
+    """Takes out what others left."""
+    return [news.popleft() for _ in range(len(news))]
+
+
+def _copy(error: CellrtError) -> CellrtError:
+    """An error for each who gets it: whoever raises one adds to it."""
+    copied = type(error)(str(error))
+    copied.__cause__ = error.__cause__
+    return copied
+
+
+_OPEN: weakref.WeakSet[Link] = weakref.WeakSet()
+"""The connections of this process: a forked one must not keep the parent's open."""
+
+
+def _forget_all() -> None:
+    for link in list(_OPEN):
+        link.forget_fork()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,34 @@
+"""Which templates the engine's process was told of, and by which numbers messages name them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cellrt.process.recorded import Template, template_parts
+from cellrt.process.wire import Kind, Message
+
+
+class Numbering:
+    """The templates that the engine's process was told of, by number. It and this forget them together."""
+
+    MAX_TEMPLATES, MAX_BYTES = 4096, 1 << 24
+
+    def __init__(self) -> None:
+        self._numbers: dict[Template, int] = {}
+        self._num_bytes = 0
+
+    def number(self, templates: Sequence[Template]) -> tuple[list[Message], list[int]]:
+        """The numbers of templates, and the messages that tell the engine's process of new ones."""
+        messages: list[Message] = []
+        if len(self._numbers) > self.MAX_TEMPLATES or self._num_bytes > self.MAX_BYTES:
+            self._numbers, self._num_bytes = {}, 0
+            messages.append(Message(Kind.FORGET))
+        numbers = []
+        for template in templates:
+            number = self._numbers.get(template)
+            if number is None:
+                number = self._numbers[template] = len(self._numbers)
+                self._num_bytes += template.num_bytes
+                messages.append(Message(Kind.TEMPLATE, template_parts(template)))
+            numbers.append(number)
+        return messages, numbers

@@ -1,0 +1,113 @@
+"""Submissions that wait for places in the engine's queue, as their clients do: a line a model, first come first."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cellrt.engine.places import Places
+from cellrt.engine.registry import Model
+from cellrt.errors import CellrtError, DeadlineError, OverloadError
+from cellrt.graph.graph import Recorded
+from cellrt.process.recorded import Template
+from cellrt.process.submissions import Submission
+
+
+class Submitter(Protocol):
+    """Who has submitted."""
+
+    def hand_in(self, patient: Patient) -> None:
+        """Hands in requests, all or none. Raises what ``Engine.submit`` does."""
+
+    def refuse(self, submission: Submission, error: CellrtError) -> None:
+        """Tells the client that what it submitted was not handed in."""
+
+
+@dataclass(eq=False)
+class Patient:
+    """A submission that came; ``cancelled``: those of its requests that its client has given up since."""
+
+    guest: Submitter
+    submission: Submission
+    model: Model
+    templates: Sequence[Template]
+    recorded: Sequence[Recorded]
+    cancelled: set[int] = field(default_factory=set)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for any of it."""
+        return len(self.cancelled) == self.submission.num_requests
+
+
+class WaitingRoom:
+    """Belongs to the doorkeeper's thread. ``places``: of the engine."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._lines: dict[Model, deque[Patient]] = {}
+        self._next_end_s: float | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def until_end_s(self) -> float | None:
+        """Seconds until somebody has waited too long; None: never."""
+        return None if self._next_end_s is None else max(0.0, self._next_end_s - time.monotonic())
+
+    def add(self, patient: Patient) -> None:
+        """Has a submission wait."""
+        self._lines.setdefault(patient.model, deque()).append(patient)
+        self._note_end_of(patient)
+
+    def look(self) -> None:
+        """Hands in those for whom there are places now; refuses those who have waited too long."""
+        if self.until_end_s() == 0.0:
+            self._expire()
+        for model, line in list(self._lines.items()):
+            while line and (line[0].is_cancelled or self._try(line[0])):
+                line.popleft()
+            if not line:
+                del self._lines[model]
+
+    def _try(self, patient: Patient) -> bool:
+        """Hands a submission in; False if there are no places for it yet."""
+        count = patient.submission.num_requests
+        if not (self._places.has_room(count) and patient.model.places.has_room(count)):
+            return False
+        try:
+            patient.guest.hand_in(patient)
+        except OverloadError:
+            return False
+        except CellrtError as error:
+            patient.guest.refuse(patient.submission, error)
+        return True
+
+    def refuse_all(self, error: CellrtError) -> None:
+        """At the end of the engine: nobody gets a place any more."""
+        lines, self._lines = self._lines, {}
+        for line in lines.values():
+            for patient in line:
+                patient.guest.refuse(patient.submission, error)
+
+    def _expire(self) -> None:
+        now_s, self._next_end_s = time.monotonic(), None
+        error = DeadlineError("the deadline passed while the request waited for a place in the queue")
+        for model, line in self._lines.items():
+            left = deque[Patient]()
+            for patient in line:
+                end_s = patient.submission.end_s
+                if end_s is not None and end_s <= now_s and not patient.is_cancelled:
+                    patient.guest.refuse(patient.submission, error)
+                elif not patient.is_cancelled:
+                    left.append(patient)
+                    self._note_end_of(patient)
+            self._lines[model] = left
+
+    def _note_end_of(self, patient: Patient) -> None:
+        end_s = patient.submission.end_s
+        if end_s is not None:
+            self._next_end_s = end_s if self._next_end_s is None else min(self._next_end_s, end_s)

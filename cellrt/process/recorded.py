@@ -1,0 +1,122 @@
+"""What crosses of recorded requests: what those of equal programs have in common, once, and the tensors of each.
+
+A batch of requests is the numbers of their templates and their tensors one behind the other; the templates say where
+each begins.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.graph.graph import Recorded
+from cellrt.graph.results import ResultLayout, StateLayout
+from cellrt.process.binding import RowFormat
+from cellrt.process.memory import Part, padded
+
+LENGTH = struct.Struct("<Q")
+PADDING = bytes(8)
+SMALL_BYTES = 1 << 14
+
+
+class Template(NamedTuple):
+    """What requests of equal programs have in common; a key.
+
+    Attributes:
+        binding: number of the model's.
+        program, results, states: as of ``Recorded``.
+        externals: kind and rows of each of the request's tensors; the program says the same.
+    """
+
+    binding: int
+    program: bytes
+    results: tuple[ResultLayout, ...]
+    states: tuple[StateLayout, ...]
+    externals: tuple[tuple[int, int], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes to keep."""
+        return len(self.program) + 512
+
+
+def template_of(binding: int, recorded: Recorded) -> Template:
+    """The template of a recorded request."""
+    externals = tuple([(kind, len(rows)) for kind, rows in recorded.externals])
+    return Template(binding, recorded.program, recorded.results, recorded.states, externals)
+
+
+def template_parts(template: Template) -> list[Part]:
+    """A template as a message has it."""
+    head = {
+        "binding": template.binding,
+        "externals": template.externals,
+        "results": [layout._replace(positions=_plain(layout.positions)) for layout in template.results],
+        "states": template.states,
+    }
+    text = json.dumps(head).encode()
+    return [LENGTH.pack(len(text)), text, template.program]
+
+
+def read_template(body: memoryview) -> Template:
+    """The template of a message; a copy."""
+    (size,) = LENGTH.unpack_from(body)
+    head = json.loads(bytes(body[LENGTH.size : LENGTH.size + size]))
+    results = tuple(
+        ResultLayout(name, kind, range(*at["range"]) if isinstance(at, dict) else tuple(at), is_loop, is_single)
+        for name, kind, at, is_loop, is_single in head["results"]
+    )
+    externals = tuple((int(kind), int(rows)) for kind, rows in head["externals"])
+    states = tuple(StateLayout(*state) for state in head["states"])
+    return Template(int(head["binding"]), bytes(body[LENGTH.size + size :]), results, states, externals)
+
+
+def _plain(positions: Sequence[int]) -> Any:
+    return {"range": (positions.start, positions.stop)} if isinstance(positions, range) else list(positions)
+
+
+def tensor_parts(recorded: Sequence[Recorded]) -> list[Part]:
+    """The tensors of requests, one behind the other, each where a word begins."""
+    parts: list[Part] = []
+    for one in recorded:
+        for _, rows in one.externals:
+            add_padded(parts, rows)
+    return parts
+
+
+def add_padded(parts: list[Part], values: NDArray[Any]) -> int:
+    """Adds the bytes of an array, up to where the next word begins; returns how many that is."""
+    size = values.nbytes
+    if size <= SMALL_BYTES or not values.flags.c_contiguous:
+        parts.append(values.tobytes())  # a copy, but in a fraction of the time that views take
+    else:
+        parts.append(values.reshape(-1).view(np.uint8).data)
+    if rest := size & 7:
+        parts.append(PADDING[rest:])
+        size += 8 - rest
+    return size
+
+
+def read_requests(templates: Sequence[Template], formats: Sequence[RowFormat], tensors: bytes) -> list[Recorded]:
+    """Recorded requests of these templates; their tensors share the memory of ``tensors``.
+
+    Raises ValueError if that holds less or more than they need.
+    """
+    at, requests = 0, []
+    for template in templates:
+        externals: list[tuple[int, NDArray[Any]]] = []
+        for kind, count in template.externals:
+            format = formats[kind]
+            size = count * format.num_bytes
+            rows = np.frombuffer(tensors, format.bits, size // format.bits.itemsize, at)
+            externals.append((kind, rows.reshape(count, *format.spec.shape) if format.spec.shape else rows))
+            at += padded(size)
+        requests.append(Recorded(template.program, externals, template.results, template.states))
+    if at != len(tensors):
+        raise ValueError(f"the requests have tensors of {at} bytes, {len(tensors)} came")
+    return requests

@@ -1,0 +1,78 @@
+"""A session of an engine in another process."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Self
+
+from cellrt.engine.future import RequestFuture, Result, as_awaitable
+from cellrt.engine.stream import Channel, Stream
+from cellrt.errors import DeviceError, EngineClosedError
+from cellrt.process.binding import Binding
+from cellrt.process.link import Link
+
+Submit = Callable[[Binding, Any, float | None, int, bool, Channel | None, int], RequestFuture]
+
+
+class RemoteSession:
+    """A client's session, as ``Client.session`` gives it: the methods and errors of ``Session``. Safe from any thread.
+
+    Its requests run in the order of their submission; those that wait for places, in the order of their places.
+    """
+
+    def __init__(self, submit: Submit, link: Link, number: int, id: str, binding: Binding) -> None:
+        self._submit, self._link, self._number, self._id, self._binding = submit, link, number, id, binding
+        weakref.finalize(self, link.end, binding).atexit = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(EngineClosedError, DeviceError):  # then the state is gone already
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"RemoteSession({self.model!r}, {self.id!r})"
+
+    @property
+    def model(self) -> str:
+        """Name of its model."""
+        return self._binding.name
+
+    @property
+    def id(self) -> str:
+        """The id that it was opened with, or a random one."""
+        return self._id
+
+    def submit(
+        self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+    ) -> RequestFuture:
+        """As ``Client.submit``; a session that has ended gives SessionError."""
+        return self._submit(self._binding, request, deadline, priority, wait, None, self._number)
+
+    async def infer(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
+        """As ``Client.infer``."""
+        return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
+
+    def stream(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Stream:
+        """As ``Client.stream``."""
+        channel = Channel()
+        return Stream(self._submit(self._binding, request, deadline, priority, False, channel, self._number), channel)
+
+    def reset(self) -> None:
+        """As ``Session.reset``."""
+        self._link.call("reset", session=self._number)
+
+    def export(self) -> bytes:
+        """As ``Session.export``."""
+        return self._link.call("export", session=self._number).blob
+
+    def restore(self, state: bytes) -> None:
+        """As ``Session.restore``."""
+        self._link.call("restore", bytes(state), session=self._number)
+
+    def close(self) -> None:
+        """As ``Session.close``."""
+        self._link.call("close", session=self._number)

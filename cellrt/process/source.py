@@ -1,0 +1,88 @@
+"""Where a model comes from: an import path, the same in the engine's process and in every client's."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cellrt.errors import DefinitionError
+from cellrt.graph.unfolder import Unfolder
+
+OF_FILES = "_cellrt_model_"
+"""How the names of modules begin that were loaded from files."""
+EXPECTED = "expected 'module:attribute' or 'file.py:attribute', or a model that is an attribute of its module"
+
+
+class ModelSource:
+    """``module:attribute`` or ``file.py:attribute``: an unfolder, or a function without arguments that makes it.
+
+    ``text`` is that path, a file's absolute. Raises DefinitionError if it is none.
+    """
+
+    def __init__(self, given: object) -> None:
+        path, _, name = given.rpartition(":") if isinstance(given, str) else ("", "", "")
+        if not path or not all(part.isidentifier() for part in name.split(".")):
+            raise DefinitionError(f"{EXPECTED}, got {given!r:.200}")
+        if path.endswith(".py"):
+            path = str(Path(path).resolve())
+        self.text = f"{path}:{name}"
+        self._path, self._name = path, name
+
+    def __repr__(self) -> str:
+        return f"ModelSource({self.text!r})"
+
+    def load(self) -> Unfolder:
+        """The model, in this process. Raises DefinitionError, whatever the import raised."""
+        try:
+            found: Any = (
+                _module_of_file(self._path) if self._path.endswith(".py") else importlib.import_module(self._path)
+            )
+            for part in self._name.split("."):
+                found = getattr(found, part)
+            model = found if isinstance(found, Unfolder) or not callable(found) else found()
+        except Exception as error:
+            raise DefinitionError(f"model {self.text!r}: {type(error).__name__}: {error}") from error
+        if not isinstance(model, Unfolder):
+            raise DefinitionError(
+                f"model {self.text!r}: expected what @cellrt.unfold makes, got {type(model).__name__}"
+            )
+        return model
+
+
+def source_of(model: object) -> ModelSource:
+    """The source of a model that is given as such, or by its path. Raises DefinitionError if it has none."""
+    if not isinstance(model, Unfolder):
+        return ModelSource(model)
+    module = sys.modules.get(model.function.__module__)
+    names = [name for name, value in vars(module).items() if value is model] if module is not None else []
+    if module is None or not names or module.__name__ == "__main__":
+        raise DefinitionError(
+            f"model {model.name!r} cannot be found from another process: {EXPECTED} "
+            "(the program that is run, __main__, is no such module)"
+        )
+    origin = getattr(module, "__file__", None)
+    is_file = module.__name__.startswith(OF_FILES) and origin is not None
+    return ModelSource(f"{origin if is_file else module.__name__}:{names[0]}")
+
+
+def _module_of_file(path: str) -> ModuleType:
+    """The module that a file is, loaded once."""
+    name = OF_FILES + hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot import {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,69 @@
+"""What crosses of a submission: its requests' numbers, templates, tensors, times and priority."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cellrt.graph.graph import Recorded
+from cellrt.process.memory import Part, padded
+from cellrt.process.recorded import tensor_parts
+
+HEAD = struct.Struct("<QIIqdiiI4x")
+NO_DEADLINE = -1.0
+
+
+class Submission(NamedTuple):
+    """Requests that are handed in together, all or none.
+
+    Attributes:
+        first_id, num_requests: their numbers, chosen by the client, one after the other.
+        session: number of the session that they belong to, 0 for none.
+        now_ns: when it was, on the monotonic clock, which all processes of a machine share.
+        deadline_s: seconds from then; negative for none.
+        priority: 0 to 3.
+        is_streamed, is_patient: whether its steps are wanted; whether it waits for places.
+    """
+
+    first_id: int
+    num_requests: int
+    session: int
+    now_ns: int
+    deadline_s: float
+    priority: int
+    is_streamed: bool
+    is_patient: bool
+
+    @property
+    def ids(self) -> range:
+        """The numbers of its requests."""
+        return range(self.first_id, self.first_id + self.num_requests)
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds from ``now_ns``, or None."""
+        return None if self.deadline_s < 0 else self.deadline_s
+
+    @property
+    def end_s(self) -> float | None:
+        """When its deadline is, on the monotonic clock."""
+        return None if self.deadline_s < 0 else self.now_ns / 1e9 + self.deadline_s
+
+
+def submission_parts(submission: Submission, templates: Sequence[int], recorded: Sequence[Recorded]) -> list[Part]:
+    """A submission as a message has it; ``templates``: each request's, by number."""
+    first_id, count, session, now_ns, deadline_s, priority, is_streamed, is_patient = submission
+    head = HEAD.pack(first_id, count, session, now_ns, deadline_s, priority, is_streamed | is_patient << 1, 0)
+    numbers = array("i", templates).tobytes()
+    return [head, numbers, bytes(padded(len(numbers)) - len(numbers)), *tensor_parts(recorded)]
+
+
+def read_submission(body: memoryview) -> tuple[Submission, list[int], bytes]:
+    """The submission of a message, its requests' templates by number, and a copy of their tensors."""
+    first_id, count, session, now_ns, deadline_s, priority, flags, _ = HEAD.unpack_from(body)
+    submission = Submission(first_id, count, session, now_ns, deadline_s, priority, bool(flags & 1), bool(flags & 2))
+    end = HEAD.size + 4 * count
+    templates = memoryview(bytes(body[HEAD.size : end])).cast("i").tolist()
+    return submission, templates, bytes(body[HEAD.size + padded(4 * count) :])

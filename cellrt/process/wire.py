@@ -1,0 +1,230 @@
+"""One end of a connection: packets of a Unix socket say where in shared memory the messages lie.
+
+The socket orders what the memory alone would not: a body is written before its packet is sent, read after it has come,
+and its place is free again once a later packet of the reader says so. So nobody looks at a flag in shared memory, and a
+process that ends is known at once by its socket. A packet there and back costs 10 us, an eventfd or a futex 7
+(`python -m benchmarks clients --only wake`).
+
+A body that finds no place, because it is large or the other end is slow, goes in memory of its own, whose descriptor
+travels with the packet. So nobody waits for a place either.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from enum import IntEnum
+from typing import NamedTuple
+
+from cellrt.process import memory
+from cellrt.process.memory import Part
+
+PROTOCOL = 1
+"""Of both ends; they are of one version of cellrt."""
+REGION_BYTES = 4 << 20
+"""Memory for the bodies of one direction; only what is written to takes any."""
+PACKET_MESSAGES = 64
+PACKET_BYTES = 1 << 14
+PACKETS_TOGETHER = 16
+"""Packets that are taken before somebody else has a turn."""
+
+
+class Kind(IntEnum):
+    """What a message is. Bodies: ``recorded.py``, ``submissions.py``, ``outcomes.py``, ``blame.py``; JSON; numbers."""
+
+    CALL = 1
+    """Of a client: a function of ``calls.py`` by name."""
+    ANSWER = 2
+    """Of the engine: what a call returned or raised."""
+    TEMPLATE = 3
+    """Of a client: what requests of equal programs have in common; numbered as they come."""
+    FORGET = 4
+    """Of a client: it will name none of the templates so far again, and numbers further ones from 0."""
+    SUBMIT = 5
+    CANCEL = 6
+    RELEASE = 7
+    """Of a client: it has done with a binding."""
+    OUTCOMES = 8
+    """Of the engine: steps and results of requests."""
+    ERRORS = 9
+    """Of the engine: how other requests ended."""
+    ACCEPTED = 10
+    """Of the engine: requests that waited for places have them."""
+    REBIND = 11
+    """Of the engine: a model of that name was registered or taken out."""
+    CLOSING = 12
+    """Of the engine: it closes in good order."""
+
+
+class Message(NamedTuple):
+    """What is sent: its body is the parts one behind the other."""
+
+    kind: Kind
+    parts: Sequence[Part] = ()
+
+
+class BrokenWireError(Exception):
+    """The other end is gone, or does not keep to the protocol."""
+
+
+HEAD = struct.Struct("<Q")
+"""Of a packet: how many of the other's places were freed so far."""
+PLACE = struct.Struct("<IiQQ")
+"""Of a message: kind, which descriptor of the packet has its memory (-1: this direction's), begin and size there."""
+
+
+class Wire:
+    """An end with its socket and both directions' memory. One thread receives; who sends holds a lock of its own."""
+
+    def __init__(self, sock: socket.socket, outgoing: int, incoming: int) -> None:
+        """Takes over the socket and the descriptors of the memory that it writes to and reads from."""
+        self.sock = sock
+        self._outgoing = memory.view(outgoing, writable=True)
+        self._incoming = memory.view(incoming, writable=False)
+        self._ring = memory.Ring(len(self._outgoing))
+        self._num_freed_by_other = 0
+        self._num_read = self._num_read_bytes = self._num_told = self._num_told_bytes = 0
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """The socket's."""
+        return self.sock.fileno()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether packets wait because the other end does not read."""
+        return bool(self._unsent)
+
+    @property
+    def owes_word(self) -> bool:
+        """Whether the other end should be told which places are free, before it runs out of them."""
+        return self._num_read_bytes - self._num_told_bytes > len(self._incoming) // 4
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Sends messages in order, as far as the other end reads; ``flush`` sends the rest.
+
+        Raises BrokenWireError.
+        """
+        self._ring.free_up_to(self._num_freed_by_other)
+        for first in range(0, max(1, len(messages)), PACKET_MESSAGES):
+            fds: list[int] = []
+            packet = bytearray()
+            for kind, parts in messages[first : first + PACKET_MESSAGES]:
+                packet += PLACE.pack(kind, *self._place(parts, fds))
+            self._num_told, self._num_told_bytes = self._num_read, self._num_read_bytes
+            self._unsent.append((HEAD.pack(self._num_told) + packet, fds))
+        self.flush()
+
+    def _place(self, parts: Sequence[Part], fds: list[int]) -> tuple[int, int, int]:
+        """Writes a body; returns which descriptor has its memory, and begin and size there."""
+        size = sum(map(len, parts))
+        begin = self._ring.take(size)
+        if begin >= 0:
+            memory.write(self._outgoing, begin, parts)
+            return -1, begin, size
+        fd = memory.make(max(size, 1))
+        memory.write(memory.view(os.dup(fd), writable=True), 0, parts)
+        fds.append(fd)
+        return len(fds) - 1, 0, size
+
+    def flush(self) -> bool:
+        """Sends what waits; False if the other end does not read. Raises BrokenWireError."""
+        while self._unsent:
+            packet, fds = self._unsent[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+            try:
+                self.sock.sendmsg([packet], rights, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise BrokenWireError(str(error)) from None
+            self._unsent.popleft()
+            _close_all(fds)
+        return True
+
+    def flush_within(self, seconds: float) -> None:
+        """Sends what waits, and waits for the other end to read. Raises BrokenWireError after so long."""
+        end_s = time.monotonic() + seconds
+        while not self.flush():
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise BrokenWireError(f"nothing was read for {seconds} s")
+            self.wait(select.POLLOUT, left_s)
+
+    def wait(self, what: int, seconds: float) -> None:
+        """Waits until the socket is ready for ``what`` (of ``select.poll``), or has ended."""
+        poll = select.poll()
+        poll.register(self.sock, what)
+        poll.poll(1000 * seconds)
+
+    def receive(self) -> Iterator[tuple[int, memoryview]]:
+        """The messages that are there, of a few packets: kind and body, which is valid until the next is asked for.
+
+        Raises BrokenWireError, also at the end of the connection.
+        """
+        for _ in range(PACKETS_TOGETHER):
+            try:
+                packet, fds, _, _ = socket.recv_fds(self.sock, PACKET_BYTES, PACKET_MESSAGES)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                return  # told once, when the other end left something unread; then comes what it had sent before
+            except OSError as error:
+                raise BrokenWireError(str(error)) from None
+            yield from self._messages(packet, fds)
+
+    def _messages(self, packet: bytes, fds: list[int]) -> Iterator[tuple[int, memoryview]]:
+        try:
+            if len(packet) < HEAD.size or (len(packet) - HEAD.size) % PLACE.size:
+                raise BrokenWireError("the other end is gone" if not packet else "a packet of another protocol")
+            (self._num_freed_by_other,) = HEAD.unpack_from(packet)
+            for kind, which, begin, size in PLACE.iter_unpack(packet[HEAD.size :]):
+                yield kind, self._body(which, begin, size, fds)
+                if which < 0:
+                    self._num_read += 1
+                    self._num_read_bytes += size
+        finally:
+            _close_all([fd for fd in fds if fd >= 0])
+
+    def _body(self, which: int, begin: int, size: int, fds: list[int]) -> memoryview:
+        if which < 0:
+            source = self._incoming
+        else:
+            try:
+                fd, fds[which] = fds[which], -1
+                source = memory.view(fd, writable=False)
+            except (IndexError, OSError, ValueError) as error:
+                raise BrokenWireError(f"a message without memory: {error}") from None
+        if begin + size > len(source):
+            raise BrokenWireError("a message outside of the memory")
+        return source[begin : begin + size]
+
+    def end(self) -> None:
+        """Has both ends see the end of the connection; from any thread."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the connection; nobody sends or receives any more."""
+        self.end()
+        self.leave()
+
+    def leave(self) -> None:
+        """Closes what this process has of it; another that has the socket too, by a fork, keeps the connection."""
+        self.sock.close()
+        while self._unsent:
+            _close_all(self._unsent.popleft()[1])
+        self._outgoing = self._incoming = memoryview(b"")
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,57 @@
+"""What the tests of the engine's process share: small engines, and what is left behind of clients and engines."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cellrt.process.client import Client
+from cellrt.process.engine_process import EngineProcess
+from tests.engine.helpers import SMALL, WAIT_S
+from tests.process.models import HOLD, WIDTH
+
+MODELS = ("chain", "loop", "kept", "half")
+
+
+def start(**options: Any) -> EngineProcess:
+    """An engine's process with small tables."""
+    options.setdefault("limits", SMALL)
+    options.setdefault("arena_bytes", 1 << 16)
+    return EngineProcess(1, **options)
+
+
+def steps(count: int, first: float = 1.0) -> torch.Tensor:
+    return torch.full((count, WIDTH), first)
+
+
+def held(count: int = 1) -> torch.Tensor:
+    """A request whose first step takes long."""
+    return torch.cat([torch.full((1, WIDTH), HOLD), steps(count)])
+
+
+def until(is_so: Callable[[], object], what: str) -> None:
+    """Waits until something holds; fails after ``WAIT_S``."""
+    end_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < end_s, f"it never came to that: {what}"
+        time.sleep(0.005)
+
+
+def holdings(pid: int | str = "self") -> tuple[int, int]:
+    """Descriptors of a process, and pieces of memory without a name that it has mapped."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return len(os.listdir(f"/proc/{pid}/fd")), sum("memfd:cellrt" in line for line in maps)
+
+
+def assert_as_before(watcher: Client, before: dict[str, Any], held_before: tuple[int, int], pid: int) -> None:
+    """What clients had that are gone was given back: requests, places, sessions, descriptors, memory."""
+    until(lambda: watcher.statistics()["unfinished"] == 0, "nothing is unfinished")
+    until(lambda: watcher.statistics()["clients"] == before["clients"], "as many clients as before")
+    until(lambda: watcher.statistics()["sessions"]["open"] == before["sessions"]["open"], "as many sessions")
+    until(lambda: holdings(pid) == held_before, "descriptors and memory are given back")
+    watcher.check()

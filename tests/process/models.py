@@ -1,0 +1,74 @@
+"""Models that an engine's process and its clients import each for themselves: their cells have no weights."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from cellrt.definition.define import cell
+from cellrt.definition.spec import rows
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder, unfold
+
+WIDTH = 2
+RAISE, HOLD = 101.0, 102.0
+"""A row that starts with one of these makes its cell raise, or take ``HOLD_S``."""
+HOLD_S = 0.2
+
+
+def step(x: Tensor, h: Tensor) -> dict[str, Tensor]:
+    """``x + h / 2``, unless a row of ``x`` says otherwise."""
+    if x.device.type != "meta":
+        if (x[:, 0] == RAISE).any():
+            raise ValueError("a row this cell cannot take")
+        if (x[:, 0] == HOLD).any():
+            time.sleep(HOLD_S)
+    return {"h": x + 0.5 * h}
+
+
+def count(h: Tensor, n: Tensor) -> dict[str, Tensor]:
+    return {"h": h * 2, "n": n + 1, "stop": n >= 4}
+
+
+STEP = cell(step, {"x": (WIDTH,), "h": (WIDTH,)}, max_batch=8)
+COUNT = cell(count, {"h": (WIDTH,), "n": rows(dtype=torch.int64)})
+HALF = cell(lambda x: {"y": x + 1}, {"x": rows(3, dtype=torch.bfloat16)}, name="half")
+
+
+@unfold("chain", example=torch.zeros(2, WIDTH))
+def chain(graph: Graph, x: Tensor) -> dict[str, object]:
+    made = graph.chain(STEP, x=x)
+    return {"every": made.h, "last": made.last.h}
+
+
+@unfold("loop", example=torch.zeros(WIDTH))
+def loop(graph: Graph, x: Tensor) -> dict[str, object]:
+    made = graph.loop(COUNT, h=x, max_steps=9, until="stop")
+    return {"h": made.h, "n": made.n, "total": made.last.n}
+
+
+@unfold("kept", example=torch.zeros(2, WIDTH))
+def kept(graph: Graph, x: Tensor) -> dict[str, object]:
+    return {"last": graph.chain(STEP, keep=True, x=x).last.h}
+
+
+@unfold("half", example=torch.zeros(3, dtype=torch.bfloat16))
+def half(graph: Graph, x: Tensor) -> dict[str, object]:
+    return {"y": HALF(x=x).y, "twice": [HALF(x=x).y, HALF(x=graph.constant(torch.ones(3, dtype=torch.bfloat16))).y]}
+
+
+def other_chain() -> Unfolder:
+    """Another model of the name ``chain``, as if of new weights."""
+
+    def unfold_other(graph: Graph, x: Tensor) -> dict[str, object]:
+        made = graph.chain(STEP, x=x)
+        return {"only": made.last.h}
+
+    return Unfolder("chain", unfold_other, torch.zeros(2, WIDTH))
+
+
+# But this one, which no two processes draw alike.
+RANDOM = cell(torch.nn.Linear(WIDTH, WIDTH), {"input": (WIDTH,)}, name="random")
+drawn = Unfolder("drawn", lambda graph, x: {"y": RANDOM(input=x)}, torch.zeros(WIDTH))

@@ -1,0 +1,219 @@
+"""A client of an engine elsewhere gets what the engine itself would give: results, streams, sessions, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from concurrent.futures import as_completed
+
+import pytest
+import torch
+
+import cellrt
+from cellrt.errors import (
+    CancelledError,
+    CellError,
+    DeadlineError,
+    DefinitionError,
+    DeviceError,
+    EngineClosedError,
+    RequestError,
+    RequestTooLargeError,
+    SessionError,
+    UnknownModelError,
+)
+from cellrt.graph.reference import run_one_by_one
+from cellrt.process.client import connect
+from cellrt.process.numbering import Numbering
+from tests.engine.helpers import WAIT_S, assert_same, error_of
+from tests.process import models
+from tests.process.helpers import held, steps
+from tests.process.models import RAISE, WIDTH
+
+
+@pytest.mark.parametrize(
+    ("model", "request_"),
+    [
+        (models.chain, torch.arange(10.0).reshape(5, WIDTH)),
+        (models.chain, [[1.0, 2.0], [3.0, 4.0]]),
+        (models.loop, torch.ones(WIDTH)),
+        (models.half, torch.ones(3, dtype=torch.bfloat16)),
+    ],
+)
+def test_results_are_those_of_the_reference(client, model, request_):
+    expected = run_one_by_one(model, request_)
+    assert_same(client.submit(model.name, request_).result(WAIT_S), expected)
+    for future in client.submit_many(model.name, [request_] * 3):
+        result = future.result(WAIT_S)
+        assert_same(result, expected)
+        for value in result.values():
+            value.mul_(2)  # it is the client's own memory
+
+
+def test_many_graphs_of_many_shapes_and_forgotten_templates(client, monkeypatch):
+    monkeypatch.setattr(Numbering, "MAX_TEMPLATES", 5)
+    futures = {client.submit("chain", steps(length)): length for length in (*range(1, 30), *range(1, 30))}
+    for future in as_completed(futures, WAIT_S):
+        assert_same(future.result(), run_one_by_one(models.chain, steps(futures[future])))
+
+
+def test_many_at_once(client):
+    together = [torch.randn(60, WIDTH) for _ in range(400)]
+    whole = client.submit_many("chain", together, wait=True)
+    for request, future in zip(together, whole):
+        assert_same(future.result(WAIT_S), run_one_by_one(models.chain, request))
+
+
+def test_a_stream_gives_every_step_then_what_has_none(client):
+    expected = run_one_by_one(models.loop, torch.ones(WIDTH))
+    *items, last = client.stream("loop", torch.ones(WIDTH))
+    assert_same(
+        {name: torch.stack([item[name] for item in items]) for name in ("h", "n")},
+        {name: expected[name] for name in ("h", "n")},
+    )
+    assert_same(last, {"total": expected["total"]})
+
+
+async def test_coroutines(client):
+    results = await asyncio.gather(*(client.infer("chain", steps(n), wait=n % 2 == 0) for n in range(1, 9)))
+    for n, result in enumerate(results, 1):
+        assert_same(result, run_one_by_one(models.chain, steps(n)))
+    assert [item async for item in client.stream("loop", torch.ones(WIDTH))][-1]["total"] == 5
+    mapped = [result async for result in client.map_async("chain", [steps(2)] * 20, max_in_flight=4)]
+    assert len(mapped) == 20
+    task = asyncio.create_task(client.infer("chain", held()))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_map_has_few_in_flight(client):
+    results = list(client.map("chain", (steps(1 + k % 3) for k in range(50)), max_in_flight=7))
+    assert [len(result["every"]) for result in results] == [1 + k % 3 for k in range(50)]
+
+
+def test_what_is_wrong_is_said_where_it_can_be_known(client):
+    with pytest.raises(UnknownModelError, match="'nobody' is not registered; registered are"):
+        client.submit("nobody", 1)
+    with pytest.raises(UnknownModelError, match="its name is 'chain'"):
+        client.submit(models.chain, steps(1))
+    with pytest.raises(RequestError, match="'chain'"):
+        client.submit("chain", "no tensor")
+    with pytest.raises(RequestError, match="priority"):
+        client.submit("chain", steps(1), priority=4)
+    with pytest.raises(RequestError, match="deadline"):
+        client.submit("chain", steps(1), deadline=0)
+    with pytest.raises(RequestTooLargeError, match="nodes"):
+        client.submit("chain", steps(70_000))
+    assert isinstance(error_of(client.submit("chain", steps(5000))), RequestTooLargeError)
+    with pytest.raises(RequestTooLargeError):
+        client.submit("chain", steps(5000), wait=True)
+    assert client.submit_many("chain", []) == []
+
+
+def test_a_cell_that_raises_names_its_reason(client):
+    future = client.submit("chain", steps(2, RAISE))
+    with pytest.raises(CellError, match="a row this cell cannot take") as raised:
+        future.result(WAIT_S)
+    assert "ValueError: a row this cell cannot take" in raised.value.__notes__[0]
+
+
+def test_cancelling_and_deadlines(client):
+    first = client.submit("chain", held())
+    late = client.submit("chain", held(), deadline=0.05)
+    given_up = client.submit("chain", held())
+    assert given_up.cancel()
+    assert given_up.cancelled()
+    assert isinstance(error_of(given_up), CancelledError)
+    assert isinstance(error_of(late), DeadlineError)
+    assert client.cancel(first)
+    assert client.drain(WAIT_S)
+
+
+def test_sessions_go_on_where_they_were(served, client):
+    model, x = "kept", steps(3)
+    alone = client.session(model)
+    shared = client.session(model, "shared")
+    for session in (alone, shared):
+        assert_same(session.submit(x).result(WAIT_S), run_one_by_one(models.kept, x))
+    with connect(served.address) as other:
+        assert other.session(model, "shared").submit(x).result(WAIT_S)["last"][0] == pytest.approx(1.96875)
+    state = shared.export()
+    assert shared.submit(x, wait=True).result(WAIT_S)["last"][0] == pytest.approx(1.99609375)
+    shared.restore(state)
+    assert shared.submit(x).result(WAIT_S)["last"][0] == pytest.approx(1.99609375)
+    shared.reset()
+    assert_same(shared.submit(x).result(WAIT_S), run_one_by_one(models.kept, x))
+    with client.session(model, state=state) as moved:
+        assert moved.submit(x).result(WAIT_S)["last"][0] == pytest.approx(1.99609375)
+    assert isinstance(error_of(moved.submit(x)), SessionError)
+    with pytest.raises(SessionError, match="not a session's state"):
+        client.session(model, state=b"nonsense")
+    with pytest.raises(RequestError, match="keeps no state"):
+        client.session("chain")
+    with pytest.raises(RequestError, match="expected a str as id"):
+        client.session(model, 7)
+    shared.close()
+
+
+def test_a_callback_may_submit_but_not_wait(client):
+    raised: list[BaseException] = []
+    done = threading.Event()
+
+    def callback(future):
+        for wait in (
+            lambda: client.submit("chain", held()).result(),
+            lambda: client.drain(),
+            client.close,
+            client.statistics,
+        ):
+            try:
+                wait()
+            except RequestError as error:
+                raised.append(error)
+        client.submit("chain", steps(1)).add_done_callback(lambda _: done.set())
+
+    client.submit("chain", held()).add_done_callback(callback)  # not done yet: else it runs here
+    assert done.wait(WAIT_S)
+    assert len(raised) == 4
+    assert client.drain(WAIT_S)
+
+
+def test_a_client_that_leaves_or_is_dropped_ends_its_own_requests_alone(served, client):
+    other = connect(served.address)
+    mine, theirs = client.submit("chain", held()), other.submit("chain", held())
+    other.close()
+    other.close()
+    assert isinstance(error_of(theirs), EngineClosedError)
+    with pytest.raises(EngineClosedError):
+        other.submit("chain", steps(1))
+    mine.result(WAIT_S)
+    future = connect(served.address).submit("chain", steps(1))  # it stays while one of its requests is unfinished
+    assert_same(future.result(WAIT_S), run_one_by_one(models.chain, steps(1)))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_process_does_not_use_its_parents_connection(client):
+    if (pid := os.fork()) == 0:
+        try:
+            client.submit("chain", steps(1))
+        except EngineClosedError as error:
+            os._exit(7 if "connect anew" in str(error) else 8)
+        finally:
+            os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    client.submit("chain", steps(1)).result(WAIT_S)
+
+
+def test_nobody_listens_there(tmp_path):
+    for address in ("@nobody-listens-there", str(tmp_path / "nobody")):
+        with pytest.raises(DeviceError, match="no engine's process takes clients"):
+            connect(address)
+    with pytest.raises(DefinitionError, match="address"):
+        connect("")
+
+
+def test_the_public_names_are_these():
+    assert cellrt.connect is connect

@@ -1,0 +1,132 @@
+"""Models come by import path, to the engine's process and to every client; they are replaced and taken out for all."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from cellrt.errors import DefinitionError, RequestError, UnknownModelError
+from cellrt.graph.unfolder import Unfolder
+from cellrt.process.address import listen
+from cellrt.process.client import connect
+from cellrt.process.source import ModelSource, source_of
+from tests.engine.helpers import WAIT_S
+from tests.process import models
+from tests.process.helpers import start, steps, until
+
+HERE = "tests.process.models"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with start() as made:
+        yield made
+
+
+def test_a_model_that_is_replaced_is_another_for_every_client_and_nothing_is_lost(engine):
+    with connect(engine.address) as one, connect(engine.address) as other:
+        one.register(models.chain, warm_up=False)
+        with pytest.raises(DefinitionError, match="registered already"):
+            other.register(f"{HERE}:chain")
+        assert other.submit("chain", steps(1)).result(WAIT_S).keys() == {"every", "last"}
+        ended: list[set[str]] = []
+        stop = threading.Event()
+
+        def go_on() -> None:
+            while not stop.is_set():
+                ended.append(set(other.submit("chain", steps(2)).result(WAIT_S)))
+
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        one.register(f"{HERE}:other_chain", warm_up=False, replace=True)
+        assert one.submit("chain", steps(1)).result(WAIT_S).keys() == {"only"}
+        until(lambda: ended[-1:] == [{"only"}], "the other client has the new model")
+        stop.set()
+        thread.join(WAIT_S)
+        assert {frozenset(keys) for keys in ended} == {frozenset({"every", "last"}), frozenset({"only"})}
+        one.unregister("chain")
+        with pytest.raises(UnknownModelError):
+            one.submit("chain", steps(1))
+        until(lambda: _is_unknown(other), "the other client hears of it")
+        with pytest.raises(UnknownModelError):
+            one.unregister("chain")
+    until(lambda: engine.statistics()["cells"] == {}, "its cells are given up")
+
+
+def _is_unknown(client) -> bool:
+    try:
+        client.submit("chain", steps(1))
+    except UnknownModelError:
+        return True
+    return False
+
+
+def test_a_session_goes_on_with_the_model_that_it_was_opened_with(engine):
+    engine.register(models.kept, warm_up=False)
+    with connect(engine.address) as client:
+        session = client.session("kept")
+        first = session.submit(steps(2)).result(WAIT_S)["last"]
+        engine.register(models.kept, warm_up=False, replace=True)
+        assert session.submit(steps(1)).result(WAIT_S)["last"][0] > first[0]
+        session.close()
+    engine.unregister("kept")
+    until(lambda: engine.statistics()["cells"] == {}, "its cells are given up")
+
+
+def test_cells_with_other_weights_than_the_engines_are_refused(engine):
+    engine.register(f"{HERE}:drawn", warm_up=False)
+    with pytest.raises(RequestError, match="made with other weights or code there"):
+        engine.submit("drawn", torch.ones(2))
+    engine.unregister("drawn")
+
+
+def test_a_model_may_come_from_a_file(engine, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(Path(models.__file__).read_text() + "\nfolded = type('Of', (), {'model': loop})\n")
+    engine.register(f"{file}:folded.model", warm_up=False)
+    assert engine.submit("loop", torch.ones(2)).result(WAIT_S)["total"] == 5
+    assert source_of(ModelSource(f"{file}:half").load()).text == f"{file}:half"
+    engine.unregister("loop")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("nothing", "expected 'module:attribute'"),
+        ("a:b c", "expected 'module:attribute'"),
+        (3, "expected 'module:attribute'"),
+        ("no.such.module:model", "ModuleNotFoundError"),
+        (f"{HERE}:nothing", "AttributeError"),
+        (f"{HERE}:WIDTH", "expected what @cellrt.unfold makes, got int"),
+        ("/nowhere/at/all.py:model", "FileNotFoundError"),
+        (Unfolder("local", lambda graph, x: x, 1), "cannot be found from another process"),
+    ],
+)
+def test_what_is_no_model_is_refused(engine, given, said):
+    with pytest.raises(DefinitionError, match=said):
+        engine.register(given)
+    assert not [name for name in sys.modules if name.startswith("_cellrt_model_") and "nowhere" in name]
+
+
+def test_an_option_that_is_wrong_is_named():
+    with pytest.raises(DefinitionError, match="unknown option 'worker'"):
+        start(worker=1)
+    with pytest.raises(DefinitionError, match="max_queue: expected a positive integer, got 0"):
+        start(max_queue=0)
+    with pytest.raises(DefinitionError, match="cannot be handed to another process"):
+        start(policy=lambda: None)
+
+
+def test_an_address_that_is_taken_or_left_over(tmp_path):
+    path = str(tmp_path / "engine")
+    with listen(path), pytest.raises(DefinitionError, match="Address already in use"):
+        start(address=path)
+    assert Path(path).exists()  # as an engine that was killed leaves it
+    with start(address=path) as engine, connect(path) as client:
+        engine.register(models.chain, warm_up=False)
+        client.submit("chain", steps(1)).result(WAIT_S)
+    assert list(tmp_path.iterdir()) == []

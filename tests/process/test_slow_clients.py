@@ -1,0 +1,112 @@
+"""A client that reads nothing for a while gets everything then, and costs the engine's process nothing meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from cellrt.errors import DeviceError
+from cellrt.graph.reference import run_one_by_one
+from cellrt.process import address as addresses
+from cellrt.process import guest as guest_module
+from cellrt.process.client import connect
+from cellrt.process.host import Doorkeeper
+from tests.engine.helpers import WAIT_S, assert_same, small_engine
+from tests.process import models
+from tests.process.helpers import held, steps, until
+
+
+@pytest.fixture
+def doorkeeper():
+    """One in a thread of this process, where a test can look at it."""
+    engine = small_engine(max_queue=8192)
+    address = addresses.new_address()
+    ours, theirs = socket.socketpair()
+    made = Doorkeeper(engine, addresses.listen(address), theirs)
+    made.address = address
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    yield made
+    ours.close()
+    thread.join(WAIT_S)
+    made.end()
+    theirs.close()
+
+
+@pytest.mark.parametrize("most_unsent", [10, 1 << 16])
+def test_a_slow_client_gets_everything_in_the_end(doorkeeper, monkeypatch, most_unsent):
+    monkeypatch.setattr(guest_module, "MAX_UNSENT", most_unsent)
+    client, quick = connect(doorkeeper.address), connect(doorkeeper.address)
+    client.register("tests.process.models:chain", warm_up=False)
+    may_go_on = threading.Event()
+    client.submit("chain", held()).add_done_callback(lambda _: may_go_on.wait(WAIT_S))
+    expected = run_one_by_one(models.chain, steps(4))
+    futures = []
+    while not doorkeeper._behind:
+        futures.append(client.submit("chain", steps(4)))
+        assert_same(quick.submit("chain", steps(4)).result(WAIT_S), expected)
+    futures += [client.submit("chain", steps(4)) for _ in range(20)]
+    may_go_on.set()
+    for future in futures:
+        assert_same(future.result(WAIT_S), expected)
+    until(lambda: not doorkeeper._behind, "it is watched for reading no more")
+    assert_same(client.submit("chain", steps(4)).result(WAIT_S), expected)
+    for each in (client, quick):
+        each.close()
+    until(lambda: not doorkeeper._guests, "they have left")
+    assert doorkeeper.engine.statistics()["unfinished"] == 0
+
+
+def test_a_slow_client_that_leaves_is_forgotten(doorkeeper):
+    client, other = connect(doorkeeper.address), connect(doorkeeper.address)
+    client.register("tests.process.models:chain", warm_up=False)
+    may_go_on = threading.Event()
+    client.submit("chain", held()).add_done_callback(lambda _: may_go_on.wait(WAIT_S))
+    while not doorkeeper._behind:
+        client.submit("chain", steps(4))
+        other.submit("chain", steps(4)).result(WAIT_S)
+    client._link._wire.end()
+    until(lambda: len(doorkeeper._guests) == 1, "it has left")
+    assert not doorkeeper._behind
+    may_go_on.set()
+    client.close()
+    other.close()
+
+
+def test_a_client_that_talks_nonsense_is_seen_off_alone(doorkeeper, caplog):
+    client = connect(doorkeeper.address)
+    for nonsense in (b"", b"x" * 33, b"\0" * 8 + b"\x63" + b"\0" * 23):
+        sock = addresses.connect(doorkeeper.address, WAIT_S)
+        sock.recv(1000)
+        sock.send(nonsense or b"?")
+        assert sock.recv(1000) == b""
+        sock.close()
+    assert client.statistics()["clients"] == 1
+    client.close()
+
+
+def test_a_call_that_nobody_knows_is_an_error_of_ours(doorkeeper):
+    client = connect(doorkeeper.address)
+    with pytest.raises(Exception, match="KeyError: 'no such'"):
+        client._link.call("no such")
+    client.close()
+
+
+def test_what_cannot_be_told_costs_one_client_its_connection_and_nobody_else(doorkeeper, monkeypatch):
+    client, other = connect(doorkeeper.address), connect(doorkeeper.address)
+    client.register("tests.process.models:chain", warm_up=False)
+
+    def outcome_parts(outcomes):
+        if any(len(outcome.results["every"]) == 7 for outcome in outcomes):
+            raise KeyError("a bug")
+        return original(outcomes)
+
+    original = guest_module.outcome_parts
+    monkeypatch.setattr(guest_module, "outcome_parts", outcome_parts)
+    assert isinstance(client.submit("chain", steps(7)).exception(WAIT_S), DeviceError)
+    assert_same(other.submit("chain", steps(4)).result(WAIT_S), run_one_by_one(models.chain, steps(4)))
+    until(lambda: len(doorkeeper._guests) == 1, "it has left")
+    client.close()
+    other.close()
