@@ -253,10 +253,9 @@ class Watched(Processor):
         before = dict(self._since)
         tasks = super().schedule(worker, idle_workers)
         for task in tasks:
-            row, buffer = self.tables.tasks[task], self.task_buffer(task)
+            row = self.tables.tasks[task]
             cell_type, steps = int(row["cell_type"]), int(row["steps"])
-            nodes = buffer[int(buffer[4]) :][: int(buffer[0])]
-            requests = self.tables.subgraphs["request"][self.tables.nodes["subgraph"][nodes]]
+            requests = [request for request, _ in self.rows_in_flight(task)]
             priorities = NUM_PRIORITIES - 1 - self.tables.requests["lane"][requests] // LANES_PER_PRIORITY
             self._took[task] = {cell_type * NUM_PRIORITIES + each for each in priorities.tolist()}
             for each in self._took[task]:
