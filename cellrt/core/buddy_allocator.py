@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.jit import entry
+from cellrt.core.tables import GRANULE, num_granules
 
-GRANULE = 8
 NUM_ORDERS = 26
 NODES, VALUES, LINKS, SUBGRAPHS, PLACES = 0, 1, 2, 3, 4
 NUM_REGIONS = 5
@@ -22,7 +22,7 @@ HEADER = 2 + NUM_ORDERS  # first granule index of the region's arrays, number of
 
 def make_blocks(capacities: tuple[int, int, int, int, int]) -> NDArray[np.int32]:
     """Returns the array for five regions of at least these numbers of rows, all free."""
-    granules = [max(1, -(-capacity // GRANULE)) for capacity in capacities]
+    granules = [num_granules(capacity) for capacity in capacities]
     blocks = np.full(NUM_REGIONS * HEADER + 3 * sum(granules), -1, np.int32)
     first = NUM_REGIONS * HEADER
     for region, count in enumerate(granules):

@@ -34,8 +34,8 @@ from cellrt.core.tables import (
     NUM_PERMANENT,
     PENDING,
     READS_AS_A_WHOLE,
+    STEPS,
 )
-from cellrt.core.uses import STEPS
 
 NOTICE_DONE = 1
 """All nodes are complete: read the results, then call ``release``."""

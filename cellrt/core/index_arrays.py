@@ -21,8 +21,18 @@ from cellrt.core.records import (
     tap_of,
 )
 from cellrt.core.rows import give_row, take_row
-from cellrt.core.tables import BORROWED, HOST, LOCATION_SHIFT, MIXED, NO_ROW, NUM_PERMANENT, PENDING, ROW_MASK, STARTS
-from cellrt.core.uses import STEPS
+from cellrt.core.tables import (
+    BORROWED,
+    HOST,
+    LOCATION_SHIFT,
+    MIXED,
+    NO_ROW,
+    NUM_PERMANENT,
+    PENDING,
+    ROW_MASK,
+    STARTS,
+    STEPS,
+)
 
 
 @compiled

@@ -196,29 +196,6 @@ def _same(rows: Any) -> Any:
 
 
 _INT = np.dtype(np.int32)
-_TABLES: dict[str, np.dtype[Any]] = dict(
-    settings=tables.SETTINGS,
-    types=tables.TYPE,
-    ports=tables.PORT,
-    requests=tables.REQUEST,
-    subgraphs=tables.SUBGRAPH,
-    nodes=tables.NODE,
-    values=tables.VALUE,
-    links=_INT,
-    places=_INT,
-    tasks=tables.TASK,
-    ints=_INT,
-    blocks=_INT,
-    arenas=tables.ARENA,
-    free_rows=_INT,
-    kinds=tables.KIND,
-    lanes=tables.LANE,
-    ready=_INT,
-    since_ns=np.dtype(np.int64),
-    step_ns=np.dtype(np.float32),
-    events=tables.EVENT,
-    slots=tables.SLOT,
-)
 _TEMPLATE: dict[str, np.dtype[Any]] = dict(
     nodes=tables.NODE,
     values=tables.VALUE,
@@ -230,7 +207,10 @@ _TEMPLATE: dict[str, np.dtype[Any]] = dict(
     needs=_INT,
 )
 _tables_pointer = RowsPointer(
-    "Tables", {field: _TABLES[field] for field in Tables._fields}, ("ready", "step_ns"), ("tasks", "events")
+    "Tables",
+    {field: tables.TABLES[field].dtype for field in Tables._fields},
+    tables.MATRICES,
+    tuple(name for name, table in tables.TABLES.items() if table.sized),
 )
 _template_pointer = RowsPointer(
     "Template",

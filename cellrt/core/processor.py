@@ -77,8 +77,12 @@ class Processor:
         self._free_sessions = list(range(self.limits.max_sessions))[::-1]
 
     def _make_tables(self) -> tables.Tables:
-        limits, new = self.limits, tables.new_table
-        settings = new(1, tables.SETTINGS)
+        limits = self.limits
+        made = tables.make_tables(limits, self.num_workers)
+        blocks = buddy_allocator.make_blocks(
+            (limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs, limits.max_places)
+        )
+        settings = made.settings
         for name in (
             "max_tasks_to_submit",
             "fair_every",
@@ -94,38 +98,7 @@ class Processor:
         settings["max_run_ns"] = self.settings.max_run_s * 1e9
         max_wait_s = self.settings.max_wait_s
         settings["max_wait_ns"] = (2 * self.settings.join_budget_s if max_wait_s is None else max_wait_s) * 1e9
-        requests = new(limits.max_requests, tables.REQUEST)
-        requests["next_free"] = np.arange(1, limits.max_requests + 1)
-        requests["next_free"][-1] = -1
-        lanes = new(tables.MAX_TYPES * tables.NUM_LANES, tables.LANE)
-        lanes["head"] = lanes["tail"] = -1
-        free = buddy_allocator.make_blocks(
-            (limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs, limits.max_places)
-        )
-        rows = [buddy_allocator.num_rows(free, region) for region in range(buddy_allocator.NUM_REGIONS)]
-        return tables.Tables(
-            settings=settings,
-            types=new(tables.MAX_TYPES, tables.TYPE),
-            ports=new(0, tables.PORT),
-            requests=requests,
-            subgraphs=new(rows[buddy_allocator.SUBGRAPHS], tables.SUBGRAPH),
-            nodes=new(rows[buddy_allocator.NODES], tables.NODE),
-            values=new(rows[buddy_allocator.VALUES], tables.VALUE),
-            links=np.zeros(rows[buddy_allocator.LINKS], np.int32),
-            places=np.zeros(rows[buddy_allocator.PLACES], np.int32),
-            tasks=new(limits.max_tasks, tables.TASK),
-            ints=np.zeros(0, np.int32),
-            blocks=free,
-            arenas=new((self.num_workers + 1) * tables.MAX_KINDS, tables.ARENA),
-            free_rows=np.zeros(0, np.int32),
-            kinds=new(tables.MAX_KINDS, tables.KIND),
-            lanes=lanes,
-            ready=np.zeros((tables.MAX_TYPES * tables.NUM_PRIORITIES, self.num_workers + 1), np.int32),
-            since_ns=np.full((tables.MAX_TYPES + 1) * tables.NUM_PRIORITIES, -tables.NEVER, np.int64),
-            step_ns=np.zeros((tables.MAX_TYPES, tables.NUM_SIZE_CLASSES), np.float32),
-            events=new(limits.max_events, tables.EVENT),
-            slots=new(limits.max_sessions * tables.MAX_STATES, tables.SLOT),
-        )
+        return made._replace(blocks=blocks)
 
     @property
     def tables(self) -> Tables:

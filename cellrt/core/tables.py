@@ -20,11 +20,14 @@ is zeros.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from cellrt.core.settings import Limits
 
 HOST = 0
 LOCATION_SHIFT = 26
@@ -68,6 +71,8 @@ EXTERNAL = 1
 PERMANENT = 2
 BORROWED = 4
 """Its row is that of a sequence, and goes back with it."""
+STEPS = 8
+"""Output of a loop: every step is a result, not the last alone."""
 
 NO_ROW = -1
 PENDING = -2
@@ -166,6 +171,7 @@ NODE = np.dtype(
     ],
     align=True,
 )
+# ``result``: the place of the result that it is (of a loop's every step: of the first), or -1.
 VALUE = np.dtype([("row", "i4"), ("result", "i4"), ("readers", "u2"), ("kind", "u1"), ("bits", "u1")], align=True)
 TASK = np.dtype(
     [
@@ -265,3 +271,63 @@ class Tables(NamedTuple):
     step_ns: NDArray[np.float32]  # [cell type, size class]: measured time of one step, 0 if unknown
     events: NDArray[np.void]
     slots: NDArray[np.void]  # [session * MAX_STATES + state]; row 0 (zeros) while a request of the session has it
+
+
+class Table(NamedTuple):
+    """How a table is made: the dtype of its rows, how many there are (one number, or two of a matrix), and whether
+    compiled code asks how many (see ``jit.RowsPointer``)."""
+
+    dtype: np.dtype[Any]
+    rows: Callable[[Limits, int], int | tuple[int, int]]
+    sized: bool = False
+
+
+GRANULE = 8
+"""Rows of nodes, values, links, subgraphs and places are handed out by so many (``buddy_allocator.py``)."""
+_INT = np.dtype(np.int32)
+
+
+def num_granules(capacity: int) -> int:
+    """Granules that hold so many rows."""
+    return max(1, -(-capacity // GRANULE))
+
+
+TABLES: dict[str, Table] = {
+    "settings": Table(SETTINGS, lambda limits, workers: 1),
+    "types": Table(TYPE, lambda limits, workers: MAX_TYPES),
+    "ports": Table(PORT, lambda limits, workers: 0),
+    "requests": Table(REQUEST, lambda limits, workers: limits.max_requests),
+    "subgraphs": Table(SUBGRAPH, lambda limits, workers: GRANULE * num_granules(limits.max_subgraphs)),
+    "nodes": Table(NODE, lambda limits, workers: GRANULE * num_granules(limits.max_nodes)),
+    "values": Table(VALUE, lambda limits, workers: GRANULE * num_granules(limits.max_values)),
+    "links": Table(_INT, lambda limits, workers: GRANULE * num_granules(limits.max_links)),
+    "places": Table(_INT, lambda limits, workers: GRANULE * num_granules(limits.max_places)),
+    "tasks": Table(TASK, lambda limits, workers: limits.max_tasks, sized=True),
+    "ints": Table(_INT, lambda limits, workers: 0),
+    "blocks": Table(_INT, lambda limits, workers: 0),
+    "arenas": Table(ARENA, lambda limits, workers: (workers + 1) * MAX_KINDS),
+    "free_rows": Table(_INT, lambda limits, workers: 0),
+    "kinds": Table(KIND, lambda limits, workers: MAX_KINDS),
+    "lanes": Table(LANE, lambda limits, workers: MAX_TYPES * NUM_LANES),
+    "ready": Table(_INT, lambda limits, workers: (MAX_TYPES * NUM_PRIORITIES, workers + 1), sized=True),
+    "since_ns": Table(np.dtype(np.int64), lambda limits, workers: (MAX_TYPES + 1) * NUM_PRIORITIES),
+    "step_ns": Table(np.dtype(np.float32), lambda limits, workers: (MAX_TYPES, NUM_SIZE_CLASSES), sized=True),
+    "events": Table(EVENT, lambda limits, workers: limits.max_events, sized=True),
+    "slots": Table(SLOT, lambda limits, workers: limits.max_sessions * MAX_STATES),
+}
+"""Every table of ``Tables``, in its order."""
+MATRICES = ("ready", "step_ns")
+
+
+def make_tables(limits: Limits, num_workers: int) -> Tables:
+    """Empty tables, without ``blocks``: no request, no cell type, no kind."""
+    made: dict[str, Any] = {}
+    for name, table in TABLES.items():
+        rows = table.rows(limits, num_workers)
+        is_plain = isinstance(rows, tuple) or not table.dtype.names
+        made[name] = np.zeros(rows, table.dtype) if is_plain else new_table(rows, table.dtype)  # type: ignore[arg-type]
+    made["requests"]["next_free"] = np.arange(1, limits.max_requests + 1)
+    made["requests"]["next_free"][-1] = -1
+    made["lanes"]["head"] = made["lanes"]["tail"] = -1
+    made["since_ns"][:] = -NEVER
+    return Tables(**made)

@@ -18,7 +18,7 @@ H_ROWS = 0
 H_STEPS = 1
 H_POSITIONS = 2
 H_IS_LOOP = 3
-H_NODES = 4  # position of [rows] first node of each row
+H_NODES = 4  # position of [rows] first node of each row, or ~subgraph of a chain or loop
 H_LENGTHS = 5  # position of [rows] number of steps of each row
 H_BATCH_SIZES = 6  # position of [steps]
 H_DONE_STEPS = 7  # position of [rows]: the worker writes how many steps a loop's row took (negative: it stopped)
@@ -72,7 +72,7 @@ class TaskView:
 
     @property
     def nodes(self) -> NDArray[np.int32]:
-        """The first node of each row ``[num_rows]``."""
+        """The first node of each row ``[num_rows]``, or ``~subgraph`` of a chain or loop."""
         return self._part(self._words[H_NODES], self.num_rows)
 
     @property

@@ -178,17 +178,11 @@ def _lay_out(program, types, ports, num_kinds):
 
 
 @compiled
-def num_links(links, num_lists, num_states, num_kinds):
-    """Links of a request: those of its template, its lists, its states, its needs."""
-    return links + 2 * num_lists + 4 * num_states + 2 * num_kinds
-
-
-@compiled
 def _fits(arrays, numbers, limits, kind_rows):
     """Whether an empty engine has room: ``limits`` of nodes, values, links, subgraphs, inputs of a node and places."""
     nodes, values, links, subgraphs, _, lists, states, needs = arrays
-    count = num_links(links.size, lists.shape[0], states.shape[0], needs.shape[0])
-    if nodes.size > limits[0] or values.size > limits[1] or count > limits[2] or subgraphs.size > limits[3]:
+    num_links = links.size + lists.size + states.size + needs.size
+    if nodes.size > limits[0] or values.size > limits[1] or num_links > limits[2] or subgraphs.size > limits[3]:
         return False
     for kind in range(needs.shape[0]):
         if needs[kind, 0] > kind_rows[kind, 0] or needs[kind, 1] > kind_rows[kind, 1]:

@@ -29,12 +29,7 @@ from cellrt.core.program import (
     inputs_at,
     next_input,
 )
-from cellrt.core.tables import BORROWED, EXTERNAL, MAX_READERS, NO_ROW, PERMANENT, STARTS, VALUE
-
-LAST_ONLY = 8
-"""Bit of a loop's value: only its last step is a result. ``value.result`` is its place."""
-STEPS = 16
-"""Bit of a loop's value: every step is a result."""
+from cellrt.core.tables import BORROWED, EXTERNAL, MAX_READERS, NO_ROW, PERMANENT, STARTS, STEPS, VALUE
 
 
 class Uses(NamedTuple):
@@ -180,7 +175,7 @@ def _note_results(draft, program, types, first, results, rows, values):
         else:
             count = program[at + 2] if op == OP_RESULT_STEPS else 1
             values[rows[base]].result = place
-            values[rows[base]].bits |= STEPS if op == OP_RESULT_STEPS else LAST_ONLY
+            values[rows[base]].bits |= STEPS if op == OP_RESULT_STEPS else 0
         place += count
 
 

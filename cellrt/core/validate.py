@@ -16,6 +16,7 @@ from cellrt.core import record_layout as record
 from cellrt.core.moves import DEAD, FREE, LIVE, QUEUED, SUBGRAPH, word_of
 from cellrt.core.tables import (
     BORROWED,
+    GRANULE,
     HOST,
     LANES_PER_PRIORITY,
     LOCATION_SHIFT,
@@ -53,7 +54,7 @@ def _blocks(t: Tables) -> list[str]:
         for request in _live(t):
             first, size = int(t.requests[f"first_{name}"][request]), int(t.requests[f"num_{name}s"][request])
             if size:
-                used.append((first, first + -(-size // buddy_allocator.GRANULE) * buddy_allocator.GRANULE))
+                used.append((first, first + -(-size // GRANULE) * GRANULE))
         used.sort()
         if any(a[1] > b[0] for a, b in pairwise(used)):
             rules.append(f"{name} blocks of two requests overlap")

@@ -141,8 +141,7 @@ class Engine(Serving):
                 threads_per_worker,
             )
 
-        self._register_lock = threading.Lock()
-        self._submission = Submission(manager, self._models, policy)
+        self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, policy)
         self._trace, self._freeze = Trace() if trace else None, freeze
         manager.start(make, len(names), self._trace)
         # Futures and sessions hold their engine: nobody waits for one that is dropped.

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellrt.core import buddy_allocator
-from cellrt.core.buddy_allocator import GRANULE, allocate_block, free_block, make_blocks, num_free_rows, num_rows
+from cellrt.core.buddy_allocator import allocate_block, free_block, make_blocks, num_free_rows, num_rows
+from cellrt.core.tables import GRANULE
 
 SIZES = st.one_of(st.integers(0, 3 * GRANULE), st.integers(0, 40 * GRANULE))
 STEPS = st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=120)

@@ -31,6 +31,9 @@ from tests.process import models
 from tests.process.helpers import held, steps
 from tests.process.models import RAISE, WIDTH
 
+TOO_MANY = 40_000
+"""Steps that are more rows than the host's arena has."""
+
 
 @pytest.mark.parametrize(
     ("model", "request_"),
@@ -107,9 +110,9 @@ def test_what_is_wrong_is_said_where_it_can_be_known(client):
         client.submit("chain", steps(1), deadline=0)
     with pytest.raises(RequestTooLargeError, match="nodes"):
         client.submit("chain", steps(70_000))
-    assert isinstance(error_of(client.submit("chain", steps(5000))), RequestTooLargeError)
+    assert isinstance(error_of(client.submit("chain", steps(TOO_MANY))), RequestTooLargeError)
     with pytest.raises(RequestTooLargeError):
-        client.submit("chain", steps(5000), wait=True)
+        client.submit("chain", steps(TOO_MANY), wait=True)
     assert client.submit_many("chain", []) == []
 
 
