@@ -8,8 +8,8 @@ drawn from these tables.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
 
 from cellrt.core.jit import compiled
 from cellrt.errors import InternalError
@@ -52,12 +52,21 @@ class SessionState(IntEnum):
     ENDED = 3
 
 
-class StateMachine(NamedTuple):
-    """States with their meanings, and moves with what causes them."""
+_WIDTH = 8  # bits for the moves from one state
+
+
+@dataclass(frozen=True)
+class StateMachine:
+    """States with their meanings, and moves with what causes them. ``bits`` has one for each legal move."""
 
     title: str
     states: Mapping[IntEnum, str]
     moves: Mapping[tuple[IntEnum, IntEnum], str]
+    bits: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        bits = sum(1 << (_WIDTH * before + after) for before, after in self.moves)
+        object.__setattr__(self, "bits", bits)
 
 
 REQUEST = StateMachine(
@@ -130,17 +139,10 @@ SESSION = StateMachine(
 MACHINES = (REQUEST, SUBGRAPH, LIVE_REQUEST, SESSION)
 
 
-# For compiled code: the states as plain numbers, and of each table a bit for each legal move.
+# For compiled code: the states as plain numbers, and the legal moves as bits.
 FREE, LIVE, DONE, DEAD = (int(state) for state in RequestState)
 BLOCKED, QUEUED, HANDED_OUT = (int(state) for state in SubgraphState)
-_WIDTH = 4  # bits for the moves from one state
-
-
-def _bits(machine: StateMachine) -> int:
-    return sum(1 << (_WIDTH * before + after) for before, after in machine.moves)
-
-
-_REQUEST_BITS, _SUBGRAPH_BITS = _bits(REQUEST), _bits(SUBGRAPH)
+_REQUEST_BITS, _SUBGRAPH_BITS = REQUEST.bits, SUBGRAPH.bits
 
 
 @compiled
@@ -161,7 +163,7 @@ def move_subgraph(t, subgraph, to):
 
 def check_move(machine: StateMachine, before: IntEnum, after: IntEnum, what: object) -> None:
     """Raises InternalError, naming ``what``, unless the machine has this move."""
-    if (before, after) not in machine.moves:
+    if not machine.bits >> (_WIDTH * before + after) & 1:
         raise InternalError(f"{what}: no legal move from {before.name} to {after.name}")
 
 
