@@ -326,12 +326,15 @@ class Processor:
         return self._notices[:count].tolist() if count else []
 
     def results(self, first: int, count: int) -> NDArray[np.int32]:
-        """Host rows of a request's ``count`` results in order, -1 where a loop stopped before, or (of a streamed
-        request) where a result is not complete.
+        """Host rows of a complete request's ``count`` results in order, -1 where a loop stopped before.
 
-        ``first`` is the place that ``admit`` gave. Read it before ``release``.
+        ``first`` is the place that ``admit`` gave. A view: read it before ``release``.
         """
-        return np.maximum(self.tables.places[first : first + count], tables.NO_ROW)
+        return self.tables.places[first : first + count]
+
+    def ready_results(self, first: int, count: int) -> NDArray[np.int32]:
+        """As ``results``, of a streamed request that still runs: -1 where a result is not complete."""
+        return np.maximum(self.results(first, count), tables.NO_ROW)
 
     def rows_in_flight(self, task: int) -> list[tuple[int, int]]:
         """The (request, subgraph) of each row of a task that runs."""

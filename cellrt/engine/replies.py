@@ -66,7 +66,7 @@ class Replies:
         if request.channel is None or request.is_answered:
             return
         host = self._arenas[HOST]
-        rows = self._processor.results(request.results_at, plan.template.num_results)
+        rows = self._processor.ready_results(request.results_at, plan.template.num_results)
         stepped = [(result, _at(rows, result.positions)) for result in plan.results if not result.is_single]
         ready = min((_num_leading(wanted) for _, wanted in stepped), default=0)
         for step in range(request.num_streamed, ready):
