@@ -245,7 +245,10 @@ class Processor:
                     f"and {host_rows} (see Engine(arena_bytes=...))"
                 )
         if template.most_refs > self._most_refs:
-            return f"a node with {template.most_refs} inputs, at most {self._most_refs} are possible"
+            return (
+                f"a node with {template.most_refs} inputs, at most {self._most_refs} are possible "
+                "(a cell with a larger max_batch makes room for more)"
+            )
         return None
 
     def note_arrivals(self, arrivals_ns: Sequence[int]) -> None:

@@ -294,7 +294,11 @@ class Recorder:
             stride = values[1] - values[0] if len(values) > 1 else 1
             even = range(values[0], values[0] + len(values) * stride, stride) if stride else range(0)
             return even if list(even) == values else values
-        rows = self._bits(cell, name, spec, source)
+        try:
+            rows = bits_of(spec, source)
+        except RequestError as error:
+            reason = str(error).replace(f"expected {spec}", f"expected {spec} for each step")
+            raise RequestError(f"{self._where(cell, name)}: {reason}") from None
         if rows.shape[1:] != spec.shape:
             got = RowSpec(rows.shape[1:], spec.dtype)
             raise RequestError(f"{self._where(cell, name)}: expected {spec} for each step, got {got}")

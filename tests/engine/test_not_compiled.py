@@ -53,6 +53,7 @@ REFUSED = {
     Reason.RANDOM: lambda: cellrt.cell(lambda x: x + torch.rand_like(x), NUMBERS),
     Reason.CUSTOM_OPERATOR: lambda: cellrt.cell(lambda x: doubled(x), NUMBERS),
     Reason.BY_VALUES: lambda: cellrt.cell(lambda x: -x if bool((x > 1).any()) else x, NUMBERS),
+    Reason.FIXED_ROWS: lambda: cellrt.cell(lambda x: x + torch.zeros(len(x), 4), NUMBERS),
     Reason.MEMORY: lambda: cellrt.cell(counting(), NUMBERS),
     Reason.RECURRENT: lambda: cellrt.cell(over_span(), {"memory": cellrt.ragged(4)}),
     Reason.FINITE: lambda: cellrt.cell(

@@ -101,7 +101,7 @@ def export_step(cell: Computation) -> StepProgram:
             try:
                 program = _export(cell, weights, least_rows, has_equal_values)
             except NotCompiledError as refused:
-                if refused.reason not in (Reason.NOT_EXPORTED, Reason.OUTPUTS):
+                if refused.reason not in (Reason.NOT_EXPORTED, Reason.FIXED_ROWS, Reason.OUTPUTS):
                     raise
                 failure = failure or refused
             else:
@@ -188,6 +188,8 @@ def _refusal(module: object, error: Exception) -> NotCompiledError:
     causes: list[BaseException | None] = [error, error.__cause__, error.__context__]
     if any(isinstance(cause, GuardOnDataDependentSymNode) for cause in causes):
         return NotCompiledError(Reason.BY_VALUES, detail)
+    if "Constraints violated" in detail:
+        return NotCompiledError(Reason.FIXED_ROWS)
     return NotCompiledError(Reason.NOT_EXPORTED, detail)
 
 
