@@ -148,7 +148,7 @@ _REQUEST_BITS, _SUBGRAPH_BITS = REQUEST.bits, SUBGRAPH.bits
 @compiled
 def move_request(t, request, to):
     """Writes the state of a request's row; a move that is not legal is counted."""
-    if not (_REQUEST_BITS >> (_WIDTH * request.state + to)) & 1:
+    if not (_REQUEST_BITS >> (_WIDTH * int(request.state) + to)) & 1:
         t.settings[0].illegal_moves += 1
     request.state = to
 
@@ -156,7 +156,7 @@ def move_request(t, request, to):
 @compiled
 def move_subgraph(t, subgraph, to):
     """Writes the state of a subgraph's row; a move that is not legal is counted."""
-    if not (_SUBGRAPH_BITS >> (_WIDTH * subgraph.state + to)) & 1:
+    if not (_SUBGRAPH_BITS >> (_WIDTH * int(subgraph.state) + to)) & 1:
         t.settings[0].illegal_moves += 1
     subgraph.state = to
 
