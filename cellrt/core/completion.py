@@ -18,6 +18,7 @@ from cellrt.core.queue import dequeue, note_served, pin, refresh, unpin_if_idle
 from cellrt.core.records import (
     count_done,
     end_record,
+    first_tap,
     note_steps,
     output_at,
     read_late,
@@ -176,9 +177,11 @@ def _complete_steps(t, request, subgraph_id, length):
             if links[to + record.RESULT] >= 0:
                 for step in range(links[at + record.DONE] - length, links[at + record.DONE]):
                     _show(t, links[to + record.RESULT] + links[to + record.RESULT_STRIDE] * step)
-        for k in range(links[at + record.NUM_TAPS]):
+        for k in range(
+            first_tap(links, at, 0, links[at + record.DONE] - length), first_tap(links, at, 0, links[at + record.DONE])
+        ):
             tap = links[at + record.TAPS] + record.TAP * k
-            if links[tap] < links[at + record.DONE] and t.values[links[tap + 2]].result >= 0:
+            if t.values[links[tap + 2]].result >= 0:
                 _show(t, request.first_place + t.values[links[tap + 2]].result)
     if links[at + record.NUM_EDGES] + links[at + record.NUM_FOLLOWERS] > 0:
         wake_done(t, at)

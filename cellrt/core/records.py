@@ -119,12 +119,25 @@ def state_row(t, to, worker, kind):
 
 
 @compiled
+def first_tap(links, at, low, step):
+    """The first tap of a step or a later one, from number ``low`` on."""
+    high = links[at + record.NUM_TAPS]
+    while low < high:
+        middle = (low + high) // 2
+        if links[links[at + record.TAPS] + record.TAP * middle] < step:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
 def tap_of(t, at, step, output):
     """The value that an output of a step is, or -1; ``step`` is not sent yet."""
     links = t.links
     if links[at + record.TAP_STEP] > step:
         return -1
-    for k in range(links[at + record.NEXT_TAP], links[at + record.NUM_TAPS]):
+    for k in range(first_tap(links, at, links[at + record.NEXT_TAP], step), links[at + record.NUM_TAPS]):
         tap = links[at + record.TAPS] + record.TAP * k
         if links[tap] > step:
             return -1
@@ -181,13 +194,10 @@ def send_steps(t, subgraph_id, steps, worker):
 @compiled
 def _pass_taps(links, at, position):
     """Goes on to the first tap that is not sent."""
-    k, step = links[at + record.NEXT_TAP], links[at + record.LENGTH]
-    while k < links[at + record.NUM_TAPS]:
-        step = links[links[at + record.TAPS] + record.TAP * k]
-        if step >= position:
-            break
-        k, step = k + 1, links[at + record.LENGTH]
-    links[at + record.NEXT_TAP], links[at + record.TAP_STEP] = k, step
+    k = first_tap(links, at, links[at + record.NEXT_TAP], position)
+    links[at + record.NEXT_TAP], links[at + record.TAP_STEP] = k, links[at + record.LENGTH]
+    if k < links[at + record.NUM_TAPS]:
+        links[at + record.TAP_STEP] = links[links[at + record.TAPS] + record.TAP * k]
 
 
 @compiled

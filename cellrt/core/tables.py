@@ -274,8 +274,8 @@ class Tables(NamedTuple):
 
 
 class Table(NamedTuple):
-    """How a table is made: the dtype of its rows, how many there are (one number, or two of a matrix), and whether
-    compiled code asks how many (see ``jit.RowsPointer``)."""
+    """How a table is made: the dtype of its rows, how many there are (one number, or two of a matrix, whose length is
+    always known), and whether compiled code asks how many (see ``jit.RowsPointer``)."""
 
     dtype: np.dtype[Any]
     rows: Callable[[Limits, int], int | tuple[int, int]]
@@ -309,9 +309,9 @@ TABLES: dict[str, Table] = {
     "free_rows": Table(_INT, lambda limits, workers: 0),
     "kinds": Table(KIND, lambda limits, workers: MAX_KINDS),
     "lanes": Table(LANE, lambda limits, workers: MAX_TYPES * NUM_LANES),
-    "ready": Table(_INT, lambda limits, workers: (MAX_TYPES * NUM_PRIORITIES, workers + 1), sized=True),
+    "ready": Table(_INT, lambda limits, workers: (MAX_TYPES * NUM_PRIORITIES, workers + 1)),
     "since_ns": Table(np.dtype(np.int64), lambda limits, workers: (MAX_TYPES + 1) * NUM_PRIORITIES),
-    "step_ns": Table(np.dtype(np.float32), lambda limits, workers: (MAX_TYPES, NUM_SIZE_CLASSES), sized=True),
+    "step_ns": Table(np.dtype(np.float32), lambda limits, workers: (MAX_TYPES, NUM_SIZE_CLASSES)),
     "events": Table(EVENT, lambda limits, workers: limits.max_events, sized=True),
     "slots": Table(SLOT, lambda limits, workers: limits.max_sessions * MAX_STATES),
 }

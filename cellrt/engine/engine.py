@@ -148,16 +148,6 @@ class Engine(Serving):
         weakref.finalize(self, _abandon, manager, self._compiler).atexit = False
         weakref.finalize(self, HEAP.release, id(self)).atexit = False
 
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.drain()
-        finally:
-            self.close()
-
     def __repr__(self) -> str:
         types = list(self._registry.types.values())
         compiled = sum(made.form is not None for made in types)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.mapping import IN_FLIGHT, MapOptions, mapped, mapped_async
@@ -13,7 +13,26 @@ from cellrt.errors import RequestError
 
 
 class Serving(ABC):
-    """Takes requests. Safe from any thread and from asyncio."""
+    """Takes requests. Safe from any thread and from asyncio. As a context manager it drains, unless an exception leaves
+    the block, and closes."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.drain()
+        finally:
+            self.close()
+
+    @abstractmethod
+    def drain(self, timeout: float | None = None) -> bool:
+        """Waits until every request has ended; False after ``timeout`` seconds."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends it: requests that are not done end with EngineClosedError. May be called twice."""
 
     @abstractmethod
     def _submit(

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Self
+from typing import Any
 
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.options import check_numbers
@@ -58,16 +58,6 @@ class Client(Serving):
         self._changes = _Changes(self._bindings)
         self._link.on_rebind = self._changes.take_out
         weakref.finalize(self, self._link.leave).atexit = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.drain()
-        finally:
-            self.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"

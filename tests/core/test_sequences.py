@@ -172,7 +172,7 @@ def test_state_moves_with_its_chain_to_another_worker_and_leaves_no_row_behind()
     assert broken_rules(processor.tables) == []
 
 
-def test_a_port_that_is_carried_twice_reads_the_same_row():
+def test_state_that_two_inputs_carry_gives_its_rows_back_once():
     processor = make_processor()
     processor.add_type([Port(0), Port(0, carry=0), Port(0, carry=0)], [Port(0)], max_batch=4)
     program = [OP_EXTERNAL, 0, 5, OP_CHAIN, 0, 4, STEP, 0, 1, CARRY, 4, CARRY, 4, OP_RESULT, 8, 1, 1]
