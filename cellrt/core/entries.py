@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cellrt.core import admission, completion, schedule, session_state
+from cellrt.core import admission, completion, pages, schedule, session_state
 from cellrt.core.jit import entry, open_tables, open_template, short_entry
 
 _admit, _release_many = admission.admit, admission.release_many
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, completion.lose_worker
-_schedule, _drop_states = schedule.schedule, session_state.drop_states
+_schedule, _drop_states, _suspend = schedule.schedule, session_state.drop_states, pages.suspend
 
 
 @short_entry
@@ -32,6 +32,12 @@ def release_many(at, request_ids):
 def schedule_tasks(at, worker, task_ids):
     """See ``schedule.schedule``."""
     return _schedule(open_tables(at), worker, task_ids)
+
+
+@short_entry
+def suspend(at, worker):
+    """See ``pages.suspend``."""
+    return _suspend(open_tables(at), worker)
 
 
 @short_entry

@@ -21,6 +21,7 @@ from cellrt.core.records import (
     tap_of,
 )
 from cellrt.core.rows import give_row, take_row
+from cellrt.core.span_arrays import write_pages, write_span_input
 from cellrt.core.tables import (
     BORROWED,
     HOST,
@@ -59,7 +60,11 @@ def write_inputs(t, task, base, end):
         info = t.ports[cell_type.first_port + port]
         notes_at -= 1
         t.ints[notes_at] = -1 - info.kind
-        if task.is_loop:
+        if info.is_span:
+            write_span_input(t.ints, base, port, end)
+        elif info.page_size > 0:
+            end = write_pages(t, task, base, port, end)
+        elif task.is_loop:
             end = _loop_input(t, task, base, port, end)
         elif info.ragged or follows_ragged:
             end, notes_at = _ragged_input(t, task, base, port, end, notes_at)
@@ -272,7 +277,11 @@ def _graph_output(t, task, base, record_at, output, kind, end):
             if id < 0:
                 is_last = step + 1 == ints[lengths_at + row]
                 ahead = steps_ahead(ints, nodes_at, row, ahead)
-                handle, place = step_output(t, task.worker, t.subgraphs[~id], output, step + ahead, is_last, kind)
+                subgraph = t.subgraphs[~id]
+                if t.links[subgraph.record + record.STOP] == record.IS_CHAIN:
+                    handle, place = step_output(t, task.worker, subgraph, output, step + ahead, is_last, kind)
+                else:
+                    handle, place = _loop_step_output(t, task.worker, subgraph, output, kind)
             else:
                 value, handle = t.values[t.nodes[id + step].first_value + output], NO_ROW
                 if value.readers > 0:
@@ -285,9 +294,11 @@ def _graph_output(t, task, base, record_at, output, kind, end):
                 ints[rows_at + stores] = handle & ROW_MASK
                 stores += 1
             if place >= 0:
-                handle = take_row(t, HOST, kind)
-                is_streamed = t.requests[t.subgraphs[subgraph_of(t, id)].request].streamed
-                t.places[place] = PENDING - handle if is_streamed else handle
+                handle = t.places[place] if t.places[place] > PENDING else PENDING - t.places[place]
+                if handle == NO_ROW:
+                    handle = take_row(t, HOST, kind)
+                    is_streamed = t.requests[t.subgraphs[subgraph_of(t, id)].request].streamed
+                    t.places[place] = PENDING - handle if is_streamed else handle
                 ints[result_positions_at + results] = start + row
                 ints[result_rows_at + results] = handle
                 results += 1
@@ -323,6 +334,24 @@ def step_output(t, worker, subgraph, output, step, is_last_of_run, kind):
             handle = state_row(t, to, worker, kind)
         links[to + record.PREVIOUS_ROW] = links[to + record.ROW]
         links[to + record.ROW] = max(handle, 0)
+    return handle, place
+
+
+@compiled
+def _loop_step_output(t, worker, subgraph, output, kind):
+    """Takes the row of a loop's output after its next step, where a task takes one step of each of its rows.
+
+    Returns (its handle, or NO_ROW if nobody reads it; the place of its result, or -1).
+    """
+    links, at, to = t.links, subgraph.record, output_at(t, subgraph, output)
+    value, handle, place = t.values[links[at + record.VALUES] + output], NO_ROW, -1
+    if links[to + record.IS_STATE]:
+        bring_state(t, to, worker, kind)
+        handle = state_row(t, to, worker, kind)
+        links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
+    if value.result >= 0:
+        place = t.requests[subgraph.request].first_place + value.result
+        place += links[at + record.POSITION] if value.bits & STEPS else 0
     return handle, place
 
 

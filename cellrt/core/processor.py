@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import buddy_allocator, record_layout, tables
+from cellrt.core import buddy_allocator, page_list, record_layout, tables
 from cellrt.core.entries import (
     admit_request,
     cancel,
@@ -23,26 +23,46 @@ from cellrt.core.entries import (
     lose_worker,
     release_many,
     schedule_tasks,
+    suspend,
 )
 from cellrt.core.growth import TaskBuffers, with_more_rows
 from cellrt.core.jit import address_of
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.tables import Tables
 from cellrt.core.task_layout import HEADER, INPUT, OUTPUT, TaskView
-from cellrt.core.template import Template, compile_template
-from cellrt.errors import DefinitionError
+from cellrt.core.template import Template, compile_template, pages_wanted
+from cellrt.errors import DefinitionError, RequestTooLargeError
 
 
 class Port(NamedTuple):
-    """One input or output of a cell type: kind of its rows; for an input, the output it is carried from, or -1."""
+    """One input or output of a cell type: kind of its rows; for an input, the output it is carried from, or -1.
+
+    ``page_size``: rows of a page, of a growing state; ``appends``: whether the cell appends to it. ``is_span``: of an
+    input that nobody gives, which says which rows are of one node.
+    """
 
     kind: int
     carry: int = -1
     ragged: bool = False
+    page_size: int = 0
+    appends: bool = False
+    is_span: bool = False
 
 
 Notice: TypeAlias = list[int]
 """Request id and one of the ``NOTICE_`` words of ``completion.py``."""
+
+
+class SessionPages(NamedTuple):
+    """A growing state between requests: kind of its pages, rows, and the handles of its pages."""
+
+    kind: int
+    length: int
+    handles: list[int]
+
+
+TOO_LARGE = -2
+"""What ``admit`` says of a request that has no room for ever."""
 
 
 @dataclass
@@ -93,7 +113,7 @@ class Processor:
         ):
             settings[name] = getattr(self.settings, name)
         settings["num_workers"] = self.num_workers
-        settings["num_requests"] = limits.max_requests
+        settings["num_requests"], settings["next_home"] = limits.max_requests, tables.NEVER
         settings["join_budget_ns"] = self.settings.join_budget_s * 1e9
         settings["max_run_ns"] = self.settings.max_run_s * 1e9
         max_wait_s = self.settings.max_wait_s
@@ -130,8 +150,11 @@ class Processor:
         """Tasks submitted and not complete."""
         return int(self.tables.types["num_running"].sum())
 
-    def add_kind(self, worker_rows: int, host_rows: int) -> int:
-        """Adds a kind, at any time, with that many free rows at each worker and at the host; returns its id."""
+    def add_kind(self, worker_rows: int, host_rows: int, is_paged: bool = False) -> int:
+        """Adds a kind, at any time, with that many free rows at each worker and at the host; returns its id.
+
+        ``is_paged``: its rows are pages (``pages.py``).
+        """
         kind = self.num_kinds
         if kind >= tables.MAX_KINDS:
             raise DefinitionError(f"more than {tables.MAX_KINDS} different row shapes and dtypes in one engine")
@@ -140,6 +163,7 @@ class Processor:
         self.tables = self.tables._replace(free_rows=grown)
         self.tables.kinds["worker_rows"][kind] = worker_rows
         self.tables.kinds["host_rows"][kind] = host_rows
+        self.tables.kinds["is_paged"][kind] = is_paged
         for location in range(self.num_workers + 1):
             capacity = worker_rows if location else host_rows
             self.tables.arenas[location * tables.MAX_KINDS + kind] = (first, capacity, capacity, capacity)
@@ -157,15 +181,22 @@ class Processor:
         min_batch: int = 1,
         priority: int = 0,
         max_steps: int = 1 << 20,
+        max_rows: int | None = None,
+        is_whole: bool = False,
     ) -> int:
-        """Adds a cell type, at any time; returns its id. Task buffers grow to hold its largest batch."""
+        """Adds a cell type, at any time; returns its id. Task buffers grow to hold its largest batch.
+
+        ``max_batch`` counts nodes; ``max_rows`` rows, where a node may have several. ``is_whole``: all steps of a chain
+        are rows of one task.
+        """
+        max_rows = max_rows or max_batch
         type_id = self._free_types[-1] if self._free_types else self.num_types
         if type_id >= tables.MAX_TYPES:
             raise DefinitionError(f"more than {tables.MAX_TYPES} cell types in one engine")
         ports = tables.new_table(self._grown.ports + len(inputs) + len(outputs), tables.PORT)
         ports[: self._grown.ports] = self.tables.ports[: self._grown.ports]
         for k, port in enumerate([*inputs, *outputs]):
-            ports[self._grown.ports + k] = (port.kind, port.carry, int(port.ragged))
+            ports[self._grown.ports + k] = port
         self.tables.types[type_id] = 0
         self.tables.step_ns[type_id] = 0
         row = self.tables.types[type_id]
@@ -176,9 +207,11 @@ class Processor:
         row["carries"] = any(port.carry >= 0 for port in inputs)
         row["num_ragged"] = sum(port.ragged for port in inputs)
         row["per_row"] = 6 + 4 * len(inputs) + 4 * len(outputs)
+        row["max_rows"], row["is_whole"] = max_rows, is_whole
+        row["has_spans"] = any(port.page_size or port.is_span for port in inputs)
         self._grown.ports = len(ports)
         header = HEADER + INPUT * len(inputs) + OUTPUT * len(outputs)
-        wanted = max(1 << 16, 4 * max_batch * (int(row["per_row"]) + 1) + header)
+        wanted = max(1 << 16, 4 * max_rows * (int(row["per_row"]) + 1) + header)
         self.tables = self.tables._replace(ports=ports)
         if wanted > int(self.tables.settings["buffer_ints"][0]):
             self.tables = self._buffers.grow(self.tables, wanted)
@@ -189,7 +222,7 @@ class Processor:
         else:
             self.tables.settings["num_types"] = type_id + 1
         self._room = None
-        self._notices = np.zeros((max(len(self._notices), 4 * max_batch + 64), 2), np.int32)
+        self._notices = np.zeros((max(len(self._notices), 4 * max_rows + 64), 2), np.int32)
         return type_id
 
     def remove_type(self, type_id: int) -> None:
@@ -227,6 +260,7 @@ class Processor:
             return None
         limits, arrays = self.limits, template.arrays
         links = arrays.links.size + arrays.lists.size + arrays.states.size + arrays.needs.size
+        links += page_list.WORDS * len(arrays.pages)
         for what, wanted, limit in (
             ("nodes", arrays.nodes.size, limits.max_nodes),
             ("values", arrays.values.size, limits.max_values),
@@ -244,6 +278,8 @@ class Processor:
                     f"{worker} rows of {kinds[kind]} at a worker and {host} at the host, the arenas hold {worker_rows} "
                     f"and {host_rows} (see Engine(arena_bytes=...))"
                 )
+            if (pages := pages_wanted(arrays.pages, kind)) > worker_rows:
+                return f"{pages} {kinds[kind]}, a worker has {worker_rows} (see Engine(page_bytes=...))"
         if template.most_refs > self._most_refs:
             return (
                 f"a node with {template.most_refs} inputs, at most {self._most_refs} are possible "
@@ -270,9 +306,13 @@ class Processor:
 
         ``rows`` has the host row of each external value, then of each state that comes with the request (-1 if not),
         then the place of the first result (see ``results``). A session has one live request at a time.
+
+        Raises RequestTooLargeError if what its session has kept and it come to more pages than a worker has.
         """
         rows = np.empty(template.num_externals + template.num_states + 1, np.int32)
         request = admit_request(self._at, template.at, sequence, lane, int(streamed), session, rows)
+        if request == TOO_LARGE:
+            raise RequestTooLargeError("with what its session has kept, the request needs more pages than a worker has")
         return None if request < 0 else (request, rows)
 
     def has_rows(self, template: Template) -> bool:
@@ -302,8 +342,56 @@ class Processor:
 
     def sessions_at(self, worker: int) -> list[int]:
         """Sessions without a live request that have state at a worker."""
-        at = np.flatnonzero(self.tables.slots["row"] >> tables.LOCATION_SHIFT == worker)
-        return sorted(set((at // tables.MAX_STATES).tolist()))
+        slots = self.tables.slots
+        found = set((np.flatnonzero(slots["row"] >> tables.LOCATION_SHIFT == worker) // tables.MAX_STATES).tolist())
+        for at in np.flatnonzero(slots["pages"]).tolist():
+            if self.tables.places[slots["place"][at]] >> tables.LOCATION_SHIFT == worker:
+                found.add(at // tables.MAX_STATES)
+        return sorted(found)
+
+    def take_copies(self) -> list[list[int]]:
+        """(kind, handle from, handle to) of the pages to be copied, in order, before the next task is launched."""
+        settings = self.tables.settings
+        count = int(settings["num_copies"][0])
+        if not count:
+            return []
+        settings["num_copies"] = 0
+        copies: list[list[int]] = self.tables.copies[: 3 * count].reshape(-1, 3).tolist()
+        return copies
+
+    def is_starved(self, worker: int) -> bool:
+        """Whether work of some cell type found no page at a worker when it was last looked at."""
+        return bool((self.tables.types["starved_at"] >> worker & 1).any())
+
+    def suspend(self, worker: int) -> bool:
+        """Moves the pages of the latest arrival at a worker to the host, for others; False if there is none to move.
+
+        Nothing may be in flight there.
+        """
+        return bool(suspend(self._at, worker))
+
+    def session_pages(self, session: int, first: int, count: int) -> list[SessionPages]:
+        """The pages of each of ``count`` growing states of a session without a live request, from slot ``first`` on."""
+        at = session * tables.MAX_STATES + first
+        return [
+            SessionPages(
+                int(slot["kind"]), int(slot["length"]), self.tables.places[slot["place"] :][: int(slot["pages"])].tolist()
+            )
+            for slot in self.tables.slots[at : at + count]
+        ]
+
+    def bring_pages(self, session: int, slot: int, length: int) -> None:
+        """Says that so many rows of a growing state come with the session's next request (see ``drop_states``)."""
+        self.tables.slots["length"][session * tables.MAX_STATES + slot] = length
+
+    def pages_at(self, request: int) -> list[list[int]]:
+        """The handles of the pages that each growing state of a live request has."""
+        row, links = self.tables.requests[request], self.tables.links
+        found: list[list[int]] = []
+        for k in range(int(row["num_page_lists"])):
+            words = links[int(row["page_lists"]) + page_list.WORDS * k :][: page_list.WORDS]
+            found.append(self.tables.places[words[page_list.PLACE] :][: words[page_list.HELD]].tolist())
+        return found
 
     def set_time(self, now_ns: int) -> None:
         """Sets the clock that scheduling decisions and the event log use."""

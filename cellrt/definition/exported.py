@@ -90,6 +90,10 @@ def export(cell: Computation, module: Callable[..., Any], weights: Mapping[str, 
     It has a number of values of its own for each ragged input; if the code needs them equal, one for all. Raises
     DefinitionError if torch cannot export the code.
     """
+    if cell.has_spans:
+        raise DefinitionError(
+            f"cell {cell.name!r} cannot be exported: it has pages or spans, which torch.export does not know"
+        )
     if sum(spec.ragged for spec in cell.inputs.values()) > 1:
         with contextlib.suppress(DefinitionError):
             return _export_pure(cell, module, weights, are_equal=False)

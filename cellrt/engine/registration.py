@@ -30,7 +30,7 @@ class Registrar:
 
     Args:
         registry, processor, arenas, compiler: of the engine; arenas by location, the host first.
-        arena_bytes: as of ``Engine``.
+        arena_bytes, page_bytes: as of ``Engine``.
         device: where cells are measured; None: the CPU.
         num_threads: torch threads of a CPU worker.
         run_in_turn: calls a function when nobody else changes the engine's state.
@@ -44,13 +44,14 @@ class Registrar:
         arenas: list[Arenas],
         compiler: CellCompiler,
         arena_bytes: int,
+        page_bytes: int,
         device: Device | None,
         num_threads: int,
         run_in_turn: Callable[[Callable[[], Any]], Any],
         give_up: Callable[[Model], None],
     ) -> None:
         self._registry, self._processor, self._arenas, self._arena_bytes = registry, processor, arenas, arena_bytes
-        self._compiler = compiler
+        self._compiler, self._page_bytes = compiler, page_bytes
         self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
 
     def prepare(self, unfolder: Unfolder, priorities: Mapping[str, int], warm_up: bool, max_queue: int | None) -> Model:
@@ -65,6 +66,9 @@ class Registrar:
             raise DefinitionError(
                 f"priorities: {sorted(unknown)} are no cells of {unfolder.name!r}; it has {sorted(names)}"
             )
+        for cell in discovery.cells:
+            if cell.has_spans and self._device is not None:
+                raise DefinitionError(f"cell {cell.name!r} has pages or spans: these run on CPU workers only as yet")
         forms = self._forms(unfolder.name, discovery.cells)
         times = self._prepare(discovery.cells, forms, warm_up)
         memory = self._allocate(discovery.new_kinds)
@@ -122,8 +126,9 @@ class Registrar:
 
     def _num_rows(self, spec: RowSpec) -> list[int]:
         """Rows of a kind at each location, the host first."""
-        host_rows = rows_for(spec, 4 * self._arena_bytes, 4 * MAX_ARENA_ROWS)
-        return [host_rows, *[rows_for(spec, self._arena_bytes, MAX_ARENA_ROWS)] * (len(self._arenas) - 1)]
+        num_bytes = self._page_bytes if spec.page_size else self._arena_bytes
+        host_rows = rows_for(spec, 4 * num_bytes, 4 * MAX_ARENA_ROWS)
+        return [host_rows, *[rows_for(spec, num_bytes, MAX_ARENA_ROWS)] * (len(self._arenas) - 1)]
 
     def _add(
         self,

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.program import CARRY, FIXED, OP_CONSTANT, OP_LOOP, OP_NODE
+from cellrt.core.program import CARRY, FIXED, NEXT, NOTHING, OP_CONSTANT, OP_LOOP, OP_NODE
 from cellrt.core.trees import count_leaves, tree_program, why_no_tree
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
-from cellrt.errors import RequestError
+from cellrt.errors import RequestError, RequestTooLargeError
 from cellrt.graph.recorder import Recorder, Source
 from cellrt.graph.results import Placement, ResultLayout, StateLayout
 from cellrt.graph.sources import bits_of, copied, describe_source, spec_of
-from cellrt.graph.symbols import Chain, Loop, LoopSteps, Node, Output, State, Steps, Tree
+from cellrt.graph.symbols import Chain, GrowingState, Loop, LoopSteps, Node, Output, State, Steps, Tree
 
 NOTHING = np.empty(0, np.int32)
 RESULTS = (Output, Steps, LoopSteps)
@@ -73,7 +73,7 @@ class Graph(Recorder):
             if name in inputs:
                 words += self._words(cell, name, spec, inputs[name])
             else:
-                words += (FIXED, self._zero(spec))
+                words += (NOTHING, 0) if spec.span else (FIXED, self._zero(spec))
         self._program.extend(words)
         return Node(self, cell, self._take_values(len(cell.outputs)))
 
@@ -150,10 +150,28 @@ class Graph(Recorder):
                 raise RequestError(f"keep, state {name!r}: expected {before.spec}, got {made.spec}")
             self._states.keep(before.value, made.value, 0, 0)
 
+    def pages(self, cell: Cell, input: str | None = None, *, keep: bool = False) -> GrowingState:
+        """A state that grows by a row a step, for an input of the cell that ``cellrt.grows`` made: empty, or with
+        ``keep`` what it was after the last request of the session, and the session keeps it.
+
+        Give it to that cell, and to others with an input of the same rows and pages: each step of one that grows it
+        appends a row, in the order in which they are called here; one that only reads it (``cellrt.pages``) sees what
+        those called before it appended. Raises RequestError if the cell has no such input, or several and none is named.
+        """
+        self._begin(cell)
+        grown = [name for name, spec in cell.inputs.items() if spec.appends]
+        if input is None and len(grown) == 1:
+            input = grown[0]
+        if input not in grown:
+            raise RequestError(f"graph.pages of cell {cell.name!r}: expected one of the inputs {grown}, got {input!r}")
+        return self._pages(cell, input, keep)
+
     def chain(
         self, cell: Cell, /, *, reverse: bool = False, keep: bool | Collection[str] = False, **inputs: Source
     ) -> Chain:
         """Adds a chain: one node a step, each reading the carried state of the one before.
+
+        Of a cell with pages or spans a task takes any number of its steps, each a row, in order.
 
         Args:
             reverse: run from the last step's input to the first's.
@@ -171,6 +189,11 @@ class Graph(Recorder):
         stepped = self._chain_lengths(cell, inputs)
         count = next(iter(stepped.values()))
         self._count_nodes(count, cell)
+        if cell.is_whole and count > cell.max_batch_rows:
+            raise RequestTooLargeError(
+                f"chain of cell {cell.name!r}: {count} steps; it needs all of them in one task, which has at most "
+                f"{cell.max_batch_rows} rows (see cell(max_batch_rows=...))"
+            )
         if keep and reverse:
             raise RequestError(f"chain of cell {cell.name!r}: one that runs backwards cannot be continued: keep=True")
         kept = self._kept_inputs(cell, keep) if keep else ()
@@ -183,6 +206,8 @@ class Graph(Recorder):
             elif name in stepped:
                 values = self._stepped(cell, name, spec, inputs[name])
                 parts[name] = values[::-1] if reverse else values
+            elif spec.span:
+                parts[name] = (NOTHING, 0)
             else:
                 parts[name] = self._words(cell, name, spec, inputs[name])
         self._record_chain(type_id, count, parts, stepped)
@@ -199,6 +224,7 @@ class Graph(Recorder):
         max_steps: int,
         until: str | None = None,
         keep: bool | Collection[str] = False,
+        carry: Mapping[str, str] | None = None,
         **inputs: Source,
     ) -> Loop:
         """Adds a loop: the cell again and again on its own carried outputs, until one of them says stop.
@@ -208,13 +234,16 @@ class Graph(Recorder):
             until: name of an output of one number a row; the step that makes it non-zero is the last. None: run
                 ``max_steps`` steps.
             keep: as of ``chain``.
+            carry: of a cell with pages or spans, which declares none: which output each input is carried from, from
+                step to step. Default: the one of its name and spec.
             inputs: carried inputs are the state before the first step (default zeros); the others are the same at
                 every step.
         """
         type_id = self._begin(cell)
-        self._check_names(cell, inputs)
+        carried = self._carried(cell, carry)
+        self._check_names(cell, inputs, carried)
         self._count_nodes(1, cell)
-        if not cell.carry:
+        if not carried:
             raise RequestError(f"loop of cell {cell.name!r}: no input is carried from an output (see cell(carry=...))")
         if not 1 <= max_steps < 1 << 20:
             raise RequestError(f"loop of cell {cell.name!r}: expected 1 <= max_steps < 2**20, got {max_steps}")
@@ -232,13 +261,36 @@ class Graph(Recorder):
         for name, spec in cell.inputs.items():
             if name in cell.carry:
                 words += [CARRY, starts[name]]
+            elif name in carried:
+                start = self._value(cell, name, spec, inputs[name]) if name in inputs else self._zero(spec)
+                words += [NEXT, start, cell.places[carried[name]]]
+            elif spec.span:
+                words += [NOTHING, 0]
             else:
-                words += self._words(cell, name, spec, inputs[name])
+                words += self._words(cell, name, spec, inputs[name], is_loop=True)
         self._program.extend([OP_LOOP, type_id, max_steps, stop, *words])
         first = self._take_values(len(cell.outputs))
         self._loop_values.update({first + k: max_steps for k in range(len(cell.outputs))})
         self._keep(cell, kept, starts, first, 1)
         return Loop(self, cell, first, max_steps)
+
+    def _carried(self, cell: Cell, carry: Mapping[str, str] | None) -> Mapping[str, str]:
+        """Which output each input of a loop is carried from."""
+        if not cell.has_spans:
+            if carry is not None:
+                raise RequestError(f"loop of cell {cell.name!r}: carry is for cells with pages or spans; see cell(carry=)")
+            return cell.carry
+        if carry is None:
+            return {name: name for name, spec in cell.inputs.items() if cell.outputs.get(name) == spec}
+        for name, output in carry.items():
+            spec = cell.inputs.get(name)
+            if spec is None or spec.has_nodes or cell.outputs.get(output) != spec:
+                raise RequestError(
+                    f"loop of cell {cell.name!r}: carry {name!r} from {output!r}: expected an input and an output of "
+                    f"the same rows; inputs are { ({k: str(v) for k, v in cell.inputs.items()}) }, "
+                    f"outputs { ({k: str(v) for k, v in cell.outputs.items()}) }"
+                )
+        return carry
 
     def tree(
         self,

@@ -16,9 +16,12 @@ from cellrt.core.program import (
     EACH,
     FIXED,
     LIST,
+    NOTHING,
     OP_CHAIN,
     OP_CONSTANT,
     OP_EXTERNAL,
+    OP_PAGES,
+    PAGED,
     RANGE,
     STEP,
 )
@@ -29,7 +32,7 @@ from cellrt.errors import RequestError, RequestTooLargeError
 from cellrt.graph.results import StateLayout
 from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, copied, describe_source, num_steps, rows_of
 from cellrt.graph.states import SessionStates
-from cellrt.graph.symbols import Handle, LoopSteps, Node, Output, Steps
+from cellrt.graph.symbols import GrowingState, Handle, LoopSteps, Node, Output, Steps
 
 
 class Binding(Protocol):
@@ -66,6 +69,7 @@ class Recorder:
         self._constants: set[int] = set()
         self._loop_values: dict[int, int] = {}
         self._states = SessionStates(self._program)
+        self._num_page_lists = 0
 
     def _take_values(self, count: int) -> int:
         first = self._num_values
@@ -153,13 +157,19 @@ class Recorder:
             raise RequestError(f"node {self._current}: expected a cell, got {type(cell).__name__}")
         return self._binding.cell_type(cell)
 
-    def _check_names(self, cell: Cell, inputs: Mapping[str, object]) -> None:
+    def _check_names(
+        self, cell: Cell, inputs: Mapping[str, object], carried: Mapping[str, str] | None = None
+    ) -> None:
+        """Raises RequestError for inputs that are unknown or missing; those that are carried may be left out."""
+        may_miss = cell.carry if carried is None else carried
         for name in inputs:
             if name not in cell.inputs:
                 raise RequestError(f"{self._where(cell, name)}: unknown; the cell has inputs {list(cell.inputs)}")
+            if cell.has_spans and cell.inputs[name].span:
+                raise RequestError(f"{self._where(cell, name)}: nobody gives a span; the cell gets it with its task")
         if len(inputs) < len(cell.inputs):
             for name, spec in cell.inputs.items():
-                if name not in inputs and name not in cell.carry:
+                if name not in inputs and name not in may_miss and not spec.span:
                     raise RequestError(f"{self._where(cell, name)}: missing; expected {spec}{carry_hint(cell, name)}")
 
     def _check_state_is_whole(self, cell: Cell, inputs: Mapping[str, object]) -> None:
@@ -189,8 +199,41 @@ class Recorder:
         if source.spec is not spec and source.spec != spec:
             raise RequestError(f"{self._where(cell, name, position)}: expected {spec}, got {source.spec}")
 
-    def _words(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
-        """Words for an input of one node."""
+    def _pages(self, cell: Cell, name: str, keep: bool) -> GrowingState:
+        """A new growing state for an input of the cell."""
+        spec = cell.inputs[name]
+        kind = self._binding.kind(spec)
+        if keep:
+            layout = StateLayout(f"{cell.name}.{name}", kind, cell.identity[:16], spec.page_size)
+            self._states.take_pages(layout)
+        self._program.extend((OP_PAGES, kind, spec.page_size, int(keep)))
+        self._num_page_lists += 1
+        return GrowingState(self, self._num_page_lists - 1, spec)
+
+    def _paged(self, cell: Cell, name: str, spec: RowSpec, source: Source, is_loop: bool) -> Sequence[int]:
+        """Words for an input that is a growing state."""
+        if not isinstance(source, GrowingState):
+            raise RequestError(
+                f"{self._where(cell, name)}: expected {spec} (see graph.pages), got {describe_source(source)}"
+            )
+        if source.graph is not self:
+            raise RequestError(f"{self._where(cell, name)}: the growing state belongs to another graph")
+        if source.spec.stored != spec.stored:
+            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
+        if spec.appends:
+            if not source._is_open:
+                raise RequestError(
+                    f"{self._where(cell, name)}: a loop has appended to it, and how much is not known before it ends"
+                )
+            source._is_open = not is_loop
+        return PAGED, source._number
+
+    def _words(
+        self, cell: Cell, name: str, spec: RowSpec, source: Source, is_loop: bool = False
+    ) -> Sequence[int]:
+        """Words for an input of one node, chain or loop, that is the same at every step."""
+        if spec.page_size:
+            return self._paged(cell, name, spec, source, is_loop)
         return self._many(cell, name, spec, source) if spec.ragged else (FIXED, self._value(cell, name, spec, source))
 
     def _value(self, cell: Cell, name: str, spec: RowSpec, source: Source, position: int = -1) -> int:
@@ -258,7 +301,9 @@ class Recorder:
         """The inputs that have a value for each step of a chain, with the number of steps: at least one, all equal."""
         lengths: dict[str, int] = {}
         for name, spec in cell.inputs.items():
-            if name not in cell.carry and not spec.ragged and (count := num_steps(inputs[name], spec)) >= 0:
+            if name in cell.carry or spec.ragged or spec.has_nodes:
+                continue
+            if (count := num_steps(inputs[name], spec)) >= 0:
                 lengths[name] = count
         if not lengths:
             raise RequestError(f"chain of cell {cell.name!r}: {_why_no_steps(cell, inputs)}")
@@ -314,6 +359,8 @@ class Recorder:
             if name not in cell.inputs:
                 raise RequestError(f"{self._where(cell, name)}: unknown; the cell has inputs {list(cell.inputs)}")
         for name, spec in cell.inputs.items():
+            if spec.has_nodes:
+                raise RequestError(f"{self._where(cell, name)}: a tree's cell can have no {spec}")
             if spec.ragged and name in inputs:
                 raise RequestError(f"{self._where(cell, name)}: reads the children of a node and cannot be given")
             if spec.ragged and child is None:
@@ -370,7 +417,7 @@ def _why_no_steps(cell: Cell, inputs: Mapping[str, Source]) -> str:
     """For an error: what a chain's inputs are that have no value for each step."""
     told: list[str] = []
     for name, spec in cell.inputs.items():
-        if name in inputs and name not in cell.carry and not spec.ragged:
+        if name in inputs and name not in cell.carry and not spec.ragged and not spec.has_nodes:
             dtype, shape = str(spec.dtype).removeprefix("torch."), ", ".join(map(str, ("steps", *spec.shape)))
             told.append(f"input {name!r}: expected {dtype}[{shape}] or a list, got {describe_source(inputs[name])}")
     if not told:

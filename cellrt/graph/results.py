@@ -25,11 +25,15 @@ class ResultLayout(NamedTuple):
 
 
 class StateLayout(NamedTuple):
-    """One row that a session keeps: ``name`` is "cell.output", ``cell`` begins as the cell's identity."""
+    """One row that a session keeps: ``name`` is "cell.output", ``cell`` begins as the cell's identity.
+
+    With a ``page_size`` any number of rows, in pages of so many; ``name`` is "cell.input".
+    """
 
     name: str
     kind: int
     cell: str
+    page_size: int = 0
 
 
 class Placement:

@@ -18,7 +18,7 @@ from cellrt.core.copying import (
     move_rows_nogil,
     put_rows,
 )
-from cellrt.core.tables import NUM_PERMANENT
+from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from cellrt.definition.bits import NUMPY_DTYPES
 from cellrt.definition.spec import RowSpec
 
@@ -122,6 +122,12 @@ class Arenas:
     def set_constant(self, kind: int, row: int, value: torch.Tensor) -> None:
         """Writes a constant to its permanent row."""
         self._tensors[kind][row] = value.to(self.device)
+
+
+def copy_page(arenas: list[Arenas], kind: int, source: int, target: int) -> None:
+    """Copies one row of a kind between CPU arenas, given by location; both by their handles."""
+    made = arenas[target >> LOCATION_SHIFT][kind]
+    made[target & ROW_MASK] = arenas[source >> LOCATION_SHIFT][kind][source & ROW_MASK]
 
 
 def rows_for(spec: RowSpec, num_bytes: int, most: int) -> int:
