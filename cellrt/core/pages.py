@@ -120,13 +120,14 @@ def _fill(t, request, session, at):
         for k in range(slot.pages):
             t.places[place + k] = t.places[slot.place + k]
             request.home = max(request.home, t.places[place + k] >> LOCATION_SHIFT)
+    t.kinds[kind].reserved_worker -= slot.pages
     slot.pages = slot.length = slot.row = 0
     _leave_slot(t, slot)
 
 
 @compiled
 def _leave_slot(t, slot):
-    """Has a slot list no pages, nor count them as reserved."""
+    """Has a slot list no pages."""
     if slot.capacity > 0:
         free_block(t.blocks, PLACES, int(slot.place), int(slot.capacity))
         slot.capacity = 0
@@ -190,52 +191,74 @@ def feed_all(t):
 
 @compiled
 def claim_pages(t, subgraph, worker, count):
-    """Brings the pages of a chain or loop to a worker and takes those that its next ``count`` steps need.
+    """Brings the pages of a chain or loop to a worker, all or none, and takes those that its next ``count`` steps need.
 
     Returns for how many of these there are pages.
     """
     links, cell_type, request = t.links, t.types[subgraph.cell_type], t.requests[subgraph.request]
+    settings, has_pages = t.settings[0], False
+    if request.num_page_lists == 0:
+        return count
+    if request.home == 0 and request.sequence > settings.next_home:
+        return 0
+    if not _can_bring(t, subgraph, worker):
+        settings.next_home = request.sequence
+        return 0
     for port in range(cell_type.num_inputs):
         info, to = t.ports[cell_type.first_port + port], subgraph.record + record.HEADER + record.INPUT * port
-        if info.page_size == 0 or count == 0:
+        if info.page_size == 0:
             continue
         at = links[to + record.AT]
-        if request.home == 0 and request.sequence > t.settings[0].next_home:
-            return 0
-        if not _bring(t, request, at, worker):
-            t.settings[0].next_home = request.sequence
-            return 0
+        for k in range(links[at + page_list.PLACE], links[at + page_list.PLACE] + links[at + page_list.HELD]):
+            if t.places[k] >> LOCATION_SHIFT == HOST:
+                _move(t, k, worker, info.kind)
         if info.appends:
             first = links[at + page_list.BASE] + links[to + record.START] + links[subgraph.record + record.POSITION]
             _extend(t, request, at, worker, first + count)
-            count = min(count, links[at + page_list.HELD] * info.page_size - first)
-    if count > 0 and t.settings[0].next_home == request.sequence:
-        t.settings[0].next_home = NEVER
-    if count > 0 and request.home == 0:
+            count = max(0, min(count, links[at + page_list.HELD] * info.page_size - first))
+        has_pages = has_pages or links[at + page_list.HELD] > 0
+    if has_pages and settings.next_home == request.sequence:
+        settings.next_home = NEVER
+    if has_pages and request.home == 0:
         request.home = worker
-        for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
-            if t.types[t.subgraphs[k].cell_type].has_spans:
-                refresh(t, k)
-    return max(0, count)
+        _follow_home(t, request)
+    return count
 
 
 @compiled
-def _bring(t, request, at, worker):
-    """Has all pages of a list be at a worker; False if there is no room for them."""
-    links, kind, settings = t.links, t.links[at + page_list.KIND], t.settings[0]
-    away = 0
-    for k in range(links[at + page_list.HELD]):
-        away += 1 if t.places[links[at + page_list.PLACE] + k] >> LOCATION_SHIFT == HOST else 0
-    if away == 0:
-        return True
-    arena = t.arenas[worker * MAX_KINDS + kind]
-    if not _has_spare(arena, away) or settings.num_copies + away > MAX_COPIES:
-        return False
-    for k in range(links[at + page_list.PLACE], links[at + page_list.PLACE] + links[at + page_list.HELD]):
-        if t.places[k] >> LOCATION_SHIFT == HOST:
-            _move(t, k, worker, kind)
-    request.home = worker
+def _follow_home(t, request):
+    """Has the chains and loops of a request know where its pages are from now on."""
+    for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
+        if t.types[t.subgraphs[k].cell_type].has_spans:
+            refresh(t, k)
+
+
+@compiled
+def _can_bring(t, subgraph, worker):
+    """Whether there is room at a worker for all pages of a chain or loop that are at the host."""
+    cell_type = t.types[subgraph.cell_type]
+    first = subgraph.record + record.HEADER + record.AT
+    for port in range(cell_type.num_inputs):
+        info, away = t.ports[cell_type.first_port + port], 0
+        for other in range(cell_type.num_inputs if info.page_size > 0 else 0):
+            its = t.ports[cell_type.first_port + other]
+            if its.page_size > 0 and its.kind == info.kind:
+                away += _num_away(t, t.links[first + record.INPUT * other])
+        if away > 0:
+            if t.settings[0].num_copies + away > MAX_COPIES:
+                return False
+            if not _has_spare(t.arenas[worker * MAX_KINDS + info.kind], away):
+                return False
     return True
+
+
+@compiled
+def _num_away(t, at):
+    """Pages of a list that are at the host."""
+    away = 0
+    for k in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
+        away += 1 if t.places[k] >> LOCATION_SHIFT == HOST else 0
+    return away
 
 
 @compiled
@@ -292,9 +315,7 @@ def suspend(t, worker):
             if t.places[place] >> LOCATION_SHIFT != HOST and is_room:
                 _move(t, place, HOST, kind)
     request.home = _home_of(t, request)
-    for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
-        if t.types[t.subgraphs[k].cell_type].has_spans:
-            refresh(t, k)
+    _follow_home(t, request)
     feed_all(t)
     return True
 

@@ -316,11 +316,17 @@ class Processor:
         return None if request < 0 else (request, rows)
 
     def has_rows(self, template: Template) -> bool:
-        """Whether the arenas have room for a request now."""
+        """Whether the arenas have room for a request now, if its session keeps nothing."""
         kinds = self.tables.kinds[: template.arrays.needs.shape[0]]
         reserved = np.stack([kinds["reserved_worker"], kinds["reserved_host"]], 1)
         rows = np.stack([kinds["worker_rows"], kinds["host_rows"]], 1)
-        return bool((reserved + template.arrays.needs <= rows).all())
+        has_pages = all(
+            kinds["reserved_worker"][kind] + pages_wanted(template.arrays.pages, kind)
+            <= kinds["worker_rows"][kind] + kinds["host_rows"][kind]
+            for kind in set(template.arrays.pages[:, 0].tolist())
+        )
+        has_rows = (reserved + template.arrays.needs <= rows) | (kinds["is_paged"] != 0)[:, None]
+        return has_pages and bool(has_rows.all())
 
     def open_session(self) -> int | None:
         """A new session; None if there is none left."""
@@ -384,13 +390,15 @@ class Processor:
         """Says that so many rows of a growing state come with the session's next request (see ``drop_states``)."""
         self.tables.slots["length"][session * tables.MAX_STATES + slot] = length
 
-    def pages_at(self, request: int) -> list[list[int]]:
-        """The handles of the pages that each growing state of a live request has."""
+    def pages_at(self, request: int) -> dict[int, list[int]]:
+        """The handles of the pages that a live request has of its session's growing states, by their slots."""
         row, links = self.tables.requests[request], self.tables.links
-        found: list[list[int]] = []
+        found: dict[int, list[int]] = {}
         for k in range(int(row["num_page_lists"])):
             words = links[int(row["page_lists"]) + page_list.WORDS * k :][: page_list.WORDS]
-            found.append(self.tables.places[words[page_list.PLACE] :][: words[page_list.HELD]].tolist())
+            found[int(words[page_list.SLOT])] = self.tables.places[words[page_list.PLACE] :][
+                : words[page_list.HELD]
+            ].tolist()
         return found
 
     def set_time(self, now_ns: int) -> None:

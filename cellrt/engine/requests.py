@@ -21,7 +21,7 @@ from cellrt.engine.replies import Replies
 from cellrt.engine.sessions import Sessions
 from cellrt.engine.turns import Call
 from cellrt.engine.waiting import Deadlines, WaitingRequests
-from cellrt.errors import CancelledError, CellrtError, DeadlineError, InternalError
+from cellrt.errors import CancelledError, CellrtError, DeadlineError, InternalError, RequestTooLargeError
 from cellrt.worker.arenas import Arenas
 
 
@@ -96,13 +96,17 @@ class Requests:
                 error = session.error if session is not None else None
                 self.end_early(request, error or InternalError(f"{request} waits without a plan"))
                 continue
-            admitted = self._processor.admit(
-                plan.template,
-                request.job.sequence,
-                request.lane,
-                request.channel is not None,
-                session.id if session is not None else -1,
-            )
+            try:
+                admitted = self._processor.admit(
+                    plan.template,
+                    request.job.sequence,
+                    request.lane,
+                    request.channel is not None,
+                    session.id if session is not None else -1,
+                )
+            except RequestTooLargeError as error:
+                self.end_early(request, RequestTooLargeError(f"{request}: {error} (see Engine(page_bytes=...))"))
+                continue
             if admitted is None:
                 if not self._processor.has_rows(plan.template) and self._sessions.evict_some():
                     continue
@@ -202,9 +206,7 @@ class Requests:
             first += len(values)
         request.plan = plan._replace(externals=[])
         if request.session is not None:
-            for layout, value in zip(plan.states, request.session.saved or ()):
-                self._arenas[HOST].put(layout.kind, rows[first : first + 1], value[None])
-                first += 1
+            self._sessions.copy_in(request.session, request.id, rows[first:])
             self._sessions.note_admitted(request.session)
 
     def _finish(self, request: LiveRequest) -> None:

@@ -26,7 +26,7 @@ from cellrt.graph.results import Placement, ResultLayout, StateLayout
 from cellrt.graph.sources import bits_of, copied, describe_source, spec_of
 from cellrt.graph.symbols import Chain, GrowingState, Loop, LoopSteps, Node, Output, State, Steps, Tree
 
-NOTHING = np.empty(0, np.int32)
+NO_VALUES = np.empty(0, np.int32)
 RESULTS = (Output, Steps, LoopSteps)
 """What a named result may be, beside a list of outputs."""
 
@@ -335,7 +335,7 @@ class Graph(Recorder):
             len(inner.outputs),
             leaf_words,
             inner_words,
-            np.array(picked, np.int32) if picked else NOTHING,
+            np.array(picked, np.int32) if picked else NO_VALUES,
             first,
         )
         if problem >= 0:
