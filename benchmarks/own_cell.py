@@ -31,6 +31,7 @@ from cellrt.definition.aot.refusal import NotCompiledError
 from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.examples import random_inputs
+from cellrt.definition.spec import plain
 
 PARTS = ("modules", "steps", "decoder")
 ROWS = (1, 8, 64, 512)
@@ -65,7 +66,7 @@ def _time_module(
     inputs = random_inputs(cell.inputs.values(), rows, torch.Generator().manual_seed(rows))
     calls: dict[str, Callable[[], object]] = {"eager": partial(cell.run, *inputs)}
     if form is not None:
-        calls["compiled"], _ = form.bind(rows, dict(zip(cell.inputs, inputs)))
+        calls["compiled"], _ = form.bind(rows, dict(zip(cell.inputs, map(plain, inputs))))
     times = _medians_us(calls, seconds)
     for kind, value in times.items():
         recorder.add(name, f"{kind} step", value, "us", rows=rows)

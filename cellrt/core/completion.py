@@ -14,6 +14,7 @@ from cellrt.core.event_log import log_event
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of
 from cellrt.core.jit import compiled
 from cellrt.core.moves import DEAD, DONE, LIVE, QUEUED, move_request
+from cellrt.core.pages import note_appended
 from cellrt.core.queue import dequeue, note_served, pin, refresh, unpin_if_idle
 from cellrt.core.records import (
     count_done,
@@ -25,7 +26,6 @@ from cellrt.core.records import (
     release_edges,
     wake_done,
 )
-from cellrt.core.pages import note_appended
 from cellrt.core.rows import give_row
 from cellrt.core.tables import (
     COMPLETED,

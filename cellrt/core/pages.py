@@ -308,9 +308,7 @@ def suspend(t, worker):
     for k in range(request.num_page_lists):
         at = request.page_lists + page_list.WORDS * k
         kind = t.links[at + page_list.KIND]
-        for place in range(
-            t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]
-        ):
+        for place in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
             is_room = t.arenas[HOST * MAX_KINDS + kind].num_free > 0 and settings.num_copies < MAX_COPIES
             if t.places[place] >> LOCATION_SHIFT != HOST and is_room:
                 _move(t, place, HOST, kind)
@@ -335,9 +333,7 @@ def _home_of(t, request):
     """The worker where pages of a request are, or 0."""
     for k in range(request.num_page_lists):
         at = request.page_lists + page_list.WORDS * k
-        for place in range(
-            t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]
-        ):
+        for place in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
             if t.places[place] >> LOCATION_SHIFT != HOST:
                 return t.places[place] >> LOCATION_SHIFT
     return 0

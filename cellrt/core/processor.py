@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import buddy_allocator, page_list, record_layout, tables
+from cellrt.core import buddy_allocator, record_layout, tables
 from cellrt.core.entries import (
     admit_request,
     cancel,
@@ -27,10 +27,11 @@ from cellrt.core.entries import (
 )
 from cellrt.core.growth import TaskBuffers, with_more_rows
 from cellrt.core.jit import address_of
+from cellrt.core.room import has_rows, why_too_large
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.tables import Tables
 from cellrt.core.task_layout import HEADER, INPUT, OUTPUT, TaskView
-from cellrt.core.template import Template, compile_template, pages_wanted
+from cellrt.core.template import Template, compile_template
 from cellrt.errors import DefinitionError, RequestTooLargeError
 
 
@@ -51,14 +52,6 @@ class Port(NamedTuple):
 
 Notice: TypeAlias = list[int]
 """Request id and one of the ``NOTICE_`` words of ``completion.py``."""
-
-
-class SessionPages(NamedTuple):
-    """A growing state between requests: kind of its pages, rows, and the handles of its pages."""
-
-    kind: int
-    length: int
-    handles: list[int]
 
 
 TOO_LARGE = -2
@@ -256,36 +249,7 @@ class Processor:
 
     def why_too_large(self, template: Template, kinds: Sequence[object]) -> str | None:
         """Says what of a template would not fit even in an empty engine; None if it fits. ``kinds`` names the kinds."""
-        if template.fits:
-            return None
-        limits, arrays = self.limits, template.arrays
-        links = arrays.links.size + arrays.lists.size + arrays.states.size + arrays.needs.size
-        links += page_list.WORDS * len(arrays.pages)
-        for what, wanted, limit in (
-            ("nodes", arrays.nodes.size, limits.max_nodes),
-            ("values", arrays.values.size, limits.max_values),
-            ("links", links, limits.max_links),
-            ("subgraphs", arrays.subgraphs.size, limits.max_subgraphs),
-            ("rows of results and sequences", template.num_places, limits.max_places),
-        ):
-            if wanted > limit:
-                return f"{wanted} {what}, the tables hold {limit}"
-        for kind, ((worker, host), (worker_rows, host_rows)) in enumerate(
-            zip(arrays.needs.tolist(), self._grown.kind_rows)
-        ):
-            if worker > worker_rows or host > host_rows:
-                return (
-                    f"{worker} rows of {kinds[kind]} at a worker and {host} at the host, the arenas hold {worker_rows} "
-                    f"and {host_rows} (see Engine(arena_bytes=...))"
-                )
-            if (pages := pages_wanted(arrays.pages, kind)) > worker_rows:
-                return f"{pages} {kinds[kind]}, a worker has {worker_rows} (see Engine(page_bytes=...))"
-        if template.most_refs > self._most_refs:
-            return (
-                f"a node with {template.most_refs} inputs, at most {self._most_refs} are possible "
-                "(a cell with a larger max_batch makes room for more)"
-            )
-        return None
+        return why_too_large(template, self.limits, self._grown.kind_rows, self._most_refs, kinds)
 
     def note_arrivals(self, arrivals_ns: Sequence[int]) -> None:
         """Takes in arrivals, in order, for the smoothed time between them, which bounds runs at low load."""
@@ -317,16 +281,7 @@ class Processor:
 
     def has_rows(self, template: Template) -> bool:
         """Whether the arenas have room for a request now, if its session keeps nothing."""
-        kinds = self.tables.kinds[: template.arrays.needs.shape[0]]
-        reserved = np.stack([kinds["reserved_worker"], kinds["reserved_host"]], 1)
-        rows = np.stack([kinds["worker_rows"], kinds["host_rows"]], 1)
-        has_pages = all(
-            kinds["reserved_worker"][kind] + pages_wanted(template.arrays.pages, kind)
-            <= kinds["worker_rows"][kind] + kinds["host_rows"][kind]
-            for kind in set(template.arrays.pages[:, 0].tolist())
-        )
-        has_rows = (reserved + template.arrays.needs <= rows) | (kinds["is_paged"] != 0)[:, None]
-        return has_pages and bool(has_rows.all())
+        return has_rows(self.tables, template)
 
     def open_session(self) -> int | None:
         """A new session; None if there is none left."""
@@ -355,51 +310,12 @@ class Processor:
                 found.add(at // tables.MAX_STATES)
         return sorted(found)
 
-    def take_copies(self) -> list[list[int]]:
-        """(kind, handle from, handle to) of the pages to be copied, in order, before the next task is launched."""
-        settings = self.tables.settings
-        count = int(settings["num_copies"][0])
-        if not count:
-            return []
-        settings["num_copies"] = 0
-        copies: list[list[int]] = self.tables.copies[: 3 * count].reshape(-1, 3).tolist()
-        return copies
-
-    def is_starved(self, worker: int) -> bool:
-        """Whether work of some cell type found no page at a worker when it was last looked at."""
-        return bool((self.tables.types["starved_at"] >> worker & 1).any())
-
     def suspend(self, worker: int) -> bool:
         """Moves the pages of the latest arrival at a worker to the host, for others; False if there is none to move.
 
         Nothing may be in flight there.
         """
         return bool(suspend(self._at, worker))
-
-    def session_pages(self, session: int, first: int, count: int) -> list[SessionPages]:
-        """The pages of each of ``count`` growing states of a session without a live request, from slot ``first`` on."""
-        at = session * tables.MAX_STATES + first
-        return [
-            SessionPages(
-                int(slot["kind"]), int(slot["length"]), self.tables.places[slot["place"] :][: int(slot["pages"])].tolist()
-            )
-            for slot in self.tables.slots[at : at + count]
-        ]
-
-    def bring_pages(self, session: int, slot: int, length: int) -> None:
-        """Says that so many rows of a growing state come with the session's next request (see ``drop_states``)."""
-        self.tables.slots["length"][session * tables.MAX_STATES + slot] = length
-
-    def pages_at(self, request: int) -> dict[int, list[int]]:
-        """The handles of the pages that a live request has of its session's growing states, by their slots."""
-        row, links = self.tables.requests[request], self.tables.links
-        found: dict[int, list[int]] = {}
-        for k in range(int(row["num_page_lists"])):
-            words = links[int(row["page_lists"]) + page_list.WORDS * k :][: page_list.WORDS]
-            found[int(words[page_list.SLOT])] = self.tables.places[words[page_list.PLACE] :][
-                : words[page_list.HELD]
-            ].tolist()
-        return found
 
     def set_time(self, now_ns: int) -> None:
         """Sets the clock that scheduling decisions and the event log use."""

@@ -197,9 +197,7 @@ def send_steps(t, subgraph_id, steps, worker):
         subgraph.nodes_left = 0
         dequeue(t, subgraph_id)
         subgraph.num_ready = 0
-    elif links[at + record.NUM_SOURCES] > 0 or links[at + record.KEEPS]:
-        refresh(t, subgraph_id)
-    elif t.types[subgraph.cell_type].has_spans:
+    elif links[at + record.NUM_SOURCES] > 0 or links[at + record.KEEPS] or t.types[subgraph.cell_type].has_spans:
         refresh(t, subgraph_id)
     elif not t.types[subgraph.cell_type].carries:
         set_ready(t, subgraph, subgraph.num_ready - 1)

@@ -125,8 +125,8 @@ class TaskView:
         return range(*self.spans[span : span + 2].tolist())
 
     def pages(self, words: list[int]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-        """Of an input that is a growing state, with that record: the page numbers of each span ``[spans, most]``, filled
-        up with 0, its rows with those that the task appends, and without ``[spans]``."""
+        """Of an input that is a growing state, with that record: the page numbers of each span ``[spans, most]``,
+        filled up with 0, its rows with those that the task appends, and without ``[spans]``."""
         count, offsets_at = self._words[H_NUM_SPANS], words[IN_OFFSETS]
         offsets, numbers = self._part(offsets_at, count + 1), self._part(words[IN_ROWS], words[IN_COUNT])
         counts = np.diff(offsets)

@@ -87,12 +87,11 @@ def _make_records(draft, program, types):
     for unit in range(draft.unit_at.size):
         at = inputs_at(program, draft.unit_at[unit])
         for _ in range(types[draft.unit_types[unit]].num_inputs):
-            if draft.unit_lengths[unit] == 0:
-                is_range = program[at] == RANGE
-                if is_range and is_inside(draft, program, types, program[at + 1], program[at + 2], program[at + 3]):
-                    draft.unit_lengths[unit] = 1
-                elif program[at] in (PAGED, NOTHING):
-                    draft.unit_lengths[unit] = 1
+            mode, is_read_whole = program[at], program[at] in (PAGED, NOTHING)
+            if mode == RANGE:
+                is_read_whole = is_inside(draft, program, types, program[at + 1], program[at + 2], program[at + 3])
+            if is_read_whole and draft.unit_lengths[unit] == 0:
+                draft.unit_lengths[unit] = 1
             at = next_input(program, at)
 
 

@@ -11,7 +11,6 @@ from cellrt.definition.bits import DTYPES
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.errors import DefinitionError
 
-
 MAX_PAGE_SIZE = 4096
 """Rows of a page."""
 
@@ -86,6 +85,13 @@ def copy_input(value: CellInput) -> CellInput:
     if isinstance(value, PagedRows | Spans):
         return value.copied()
     return RaggedRows(value.values.clone(), value.offsets.clone()) if isinstance(value, RaggedRows) else value.clone()
+
+
+def plain(value: CellInput) -> torch.Tensor | RaggedRows:
+    """An input of a cell without pages and spans. Raises TypeError if it is one of these."""
+    if isinstance(value, PagedRows | Spans):
+        raise TypeError("expected rows, got pages or spans")
+    return value
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:

@@ -102,12 +102,14 @@ class Trial:
             if isinstance(value, PagedRows) and not spec.appends
         }
         named = named_outputs(call(module, self._specs, inputs, self._by_name))
-        for (key, value) in zip(self._specs, inputs):
-            if isinstance(value, PagedRows) and key in unwritten and not value.pages.is_meta:
-                if not torch.equal(unwritten[key], value.pages):
-                    raise DefinitionError(
-                        f"cell {self._name!r}, input {key!r}: writes to pages that it only reads (see cellrt.grows)"
-                    )
+        for key, value in zip(self._specs, inputs):
+            before_pages = unwritten.get(key)
+            if before_pages is None or not isinstance(value, PagedRows) or value.pages.is_meta:
+                continue
+            if not torch.equal(before_pages, value.pages):
+                raise DefinitionError(
+                    f"cell {self._name!r}, input {key!r}: writes to pages that it only reads (see cellrt.grows)"
+                )
         after = _versions(module)
         if before != after:
             written = sorted(key for key in before if before[key] != after.get(key))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 
+from cellrt.core.page_view import is_starved, take_copies
 from cellrt.core.processor import Processor
 from cellrt.worker.base import Done, Launch, Worker
 
@@ -115,11 +116,11 @@ class Crew:
         """Forms tasks for a worker and queues them; False if nothing is ready for it."""
         idle = sum(1 for k, other in enumerate(self._workers, 1) if not other.num_outstanding and k not in self._lost)
         tasks = self._processor.schedule(location, idle)
-        while not tasks and not worker.num_outstanding and self._processor.is_starved(location):
+        while not tasks and not worker.num_outstanding and is_starved(self._processor.tables, location):
             if not (self._evict() or self._processor.suspend(location)):
                 break
             tasks = self._processor.schedule(location, idle)
-        for copied in self._processor.take_copies():
+        for copied in take_copies(self._processor.tables):
             self._copy(*copied)
         for task in tasks:
             on_launch(task)

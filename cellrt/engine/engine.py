@@ -20,7 +20,7 @@ from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
 from cellrt.engine.options import check_instance, check_numbers, check_workers
-from cellrt.engine.registration import Registrar
+from cellrt.engine.registration import ArenaBytes, Registrar
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.serving import Serving
 from cellrt.engine.session import Session
@@ -123,14 +123,12 @@ class Engine(Serving):
             self._processor,
             arenas,
             self._compiler,
-            arena_bytes,
-            page_bytes,
+            ArenaBytes(arena_bytes, page_bytes),
             devices[0],
             threads_per_worker,
             manager.turns.call,
             lambda model: manager.retire(model, None),
         )
-        turns = manager.turns
 
         def make(location: int) -> Worker:
             return make_worker(
@@ -139,9 +137,9 @@ class Engine(Serving):
                 location,
                 arenas,
                 registry.types,
-                turns.take,
-                turns.has_news,
-                turns.wake,
+                manager.turns.take,
+                manager.turns.has_news,
+                manager.turns.wake,
                 threads_per_worker,
             )
 

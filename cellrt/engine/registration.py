@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,12 +25,19 @@ from cellrt.worker.step_times import measure_steps
 MAX_ARENA_ROWS = 1 << 18
 
 
+class ArenaBytes(NamedTuple):
+    """``arena_bytes`` and ``page_bytes`` of ``Engine``."""
+
+    rows: int
+    pages: int
+
+
 class Registrar:
     """Adds models to an engine; one thread at a time.
 
     Args:
         registry, processor, arenas, compiler: of the engine; arenas by location, the host first.
-        arena_bytes, page_bytes: as of ``Engine``.
+        arena_bytes: for the rows of a kind at each worker.
         device: where cells are measured; None: the CPU.
         num_threads: torch threads of a CPU worker.
         run_in_turn: calls a function when nobody else changes the engine's state.
@@ -43,15 +50,14 @@ class Registrar:
         processor: Processor,
         arenas: list[Arenas],
         compiler: CellCompiler,
-        arena_bytes: int,
-        page_bytes: int,
+        arena_bytes: ArenaBytes,
         device: Device | None,
         num_threads: int,
         run_in_turn: Callable[[Callable[[], Any]], Any],
         give_up: Callable[[Model], None],
     ) -> None:
         self._registry, self._processor, self._arenas, self._arena_bytes = registry, processor, arenas, arena_bytes
-        self._compiler, self._page_bytes = compiler, page_bytes
+        self._compiler = compiler
         self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
 
     def prepare(self, unfolder: Unfolder, priorities: Mapping[str, int], warm_up: bool, max_queue: int | None) -> Model:
@@ -126,7 +132,7 @@ class Registrar:
 
     def _num_rows(self, spec: RowSpec) -> list[int]:
         """Rows of a kind at each location, the host first."""
-        num_bytes = self._page_bytes if spec.page_size else self._arena_bytes
+        num_bytes = self._arena_bytes.pages if spec.page_size else self._arena_bytes.rows
         host_rows = rows_for(spec, 4 * num_bytes, 4 * MAX_ARENA_ROWS)
         return [host_rows, *[rows_for(spec, num_bytes, MAX_ARENA_ROWS)] * (len(self._arenas) - 1)]
 

@@ -272,4 +272,3 @@ class Model:
             raise RequestTooLargeError(f"model {self.name!r}: the request needs {problem}")
         self.templates.add(program, template)
         return template
-

@@ -109,7 +109,9 @@ class Session:
             if name not in tensors:
                 raise SessionError(f"{self._record}: the state is of other cells or weights: {name!r} is not in it")
             value = tensors.pop(name)
-            shape = (*value.shape[:1], *spec.shape[1:]) if layout.page_size else (0, *spec.shape) if is_new else spec.shape
+            shape = (
+                (*value.shape[:1], *spec.shape[1:]) if layout.page_size else (0, *spec.shape) if is_new else spec.shape
+            )
             if (tuple(value.shape), value.dtype) != (shape, spec.dtype):
                 raise SessionError(f"{self._record}: {name!r}: expected {spec}, got {describe(value)}")
             saved.append(as_bits(value))

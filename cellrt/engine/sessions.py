@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.moves import SessionState
-from cellrt.core.processor import Processor, SessionPages
+from cellrt.core.page_view import SessionPages, bring_pages, request_pages, session_pages
+from cellrt.core.processor import Processor
 from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from cellrt.engine.records import LiveRequest, SessionRecord
 from cellrt.engine.registry import Model
@@ -187,11 +188,11 @@ class Sessions:
         self._processor.drop_states(record.id, bring=True)
         for slot, (layout, value) in enumerate(zip(record.states, saved)):
             if layout.page_size:
-                self._processor.bring_pages(record.id, slot, len(value))
+                bring_pages(self._processor.tables, record.id, slot, len(value))
 
     def copy_in(self, record: SessionRecord, request: int, rows: NDArray[np.int32]) -> None:
         """Copies a session's saved state, if it is saved, to the host rows and pages of its request."""
-        host, pages = self._arenas[HOST], self._processor.pages_at(request)
+        host, pages = self._arenas[HOST], request_pages(self._processor.tables, request)
         for slot, (layout, value) in enumerate(zip(record.states, record.saved or ())):
             if not layout.page_size:
                 host.put(layout.kind, rows[slot : slot + 1], value[None])
@@ -223,7 +224,7 @@ class Sessions:
         return read
 
     def _pages(self, record: SessionRecord) -> list[SessionPages]:
-        return self._processor.session_pages(record.id, record.num_rows, len(record.states) - record.num_rows)
+        return session_pages(self._processor.tables, record.id, record.num_rows, len(record.states) - record.num_rows)
 
     def _read_pages(self, kind: int, pages: SessionPages) -> NDArray[Any]:
         locations = [self._arenas[handle >> LOCATION_SHIFT] for handle in pages.handles]

@@ -20,7 +20,8 @@ from cellrt.core.program import CARRY, FIXED, NEXT, NOTHING, OP_CONSTANT, OP_LOO
 from cellrt.core.trees import count_leaves, tree_program, why_no_tree
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
-from cellrt.errors import RequestError, RequestTooLargeError
+from cellrt.errors import RequestError
+from cellrt.graph.growing import carried_by, check_span
 from cellrt.graph.recorder import Recorder, Source
 from cellrt.graph.results import Placement, ResultLayout, StateLayout
 from cellrt.graph.sources import bits_of, copied, describe_source, spec_of
@@ -156,15 +157,11 @@ class Graph(Recorder):
 
         Give it to that cell, and to others with an input of the same rows and pages: each step of one that grows it
         appends a row, in the order in which they are called here; one that only reads it (``cellrt.pages``) sees what
-        those called before it appended. Raises RequestError if the cell has no such input, or several and none is named.
+        those called before it appended. Raises RequestError if the cell has no such input, or several and none is
+        named.
         """
         self._begin(cell)
-        grown = [name for name, spec in cell.inputs.items() if spec.appends]
-        if input is None and len(grown) == 1:
-            input = grown[0]
-        if input not in grown:
-            raise RequestError(f"graph.pages of cell {cell.name!r}: expected one of the inputs {grown}, got {input!r}")
-        return self._pages(cell, input, keep)
+        return self._growing.new(self, self._binding.kind, cell, input, keep)
 
     def chain(
         self, cell: Cell, /, *, reverse: bool = False, keep: bool | Collection[str] = False, **inputs: Source
@@ -189,11 +186,7 @@ class Graph(Recorder):
         stepped = self._chain_lengths(cell, inputs)
         count = next(iter(stepped.values()))
         self._count_nodes(count, cell)
-        if cell.is_whole and count > cell.max_batch_rows:
-            raise RequestTooLargeError(
-                f"chain of cell {cell.name!r}: {count} steps; it needs all of them in one task, which has at most "
-                f"{cell.max_batch_rows} rows (see cell(max_batch_rows=...))"
-            )
+        check_span(cell, count)
         if keep and reverse:
             raise RequestError(f"chain of cell {cell.name!r}: one that runs backwards cannot be continued: keep=True")
         kept = self._kept_inputs(cell, keep) if keep else ()
@@ -240,7 +233,7 @@ class Graph(Recorder):
                 every step.
         """
         type_id = self._begin(cell)
-        carried = self._carried(cell, carry)
+        carried = carried_by(cell, carry)
         self._check_names(cell, inputs, carried)
         self._count_nodes(1, cell)
         if not carried:
@@ -273,24 +266,6 @@ class Graph(Recorder):
         self._loop_values.update({first + k: max_steps for k in range(len(cell.outputs))})
         self._keep(cell, kept, starts, first, 1)
         return Loop(self, cell, first, max_steps)
-
-    def _carried(self, cell: Cell, carry: Mapping[str, str] | None) -> Mapping[str, str]:
-        """Which output each input of a loop is carried from."""
-        if not cell.has_spans:
-            if carry is not None:
-                raise RequestError(f"loop of cell {cell.name!r}: carry is for cells with pages or spans; see cell(carry=)")
-            return cell.carry
-        if carry is None:
-            return {name: name for name, spec in cell.inputs.items() if cell.outputs.get(name) == spec}
-        for name, output in carry.items():
-            spec = cell.inputs.get(name)
-            if spec is None or spec.has_nodes or cell.outputs.get(output) != spec:
-                raise RequestError(
-                    f"loop of cell {cell.name!r}: carry {name!r} from {output!r}: expected an input and an output of "
-                    f"the same rows; inputs are { ({k: str(v) for k, v in cell.inputs.items()}) }, "
-                    f"outputs { ({k: str(v) for k, v in cell.outputs.items()}) }"
-                )
-        return carry
 
     def tree(
         self,

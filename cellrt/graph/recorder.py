@@ -16,12 +16,9 @@ from cellrt.core.program import (
     EACH,
     FIXED,
     LIST,
-    NOTHING,
     OP_CHAIN,
     OP_CONSTANT,
     OP_EXTERNAL,
-    OP_PAGES,
-    PAGED,
     RANGE,
     STEP,
 )
@@ -29,10 +26,11 @@ from cellrt.core.trees import PICK
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError, RequestTooLargeError
+from cellrt.graph.growing import GrowingStates
 from cellrt.graph.results import StateLayout
 from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, copied, describe_source, num_steps, rows_of
 from cellrt.graph.states import SessionStates
-from cellrt.graph.symbols import GrowingState, Handle, LoopSteps, Node, Output, Steps
+from cellrt.graph.symbols import Handle, LoopSteps, Node, Output, Steps
 
 
 class Binding(Protocol):
@@ -69,7 +67,7 @@ class Recorder:
         self._constants: set[int] = set()
         self._loop_values: dict[int, int] = {}
         self._states = SessionStates(self._program)
-        self._num_page_lists = 0
+        self._growing = GrowingStates(self._program, self._states)
 
     def _take_values(self, count: int) -> int:
         first = self._num_values
@@ -157,9 +155,7 @@ class Recorder:
             raise RequestError(f"node {self._current}: expected a cell, got {type(cell).__name__}")
         return self._binding.cell_type(cell)
 
-    def _check_names(
-        self, cell: Cell, inputs: Mapping[str, object], carried: Mapping[str, str] | None = None
-    ) -> None:
+    def _check_names(self, cell: Cell, inputs: Mapping[str, object], carried: Mapping[str, str] | None = None) -> None:
         """Raises RequestError for inputs that are unknown or missing; those that are carried may be left out."""
         may_miss = cell.carry if carried is None else carried
         for name in inputs:
@@ -199,41 +195,10 @@ class Recorder:
         if source.spec is not spec and source.spec != spec:
             raise RequestError(f"{self._where(cell, name, position)}: expected {spec}, got {source.spec}")
 
-    def _pages(self, cell: Cell, name: str, keep: bool) -> GrowingState:
-        """A new growing state for an input of the cell."""
-        spec = cell.inputs[name]
-        kind = self._binding.kind(spec)
-        if keep:
-            layout = StateLayout(f"{cell.name}.{name}", kind, cell.identity[:16], spec.page_size)
-            self._states.take_pages(layout)
-        self._program.extend((OP_PAGES, kind, spec.page_size, int(keep)))
-        self._num_page_lists += 1
-        return GrowingState(self, self._num_page_lists - 1, spec)
-
-    def _paged(self, cell: Cell, name: str, spec: RowSpec, source: Source, is_loop: bool) -> Sequence[int]:
-        """Words for an input that is a growing state."""
-        if not isinstance(source, GrowingState):
-            raise RequestError(
-                f"{self._where(cell, name)}: expected {spec} (see graph.pages), got {describe_source(source)}"
-            )
-        if source.graph is not self:
-            raise RequestError(f"{self._where(cell, name)}: the growing state belongs to another graph")
-        if source.spec.stored != spec.stored:
-            raise RequestError(f"{self._where(cell, name)}: expected {spec}, got {source.spec}")
-        if spec.appends:
-            if not source._is_open:
-                raise RequestError(
-                    f"{self._where(cell, name)}: a loop has appended to it, and how much is not known before it ends"
-                )
-            source._is_open = not is_loop
-        return PAGED, source._number
-
-    def _words(
-        self, cell: Cell, name: str, spec: RowSpec, source: Source, is_loop: bool = False
-    ) -> Sequence[int]:
+    def _words(self, cell: Cell, name: str, spec: RowSpec, source: Source, is_loop: bool = False) -> Sequence[int]:
         """Words for an input of one node, chain or loop, that is the same at every step."""
         if spec.page_size:
-            return self._paged(cell, name, spec, source, is_loop)
+            return self._growing.words(self, self._where(cell, name), spec, source, is_loop)
         return self._many(cell, name, spec, source) if spec.ragged else (FIXED, self._value(cell, name, spec, source))
 
     def _value(self, cell: Cell, name: str, spec: RowSpec, source: Source, position: int = -1) -> int:

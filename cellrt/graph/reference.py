@@ -266,7 +266,6 @@ class _Interpreter:
                 rows.append([self._values[value] for value in source.values(step)])
         return _run_alone(cell, rows)
 
-
     def _span(
         self, cell: Cell, sources: list[_Source], first: int, count: int, previous: list[Row] | None = None
     ) -> list[list[Row]]:
@@ -281,7 +280,7 @@ class _Interpreter:
                 inputs.append((previous[source.numbers[1]] if previous else self._values[source.numbers[0]])[None])
             else:
                 given = [[self._values[value] for value in source.values(step)] for step in steps]
-                inputs.append(_ragged(spec, given) if spec.ragged else torch.stack([row for row, in given]))
+                inputs.append(_ragged(spec, given) if spec.ragged else torch.stack([row for (row,) in given]))
         outputs = _call(cell, inputs, count, count)
         return [[value[row].clone() for value in outputs] for row in range(count)]
 

@@ -93,8 +93,10 @@ def make_cells(page_size: int = 3, max_batch_rows: int = 64, max_batch: int = 8)
 
 
 def sums(cells: PagedCells, *, keep: bool = False) -> Unfolder:
-    """A model like an encoder and a decoder: rows are centred together and memorised, then others are read and some more
-    generated. ``keep``: a session keeps what was read and generated."""
+    """A model like an encoder and a decoder: rows are centred together and memorised, then others read and generated.
+
+    ``keep``: a session keeps what was read and generated.
+    """
 
     def unfold(graph, request):
         encoded = graph.chain(cells.centre, x=request["source"])

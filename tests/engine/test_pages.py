@@ -7,9 +7,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.errors import CancelledError, CellError, DefinitionError, RequestError, RequestTooLargeError
 from cellrt.definition.define import cell
 from cellrt.definition.spec import grows, pages
+from cellrt.errors import CancelledError, CellError, DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
@@ -199,7 +199,10 @@ def test_mistakes_with_growing_states_are_named_where_they_are_made():
         (lambda graph: graph.chain(cells.memorise, x=x, total=x), "input 'total': expected growing pages of 3"),
         (append_after_loop, "a loop has appended to it"),
         (lambda graph: graph.chain(cells.centre, x=x, spans=x), "nobody gives a span"),
-        (lambda graph: graph.chain(cells.centre, x=torch.zeros(65, WIDTH)), "65 steps; it needs all of them in one task"),
+        (
+            lambda graph: graph.chain(cells.centre, x=torch.zeros(65, WIDTH)),
+            "65 steps; it needs all of them in one task",
+        ),
         (lambda graph: graph.loop(cells.memorise, x=x[0], max_steps=2, carry={"x": "stop"}), "carry 'x' from 'stop'"),
     ):
         with refused(match):
