@@ -2,8 +2,8 @@
 
 As in FlashAttention (Dao et al. 2022), a tile of query rows goes over the keys block by block and keeps the highest
 score and the sums so far. A block of keys is turned, and one of values lined up, in scratch memory that stays in the
-first-level cache; nothing of them is copied elsewhere, and the pages may lie anywhere. The query heads that share a head
-of the keys are rows of one tile.
+first-level cache; nothing of them is copied elsewhere, and the pages may lie anywhere. The query heads that share a
+head of the keys are rows of one tile.
 
 Blocks begin at multiples of `BLOCK_KEYS` of the position, whoever asks, and a row's own operations are the same in
 every tile. So a row's bits depend on its query, its position and the keys that it sees alone: not on its company in the
