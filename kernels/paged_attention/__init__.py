@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from cellrt.kernels.choose import uses_triton
 from cellrt.kernels.paged_attention import reference
 from cellrt.kernels.paged_attention.pages import CAUSAL, Mask, Pages, Spans, check, check_appended
 
@@ -32,6 +33,10 @@ def paged_attention(
     """
     check(query, pages, spans, mask)
     scale = query.shape[2] ** -0.5 if scale is None else scale
+    if uses_triton(query):
+        from cellrt.kernels.paged_attention import triton
+
+        return triton.paged_attention(query, pages, spans, mask, scale)
     return reference.paged_attention(query, pages, spans, mask, scale)
 
 
@@ -41,4 +46,9 @@ def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None
     No two rows of a call may have one slot. Raises ValueError for shapes and types that do not fit.
     """
     check_appended(pages, spans, key, value)
-    reference.append_pages(pages, spans, key, value)
+    if uses_triton(key):
+        from cellrt.kernels.paged_attention import triton
+
+        triton.append_pages(pages, spans, key, value)
+    else:
+        reference.append_pages(pages, spans, key, value)

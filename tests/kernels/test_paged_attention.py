@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.kernels.paged_attention import Mask, Pages, Spans, append_pages, paged_attention, reference
+from tests.kernels.ahead import compile_everywhere, needs_compiler, recorded_launches
 from tests.kernels.paged_cases import (
+    TOLERANCES,
+    Case,
     Node,
     Sizes,
     assert_close,
@@ -22,6 +25,7 @@ from tests.kernels.paged_cases import (
 
 MIXED = [Node(9, (8,)), Node(30, tuple(range(30))), Node(0, ()), Node(40, (1, 2, 3, 37, 38, 39)), Node(70, (69,))]
 """A step, a prompt, a node with nothing, one with recomputed rows, and a step again."""
+ON_ONE_DEVICE = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 MASKS = {"causal": Mask(), "all": Mask(causal=False), "window": Mask(window=5), "both ways": Mask(False, 7)}
 
 
@@ -31,6 +35,51 @@ def test_reference_is_attention_of_each_node(nodes: list[Node], sizes: Sizes, da
     mask = data.draw(masks(sizes.kv_heads * sizes.group))
     case = make_case(nodes, sizes, mask=mask)
     assert_close(reference.paged_attention(*case, 0.3), expected(case, 0.3))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("split_keys", [0, 64])
+def test_kernel_mixes_steps_and_prompts(device: str, split_keys: int, mask: Mask, dtype: torch.dtype) -> None:
+    case = make_case(MIXED, Sizes(page_size=16), dtype, mask)
+    check_kernel(device, case, split_keys)
+
+
+@settings(ON_ONE_DEVICE, max_examples=15)
+@given(nodes=nodes_with_gaps(longest=70), sizes=sizes, data=st.data())
+def test_kernel_is_attention_of_each_node(device: str, nodes: list[Node], sizes: Sizes, data: Any) -> None:
+    mask = data.draw(masks(sizes.kv_heads * sizes.group))
+    check_kernel(device, make_case(nodes, sizes, mask=mask), data.draw(st.sampled_from([None, 0, 64])))
+
+
+def check_kernel(device: str, case: Case, split_keys: int | None) -> None:
+    from cellrt.kernels.paged_attention import triton as kernel
+
+    found = kernel.paged_attention(*case.to(device), 0.3, split_keys=split_keys)
+    assert found.dtype is case.query.dtype
+    absolute, relative = TOLERANCES[found.dtype]
+    # The kernel multiplies weights in the type of the values, where the reference has them in float32.
+    loose = 1e-6 if found.dtype == torch.float32 else 3 * relative
+    torch.testing.assert_close(found.double().cpu(), expected(case, 0.3), atol=absolute + loose, rtol=relative)
+
+
+@settings(ON_ONE_DEVICE, max_examples=10)
+@given(nodes=nodes_with_gaps(), sizes=sizes)
+def test_kernel_appends_as_the_reference(device: str, nodes: list[Node], sizes: Sizes) -> None:
+    case = make_case(nodes, sizes)
+    key, value = torch.randn(2, len(case.query), sizes.kv_heads, sizes.head_dim)
+    mine = case.to(device)
+    append_pages(mine.pages, mine.spans, key.to(device), value.to(device))
+    reference.append_pages(case.pages, case.spans, key, value)
+    for found, wanted in zip(mine.pages[:2], case.pages):
+        assert torch.equal(found.cpu().nan_to_num(7.0), wanted.nan_to_num(7.0))
+
+
+def test_kernel_reads_ragged_rows(device: str) -> None:
+    spans = Spans.from_lengths(int32([5, 0, 1, 12]))
+    query, key, value = torch.randn(18, 4, 8), torch.randn(18, 2, 8), torch.randn(18, 2, 8)
+    pages = Pages.of_rows(key, value, spans.offsets)
+    check_kernel(device, Case(query, pages, spans, Mask(causal=False)), None)
 
 
 def test_ragged_rows_are_one_page() -> None:
@@ -95,3 +144,38 @@ def test_rows_that_cannot_be_appended_are_refused() -> None:
         append_pages(case.pages, case.spans, key, key[:, :1])
     with pytest.raises(ValueError, match="values must be as the keys"):
         append_pages(case.pages._replace(values=key), case.spans, key, key)
+
+
+def check_compiled(sizes: Sizes, num_rows: int, dtype: torch.dtype, mask: Mask, split_keys: int) -> None:
+    """For 32 nodes with 4,096 keys each."""
+    from cellrt.kernels.paged_attention import triton as kernel
+
+    nodes = 32
+    shape = 10, sizes.page_size, sizes.kv_heads, sizes.head_dim
+    keys = torch.empty(shape, dtype=dtype, device="meta")
+    numbers = torch.empty(nodes, 4096 // sizes.page_size, dtype=torch.int32, device="meta")
+    pages, spans = Pages(keys, keys, numbers, numbers[:, 0]), Spans(numbers[:, 0], numbers[:, 0])
+    query = torch.empty(num_rows, sizes.kv_heads * sizes.group, sizes.head_dim, dtype=dtype, device="meta")
+    with recorded_launches() as launches:
+        kernel.paged_attention(query, pages, spans, mask, 0.1, split_keys=split_keys)
+        kernel.append_pages(pages, spans, query[:, : sizes.kv_heads], query[:, : sizes.kv_heads])
+    assert len(launches) == (3 if split_keys else 2)
+    for compiled in compile_everywhere(launches):
+        assert compiled.stack_bytes == 0, compiled.name
+
+
+@needs_compiler
+@pytest.mark.parametrize("num_rows", [32, 2000])
+def test_kernels_compile_without_spills(num_rows: int) -> None:
+    check_compiled(Sizes(16, 3, 3, 64), num_rows, torch.bfloat16, Mask(), 512)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("mask", [*MASKS.values(), Mask(bias=torch.zeros(8, 65))], ids=[*MASKS, "bias"])
+@pytest.mark.parametrize(("head_dim", "num_rows"), [(64, 32), (64, 2000), (128, 32), (128, 2000), (80, 500)])
+def test_every_form_compiles_without_spills(head_dim: int, num_rows: int, mask: Mask, dtype: torch.dtype) -> None:
+    for split_keys in (0, 512):
+        check_compiled(Sizes(16, 2, 4, head_dim), num_rows, dtype, mask, split_keys)
