@@ -25,6 +25,7 @@ TILE_ROWS = 6 if MACHINE_REGISTERS == 32 else 3
 """With so many rows, the sums and one vector of each operand fill the registers."""
 
 _INDEX = ir.IntType(64)
+LINE_BYTES = 64
 
 
 def _address(builder: Any, base: Any, stride: Any, count: int) -> Any:
@@ -165,15 +166,15 @@ def write_row(kind, source, target, size, factor):  # type: ignore[no-untyped-de
 
 
 @intrinsic(prefer_literal=True)
-def _turn(typing_context: Any, kind: Any, places: Any, size: Any, target: Any) -> Any:
-    """Write the columns of `MACHINE_LANES` rows of `size` numbers, whose addresses are at `places`, as rows of
-    `BLOCK_KEYS` float32 numbers."""
+def _turn(typing_context: Any, kind: Any, places: Any, offset: Any, size: Any, target: Any) -> Any:
+    """Write the columns of `MACHINE_LANES` rows of `size` numbers, which lie `offset` bytes behind the addresses at
+    `places`, as rows of `BLOCK_KEYS` float32 numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, places, size, target = arguments
+        _, places, offset, size, target = arguments
         lanes, few = VectorBuilder(builder, MACHINE_LANES), VectorBuilder(builder, 1)
         words = builder.inttoptr(places, _INDEX.as_pointer())
-        rows = [builder.load(builder.gep(words, [_INDEX(row)])) for row in range(MACHINE_LANES)]
+        rows = [builder.add(builder.load(builder.gep(words, [_INDEX(k)])), offset) for k in range(MACHINE_LANES)]
         whole = builder.and_(size, _INDEX(-MACHINE_LANES))
         with cgutils.for_range_slice(builder, _INDEX(0), whole, _INDEX(MACHINE_LANES), _INDEX) as (index, _):
             block = [lanes.read(row, index, kind.literal_value) for row in rows]
@@ -186,7 +187,7 @@ def _turn(typing_context: Any, kind: Any, places: Any, size: Any, target: Any) -
                 few.write(few.read(row, index, kind.literal_value), target, builder.add(at, _INDEX(column)))
         return context.get_dummy_value()
 
-    return types.void(kind, *[types.intp] * 3), generate
+    return types.void(kind, *[types.intp] * 4), generate
 
 
 def _turned(builder: Any, block: list[Any]) -> list[Any]:
@@ -210,14 +211,14 @@ def _turned(builder: Any, block: list[Any]) -> list[Any]:
 
 
 @nogil
-def turn_rows(kind, places, size, target):  # type: ignore[no-untyped-def]
+def turn_rows(kind, places, offset, size, target):  # type: ignore[no-untyped-def]
     """As `_turn`, for any kind."""
     if kind == 0:
-        _turn(0, places, size, target)
+        _turn(0, places, offset, size, target)
     elif kind == 1:
-        _turn(1, places, size, target)
+        _turn(1, places, offset, size, target)
     else:
-        _turn(2, places, size, target)
+        _turn(2, places, offset, size, target)
 
 
 @intrinsic
@@ -280,3 +281,20 @@ def sum_lanes(typing_context: Any, address: Any) -> Any:
 def scale_rows(row, width, factor):  # type: ignore[no-untyped-def]
     """Multiply a row of float32 in place."""
     _copy_row(FLOAT32, FLOAT32, row, row, width, factor)
+
+
+@intrinsic
+def fetch_row(typing_context: Any, address: Any, size: Any) -> Any:
+    """Ask for `size` bytes of memory that will be read soon."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, size = arguments
+        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        with cgutils.for_range_slice(builder, _INDEX(0), size, _INDEX(LINE_BYTES), _INDEX) as (index, _):
+            at = builder.inttoptr(builder.add(address, index), byte)
+            builder.call(prefetch, [at, flag(0), flag(3), flag(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate

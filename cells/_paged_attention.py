@@ -18,6 +18,7 @@ from cellrt.cells._attention_tile import (
     BLOCK_KEYS,
     TILE_ROWS,
     add_values,
+    fetch_row,
     multiply_scores,
     read_row,
     scale_rows,
@@ -56,59 +57,79 @@ def attend(constants, task):  # type: ignore[no-untyped-def]
 
 @nogil
 def _attend_tile(constants, task, node, first, last):  # type: ignore[no-untyped-def]
-    """Attention of some rows of a node."""
+    """Attention of some rows of a node.
+
+    With few rows all heads go over the keys together, so that memory is read in its order; with many each head by
+    itself, so that their sums stay near.
+    """
+    heads, kv_heads = read_words(constants, 2)
+    queries = (last - first) * (heads // kv_heads)
+    together = min(kv_heads, max(1, TILE_QUERIES // queries))
+    for head in range(0, kv_heads, together):
+        _attend_heads(constants, task, node, first, last, head, min(together, kv_heads - head))
+
+
+@nogil
+def _attend_heads(constants, task, node, first, last, first_head, num_heads):  # type: ignore[no-untyped-def]
+    """Attention of some rows of a node, with some heads of the keys."""
     heads, kv_heads, head_dim, kind, causal, window, _, bias, reach = read_words(constants, 9)
     nodes, _, positions_at, query, out, _, _, _, _, _, _, _, lengths = read_words(task, 13)
     group, count = heads // kv_heads, last - first
     width = (head_dim + MACHINE_LANES - 1) // MACHINE_LANES * MACHINE_LANES
     positions = array_at(positions_at + 4 * first, count, np.int32)
     length = array_at(lengths, nodes, np.int32)[node]
-    factor = np.float32(array_at(constants + 8 * 6, 1, np.float64)[0] * LOG2_E)
     limits = _find_limits(positions, group, length, causal, window)
-    queries = count * group
-    numbers = np.empty((queries, head_dim), np.float32)
-    sums = np.empty((queries, width), np.float32)
-    totals = np.empty((queries, MACHINE_LANES), np.float32)
-    highest = np.empty(queries, np.float32)
-    places = np.empty((2, BLOCK_KEYS), np.int64)
+    queries, head_bytes = count * group, _bytes(kind) * head_dim
+    numbers = np.empty((num_heads, queries, head_dim), np.float32)
+    sums = np.zeros((num_heads, queries, width), np.float32)
+    totals = np.zeros((num_heads, queries, MACHINE_LANES), np.float32)
+    highest = np.full((num_heads, queries), -np.inf, np.float32)
+    places, ahead = np.empty((2, BLOCK_KEYS), np.int64), np.empty((2, BLOCK_KEYS), np.int64)
     turned = np.empty((head_dim, BLOCK_KEYS), np.float32)
     lined = np.zeros((BLOCK_KEYS, width), np.float32)
     scores = np.empty((TILE_ROWS, BLOCK_KEYS), np.float32)
-    size = _bytes(kind)
-    for head in range(kv_heads):
-        sums[:], totals[:], highest[:] = 0, 0, -np.inf
+    factor = np.float32(array_at(constants + 8 * 6, 1, np.float64)[0] * LOG2_E)
+    for head in range(num_heads):
         for row in range(count):
-            start = query + size * ((first + row) * heads + head * group) * head_dim
-            read_row(kind, start, numbers[row * group :].ctypes.data, group * head_dim, factor)
-        begin, end = limits[:, 0].min() // BLOCK_KEYS * BLOCK_KEYS, limits[:, 1].max()
-        for block in range(begin, end, BLOCK_KEYS):
-            keys = min(BLOCK_KEYS, length - block)
-            _find_places(constants, task, node, head, block, keys, places)
-            _load_block(kind, head_dim, keys, places, turned, lined)
+            start = query + head_bytes * ((first + row) * heads + (first_head + head) * group)
+            read_row(kind, start, numbers[head, row * group :].ctypes.data, group * head_dim, factor)
+    begin, end = limits[:, 0].min() // BLOCK_KEYS * BLOCK_KEYS, limits[:, 1].max()
+    if begin < end:
+        _find_places(constants, task, node, begin, length - begin, ahead)
+    for block in range(begin, end, BLOCK_KEYS):
+        keys = min(BLOCK_KEYS, length - block)
+        places, ahead = ahead, places
+        if block + BLOCK_KEYS < end:
+            _find_places(constants, task, node, block + BLOCK_KEYS, length - block - BLOCK_KEYS, ahead)
+        for head in range(num_heads):
+            if block + BLOCK_KEYS < end:
+                _fetch_block(ahead, (first_head + head) * head_bytes, head_bytes)
+            _load_block(kind, head_dim, keys, places, (first_head + head) * head_bytes, turned, lined)
             for row in range(0, queries, TILE_ROWS):
                 rows = min(TILE_ROWS, queries - row)
                 if not _is_seen(limits[row : row + rows], block):
                     continue
                 multiply_scores(
-                    rows, numbers[row:].ctypes.data, head_dim, turned.ctypes.data, BLOCK_KEYS, head_dim,
+                    rows, numbers[head, row:].ctypes.data, head_dim, turned.ctypes.data, BLOCK_KEYS, head_dim,
                     scores.ctypes.data, BLOCK_KEYS,
                 )  # fmt: skip
                 if bias != 0:
-                    _add_bias(scores[:rows], positions, bias, reach, head * group, group, row, block)
+                    _add_bias(scores[:rows], positions, bias, reach, (first_head + head) * group, group, row, block)
                 for one in range(rows):
                     at = row + one
                     shrink = soften(
                         scores[one:].ctypes.data, limits[at, 0] - block, limits[at, 1] - block,
-                        highest[at:].ctypes.data, totals[at:].ctypes.data,
+                        highest[head, at:].ctypes.data, totals[head, at:].ctypes.data,
                     )  # fmt: skip
                     if shrink != 1:
-                        scale_rows(sums[at:].ctypes.data, width, shrink)
-                add_values(rows, scores.ctypes.data, lined.ctypes.data, width, keys, sums[row:].ctypes.data)
+                        scale_rows(sums[head, at:].ctypes.data, width, shrink)
+                add_values(rows, scores.ctypes.data, lined.ctypes.data, width, keys, sums[head, row:].ctypes.data)
+    for head in range(num_heads):
         for row in range(queries):
-            total = sum_lanes(totals[row:].ctypes.data)
-            target = ((first + row // group) * heads + head * group + row % group) * head_dim
+            total = sum_lanes(totals[head, row:].ctypes.data)
+            target = (first + row // group) * heads + (first_head + head) * group + row % group
             part = np.float32(0) if total == 0 else np.float32(1) / total
-            write_row(kind, sums[row:].ctypes.data, out + size * target, head_dim, part)
+            write_row(kind, sums[head, row:].ctypes.data, out + head_bytes * target, head_dim, part)
 
 
 @nogil
@@ -136,8 +157,8 @@ def _is_seen(limits, block):  # type: ignore[no-untyped-def]
 
 
 @nogil
-def _find_places(constants, task, node, head, first, count, places):  # type: ignore[no-untyped-def]
-    """Where some keys and values of a node lie, `[2, at least count]`; behind the last one, the last one again."""
+def _find_places(constants, task, node, first, count, places):  # type: ignore[no-untyped-def]
+    """Where the heads of `count` keys and values lie; the rest of `places` `[2, keys]` is the last one again."""
     _, kv_heads, head_dim, kind = read_words(constants, 4)
     nodes, _, _, _, _, _, _, keys, values, page_size, tables, table_width, _, starts = read_words(task, 14)
     table = array_at(tables + 4 * node * table_width, table_width, np.int32)
@@ -147,7 +168,7 @@ def _find_places(constants, task, node, head, first, count, places):  # type: ig
     page, slot, place = at // page_size, at % page_size, 0
     for key in range(places.shape[1]):
         if key < count:
-            place = _bytes(kind) * ((table[page] * page_size + slot) * kv_heads + head) * head_dim
+            place = _bytes(kind) * (table[page] * page_size + slot) * kv_heads * head_dim
             slot += 1
             if slot == page_size:
                 page, slot = page + 1, 0
@@ -160,12 +181,20 @@ def _bytes(kind):  # type: ignore[no-untyped-def]
 
 
 @nogil
-def _load_block(kind, head_dim, keys, places, turned, lined):  # type: ignore[no-untyped-def]
-    """The keys of a block as columns, and the values as rows, in float32."""
+def _fetch_block(places, offset, size):  # type: ignore[no-untyped-def]
+    """Ask for a head of a block, which is turned and lined up after the one before is done."""
+    for key in range(BLOCK_KEYS):
+        fetch_row(places[0, key] + offset, size)
+        fetch_row(places[1, key] + offset, size)
+
+
+@nogil
+def _load_block(kind, head_dim, keys, places, offset, turned, lined):  # type: ignore[no-untyped-def]
+    """A head of the keys of a block as columns, and of the values as rows, in float32; `offset` is where it begins."""
     for key in range(0, keys, MACHINE_LANES):
-        turn_rows(kind, places[0, key:].ctypes.data, head_dim, turned[0, key:].ctypes.data)
+        turn_rows(kind, places[0, key:].ctypes.data, offset, head_dim, turned[0, key:].ctypes.data)
     for key in range(keys):
-        read_row(kind, places[1, key], lined[key:].ctypes.data, head_dim, np.float32(1))
+        read_row(kind, places[1, key] + offset, lined[key:].ctypes.data, head_dim, np.float32(1))
 
 
 @nogil
@@ -190,7 +219,7 @@ def append(constants, task):  # type: ignore[no-untyped-def]
     place = np.empty((2, 1), np.int64)
     for node in range(nodes):
         for row in range(offsets[node], offsets[node + 1]):
-            _find_places(constants, task, node, 0, positions[row], 1, place)
+            _find_places(constants, task, node, positions[row], 1, place)
             _halves(place[0, 0], size)[:] = _halves(key + row * size, size)
             _halves(place[1, 0], size)[:] = _halves(value + row * size, size)
 

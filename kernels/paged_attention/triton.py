@@ -11,6 +11,8 @@ a row's result depends on what else is in its own only by the size of the tile.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -256,8 +258,8 @@ def paged_attention(
     kv_heads = pages.keys.shape[2]
     if num_rows == 0:
         return out
-    block_queries = query_block(heads // kv_heads, num_rows, nodes)
-    tiles = num_rows // (block_queries // (heads // kv_heads)) + nodes
+    tile = choose_tile(query, heads // kv_heads, nodes)
+    tiles = num_rows // (tile.queries // (heads // kv_heads)) + nodes
     most_keys = table_width * pages.page_size
     if split_keys is None:
         split_keys = choose_split(tiles * kv_heads, most_keys, query.device)
@@ -294,11 +296,12 @@ def paged_attention(
         WINDOW=mask.window > 0,
         SPLIT=parts > 1,
         PRECISION=precision if query.dtype == torch.float32 else "ieee",
-        BLOCK_QUERIES=block_queries,
-        BLOCK_KEYS=32 if query.dtype == torch.float32 else 64,
+        BLOCK_QUERIES=tile.queries,
+        BLOCK_KEYS=tile.keys,
         BLOCK_DIM=block_dim,
-        num_warps=4,
+        num_warps=tile.warps,
         num_stages=2,
+        maxnreg=255,  # left alone the assembler spills a few bytes to use fewer
     )
     if parts > 1:
         join_parts_kernel[(triton.cdiv(num_rows * heads, 16),)](
@@ -330,10 +333,24 @@ def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None
     )
 
 
-def query_block(group: int, num_rows: int, nodes: int) -> int:
-    """Queries of a tile, a power of two: few if most nodes have one row, and room for a row of every group."""
-    usual = 16 if num_rows * group <= 16 * nodes else 64
-    return max(usual, int(triton.next_power_of_2(group)))
+class QueryTile(NamedTuple):
+    """A program looks at `keys` keys at a time for `queries` queries, both powers of two; `warps` of 32 threads."""
+
+    queries: int
+    keys: int
+    warps: int
+
+
+def choose_tile(query: Tensor, group: int, nodes: int) -> QueryTile:
+    """Few queries if most nodes have one row, and room for a row of every group; as much as registers can hold."""
+    is_float32, is_wide = query.dtype == torch.float32, query.shape[2] > 64
+    if query.shape[0] * group <= 16 * nodes:
+        tile = QueryTile(16, 32, 8 if is_wide else 4) if is_float32 else QueryTile(16, 64, 4)
+    elif is_float32:
+        tile = QueryTile(32, 16, 8) if is_wide else QueryTile(32, 32, 8)
+    else:
+        tile = QueryTile(64, 64, 8 if is_wide else 4)
+    return tile._replace(queries=max(tile.queries, int(triton.next_power_of_2(group))))
 
 
 def choose_split(programs: int, most_keys: int, device: torch.device) -> int:

@@ -129,6 +129,15 @@ def test_c_functions_do_the_same(dtype):
     assert_close(out, reference.paged_attention(case.query, theirs, case.spans, case.mask, 0.25).double())
 
 
+def test_a_memory_without_rows_gives_zeros():
+    empty = torch.zeros(0, 2, 16)
+    pages = Pages.of_rows(empty, empty, int32([0, 0, 0]))
+    spans, query = Spans(int32([0, 2, 3]), int32([0, 1, 0])), torch.randn(3, 4, 16)
+    with torch.inference_mode():
+        assert not paged_attention(query, pages, spans, Mask(causal=False)).any()
+    assert not reference.paged_attention(query, pages, spans, Mask(causal=False), 1.0).any()
+
+
 def test_what_does_not_fit_is_refused():
     case = make_case([Node(5, (3, 4))], Sizes())
     with torch.inference_mode(), pytest.raises(ValueError, match="got 5"):
