@@ -2,8 +2,9 @@
 
 Parts: ``heads`` (9 heads of 64 that share 3 of the keys, as in SmolLM2, in pages of 16: a step with 512 and with 2,000
 keys, a prompt of 2,000 rows, sixteen requests at once, two of them with 200 rows of a prompt, and steps whose keys and
-values, 98 MB in float32, are in no cache), ``encoder`` (16 sentences, 12 heads of 32, nothing causal) and ``stack`` (a
-step of all layers of a random model of SmolLM2's sizes).
+values, 98 MB in float32, are in no cache), ``flex`` (two of them beside FlexAttention, which is compiled first and needs
+a C++ compiler for that), ``encoder`` (16 sentences, 12 heads of 32, nothing causal) and ``stack`` (a step of all layers
+of a random model of SmolLM2's sizes).
 
 Torch's attention is called once a request: "contiguous" finds keys and values as it likes them, which no server has;
 "from pages" gathers them first, as it must. "padded" is one call for all. Each stands on the thread that calls it.
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from benchmarks.options import Options
@@ -26,7 +28,7 @@ from benchmarks.timing import medians_us, torch_threads
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.paged_attention import Mask, Pages, Spans, paged_attention
 
-PARTS = ("heads", "encoder", "stack")
+PARTS = ("heads", "flex", "encoder", "stack")
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 9, 3, 64, 16
 MIXED = [*((1, 100 + 130 * k) for k in range(14)), (200, 200), (200, 900)]
 """Rows and keys of each request."""
@@ -104,6 +106,29 @@ def run_heads(recorder: Recorder, seconds: float) -> None:
                 "torch, from pages": partial(torch_attention, work, masks, copies=True),
             }
             compare(recorder, f"{case}, {str(dtype).removeprefix('torch.')}", calls, seconds, MOST_DIFFERENT[dtype])
+
+
+def run_flex(recorder: Recorder, seconds: float) -> None:
+    """One request each, its keys and values in one piece."""
+    flex = torch.compile(flex_attention)
+    for rows, keys in ((1, 2000), (2000, 2000)):
+        work = make_work([(rows, keys)], torch.float32)
+
+        def is_seen(batch: Tensor, head: Tensor, row: Tensor, key: Tensor, before: int = keys - rows) -> Tensor:
+            return key <= row + before
+
+        blocks = create_block_mask(is_seen, None, None, rows, keys, device="cpu")
+        query = work.query.transpose(0, 1)[None].contiguous()
+        calls: dict[str, Callable[[], Tensor]] = {
+            "cellrt": partial(paged_attention, work.query, work.pages, work.spans),
+            "FlexAttention": partial(call_flex, flex, query, *work.contiguous[0], blocks),
+        }
+        compare(recorder, f"FlexAttention, {rows:,} by {keys:,}", calls, seconds, MOST_DIFFERENT[torch.float32])
+
+
+def call_flex(flex: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, blocks: BlockMask) -> Tensor:
+    """Rows first, as the others give them."""
+    return flex(query, key, value, block_mask=blocks, enable_gqa=True)[0].transpose(0, 1)
 
 
 def run_encoder(recorder: Recorder, seconds: float) -> None:
@@ -189,6 +214,6 @@ def run(recorder: Recorder, options: Options) -> None:
     torch.manual_seed(0)
     seconds = 0.3 if options.quick else 2.0
     with torch_threads(1):
-        for part, measure in zip(PARTS, (run_heads, run_encoder, run_stack)):
+        for part, measure in zip(PARTS, (run_heads, run_flex, run_encoder, run_stack)):
             if options.has(part):
                 measure(recorder, seconds)
