@@ -48,9 +48,10 @@ def random_inputs(specs: Iterable[RowSpec], rows: int, generator: torch.Generato
 
 def _one_row_each(spec: RowSpec, rows: int, device: str) -> PagedRows | Spans:
     """So many nodes of one row, the first of its chain."""
-    offsets, zeros = torch.arange(rows + 1, device=device), torch.zeros(rows, dtype=torch.int64, device=device)
+    offsets = torch.arange(rows + 1, dtype=torch.int32, device=device)
+    zeros = torch.zeros(rows, dtype=torch.int32, device=device)
     if spec.span:
         return Spans(offsets, zeros)
-    pages = torch.zeros((min(rows, NUM_PAGES), spec.page_size, *spec.shape), dtype=spec.dtype, device=device)
-    tables = (torch.arange(rows, device=device) % min(rows, NUM_PAGES))[:, None]
-    return PagedRows(pages, tables, zeros + 1, offsets, torch.arange(rows, device=device), zeros)
+    pages = torch.zeros((min(rows, NUM_PAGES), *spec.stored.shape), dtype=spec.dtype, device=device)
+    tables = (offsets[:-1] % min(rows, NUM_PAGES))[:, None]
+    return PagedRows(pages, tables, zeros + 1, offsets, offsets[:-1], zeros, spec.page_dim)

@@ -32,7 +32,7 @@ State = tuple[int, torch.Size, tuple[int, ...], torch.Tensor]
 def _parts(value: CellInput) -> tuple[torch.Tensor, ...]:
     """The tensors of an input that a cell must not write to; pages are there to be appended to."""
     if isinstance(value, PagedRows):
-        return tuple(value[1:])
+        return tuple(value[1:-1])
     return tuple(value) if isinstance(value, RaggedRows | Spans) else (value,)
 
 

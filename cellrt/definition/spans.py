@@ -12,8 +12,8 @@ class Spans(NamedTuple):
     """Which rows of a batch are of one node, and which steps of their chain or loop they are.
 
     Attributes:
-        offsets: ``[nodes + 1]`` int64; node n has rows ``offsets[n]:offsets[n + 1]`` of the batch, at least one.
-        positions: ``[rows]`` int64: each row's step, 0 for the first of its chain or loop.
+        offsets: ``[nodes + 1]`` int32; node n has rows ``offsets[n]:offsets[n + 1]`` of the batch, at least one.
+        positions: ``[rows]`` int32: each row's step, 0 for the first of its chain or loop.
     """
 
     offsets: torch.Tensor
@@ -21,7 +21,7 @@ class Spans(NamedTuple):
 
     @property
     def nodes(self) -> torch.Tensor:
-        """The node of each row ``[rows]`` int64."""
+        """The node of each row ``[rows]`` int32."""
         return nodes_of(self.offsets)
 
     def take(self, nodes: Sequence[int]) -> Spans:
@@ -41,12 +41,14 @@ class PagedRows(NamedTuple):
     ``positions`` of its own rows, and there only if it appends (see ``append``); the runtime may run a task twice.
 
     Attributes:
-        pages: ``[any, page_size, *shape]``: the pages of all nodes, and of others.
-        tables: ``[nodes, most pages of one]`` int64, filled up with 0.
-        lengths: ``[nodes]`` int64: rows of each node, those that this task appends among them.
-        offsets: ``[nodes + 1]`` int64; node n has rows ``offsets[n]:offsets[n + 1]`` of the batch, at least one.
-        nodes: ``[rows]`` int64: the node of each row of the batch.
-        positions: ``[rows]`` int64: the row of the state that each row of the batch appends; zeros if it appends none.
+        pages: ``[any, page_size, *shape]``: the pages of all nodes, and of others. With a ``page_dim`` (``grows``) the
+            rows of a page are that dimension of it.
+        tables: ``[nodes, most pages of one]`` int32, filled up with 0.
+        lengths: ``[nodes]`` int32: rows of each node, those that this task appends among them.
+        offsets: ``[nodes + 1]`` int32; node n has rows ``offsets[n]:offsets[n + 1]`` of the batch, at least one.
+        nodes: ``[rows]`` int32: the node of each row of the batch.
+        positions: ``[rows]`` int32: the row of the state that each row of the batch appends; zeros if it appends none.
+        page_dim: as of the cell's input.
     """
 
     pages: torch.Tensor
@@ -55,11 +57,17 @@ class PagedRows(NamedTuple):
     offsets: torch.Tensor
     nodes: torch.Tensor
     positions: torch.Tensor
+    page_dim: int = 0
 
     @property
     def page_size(self) -> int:
         """Rows of a page."""
-        return self.pages.shape[1]
+        return self.pages.shape[1 + self.page_dim]
+
+    @property
+    def by_row(self) -> torch.Tensor:
+        """The pages with their rows first: a view ``[any, page_size, *shape]``."""
+        return self.pages.movedim(1 + self.page_dim, 1)
 
     def append(self, values: torch.Tensor) -> None:
         """Writes each row's value to its place.
@@ -68,34 +76,33 @@ class PagedRows(NamedTuple):
             values: ``[rows, *shape]``.
         """
         pages = self.tables[self.nodes, self.positions // self.page_size]
-        self.pages[pages, self.positions % self.page_size] = values
+        self.by_row[pages, self.positions % self.page_size] = values
 
     def rows_of(self, node: int) -> torch.Tensor:
         """A copy of all rows of a node ``[lengths[node], *shape]``, in order."""
         length = int(self.lengths[node])
         pages = self.tables[node, : -(-length // self.page_size)]
-        return self.pages[pages].flatten(0, 1)[:length]
+        return self.by_row[pages].flatten(0, 1)[:length]
 
     def take(self, nodes: Sequence[int]) -> PagedRows:
         """Those of some nodes; their rows stay where they are."""
         chosen = torch.as_tensor(nodes, dtype=torch.int64)
         offsets, rows = taken_rows(self.offsets, nodes)
-        return PagedRows(
-            self.pages, self.tables[chosen], self.lengths[chosen], offsets, nodes_of(offsets), self.positions[rows]
-        )
+        tables, lengths, positions = self.tables[chosen], self.lengths[chosen], self.positions[rows]
+        return PagedRows(self.pages, tables, lengths, offsets, nodes_of(offsets), positions, self.page_dim)
 
     def copied(self) -> PagedRows:
         """A copy in memory of its own."""
-        return PagedRows(*(value.clone() for value in self))
+        return PagedRows(*(value.clone() for value in self[:-1]), self.page_dim)
 
 
 def nodes_of(offsets: torch.Tensor) -> torch.Tensor:
-    """The node of each row ``[rows]`` int64, of offsets ``[nodes + 1]``."""
-    return torch.repeat_interleave(offsets.diff())
+    """The node of each row ``[rows]`` int32, of offsets ``[nodes + 1]``."""
+    return torch.repeat_interleave(offsets.diff()).to(torch.int32)
 
 
 def taken_rows(offsets: torch.Tensor, nodes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The offsets of some nodes' rows when they lie together, and the rows that they have now."""
     ranges = [range(*offsets[node : node + 2].tolist()) for node in nodes]
     counts = torch.tensor([0, *map(len, ranges)])
-    return counts.cumsum(0), torch.tensor([row for rows in ranges for row in rows], dtype=torch.int64)
+    return counts.cumsum(0, dtype=torch.int32), torch.tensor([row for rows in ranges for row in rows])

@@ -23,8 +23,8 @@ class RowSpec(NamedTuple):
     """One row: its shape without the row dimension, and its dtype.
 
     A ragged input takes any number of other nodes' outputs of this row shape per node; the cell sees ``RaggedRows``.
-    With a ``page_size`` it is a state that grows by rows of this shape, kept in pages of so many; the cell sees
-    ``PagedRows``, and if it ``appends`` adds one row for each of its own. With a ``span`` ("partial" or "whole") nobody
+    With a ``page_size`` it is a state that grows by rows of this shape, kept in pages of so many, which are dimension
+    ``page_dim`` of a page; the cell sees ``PagedRows``, and if it ``appends`` adds one row for each of its own. With a ``span`` ("partial" or "whole") nobody
     gives it; the cell sees ``Spans``.
     """
 
@@ -33,6 +33,7 @@ class RowSpec(NamedTuple):
     ragged: bool = False
     page_size: int = 0
     appends: bool = False
+    page_dim: int = 0
     span: str = ""
 
     @property
@@ -52,7 +53,8 @@ class RowSpec(NamedTuple):
     def stored(self) -> RowSpec:
         """What an arena has rows of, for an input like this: of a ragged one its rows, of pages whole pages."""
         if self.page_size:
-            return RowSpec((self.page_size, *self.shape), self.dtype, page_size=self.page_size)
+            shape = (*self.shape[: self.page_dim], self.page_size, *self.shape[self.page_dim :])
+            return RowSpec(shape, self.dtype, page_size=self.page_size, page_dim=self.page_dim)
         return RowSpec(self.shape, self.dtype) if self.ragged else self
 
     def __str__(self) -> str:
@@ -60,7 +62,8 @@ class RowSpec(NamedTuple):
         if self.span:
             return f"{self.span} span"
         if self.page_size:
-            return f"{'growing ' if self.appends else ''}pages of {self.page_size} {row}"
+            place = f" (dimension {self.page_dim})" if self.page_dim else ""
+            return f"{'growing ' if self.appends else ''}pages of {self.page_size}{place} {row}"
         return f"{'ragged ' if self.ragged else ''}{row}"
 
 
@@ -104,15 +107,19 @@ def ragged(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
     return RowSpec(tuple(shape), dtype, ragged=True)
 
 
-def pages(*shape: int, dtype: torch.dtype = torch.float32, page_size: int = 16) -> RowSpec:
+def pages(*shape: int, dtype: torch.dtype = torch.float32, page_size: int = 16, page_dim: int = 0) -> RowSpec:
     """An input that is a growing state of rows of this shape, which another cell appends to: see ``grows``."""
-    return RowSpec(tuple(shape), dtype, page_size=page_size)
+    return RowSpec(tuple(shape), dtype, page_size=page_size, page_dim=page_dim)
 
 
-def grows(*shape: int, dtype: torch.dtype = torch.float32, page_size: int = 16) -> RowSpec:
+def grows(*shape: int, dtype: torch.dtype = torch.float32, page_size: int = 16, page_dim: int = 0) -> RowSpec:
     """A state that grows by one row of this shape for each row of the cell, which appends it: the keys and values of a
-    decoder, say. The runtime keeps it in pages of ``page_size`` rows; the cell sees ``PagedRows``."""
-    return RowSpec(tuple(shape), dtype, page_size=page_size, appends=True)
+    decoder, say. The runtime keeps it in pages of ``page_size`` rows; the cell sees ``PagedRows``.
+
+    ``page_dim``: where the rows of a page are among its dimensions. With rows ``(layers, 2, heads, size)`` and 2 a page
+    is ``[layers, 2, page_size, heads, size]``, so that what one layer reads of it lies together.
+    """
+    return RowSpec(tuple(shape), dtype, page_size=page_size, appends=True, page_dim=page_dim)
 
 
 def span(*, whole: bool = False) -> RowSpec:
@@ -149,6 +156,8 @@ def as_spec(name: str, value: object) -> RowSpec:
         raise DefinitionError(f"input {name!r}: expected extents of at least 1, got {spec.shape}")
     if type(spec.page_size) is not int or not 0 <= spec.page_size <= MAX_PAGE_SIZE:
         raise DefinitionError(f"input {name!r}: expected a page_size from 1 to {MAX_PAGE_SIZE}, got {spec.page_size!r}")
+    if type(spec.page_dim) is not int or not 0 <= spec.page_dim <= len(spec.shape):
+        raise DefinitionError(f"input {name!r}: expected a page_dim from 0 to {len(spec.shape)}, got {spec.page_dim!r}")
     return spec._replace(shape=tuple(spec.shape))
 
 

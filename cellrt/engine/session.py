@@ -16,6 +16,7 @@ from cellrt.engine.records import SessionRecord
 from cellrt.engine.stream import Channel, Stream
 from cellrt.engine.submission import Submission
 from cellrt.errors import EngineClosedError, SessionError
+from cellrt.graph.results import StateLayout
 
 
 class Session:
@@ -84,7 +85,7 @@ class Session:
 
         tensors = {}
         for k, (state, spec) in enumerate(zip(self._record.states, self._specs)):
-            value = torch.empty((0, *(spec.shape[1:] if state.page_size else spec.shape)), dtype=spec.dtype)
+            value = torch.empty((0, *_row_shape(state, spec)), dtype=spec.dtype)
             if saved is not None:
                 value = torch.from_numpy(saved[k]).view(spec.dtype)
             tensors[f"{k}.{state.name}.{state.cell}"] = value
@@ -110,7 +111,11 @@ class Session:
                 raise SessionError(f"{self._record}: the state is of other cells or weights: {name!r} is not in it")
             value = tensors.pop(name)
             shape = (
-                (*value.shape[:1], *spec.shape[1:]) if layout.page_size else (0, *spec.shape) if is_new else spec.shape
+                (*value.shape[:1], *_row_shape(layout, spec))
+                if layout.page_size
+                else (0, *spec.shape)
+                if is_new
+                else spec.shape
             )
             if (tuple(value.shape), value.dtype) != (shape, spec.dtype):
                 raise SessionError(f"{self._record}: {name!r}: expected {spec}, got {describe(value)}")
@@ -128,3 +133,10 @@ class Session:
             return
         ended = SessionError(f"{self._record} is closed")
         self._manager.call_in(self._record, lambda sessions: sessions.end(self._record, ended))
+
+
+def _row_shape(layout: StateLayout, spec: RowSpec) -> tuple[int, ...]:
+    """The shape of a row of a state, given the spec of what the arenas hold."""
+    if not layout.page_size:
+        return spec.shape
+    return spec.shape[: layout.page_dim] + spec.shape[layout.page_dim + 1 :]

@@ -28,6 +28,7 @@ from cellrt.engine.records import LiveRequest, SessionRecord
 from cellrt.engine.registry import Model
 from cellrt.engine.turns import Call
 from cellrt.errors import DeviceError, OverloadError, RequestError, SessionError
+from cellrt.graph.results import StateLayout
 from cellrt.worker.arenas import Arenas
 
 EVICTED_TOGETHER = 64
@@ -197,9 +198,10 @@ class Sessions:
             if not layout.page_size:
                 host.put(layout.kind, rows[slot : slot + 1], value[None])
             elif len(value):
-                filled = np.zeros((len(pages[slot]), *host[layout.kind].shape[1:]), value.dtype)
+                filled = np.zeros((len(pages[slot]), layout.page_size, *value.shape[1:]), value.dtype)
                 filled.reshape(-1, *value.shape[1:])[: len(value)] = value
-                host.put(layout.kind, np.array(pages[slot], np.int32), filled)
+                by_page = np.moveaxis(filled, 1, 1 + layout.page_dim)
+                host.put(layout.kind, np.array(pages[slot], np.int32), by_page)
 
     def evict_some(self) -> bool:
         """Evicts those idle longest, a few together; False if there is none."""
@@ -220,20 +222,21 @@ class Sessions:
         rows = self._processor.session_rows(record.id, record.num_rows)
         read = [self._read_row(kind, handle) for handle, kind in rows]
         for layout, pages in zip(record.states[record.num_rows :], self._pages(record)):
-            read.append(self._read_pages(layout.kind, pages))
+            read.append(self._read_pages(layout, pages))
         return read
 
     def _pages(self, record: SessionRecord) -> list[SessionPages]:
         return session_pages(self._processor.tables, record.id, record.num_rows, len(record.states) - record.num_rows)
 
-    def _read_pages(self, kind: int, pages: SessionPages) -> NDArray[Any]:
+    def _read_pages(self, layout: StateLayout, pages: SessionPages) -> NDArray[Any]:
+        kind = layout.kind
         locations = [self._arenas[handle >> LOCATION_SHIFT] for handle in pages.handles]
         empty = self._arenas[HOST].get_bits(kind, np.empty(0, np.int32))
         read = [
             arenas.get_bits(kind, np.array([handle & ROW_MASK], np.int32))
             for arenas, handle in zip(locations, pages.handles)
         ]
-        together = np.concatenate([empty, *read])
+        together = np.moveaxis(np.concatenate([empty, *read]), 1 + layout.page_dim, 1)
         return together.reshape(-1, *together.shape[2:])[: pages.length].copy()
 
     def _read_row(self, kind: int, handle: int) -> NDArray[Any]:

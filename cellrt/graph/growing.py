@@ -33,7 +33,8 @@ class GrowingStates:
         spec = cell.inputs[name]
         kind = kind_of(spec)
         if keep:
-            self._states.take_pages(StateLayout(f"{cell.name}.{name}", kind, cell.identity[:16], spec.page_size))
+            identity = cell.identity[:16]
+            self._states.take_pages(StateLayout(f"{cell.name}.{name}", kind, identity, spec.page_size, spec.page_dim))
         self._program.extend((OP_PAGES, kind, spec.page_size, int(keep)))
         self._count += 1
         return GrowingState(graph, self._count - 1, spec)

@@ -119,7 +119,7 @@ class _Source(NamedTuple):
 
 def _no_rows(spec: RowSpec) -> Row:
     """No rows of a growing state, of whose pages this is the spec."""
-    return torch.zeros((0, *spec.shape[1:]), dtype=spec.dtype)
+    return torch.zeros(spec.shape, dtype=spec.dtype).movedim(spec.page_dim, 0)[:0]
 
 
 class _PageList:
@@ -129,8 +129,9 @@ class _PageList:
         self.spec, self.length = spec, 0
         self.pages = torch.zeros((0, *spec.shape), dtype=spec.dtype)
         self.make_room(len(rows))
-        self.pages.flatten(0, 1)[: len(rows)] = rows
         self.length = len(rows)
+        for row, value in enumerate(rows):
+            self.pages.select(0, row // spec.page_size).select(spec.page_dim, row % spec.page_size).copy_(value)
 
     def make_room(self, count: int) -> None:
         """Makes pages for so many rows more."""
@@ -139,16 +140,17 @@ class _PageList:
 
     def values(self) -> Row:
         """All rows ``[length, *shape]``."""
-        return self.pages.flatten(0, 1)[: self.length].clone()
+        return self.pages.movedim(1 + self.spec.page_dim, 1).flatten(0, 1)[: self.length].clone()
 
     def seen_by(self, spec: RowSpec, rows: int) -> PagedRows:
         """What a node of so many rows is given, which appends them if its input is so."""
         before, appended = self.length, rows if spec.appends else 0
         self.make_room(appended)
         self.length += appended
-        positions = torch.arange(before, before + rows) if appended else torch.zeros(rows, dtype=torch.int64)
-        table, offsets = torch.arange(len(self.pages))[None], torch.tensor([0, rows])
-        return PagedRows(self.pages, table, torch.tensor([self.length]), offsets, nodes_of(offsets), positions)
+        positions = torch.arange(before, before + rows) if appended else torch.zeros(rows)
+        offsets = torch.tensor([0, rows]).int()
+        table, length = torch.arange(len(self.pages))[None].int(), torch.tensor([self.length]).int()
+        return PagedRows(self.pages, table, length, offsets, nodes_of(offsets), positions.int(), self.spec.page_dim)
 
 
 class _Interpreter:
@@ -273,7 +275,7 @@ class _Interpreter:
         steps, inputs = range(first, first + count), list[CellInput]()
         for spec, source in zip(cell.inputs.values(), sources):
             if spec.span:
-                inputs.append(Spans(torch.tensor([0, count]), torch.tensor(steps)))
+                inputs.append(Spans(torch.tensor([0, count]).int(), torch.tensor(steps).int()))
             elif source.mode == PAGED:
                 inputs.append(self._page_lists[source.numbers[0]].seen_by(spec, count))
             elif source.mode == NEXT:

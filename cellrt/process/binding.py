@@ -50,7 +50,8 @@ def described(number: int, model: Model, source: ModelSource, registry: Registry
         "max_nodes": model.max_nodes,
         "types": dict(model.types),
         "kinds": [
-            (list(spec.shape), str(spec.dtype).removeprefix("torch."), spec.page_size) for spec in list(registry.kinds)
+            (list(spec.shape), str(spec.dtype).removeprefix("torch."), spec.page_size, spec.page_dim)
+            for spec in list(registry.kinds)
         ],
         "constants": constants,
         "states": [list(state) for state in model.states],
@@ -80,8 +81,8 @@ class Binding:
             )
         self.max_nodes = int(description["max_nodes"])
         self.formats = [
-            RowFormat(RowSpec(tuple(shape), getattr(torch, dtype), page_size=page_size))
-            for shape, dtype, page_size in description["kinds"]
+            RowFormat(RowSpec(tuple(shape), getattr(torch, dtype), page_size=page_size, page_dim=page_dim))
+            for shape, dtype, page_size, page_dim in description["kinds"]
         ]
         self.states = tuple(StateLayout(*state) for state in description["states"])
         self.num_users, self.is_outdated, self.is_released = 0, False, False

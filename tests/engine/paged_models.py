@@ -25,9 +25,10 @@ class Summed(NamedTuple):
 
 def sum_to(state: PagedRows, node: int, end: int) -> Tensor:
     """The sum of a node's first rows, page by page."""
-    total = torch.zeros(state.pages.shape[2:])
+    rows = state.by_row
+    total = torch.zeros(rows.shape[2:])
     for row in range(end):
-        total += state.pages[state.tables[node, row // state.page_size], row % state.page_size]
+        total += rows[state.tables[node, row // state.page_size], row % state.page_size]
     return total
 
 

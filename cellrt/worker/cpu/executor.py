@@ -137,19 +137,20 @@ class Executor:
 
     def _gather_spans(self, task: TaskView, cell_type: CellType) -> list[CellInput]:
         """The inputs of a cell that is told which rows are of one node."""
-        first_rows = task.spans.astype(np.int64)
+        first_rows = task.spans.copy()
         offsets, counts = torch.from_numpy(first_rows), np.diff(first_rows)
         steps = np.arange(task.num_rows) - np.repeat(first_rows[:-1], counts)  # since the first of its span
-        nodes = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
+        nodes = torch.from_numpy(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
         inputs: list[CellInput] = []
         for spec, kind, words in zip(cell_type.cell.inputs.values(), cell_type.input_kinds, task.inputs):
             if spec.span:
-                inputs.append(Spans(offsets, torch.from_numpy(steps + np.repeat(task.span_steps, counts))))
+                positions = steps + np.repeat(task.span_steps, counts)
+                inputs.append(Spans(offsets, torch.from_numpy(positions.astype(np.int32))))
             elif spec.page_size:
                 pages, (tables, lengths, starts) = self._arenas[self._location][kind], task.pages(words)
                 positions = steps + np.repeat(starts, counts) if spec.appends else np.zeros_like(steps)
-                given = (tables, lengths, offsets, nodes, positions)
-                inputs.append(PagedRows(pages, *(torch.as_tensor(value, dtype=torch.int64) for value in given)))
+                given = [torch.from_numpy(value.astype(np.int32)) for value in (tables, lengths, positions)]
+                inputs.append(PagedRows(pages, *given[:2], offsets, nodes, given[2], spec.page_dim))
             else:
                 inputs.append(self._gather(task, kind, *words))
         return inputs

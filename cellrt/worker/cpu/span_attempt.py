@@ -23,7 +23,7 @@ class SpanAttempt(Attempt[CpuOutcome]):
 
     def __init__(self, cell: Cell, task: TaskView, gather: Callable[[], list[CellInput]], mode: CellMode) -> None:
         self.cell, self.num_rows, self.mode = cell, len(task.span_steps), mode
-        self._gather, self._offsets = gather, torch.from_numpy(task.spans.astype("int64"))
+        self._gather, self._offsets = gather, torch.from_numpy(task.spans.copy())
 
     def run(self, first: int, end: int) -> CpuOutcome:
         """See ``Attempt``. A span that is run again appends what it appended before, to the same places."""
