@@ -124,6 +124,14 @@ class TaskView:
         """The rows of one span."""
         return range(*self.spans[span : span + 2].tolist())
 
+    def is_read(self) -> NDArray[np.bool_]:
+        """Whether anybody reads an output of each row ``[num_rows]``, of a task of one step."""
+        found = np.zeros(self.num_rows, bool)
+        for words in self.outputs:
+            found[self._part(words[OUT_STORE_POSITIONS], words[OUT_STORES])] = True
+            found[self._part(words[OUT_RESULT_POSITIONS], words[OUT_RESULTS])] = True
+        return found
+
     def pages(self, words: list[int]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """Of an input that is a growing state, with that record: the page numbers of each span ``[spans, most]``,
         filled up with 0, its rows with those that the task appends, and without ``[spans]``."""

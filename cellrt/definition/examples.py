@@ -51,7 +51,7 @@ def _one_row_each(spec: RowSpec, rows: int, device: str) -> PagedRows | Spans:
     offsets = torch.arange(rows + 1, dtype=torch.int32, device=device)
     zeros = torch.zeros(rows, dtype=torch.int32, device=device)
     if spec.span:
-        return Spans(offsets, zeros)
+        return Spans(offsets, zeros, zeros == 0)
     pages = torch.zeros((min(rows, NUM_PAGES), *spec.stored.shape), dtype=spec.dtype, device=device)
     tables = (offsets[:-1] % min(rows, NUM_PAGES))[:, None]
-    return PagedRows(pages, tables, zeros + 1, offsets, offsets[:-1], zeros, spec.page_dim)
+    return PagedRows(pages, tables, zeros + 1, offsets, offsets[:-1], zeros, zeros == 0, spec.page_dim)

@@ -14,10 +14,12 @@ class Spans(NamedTuple):
     Attributes:
         offsets: ``[nodes + 1]`` int32; node n has rows ``offsets[n]:offsets[n + 1]`` of the batch, at least one.
         positions: ``[rows]`` int32: each row's step, 0 for the first of its chain or loop.
+        is_read: ``[rows]`` bool: whether anybody reads an output of the row; of others a cell may return anything.
     """
 
     offsets: torch.Tensor
     positions: torch.Tensor
+    is_read: torch.Tensor
 
     @property
     def nodes(self) -> torch.Tensor:
@@ -27,7 +29,7 @@ class Spans(NamedTuple):
     def take(self, nodes: Sequence[int]) -> Spans:
         """Those of some nodes."""
         offsets, rows = taken_rows(self.offsets, nodes)
-        return Spans(offsets, self.positions[rows])
+        return Spans(offsets, self.positions[rows], self.is_read[rows])
 
     def copied(self) -> Spans:
         """A copy in memory of its own."""
@@ -48,6 +50,7 @@ class PagedRows(NamedTuple):
         offsets: ``[nodes + 1]`` int32; node n has rows ``offsets[n]:offsets[n + 1]`` of the batch, at least one.
         nodes: ``[rows]`` int32: the node of each row of the batch.
         positions: ``[rows]`` int32: the row of the state that each row of the batch appends; zeros if it appends none.
+        is_read: ``[rows]`` bool: whether anybody reads an output of the row; of others a cell may return anything.
         page_dim: as of the cell's input.
     """
 
@@ -57,6 +60,7 @@ class PagedRows(NamedTuple):
     offsets: torch.Tensor
     nodes: torch.Tensor
     positions: torch.Tensor
+    is_read: torch.Tensor
     page_dim: int = 0
 
     @property
@@ -88,12 +92,14 @@ class PagedRows(NamedTuple):
         """Those of some nodes; their rows stay where they are."""
         chosen = torch.as_tensor(nodes, dtype=torch.int64)
         offsets, rows = taken_rows(self.offsets, nodes)
-        tables, lengths, positions = self.tables[chosen], self.lengths[chosen], self.positions[rows]
-        return PagedRows(self.pages, tables, lengths, offsets, nodes_of(offsets), positions, self.page_dim)
+        tables, lengths = self.tables[chosen], self.lengths[chosen]
+        of_rows = nodes_of(offsets), self.positions[rows], self.is_read[rows]
+        return PagedRows(self.pages, tables, lengths, offsets, *of_rows, self.page_dim)
 
     def copied(self) -> PagedRows:
         """A copy in memory of its own."""
-        return PagedRows(*(value.clone() for value in self[:-1]), self.page_dim)
+        copies = {name: getattr(self, name).clone() for name in self._fields[:-1]}
+        return self._replace(**copies)
 
 
 def nodes_of(offsets: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,8 @@ class RowSpec(NamedTuple):
 
     A ragged input takes any number of other nodes' outputs of this row shape per node; the cell sees ``RaggedRows``.
     With a ``page_size`` it is a state that grows by rows of this shape, kept in pages of so many, which are dimension
-    ``page_dim`` of a page; the cell sees ``PagedRows``, and if it ``appends`` adds one row for each of its own. With a ``span`` ("partial" or "whole") nobody
-    gives it; the cell sees ``Spans``.
+    ``page_dim`` of a page; the cell sees ``PagedRows``, and if it ``appends`` adds one row for each of its own. With a
+    ``span`` ("partial" or "whole") nobody gives it; the cell sees ``Spans``.
     """
 
     shape: tuple[int, ...]

@@ -110,13 +110,9 @@ class Session:
             if name not in tensors:
                 raise SessionError(f"{self._record}: the state is of other cells or weights: {name!r} is not in it")
             value = tensors.pop(name)
-            shape = (
-                (*value.shape[:1], *_row_shape(layout, spec))
-                if layout.page_size
-                else (0, *spec.shape)
-                if is_new
-                else spec.shape
-            )
+            shape = _row_shape(layout, spec)
+            if layout.page_size or is_new:
+                shape = (*value.shape[:1], *shape)
             if (tuple(value.shape), value.dtype) != (shape, spec.dtype):
                 raise SessionError(f"{self._record}: {name!r}: expected {spec}, got {describe(value)}")
             saved.append(as_bits(value))

@@ -150,7 +150,16 @@ class _PageList:
         positions = torch.arange(before, before + rows) if appended else torch.zeros(rows)
         offsets = torch.tensor([0, rows]).int()
         table, length = torch.arange(len(self.pages))[None].int(), torch.tensor([self.length]).int()
-        return PagedRows(self.pages, table, length, offsets, nodes_of(offsets), positions.int(), self.spec.page_dim)
+        return PagedRows(
+            self.pages,
+            table,
+            length,
+            offsets,
+            nodes_of(offsets),
+            positions.int(),
+            offsets.new_ones(rows) > 0,
+            self.spec.page_dim,
+        )
 
 
 class _Interpreter:
@@ -275,7 +284,7 @@ class _Interpreter:
         steps, inputs = range(first, first + count), list[CellInput]()
         for spec, source in zip(cell.inputs.values(), sources):
             if spec.span:
-                inputs.append(Spans(torch.tensor([0, count]).int(), torch.tensor(steps).int()))
+                inputs.append(Spans(torch.tensor([0, count]).int(), torch.tensor(steps).int(), torch.ones(count) > 0))
             elif source.mode == PAGED:
                 inputs.append(self._page_lists[source.numbers[0]].seen_by(spec, count))
             elif source.mode == NEXT:

@@ -141,16 +141,27 @@ class Executor:
         offsets, counts = torch.from_numpy(first_rows), np.diff(first_rows)
         steps = np.arange(task.num_rows) - np.repeat(first_rows[:-1], counts)  # since the first of its span
         nodes = torch.from_numpy(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
+        is_read = torch.from_numpy(task.is_read())
         inputs: list[CellInput] = []
         for spec, kind, words in zip(cell_type.cell.inputs.values(), cell_type.input_kinds, task.inputs):
             if spec.span:
                 positions = steps + np.repeat(task.span_steps, counts)
-                inputs.append(Spans(offsets, torch.from_numpy(positions.astype(np.int32))))
+                inputs.append(Spans(offsets, torch.from_numpy(positions.astype(np.int32)), is_read))
             elif spec.page_size:
-                pages, (tables, lengths, starts) = self._arenas[self._location][kind], task.pages(words)
+                tables, lengths, starts = task.pages(words)
                 positions = steps + np.repeat(starts, counts) if spec.appends else np.zeros_like(steps)
-                given = [torch.from_numpy(value.astype(np.int32)) for value in (tables, lengths, positions)]
-                inputs.append(PagedRows(pages, *given[:2], offsets, nodes, given[2], spec.page_dim))
+                inputs.append(
+                    PagedRows(
+                        self._arenas[self._location][kind],
+                        torch.from_numpy(tables),
+                        torch.from_numpy(lengths.copy()),
+                        offsets,
+                        nodes,
+                        torch.from_numpy(positions.astype(np.int32)),
+                        is_read,
+                        spec.page_dim,
+                    )
+                )
             else:
                 inputs.append(self._gather(task, kind, *words))
         return inputs
