@@ -63,9 +63,7 @@ def pages_of_layers(kv: PagedRows) -> list[Pages]:
     layers, parts = kv.pages.shape[1:3]
     flat = kv.pages.flatten(0, 2)
     count, tables = len(flat) - layers * parts + 1, kv.tables * (layers * parts)
-    return [
-        Pages(flat[parts * k :][:count], flat[parts * k + 1 :][:count], tables, kv.lengths) for k in range(layers)
-    ]
+    return [Pages(flat[parts * k :][:count], flat[parts * k + 1 :][:count], tables, kv.lengths) for k in range(layers)]
 
 
 def language_model(
