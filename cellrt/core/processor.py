@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from cellrt.core import buddy_allocator, record_layout, tables
 from cellrt.core.entries import (
-    admit_request,
+    admit_many,
     cancel,
     complete,
     drop_states,
     lose_worker,
     release_many,
+    result_rows,
     schedule_tasks,
 )
 from cellrt.core.growth import TaskBuffers, with_more_rows
@@ -271,9 +272,23 @@ class Processor:
         ``rows`` has the host row of each external value, then of each state that comes with the request (-1 if not),
         then the place of the first result (see ``results``). A session has one live request at a time.
         """
-        rows = np.empty(template.num_externals + template.num_states + 1, np.int32)
-        request = admit_request(self._at, template.at, sequence, lane, int(streamed), session, rows)
-        return None if request < 0 else (request, rows)
+        ids, rows = self.admit_many(template, np.array([sequence]), lane, streamed, session)
+        return (ids[0], rows[0]) if ids else None
+
+    def admit_many(
+        self,
+        template: Template,
+        sequences: NDArray[np.int64],
+        lane: int = 0,
+        streamed: bool = False,
+        session: int = -1,
+    ) -> tuple[list[int], NDArray[np.int32]]:
+        """Admits requests of one template in order, as far as there is room now: their ids, and of each the ``rows``
+        that ``admit`` returns, ``[requests, rows]``."""
+        rows = np.empty((sequences.size, template.num_externals + template.num_states + 1), np.int32)
+        ids = np.empty(sequences.size, np.int32)
+        count = admit_many(self._at, template.at, sequences, lane, int(streamed), session, rows.reshape(-1), ids)
+        return ids[:count].tolist(), rows[:count]
 
     def has_rows(self, template: Template) -> bool:
         """Whether the arenas have room for a request now."""
@@ -334,6 +349,13 @@ class Processor:
         ``first`` is the place that ``admit`` gave. A view: read it before ``release``.
         """
         return self.tables.places[first : first + count]
+
+    def result_rows(self, requests: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Host rows ``[requests, positions]`` of complete requests of one template: of their results at these positions,
+        -1 where a loop stopped before."""
+        rows = np.empty((requests.size, positions.size), np.int32)
+        result_rows(self._at, requests, positions, rows.reshape(-1))
+        return rows
 
     def ready_results(self, first: int, count: int) -> NDArray[np.int32]:
         """As ``results``, of a streamed request that still runs: -1 where a result is not complete."""

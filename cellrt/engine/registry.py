@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import rename_types
@@ -20,6 +19,7 @@ from cellrt.engine.places import Places
 from cellrt.engine.template_cache import TemplateCache
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.graph import Recorded
+from cellrt.graph.known import Alike, KnownGraphs, check_key
 from cellrt.graph.results import ResultLayout, StateLayout
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.cell_type import CellType
@@ -29,14 +29,28 @@ MAX_CACHED_BYTES = 1 << 20
 
 
 class Plan(NamedTuple):
-    """A request ready to be admitted."""
+    """What runs for requests of one graph; shared by them."""
 
     template: Template
-    num_nodes: int
-    """Nodes of the graph; a loop counts as its step limit."""
     results: tuple[ResultLayout, ...]
-    externals: list[tuple[int, NDArray[Any]]]
-    states: tuple[StateLayout, ...] = ()
+    states: tuple[StateLayout, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the graph; a loop counts as its step limit."""
+        return self.template.num_steps
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the template's rows."""
+        return self.template.num_bytes
+
+
+class Planned(NamedTuple):
+    """Requests of one graph, ready to be handed in."""
+
+    plan: Plan
+    alike: Alike
 
 
 class Registry:
@@ -144,6 +158,7 @@ class Discovery:
             recorded = unfolder.record(self, unfolder.example)
         except RequestError as error:
             raise DefinitionError(f"the example request does not unfold: {error}") from error
+        check_key(unfolder, self, recorded)
         for cell in unfolder.cells:
             self.cell_type(cell)
         return recorded
@@ -223,7 +238,8 @@ class Model:
         self._registry, self._processor = registry, processor
         self.kind, self.constant_row = registry.kind, registry.constant_row
         self.max_nodes = registry.max_nodes
-        self.templates = TemplateCache(max_cached_bytes)
+        self.templates = TemplateCache[Plan](max_cached_bytes)
+        self._known = KnownGraphs(unfolder)
 
     @property
     def is_idle(self) -> bool:
@@ -240,17 +256,22 @@ class Model:
             )
         return type_id
 
-    def plan(self, request: Any) -> Plan:
-        """Unfolds a request and checks it, in the caller's thread.
+    def plans(self, requests: Sequence[Any]) -> list[Planned]:
+        """Unfolds requests and checks them, in the caller's thread; those of one graph together.
 
         Raises RequestError, RequestTooLargeError.
         """
-        return self.plan_of(self.unfolder.record(self, request))
+        return [Planned(self.plan_of(alike.recorded), alike) for alike in self._known.record(self, requests)]
 
     def plan_of(self, recorded: Recorded) -> Plan:
-        """The plan of what a request recorded. Raises RequestTooLargeError."""
-        template = self.templates.get(recorded.program) or self._compile(recorded.program)
-        return Plan(template, template.num_steps, recorded.results, recorded.externals, recorded.states)
+        """The plan of what requests recorded. Raises RequestTooLargeError."""
+        plan = self.templates.get(recorded.program)
+        if plan is None:
+            plan = Plan(self._compile(recorded.program), recorded.results, recorded.states)
+            self.templates.add(recorded.program, plan)
+        if plan.results != recorded.results or plan.states != recorded.states:
+            plan = plan._replace(results=recorded.results, states=recorded.states)
+        return plan
 
     def _compile(self, program: bytes) -> Template:
         try:
@@ -260,7 +281,6 @@ class Model:
         problem = self._processor.why_too_large(template, self._registry.kinds)
         if problem:
             raise RequestTooLargeError(f"model {self.name!r}: the request needs {problem}")
-        self.templates.add(program, template)
         return template
 
 
