@@ -308,6 +308,13 @@ def result_rows(t, request_ids, positions, rows):
 
 
 @compiled
+def start_times(t, request_ids, started_ns):
+    """Writes to ``started_ns`` when the first task of each request was submitted."""
+    for k in range(request_ids.size):
+        started_ns[k] = t.requests[request_ids[k]].started_ns
+
+
+@compiled
 def _fail_all(t, task_id):
     """Marks every row of a lost task as failed: no state may follow it."""
     base = task_id * t.settings[0].buffer_ints

@@ -7,7 +7,7 @@ from cellrt.core.jit import entry, open_tables, open_template, short_entry
 
 _admit_many, _release_many = admission.admit_many, admission.release_many
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, completion.lose_worker
-_result_rows = completion.result_rows
+_result_rows, _start_times = completion.result_rows, completion.start_times
 _schedule, _drop_states = schedule.schedule, session_state.drop_states
 
 
@@ -21,6 +21,12 @@ def admit_many(at, template_at, sequences, lane, streamed, session, host_rows, i
 def result_rows(at, request_ids, positions, rows):
     """See ``completion.result_rows``."""
     _result_rows(open_tables(at), request_ids, positions, rows)
+
+
+@short_entry
+def start_times(at, request_ids, started_ns):
+    """See ``completion.start_times``."""
+    _start_times(open_tables(at), request_ids, started_ns)
 
 
 @short_entry

@@ -24,6 +24,7 @@ from cellrt.core.entries import (
     release_many,
     result_rows,
     schedule_tasks,
+    start_times,
 )
 from cellrt.core.growth import TaskBuffers, with_more_rows
 from cellrt.core.jit import address_of
@@ -357,6 +358,12 @@ class Processor:
         result_rows(self._at, requests, positions, rows.reshape(-1))
         return rows
 
+    def start_times(self, requests: NDArray[np.int32]) -> list[int]:
+        """When the first task of each request was submitted, on the clock of ``set_time``."""
+        started_ns = np.empty(requests.size, np.int64)
+        start_times(self._at, requests, started_ns)
+        return started_ns.tolist()  # type: ignore[no-any-return]
+
     def ready_results(self, first: int, count: int) -> NDArray[np.int32]:
         """As ``results``, of a streamed request that still runs: -1 where a result is not complete."""
         return np.maximum(self.results(first, count), tables.NO_ROW)
@@ -378,9 +385,9 @@ class Processor:
                 found[k] = limit, done
         return found
 
-    def release(self, requests: Sequence[int]) -> None:
+    def release(self, requests: Sequence[int] | NDArray[np.int32]) -> None:
         """Frees requests that are done, once their results are read."""
-        release_many(self._at, np.array(requests, np.int32))
+        release_many(self._at, np.asarray(requests, np.int32))
 
     def cancel(self, request: int) -> bool:
         """Ends a live request early. True if its rows are back; else a NOTICE_RELEASED follows."""

@@ -152,7 +152,7 @@ class Manager:
         """Hands in requests with one deadline, all or none; under the gate. Raises EngineClosedError."""
         try:
             for one in places:
-                one.take(sum(map(len, bulks)))
+                one.take(sum(bulk.size for bulk in bulks))
             self.turns.hand_in(bulks, bulks[0].deadline_ns is not None or not self.has_workers)
         except BaseException:  # a signal's handler raised: a turn counts anew
             self.turns.was_interrupted = True
@@ -228,7 +228,7 @@ class Manager:
         arrivals_ns: list[int] = []
         for message in self.turns.take_messages():
             if isinstance(message, Bulk):
-                arrivals_ns += [message.arrival_ns] * min(len(message), MANY_ARRIVALS)
+                arrivals_ns += [message.arrival_ns] * min(message.size, MANY_ARRIVALS)
                 self._accept(message)
             elif isinstance(message, SessionCall):
                 self._requests.ask_session(message.record, message)
@@ -241,8 +241,8 @@ class Manager:
             self._heal()
 
     def _accept(self, bulk: Bulk) -> None:
-        self.places.note_accepted(len(bulk))
-        bulk.model.places.note_accepted(len(bulk))
+        self.places.note_accepted(bulk.size)
+        bulk.model.places.note_accepted(bulk.size)
         self._requests.accept(bulk)
         if not self._crew.has_workers:
             self._requests.end_early(bulk, bulk.unanswered(), EngineClosedError("the engine has no worker left"))

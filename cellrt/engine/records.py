@@ -39,17 +39,18 @@ class Bulk:
     session, and one that is streamed, is alone.
 
     Args:
-        manager: of their engine.
+        manager: of their engine; None once all are answered.
         plan, externals: what to run, with the requests' tensors.
         model: theirs.
         job: of the first; the others follow it.
-        count: how many.
+        count: how many they are.
         arrival_ns, deadline_ns: on the engine's clock.
         channel, session: where their steps go, whose state they have.
         order, lane: the policy's admission key and their lane.
 
     Attributes:
         futures: of those that are not answered.
+        size: how many.
         states: the LiveState of each.
         ids: in the processor, of those that were admitted.
         num_waiting, num_left, num_held: how many wait for room, are not answered, have not ended.
@@ -75,16 +76,16 @@ class Bulk:
         "num_streamed",
         "num_waiting",
         "order",
-        "place",
         "plan",
         "results_at",
         "session",
+        "size",
         "states",
     )
 
     def __init__(
         self,
-        manager: Canceller,
+        manager: Canceller | None,
         plan: Plan,
         externals: Externals,
         model: Model,
@@ -101,18 +102,14 @@ class Bulk:
         self.arrival_ns, self.deadline_ns, self.channel, self.session = arrival_ns, deadline_ns, channel, session
         self.order, self.lane = order, lane
         self.futures: list[RequestFuture | None] = [RequestFuture(self, k) for k in range(count)]
+        self.size = count
         self.states = bytearray(count)  # LiveState.SUBMITTED is 0
         self.ids = [-1] * count
         self.num_waiting = self.next = self.num_streamed = 0
         self.num_left = self.num_held = count
-        self.place = 0
-        """Where it stands among those that ever waited (``waiting.py``)."""
         self.results_at = -1
         """The place of its results, if it is streamed."""
         self.errors: dict[int, CellrtError] = {}
-
-    def __len__(self) -> int:
-        return len(self.states)
 
     def name_of(self, number: int) -> str:
         """A request, for errors."""
@@ -162,19 +159,21 @@ class Bulk:
 
     def tensor(self, index: int, numbers: Sequence[int]) -> NDArray[Any]:
         """The rows of the tensor ``index`` of some requests: ``[requests * n, *shape]``."""
-        values, each = self.externals[index][1], len(self.externals[index][1]) // len(self)
+        values, each = self.externals[index][1], len(self.externals[index][1]) // self.size
         if isinstance(numbers, range):
             return values[numbers.start * each : numbers.stop * each]
         shape = values.shape[1:]
-        return values.reshape(len(self), each, *shape)[list(numbers)].reshape(-1, *shape)
+        return values.reshape(self.size, each, *shape)[list(numbers)].reshape(-1, *shape)
 
     def ask_to_cancel(self, future: RequestFuture) -> None:
         """Has a request ended early; for its future, from any thread."""
-        self.manager.ask_to_cancel(self, future.place)
+        if self.manager is not None:
+            self.manager.ask_to_cancel(self, future.place)
 
     def refuse_in_callback(self) -> None:
         """Raises RequestError in a future's callback."""
-        self.manager.refuse_in_callback()
+        if self.manager is not None:
+            self.manager.refuse_in_callback()
 
 
 _MAY_COME_FROM = {to: frozenset(int(before) for before, after in LIVE_REQUEST.moves if after is to) for to in LiveState}

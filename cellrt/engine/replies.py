@@ -44,7 +44,6 @@ class Replies:
         self._processor, self._arenas, self._places, self._statistics = processor, arenas, places, statistics
         self._clock_ns = clock_ns
         self.trace: Trace | None = None
-        self._started_ns = processor.tables.requests["started_ns"]
 
     def read(self, plan: Plan, requests: NDArray[np.int32]) -> Together:
         """The results of complete requests of one plan, by their ids in the processor."""
@@ -62,7 +61,7 @@ class Replies:
             request.channel.put({r.name: host.get(r.kind, wanted[step : step + 1])[0] for r, wanted in stepped})
             request.num_streamed = step + 1
 
-    def answer(self, requests: Sequence[tuple[Bulk, int]], ids: NDArray[np.int32], results: Together) -> None:
+    def answer(self, requests: Sequence[tuple[Bulk, int]], started_ns: Sequence[int], results: Together) -> None:
         """Gives the places of complete requests of one model back, then tells their clients and runs their callbacks."""
         now_ns, count = self._clock_ns(), len(requests)
         first, _ = requests[0]
@@ -71,7 +70,7 @@ class Replies:
         self._places.give_back(count)
         first.model.places.give_back(count)
         arrivals_ns = [bulk.arrival_ns for bulk, _ in requests]
-        self._statistics.count_done(first.model.name, arrivals_ns, self._started_ns[ids].tolist(), now_ns)
+        self._statistics.count_done(first.model.name, arrivals_ns, started_ns, now_ns)
         if self.trace is not None:
             for bulk, number in requests:
                 self.trace.end(bulk, number, now_ns)

@@ -66,7 +66,7 @@ class Requests:
     def accept(self, bulk: Bulk) -> None:
         """Takes in requests that were handed in."""
         self._unanswered[bulk] = None
-        bulk.model.num_live += len(bulk)
+        bulk.model.num_live += bulk.size
         self._deadlines.add(bulk)
         if bulk.session is None:
             self._wait(bulk)
@@ -187,14 +187,15 @@ class Requests:
         bulk.move((number,), LiveState.ENDING if state == LiveState.ADMITTED else LiveState.ENDED)
         bulk.num_left -= 1
         if not bulk.num_left:
+            bulk.manager = None
             del self._unanswered[bulk]
             self._deadlines.note_answered(bulk)
         if state == LiveState.WAITING:
             self._stop_waiting(bulk, 1)
 
     def _wait(self, bulk: Bulk) -> None:
-        bulk.move(range(len(bulk)), LiveState.WAITING)
-        bulk.num_waiting = len(bulk)
+        bulk.move(range(bulk.size), LiveState.WAITING)
+        bulk.num_waiting = bulk.size
         self._waiting.add(bulk)
 
     def _stop_waiting(self, bulk: Bulk, count: int) -> None:
@@ -237,19 +238,16 @@ class Requests:
 
     def _copy_in(self, together: Sequence[tuple[Bulk, Sequence[int]]], rows: NDArray[np.int32]) -> None:
         """Copies requests' tensors to their host rows."""
-        host, first = self._arenas[HOST], 0
-        for k, (kind, values) in enumerate(together[0][0].externals):
-            count = len(values) // len(together[0][0])
-            if len(together) > 1 or len(together[0][1]) < len(together[0][0]):
+        host, first, bulk = self._arenas[HOST], 0, together[0][0]
+        for k, (kind, values) in enumerate(bulk.externals):
+            count = len(values) // bulk.size
+            if len(together) > 1 or len(together[0][1]) < bulk.size:
                 values = np.concatenate([bulk.tensor(k, numbers) for bulk, numbers in together])
-            host.put(
-                kind, np.ascontiguousarray(rows[:, first : first + count]).reshape(-1), values[: len(rows) * count]
-            )
+            host.put_columns(kind, rows, first, count, values)
             first += count
-        session = together[0][0].session
-        if session is not None and session.saved is not None:
-            for layout, value in zip(together[0][0].plan.states, session.saved):
-                host.put(layout.kind, rows[0, first : first + 1], value[None])
+        if bulk.session is not None and bulk.session.saved is not None:
+            for layout, value in zip(bulk.plan.states, bulk.session.saved):
+                host.put_columns(layout.kind, rows, first, 1, value)
                 first += 1
 
     def _finish(self, ids: Sequence[int]) -> None:
@@ -265,9 +263,10 @@ class Requests:
             if first.channel is not None:
                 self._replies.stream(first)
             results = self._replies.read(first.plan, numbers)
+            started_ns = self._processor.start_times(numbers)
             for bulk, number in requests:
                 self._note_answered(bulk, number)
-            self._replies.answer(requests, numbers, results)
+            self._replies.answer(requests, started_ns, results)
             self._processor.release(numbers)
             self._release(alike)
 

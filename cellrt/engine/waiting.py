@@ -4,122 +4,68 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import Generic, TypeVar
 
 from cellrt.engine.records import Bulk
-
-K = TypeVar("K")
 
 OLDEST_EVERY = 16
 """Every so many admissions the oldest request is the next, whatever the order says."""
 SLACK = 64
 
 
-class Ordered(Generic[K]):
-    """Bulks by a key, least first, and in the order of their arrival.
-
-    Keys that never fall, which is usual, cost no search. Those that have left stay until they are first or the larger
-    part.
-    """
-
-    def __init__(self, is_gone: Callable[[Bulk], bool]) -> None:
-        self._is_gone = is_gone
-        self._line: deque[tuple[K, int, Bulk]] = deque()
-        """Ascending: those that were no less than the last when they came."""
-        self._heap: list[tuple[K, int, Bulk]] = []
-        """The others."""
-        self._num_gone = 0
-
-    def __len__(self) -> int:
-        return len(self._line) + len(self._heap)
-
-    @property
-    def is_line(self) -> bool:
-        """Whether they came in their order: then no other order is theirs."""
-        return not self._heap
-
-    def behind_first(self) -> Iterator[Bulk]:
-        """Those that came in their order, but for the first; some may have left."""
-        return (bulk for _, _, bulk in islice(self._line, 1, None))
-
-    def push(self, key: K, bulk: Bulk) -> None:
-        """Adds a bulk."""
-        item = key, bulk.job.sequence, bulk
-        if not self._line or self._line[-1][:2] <= item[:2]:  # type: ignore[operator]
-            self._line.append(item)
-        else:
-            heapq.heappush(self._heap, item)
-
-    def first(self) -> tuple[K, Bulk] | None:
-        """The least key and its bulk, or None."""
-        line, heap, is_gone = self._line, self._heap, self._is_gone
-        while line and is_gone(line[0][2]):
-            line.popleft()
-            self._num_gone = max(0, self._num_gone - 1)
-        while heap and is_gone(heap[0][2]):
-            heapq.heappop(heap)
-            self._num_gone = max(0, self._num_gone - 1)
-        if not line and not heap:
-            return None
-        item = line[0] if not heap or (line and line[0][:2] < heap[0][:2]) else heap[0]  # type: ignore[operator]
-        return item[0], item[2]
-
-    def note_gone(self) -> None:
-        """Takes in that a bulk in it has left; amortised constant time."""
-        self._num_gone += 1
-        if self._num_gone > SLACK and 2 * self._num_gone > len(self):
-            self._line = deque(item for item in self._line if not self._is_gone(item[2]))
-            self._heap = [item for item in self._heap if not self._is_gone(item[2])]
-            heapq.heapify(self._heap)
-            self._num_gone = 0
-
-
 class WaitingRequests:
     """Requests in the order of their admission: by the client's priority, then by the policy, then by arrival.
 
-    None starves: every ``OLDEST_EVERY``-th request that is admitted is the one that waited longest.
+    None starves: every ``OLDEST_EVERY``-th request that is admitted is the one that waited longest. As long as they
+    arrive in their order, which is usual, nothing is searched.
     """
 
     def __init__(self) -> None:
-        self._by_order: Ordered[tuple[int, float]] = Ordered(_waits_no_more)
-        self._by_arrival: Ordered[int] = Ordered(_waits_no_more)
-        self._num_arrived = 0
+        self._line: deque[Bulk] = deque()
+        """By arrival."""
+        self._heap: list[tuple[tuple[int, float], int, Bulk]] | None = None
+        """The same by their order; None as long as that is the same order."""
+        self._num_gone = 0
         self._num_admitted = 0
 
     def __len__(self) -> int:
-        return len(self._by_arrival)
+        return len(self._line)
 
     def add(self, bulk: Bulk) -> None:
         """Adds the requests of a bulk; it leaves by ``note_gone``."""
-        self._num_arrived += 1
-        bulk.place = self._num_arrived
-        self._by_order.push((-bulk.job.priority, bulk.order), bulk)
-        self._by_arrival.push(bulk.place, bulk)
+        if self._heap is None and self._line and _order(bulk) < _order(self._line[-1]):
+            self._heap = [_order(one) for one in self._line]
+            heapq.heapify(self._heap)
+        if self._heap is not None:
+            heapq.heappush(self._heap, _order(bulk))
+        self._line.append(bulk)
 
     def first(self) -> Bulk | None:
         """The bulk that has the request to admit next; None if none waits."""
-        oldest = self._by_arrival.first()
-        if oldest is None:
-            return None
-        first = self._by_order.first()
-        return oldest[1] if first is None or not self._num_admitted % OLDEST_EVERY else first[1]
+        line = self._line
+        while line and not line[0].num_waiting:
+            line.popleft()
+        if self._heap is None or not line:
+            self._heap = None
+            return line[0] if line else None
+        while not self._heap[0][2].num_waiting:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._num_admitted % OLDEST_EVERY else line[0]
 
     def run(self, first: Bulk, most: int) -> list[tuple[Bulk, Sequence[int]]]:
         """The requests of ``first`` to admit next, and of those behind it that may be admitted with them.
 
         At most so many, and no more than come before the turn of the oldest.
         """
-        oldest = self._by_arrival.first()
-        if oldest is None or oldest[1] is not first:
-            return [(first, first.waiting(min(most, -self._num_admitted % OLDEST_EVERY)))]
-        is_first = (by_order := self._by_order.first()) is not None and by_order[1] is first
-        found = [(first, first.waiting(most if is_first else 1))]
+        if self._heap is not None and self._heap[0][2] is not self._line[0]:
+            until_oldest = -self._num_admitted % OLDEST_EVERY
+            return [(first, first.waiting(min(most, until_oldest or 1)))]
+        found = [(first, first.waiting(most))]
         left = most - len(found[0][1])
-        if self._by_order.is_line and first.session is None and left:
-            for bulk in self._by_order.behind_first():
-                if not bulk.goes_with(first) or not left:
+        if self._heap is None and len(self._line) > 1 and left:
+            for bulk in islice(self._line, 1, None):
+                if not left or not bulk.goes_with(first):
                     break
                 if bulk.num_waiting:
                     found.append((bulk, bulk.waiting(left)))
@@ -132,40 +78,57 @@ class WaitingRequests:
 
     def note_gone(self) -> None:
         """Takes in that no request of a bulk waits any more: the last was admitted, or has ended."""
-        self._by_order.note_gone()
-        self._by_arrival.note_gone()
+        if self._line and not self._line[0].num_waiting:
+            self.first()
+            return
+        self._num_gone += 1
+        if self._num_gone > SLACK and 2 * self._num_gone > len(self._line):
+            self._num_gone = 0
+            self._line = deque(bulk for bulk in self._line if bulk.num_waiting)
+            if self._heap is not None:
+                self._heap = [_order(bulk) for bulk in self._line]
+                heapq.heapify(self._heap)
 
 
-def _waits_no_more(bulk: Bulk) -> bool:
-    return not bulk.num_waiting
+def _order(bulk: Bulk) -> tuple[tuple[int, float], int, Bulk]:
+    """What sorts bulks: no two have one number."""
+    return (-bulk.job.priority, bulk.order), bulk.job.sequence, bulk
 
 
 class Deadlines:
     """Requests by their deadline."""
 
     def __init__(self) -> None:
-        self._by_time: Ordered[int] = Ordered(lambda bulk: not bulk.num_left)
+        self._heap: list[tuple[int, int, Bulk]] = []
+        self._num_gone = 0
 
     def __len__(self) -> int:
-        return len(self._by_time)
+        return len(self._heap)
 
     def add(self, bulk: Bulk) -> None:
         """Adds the requests of a bulk if they have a deadline."""
         if bulk.deadline_ns is not None:
-            self._by_time.push(bulk.deadline_ns, bulk)
+            heapq.heappush(self._heap, (bulk.deadline_ns, bulk.job.sequence, bulk))
 
     def note_answered(self, bulk: Bulk) -> None:
-        """Takes in that no request of a bulk needs a deadline any more."""
-        if bulk.deadline_ns is not None:
-            self._by_time.note_gone()
+        """Takes in that no request of a bulk needs a deadline any more; amortised constant time."""
+        if bulk.deadline_ns is None:
+            return
+        self._num_gone += 1
+        if self._num_gone > SLACK and 2 * self._num_gone > len(self._heap):
+            self._heap = [item for item in self._heap if item[2].num_left]
+            heapq.heapify(self._heap)
+            self._num_gone = 0
 
     @property
     def next_ns(self) -> int | None:
         """The earliest deadline of a request that has not ended."""
-        first = self._by_time.first()
-        return None if first is None else first[0]
+        while self._heap and not self._heap[0][2].num_left:
+            heapq.heappop(self._heap)
+            self._num_gone = max(0, self._num_gone - 1)
+        return self._heap[0][0] if self._heap else None
 
     def take_late(self, now_ns: int) -> Bulk | None:
         """A bulk whose deadline has passed, or None; the caller ends it."""
-        first = self._by_time.first()
-        return None if first is None or first[0] > now_ns else first[1]
+        next_ns = self.next_ns
+        return None if next_ns is None or next_ns > now_ns else self._heap[0][2]

@@ -16,7 +16,7 @@ from cellrt.core.copying import (
     get_rows_of_nogil,
     move_rows,
     move_rows_nogil,
-    put_rows,
+    put_columns,
 )
 from cellrt.core.tables import NUM_PERMANENT
 from cellrt.definition.bits import NUMPY_DTYPES
@@ -44,9 +44,11 @@ class Arenas:
     def __getitem__(self, kind: int) -> torch.Tensor:
         return self._tensors[kind]
 
-    def put(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any]) -> None:
-        """Copies values ``[n, *shape]`` (see ``as_bits``) to these rows of a CPU arena; negative rows are skipped."""
-        put_rows(self._bytes[kind], rows, np.frombuffer(np.ascontiguousarray(values), np.uint8))
+    def put_columns(self, kind: int, rows: NDArray[np.int32], first: int, count: int, values: NDArray[Any]) -> None:
+        """Copies values ``[n * count, *shape]`` (see ``as_bits``) to the rows of a CPU arena that ``count`` columns of
+        ``rows`` ``[n, columns]`` name, from column ``first`` on; negative rows are skipped. There may be more values.
+        """
+        put_columns(self._bytes[kind], rows, first, count, np.frombuffer(np.ascontiguousarray(values), np.uint8))
 
     def get(self, kind: int, rows: NDArray[np.int32]) -> torch.Tensor:
         """A fresh tensor ``[n, *shape]`` of these rows of a CPU arena."""
