@@ -148,11 +148,11 @@ class Manager:
         """Takes in that a session was opened: it is idle from now on; from any thread."""
         self.turns.command(lambda: self._requests.go_on(record))
 
-    def hand_in(self, bulks: Sequence[Bulk], places: Sequence[Places]) -> None:
-        """Hands in requests with one deadline, all or none; under the gate. Raises EngineClosedError."""
+    def hand_in(self, bulks: Sequence[Bulk], count: int, places: Sequence[Places]) -> None:
+        """Hands in so many requests with one deadline, all or none; under the gate. Raises EngineClosedError."""
         try:
             for one in places:
-                one.take(sum(bulk.size for bulk in bulks))
+                one.take(count)
             self.turns.hand_in(bulks, bulks[0].deadline_ns is not None or not self.has_workers)
         except BaseException:  # a signal's handler raised: a turn counts anew
             self.turns.was_interrupted = True

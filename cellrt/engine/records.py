@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from cellrt.graph.results import StateLayout
 
 Externals = list[tuple[int, NDArray[Any]]]
 """Kind and rows ``[requests * n, *shape]`` (see ``as_bits``) of each tensor of requests, one request behind the other."""
+
+
+NOT_ADMITTED = (-1,)
 
 
 class Canceller(Protocol):
@@ -55,7 +59,7 @@ class Bulk:
         ids: in the processor, of those that were admitted.
         num_waiting, num_left, num_held: how many wait for room, are not answered, have not ended.
         next: number of the first that may wait.
-        errors: why cells failed on requests, until these are answered.
+        errors: why cells failed on requests; None if none did.
     """
 
     __slots__ = (
@@ -104,12 +108,12 @@ class Bulk:
         self.futures: list[RequestFuture | None] = [RequestFuture(self, k) for k in range(count)]
         self.size = count
         self.states = bytearray(count)  # LiveState.SUBMITTED is 0
-        self.ids = [-1] * count
+        self.ids = array("i", NOT_ADMITTED) * count
         self.num_waiting = self.next = self.num_streamed = 0
         self.num_left = self.num_held = count
         self.results_at = -1
         """The place of its results, if it is streamed."""
-        self.errors: dict[int, CellrtError] = {}
+        self.errors: dict[int, CellrtError] | None = None
 
     def name_of(self, number: int) -> str:
         """A request, for errors."""

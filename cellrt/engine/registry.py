@@ -17,6 +17,7 @@ from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.places import Places
 from cellrt.engine.template_cache import TemplateCache
+from cellrt.engine.together import Reader
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.graph import Recorded
 from cellrt.graph.known import Alike, KnownGraphs, check_key
@@ -28,22 +29,28 @@ MAX_CACHED_BYTES = 1 << 20
 """Memory of the compiled shapes that a model keeps."""
 
 
-class Plan(NamedTuple):
-    """What runs for requests of one graph; shared by them."""
+class Plan:
+    """What runs for requests of one graph; shared by them.
 
-    template: Template
-    results: tuple[ResultLayout, ...]
-    states: tuple[StateLayout, ...]
+    Attributes:
+        template, results, states: what they have in common.
+        readers: of their results.
+        num_nodes: nodes of the graph; a loop counts as its step limit.
+        num_bytes: memory of the template's rows.
+    """
 
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of the graph; a loop counts as its step limit."""
-        return self.template.num_steps
+    __slots__ = ("num_bytes", "num_nodes", "readers", "results", "states", "template")
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the template's rows."""
-        return self.template.num_bytes
+    def __init__(
+        self,
+        template: Template,
+        results: tuple[ResultLayout, ...],
+        states: tuple[StateLayout, ...],
+        kinds: Sequence[RowSpec],
+    ) -> None:
+        self.template, self.results, self.states = template, results, states
+        self.readers = [Reader(layout, kinds[layout.kind]) for layout in results]
+        self.num_nodes, self.num_bytes = template.num_steps, template.num_bytes
 
 
 class Planned(NamedTuple):
@@ -267,10 +274,11 @@ class Model:
         """The plan of what requests recorded. Raises RequestTooLargeError."""
         plan = self.templates.get(recorded.program)
         if plan is None:
-            plan = Plan(self._compile(recorded.program), recorded.results, recorded.states)
+            template = self._compile(recorded.program)
+            plan = Plan(template, recorded.results, recorded.states, self._registry.kinds)
             self.templates.add(recorded.program, plan)
         if plan.results != recorded.results or plan.states != recorded.states:
-            plan = plan._replace(results=recorded.results, states=recorded.states)
+            plan = Plan(plan.template, recorded.results, recorded.states, self._registry.kinds)
         return plan
 
     def _compile(self, program: bytes) -> Template:

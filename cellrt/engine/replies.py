@@ -15,7 +15,7 @@ from cellrt.engine.places import Places
 from cellrt.engine.records import Bulk
 from cellrt.engine.registry import Plan
 from cellrt.engine.statistics import Statistics
-from cellrt.engine.together import Together, read_together
+from cellrt.engine.together import Together
 from cellrt.engine.trace import Trace
 from cellrt.errors import CellrtError, InternalError
 from cellrt.worker.arenas import Arenas
@@ -47,7 +47,8 @@ class Replies:
 
     def read(self, plan: Plan, requests: NDArray[np.int32]) -> Together:
         """The results of complete requests of one plan, by their ids in the processor."""
-        return read_together(self._processor, self._arenas[HOST], plan.results, requests)
+        host = self._arenas[HOST]
+        return Together([reader.read(self._processor, host, requests) for reader in plan.readers])
 
     def stream(self, request: Bulk) -> None:
         """Sends the steps of a streamed request that are complete in all results that have steps."""

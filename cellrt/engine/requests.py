@@ -116,8 +116,8 @@ class Requests:
                 if what == NOTICE_STEPS:
                     self._replies.stream(bulk)
                 elif what == NOTICE_FAILED:
-                    told = error or bulk.errors.pop(number, None) or self._failed(bulk, number)
-                    self.end(bulk, (number,), told)
+                    known = (bulk.errors or {}).get(number)
+                    self.end(bulk, (number,), error or known or self._failed(bulk, number))
         if done:
             self._finish(done)
 
@@ -125,6 +125,7 @@ class Requests:
         """Takes in why a row of a request failed; the processor's notice follows."""
         if id in self._admitted:
             bulk, number = self._admitted[id]
+            bulk.errors = bulk.errors or {}
             bulk.errors.setdefault(number, error)
 
     def cancel(self, bulk: Bulk, number: int) -> None:

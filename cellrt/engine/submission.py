@@ -185,8 +185,9 @@ class Submission:
         places = (manager.places, model.places)
         with manager.turns.gate:
             self.refuse_if_closed()
+            count = len(parts[0].alike.places) if len(parts) == 1 else sum(len(part.alike.places) for part in parts)
             for one in places:
-                one.check(sum(len(part.alike.places) for part in parts))
+                one.check(count)
             bulks: list[Bulk] = []
             for plan, (recorded, members) in parts:
                 job = Job(self._next_sequence, plan.num_nodes, priority, deadline)
@@ -196,7 +197,7 @@ class Submission:
                 bulks.append(Bulk(manager, plan, recorded.externals, model, job, len(members), *rest))
             futures = _in_order(bulks, parts)
             if bulks:
-                manager.hand_in(bulks, places)
+                manager.hand_in(bulks, count, places)
         return futures
 
 

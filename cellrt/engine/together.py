@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.core.processor import Processor
+from cellrt.definition.spec import RowSpec
 from cellrt.engine.future import Result
 from cellrt.graph.results import ResultLayout
 from cellrt.worker.arenas import Arenas
@@ -56,36 +57,35 @@ class Together:
         return made
 
 
-def read_together(
-    processor: Processor, host: Arenas, layouts: Sequence[ResultLayout], requests: NDArray[np.int32]
-) -> Together:
-    """Copies the results of complete requests of one template, by their ids in the processor, out of the host's arenas.
+class Reader:
+    """Reads one named result of complete requests of one plan."""
 
-    To be called before they are released.
-    """
-    return Together([_part(processor, host, layout, requests) for layout in layouts])
+    def __init__(self, layout: ResultLayout, spec: RowSpec) -> None:
+        self._layout = layout
+        self._positions = np.array(layout.positions, np.int32)
+        self._dtype, self._row_shape, self._row_bytes = spec.dtype, spec.shape, spec.num_bytes
 
-
-def _part(processor: Processor, host: Arenas, layout: ResultLayout, requests: NDArray[np.int32]) -> Part:
-    """One result of all of them."""
-    rows = processor.result_rows(requests, np.array(layout.positions, np.int32))
-    tensor = host[layout.kind]
-    dtype, row_shape = tensor.dtype, tuple(tensor.shape[1:])
-    row_bytes, counts = tensor.nbytes // len(tensor), None
-    if layout.is_loop:
-        is_there = rows >= 0
-        counts = is_there.sum(1)
-        if layout.is_single:
-            rows, counts = rows[np.arange(len(rows)), counts - 1][:, None], None
+    def read(self, processor: Processor, host: Arenas, requests: NDArray[np.int32]) -> Part:
+        """Copies the result of requests, by their ids in the processor, out of the arena."""
+        name, kind, _, is_loop, is_single = self._layout
+        rows = processor.result_rows(requests, self._positions)
+        ends: NDArray[np.int64] | None = None
+        if is_loop:
+            counts = (rows >= 0).sum(1)
+            if is_single:
+                rows = rows[np.arange(len(rows)), counts - 1][:, None]
+            else:
+                rows, ends = rows[rows >= 0], np.cumsum(counts)
+        num_rows = rows.size
+        each = num_rows // len(requests)
+        shape = self._row_shape if is_single else (-1, *self._row_shape)
+        if each * self._row_bytes > SMALL_BYTES:
+            split = np.split(rows.reshape(-1), range(each, num_rows, each) if ends is None else ends[:-1])
+            return Part(name, [host.get_bits(kind, one).reshape(-1) for one in split], None, self._dtype, shape)
+        memory = host.get_bytes(kind, rows.reshape(-1))
+        begins: Sequence[int]
+        if ends is None:
+            begins = range(0, len(memory) + 1, each * self._row_bytes)
         else:
-            rows = rows[is_there]
-    each = rows.size // len(requests)
-    shape = row_shape if layout.is_single else (-1 if counts is not None else each, *row_shape)
-    ends = None if counts is None else np.cumsum(counts)
-    if each * row_bytes > SMALL_BYTES:
-        split = np.split(rows.reshape(-1), range(each, rows.size, each) if ends is None else ends[:-1])
-        return Part(layout.name, [host.get_bits(layout.kind, one).reshape(-1) for one in split], None, dtype, shape)
-    memory = host.get_bits(layout.kind, rows.reshape(-1)).reshape(-1).view(np.uint8).data
-    size = each * row_bytes
-    begins = range(0, len(memory) + 1, size) if ends is None else [0, *(ends * row_bytes).tolist()]
-    return Part(layout.name, memory, begins, dtype, shape)
+            begins = [0, *(ends * self._row_bytes).tolist()]
+        return Part(name, memory, begins, self._dtype, shape)

@@ -29,6 +29,7 @@ from cellrt.graph.unfolder import Unfolder
 MAX_KEYS = 4096
 """Keys whose graphs are kept, for each model; the oldest leave."""
 
+ONE = range(1)
 Path = tuple[Any, ...]
 """How one comes from a request to a part of it: by keys and positions."""
 Externals = list[tuple[int, NDArray[Any]]]
@@ -55,6 +56,17 @@ class _Slot(NamedTuple):
     shape: tuple[int, ...]
     rows_shape: tuple[int, ...]
 
+    def rows_of_one(self, request: Any) -> NDArray[Any]:
+        """As ``rows``, of one request."""
+        for step in self.path:
+            request = request[step]
+        bits = bits_of(self.spec, request)
+        if bits.shape != self.shape:
+            raise RequestError("another shape")
+        if not isinstance(request, LISTS):
+            bits = copied(bits)
+        return bits if self.shape == self.rows_shape else bits.reshape(self.rows_shape)
+
     def rows(self, requests: Sequence[Any]) -> NDArray[Any]:
         """The rows of requests one behind the other, in memory of their own.
 
@@ -63,10 +75,9 @@ class _Slot(NamedTuple):
         parts = requests
         for step in self.path:
             parts = [part[step] for part in parts]
-        bits = _bits_together(self.spec, parts) if len(parts) > 1 else None
+        bits = _bits_together(self.spec, parts)
         if bits is None:
-            each = [bits_of(self.spec, part) for part in parts]
-            bits = np.stack(each) if len(each) > 1 else copied(each[0])[None]
+            bits = np.stack([bits_of(self.spec, part) for part in parts])
         if bits.shape[1:] != self.shape:
             raise RequestError("another shape")
         return bits.reshape(len(parts) * self.rows_shape[0], *self.rows_shape[1:])
@@ -89,8 +100,13 @@ class _Known:
         """What requests of this graph record; None if one of them does not fit it."""
         if self.slots is None:
             return None
+        program, _, results, states = self.recorded
         try:
-            return self.recorded._replace(externals=[(slot.kind, slot.rows(requests)) for slot in self.slots])
+            if len(requests) == 1:
+                externals = [(slot.kind, slot.rows_of_one(requests[0])) for slot in self.slots]
+            else:
+                externals = [(slot.kind, slot.rows(requests)) for slot in self.slots]
+            return Recorded(program, externals, results, states)
         except (RequestError, LookupError, TypeError, ValueError):
             return None
 
@@ -107,6 +123,8 @@ class KnownGraphs:
         """Unfolds requests, those of one graph together. Raises RequestError, RequestTooLargeError."""
         if self._unfolder.key is None:
             return self._unfold(binding, requests, range(len(requests)))
+        if len(requests) == 1 and (alike := self._collect_one(requests)) is not None:
+            return [alike]
         found: list[Alike] = []
         others: list[int] = []
         for key, places in self._keys(binding, requests).items():
@@ -126,6 +144,20 @@ class KnownGraphs:
             self._check(binding, key, known, requests[left[-1]], len(left))
             found.append(Alike(recorded, left))
         return found + self._unfold(binding, requests, others) if others else found
+
+    def _collect_one(self, requests: Sequence[Any]) -> Alike | None:
+        """The usual case: one request of a known key, which is not to be unfolded in full."""
+        try:
+            known = self._by_key.get(self._unfolder.key(requests[0]))  # type: ignore[misc]
+        except Exception:
+            return None
+        if known is None or known.count & (known.count + 1) == 0:
+            return None
+        recorded = known.collect(requests)
+        if recorded is None:
+            return None
+        known.count += 1
+        return Alike(recorded, ONE)
 
     def _unfold(self, binding: Binding, requests: Sequence[Any], places: Sequence[int]) -> list[Alike]:
         """Unfolds the requests at these places."""

@@ -71,6 +71,12 @@ class Arenas:
         (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(self._bytes[kind], rows, values)
         return self._shaped(kind, values)
 
+    def get_bytes(self, kind: int, rows: NDArray[np.int32]) -> memoryview:
+        """A copy of these rows of a CPU arena, one behind the other."""
+        values = self.empty_bits(kind, len(rows))
+        (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(self._bytes[kind], rows, values)
+        return values.reshape(-1).data
+
     def get_into(
         self, kind: int, handles: NDArray[np.int32], location: int, own: int, values: NDArray[np.uint8]
     ) -> None:
