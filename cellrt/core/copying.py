@@ -14,8 +14,7 @@ LARGE_BYTES = 1 << 18
 
 
 def _put_columns(arena, rows, first, count, values):
-    """``arena[rows[k, first + j]] =`` row ``k * count + j`` of ``values``, byte rows one behind the other; negative rows
-    are skipped."""
+    """``arena[rows[k, first + j]] =`` row ``k * count + j`` of ``values``, for byte rows; negative rows are skipped."""
     width = arena.shape[1]
     at = 0
     for k in range(rows.shape[0]):

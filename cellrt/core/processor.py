@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -277,12 +277,7 @@ class Processor:
         return (ids[0], rows[0]) if ids else None
 
     def admit_many(
-        self,
-        template: Template,
-        sequences: NDArray[np.int64],
-        lane: int = 0,
-        streamed: bool = False,
-        session: int = -1,
+        self, template: Template, sequences: NDArray[Any], lane: int = 0, streamed: bool = False, session: int = -1
     ) -> tuple[list[int], NDArray[np.int32]]:
         """Admits requests of one template in order, as far as there is room now: their ids, and of each the ``rows``
         that ``admit`` returns, ``[requests, rows]``."""
@@ -345,15 +340,15 @@ class Processor:
         return self._notices[:count].tolist() if count else []
 
     def results(self, first: int, count: int) -> NDArray[np.int32]:
-        """Host rows of a complete request's ``count`` results in order, -1 where a loop stopped before.
+        """Host rows of a complete request's ``count`` results in order, -1 where a loop stopped before; of a streamed
+        one that still runs, also below -1 where a result is not complete.
 
         ``first`` is the place that ``admit`` gave. A view: read it before ``release``.
         """
         return self.tables.places[first : first + count]
 
     def result_rows(self, requests: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Host rows ``[requests, positions]`` of complete requests of one template: of their results at these positions,
-        -1 where a loop stopped before."""
+        """As ``results``, of several requests of one template, at these positions: ``[requests, positions]``."""
         rows = np.empty((requests.size, positions.size), np.int32)
         result_rows(self._at, requests, positions, rows.reshape(-1))
         return rows
@@ -362,11 +357,8 @@ class Processor:
         """When the first task of each request was submitted, on the clock of ``set_time``."""
         started_ns = np.empty(requests.size, np.int64)
         start_times(self._at, requests, started_ns)
-        return started_ns.tolist()  # type: ignore[no-any-return]
-
-    def ready_results(self, first: int, count: int) -> NDArray[np.int32]:
-        """As ``results``, of a streamed request that still runs: -1 where a result is not complete."""
-        return np.maximum(self.results(first, count), tables.NO_ROW)
+        times: list[int] = started_ns.tolist()
+        return times
 
     def rows_in_flight(self, task: int) -> list[tuple[int, int]]:
         """The (request, subgraph) of each row of a task that runs."""

@@ -73,6 +73,10 @@ class RequestFuture(Future[Result]):
         waiters: list[Any] = self.__dict__.setdefault("_made_waiters", [])
         return waiters
 
+    @_waiters.setter
+    def _waiters(self, _: list[Any]) -> None:
+        """The base's own is not needed."""
+
     @property
     def _condition(self) -> threading.Condition:
         """What the base, ``wait`` and ``as_completed`` of ``concurrent.futures`` hold while they look at the future."""
@@ -124,6 +128,11 @@ class RequestFuture(Future[Result]):
     def error(self) -> BaseException | None:
         """The error of a request that has ended, CancelledError included; None if it has not, or has results."""
         return self._exception
+
+    def untaken(self) -> tuple[Results, int] | None:
+        """The results that its own are part of, and its number there; None if it has taken them out, or has none."""
+        together = self._together
+        return None if together is None else (together, self.place)
 
     def add_done_callback(self, fn: Callable[[Future[Result]], object]) -> None:
         """Calls ``fn(self)`` when the request has ended, in the engine's thread, or at once if it has."""
@@ -217,7 +226,7 @@ class RequestFuture(Future[Result]):
 
 
 def finish_together(futures: Sequence[RequestFuture], results: Results) -> None:
-    """Ends futures with their results, in their order; called by the engine, once. Those that were cancelled stay so."""
+    """Ends futures with their results, in their order; called by the engine, once. What was cancelled stays so."""
     awaited: list[tuple[int, RequestFuture]] = []
     with _settling:
         for number, future in enumerate(futures):

@@ -20,7 +20,7 @@ from cellrt.errors import CellrtError, SessionError
 from cellrt.graph.results import StateLayout
 
 Externals = list[tuple[int, NDArray[Any]]]
-"""Kind and rows ``[requests * n, *shape]`` (see ``as_bits``) of each tensor of requests, one request behind the other."""
+"""Kind and rows ``[requests * n, *shape]`` (see ``as_bits``) of each of the requests' tensors."""
 
 
 NOT_ADMITTED = (-1,)

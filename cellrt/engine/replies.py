@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cellrt.core.event_log import read_events
 from cellrt.core.processor import Processor
-from cellrt.core.tables import HOST
+from cellrt.core.tables import HOST, NO_ROW
 from cellrt.engine.future import RequestFuture, Result, finish_together
 from cellrt.engine.places import Places
 from cellrt.engine.records import Bulk
@@ -55,7 +55,7 @@ class Replies:
         if request.channel is None or request.is_answered(0):
             return
         host, plan = self._arenas[HOST], request.plan
-        rows = self._processor.ready_results(request.results_at, plan.template.num_results)
+        rows = np.maximum(self._processor.results(request.results_at, plan.template.num_results), NO_ROW)
         stepped = [(result, _at(rows, result.positions)) for result in plan.results if not result.is_single]
         ready = min((_num_leading(wanted) for _, wanted in stepped), default=0)
         for step in range(request.num_streamed, ready):
@@ -63,7 +63,7 @@ class Replies:
             request.num_streamed = step + 1
 
     def answer(self, requests: Sequence[tuple[Bulk, int]], started_ns: Sequence[int], results: Together) -> None:
-        """Gives the places of complete requests of one model back, then tells their clients and runs their callbacks."""
+        """Gives the places of complete requests of one model back, then tells clients and runs their callbacks."""
         now_ns, count = self._clock_ns(), len(requests)
         first, _ = requests[0]
         if first.channel is not None:

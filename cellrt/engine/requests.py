@@ -170,7 +170,7 @@ class Requests:
                 self._release([bulk.ids[number]])
 
     def end(self, bulk: Bulk, numbers: Sequence[int], error: CellrtError) -> None:
-        """Ends requests with an error towards their clients, unless they are answered: they leave what they waited in."""
+        """Ends requests with an error, unless they are answered: they leave what they waited in."""
         for number in numbers:
             if bulk.is_answered(number):
                 continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-
 from typing import Generic, Protocol, TypeVar
 
 OVERHEAD_BYTES = 2048

@@ -19,21 +19,27 @@ SMALL_BYTES = 1 << 14
 """Of one request's result: a larger one lies by itself, since who keeps one keeps what lies together with it."""
 
 
+NOTHING = memoryview(b"")
+
+
 class Part(NamedTuple):
     """One named result of all requests.
 
     Attributes:
         name: the result's.
-        memory: bytes of all requests, one behind the other; or of each by itself.
-        begins: where each request's begin, and where the last ends; None: each lies by itself.
-        dtype, shape: of a request's tensor; -1 for a number of rows that differs.
+        memory, begins: bytes of all requests, one behind the other, where each one's begin, and where the last ends.
+        own: what each has by itself, if that is large; else empty.
+        dtype, shape: of a request's tensor; -1 for the number of its rows.
+        row_bytes: of one row.
     """
 
     name: str
-    memory: memoryview | Sequence[NDArray[Any]]
-    begins: Sequence[int] | None
+    memory: memoryview
+    own: Sequence[NDArray[Any]]
+    begins: Sequence[int]
     dtype: torch.dtype
     shape: tuple[int, ...]
+    row_bytes: int
 
 
 class Together:
@@ -47,14 +53,20 @@ class Together:
     def of(self, number: int) -> Result:
         """A request's results, in memory of their own; to be asked for once."""
         made: Result = {}
-        for name, memory, begins, dtype, shape in self._parts:
-            if begins is None:
-                own = memory[number]
-            else:
-                own = bytearray(memory[begins[number] : begins[number + 1]])  # type: ignore[arg-type]
-            tensor = torch.frombuffer(own, dtype=dtype)
+        for name, memory, own, begins, dtype, shape, _ in self._parts:
+            tensor = torch.frombuffer(
+                own[number] if own else bytearray(memory[begins[number] : begins[number + 1]]), dtype=dtype
+            )
             made[name] = tensor if len(shape) == 1 else tensor.view(shape)
         return made
+
+    def bytes_of(self, number: int) -> list[tuple[int, memoryview]]:
+        """Of each result of a request, in order: its rows (-1: one without a row dimension), and its bytes."""
+        found: list[tuple[int, memoryview]] = []
+        for _, memory, own, begins, _, shape, row_bytes in self._parts:
+            its = own[number].view(np.uint8).data if own else memory[begins[number] : begins[number + 1]]
+            found.append((len(its) // row_bytes if shape[:1] == (-1,) else -1, its))
+        return found
 
 
 class Reader:
@@ -81,11 +93,12 @@ class Reader:
         shape = self._row_shape if is_single else (-1, *self._row_shape)
         if each * self._row_bytes > SMALL_BYTES:
             split = np.split(rows.reshape(-1), range(each, num_rows, each) if ends is None else ends[:-1])
-            return Part(name, [host.get_bits(kind, one).reshape(-1) for one in split], None, self._dtype, shape)
+            own = [host.get_bits(kind, one).reshape(-1) for one in split]
+            return Part(name, NOTHING, own, (), self._dtype, shape, self._row_bytes)
         memory = host.get_bytes(kind, rows.reshape(-1))
         begins: Sequence[int]
         if ends is None:
             begins = range(0, len(memory) + 1, each * self._row_bytes)
         else:
             begins = [0, *(ends * self._row_bytes).tolist()]
-        return Part(name, memory, begins, self._dtype, shape)
+        return Part(name, memory, (), begins, self._dtype, shape, self._row_bytes)

@@ -1,7 +1,7 @@
 """Unfolding many requests: those of one graph together, and none whose graph is known by its key.
 
-A model may say that a request's graph depends on a key of it alone (``unfold(..., key=len)``). Of the second request of
-a key it is found out which parts of the request its graph reads, by unfolding a copy of it, whose parts are objects
+A model may say that a request's graph depends on a key of it alone (``unfold(..., key=len)``). With the second request
+of a key it is found out which parts of a request its graph reads, by unfolding a copy of it, whose parts are objects
 that nobody else has. From then on a request of that key gives only these parts. Now and then one is unfolded in full
 all the same, to see that the key tells what it should.
 """
@@ -30,6 +30,8 @@ MAX_KEYS = 4096
 """Keys whose graphs are kept, for each model; the oldest leave."""
 
 ONE = range(1)
+CONSTANT = "a constant"
+"""In place of an input: one that travels with requests, because the engine keeps no more of them."""
 Path = tuple[Any, ...]
 """How one comes from a request to a part of it: by keys and positions."""
 Externals = list[tuple[int, NDArray[Any]]]
@@ -84,21 +86,26 @@ class _Slot(NamedTuple):
 
 
 class _Known:
-    """The graph of a key. ``slots`` is None until it is known what of a request it reads, ``count``: requests so far."""
+    """The graph of a key.
 
-    def __init__(self, recorded: Recorded) -> None:
-        self.recorded = recorded._replace(externals=[])
+    Attributes:
+        recorded: what its requests record, without their tensors; None until its second request.
+        slots: what of a request it reads; None if that is not known.
+        count: requests since it is known.
+    """
+
+    def __init__(self) -> None:
+        self.recorded: Recorded | None = None
         self.slots: list[_Slot] | None = None
-        self.is_traceable = True
         self.count = 0
 
     def equals(self, recorded: Recorded) -> bool:
         """Whether that is the same graph."""
-        return self.recorded == recorded._replace(externals=[])
+        return self.recorded == _without_tensors(recorded)
 
     def collect(self, requests: Sequence[Any]) -> Recorded | None:
         """What requests of this graph record; None if one of them does not fit it."""
-        if self.slots is None:
+        if self.slots is None or self.recorded is None:
             return None
         program, _, results, states = self.recorded
         try:
@@ -128,21 +135,20 @@ class KnownGraphs:
         found: list[Alike] = []
         others: list[int] = []
         for key, places in self._keys(binding, requests).items():
-            known, first = self._by_key.get(key), 0
-            if known is None or known.slots is None:
-                first = min(len(places), 1 if known else 2)
-                others += places[:first]
-                for place in places[:first]:
-                    known = self._learn(binding, key, requests[place])
-            left = places[first:]
-            if not left or known is None:
-                continue
-            recorded = known.collect(requests if len(left) == len(requests) else [requests[place] for place in left])
+            known = self._by_key.get(key)
+            if known is None:
+                known = self._add(key)
+                if len(places) == 1:  # most keys that come once never come again
+                    others += places
+                    continue
+            if known.recorded is None:
+                self._learn(binding, known, requests[places[0]])
+            recorded = known.collect([requests[place] for place in places])
             if recorded is None:
-                others += left
-                continue
-            self._check(binding, key, known, requests[left[-1]], len(left))
-            found.append(Alike(recorded, left))
+                others += places
+            else:
+                self._check(binding, key, known, requests[places[-1]], len(places))
+                found.append(Alike(recorded, places))
         return found + self._unfold(binding, requests, others) if others else found
 
     def _collect_one(self, requests: Sequence[Any]) -> Alike | None:
@@ -193,30 +199,27 @@ class KnownGraphs:
                 f"model {self._unfolder.name!r}: its key raised {type(error).__name__}: {error}"
             ) from error
 
-    def _learn(self, binding: Binding, key: Hashable, request: Any) -> _Known:
-        """Takes in a request of a key whose graph is not known, or was seen once."""
-        recorded = self._unfolder.record(binding, request)
-        known = self._by_key.get(key)
-        if known is None:
-            known = _Known(recorded)
-            with self._lock:
-                self._by_key[key] = known
-                if len(self._by_key) > MAX_KEYS:
-                    self._by_key.popitem(last=False)
-        elif not known.equals(recorded):
-            self._tell_apart(key)
-        elif known.is_traceable:
-            known.slots = trace(self._unfolder, binding, request, recorded)
-            known.is_traceable = known.slots is not None
-        known.count += 1
+    def _add(self, key: Hashable) -> _Known:
+        """Notes that there is a key."""
+        known = _Known()
+        with self._lock:
+            self._by_key[key] = known
+            if len(self._by_key) > MAX_KEYS:
+                self._by_key.popitem(last=False)
         return known
+
+    def _learn(self, binding: Binding, known: _Known, request: Any) -> None:
+        """Finds out the graph of a key, and what of a request it reads."""
+        recorded = self._unfolder.record(binding, request)
+        known.slots = _trace(self._unfolder, binding, request, recorded)
+        known.recorded = _without_tensors(recorded)
 
     def _check(self, binding: Binding, key: Hashable, known: _Known, request: Any, count: int) -> None:
         """Counts requests of a key; whenever their number has doubled, one is unfolded in full."""
         before, known.count = known.count, known.count + count
-        if before.bit_length() != known.count.bit_length():
-            if not known.equals(self._unfolder.record(binding, request)):
-                self._tell_apart(key)
+        has_doubled = before.bit_length() != known.count.bit_length()
+        if has_doubled and not known.equals(self._unfolder.record(binding, request)):
+            self._tell_apart(key)
 
     def _tell_apart(self, key: Hashable) -> None:
         raise RequestError(
@@ -236,26 +239,29 @@ def check_key(unfolder: Unfolder, binding: Binding, recorded: Recorded) -> None:
             f"model {unfolder.name!r}: its key raised {type(error).__name__} of the example: {error}"
         ) from error
     found = _Trace(unfolder, binding, unfolder.example)
-    if found.recorded is None or found.recorded._replace(externals=[]) != recorded._replace(externals=[]):
+    if found.recorded is None or _without_tensors(found.recorded) != _without_tensors(recorded):
         raise DefinitionError(f"model {unfolder.name!r}: with a key, equal requests must unfold to equal graphs")
-    if found.untraced:
-        raise DefinitionError(
-            f"model {unfolder.name!r}: with a key, the graph may read tensors, arrays and lists of the request only as "
-            f"they are in it; {found.untraced[0]} is another"
-        )
+    for where in found.untraced:
+        if where != CONSTANT:
+            raise DefinitionError(
+                f"model {unfolder.name!r}: with a key, the graph may read tensors, arrays and lists of the request only "
+                f"as they are in it; {where} reads something else"
+            )
 
 
-def trace(unfolder: Unfolder, binding: Binding, request: Any, recorded: Recorded) -> list[_Slot] | None:
+def _trace(unfolder: Unfolder, binding: Binding, request: Any, recorded: Recorded) -> list[_Slot] | None:
     """What of a request its graph reads; None if that is not the request's own tensors, arrays and lists alone."""
     found = _Trace(unfolder, binding, request)
-    known = _Known(recorded)
-    if found.recorded is None or found.untraced or not known.equals(found.recorded):
+    if found.recorded is None or found.untraced or _without_tensors(found.recorded) != _without_tensors(recorded):
         return None
-    known.slots = found.slots
+    known = _Known()
+    known.recorded, known.slots = _without_tensors(recorded), found.slots
     collected = known.collect([request])
-    if collected is None or not _are_equal(collected.externals, recorded.externals):
-        return None
-    return found.slots
+    return found.slots if collected is not None and _are_equal(collected.externals, recorded.externals) else None
+
+
+def _without_tensors(recorded: Recorded) -> Recorded:
+    return recorded._replace(externals=[])
 
 
 class _Trace:
@@ -311,7 +317,7 @@ class _TracedGraph(Graph):
 
     def constant(self, value: float | torch.Tensor | np.ndarray, spec: RowSpec | None = None) -> Output:
         """See ``Graph.constant``."""
-        self._source = "a constant beyond those that an engine keeps", None
+        self._source = CONSTANT, None
         return super().constant(value, spec)
 
 
@@ -340,10 +346,10 @@ def _bits_together(spec: RowSpec, parts: Sequence[Any]) -> NDArray[Any] | None:
     if any(type(part) is not kind for part in parts):
         return None
     try:
-        if kind is torch.Tensor:
-            return bits_of(spec, torch.stack(parts)) if len({part.dtype for part in parts}) == 1 else None  # type: ignore[arg-type]
-        if kind is np.ndarray:
-            return bits_of(spec, np.stack(parts)) if len({part.dtype for part in parts}) == 1 else None
+        if kind is torch.Tensor or kind is np.ndarray:
+            if any(part.dtype != parts[0].dtype for part in parts):
+                return None
+            return bits_of(spec, torch.stack(list(parts)) if kind is torch.Tensor else np.stack(parts))
         if kind in LISTS and parts[0] and isinstance(parts[0][0], NUMBERS):
             return bits_of(spec, list(parts))
     except (RequestError, RuntimeError, ValueError):
