@@ -62,20 +62,25 @@ class Replies:
             request.channel.put({r.name: host.get(r.kind, wanted[step : step + 1])[0] for r, wanted in stepped})
             request.num_streamed = step + 1
 
-    def answer(self, requests: Sequence[tuple[Bulk, int]], started_ns: Sequence[int], results: Together) -> None:
+    def answer(
+        self, requests: Sequence[tuple[Bulk, Sequence[int]]], started_ns: Sequence[int], results: Together
+    ) -> None:
         """Gives the places of complete requests of one model back, then tells clients and runs their callbacks."""
-        now_ns, count = self._clock_ns(), len(requests)
-        first, _ = requests[0]
+        now_ns, count, first = self._clock_ns(), len(started_ns), requests[0][0]
         if first.channel is not None:
             self._stream_rest(first, results.of(0))
         self._places.give_back(count)
         first.model.places.give_back(count)
-        arrivals_ns = [bulk.arrival_ns for bulk, _ in requests]
+        arrivals_ns: list[int] = []
+        futures: list[RequestFuture] = []
+        for bulk, numbers in requests:
+            arrivals_ns += [bulk.arrival_ns] * len(numbers)
+            futures += [_take_future(bulk, number) for number in numbers]
+            if self.trace is not None:
+                for number in numbers:
+                    self.trace.end(bulk, number, now_ns)
         self._statistics.count_done(first.model.name, arrivals_ns, started_ns, now_ns)
-        if self.trace is not None:
-            for bulk, number in requests:
-                self.trace.end(bulk, number, now_ns)
-        finish_together([_take_future(bulk, number) for bulk, number in requests], results)
+        finish_together(futures, results)
 
     def refuse(self, bulk: Bulk, number: int, error: CellrtError) -> None:
         """Gives a request's place back, then tells its client of an error and runs its callbacks."""

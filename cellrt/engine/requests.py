@@ -7,7 +7,7 @@ those that a task completes leave together. Belongs to the holder of the turn. T
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,12 +96,15 @@ class Requests:
             if error is not None:
                 self.end_early(first, (0,), error)
                 continue
-            together = self._waiting.run(first, ADMITTED_TOGETHER)
+            most = min(ADMITTED_TOGETHER, self._processor.limits.max_requests - len(self._admitted))
+            if not most:
+                return
+            together = self._waiting.run(first, most)
             wanted = sum(len(numbers) for _, numbers in together)
             if self._admit(together) < wanted:
-                if not self._processor.has_rows(first.plan.template) and self._sessions.evict_some():
-                    continue
-                return
+                may_evict = self._sessions.num_resident and not self._processor.has_rows(first.plan.template)
+                if not (may_evict and self._sessions.evict_some()):
+                    return
 
     def take_notices(self, notices: list[Notice], error: CellrtError | None = None) -> None:
         """Takes in what the processor says of requests; ``error``: why they failed, if not by a cell."""
@@ -110,7 +113,7 @@ class Requests:
             if what == NOTICE_DONE:
                 done.append(id)
             elif what == NOTICE_RELEASED:
-                self._release([id])
+                self._release(id)
             else:
                 bulk, number = self._admitted[id]
                 if what == NOTICE_STEPS:
@@ -167,7 +170,7 @@ class Requests:
             is_released = is_admitted and self._processor.cancel(bulk.ids[number])
             self.end(bulk, (number,), error)
             if is_released:
-                self._release([bulk.ids[number]])
+                self._release(bulk.ids[number])
 
     def end(self, bulk: Bulk, numbers: Sequence[int], error: CellrtError) -> None:
         """Ends requests with an error, unless they are answered: they leave what they waited in."""
@@ -175,24 +178,23 @@ class Requests:
             if bulk.is_answered(number):
                 continue
             state = bulk.states[number]
-            self._note_answered(bulk, number)
-            if state == LiveState.IN_SESSION and bulk.session is not None:
+            bulk.move((number,), LiveState.ENDING if state == LiveState.ADMITTED else LiveState.ENDED)
+            self._note_answered(bulk, 1)
+            if state == LiveState.WAITING:
+                self._stop_waiting(bulk, 1)
+            elif state == LiveState.IN_SESSION and bulk.session is not None:
                 bulk.session.queue.pop(bulk, None)
             self._replies.refuse(bulk, number, error)
             if state != LiveState.ADMITTED:
-                self._leave(bulk)
+                self._leave(bulk, 1)
 
-    def _note_answered(self, bulk: Bulk, number: int) -> None:
-        """A request has its outcome: the one way out of every state in which it has none."""
-        state = bulk.states[number]
-        bulk.move((number,), LiveState.ENDING if state == LiveState.ADMITTED else LiveState.ENDED)
-        bulk.num_left -= 1
+    def _note_answered(self, bulk: Bulk, count: int) -> None:
+        """Takes in that so many more requests of a bulk have their outcome."""
+        bulk.num_left -= count
         if not bulk.num_left:
             bulk.manager = None
             del self._unanswered[bulk]
             self._deadlines.note_answered(bulk)
-        if state == LiveState.WAITING:
-            self._stop_waiting(bulk, 1)
 
     def _wait(self, bulk: Bulk) -> None:
         bulk.move(range(bulk.size), LiveState.WAITING)
@@ -242,8 +244,10 @@ class Requests:
         host, first, bulk = self._arenas[HOST], 0, together[0][0]
         for k, (kind, values) in enumerate(bulk.externals):
             count = len(values) // bulk.size
-            if len(together) > 1 or len(together[0][1]) < bulk.size:
-                values = np.concatenate([bulk.tensor(k, numbers) for bulk, numbers in together])
+            if len(together) > 1:
+                values = np.concatenate([one.tensor(k, numbers) for one, numbers in together])
+            elif len(together[0][1]) < bulk.size:
+                values = bulk.tensor(k, together[0][1])
             host.put_columns(kind, rows, first, count, values)
             first += count
         if bulk.session is not None and bulk.session.saved is not None:
@@ -252,38 +256,49 @@ class Requests:
                 first += 1
 
     def _finish(self, ids: Sequence[int]) -> None:
-        """Answers complete requests with their results, those of one template together, and gives back their rows."""
-        by_plan: dict[int, list[int]] = {}
+        """Answers complete requests with their results, those of one plan together, and gives back their rows."""
+        by_plan: dict[int, dict[Bulk, tuple[list[int], list[int]]]] = {}
+        """Of each bulk, ids and numbers of requests; those that stream by themselves."""
         for request_id in ids:
-            bulk, _ = self._admitted[request_id]
-            by_plan.setdefault(id(bulk.plan if bulk.channel is None else bulk), []).append(request_id)
+            bulk, number = self._admitted[request_id]
+            alike = by_plan.setdefault(id(bulk.plan if bulk.channel is None else bulk), {})
+            if bulk not in alike:
+                alike[bulk] = [], []
+            alike[bulk][0].append(request_id)
+            alike[bulk][1].append(number)
         for alike in by_plan.values():
-            requests = [self._admitted[id] for id in alike]
-            numbers = np.array(alike, np.int32)
-            first = requests[0][0]
-            if first.channel is not None:
-                self._replies.stream(first)
-            results = self._replies.read(first.plan, numbers)
-            started_ns = self._processor.start_times(numbers)
-            for bulk, number in requests:
-                self._note_answered(bulk, number)
-            self._replies.answer(requests, started_ns, results)
-            self._processor.release(numbers)
-            self._release(alike)
+            self._finish_alike(alike)
+
+    def _finish_alike(self, alike: Mapping[Bulk, tuple[list[int], list[int]]]) -> None:
+        """See ``_finish``: of one plan."""
+        first = next(iter(alike))
+        if first.channel is not None:
+            self._replies.stream(first)
+        ids = np.array([request_id for its, _ in alike.values() for request_id in its], np.int32)
+        results, started_ns = self._replies.read(first.plan, ids), self._processor.start_times(ids)
+        for bulk, (_, numbers) in alike.items():
+            bulk.move(numbers, LiveState.ENDING)
+            self._note_answered(bulk, len(numbers))
+        self._replies.answer([(bulk, numbers) for bulk, (_, numbers) in alike.items()], started_ns, results)
+        self._processor.release(ids)
+        for bulk, (its, numbers) in alike.items():
+            for request_id in its:
+                del self._admitted[request_id]
+            bulk.move(numbers, LiveState.ENDED)
+            self._leave(bulk, len(numbers))
 
     def _failed(self, bulk: Bulk, number: int) -> InternalError:
         return self._replies.internal_error(f"{bulk.name_of(number)} failed", bulk.sequence_of(number))
 
-    def _release(self, ids: Sequence[int]) -> None:
-        """Takes in that answered requests hold no rows any more."""
-        for id in ids:
-            bulk, number = self._admitted.pop(id)
-            bulk.move((number,), LiveState.ENDED)
-            self._leave(bulk)
+    def _release(self, request_id: int) -> None:
+        """Takes in that an answered request holds no rows any more."""
+        bulk, number = self._admitted.pop(request_id)
+        bulk.move((number,), LiveState.ENDED)
+        self._leave(bulk, 1)
 
-    def _leave(self, bulk: Bulk) -> None:
-        """After the end of everything of a request: its session goes on."""
-        bulk.model.num_live -= 1
+    def _leave(self, bulk: Bulk, count: int) -> None:
+        """After the end of everything of so many requests: their session goes on."""
+        bulk.model.num_live -= count
         record = bulk.session
         if record is not None and record.running is bulk:
             self._sessions.note_over(record)
