@@ -111,7 +111,8 @@ class Manager:
         self._requests.expire(self._clock_ns())
         self.sessions.expire()
         self._requests.admit()
-        self._crew.launch(self._note_launch)
+        if self._requests.has_admitted:
+            self._crew.launch(self._note_launch)
         self.room.note_place()
         if self._retired or self._drains:
             self._look_who_is_gone()
@@ -236,7 +237,8 @@ class Manager:
                 message.run()
             elif callable(message):
                 message()
-        self._processor.note_arrivals(arrivals_ns)
+        if arrivals_ns:
+            self._processor.note_arrivals(arrivals_ns)
         if self.turns.was_interrupted:
             self._heal()
 

@@ -55,6 +55,11 @@ class Requests:
         return not self._unanswered and not self._admitted
 
     @property
+    def has_admitted(self) -> bool:
+        """Whether there is anything to schedule."""
+        return bool(self._admitted)
+
+    @property
     def next_deadline_ns(self) -> int | None:
         """The earliest deadline, None if there is none."""
         return self._deadlines.next_ns

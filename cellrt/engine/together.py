@@ -80,6 +80,11 @@ class Reader:
     def read(self, processor: Processor, host: Arenas, requests: NDArray[np.int32]) -> Part:
         """Copies the result of requests, by their ids in the processor, out of the arena."""
         name, kind, _, is_loop, is_single = self._layout
+        if is_single and not is_loop and len(requests) == 1:  # of a small request this is a tenth of its time
+            first = processor.tables.requests["first_place"][requests[0]]
+            row = processor.tables.places[first + self._positions[0]]
+            memory = host.get_row_bytes(kind, int(row))
+            return Part(name, memory, (), (0, len(memory)), self._dtype, self._row_shape, self._row_bytes)
         rows = processor.result_rows(requests, self._positions)
         ends: NDArray[np.int64] | None = None
         if is_loop:

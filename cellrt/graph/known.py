@@ -129,6 +129,8 @@ class KnownGraphs:
     def record(self, binding: Binding, requests: Sequence[Any]) -> list[Alike]:
         """Unfolds requests, those of one graph together. Raises RequestError, RequestTooLargeError."""
         if self._unfolder.key is None:
+            if len(requests) == 1:
+                return [Alike(self._unfolder.record(binding, requests[0]), ONE)]
             return self._unfold(binding, requests, range(len(requests)))
         if len(requests) == 1 and (alike := self._collect_one(requests)) is not None:
             return [alike]
@@ -244,8 +246,8 @@ def check_key(unfolder: Unfolder, binding: Binding, recorded: Recorded) -> None:
     for where in found.untraced:
         if where != CONSTANT:
             raise DefinitionError(
-                f"model {unfolder.name!r}: with a key, the graph may read tensors, arrays and lists of the request only "
-                f"as they are in it; {where} reads something else"
+                f"model {unfolder.name!r}: with a key, the graph may read tensors, arrays and lists of the request "
+                f"only as they are in it; {where} reads something else"
             )
 
 

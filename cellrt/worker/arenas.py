@@ -57,19 +57,17 @@ class Arenas:
         (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(arena, rows, values)
         return self.as_tensor(kind, values)
 
-    def get_row(self, kind: int, row: int) -> torch.Tensor:
-        """A fresh tensor ``[*shape]`` of one row of a CPU arena."""
-        # torch's and NumPy's own copies give up the interpreter lock, and it takes long to get it back.
-        spec, size = self._specs[kind], self._bytes[kind].shape[1]
-        copied = bytearray(self._memory[kind][row * size : (row + 1) * size])
-        tensor = torch.frombuffer(copied, dtype=spec.dtype)
-        return tensor if len(spec.shape) == 1 else tensor.view(spec.shape)
-
     def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
         """A fresh array ``[n, *shape]`` of these rows of a CPU arena; see ``as_bits``."""
         values = self.empty_bits(kind, len(rows))
         (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(self._bytes[kind], rows, values)
         return self._shaped(kind, values)
+
+    def get_row_bytes(self, kind: int, row: int) -> memoryview:
+        """A copy of one row of a CPU arena."""
+        # NumPy's own copies give up the interpreter lock, and it takes long to get it back.
+        size = self._bytes[kind].shape[1]
+        return memoryview(bytes(self._memory[kind][row * size : (row + 1) * size]))
 
     def get_bytes(self, kind: int, rows: NDArray[np.int32]) -> memoryview:
         """A copy of these rows of a CPU arena, one behind the other."""
