@@ -1,8 +1,9 @@
-"""Requests that are handed in together: each gets what it gets alone, in order, and ends once, whatever else happens."""
+"""Requests that are handed in together: each gets what it gets alone, in order, and ends once, come what may."""
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def steps(length: int, value: float = 0.0) -> torch.Tensor:
             st.sampled_from(["plain", "keyed"]),
             st.lists(st.integers(1, 6), max_size=30),  # lengths: one template each
             st.integers(0, 3),  # priority
-            st.sampled_from([None, None, 100.0, 1e-4]),  # deadline
+            st.sampled_from([None, None, 100.0, 1e-4]),  # seconds
         ),
         min_size=1,
         max_size=5,
@@ -64,8 +65,8 @@ def test_each_of_a_bulk_ends_once_with_what_it_gives_alone(
                     request[-1, 0] = RAISE
             made = engine.submit_many(name, batch, priority=priority, deadline=deadline)
             assert len(made) == len(batch)
-            for place, future in enumerate(made):
-                future.add_done_callback(lambda _, number=len(futures) + place: ends.append(number))
+            for number, future in enumerate(made, len(futures)):
+                future.add_done_callback(lambda _, number=number: ends.append(number))
             futures += made
             requests += [(request, deadline) for request in batch]
         for number in cancelled:
@@ -171,13 +172,8 @@ def test_all_threads_that_ask_for_a_result_get_the_same():
     engine.register(KEYED, warm_up=False)
     for _ in range(20):
         future = engine.submit_many("keyed", [steps(2)] * 2)[1]
-        got: list[object] = []
-        threads = [threading.Thread(target=lambda: got.append(future.result(WAIT_S))) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT_S)
-        assert len(got) == 3
+        with ThreadPoolExecutor(3) as pool:
+            got = [asked.result(WAIT_S) for asked in [pool.submit(future.result, WAIT_S) for _ in range(3)]]
         assert all(one is got[0] for one in got)
     close_and_check(engine)
 
