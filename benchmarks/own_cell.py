@@ -26,11 +26,13 @@ from benchmarks.own_cell_decoder import Cellrt, Model, Words, draw_requests, pad
 from benchmarks.own_modules import MODULES
 from benchmarks.record import Recorder
 from benchmarks.server import BatchServer
+from benchmarks.timing import medians_us
 from cellrt.definition.aot.form import compile_cell
 from cellrt.definition.aot.refusal import NotCompiledError
 from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.examples import random_inputs
+from cellrt.definition.spec import plain
 
 PARTS = ("modules", "steps", "decoder")
 ROWS = (1, 8, 64, 512)
@@ -65,26 +67,12 @@ def _time_module(
     inputs = random_inputs(cell.inputs.values(), rows, torch.Generator().manual_seed(rows))
     calls: dict[str, Callable[[], object]] = {"eager": partial(cell.run, *inputs)}
     if form is not None:
-        calls["compiled"], _ = form.bind(rows, dict(zip(cell.inputs, inputs)))
-    times = _medians_us(calls, seconds)
+        calls["compiled"], _ = form.bind(rows, dict(zip(cell.inputs, map(plain, inputs))))
+    times = medians_us(calls, seconds)
     for kind, value in times.items():
         recorder.add(name, f"{kind} step", value, "us", rows=rows)
     if form is not None:
         recorder.add(name, "eager / compiled", times["eager"] / times["compiled"], "ratio", rows=rows)
-
-
-def _medians_us(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Median times of calls that take turns."""
-    samples: dict[str, list[int]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    end = time.perf_counter() + seconds * len(calls)
-    while time.perf_counter() < end:
-        for name, call in calls.items():
-            start = time.perf_counter_ns()
-            call()
-            samples[name].append(time.perf_counter_ns() - start)
-    return {name: statistics.median(values) / 1e3 for name, values in samples.items()}
 
 
 class TimedCalls:

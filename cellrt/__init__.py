@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from cellrt.core.settings import Limits, SchedulerSettings
     from cellrt.definition.cell import Cell
     from cellrt.definition.define import cell, load_cell
-    from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows, token
+    from cellrt.definition.spans import PagedRows, Spans
+    from cellrt.definition.spec import RaggedRows, RowSpec, grows, pages, ragged, rows, span, token
     from cellrt.engine.engine import Engine
     from cellrt.engine.future import RequestFuture
     from cellrt.engine.session import Session
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
         http_status,
     )
     from cellrt.graph.graph import Graph
-    from cellrt.graph.symbols import Chain, Loop, Node, Output, Steps, Tree
+    from cellrt.graph.symbols import Chain, GrowingState, Loop, Node, Output, Steps, Tree
     from cellrt.graph.unfolder import Unfolder, unfold
     from cellrt.process.client import Client, connect
     from cellrt.process.engine_process import EngineProcess
@@ -71,13 +72,14 @@ _HOMES = {
     "engine.future": ("RequestFuture",),
     "engine.stream": ("Stream",),
     "graph.graph": ("Graph",),
-    "graph.symbols": ("Chain", "Loop", "Node", "Output", "Steps", "Tree"),
+    "graph.symbols": ("Chain", "GrowingState", "Loop", "Node", "Output", "Steps", "Tree"),
     "engine.session": ("Session",),
     "engine.sessions": ("SessionLimits",),
     "process.client": ("Client", "connect"),
     "process.engine_process": ("EngineProcess",),
     "process.remote_session": ("RemoteSession",),
-    "definition.spec": ("RaggedRows", "RowSpec", "ragged", "rows", "token"),
+    "definition.spans": ("PagedRows", "Spans"),
+    "definition.spec": ("RaggedRows", "RowSpec", "grows", "pages", "ragged", "rows", "span", "token"),
     "view.timeline": ("Timeline",),
     "graph.unfolder": ("Unfolder", "unfold"),
     "worker.device.executor": ("DeviceOptions",),
@@ -101,6 +103,7 @@ __all__ = [
     "EngineProcess",
     "FirstComeFirstServed",
     "Graph",
+    "GrowingState",
     "InternalError",
     "Job",
     "Limits",
@@ -108,6 +111,7 @@ __all__ = [
     "Node",
     "Output",
     "OverloadError",
+    "PagedRows",
     "RaggedRows",
     "RemoteSession",
     "RequestError",
@@ -119,6 +123,7 @@ __all__ = [
     "SessionError",
     "SessionLimits",
     "ShortestJobFirst",
+    "Spans",
     "Steps",
     "Stream",
     "Timeline",
@@ -127,10 +132,13 @@ __all__ = [
     "UnknownModelError",
     "cell",
     "connect",
+    "grows",
     "http_status",
     "load_cell",
+    "pages",
     "ragged",
     "rows",
+    "span",
     "token",
     "unfold",
 ]

@@ -12,6 +12,8 @@ from cellrt.cells.gru import (
     GRUInput,
     GRURecurrent,
 )
+from cellrt.cells.language_models import GreedyLanguageModel, language_model
+from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.lstm import (
     EmbeddingLSTMCell,
     LSTMCell,
@@ -45,15 +47,19 @@ __all__ = [
     "GRUCell",
     "GRUInput",
     "GRURecurrent",
+    "GreedyLanguageModel",
     "Joined",
     "JoinedCell",
     "LSTMCell",
     "LSTMInput",
     "LSTMRecurrent",
+    "Llama",
+    "LlamaSizes",
     "NaryTreeLSTMCell",
     "Projection",
     "ProjectionArgmax",
     "Sample",
     "SamplingDecoder",
     "TreeLSTMLeaf",
+    "language_model",
 ]

@@ -1,6 +1,7 @@
 """Ready-made unfolders: one shape of cell graph a file."""
 
 from cellrt.unfolders.beam import beam_search
+from cellrt.unfolders.completion import complete
 from cellrt.unfolders.dag import dag
 from cellrt.unfolders.encoder_decoder import encoder_decoder
 from cellrt.unfolders.generation import generate
@@ -13,6 +14,7 @@ __all__ = [
     "Stack",
     "beam_search",
     "chain",
+    "complete",
     "conllu_tree",
     "dag",
     "encoder_decoder",

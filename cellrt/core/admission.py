@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from cellrt.core import page_list
 from cellrt.core.buddy_allocator import LINKS, NODES, PLACES, SUBGRAPHS, VALUES, allocate_block, free_block
 from cellrt.core.event_log import log_event
 from cellrt.core.jit import compiled
-from cellrt.core.moves import DEAD, FREE, LIVE, move_request
+from cellrt.core.moves import DEAD, DONE, FREE, LIVE, move_request
+from cellrt.core.pages import begin_pages, end_pages
 from cellrt.core.queue import enqueue
 from cellrt.core.records import begin_record, give_places, give_records
 from cellrt.core.rows import can_reserve, give_row, take_row
@@ -48,6 +50,16 @@ def _allocate(t, request, num_nodes, num_values, num_links, num_subgraphs, num_p
     request.first_subgraph, request.num_subgraphs = subgraphs, num_subgraphs
     request.first_place, request.num_places = places, num_places
     return True
+
+
+@compiled
+def _free_blocks(t, request):
+    """Gives back the five blocks of a request."""
+    free_block(t.blocks, NODES, int(request.first_node), int(request.num_nodes))
+    free_block(t.blocks, VALUES, int(request.first_value), int(request.num_values))
+    free_block(t.blocks, LINKS, int(request.first_link), int(request.num_links))
+    free_block(t.blocks, SUBGRAPHS, int(request.first_subgraph), int(request.num_subgraphs))
+    free_block(t.blocks, PLACES, int(request.first_place), int(request.num_places))
 
 
 @compiled
@@ -117,7 +129,8 @@ def _kind_at(t, request, place):
 
 @compiled
 def admit(t, template, sequence, lane, streamed, session, rows, at):
-    """Appends a request; returns its id, or -1 if tables or arenas have no room for it now.
+    """Appends a request; returns its id, -1 if tables or arenas have no room for it now, or -2 if they never have, as
+    what its session kept and what the request adds come to more pages than a worker has.
 
     Writes to ``rows`` from ``at`` on the host row of each external value (-1 if nothing reads it), then of each state
     of its ``session`` (-1 if it is here already, or there is no session): the caller copies the request's tensors there
@@ -128,6 +141,7 @@ def admit(t, template, sequence, lane, streamed, session, rows, at):
     request_id = settings.free_request
     num_lists, num_states, num_kinds = template.lists.shape[0], template.states.shape[0], template.needs.shape[0]
     num_links = template.links.size + 2 * num_lists + WORDS * num_states + 2 * num_kinds
+    num_links += page_list.WORDS * template.pages.shape[0]
     if request_id < 0 or not can_reserve(t, template.needs):
         return -1
     num_places = 0
@@ -138,6 +152,13 @@ def admit(t, template, sequence, lane, streamed, session, rows, at):
         t, request, template.nodes.size, template.values.size, num_links, template.subgraphs.size, num_places
     ):
         return -1
+    request.page_lists = request.first_link + template.links.size + 2 * num_lists + WORDS * num_states
+    request.num_page_lists = template.pages.shape[0]
+    if request.num_page_lists > 0:
+        room = begin_pages(t, request, session, template)
+        if room != 1:
+            _free_blocks(t, request)
+            return room - 1
     settings.free_request = request.next_free
     settings.num_live += 1
     move_request(t, request, LIVE)
@@ -146,7 +167,7 @@ def admit(t, template, sequence, lane, streamed, session, rows, at):
     request.session, request.num_states, request.num_lists = session, num_states, num_lists
     request.lists = request.first_link + template.links.size
     request.states = request.lists + 2 * num_lists
-    request.needs = request.states + WORDS * num_states
+    request.needs = request.page_lists + page_list.WORDS * request.num_page_lists
     _copy_graph(t, request_id, template)
     for k in range(template.subgraphs.size):
         request.nodes_left += template.subgraphs[k].nodes_left
@@ -193,7 +214,9 @@ def admit_many(t, template, sequences, lane, streamed, session, rows, ids):
 def release(t, request_id):
     """Gives back everything an ended request holds. Nothing of it may be in flight."""
     request = t.requests[request_id]
+    is_whole = request.num_states == 0 or request.state == DONE
     end_states(t, request)
+    end_pages(t, request, is_whole)
     give_places(t, request)
     if request.state == DEAD or request.num_states > 0:
         give_records(t, request)
@@ -207,11 +230,7 @@ def release(t, request_id):
     for kind in range(num_kinds):
         t.kinds[kind].reserved_worker -= t.links[request.needs + 2 * kind]
         t.kinds[kind].reserved_host -= t.links[request.needs + 2 * kind + 1]
-    free_block(t.blocks, NODES, int(request.first_node), int(request.num_nodes))
-    free_block(t.blocks, VALUES, int(request.first_value), int(request.num_values))
-    free_block(t.blocks, LINKS, int(request.first_link), int(request.num_links))
-    free_block(t.blocks, SUBGRAPHS, int(request.first_subgraph), int(request.num_subgraphs))
-    free_block(t.blocks, PLACES, int(request.first_place), int(request.num_places))
+    _free_blocks(t, request)
     move_request(t, request, FREE)
     request.next_free = t.settings[0].free_request
     t.settings[0].free_request = request_id

@@ -13,8 +13,11 @@ from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of, write_inputs, write_outputs
 from cellrt.core.jit import compiled
+from cellrt.core.lane_order import first_lane, lane_at
 from cellrt.core.queue import backlog_of, pop_ready, steps_ready
-from cellrt.core.records import num_rows_of
+from cellrt.core.records import ragged_ints
+from cellrt.core.span_arrays import write_spans
+from cellrt.core.spans import collect_spans
 from cellrt.core.step_arrays import write_steps
 from cellrt.core.tables import (
     ALL_TYPES,
@@ -55,31 +58,6 @@ def step_time(t, type_id, rows):
 
 
 @compiled
-def _first_lane(t, type_id, priority):
-    """The lane of a client priority to scan first: the first of its lanes, but every ``fair_every``-th task the one
-    that was served longest ago."""
-    settings, cell_type = t.settings[0], t.types[type_id]
-    best = (NUM_PRIORITIES - 1 - priority) * LANES_PER_PRIORITY
-    cell_type.num_formed += 1
-    if cell_type.num_formed % settings.fair_every != 0:
-        return best
-    lanes = type_id * NUM_LANES
-    for lane in range(best, best + LANES_PER_PRIORITY):
-        if t.lanes[lanes + lane].head >= 0:
-            if t.lanes[lanes + best].head < 0 or t.lanes[lanes + lane].served < t.lanes[lanes + best].served:
-                best = lane
-    return best
-
-
-@compiled
-def _lane_at(first, k):
-    """The k-th lane to scan: those of one client priority, which begin at ``first``, then the others in order."""
-    if k < LANES_PER_PRIORITY:
-        return first + k
-    return k if k >= first + LANES_PER_PRIORITY else k - LANES_PER_PRIORITY
-
-
-@compiled
 def _collect(t, type_id, priority, worker, nodes_at, limit, room):
     """Moves ready nodes of the type's queue to the buffer, those of the client priority whose turn it is first.
 
@@ -91,7 +69,7 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
     rows = records = ragged = priorities = 0
     stop, is_loop = -2, 0
     cell_type = t.types[type_id]
-    fair = _first_lane(t, type_id, priority)
+    fair = first_lane(t, type_id, priority)
     first = (NUM_PRIORITIES - 1 - priority) * LANES_PER_PRIORITY
     settings = t.settings[0]
     share = max(1, settings.idle_workers) if settings.split else 1
@@ -101,7 +79,7 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
         pinned += t.ready[backlog_of(type_id, each), worker]
     left = min(limit, pinned + (unpinned + share - 1) // share)
     for k in range(-1, NUM_LANES):
-        lane_id = fair if k < 0 else _lane_at(first, k)
+        lane_id = fair if k < 0 else lane_at(first, k)
         if rows >= left:
             break
         if k >= 0 and lane_id == fair:
@@ -119,7 +97,7 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                     else:
                         its_stop = t.links[subgraph.record + record.STOP]
                         loop = 1 if its_stop != record.IS_CHAIN else 0
-                        extra = _ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
+                        extra = ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
                     if rows > 0 and (loop != is_loop or (loop and its_stop != stop)):
                         break
                     if rows > 0 and ragged + extra > room:
@@ -142,16 +120,6 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                     break
             subgraph_id = following
     return rows, records, ragged, is_loop, priorities
-
-
-@compiled
-def _ragged_ints(t, cell_type, subgraph):
-    """Ints that the ragged inputs of a chain's or loop's step need beyond one row each."""
-    count = 0
-    for port in range(cell_type.num_inputs):
-        if t.ports[cell_type.first_port + port].ragged:
-            count += 2 * num_rows_of(t, subgraph, port)
-    return count
 
 
 @compiled
@@ -276,10 +244,17 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     base = task_id * buffer_ints
     header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
     nodes_at = base + header
-    room = buffer_ints - header - cell_type.max_batch * (cell_type.per_row + 1)
-    rows, records, ragged, is_loop, priorities = _collect(
-        t, type_id, priority, worker, nodes_at, cell_type.max_batch, room
-    )
+    room = buffer_ints - header - cell_type.max_rows * (cell_type.per_row + 1)
+    if cell_type.has_spans:
+        rows, ragged, stop, priorities = collect_spans(t, type_id, priority, worker, nodes_at, room)
+        records, is_loop = rows, 0
+        if rows == 0:
+            cell_type.starved_at |= 1 << worker
+    else:
+        stop = -1
+        rows, records, ragged, is_loop, priorities = _collect(
+            t, type_id, priority, worker, nodes_at, cell_type.max_batch, room
+        )
     if rows == 0:
         return 0
     steps = _choose_steps(t, type_id, priority, rows, nodes_at)
@@ -304,14 +279,19 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     ints[base + layout.H_NODES], ints[base + layout.H_LENGTHS] = header, lengths_at - base
     ints[base + layout.H_BATCH_SIZES], ints[base + layout.H_DONE_STEPS] = sizes_at - base, done_at - base
     ints[base + layout.H_FAILED] = done_at + rows - base
-    ints[base + layout.H_STOP_OUTPUT] = -1
+    ints[base + layout.H_STOP_OUTPUT] = stop
+    ints[base + layout.H_NUM_SPANS] = ints[base + layout.H_SPANS] = 0
     if is_loop:
         ints[base + layout.H_STOP_OUTPUT] = t.links[t.subgraphs[~ints[nodes_at]].record + record.STOP]
-    if records == rows and task.steps == 1 and is_loop == 0 and cell_type.num_ragged == 0:
+    is_plain = cell_type.num_ragged + cell_type.has_spans == 0
+    if records == rows and task.steps == 1 and is_loop == 0 and is_plain:
         write_steps(t, task, base, done_at + 2 * rows)
         ints[base + layout.H_NOTES] = buffer_ints
     else:
-        end, notes_at = write_inputs(t, task, base, done_at + 2 * rows)
+        end = done_at + 2 * rows
+        if cell_type.has_spans:
+            end = write_spans(t, task, base, end)
+        end, notes_at = write_inputs(t, task, base, end)
         write_outputs(t, task, base, end)
         ints[base + layout.H_NOTES] = give_noted_rows(t, notes_at, base + buffer_ints, False) - base
     task.expected_ns = step_time(t, type_id, rows) * task.steps

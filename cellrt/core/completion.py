@@ -14,6 +14,7 @@ from cellrt.core.event_log import log_event
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of
 from cellrt.core.jit import compiled
 from cellrt.core.moves import DEAD, DONE, LIVE, QUEUED, move_request
+from cellrt.core.pages import note_appended
 from cellrt.core.queue import dequeue, note_served, pin, refresh, unpin_if_idle
 from cellrt.core.records import (
     count_done,
@@ -60,6 +61,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
     nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
     failed_at, done_at = base + t.ints[base + layout.H_FAILED], base + t.ints[base + layout.H_DONE_STEPS]
     t.types[task.cell_type].num_running -= 1
+    t.types[task.cell_type].starved_at = 0
     note_served(t, task)
     if task.is_loop:
         _note_steps_taken(t, task, done_at)
@@ -78,6 +80,8 @@ def complete(t, task_id, elapsed_ns, notices, count):
         steps = abs(t.ints[done_at + row])
         if id < 0:
             note_steps(t, subgraph, steps, has_failed)
+            if t.types[task.cell_type].has_spans:
+                note_appended(t, subgraph, steps, has_failed)
         if has_failed:
             task.positions -= steps
             if request.state == LIVE:
@@ -89,7 +93,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
             if id >= 0:
                 _complete_nodes(t, request, id, length)
                 unpin_if_idle(t, subgraph_id)
-            elif task.is_loop:
+            elif t.links[subgraph.record + record.STOP] != record.IS_CHAIN:
                 _complete_loop(t, request, subgraph_id, t.ints[done_at + row], length)
             else:
                 _complete_steps(t, request, subgraph_id, length)
@@ -188,7 +192,7 @@ def _complete_steps(t, request, subgraph_id, length):
     if links[at + record.DONE] == links[at + record.LENGTH]:
         end_record(t, subgraph)
         request.nodes_left -= 1
-    elif links[at + record.NUM_SOURCES] > 0 or links[at + record.KEEPS]:
+    elif links[at + record.NUM_SOURCES] > 0 or links[at + record.KEEPS] or t.types[subgraph.cell_type].has_spans:
         refresh(t, subgraph_id)
     elif subgraph.in_flight == 0 and subgraph.sent == 0:
         pin(t, subgraph, 0)
@@ -199,7 +203,8 @@ def _complete_loop(t, request, subgraph_id, done, length):
     """Takes in how many steps a loop's row took (negative: it stopped); ends the loop or makes its next step ready."""
     subgraph = t.subgraphs[subgraph_id]
     links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
-    position, is_over = links[at + record.POSITION], done < 0 or links[at + record.DONE] == links[at + record.LENGTH]
+    position, has_stopped = links[at + record.POSITION], done < 0 and links[at + record.STOP] != record.NO_STOP
+    is_over = has_stopped or links[at + record.DONE] == links[at + record.LENGTH]
     for output in range(cell_type.num_outputs):
         value = t.values[links[at + record.VALUES] + output]
         if value.result < 0:
@@ -325,6 +330,8 @@ def _fail_all(t, task_id):
 
 @compiled
 def _touches(t, request, worker):
+    if request.num_page_lists > 0 and request.home == worker:
+        return True
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
         subgraph = t.subgraphs[k]
         if subgraph.pinned == worker and subgraph.in_flight > 0:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cellrt.core import admission, completion, schedule, session_state
+from cellrt.core import admission, completion, pages, schedule, session_state
 from cellrt.core.jit import entry, open_tables, open_template, short_entry
 
 _admit_many, _release_many = admission.admit_many, admission.release_many
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, completion.lose_worker
 _result_rows, _start_times = completion.result_rows, completion.start_times
-_schedule, _drop_states = schedule.schedule, session_state.drop_states
+_schedule, _drop_states, _suspend = schedule.schedule, session_state.drop_states, pages.suspend
 
 
 @short_entry
@@ -45,6 +45,12 @@ def release_many(at, request_ids):
 def schedule_tasks(at, worker, task_ids):
     """See ``schedule.schedule``."""
     return _schedule(open_tables(at), worker, task_ids)
+
+
+@short_entry
+def suspend(at, worker):
+    """See ``pages.suspend``."""
+    return _suspend(open_tables(at), worker)
 
 
 @short_entry

@@ -10,6 +10,7 @@ from __future__ import annotations
 from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
+from cellrt.core.loop_arrays import describe_output, loop_output, loop_step_output
 from cellrt.core.records import (
     bring_state,
     input_row,
@@ -21,6 +22,7 @@ from cellrt.core.records import (
     tap_of,
 )
 from cellrt.core.rows import give_row, take_row
+from cellrt.core.span_arrays import write_pages, write_span_input
 from cellrt.core.tables import (
     BORROWED,
     HOST,
@@ -31,7 +33,6 @@ from cellrt.core.tables import (
     PENDING,
     ROW_MASK,
     STARTS,
-    STEPS,
 )
 
 
@@ -59,7 +60,11 @@ def write_inputs(t, task, base, end):
         info = t.ports[cell_type.first_port + port]
         notes_at -= 1
         t.ints[notes_at] = -1 - info.kind
-        if task.is_loop:
+        if info.is_span:
+            write_span_input(t.ints, base, port, end)
+        elif info.page_size > 0:
+            end = write_pages(t, task, base, port, end)
+        elif task.is_loop:
             end = _loop_input(t, task, base, port, end)
         elif info.ragged or follows_ragged:
             end, notes_at = _ragged_input(t, task, base, port, end, notes_at)
@@ -252,7 +257,7 @@ def write_outputs(t, task, base, end):
         kind = t.ports[cell_type.first_port + cell_type.num_inputs + output].kind
         to = base + layout.HEADER + cell_type.num_inputs * layout.INPUT + output * layout.OUTPUT
         if task.is_loop:
-            end = _loop_output(t, task, base, to, output, kind, end)
+            end = loop_output(t, task, base, to, output, kind, end)
         else:
             end = _graph_output(t, task, base, to, output, kind, end)
 
@@ -272,7 +277,11 @@ def _graph_output(t, task, base, record_at, output, kind, end):
             if id < 0:
                 is_last = step + 1 == ints[lengths_at + row]
                 ahead = steps_ahead(ints, nodes_at, row, ahead)
-                handle, place = step_output(t, task.worker, t.subgraphs[~id], output, step + ahead, is_last, kind)
+                subgraph = t.subgraphs[~id]
+                if t.links[subgraph.record + record.STOP] == record.IS_CHAIN:
+                    handle, place = step_output(t, task.worker, subgraph, output, step + ahead, is_last, kind)
+                else:
+                    handle, place = loop_step_output(t, task.worker, subgraph, output, kind)
             else:
                 value, handle = t.values[t.nodes[id + step].first_value + output], NO_ROW
                 if value.readers > 0:
@@ -285,14 +294,16 @@ def _graph_output(t, task, base, record_at, output, kind, end):
                 ints[rows_at + stores] = handle & ROW_MASK
                 stores += 1
             if place >= 0:
-                handle = take_row(t, HOST, kind)
-                is_streamed = t.requests[t.subgraphs[subgraph_of(t, id)].request].streamed
-                t.places[place] = PENDING - handle if is_streamed else handle
+                handle = t.places[place] if t.places[place] > PENDING else PENDING - t.places[place]
+                if handle == NO_ROW:
+                    handle = take_row(t, HOST, kind)
+                    is_streamed = t.requests[t.subgraphs[subgraph_of(t, id)].request].streamed
+                    t.places[place] = PENDING - handle if is_streamed else handle
                 ints[result_positions_at + results] = start + row
                 ints[result_rows_at + results] = handle
                 results += 1
         start += ints[sizes_at + step]
-    _describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
+    describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
     return end + 4 * limit
 
 
@@ -324,63 +335,3 @@ def step_output(t, worker, subgraph, output, step, is_last_of_run, kind):
         links[to + record.PREVIOUS_ROW] = links[to + record.ROW]
         links[to + record.ROW] = max(handle, 0)
     return handle, place
-
-
-@compiled
-def _loop_output(t, task, base, record_at, output, kind, end):
-    ints, links = t.ints, t.links
-    nodes_at, lengths_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_LENGTHS]
-    rows, limit = task.rows, task.rows * task.steps
-    positions_at, rows_at = end, end + rows
-    result_positions_at, result_rows_at = end + 2 * rows, end + 2 * rows + limit
-    stores = results = every_step = 0
-    for row in range(rows):
-        subgraph = t.subgraphs[~ints[nodes_at + row]]
-        if t.values[links[subgraph.record + record.VALUES] + output].bits & STEPS:
-            every_step = 1
-    for row in range(rows):
-        subgraph = t.subgraphs[~ints[nodes_at + row]]
-        value, to = t.values[links[subgraph.record + record.VALUES] + output], output_at(t, subgraph, output)
-        request = t.requests[subgraph.request]
-        if links[to + record.IS_STATE]:
-            bring_state(t, to, task.worker, kind)
-            handle = state_row(t, to, task.worker, kind)
-            links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
-            ints[positions_at + stores] = row
-            ints[rows_at + stores] = handle & ROW_MASK
-            stores += 1
-        if value.result < 0:
-            continue
-        place = request.first_place + value.result
-        if value.bits & STEPS:
-            for step in range(ints[lengths_at + row]):
-                handle = take_row(t, HOST, kind)
-                done = links[subgraph.record + record.POSITION]
-                t.places[place + done + step] = PENDING - handle if request.streamed else handle
-                ints[result_positions_at + results] = row * task.steps + step
-                ints[result_rows_at + results] = handle
-                results += 1
-        else:
-            if t.places[place] == NO_ROW:
-                handle = take_row(t, HOST, kind)
-                t.places[place] = PENDING - handle if request.streamed else handle
-            handle = t.places[place] if t.places[place] >= 0 else PENDING - t.places[place]
-            ints[result_positions_at + results] = limit + row if every_step else row
-            ints[result_rows_at + results] = handle
-            results += 1
-    _describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
-    ints[record_at + layout.OUT_RESULT_STEPS] = every_step
-    return end + 2 * rows + 2 * limit
-
-
-@compiled
-def _describe_output(
-    ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at
-):
-    ints[record_at + layout.OUT_STORES] = stores
-    ints[record_at + layout.OUT_STORE_POSITIONS] = positions_at - base
-    ints[record_at + layout.OUT_STORE_ROWS] = rows_at - base
-    ints[record_at + layout.OUT_RESULTS] = results
-    ints[record_at + layout.OUT_RESULT_POSITIONS] = result_positions_at - base
-    ints[record_at + layout.OUT_RESULT_ROWS] = result_rows_at - base
-    ints[record_at + layout.OUT_RESULT_STEPS] = 0

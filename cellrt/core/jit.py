@@ -120,6 +120,7 @@ class OpenTemplate(NamedTuple):
     lists: Any
     states: Any
     needs: Any
+    pages: Any
 
 
 class RowsPointer(types.Type):  # type: ignore[misc]
@@ -205,6 +206,7 @@ _TEMPLATE: dict[str, np.dtype[Any]] = dict(
     lists=_INT,
     states=_INT,
     needs=_INT,
+    pages=_INT,
 )
 _tables_pointer = RowsPointer(
     "Tables",
@@ -215,7 +217,7 @@ _tables_pointer = RowsPointer(
 _template_pointer = RowsPointer(
     "Template",
     {field: _TEMPLATE[field] for field in OpenTemplate._fields},
-    ("externals", "lists", "states", "needs"),
+    ("externals", "lists", "states", "needs", "pages"),
 )
 open_tables = _same if numba.config.DISABLE_JIT else _opener(_tables_pointer)
 open_template = _same if numba.config.DISABLE_JIT else _opener(_template_pointer)

@@ -18,7 +18,10 @@ from cellrt.core.program import (
     EACH,
     FIXED,
     LIST,
+    NEXT,
+    NOTHING,
     OP_STATE,
+    PAGED,
     STEP,
     inputs_at,
     next_input,
@@ -67,22 +70,32 @@ def _note_edge(edges, seen, unit, end, producer, steps, follows):
 
 
 @allocating
-def find_edges(draft, program, types):
-    """Finds each unit's producers."""
+def find_edges(draft, program, types, ports):
+    """Finds each unit's producers. Whoever uses a growing state comes after all that was appended before."""
     edges = Edges(
         np.zeros(draft.unit_at.size + 1, np.int32),
         np.empty(program.size, np.int32),
         np.empty(program.size, np.int32),
         np.empty(program.size, np.int32),
     )
-    seen = np.full(draft.unit_at.size, -1, np.int32)
+    seen, appenders = np.full(draft.unit_at.size, -1, np.int32), np.full(draft.pages.size, -1, np.int32)
     end = 0
     for unit in range(draft.unit_at.size):
         at = inputs_at(program, draft.unit_at[unit])
         edges.starts[unit] = end
-        for _ in range(types[draft.unit_types[unit]].num_inputs):
+        cell_type = types[draft.unit_types[unit]]
+        for port in range(cell_type.num_inputs):
             mode = program[at]
-            if mode in (FIXED, CARRY):
+            if mode == PAGED:
+                before = appenders[program[at + 1]]
+                if before >= 0:
+                    steps = draft.unit_lengths[before] if is_chain(draft, program, before) else 1
+                    end = _note_edge(edges, seen, unit, end, before, steps, 0)
+                if ports[cell_type.first_port + port].appends:
+                    appenders[program[at + 1]] = unit
+            elif mode == NOTHING:
+                pass
+            elif mode in (FIXED, CARRY, NEXT):
                 maker, steps = _maker_of(draft, program, types, program[at + 1])
                 end = _note_edge(edges, seen, unit, end, maker, steps, 0)
             elif mode in (LIST, EACH):

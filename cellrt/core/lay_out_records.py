@@ -9,14 +9,27 @@ from numpy.typing import NDArray
 
 from cellrt.core import record_layout as record
 from cellrt.core.jit import allocating, compiled
-from cellrt.core.program import CARRY, EACH, FIXED, LIST, OP_LOOP, STEP, inputs_at, next_input
-from cellrt.core.uses import is_inside, place_of
+from cellrt.core.program import (
+    CARRY,
+    EACH,
+    FIXED,
+    LIST,
+    NEXT,
+    NOTHING,
+    OP_LOOP,
+    PAGED,
+    STEP,
+    inputs_at,
+    next_input,
+)
+from cellrt.core.uses import is_chain, is_inside, place_of
 
 
 @allocating
 def write_records(draft, program, types, ports, uses, edges, group, subgraphs, first_link):
     """Returns (links of all records, which begin at link ``first_link``; the most inputs of a step)."""
     links, readers = np.zeros(_most_words(draft, program, types, uses), np.int32), _find_readers(edges)
+    appended = np.zeros(draft.pages.size, np.int32)
     end = most = 0
     for unit in range(draft.unit_at.size):
         if draft.unit_lengths[unit] == 0:
@@ -31,6 +44,7 @@ def write_records(draft, program, types, ports, uses, edges, group, subgraphs, f
         links[at + record.STOP] = program[draft.unit_at[unit] + 3] if is_loop else record.IS_CHAIN
         links[at + record.VALUES] = uses.rows[draft.unit_values[unit]]
         end, num_refs = _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link)
+        _write_starts(draft, program, types, ports, appended, unit, links, at)
         most = max(most, num_refs)
         _write_outputs(draft, program, types, ports, uses, unit, links, at)
         if not is_loop:
@@ -59,7 +73,7 @@ def _listed(draft, program, types, unit):
         mode = program[at]
         if mode in (LIST, EACH):
             count += program[at + 1]
-        elif mode != FIXED and mode != CARRY:
+        elif mode not in (FIXED, CARRY, NEXT, PAGED, NOTHING):
             count += draft.unit_lengths[unit] if mode == STEP else program[at + 3]
         at = next_input(program, at)
     return count
@@ -74,10 +88,14 @@ def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, en
         mode, to = program[word], at + record.HEADER + record.INPUT * port
         links[to + record.SOURCE] = -1
         num_refs += 1
-        if mode in (FIXED, CARRY):
+        if mode == PAGED:
+            links[to + record.MODE], links[to + record.AT] = record.PAGED, program[word + 1]
+        elif mode == NOTHING:
+            links[to + record.MODE] = record.NOTHING
+        elif mode in (FIXED, CARRY, NEXT):
             links[to + record.MODE] = record.WHOLE if mode == FIXED else record.CARRY
             links[to + record.AT] = uses.rows[program[word + 1]]
-            links[to + record.SOURCE] = ports[cell_type.first_port + port].carry
+            links[to + record.SOURCE] = program[word + 2] if mode == NEXT else ports[cell_type.first_port + port].carry
         elif mode in (LIST, EACH):
             count = program[word + 1]
             links[to + record.MODE] = record.MANY if mode == LIST else record.EACH
@@ -120,6 +138,19 @@ def _write_sequence(draft, program, types, uses, group, links, to, mode, base, s
 
 
 @compiled
+def _write_starts(draft, program, types, ports, appended, unit, links, at):
+    """Says of each growing state how many rows are appended before a unit, -1 after a loop; counts those of its own."""
+    cell_type, word = types[draft.unit_types[unit]], inputs_at(program, draft.unit_at[unit])
+    for port in range(cell_type.num_inputs):
+        if program[word] == PAGED:
+            state = program[word + 1]
+            links[at + record.HEADER + record.INPUT * port + record.START] = appended[state]
+            if ports[cell_type.first_port + port].appends:
+                appended[state] = appended[state] + draft.unit_lengths[unit] if is_chain(draft, program, unit) else -1
+        word = next_input(program, word)
+
+
+@compiled
 def _write_outputs(draft, program, types, ports, uses, unit, links, at):
     cell_type, first = types[draft.unit_types[unit]], uses.first_sequences[unit]
     value = uses.rows[draft.unit_values[unit]]
@@ -129,9 +160,22 @@ def _write_outputs(draft, program, types, ports, uses, unit, links, at):
         links[to + record.SEQUENCE] = -1 if is_loop else uses.places[first + output]
         links[to + record.RESULT] = -1 if is_loop else uses.results[first + output]
         links[to + record.RESULT_STRIDE] = 0 if is_loop else uses.result_strides[first + output]
-        is_state = is_carried(ports, cell_type, output)
+        is_state = _goes_on(draft, program, types, ports, unit, output)
         is_state = is_state and (is_loop or draft.unit_lengths[unit] > 1 or unit == uses.kept_unit)
         links[to + record.IS_STATE] = int(is_state or (is_loop and uses.values[value + output].readers > 0))
+
+
+@compiled
+def _goes_on(draft, program, types, ports, unit, output):
+    """Whether the next step of a chain or loop reads an output."""
+    cell_type, word = types[draft.unit_types[unit]], inputs_at(program, draft.unit_at[unit])
+    for port in range(cell_type.num_inputs):
+        if program[word] == CARRY and ports[cell_type.first_port + port].carry == output:
+            return True
+        if program[word] == NEXT and program[word + 2] == output:
+            return True
+        word = next_input(program, word)
+    return False
 
 
 @compiled

@@ -25,26 +25,39 @@ from cellrt.core.entries import (
     result_rows,
     schedule_tasks,
     start_times,
+    suspend,
 )
 from cellrt.core.growth import TaskBuffers, with_more_rows
 from cellrt.core.jit import address_of
+from cellrt.core.room import has_rows, why_too_large
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.tables import Tables
 from cellrt.core.task_layout import HEADER, INPUT, OUTPUT, TaskView
 from cellrt.core.template import Template, compile_template
-from cellrt.errors import DefinitionError
+from cellrt.errors import DefinitionError, RequestTooLargeError
 
 
 class Port(NamedTuple):
-    """One input or output of a cell type: kind of its rows; for an input, the output it is carried from, or -1."""
+    """One input or output of a cell type: kind of its rows; for an input, the output it is carried from, or -1.
+
+    ``page_size``: rows of a page, of a growing state; ``appends``: whether the cell appends to it. ``is_span``: of an
+    input that nobody gives, which says which rows are of one node.
+    """
 
     kind: int
     carry: int = -1
     ragged: bool = False
+    page_size: int = 0
+    appends: bool = False
+    is_span: bool = False
 
 
 Notice: TypeAlias = list[int]
 """Request id and one of the ``NOTICE_`` words of ``completion.py``."""
+
+
+TOO_LARGE = -2
+"""What ``admit`` says of a request that has no room for ever."""
 
 
 @dataclass
@@ -95,7 +108,7 @@ class Processor:
         ):
             settings[name] = getattr(self.settings, name)
         settings["num_workers"] = self.num_workers
-        settings["num_requests"] = limits.max_requests
+        settings["num_requests"], settings["next_home"] = limits.max_requests, tables.NEVER
         settings["join_budget_ns"] = self.settings.join_budget_s * 1e9
         settings["max_run_ns"] = self.settings.max_run_s * 1e9
         max_wait_s = self.settings.max_wait_s
@@ -132,8 +145,11 @@ class Processor:
         """Tasks submitted and not complete."""
         return int(self.tables.types["num_running"].sum())
 
-    def add_kind(self, worker_rows: int, host_rows: int) -> int:
-        """Adds a kind, at any time, with that many free rows at each worker and at the host; returns its id."""
+    def add_kind(self, worker_rows: int, host_rows: int, is_paged: bool = False) -> int:
+        """Adds a kind, at any time, with that many free rows at each worker and at the host; returns its id.
+
+        ``is_paged``: its rows are pages (``pages.py``).
+        """
         kind = self.num_kinds
         if kind >= tables.MAX_KINDS:
             raise DefinitionError(f"more than {tables.MAX_KINDS} different row shapes and dtypes in one engine")
@@ -142,6 +158,7 @@ class Processor:
         self.tables = self.tables._replace(free_rows=grown)
         self.tables.kinds["worker_rows"][kind] = worker_rows
         self.tables.kinds["host_rows"][kind] = host_rows
+        self.tables.kinds["is_paged"][kind] = is_paged
         for location in range(self.num_workers + 1):
             capacity = worker_rows if location else host_rows
             self.tables.arenas[location * tables.MAX_KINDS + kind] = (first, capacity, capacity, capacity)
@@ -159,15 +176,22 @@ class Processor:
         min_batch: int = 1,
         priority: int = 0,
         max_steps: int = 1 << 20,
+        max_rows: int | None = None,
+        is_whole: bool = False,
     ) -> int:
-        """Adds a cell type, at any time; returns its id. Task buffers grow to hold its largest batch."""
+        """Adds a cell type, at any time; returns its id. Task buffers grow to hold its largest batch.
+
+        ``max_batch`` counts nodes; ``max_rows`` rows, where a node may have several. ``is_whole``: all steps of a chain
+        are rows of one task.
+        """
+        max_rows = max_rows or max_batch
         type_id = self._free_types[-1] if self._free_types else self.num_types
         if type_id >= tables.MAX_TYPES:
             raise DefinitionError(f"more than {tables.MAX_TYPES} cell types in one engine")
         ports = tables.new_table(self._grown.ports + len(inputs) + len(outputs), tables.PORT)
         ports[: self._grown.ports] = self.tables.ports[: self._grown.ports]
         for k, port in enumerate([*inputs, *outputs]):
-            ports[self._grown.ports + k] = (port.kind, port.carry, int(port.ragged))
+            ports[self._grown.ports + k] = port
         self.tables.types[type_id] = 0
         self.tables.step_ns[type_id] = 0
         row = self.tables.types[type_id]
@@ -178,9 +202,11 @@ class Processor:
         row["carries"] = any(port.carry >= 0 for port in inputs)
         row["num_ragged"] = sum(port.ragged for port in inputs)
         row["per_row"] = 6 + 4 * len(inputs) + 4 * len(outputs)
+        row["max_rows"], row["is_whole"] = max_rows, is_whole
+        row["has_spans"] = any(port.page_size or port.is_span for port in inputs)
         self._grown.ports = len(ports)
         header = HEADER + INPUT * len(inputs) + OUTPUT * len(outputs)
-        wanted = max(1 << 16, 4 * max_batch * (int(row["per_row"]) + 1) + header)
+        wanted = max(1 << 16, 4 * max_rows * (int(row["per_row"]) + 1) + header)
         self.tables = self.tables._replace(ports=ports)
         if wanted > int(self.tables.settings["buffer_ints"][0]):
             self.tables = self._buffers.grow(self.tables, wanted)
@@ -191,7 +217,7 @@ class Processor:
         else:
             self.tables.settings["num_types"] = type_id + 1
         self._room = None
-        self._notices = np.zeros((max(len(self._notices), 4 * max_batch + 64), 2), np.int32)
+        self._notices = np.zeros((max(len(self._notices), 4 * max_rows + 64), 2), np.int32)
         return type_id
 
     def remove_type(self, type_id: int) -> None:
@@ -225,33 +251,7 @@ class Processor:
 
     def why_too_large(self, template: Template, kinds: Sequence[object]) -> str | None:
         """Says what of a template would not fit even in an empty engine; None if it fits. ``kinds`` names the kinds."""
-        if template.fits:
-            return None
-        limits, arrays = self.limits, template.arrays
-        links = arrays.links.size + arrays.lists.size + arrays.states.size + arrays.needs.size
-        for what, wanted, limit in (
-            ("nodes", arrays.nodes.size, limits.max_nodes),
-            ("values", arrays.values.size, limits.max_values),
-            ("links", links, limits.max_links),
-            ("subgraphs", arrays.subgraphs.size, limits.max_subgraphs),
-            ("rows of results and sequences", template.num_places, limits.max_places),
-        ):
-            if wanted > limit:
-                return f"{wanted} {what}, the tables hold {limit}"
-        for kind, ((worker, host), (worker_rows, host_rows)) in enumerate(
-            zip(arrays.needs.tolist(), self._grown.kind_rows)
-        ):
-            if worker > worker_rows or host > host_rows:
-                return (
-                    f"{worker} rows of {kinds[kind]} at a worker and {host} at the host, the arenas hold {worker_rows} "
-                    f"and {host_rows} (see Engine(arena_bytes=...))"
-                )
-        if template.most_refs > self._most_refs:
-            return (
-                f"a node with {template.most_refs} inputs, at most {self._most_refs} are possible "
-                "(a cell with a larger max_batch makes room for more)"
-            )
-        return None
+        return why_too_large(template, self.limits, self._grown.kind_rows, self._most_refs, kinds)
 
     def note_arrivals(self, arrivals_ns: Sequence[int]) -> None:
         """Takes in arrivals, in order, for the smoothed time between them, which bounds runs at low load."""
@@ -272,6 +272,8 @@ class Processor:
 
         ``rows`` has the host row of each external value, then of each state that comes with the request (-1 if not),
         then the place of the first result (see ``results``). A session has one live request at a time.
+
+        Raises RequestTooLargeError if what its session has kept and it come to more pages than a worker has.
         """
         ids, rows = self.admit_many(template, np.array([sequence]), lane, streamed, session)
         return (ids[0], rows[0]) if ids else None
@@ -280,18 +282,17 @@ class Processor:
         self, template: Template, sequences: NDArray[Any], lane: int = 0, streamed: bool = False, session: int = -1
     ) -> tuple[list[int], NDArray[np.int32]]:
         """Admits requests of one template in order, as far as there is room now: their ids, and of each the ``rows``
-        that ``admit`` returns, ``[requests, rows]``."""
+        that ``admit`` returns, ``[requests, rows]``. Raises as ``admit`` does."""
         rows = np.empty((sequences.size, template.num_externals + template.num_states + 1), np.int32)
         ids = np.empty(sequences.size, np.int32)
         count = admit_many(self._at, template.at, sequences, lane, int(streamed), session, rows.reshape(-1), ids)
+        if not count and ids[0] == TOO_LARGE:
+            raise RequestTooLargeError("with what its session has kept, the request needs more pages than a worker has")
         return ids[:count].tolist(), rows[:count]
 
     def has_rows(self, template: Template) -> bool:
-        """Whether the arenas have room for a request now."""
-        kinds = self.tables.kinds[: template.arrays.needs.shape[0]]
-        reserved = np.stack([kinds["reserved_worker"], kinds["reserved_host"]], 1)
-        rows = np.stack([kinds["worker_rows"], kinds["host_rows"]], 1)
-        return bool((reserved + template.arrays.needs <= rows).all())
+        """Whether the arenas have room for a request now, if its session keeps nothing."""
+        return has_rows(self.tables, template)
 
     def open_session(self) -> int | None:
         """A new session; None if there is none left."""
@@ -313,8 +314,19 @@ class Processor:
 
     def sessions_at(self, worker: int) -> list[int]:
         """Sessions without a live request that have state at a worker."""
-        at = np.flatnonzero(self.tables.slots["row"] >> tables.LOCATION_SHIFT == worker)
-        return sorted(set((at // tables.MAX_STATES).tolist()))
+        slots = self.tables.slots
+        found = set((np.flatnonzero(slots["row"] >> tables.LOCATION_SHIFT == worker) // tables.MAX_STATES).tolist())
+        for at in np.flatnonzero(slots["pages"]).tolist():
+            if self.tables.places[slots["place"][at]] >> tables.LOCATION_SHIFT == worker:
+                found.add(at // tables.MAX_STATES)
+        return sorted(found)
+
+    def suspend(self, worker: int) -> bool:
+        """Moves the pages of the latest arrival at a worker to the host, for others; False if there is none to move.
+
+        Nothing may be in flight there.
+        """
+        return bool(suspend(self._at, worker))
 
     def set_time(self, now_ns: int) -> None:
         """Sets the clock that scheduling decisions and the event log use."""

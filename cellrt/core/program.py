@@ -16,15 +16,17 @@ Operations (value ids count up from 0 in order of creation; an operation's outpu
     RESULT_LAST value                     an output of a loop is a result, of the last step
     STATE kind start                      one value: a state of the request's session before the request; if that is
                                           new, what value ``start`` is, or zeros for -1
+    PAGES kind page_size keeps            a growing state; ``keeps``: it is a state of the request's session
     KEEP value base stride count          STATE value ``value`` is after step k what value ``base + k * stride`` is.
                                           Count 0: what value ``base`` is, once the whole request is done
 
     input = FIXED value | STEP base stride | EACH count value* | CARRY base
-          | LIST count value* | RANGE base stride count
+          | LIST count value* | RANGE base stride count | NEXT base output | PAGED state | NOTHING 0
 
 STEP gives the i-th step of a chain value ``base + i * stride``, EACH the i-th of the values listed; CARRY gives the
 first step ``base`` and each later one the output that the input port is carried from. LIST and RANGE are for ragged
-inputs: RANGE is ``count`` values from ``base`` on.
+inputs: RANGE is ``count`` values from ``base`` on. NEXT is as CARRY, of a cell that declares no carried input: from
+output ``output``. PAGED is the PAGES operation of that number; NOTHING is for inputs that nobody gives.
 """
 
 from __future__ import annotations
@@ -41,12 +43,22 @@ from cellrt.core.jit import allocating, compiled
 OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS, OP_RESULT_LAST, OP_STATE, OP_KEEP = (
     range(1, 11)
 )
+OP_PAGES = 11
 FIXED, STEP, CARRY, LIST = range(4)
-RANGE, EACH = 5, 6  # 4 is ``trees.PICK``
+RANGE, EACH, NEXT, PAGED, NOTHING = range(5, 10)  # 4 is ``trees.PICK``
 
 
 NUM_WORDS = MappingProxyType(
-    {OP_EXTERNAL: 3, OP_CONSTANT: 3, OP_RESULT: 4, OP_RESULT_STEPS: 3, OP_RESULT_LAST: 2, OP_STATE: 3, OP_KEEP: 5}
+    {
+        OP_EXTERNAL: 3,
+        OP_CONSTANT: 3,
+        OP_RESULT: 4,
+        OP_RESULT_STEPS: 3,
+        OP_RESULT_LAST: 2,
+        OP_STATE: 3,
+        OP_KEEP: 5,
+        OP_PAGES: 4,
+    }
 )
 """Words of each operation without inputs."""
 NUM_WORDS_BEFORE_INPUTS = MappingProxyType({OP_NODE: 2, OP_CHAIN: 3, OP_LOOP: 4})
@@ -65,6 +77,7 @@ class Draft(NamedTuple):
     makers: NDArray[np.int32]  # of each value: its unit, or -1 - its source
     results: NDArray[np.int32]  # where each operation that says of a result begins
     states: NDArray[np.int32]  # where each KEEP begins
+    pages: NDArray[np.int32]  # where each PAGES begins
 
 
 @compiled
@@ -80,7 +93,7 @@ def next_input(program, at):
     mode = program[at]
     if mode in (LIST, EACH):
         return at + 2 + program[at + 1]
-    return at + (3 if mode == STEP else 4 if mode == RANGE else 2)
+    return at + (3 if mode in (STEP, NEXT) else 4 if mode == RANGE else 2)
 
 
 @compiled
@@ -97,7 +110,7 @@ def _next_operation(program, at, types):
         return at + 3, program[at + 2]
     if op in (OP_CONSTANT, OP_STATE):
         return at + 3, 1
-    if op == OP_RESULT:
+    if op in (OP_RESULT, OP_PAGES):
         return at + 4, 0
     if op == OP_KEEP:
         return at + 5, 0
@@ -107,7 +120,7 @@ def _next_operation(program, at, types):
 @allocating
 def read_program(program, types):
     """Reads a program into a Draft."""
-    at = num_units = num_sources = num_results = num_states = num_values = 0
+    at = num_units = num_sources = num_results = num_states = num_pages = num_values = 0
     while at < program.size:
         op = program[at]
         at, count = _next_operation(program, at, types)
@@ -118,6 +131,8 @@ def read_program(program, types):
             num_sources += 1
         elif op == OP_KEEP:
             num_states += 1
+        elif op == OP_PAGES:
+            num_pages += 1
         else:
             num_results += 1
     draft = Draft(
@@ -130,8 +145,9 @@ def read_program(program, types):
         np.empty(num_values, np.int32),
         np.empty(num_results, np.int32),
         np.empty(num_states, np.int32),
+        np.empty(num_pages, np.int32),
     )
-    at = unit = source = result = state = value = 0
+    at = unit = source = result = state = pages = value = 0
     while at < program.size:
         op = program[at]
         after, count = _next_operation(program, at, types)
@@ -148,6 +164,9 @@ def read_program(program, types):
         elif op == OP_KEEP:
             draft.states[state] = at
             state += 1
+        elif op == OP_PAGES:
+            draft.pages[pages] = at
+            pages += 1
         else:
             draft.results[result] = at
             result += 1
@@ -166,5 +185,5 @@ def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Seq
         words[at + 1] = ids[known]
         at += NUM_WORDS_BEFORE_INPUTS[op]
         for _ in range(num_inputs[known]):
-            at += 2 + words[at + 1] if words[at] in (LIST, EACH) else {STEP: 3, RANGE: 4}.get(words[at], 2)
+            at += 2 + words[at + 1] if words[at] in (LIST, EACH) else {STEP: 3, NEXT: 3, RANGE: 4}.get(words[at], 2)
     return np.array(words, np.int32)

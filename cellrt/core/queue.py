@@ -28,6 +28,7 @@ def backlog_of(cell_type, priority):
 def enqueue(t, subgraph_id):
     """Hands a subgraph to the scheduler: all it needs from other subgraphs is there."""
     subgraph = t.subgraphs[subgraph_id]
+    t.types[subgraph.cell_type].starved_at = 0
     lane = t.lanes[subgraph.cell_type * NUM_LANES + t.requests[subgraph.request].lane]
     subgraph.previous, subgraph.next = lane.tail, -1
     if lane.tail >= 0:
@@ -155,17 +156,23 @@ def refresh(t, subgraph_id):
     if subgraph.state != QUEUED:
         return
     links, at, early = t.links, subgraph.record, t.settings[0].early_release
+    cell_type = t.types[subgraph.cell_type]
     worker = 0 if subgraph.in_flight == 0 and subgraph.sent == 0 else subgraph.pinned
+    if cell_type.has_spans and t.requests[subgraph.request].home > 0:
+        worker = t.requests[subgraph.request].home
     count = 0
     waits = links[at + record.KEEPS] or links[at + record.STOP] != record.IS_CHAIN
     if links[at + record.POSITION] < links[at + record.LENGTH] and not (waits and subgraph.in_flight > 0):
-        most = 1 if t.types[subgraph.cell_type].carries else links[at + record.LENGTH]
+        is_loop = links[at + record.STOP] != record.IS_CHAIN
+        most = 1 if cell_type.carries or is_loop else links[at + record.LENGTH]
         count = steps_ready(t, at, worker if early else 0, most)
         if count == 0 and worker == 0 and early:
             sender = _sender(t, at)
             if sender > 0:
                 count = steps_ready(t, at, sender, most)
                 worker = sender if count > 0 else 0
+        if cell_type.is_whole and count < links[at + record.LENGTH] and not is_loop:
+            count = 0
     pin(t, subgraph, worker)
     set_ready(t, subgraph, count)
 
@@ -201,7 +208,9 @@ def pop_ready(t, subgraph):
 
 @compiled
 def num_ready_at(t, cell_type, priority, worker):
-    """Ready nodes of a type at one client priority that ``worker`` may take."""
+    """Ready nodes of a type at one client priority that ``worker`` may take; none where it found no page."""
+    if t.types[cell_type].starved_at >> worker & 1:
+        return 0
     at = backlog_of(cell_type, priority)
     return t.ready[at, 0] + t.ready[at, worker]
 

@@ -11,6 +11,9 @@ p. What an input reads at step p follows from its mode::
     STEP   the row of place AT + p * STRIDE. It is there once the chain ``SOURCE`` (a subgraph, or -1: it came with the
            request) has sent (on the same worker) or done its step START + p * DIRECTION
     CARRY  value AT before the first step; then output ``SOURCE`` of the step before
+    PAGED  the growing state whose page list is at link AT (``page_list.py``). Of a cell that appends to it, step p
+           appends row START + p of the request; of one that only reads, so many are there, or for -1 all that are
+    NOTHING nobody gives it
 
 Of a cell that carries nothing all steps that are fed are ready at once, and each is a row of a task.
 
@@ -46,7 +49,7 @@ HEADER = 16
 IS_CHAIN = -2
 NO_STOP = -1
 
-WHOLE, MANY, ALL, EACH, STEP, CARRY = range(6)
+WHOLE, MANY, ALL, EACH, STEP, CARRY, PAGED, NOTHING = range(8)
 MODE = 0
 AT = 1
 STRIDE = 2

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from cellrt.core import page_list
 from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled
 from cellrt.core.moves import BLOCKED, QUEUED
@@ -39,11 +40,13 @@ def begin_record(t, request, subgraph):
         mode = links[to + record.MODE]
         if mode == record.WHOLE or mode == record.CARRY:
             links[to + record.AT] += request.first_value
+        elif mode == record.PAGED:
+            links[to + record.AT] = request.page_lists + page_list.WORDS * links[to + record.AT]
         elif mode == record.STEP or mode == record.ALL:
             links[to + record.AT] += request.first_place
             if links[to + record.SOURCE] >= 0:
                 links[to + record.SOURCE] += request.first_subgraph
-        else:
+        elif mode == record.MANY or mode == record.EACH:
             links[to + record.AT] += request.first_link
             for k in range(links[to + record.START]):
                 links[links[to + record.AT] + k] += request.first_value
@@ -79,6 +82,16 @@ def input_row(t, subgraph, port, step):
 def num_rows_of(t, subgraph, port):
     """Rows of a ragged input."""
     return t.links[subgraph.record + record.HEADER + record.INPUT * port + record.START]
+
+
+@compiled
+def ragged_ints(t, cell_type, subgraph):
+    """Ints that the ragged inputs of a chain's or loop's step need beyond one row each."""
+    count = 0
+    for port in range(cell_type.num_inputs):
+        if t.ports[cell_type.first_port + port].ragged:
+            count += 2 * num_rows_of(t, subgraph, port)
+    return count
 
 
 @compiled
@@ -152,7 +165,8 @@ def count_sent(t, subgraph_id, worker):
     subgraph = t.subgraphs[subgraph_id]
     subgraph.sent_to = worker if subgraph.sent == 0 or subgraph.sent_to == worker else MIXED
     subgraph.sent += 1
-    if subgraph.sent == subgraph.waiting and subgraph.sent_to == worker:
+    home = t.requests[subgraph.request].home if t.types[subgraph.cell_type].has_spans else 0
+    if subgraph.sent == subgraph.waiting and subgraph.sent_to == worker and (home == 0 or home == worker):
         subgraph.pinned = worker
         enqueue(t, subgraph_id)
 
@@ -183,7 +197,7 @@ def send_steps(t, subgraph_id, steps, worker):
         subgraph.nodes_left = 0
         dequeue(t, subgraph_id)
         subgraph.num_ready = 0
-    elif links[at + record.NUM_SOURCES] > 0 or links[at + record.KEEPS]:
+    elif links[at + record.NUM_SOURCES] > 0 or links[at + record.KEEPS] or t.types[subgraph.cell_type].has_spans:
         refresh(t, subgraph_id)
     elif not t.types[subgraph.cell_type].carries:
         set_ready(t, subgraph, subgraph.num_ready - 1)

@@ -32,6 +32,7 @@ first out.
 
 from __future__ import annotations
 
+from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.batching import form_batched_task
 from cellrt.core.event_log import log_event
@@ -62,11 +63,23 @@ from cellrt.core.tables import (
 def schedule(t, worker, task_ids):
     """Chooses a cell type for a worker that can take work and forms tasks of it (Algorithm 1, lines 4-11).
 
-    Writes the numbers of the submitted tasks to ``task_ids`` and returns how many there are.
+    Writes the numbers of the submitted tasks to ``task_ids`` and returns how many there are. If there are no pages for
+    what was chosen, another cell type is.
     """
+    count = 0
+    for _ in range(t.settings[0].num_types):
+        count = _schedule_once(t, worker, task_ids)
+        if count != 0:
+            break
+    return max(0, count)
+
+
+@compiled
+def _schedule_once(t, worker, task_ids):
+    """As ``schedule``; 0 if there were no pages, -1 if there is no work."""
     top, has_lower = _look_around(t, worker)
     if top < 0:
-        return 0
+        return -1
     most = t.settings[0].max_tasks_to_submit
     if has_lower:
         lower = _longest_below(t, top, worker)
@@ -228,7 +241,7 @@ def submit_task(t, task_id):
         log_event(t, LAUNCHED, subgraph.request, task.number, task.rows)
         if id >= 0:
             _update_dependencies(t, id, length, task.worker, settings.early_release)
-        elif not task.is_loop:
+        elif t.links[subgraph.record + record.STOP] == record.IS_CHAIN:
             send_steps(t, subgraph_id, length, task.worker)
         else:
             refresh(t, subgraph_id)

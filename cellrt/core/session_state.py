@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from cellrt.core.jit import compiled
 from cellrt.core.moves import DONE
+from cellrt.core.pages import drop_pages
 from cellrt.core.records import take_out_of_places, take_out_state
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import BORROWED, BRING, HOST, LOCATION_SHIFT, MAX_STATES, NUM_PERMANENT, STARTS
@@ -86,6 +87,7 @@ def drop_states(t, session, row):
     """Frees the rows of a session without a live request; its state is ``row`` from now on: 0 (new) or BRING."""
     for k in range(session * MAX_STATES, (session + 1) * MAX_STATES):
         slot = t.slots[k]
+        drop_pages(t, slot)
         _reserve(t, slot, -1)
         give_row(t, slot.row, slot.kind)
         slot.row = row

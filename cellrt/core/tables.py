@@ -10,7 +10,9 @@ Who points where (ids are row numbers in the tables; -1 is "none")::
     value --(row)--> a *handle*: location and row of an arena
     request --(first_place)--> places: the handles of its results, then of its sequences
     task --(buffer)--> ints: the index arrays that a worker reads (layout in ``task_layout.py``)
-    session --(slots)--> its state between requests: one handle for each state of its model (``session_state.py``)
+    session --(slots)--> its state between requests: one handle for each state of its model (``session_state.py``), or
+        the pages of one that grows
+    request --(page_lists)--> links: the page lists of its growing states (``page_list.py``), whose pages are places
 
 An arena holds all rows of one kind (one shape and dtype) at one location, so that any input of any node is one
 row number whoever produced it, and a gather is one ``index_select``. Location 0 is the host (request inputs
@@ -56,6 +58,8 @@ BRING = -1
 STARTS = -2
 """Row of a state in a new session that begins with what value ``STARTS - row`` is."""
 MAX_KINDS = 64
+MAX_COPIES = 4096
+"""Of pages between two launches."""
 
 READS_AS_A_WHOLE = 1 << 29
 """A link at or above: not a node, but a chain or loop reads the node, before its first step."""
@@ -101,10 +105,24 @@ TYPE = np.dtype(
         ("num_ragged", "i4"),  # inputs
         ("carries", "i4"),  # 1 if an input is carried: steps of a chain come one after the other
         ("per_row", "i4"),  # ints of buffer a row of a task needs at most, ragged inputs apart
+        ("max_rows", "i4"),  # of a task; differs from max_batch where a node may have many
+        ("has_spans", "i4"),  # 1 if it is told which rows are of one node (ports with pages or a span)
+        ("is_whole", "i4"),  # 1 if all steps of a chain must be rows of one task
+        ("starved_at", "i4"),  # workers, a bit each, where no row of it could go on for want of pages
     ],
     align=True,
 )
-PORT = np.dtype([("kind", "i4"), ("carry", "i4"), ("ragged", "i4")], align=True)
+PORT = np.dtype(
+    [
+        ("kind", "i4"),
+        ("carry", "i4"),
+        ("ragged", "i4"),
+        ("page_size", "i4"),  # rows of a page, of an input that is a growing state; else 0
+        ("appends", "i4"),  # 1 if each row of a task appends a row to it
+        ("is_span", "i4"),  # 1 of an input that nobody gives: which rows are of one node
+    ],
+    align=True,
+)
 # Of requests and subgraphs, what every task looks at comes first, in one cache line.
 REQUEST = np.dtype(
     [
@@ -132,7 +150,10 @@ REQUEST = np.dtype(
         ("num_states", "i4"),
         ("needs", "i4"),  # link index of the reserved rows, (worker, host) per kind, to the end of the block
         ("next_free", "i4"),
-        ("unused", "i4", 6),
+        ("page_lists", "i4"),  # link index of its page lists (``page_list.py``)
+        ("num_page_lists", "i4"),
+        ("home", "i4"),  # the worker where its pages are, 0 if none is at one
+        ("unused", "i4", 3),
     ],
     align=True,
 )
@@ -191,7 +212,19 @@ TASK = np.dtype(
     ],
     align=True,
 )
-SLOT = np.dtype([("row", "i4"), ("kind", "i4")], align=True)
+SLOT = np.dtype(
+    [
+        ("row", "i4"),
+        ("kind", "i4"),
+        # Of a growing state instead of a row:
+        ("place", "i4"),  # where its pages are listed
+        ("capacity", "i4"),  # places of that block; 0: it has none
+        ("pages", "i4"),
+        ("length", "i4"),  # rows
+        ("page_size", "i4"),
+    ],
+    align=True,
+)
 ARENA = np.dtype(
     [
         ("first", "i4"),  # its stack's first place in ``free_rows``
@@ -201,7 +234,16 @@ ARENA = np.dtype(
     ],
     align=True,
 )
-KIND = np.dtype([("reserved_worker", "i4"), ("reserved_host", "i4"), ("worker_rows", "i4"), ("host_rows", "i4")])
+# Of pages, ``reserved_worker`` counts all that may be held at one worker and the host together (``pages.py``).
+KIND = np.dtype(
+    [
+        ("reserved_worker", "i4"),
+        ("reserved_host", "i4"),
+        ("worker_rows", "i4"),
+        ("host_rows", "i4"),
+        ("is_paged", "i4"),
+    ]
+)
 LANE = np.dtype([("head", "i4"), ("tail", "i4"), ("served", "i4")], align=True)
 EVENT = np.dtype(
     [("now_ns", "i8"), ("sequence", "i8"), ("task", "i8"), ("what", "i4"), ("detail", "i4")],
@@ -233,6 +275,8 @@ SETTINGS = np.dtype(
         ("now_ns", "i8"),
         ("arrival_gap_ns", "f8"),  # smoothed time between arrivals
         ("last_arrival_ns", "i8"),
+        ("num_copies", "i4"),  # in ``copies``
+        ("next_home", "i8"),  # the request, by its sequence, that gets pages at a worker before later ones do; or NEVER
     ],
     align=True,
 )
@@ -270,6 +314,7 @@ class Tables(NamedTuple):
     since_ns: NDArray[np.int64]  # [backlog]: since when it waits (``queue.py``); of ALL_TYPES: when it was served last
     step_ns: NDArray[np.float32]  # [cell type, size class]: measured time of one step, 0 if unknown
     events: NDArray[np.void]
+    copies: NDArray[np.int32]  # (kind, handle from, handle to) of pages to be copied before the next launch, in order
     slots: NDArray[np.void]  # [session * MAX_STATES + state]; row 0 (zeros) while a request of the session has it
 
 
@@ -313,6 +358,7 @@ TABLES: dict[str, Table] = {
     "since_ns": Table(np.dtype(np.int64), lambda limits, workers: (MAX_TYPES + 1) * NUM_PRIORITIES),
     "step_ns": Table(np.dtype(np.float32), lambda limits, workers: (MAX_TYPES, NUM_SIZE_CLASSES)),
     "events": Table(EVENT, lambda limits, workers: limits.max_events, sized=True),
+    "copies": Table(_INT, lambda limits, workers: 3 * MAX_COPIES),
     "slots": Table(SLOT, lambda limits, workers: limits.max_sessions * MAX_STATES),
 }
 """Every table of ``Tables``, in its order."""

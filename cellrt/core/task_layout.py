@@ -25,13 +25,18 @@ H_DONE_STEPS = 7  # position of [rows]: the worker writes how many steps a loop'
 H_FAILED = 8  # position of [rows]: the worker writes 1 where the cell failed
 H_STOP_OUTPUT = 9
 H_NOTES = 10  # position of the notes of host rows to give back at completion, up to the end of the buffer
-HEADER = 11
+# Of cells that are told which rows are of one node (``span_arrays.py``):
+H_NUM_SPANS = 11
+H_SPANS = 12  # position of [spans + 1] first rows, then [spans] steps of their chains or loops
+HEADER = 13
 
 # Input record.
 IN_SOURCE = 0  # location of all rows, or MIXED (then rows are handles, else row numbers)
 IN_COUNT = 1
 IN_ROWS = 2  # position of [count] rows: of the first step for carried state, else of every position
-IN_OFFSETS = 3  # position of [positions + 1] offsets of a ragged input, or -1
+# Position of [positions + 1] offsets of a ragged input, or -1; of pages, whose numbers are the rows, of [spans + 1]
+# offsets, then [spans] lengths in rows, then [spans] lengths before what the task appends.
+IN_OFFSETS = 3
 INPUT = 4
 
 # Output record.
@@ -101,9 +106,42 @@ class TaskView:
         return self._part(self._words[H_DONE_STEPS], self.num_rows)
 
     @property
+    def spans(self) -> NDArray[np.int32]:
+        """The first row of each span, then the number of rows ``[spans + 1]``."""
+        return self._part(self._words[H_SPANS], self._words[H_NUM_SPANS] + 1)
+
+    @property
+    def span_steps(self) -> NDArray[np.int32]:
+        """Which step of its chain or loop each span begins with ``[spans]``."""
+        return self._part(self._words[H_SPANS] + self._words[H_NUM_SPANS] + 1, self._words[H_NUM_SPANS])
+
+    @property
     def has_failed(self) -> NDArray[np.int32]:
         """The worker's answer: 1 for each row on which the cell failed ``[num_rows]``."""
         return self._part(self._words[H_FAILED], self.num_rows)
+
+    def rows_of_span(self, span: int) -> range:
+        """The rows of one span."""
+        return range(*self.spans[span : span + 2].tolist())
+
+    def is_read(self) -> NDArray[np.bool_]:
+        """Whether anybody reads an output of each row ``[num_rows]``, of a task of one step."""
+        found = np.zeros(self.num_rows, bool)
+        for words in self.outputs:
+            found[self._part(words[OUT_STORE_POSITIONS], words[OUT_STORES])] = True
+            found[self._part(words[OUT_RESULT_POSITIONS], words[OUT_RESULTS])] = True
+        return found
+
+    def pages(self, words: list[int]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Of an input that is a growing state, with that record: the page numbers of each span ``[spans, most]``,
+        filled up with 0, its rows with those that the task appends, and without ``[spans]``."""
+        count, offsets_at = self._words[H_NUM_SPANS], words[IN_OFFSETS]
+        offsets, numbers = self._part(offsets_at, count + 1), self._part(words[IN_ROWS], words[IN_COUNT])
+        counts = np.diff(offsets)
+        tables = np.zeros((count, max(1, counts.max(initial=0))), np.int32)
+        tables[np.arange(tables.shape[1]) < counts[:, None]] = numbers
+        lengths, starts = self._part(offsets_at + count + 1, 2 * count).reshape(2, count)
+        return tables, lengths, starts
 
     def _part(self, at: int, count: int) -> NDArray[np.int32]:
         return self.buffer[at : at + count]

@@ -12,12 +12,13 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core import page_list
 from cellrt.core import record_layout as record
 from cellrt.core.jit import OpenTemplate, allocating, compiled
 from cellrt.core.lay_out import cut, find_edges, make_subgraphs, write_nodes
 from cellrt.core.lay_out_records import is_carried, write_records
 from cellrt.core.memory import copy_bytes
-from cellrt.core.program import read_program
+from cellrt.core.program import PAGED, inputs_at, next_input, read_program
 from cellrt.core.tables import BORROWED, CHAIN_NEXT, EXTERNAL, MAX_READERS, NODE, SUBGRAPH, VALUE
 from cellrt.core.uses import find_uses, value_after
 from cellrt.errors import RequestTooLargeError
@@ -31,8 +32,10 @@ ARRAYS = {
     "lists": (np.dtype(np.int32), 2),
     "states": (np.dtype(np.int32), 4),
     "needs": (np.dtype(np.int32), 2),
+    "pages": (np.dtype(np.int32), 4),
 }
 """The arrays of a template: dtype and columns."""
+NUM_ARRAYS = len(ARRAYS)
 NUM_EXTERNALS, NUM_RESULTS, NUM_PLACES, NUM_STEPS, MOST_REFS, FITS = (3 * len(ARRAYS) + k for k in range(6))
 """Where the numbers of a template lie behind its arrays' addresses and sizes."""
 
@@ -44,6 +47,7 @@ class Template:
         at: the address of its arrays, for compiled code.
         num_results, num_externals: result rows; rows that come with the request.
         num_states: rows that it keeps in a session.
+        num_page_lists: growing states.
         num_places: rows of its results and sequences.
         num_steps: nodes and steps, a loop counted as its step limit.
         most_refs: most inputs of a node or step, a ragged one counted as its rows.
@@ -55,7 +59,9 @@ class Template:
         self._memory, self._words = memory, words
         self.num_externals, self.num_results, self.num_places = words[NUM_EXTERNALS : NUM_PLACES + 1].tolist()
         self.num_steps, self.most_refs, self.fits = int(words[NUM_STEPS]), int(words[MOST_REFS]), bool(words[FITS])
-        self.num_states = int(words[3 * list(ARRAYS).index("states") + 1])
+        self.num_states, self.num_page_lists = (
+            int(words[3 * list(ARRAYS).index(name) + 1]) for name in ("states", "pages")
+        )
         self.at: Any = self.arrays if numba.config.DISABLE_JIT else words
 
     @property
@@ -152,11 +158,31 @@ def _list_states(draft, program, uses, group):
 
 
 @allocating
+def _list_pages(draft, program, types, ports):
+    """Of each growing state: kind, rows of a page, rows that the request appends at most, and which of its session's
+    states it is, or -1."""
+    pages, kept = np.empty((draft.pages.size, 4), np.int32), draft.states.size
+    for k in range(draft.pages.size):
+        at = draft.pages[k]
+        pages[k, 0], pages[k, 1], pages[k, 2], pages[k, 3] = program[at + 1], program[at + 2], 0, -1
+        if program[at + 3]:
+            pages[k, 3] = kept
+            kept += 1
+    for unit in range(draft.unit_at.size):
+        cell_type, at = types[draft.unit_types[unit]], inputs_at(program, draft.unit_at[unit])
+        for port in range(cell_type.num_inputs):
+            if program[at] == PAGED and ports[cell_type.first_port + port].appends:
+                pages[program[at + 1], 2] += draft.unit_lengths[unit]
+            at = next_input(program, at)
+    return pages
+
+
+@allocating
 def _lay_out(program, types, ports, num_kinds):
     """The arrays of a Template in order, and its numbers before FITS; -1 steps if a value has too many readers."""
     draft = read_program(program, types)
     uses, fits = find_uses(draft, program, types, ports)
-    edges = find_edges(draft, program, types)
+    edges = find_edges(draft, program, types, ports)
     group, num_groups = cut(draft, program, types, edges)
     subgraphs = make_subgraphs(draft, group, num_groups)
     nodes, node_links, most = write_nodes(draft, program, types, ports, uses, edges, group, subgraphs)
@@ -174,20 +200,32 @@ def _lay_out(program, types, ports, num_kinds):
         num_results += lists[k, 1]
     most = max(most, most_of_step)
     numbers = (uses.externals[:, 0].sum(), num_results, lists[:, 1].sum(), num_steps if fits else -1, most)
-    return (nodes, uses.values, links, subgraphs, uses.externals, lists, states, needs), numbers
+    pages = _list_pages(draft, program, types, ports)
+    return (nodes, uses.values, links, subgraphs, uses.externals, lists, states, needs, pages), numbers
 
 
 @compiled
 def _fits(arrays, numbers, limits, kind_rows):
     """Whether an empty engine has room: ``limits`` of nodes, values, links, subgraphs, inputs of a node and places."""
-    nodes, values, links, subgraphs, _, lists, states, needs = arrays
-    num_links = links.size + lists.size + states.size + needs.size
+    nodes, values, links, subgraphs, _, lists, states, needs, pages = arrays
+    num_links = links.size + lists.size + states.size + needs.size + page_list.WORDS * pages.shape[0]
     if nodes.size > limits[0] or values.size > limits[1] or num_links > limits[2] or subgraphs.size > limits[3]:
         return False
     for kind in range(needs.shape[0]):
         if needs[kind, 0] > kind_rows[kind, 0] or needs[kind, 1] > kind_rows[kind, 1]:
             return False
+        if pages_wanted(pages, kind) > kind_rows[kind, 0]:
+            return False
     return numbers[4] <= limits[4] and numbers[2] <= limits[5]
+
+
+@allocating
+def pages_wanted(pages, kind):
+    """Pages of a kind that a request without a session may come to."""
+    count = 0
+    for k in range(pages.shape[0]):
+        count += (pages[k, 2] + pages[k, 1] - 1) // pages[k, 1] if pages[k, 0] == kind else 0
+    return count
 
 
 @allocating
@@ -204,10 +242,10 @@ def _pack_part(array, columns, item_bytes, memory, words, k, at):
 def _compile(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
     """A template's memory and words, as ``Template`` takes them. One block: each array more costs a microsecond."""
     arrays, numbers = _lay_out(program, types, ports, num_kinds)
-    nodes, values, links, subgraphs, externals, lists, states, needs = arrays
+    nodes, values, links, subgraphs, externals, lists, states, needs, pages = arrays
     total = nodes.size * item_bytes[0] + values.size * item_bytes[1] + subgraphs.size * item_bytes[3]
-    total += 4 * (links.size + externals.size + lists.size + states.size + needs.size)
-    memory, words = np.zeros(total + 8 * 8, np.uint8), np.zeros(3 * 8 + 6, np.int64)
+    total += 4 * (links.size + externals.size + lists.size + states.size + needs.size + pages.size)
+    memory, words = np.zeros(total + 8 * NUM_ARRAYS, np.uint8), np.zeros(3 * NUM_ARRAYS + 6, np.int64)
     at = _pack_part(nodes, 1, item_bytes[0], memory, words, 0, 0)
     at = _pack_part(values, 1, item_bytes[1], memory, words, 1, at)
     at = _pack_part(links, 1, 4, memory, words, 2, at)
@@ -215,10 +253,11 @@ def _compile(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
     at = _pack_part(externals, 3, 4, memory, words, 4, at)
     at = _pack_part(lists, 2, 4, memory, words, 5, at)
     at = _pack_part(states, 4, 4, memory, words, 6, at)
-    _pack_part(needs, 2, 4, memory, words, 7, at)
+    at = _pack_part(needs, 2, 4, memory, words, 7, at)
+    _pack_part(pages, 4, 4, memory, words, 8, at)
     for k in range(5):
-        words[3 * 8 + k] = numbers[k]
-    words[3 * 8 + 5] = _fits(arrays, numbers, limits, kind_rows)
+        words[3 * NUM_ARRAYS + k] = numbers[k]
+    words[3 * NUM_ARRAYS + 5] = _fits(arrays, numbers, limits, kind_rows)
     return memory, words
 
 

@@ -18,12 +18,15 @@ from cellrt.core.program import (
     EACH,
     FIXED,
     LIST,
+    NEXT,
+    NOTHING,
     OP_CONSTANT,
     OP_EXTERNAL,
     OP_LOOP,
     OP_RESULT,
     OP_RESULT_STEPS,
     OP_STATE,
+    PAGED,
     RANGE,
     STEP,
     inputs_at,
@@ -79,13 +82,16 @@ def place_of(draft, types, uses_first, value):
 
 @compiled
 def _make_records(draft, program, types):
-    """Gives one step to each node with an input that is a whole sequence: it becomes a chain of one step."""
+    """Gives one step to each node with an input that is a whole sequence, a growing state or a span: it becomes a
+    chain of one step."""
     for unit in range(draft.unit_at.size):
         at = inputs_at(program, draft.unit_at[unit])
         for _ in range(types[draft.unit_types[unit]].num_inputs):
-            if program[at] == RANGE and draft.unit_lengths[unit] == 0:
-                if is_inside(draft, program, types, program[at + 1], program[at + 2], program[at + 3]):
-                    draft.unit_lengths[unit] = 1
+            mode, is_read_whole = program[at], program[at] in (PAGED, NOTHING)
+            if mode == RANGE:
+                is_read_whole = is_inside(draft, program, types, program[at + 1], program[at + 2], program[at + 3])
+            if is_read_whole and draft.unit_lengths[unit] == 0:
+                draft.unit_lengths[unit] = 1
             at = next_input(program, at)
 
 
@@ -108,7 +114,9 @@ def _mark_inputs(draft, program, types, first, is_read, singles):
         at = inputs_at(program, draft.unit_at[unit])
         for _ in range(types[draft.unit_types[unit]].num_inputs):
             mode = program[at]
-            if mode in (FIXED, CARRY):
+            if mode in (PAGED, NOTHING):
+                pass
+            elif mode in (FIXED, CARRY, NEXT):
                 singles[program[at + 1]] = 1
             elif mode in (LIST, EACH):
                 for k in range(program[at + 1]):
@@ -256,7 +264,9 @@ def _count_readers(draft, program, types, rows, values):
         at = inputs_at(program, draft.unit_at[unit])
         for _ in range(types[draft.unit_types[unit]].num_inputs):
             mode = program[at]
-            if mode in (FIXED, CARRY):
+            if mode in (PAGED, NOTHING):
+                pass
+            elif mode in (FIXED, CARRY, NEXT):
                 fits &= _read(values, rows[program[at + 1]])
             elif mode in (LIST, EACH):
                 for k in range(program[at + 1]):

@@ -10,8 +10,9 @@ from collections import Counter
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cellrt.core import buddy_allocator
+from cellrt.core import buddy_allocator, page_list
 from cellrt.core import record_layout as record
 from cellrt.core.moves import DEAD, FREE, LIVE, QUEUED, SUBGRAPH, word_of
 from cellrt.core.tables import (
@@ -55,6 +56,8 @@ def _blocks(t: Tables) -> list[str]:
             first, size = int(t.requests[f"first_{name}"][request]), int(t.requests[f"num_{name}s"][request])
             if size:
                 used.append((first, first + -(-size // GRANULE) * GRANULE))
+        if region == buddy_allocator.PLACES:
+            used += [(first, first + -(-size // GRANULE) * GRANULE) for first, size in _page_blocks(t)]
         used.sort()
         if any(a[1] > b[0] for a, b in pairwise(used)):
             rules.append(f"{name} blocks of two requests overlap")
@@ -62,6 +65,22 @@ def _blocks(t: Tables) -> list[str]:
         if total != buddy_allocator.num_rows(t.blocks, region):
             rules.append(f"{name} rows: {total} free and used of {buddy_allocator.num_rows(t.blocks, region)}")
     return rules
+
+
+def _page_lists(t: Tables, request: int) -> list[NDArray[np.int32]]:
+    """The words of each page list of a live request."""
+    row = t.requests[request]
+    first = int(row["page_lists"])
+    ends = range(first, first + page_list.WORDS * int(row["num_page_lists"]), page_list.WORDS)
+    return [t.links[at : at + page_list.WORDS] for at in ends]
+
+
+def _page_blocks(t: Tables) -> list[tuple[int, int]]:
+    """(first place, places) of each block of pages, of requests and of sessions."""
+    lists = [words for request in _live(t) for words in _page_lists(t, request)]
+    blocks = [(int(words[page_list.PLACE]), int(words[page_list.CAPACITY])) for words in lists]
+    blocks += [(int(slot["place"]), int(slot["capacity"])) for slot in t.slots[t.slots["capacity"] > 0]]
+    return [block for block in blocks if block[1]]
 
 
 def _queues(t: Tables) -> list[str]:
@@ -117,10 +136,17 @@ def _record(t: Tables, subgraph_id: int) -> list[str]:
     length, position, done = (int(t.links[at + word]) for word in (record.LENGTH, record.POSITION, record.DONE))
     if not 0 <= done <= position <= length:
         return [f"subgraph {subgraph_id}: {done} steps done of {position} sent of {length}"]
-    waits = t.links[at + record.KEEPS] or t.links[at + record.STOP] != record.IS_CHAIN
-    most = 1 if t.types["carries"][int(subgraph["cell_type"])] else length
+    is_loop = t.links[at + record.STOP] != record.IS_CHAIN
+    waits = t.links[at + record.KEEPS] or is_loop
+    cell_type = t.types[int(subgraph["cell_type"])]
+    most = 1 if cell_type["carries"] or is_loop else length
     steps = range(position, min(length, position + most) if not (waits and int(subgraph["in_flight"])) else position)
     ready = next((k for k, step in enumerate(steps) if not _is_fed(t, subgraph, step)), len(steps))
+    if cell_type["is_whole"] and ready < length and not is_loop:
+        ready = 0
+    home = int(t.requests["home"][int(subgraph["request"])])
+    if is_queued and cell_type["has_spans"] and home and int(subgraph["pinned"]) != home:
+        return [f"subgraph {subgraph_id} is pinned to {int(subgraph['pinned'])}, its pages are at {home}"]
     if is_queued and int(subgraph["num_ready"]) != ready:
         return [f"subgraph {subgraph_id} may take {ready} steps, but is ready for {int(subgraph['num_ready'])}"]
     return []
@@ -190,8 +216,15 @@ def _held_rows(t: Tables) -> dict[tuple[int, int], list[int]]:
         for k in range(int(row["first_subgraph"]), int(row["first_subgraph"]) + int(row["num_subgraphs"])):
             for handle, kind in _state_rows(t, k):
                 held.setdefault((handle >> LOCATION_SHIFT, kind), []).append(handle)
+        for words in _page_lists(t, request):
+            first, kind = int(words[page_list.PLACE]), int(words[page_list.KIND])
+            for handle in t.places[first : first + int(words[page_list.HELD])].tolist():
+                held.setdefault((handle >> LOCATION_SHIFT, kind), []).append(handle)
     for slot in t.slots[t.slots["row"] >= NUM_PERMANENT]:
         held.setdefault((int(slot["row"]) >> LOCATION_SHIFT, int(slot["kind"])), []).append(int(slot["row"]))
+    for slot in t.slots[t.slots["pages"] > 0]:
+        for handle in t.places[int(slot["place"]) : int(slot["place"]) + int(slot["pages"])].tolist():
+            held.setdefault((handle >> LOCATION_SHIFT, int(slot["kind"])), []).append(handle)
     return held
 
 
@@ -240,14 +273,19 @@ def _reservations(t: Tables) -> list[str]:
         end = int(row["first_link"]) + int(row["num_links"])
         needs = t.links[int(row["needs"]) : end].reshape(-1, 2)
         reserved[: len(needs)] += needs
+        for words in _page_lists(t, request):
+            reserved[words[page_list.KIND], 0] += words[page_list.CAPACITY]
     for slot in t.slots[t.slots["row"] >= NUM_PERMANENT]:
         reserved[int(slot["kind"]), int(int(slot["row"]) >> LOCATION_SHIFT == HOST)] += 1
+    for slot in t.slots[t.slots["pages"] > 0]:
+        reserved[int(slot["kind"]), 0] += int(slot["pages"])
     if not np.array_equal(reserved[:, 0], t.kinds["reserved_worker"]) or not np.array_equal(
         reserved[:, 1], t.kinds["reserved_host"]
     ):
         rules.append("reservations differ from what the live requests and sessions need")
     kinds = t.kinds
-    if (kinds["reserved_worker"] > kinds["worker_rows"]).any() or (kinds["reserved_host"] > kinds["host_rows"]).any():
+    room = kinds["worker_rows"] + np.where(kinds["is_paged"], kinds["host_rows"], 0)
+    if (kinds["reserved_worker"] > room).any() or (kinds["reserved_host"] > kinds["host_rows"]).any():
         rules.append("more rows reserved than there are")
     live = len(_live(t))
     if int(t.settings["num_live"][0]) != live:

@@ -11,6 +11,7 @@ from torch import nn
 from cellrt.definition.declaration import Declaration
 from cellrt.definition.examples import zero_inputs
 from cellrt.definition.input_watch import InputWatch
+from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows, copy_input, describe
 from cellrt.errors import CellError
 
@@ -22,7 +23,10 @@ class Computation:
         module: a module or function of its own (a snapshot).
         by_name: whether its inputs are passed by name, or in order.
         declaration: what is said of it.
-        name, inputs, outputs, carry, finite, max_batch, min_batch, batch_sizes, priority: of the declaration.
+        name, inputs, outputs, carry, finite, max_batch, min_batch, batch_sizes, max_batch_rows, priority: of the
+            declaration.
+        has_spans: whether it is told which rows are of one node.
+        is_whole: whether it needs all steps of a chain at once.
         places: of the outputs in their order, by name.
         written: the inputs that the module writes to in place, as far as it was seen to. It is given copies of these.
     """
@@ -36,7 +40,9 @@ class Computation:
         self.inputs, self.outputs = dict(declaration.inputs), dict(declaration.outputs)
         self.places = {name: place for place, name in enumerate(self.outputs)}
         self.carry, self.finite = dict(declaration.carry), declaration.finite
-        self.max_batch, self.min_batch, self.batch_sizes = declaration.sizes
+        self.max_batch, self.min_batch, self.batch_sizes, self.max_batch_rows = declaration.sizes
+        self.has_spans = any(spec.has_nodes for spec in self.inputs.values())
+        self.is_whole = any(spec.span == "whole" for spec in self.inputs.values())
         self._steps = method_of(module, "steps")
 
     @property
@@ -164,6 +170,8 @@ def cut(outputs: list[torch.Tensor], padded: int, rows: int) -> list[torch.Tenso
 
 def count_rows(value: CellInput) -> int:
     """The number of rows (of a ragged input: of nodes)."""
+    if isinstance(value, PagedRows | Spans):
+        return value.positions.shape[0]
     return value.offsets.shape[0] - 1 if isinstance(value, RaggedRows) else value.shape[0]
 
 
@@ -177,10 +185,14 @@ def _with_zeros(value: CellInput, count: int) -> CellInput:
     """An input with so many more rows of zeros; of a ragged input, nodes without rows."""
     if isinstance(value, RaggedRows):
         return RaggedRows(value.values, torch.cat([value.offsets, value.offsets[-1:].expand(count)]))
+    if isinstance(value, PagedRows | Spans):
+        raise TypeError("a cell with spans has no batch sizes")
     return torch.cat([value, value.new_zeros((count, *value.shape[1:]))])
 
 
 def _take_rows(value: CellInput, first: int, end: int) -> CellInput:
+    if isinstance(value, PagedRows | Spans):
+        raise TypeError("a cell with spans has no runs")
     if isinstance(value, RaggedRows):
         offsets = value.offsets[first : end + 1]
         return RaggedRows(value.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])

@@ -12,7 +12,7 @@ from cellrt.errors import DefinitionError
 DEFAULT_MAX_BATCH = 512
 LARGEST_BATCH = 65_536
 LARGEST_PRIORITY = (1 << 31) - 1
-RESERVED_INPUTS = frozenset({"keep", "max_steps", "reverse", "until"})
+RESERVED_INPUTS = frozenset({"carry", "keep", "max_steps", "reverse", "until"})
 """Input names that the graph's builders use themselves."""
 RESERVED_OUTPUTS = frozenset({"last"})
 """Output names that a graph's handles use themselves."""
@@ -25,11 +25,13 @@ class BatchSizes(NamedTuple):
         largest: the most.
         smallest: the fewest of a further task while others of the same type are submitted.
         supported: the numbers that the cell takes, in order; a task is padded to the next. Empty: any.
+        largest_rows: of a cell with spans the most rows, and the others count nodes; else as ``largest``.
     """
 
     largest: int
     smallest: int
     supported: tuple[int, ...]
+    largest_rows: int
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,10 @@ class Declaration:
     def of_identity(self) -> list[object]:
         """What of it makes another cell type; the rest says only how a cell is served."""
         inputs, outputs = ({name: str(spec) for name, spec in specs.items()} for specs in (self.inputs, self.outputs))
-        return [inputs, outputs, dict(self.carry), self.finite, self.sizes.largest, self.sizes.supported]
+        sizes = [self.sizes.largest, self.sizes.supported]
+        if self.sizes.largest_rows != self.sizes.largest:
+            sizes.append(self.sizes.largest_rows)
+        return [inputs, outputs, dict(self.carry), self.finite, *sizes]
 
 
 def check_name(name: object) -> str:
@@ -80,14 +85,24 @@ def check_output_name(name: str, output: object) -> None:
 
 
 def check_sizes(
-    name: str, max_batch: int | None = None, min_batch: int = 1, batch_sizes: Iterable[int] | None = None
+    name: str,
+    max_batch: int | None = None,
+    min_batch: int = 1,
+    batch_sizes: Iterable[int] | None = None,
+    max_batch_rows: int | None = None,
+    has_spans: bool = False,
 ) -> BatchSizes:
     """The batch sizes of a cell, where the most rows are by default the largest of those it supports."""
     try:
         sizes = tuple(batch_sizes or ())
     except TypeError:
         raise DefinitionError(f"cell {name!r}: expected batch_sizes as a list, got {kind_of(batch_sizes)}") from None
-    for value in (*sizes, *(() if max_batch is None else (max_batch,)), min_batch):
+    given = [value for value in (max_batch, max_batch_rows) if value is not None]
+    if sizes and has_spans:
+        raise DefinitionError(f"cell {name!r}: batch_sizes are not for cells with spans or pages, whose nodes have any")
+    if max_batch_rows is not None and not has_spans:
+        raise DefinitionError(f"cell {name!r}: max_batch_rows is for cells with spans or pages; others have max_batch")
+    for value in (*sizes, *given, min_batch):
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST_BATCH:
             raise DefinitionError(f"cell {name!r}: expected batch sizes from 1 to {LARGEST_BATCH}, got {value!r}")
     sizes = tuple(sorted(set(sizes)))
@@ -100,7 +115,8 @@ def check_sizes(
         raise DefinitionError(
             f"cell {name!r}: min_batch={min_batch} is more than the {largest} rows that a task has at most"
         )
-    return BatchSizes(largest, min_batch, sizes)
+    largest_rows = max(largest, DEFAULT_MAX_BATCH) if has_spans else largest
+    return BatchSizes(largest, min_batch, sizes, largest_rows if max_batch_rows is None else max_batch_rows)
 
 
 def check_priority(name: str, priority: object) -> int | None:
@@ -119,7 +135,14 @@ def check_priority(name: str, priority: object) -> int | None:
 def check_carry(
     name: str, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec], given: object
 ) -> dict[str, str]:
-    """Which output each input is carried from; by default the one of the same name and spec."""
+    """Which output each input is carried from; by default the one of the same name and spec.
+
+    A cell with spans carries nothing: one of its chains has many rows in a task. Its loops say what they carry.
+    """
+    if any(spec.has_nodes for spec in inputs.values()):
+        if given:
+            raise DefinitionError(f"cell {name!r}: one with spans or pages carries no input; see graph.loop(carry=...)")
+        return {}
     if given is None:
         return {key: key for key, spec in inputs.items() if outputs.get(key) == spec}
     if not isinstance(given, Mapping):

@@ -39,6 +39,7 @@ def cell(
     max_batch: int | None = None,
     min_batch: int = 1,
     batch_sizes: Sequence[int] | None = None,
+    max_batch_rows: int | None = None,
     priority: int | None = None,
     carry: Mapping[str, str] | None = None,
     finite: Sequence[str] = (),
@@ -55,11 +56,14 @@ def cell(
             is given copies of those that it was seen to write to, in trials on meta tensors and random rows here and
             when a model is registered. A write that only other values bring about is not seen, and must not be.
         inputs: of each input the shape without the row dimension (of float32 rows, ``(256,)`` or ``256``), or a spec
-            made by ``cellrt.rows`` or ``cellrt.ragged``, or ``cellrt.token``.
+            made by ``cellrt.rows``, ``cellrt.ragged``, ``cellrt.grows``, ``cellrt.pages`` or ``cellrt.span``, or
+            ``cellrt.token``.
         name: default: the class or function's name.
         max_batch: most rows of a task; default the largest of ``batch_sizes``, or 512.
         min_batch: fewest rows of a further task while others of the same type are submitted.
         batch_sizes: the supported numbers of rows; a task is padded to the next. Default: any up to ``max_batch``.
+        max_batch_rows: of a cell with pages or spans, whose nodes may have many rows: the most rows of a task, and
+            ``max_batch`` is then the most nodes. Default: 512, or ``max_batch`` if that is more.
         priority: higher goes first. Default: from the type graph of the example request, later cells first.
         carry: which output each state input is carried from in chains and loops. Default: the output of its name.
         finite: outputs that must never be NaN or infinite; a request that makes one so fails.
@@ -70,7 +74,8 @@ def cell(
     if not callable(module) or isinstance(module, type):
         raise DefinitionError(f"cell {name!r}: expected a torch module or a function, got {kind_of(module)}")
     specs = check_inputs(name, inputs)
-    sizes = check_sizes(name, max_batch, min_batch, batch_sizes)
+    has_spans = any(spec.has_nodes for spec in specs.values())
+    sizes = check_sizes(name, max_batch, min_batch, batch_sizes, max_batch_rows, has_spans)
     check_priority(name, priority)
     by_name = _takes_names(name, module, list(specs))
     own = take_snapshot(name, module)

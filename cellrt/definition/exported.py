@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind
 from torch.func import functional_call
 
 from cellrt.definition.computation import Computation, call, count_rows, named_outputs
-from cellrt.definition.spec import CellInput, RaggedRows, copy_input
+from cellrt.definition.spec import CellInput, RaggedRows, copy_input, plain
 from cellrt.errors import DefinitionError
 
 
@@ -72,7 +72,7 @@ class Exportable(nn.Module):
         flat = iter(inputs)
         specs = self._cell.inputs
         given = [RaggedRows(next(flat), next(flat)) if spec.ragged else next(flat) for spec in specs.values()]
-        given = [copy_input(value) if name in self._written else value for name, value in zip(specs, given)]
+        given = [plain(copy_input(value)) if name in self._written else value for name, value in zip(specs, given)]
 
         def run(*args: CellInput, **kwargs: CellInput) -> object:
             module = self._call[0]
@@ -90,6 +90,10 @@ def export(cell: Computation, module: Callable[..., Any], weights: Mapping[str, 
     It has a number of values of its own for each ragged input; if the code needs them equal, one for all. Raises
     DefinitionError if torch cannot export the code.
     """
+    if cell.has_spans:
+        raise DefinitionError(
+            f"cell {cell.name!r} cannot be exported: it has pages or spans, which torch.export does not know"
+        )
     if sum(spec.ragged for spec in cell.inputs.values()) > 1:
         with contextlib.suppress(DefinitionError):
             return _export_pure(cell, module, weights, are_equal=False)
@@ -139,17 +143,19 @@ def _export_once(
 
 
 def _flat(value: CellInput) -> list[torch.Tensor]:
+    value = plain(value)
     return list(value) if isinstance(value, RaggedRows) else [value]
 
 
 def _are_small(inputs: Sequence[CellInput]) -> bool:
     """Whether a dimension is smaller than what the program is for."""
-    flat = [value.values if isinstance(value, RaggedRows) else value for value in inputs]
+    flat = [value.values if isinstance(value, RaggedRows) else value for value in map(plain, inputs)]
     return count_rows(inputs[0]) < 2 or any(value.shape[0] < 2 for value in flat)
 
 
 def _with_one_more(value: CellInput) -> CellInput:
     """One more row (a copy of the first), or one more node with two rows of zeros."""
+    value = plain(value)
     if not isinstance(value, RaggedRows):
         return torch.cat([value, value[:1]])
     zeros = value.values.new_zeros((2, *value.values.shape[1:]))

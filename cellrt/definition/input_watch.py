@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows
 
 
@@ -29,7 +30,10 @@ State = tuple[int, torch.Size, tuple[int, ...], torch.Tensor]
 
 
 def _parts(value: CellInput) -> tuple[torch.Tensor, ...]:
-    return tuple(value) if isinstance(value, RaggedRows) else (value,)
+    """The tensors of an input that a cell must not write to; pages are there to be appended to."""
+    if isinstance(value, PagedRows):
+        return tuple(value[1:-1])
+    return tuple(value) if isinstance(value, RaggedRows | Spans) else (value,)
 
 
 def _state(tensor: torch.Tensor) -> State:

@@ -15,6 +15,7 @@ import torch
 from cellrt.definition.computation import Computation, count_rows, cut
 from cellrt.definition.examples import random_inputs
 from cellrt.definition.snapshot import weights_of
+from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows, copy_input
 
 TRIAL_ROWS = 3
@@ -103,6 +104,8 @@ def is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
 
 def row_of(value: CellInput, row: int) -> CellInput:
     """One row of an input, or one node of a ragged one."""
+    if isinstance(value, PagedRows | Spans):
+        return value.take([row])
     if not isinstance(value, RaggedRows):
         return value[row : row + 1]
     first, end = value.offsets[row : row + 2].tolist()

@@ -8,7 +8,11 @@ from typing import NamedTuple
 import torch
 
 from cellrt.definition.bits import DTYPES
+from cellrt.definition.spans import PagedRows, Spans
 from cellrt.errors import DefinitionError
+
+MAX_PAGE_SIZE = 4096
+"""Rows of a page."""
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -19,11 +23,18 @@ class RowSpec(NamedTuple):
     """One row: its shape without the row dimension, and its dtype.
 
     A ragged input takes any number of other nodes' outputs of this row shape per node; the cell sees ``RaggedRows``.
+    With a ``page_size`` it is a state that grows by rows of this shape, kept in pages of so many, which are dimension
+    ``page_dim`` of a page; the cell sees ``PagedRows``, and if it ``appends`` adds one row for each of its own. With a
+    ``span`` ("partial" or "whole") nobody gives it; the cell sees ``Spans``.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     ragged: bool = False
+    page_size: int = 0
+    appends: bool = False
+    page_dim: int = 0
+    span: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -33,8 +44,27 @@ class RowSpec(NamedTuple):
             size *= extent
         return size
 
+    @property
+    def has_nodes(self) -> bool:
+        """Whether it tells a cell which rows are of one node: pages and spans do."""
+        return bool(self.page_size or self.span)
+
+    @property
+    def stored(self) -> RowSpec:
+        """What an arena has rows of, for an input like this: of a ragged one its rows, of pages whole pages."""
+        if self.page_size:
+            shape = (*self.shape[: self.page_dim], self.page_size, *self.shape[self.page_dim :])
+            return RowSpec(shape, self.dtype, page_size=self.page_size, page_dim=self.page_dim)
+        return RowSpec(self.shape, self.dtype) if self.ragged else self
+
     def __str__(self) -> str:
-        return f"{'ragged ' if self.ragged else ''}{_name(self.dtype)}{list(self.shape)}"
+        row = f"{_name(self.dtype)}{list(self.shape)}"
+        if self.span:
+            return f"{self.span} span"
+        if self.page_size:
+            place = f" (dimension {self.page_dim})" if self.page_dim else ""
+            return f"{'growing ' if self.appends else ''}pages of {self.page_size}{place} {row}"
+        return f"{'ragged ' if self.ragged else ''}{row}"
 
 
 class RaggedRows(NamedTuple):
@@ -49,13 +79,22 @@ class RaggedRows(NamedTuple):
     offsets: torch.Tensor
 
 
-CellInput = torch.Tensor | RaggedRows
-"""An input of a cell, ``[rows, *shape]`` or ragged."""
+CellInput = torch.Tensor | RaggedRows | PagedRows | Spans
+"""An input of a cell: ``[rows, *shape]``, ragged, a state that grows, or which rows are of one node."""
 
 
 def copy_input(value: CellInput) -> CellInput:
     """A copy of an input in memory of its own."""
+    if isinstance(value, PagedRows | Spans):
+        return value.copied()
     return RaggedRows(value.values.clone(), value.offsets.clone()) if isinstance(value, RaggedRows) else value.clone()
+
+
+def plain(value: CellInput) -> torch.Tensor | RaggedRows:
+    """An input of a cell without pages and spans. Raises TypeError if it is one of these."""
+    if isinstance(value, PagedRows | Spans):
+        raise TypeError("expected rows, got pages or spans")
+    return value
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
@@ -66,6 +105,30 @@ def rows(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
 def ragged(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
     """An input of any number of rows of this shape per node."""
     return RowSpec(tuple(shape), dtype, ragged=True)
+
+
+def pages(*shape: int, dtype: torch.dtype = torch.float32, page_size: int = 16, page_dim: int = 0) -> RowSpec:
+    """An input that is a growing state of rows of this shape, which another cell appends to: see ``grows``."""
+    return RowSpec(tuple(shape), dtype, page_size=page_size, page_dim=page_dim)
+
+
+def grows(*shape: int, dtype: torch.dtype = torch.float32, page_size: int = 16, page_dim: int = 0) -> RowSpec:
+    """A state that grows by one row of this shape for each row of the cell, which appends it: the keys and values of a
+    decoder, say. The runtime keeps it in pages of ``page_size`` rows; the cell sees ``PagedRows``.
+
+    ``page_dim``: where the rows of a page are among its dimensions. With rows ``(layers, 2, heads, size)`` and 2 a page
+    is ``[layers, 2, page_size, heads, size]``, so that what one layer reads of it lies together.
+    """
+    return RowSpec(tuple(shape), dtype, page_size=page_size, appends=True, page_dim=page_dim)
+
+
+def span(*, whole: bool = False) -> RowSpec:
+    """An input that nobody gives: it tells the cell which rows of its batch are of one node (``Spans``).
+
+    ``whole``: all steps of a chain come in one task, as an encoder needs them whose rows look at those behind them;
+    else as many at a time as there is room for, in order.
+    """
+    return RowSpec((), torch.bool, span="whole" if whole else "partial")
 
 
 token = RowSpec((), torch.int64)
@@ -91,7 +154,11 @@ def as_spec(name: str, value: object) -> RowSpec:
     check_dtype(f"input {name!r}", spec.dtype)
     if any(extent < 1 for extent in spec.shape):
         raise DefinitionError(f"input {name!r}: expected extents of at least 1, got {spec.shape}")
-    return RowSpec(tuple(spec.shape), spec.dtype, spec.ragged)
+    if type(spec.page_size) is not int or not 0 <= spec.page_size <= MAX_PAGE_SIZE:
+        raise DefinitionError(f"input {name!r}: expected a page_size from 1 to {MAX_PAGE_SIZE}, got {spec.page_size!r}")
+    if type(spec.page_dim) is not int or not 0 <= spec.page_dim <= len(spec.shape):
+        raise DefinitionError(f"input {name!r}: expected a page_dim from 0 to {len(spec.shape)}, got {spec.page_dim!r}")
+    return spec._replace(shape=tuple(spec.shape))
 
 
 DTYPE_NAMES = MappingProxyType({_name(dtype): dtype for dtype in DTYPES})

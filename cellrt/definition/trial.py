@@ -15,6 +15,7 @@ from cellrt.definition.declaration import BatchSizes, check_output_name
 from cellrt.definition.examples import random_inputs, zero_inputs
 from cellrt.definition.input_watch import InputWatch
 from cellrt.definition.snapshot import weights_of
+from cellrt.definition.spans import PagedRows
 from cellrt.definition.spec import CellInput, RowSpec, check_dtype, describe
 from cellrt.errors import DefinitionError
 
@@ -95,7 +96,20 @@ class Trial:
 
     def _run(self, module: Callable[..., Any], inputs: Sequence[CellInput]) -> dict[str, torch.Tensor]:
         watch, before = InputWatch(dict(zip(self._specs, inputs, strict=True))), _versions(module)
+        unwritten = {
+            key: value.pages.clone()
+            for (key, spec), value in zip(self._specs.items(), inputs)
+            if isinstance(value, PagedRows) and not spec.appends
+        }
         named = named_outputs(call(module, self._specs, inputs, self._by_name))
+        for key, value in zip(self._specs, inputs):
+            before_pages = unwritten.get(key)
+            if before_pages is None or not isinstance(value, PagedRows) or value.pages.is_meta:
+                continue
+            if not torch.equal(before_pages, value.pages):
+                raise DefinitionError(
+                    f"cell {self._name!r}, input {key!r}: writes to pages that it only reads (see cellrt.grows)"
+                )
         after = _versions(module)
         if before != after:
             written = sorted(key for key in before if before[key] != after.get(key))

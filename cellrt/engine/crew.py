@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 
+from cellrt.core.page_view import is_starved, take_copies
 from cellrt.core.processor import Processor
 from cellrt.worker.base import Done, Launch, Worker
 
@@ -22,6 +23,8 @@ class Crew:
         processor: forms their tasks.
         workers: of the engine; a worker that is replaced changes in this list.
         queue_depth: tasks that a worker may have before the next is formed.
+        copy: copies a page of a kind from one handle to another.
+        evict: frees rows and pages of sessions that are idle; False if there are none.
     """
 
     def __init__(
@@ -29,7 +32,10 @@ class Crew:
         processor: Processor,
         workers: list[Worker],
         queue_depth: int,
+        copy: Callable[[int, int, int], None],
+        evict: Callable[[], bool],
     ) -> None:
+        self._copy, self._evict = copy, evict
         self._processor, self._workers, self._queue_depth = processor, workers, queue_depth
         self._make: Callable[[int], Worker] | None = None
         self._lost: set[int] = set()
@@ -110,6 +116,12 @@ class Crew:
         """Forms tasks for a worker and queues them; False if nothing is ready for it."""
         idle = sum(1 for k, other in enumerate(self._workers, 1) if not other.num_outstanding and k not in self._lost)
         tasks = self._processor.schedule(location, idle)
+        while not tasks and not worker.num_outstanding and is_starved(self._processor.tables, location):
+            if not (self._evict() or self._processor.suspend(location)):
+                break
+            tasks = self._processor.schedule(location, idle)
+        for copied in take_copies(self._processor.tables):
+            self._copy(*copied)
         for task in tasks:
             on_launch(task)
             cell_type = int(self._processor.tables.tasks["cell_type"][task])

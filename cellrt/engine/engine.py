@@ -20,7 +20,7 @@ from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
 from cellrt.engine.options import check_instance, check_numbers, check_workers
-from cellrt.engine.registration import Registrar
+from cellrt.engine.registration import ArenaBytes, Registrar
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.serving import Serving
 from cellrt.engine.session import Session
@@ -54,6 +54,7 @@ class Engine(Serving):
         sessions: how many sessions are kept, where, and for how long.
         arena_bytes: memory for the rows of one kind (shape and dtype) at each worker; the host, which holds inputs and
             results, gets four times that.
+        page_bytes: the same for the pages of states that grow (``cellrt.grows``).
         max_queue: requests that may be unfinished at once; ``submit`` raises OverloadError beyond.
         max_nodes: most nodes of one request's graph.
         queue_depth: tasks a worker may have before the next is formed. A CPU worker forms its own next task, so one is
@@ -78,6 +79,7 @@ class Engine(Serving):
         limits: Limits | None = None,
         sessions: SessionLimits | None = None,
         arena_bytes: int = 64 << 20,
+        page_bytes: int = 256 << 20,
         max_queue: int = 8192,
         max_nodes: int = 65_535,
         queue_depth: int | None = None,
@@ -91,6 +93,7 @@ class Engine(Serving):
         check_numbers(
             threads_per_worker=threads_per_worker,
             arena_bytes=arena_bytes,
+            page_bytes=page_bytes,
             max_queue=max_queue,
             max_nodes=max_nodes,
             queue_depth=1 if queue_depth is None else queue_depth,
@@ -120,13 +123,12 @@ class Engine(Serving):
             self._processor,
             arenas,
             self._compiler,
-            arena_bytes,
+            ArenaBytes(arena_bytes, page_bytes),
             devices[0],
             threads_per_worker,
             manager.turns.call,
             lambda model: manager.retire(model, None),
         )
-        turns = manager.turns
 
         def make(location: int) -> Worker:
             return make_worker(
@@ -135,9 +137,9 @@ class Engine(Serving):
                 location,
                 arenas,
                 registry.types,
-                turns.take,
-                turns.has_news,
-                turns.wake,
+                manager.turns.take,
+                manager.turns.has_news,
+                manager.turns.wake,
                 threads_per_worker,
             )
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from cellrt.core.processor import Processor
@@ -23,7 +24,7 @@ from cellrt.engine.trace import Trace
 from cellrt.engine.turns import Call, Turns
 from cellrt.errors import CellError, CellrtError, DeviceError, EngineClosedError, InternalError, SessionError
 from cellrt.view.timeline import Timeline
-from cellrt.worker.arenas import Arenas
+from cellrt.worker.arenas import Arenas, copy_page
 from cellrt.worker.base import Done, Worker
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class Manager:
         self.statistics = Statistics()
         self.after_turn: Callable[[], None] | None = None
         """Called at the end of each turn, for whoever hands on together what ended together; must not raise."""
-        self._crew = Crew(processor, self.workers, queue_depth)
+        self._crew = Crew(processor, self.workers, queue_depth, partial(copy_page, arenas), self.sessions.evict_some)
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
         self._requests = Requests(processor, arenas, self.sessions, self._replies)
         self._processor, self._registry, self._models = processor, registry, models

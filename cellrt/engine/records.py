@@ -204,6 +204,11 @@ class SessionRecord:
     error: SessionError | None = None
     """Why it takes no requests any more."""
 
+    @property
+    def num_rows(self) -> int:
+        """States that are rows; the others grow, and come behind them."""
+        return sum(not layout.page_size for layout in self.states)
+
     def __str__(self) -> str:
         return f"session {self.key!r} of model {self.model.name!r}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,12 +25,19 @@ from cellrt.worker.step_times import measure_steps
 MAX_ARENA_ROWS = 1 << 18
 
 
+class ArenaBytes(NamedTuple):
+    """``arena_bytes`` and ``page_bytes`` of ``Engine``."""
+
+    rows: int
+    pages: int
+
+
 class Registrar:
     """Adds models to an engine; one thread at a time.
 
     Args:
         registry, processor, arenas, compiler: of the engine; arenas by location, the host first.
-        arena_bytes: as of ``Engine``.
+        arena_bytes: for the rows of a kind at each worker.
         device: where cells are measured; None: the CPU.
         num_threads: torch threads of a CPU worker.
         run_in_turn: calls a function when nobody else changes the engine's state.
@@ -43,7 +50,7 @@ class Registrar:
         processor: Processor,
         arenas: list[Arenas],
         compiler: CellCompiler,
-        arena_bytes: int,
+        arena_bytes: ArenaBytes,
         device: Device | None,
         num_threads: int,
         run_in_turn: Callable[[Callable[[], Any]], Any],
@@ -65,6 +72,9 @@ class Registrar:
             raise DefinitionError(
                 f"priorities: {sorted(unknown)} are no cells of {unfolder.name!r}; it has {sorted(names)}"
             )
+        for cell in discovery.cells:
+            if cell.has_spans and self._device is not None:
+                raise DefinitionError(f"cell {cell.name!r} has pages or spans: these run on CPU workers only as yet")
         forms = self._forms(unfolder.name, discovery.cells)
         times = self._prepare(discovery.cells, forms, warm_up)
         memory = self._allocate(discovery.new_kinds)
@@ -122,8 +132,9 @@ class Registrar:
 
     def _num_rows(self, spec: RowSpec) -> list[int]:
         """Rows of a kind at each location, the host first."""
-        host_rows = rows_for(spec, 4 * self._arena_bytes, 4 * MAX_ARENA_ROWS)
-        return [host_rows, *[rows_for(spec, self._arena_bytes, MAX_ARENA_ROWS)] * (len(self._arenas) - 1)]
+        num_bytes = self._arena_bytes.pages if spec.page_size else self._arena_bytes.rows
+        host_rows = rows_for(spec, 4 * num_bytes, 4 * MAX_ARENA_ROWS)
+        return [host_rows, *[rows_for(spec, num_bytes, MAX_ARENA_ROWS)] * (len(self._arenas) - 1)]
 
     def _add(
         self,

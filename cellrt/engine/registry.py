@@ -87,7 +87,7 @@ class Registry:
 
     def kind(self, spec: RowSpec) -> int:
         """Kind of a row spec. Raises RequestError if no cell of the engine has such rows."""
-        kind = self.kind_ids.get(_plain(spec))
+        kind = self.kind_ids.get(spec.stored)
         if kind is None:
             raise RequestError(f"no cell of this engine has rows of {spec}")
         return kind
@@ -98,7 +98,7 @@ class Registry:
 
     def add_kind(self, spec: RowSpec, worker_rows: int, host_rows: int) -> int:
         """Adds a kind of rows; returns its id."""
-        kind = self._processor.add_kind(worker_rows, host_rows)
+        kind = self._processor.add_kind(worker_rows, host_rows, bool(spec.page_size))
         self.kinds.append(spec)
         self.kind_ids[spec] = kind
         return kind
@@ -109,7 +109,14 @@ class Registry:
             return None
         names = list(cell.outputs)
         inputs = [
-            Port(self.kind(spec), names.index(cell.carry[name]) if name in cell.carry else -1, spec.ragged)
+            Port(
+                0 if spec.span else self.kind(spec),
+                names.index(cell.carry[name]) if name in cell.carry else -1,
+                spec.ragged,
+                spec.page_size,
+                spec.appends,
+                bool(spec.span),
+            )
             for name, spec in cell.inputs.items()
         ]
         outputs = [Port(self.kind(spec)) for spec in cell.outputs.values()]
@@ -120,6 +127,8 @@ class Registry:
             min_batch=cell.min_batch,
             # Inside a run the number of rows shrinks: not for cells that support certain sizes only.
             max_steps=1 if cell.batch_sizes and not cell.has_steps else 1 << 20,
+            max_rows=cell.max_batch_rows,
+            is_whole=cell.is_whole,
         )
         made = CellType(type_id, cell, tuple(p.kind for p in inputs), tuple(p.kind for p in outputs), form)
         self.types[type_id] = made
@@ -183,12 +192,13 @@ class Discovery:
             self._numbers[cell.identity] = len(self.cells)
             self.cells.append(cell)
             for spec in (*cell.inputs.values(), *cell.outputs.values()):
-                self.kind(spec)
+                if not spec.span:
+                    self.kind(spec)
         return self._numbers[cell.identity]
 
     def kind(self, spec: RowSpec) -> int:
         """Kind of a row spec."""
-        return self._kind_ids.setdefault(_plain(spec), len(self._kind_ids))
+        return self._kind_ids.setdefault(spec.stored, len(self._kind_ids))
 
     def constant_row(self, kind: int, content: bytes) -> int:
         """Permanent row of a constant, or -1 if there is none left."""
@@ -290,8 +300,3 @@ class Model:
         if problem:
             raise RequestTooLargeError(f"model {self.name!r}: the request needs {problem}")
         return template
-
-
-def _plain(spec: RowSpec) -> RowSpec:
-    """The spec of one row of what may be ragged."""
-    return RowSpec(spec.shape, spec.dtype) if spec.ragged else spec

@@ -21,7 +21,7 @@ from cellrt.engine.replies import Replies
 from cellrt.engine.sessions import Sessions
 from cellrt.engine.turns import Call
 from cellrt.engine.waiting import Deadlines, WaitingRequests
-from cellrt.errors import CancelledError, CellrtError, DeadlineError, InternalError
+from cellrt.errors import CancelledError, CellrtError, DeadlineError, InternalError, RequestTooLargeError
 from cellrt.worker.arenas import Arenas
 
 ADMITTED_TOGETHER = 1024
@@ -106,7 +106,14 @@ class Requests:
                 return
             together = self._waiting.run(first, most)
             wanted = sum(len(numbers) for _, numbers in together)
-            if self._admit(together) < wanted:
+            try:
+                count = self._admit(together)
+            except RequestTooLargeError as error:  # what its session has kept counts too
+                number = together[0][1][0]
+                told = RequestTooLargeError(f"{first.name_of(number)}: {error} (see Engine(page_bytes=...))")
+                self.end_early(first, (number,), told)
+                continue
+            if count < wanted:
                 may_evict = self._sessions.num_resident and not self._processor.has_rows(first.plan.template)
                 if not (may_evict and self._sessions.evict_some()):
                     return
@@ -225,7 +232,7 @@ class Requests:
         )
         if ids:
             self._waiting.note_admitted(len(ids))
-            self._copy_in(together, rows)
+            self._copy_in(together, rows, ids[0])
         begin = 0
         for bulk, numbers in together:
             admitted = numbers[: len(ids) - begin]
@@ -244,8 +251,8 @@ class Requests:
             self._sessions.note_admitted(first.session)
         return len(ids)
 
-    def _copy_in(self, together: Sequence[tuple[Bulk, Sequence[int]]], rows: NDArray[np.int32]) -> None:
-        """Copies requests' tensors to their host rows."""
+    def _copy_in(self, together: Sequence[tuple[Bulk, Sequence[int]]], rows: NDArray[np.int32], request: int) -> None:
+        """Copies requests' tensors to their host rows; ``request``: id of the first in the processor."""
         host, first, bulk = self._arenas[HOST], 0, together[0][0]
         for k, (kind, values) in enumerate(bulk.externals):
             count = len(values) // bulk.size
@@ -255,10 +262,8 @@ class Requests:
                 values = bulk.tensor(k, together[0][1])
             host.put_columns(kind, rows, first, count, values)
             first += count
-        if bulk.session is not None and bulk.session.saved is not None:
-            for layout, value in zip(bulk.plan.states, bulk.session.saved):
-                host.put_columns(layout.kind, rows, first, 1, value)
-                first += 1
+        if bulk.session is not None:
+            self._sessions.copy_in(bulk.session, request, rows[0, first:])
 
     def _finish(self, ids: Sequence[int]) -> None:
         """Answers complete requests with their results, those of one plan together, and gives back their rows."""

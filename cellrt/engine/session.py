@@ -16,6 +16,7 @@ from cellrt.engine.records import SessionRecord
 from cellrt.engine.stream import Channel, Stream
 from cellrt.engine.submission import Submission
 from cellrt.errors import EngineClosedError, SessionError
+from cellrt.graph.results import StateLayout
 
 
 class Session:
@@ -76,14 +77,15 @@ class Session:
     def export(self) -> bytes:
         """The state after the requests submitted so far, in the safetensors format: see ``restore``.
 
-        Tensors ``[*shape]``; of a new session, which has no state yet, ``[0, *shape]``.
+        Tensors ``[*shape]``, of a state that grows ``[rows, *shape]``; of a new session, which has no state yet,
+        ``[0, *shape]``.
         """
         saved = self._manager.call_in(self._record, lambda sessions: sessions.read(self._record))
         from safetensors.torch import save  # here: a bare machine with a GPU need not have it
 
         tensors = {}
         for k, (state, spec) in enumerate(zip(self._record.states, self._specs)):
-            value = torch.empty((0, *spec.shape), dtype=spec.dtype)
+            value = torch.empty((0, *_row_shape(state, spec)), dtype=spec.dtype)
             if saved is not None:
                 value = torch.from_numpy(saved[k]).view(spec.dtype)
             tensors[f"{k}.{state.name}.{state.cell}"] = value
@@ -108,7 +110,10 @@ class Session:
             if name not in tensors:
                 raise SessionError(f"{self._record}: the state is of other cells or weights: {name!r} is not in it")
             value = tensors.pop(name)
-            if (tuple(value.shape), value.dtype) != ((0, *spec.shape) if is_new else spec.shape, spec.dtype):
+            shape = _row_shape(layout, spec)
+            if layout.page_size or is_new:
+                shape = (*value.shape[:1], *shape)
+            if (tuple(value.shape), value.dtype) != (shape, spec.dtype):
                 raise SessionError(f"{self._record}: {name!r}: expected {spec}, got {describe(value)}")
             saved.append(as_bits(value))
         if tensors:
@@ -124,3 +129,10 @@ class Session:
             return
         ended = SessionError(f"{self._record} is closed")
         self._manager.call_in(self._record, lambda sessions: sessions.end(self._record, ended))
+
+
+def _row_shape(layout: StateLayout, spec: RowSpec) -> tuple[int, ...]:
+    """The shape of a row of a state, given the spec of what the arenas hold."""
+    if not layout.page_size:
+        return spec.shape
+    return spec.shape[: layout.page_dim] + spec.shape[layout.page_dim + 1 :]

@@ -21,12 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.moves import SessionState
+from cellrt.core.page_view import SessionPages, bring_pages, request_pages, session_pages
 from cellrt.core.processor import Processor
-from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
+from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from cellrt.engine.records import Bulk, SessionRecord
 from cellrt.engine.registry import Model
 from cellrt.engine.turns import Call
 from cellrt.errors import DeviceError, OverloadError, RequestError, SessionError
+from cellrt.graph.results import StateLayout
 from cellrt.worker.arenas import Arenas
 
 EVICTED_TOGETHER = 64
@@ -141,7 +143,7 @@ class Sessions:
                 raise OverloadError(f"{record}: no session is left in the tables (see Limits.max_sessions)")
             record.id = opened
             if record.saved is not None:
-                self._processor.drop_states(opened, bring=True)
+                self._bring(record, record.saved)
         self._idle.pop(record, None)
         record.running = request
         record.move(SessionState.WAITING)
@@ -177,9 +179,29 @@ class Sessions:
     def evict(self, record: SessionRecord) -> None:
         """Copies an idle session's state to host memory and frees its rows."""
         record.saved = self.read(record)
-        self._processor.drop_states(record.id, bring=True)
+        if record.saved is not None:
+            self._bring(record, record.saved)
         self._resident.pop(record, None)
         self.num_evictions += 1
+
+    def _bring(self, record: SessionRecord, saved: list[NDArray[Any]]) -> None:
+        """Frees a session's rows and pages; its state comes with its next request."""
+        self._processor.drop_states(record.id, bring=True)
+        for slot, (layout, value) in enumerate(zip(record.states, saved)):
+            if layout.page_size:
+                bring_pages(self._processor.tables, record.id, slot, len(value))
+
+    def copy_in(self, record: SessionRecord, request: int, rows: NDArray[np.int32]) -> None:
+        """Copies a session's saved state, if it is saved, to the host rows and pages of its request."""
+        host, pages = self._arenas[HOST], request_pages(self._processor.tables, request)
+        for slot, (layout, value) in enumerate(zip(record.states, record.saved or ())):
+            if not layout.page_size:
+                host.put(layout.kind, rows[slot : slot + 1], value[None])
+            elif len(value):
+                filled = np.zeros((len(pages[slot]), layout.page_size, *value.shape[1:]), value.dtype)
+                filled.reshape(-1, *value.shape[1:])[: len(value)] = value
+                by_page = np.moveaxis(filled, 1, 1 + layout.page_dim)
+                host.put(layout.kind, np.array(pages[slot], np.int32), by_page)
 
     def evict_some(self) -> bool:
         """Evicts those idle longest, a few together; False if there is none."""
@@ -189,13 +211,33 @@ class Sessions:
         return bool(oldest)
 
     def read(self, record: SessionRecord) -> list[NDArray[Any]] | None:
-        """A copy of an idle session's state, ``[*shape]`` each, as ``as_bits``; None if it is new."""
+        """A copy of an idle session's state, ``[*shape]`` each, of one that grows ``[rows, *shape]``, as ``as_bits``.
+
+        None if it is new.
+        """
         if record.saved is not None:
             return [value.copy() for value in record.saved]
         if record.id < 0 or not self._handles(record):
             return None
-        rows = self._processor.session_rows(record.id, len(record.states))
-        return [self._read_row(kind, handle) for handle, kind in rows]
+        rows = self._processor.session_rows(record.id, record.num_rows)
+        read = [self._read_row(kind, handle) for handle, kind in rows]
+        for layout, pages in zip(record.states[record.num_rows :], self._pages(record)):
+            read.append(self._read_pages(layout, pages))
+        return read
+
+    def _pages(self, record: SessionRecord) -> list[SessionPages]:
+        return session_pages(self._processor.tables, record.id, record.num_rows, len(record.states) - record.num_rows)
+
+    def _read_pages(self, layout: StateLayout, pages: SessionPages) -> NDArray[Any]:
+        kind = layout.kind
+        locations = [self._arenas[handle >> LOCATION_SHIFT] for handle in pages.handles]
+        empty = self._arenas[HOST].get_bits(kind, np.empty(0, np.int32))
+        read = [
+            arenas.get_bits(kind, np.array([handle & ROW_MASK], np.int32))
+            for arenas, handle in zip(locations, pages.handles)
+        ]
+        together = np.moveaxis(np.concatenate([empty, *read]), 1 + layout.page_dim, 1)
+        return together.reshape(-1, *together.shape[2:])[: pages.length].copy()
 
     def _read_row(self, kind: int, handle: int) -> NDArray[Any]:
         location = handle >> LOCATION_SHIFT if handle >= NUM_PERMANENT else 1
@@ -205,8 +247,10 @@ class Sessions:
     def replace(self, record: SessionRecord, saved: list[NDArray[Any]] | None) -> None:
         """Gives an idle session another state; None makes it new."""
         record.saved = saved
-        if record.id >= 0:
-            self._processor.drop_states(record.id, bring=saved is not None)
+        if record.id >= 0 and saved is not None:
+            self._bring(record, saved)
+        elif record.id >= 0:
+            self._processor.drop_states(record.id)
         self._resident.pop(record, None)
 
     def end(self, record: SessionRecord, error: SessionError) -> None:
@@ -248,8 +292,9 @@ class Sessions:
 
     def _handles(self, record: SessionRecord) -> list[int]:
         """Rows of a session's state; none if it is new."""
-        rows = self._processor.session_rows(record.id, len(record.states))
-        return [handle for handle, _ in rows if handle >= NUM_PERMANENT]
+        rows = self._processor.session_rows(record.id, record.num_rows)
+        handles = [handle for handle, _ in rows if handle >= NUM_PERMANENT]
+        return handles + [handle for pages in self._pages(record) for handle in pages.handles]
 
     def fail_calls(self, error: Exception) -> None:
         """Ends what clients wait for in sessions' queues; at the end of the engine."""

@@ -16,17 +16,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.program import CARRY, FIXED, OP_CONSTANT, OP_LOOP, OP_NODE
+from cellrt.core.program import CARRY, FIXED, NEXT, NOTHING, OP_CONSTANT, OP_LOOP, OP_NODE
 from cellrt.core.trees import count_leaves, tree_program, why_no_tree
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
+from cellrt.graph.growing import carried_by, check_span
 from cellrt.graph.recorder import Recorder, Source
 from cellrt.graph.results import Placement, ResultLayout, StateLayout
 from cellrt.graph.sources import bits_of, copied, describe_source, spec_of
-from cellrt.graph.symbols import Chain, Loop, LoopSteps, Node, Output, State, Steps, Tree
+from cellrt.graph.symbols import Chain, GrowingState, Loop, LoopSteps, Node, Output, State, Steps, Tree
 
-NOTHING = np.empty(0, np.int32)
+NO_VALUES = np.empty(0, np.int32)
 RESULTS = (Output, Steps, LoopSteps)
 """What a named result may be, beside a list of outputs."""
 
@@ -73,7 +74,7 @@ class Graph(Recorder):
             if name in inputs:
                 words += self._words(cell, name, spec, inputs[name])
             else:
-                words += (FIXED, self._zero(spec))
+                words += (NOTHING, 0) if spec.span else (FIXED, self._zero(spec))
         self._program.extend(words)
         return Node(self, cell, self._take_values(len(cell.outputs)))
 
@@ -150,10 +151,24 @@ class Graph(Recorder):
                 raise RequestError(f"keep, state {name!r}: expected {before.spec}, got {made.spec}")
             self._states.keep(before.value, made.value, 0, 0)
 
+    def pages(self, cell: Cell, input: str | None = None, *, keep: bool = False) -> GrowingState:
+        """A state that grows by a row a step, for an input of the cell that ``cellrt.grows`` made: empty, or with
+        ``keep`` what it was after the last request of the session, and the session keeps it.
+
+        Give it to that cell, and to others with an input of the same rows and pages: each step of one that grows it
+        appends a row, in the order in which they are called here; one that only reads it (``cellrt.pages``) sees what
+        those called before it appended. Raises RequestError if the cell has no such input, or several and none is
+        named.
+        """
+        self._begin(cell)
+        return self._growing.new(self, self._binding.kind, cell, input, keep)
+
     def chain(
         self, cell: Cell, /, *, reverse: bool = False, keep: bool | Collection[str] = False, **inputs: Source
     ) -> Chain:
         """Adds a chain: one node a step, each reading the carried state of the one before.
+
+        Of a cell with pages or spans a task takes any number of its steps, each a row, in order.
 
         Args:
             reverse: run from the last step's input to the first's.
@@ -171,6 +186,7 @@ class Graph(Recorder):
         stepped = self._chain_lengths(cell, inputs)
         count = next(iter(stepped.values()))
         self._count_nodes(count, cell)
+        check_span(cell, count)
         if keep and reverse:
             raise RequestError(f"chain of cell {cell.name!r}: one that runs backwards cannot be continued: keep=True")
         kept = self._kept_inputs(cell, keep) if keep else ()
@@ -183,6 +199,8 @@ class Graph(Recorder):
             elif name in stepped:
                 values = self._stepped(cell, name, spec, inputs[name])
                 parts[name] = values[::-1] if reverse else values
+            elif spec.span:
+                parts[name] = (NOTHING, 0)
             else:
                 parts[name] = self._words(cell, name, spec, inputs[name])
         self._record_chain(type_id, count, parts, stepped)
@@ -199,6 +217,7 @@ class Graph(Recorder):
         max_steps: int,
         until: str | None = None,
         keep: bool | Collection[str] = False,
+        carry: Mapping[str, str] | None = None,
         **inputs: Source,
     ) -> Loop:
         """Adds a loop: the cell again and again on its own carried outputs, until one of them says stop.
@@ -208,13 +227,16 @@ class Graph(Recorder):
             until: name of an output of one number a row; the step that makes it non-zero is the last. None: run
                 ``max_steps`` steps.
             keep: as of ``chain``.
+            carry: of a cell with pages or spans, which declares none: which output each input is carried from, from
+                step to step. Default: the one of its name and spec.
             inputs: carried inputs are the state before the first step (default zeros); the others are the same at
                 every step.
         """
         type_id = self._begin(cell)
-        self._check_names(cell, inputs)
+        carried = carried_by(cell, carry)
+        self._check_names(cell, inputs, carried)
         self._count_nodes(1, cell)
-        if not cell.carry:
+        if not carried:
             raise RequestError(f"loop of cell {cell.name!r}: no input is carried from an output (see cell(carry=...))")
         if not 1 <= max_steps < 1 << 20:
             raise RequestError(f"loop of cell {cell.name!r}: expected 1 <= max_steps < 2**20, got {max_steps}")
@@ -232,8 +254,13 @@ class Graph(Recorder):
         for name, spec in cell.inputs.items():
             if name in cell.carry:
                 words += [CARRY, starts[name]]
+            elif name in carried:
+                start = self._value(cell, name, spec, inputs[name]) if name in inputs else self._zero(spec)
+                words += [NEXT, start, cell.places[carried[name]]]
+            elif spec.span:
+                words += [NOTHING, 0]
             else:
-                words += self._words(cell, name, spec, inputs[name])
+                words += self._words(cell, name, spec, inputs[name], is_loop=True)
         self._program.extend([OP_LOOP, type_id, max_steps, stop, *words])
         first = self._take_values(len(cell.outputs))
         self._loop_values.update({first + k: max_steps for k in range(len(cell.outputs))})
@@ -283,7 +310,7 @@ class Graph(Recorder):
             len(inner.outputs),
             leaf_words,
             inner_words,
-            np.array(picked, np.int32) if picked else NOTHING,
+            np.array(picked, np.int32) if picked else NO_VALUES,
             first,
         )
         if problem >= 0:

@@ -26,6 +26,7 @@ from cellrt.core.trees import PICK
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError, RequestTooLargeError
+from cellrt.graph.growing import GrowingStates
 from cellrt.graph.results import StateLayout
 from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, copied, describe_source, num_steps, rows_of
 from cellrt.graph.states import SessionStates
@@ -66,6 +67,7 @@ class Recorder:
         self._constants: set[int] = set()
         self._loop_values: dict[int, int] = {}
         self._states = SessionStates(self._program)
+        self._growing = GrowingStates(self._program, self._states)
 
     def _take_values(self, count: int) -> int:
         first = self._num_values
@@ -153,13 +155,17 @@ class Recorder:
             raise RequestError(f"node {self._current}: expected a cell, got {type(cell).__name__}")
         return self._binding.cell_type(cell)
 
-    def _check_names(self, cell: Cell, inputs: Mapping[str, object]) -> None:
+    def _check_names(self, cell: Cell, inputs: Mapping[str, object], carried: Mapping[str, str] | None = None) -> None:
+        """Raises RequestError for inputs that are unknown or missing; those that are carried may be left out."""
+        may_miss = cell.carry if carried is None else carried
         for name in inputs:
             if name not in cell.inputs:
                 raise RequestError(f"{self._where(cell, name)}: unknown; the cell has inputs {list(cell.inputs)}")
+            if cell.has_spans and cell.inputs[name].span:
+                raise RequestError(f"{self._where(cell, name)}: nobody gives a span; the cell gets it with its task")
         if len(inputs) < len(cell.inputs):
             for name, spec in cell.inputs.items():
-                if name not in inputs and name not in cell.carry:
+                if name not in inputs and name not in may_miss and not spec.span:
                     raise RequestError(f"{self._where(cell, name)}: missing; expected {spec}{carry_hint(cell, name)}")
 
     def _check_state_is_whole(self, cell: Cell, inputs: Mapping[str, object]) -> None:
@@ -189,8 +195,10 @@ class Recorder:
         if source.spec is not spec and source.spec != spec:
             raise RequestError(f"{self._where(cell, name, position)}: expected {spec}, got {source.spec}")
 
-    def _words(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
-        """Words for an input of one node."""
+    def _words(self, cell: Cell, name: str, spec: RowSpec, source: Source, is_loop: bool = False) -> Sequence[int]:
+        """Words for an input of one node, chain or loop, that is the same at every step."""
+        if spec.page_size:
+            return self._growing.words(self, self._where(cell, name), spec, source, is_loop)
         return self._many(cell, name, spec, source) if spec.ragged else (FIXED, self._value(cell, name, spec, source))
 
     def _value(self, cell: Cell, name: str, spec: RowSpec, source: Source, position: int = -1) -> int:
@@ -258,7 +266,9 @@ class Recorder:
         """The inputs that have a value for each step of a chain, with the number of steps: at least one, all equal."""
         lengths: dict[str, int] = {}
         for name, spec in cell.inputs.items():
-            if name not in cell.carry and not spec.ragged and (count := num_steps(inputs[name], spec)) >= 0:
+            if name in cell.carry or spec.ragged or spec.has_nodes:
+                continue
+            if (count := num_steps(inputs[name], spec)) >= 0:
                 lengths[name] = count
         if not lengths:
             raise RequestError(f"chain of cell {cell.name!r}: {_why_no_steps(cell, inputs)}")
@@ -314,6 +324,8 @@ class Recorder:
             if name not in cell.inputs:
                 raise RequestError(f"{self._where(cell, name)}: unknown; the cell has inputs {list(cell.inputs)}")
         for name, spec in cell.inputs.items():
+            if spec.has_nodes:
+                raise RequestError(f"{self._where(cell, name)}: a tree's cell can have no {spec}")
             if spec.ragged and name in inputs:
                 raise RequestError(f"{self._where(cell, name)}: reads the children of a node and cannot be given")
             if spec.ragged and child is None:
@@ -370,7 +382,7 @@ def _why_no_steps(cell: Cell, inputs: Mapping[str, Source]) -> str:
     """For an error: what a chain's inputs are that have no value for each step."""
     told: list[str] = []
     for name, spec in cell.inputs.items():
-        if name in inputs and name not in cell.carry and not spec.ragged:
+        if name in inputs and name not in cell.carry and not spec.ragged and not spec.has_nodes:
             dtype, shape = str(spec.dtype).removeprefix("torch."), ", ".join(map(str, ("steps", *spec.shape)))
             told.append(f"input {name!r}: expected {dtype}[{shape}] or a list, got {describe_source(inputs[name])}")
     if not told:

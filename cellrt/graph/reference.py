@@ -18,20 +18,24 @@ from cellrt.core.program import (
     CARRY,
     EACH,
     LIST,
+    NEXT,
     OP_CHAIN,
     OP_CONSTANT,
     OP_EXTERNAL,
     OP_KEEP,
     OP_LOOP,
     OP_NODE,
+    OP_PAGES,
     OP_RESULT,
     OP_RESULT_LAST,
     OP_RESULT_STEPS,
     OP_STATE,
+    PAGED,
     RANGE,
     STEP,
 )
 from cellrt.definition.cell import Cell
+from cellrt.definition.spans import PagedRows, Spans, nodes_of
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec
 from cellrt.errors import CellError
 from cellrt.graph.graph import Recorded
@@ -83,7 +87,7 @@ class _OpenBinding:
         return len(self.cells) - 1
 
     def kind(self, spec: RowSpec) -> int:
-        spec = RowSpec(spec.shape, spec.dtype)
+        spec = spec.stored
         if spec not in self.specs:
             self.specs.append(spec)
         return self.specs.index(spec)
@@ -113,6 +117,51 @@ class _Source(NamedTuple):
         return self.numbers
 
 
+def _no_rows(spec: RowSpec) -> Row:
+    """No rows of a growing state, of whose pages this is the spec."""
+    return torch.zeros(spec.shape, dtype=spec.dtype).movedim(spec.page_dim, 0)[:0]
+
+
+class _PageList:
+    """A growing state: pages in order, each made when the one before is full."""
+
+    def __init__(self, spec: RowSpec, rows: Row) -> None:
+        self.spec, self.length = spec, 0
+        self.pages = torch.zeros((0, *spec.shape), dtype=spec.dtype)
+        self.make_room(len(rows))
+        self.length = len(rows)
+        for row, value in enumerate(rows):
+            self.pages.select(0, row // spec.page_size).select(spec.page_dim, row % spec.page_size).copy_(value)
+
+    def make_room(self, count: int) -> None:
+        """Makes pages for so many rows more."""
+        wanted = -(-(self.length + count) // self.spec.page_size) - len(self.pages)
+        self.pages = torch.cat([self.pages, self.pages.new_zeros((wanted, *self.spec.shape))])
+
+    def values(self) -> Row:
+        """All rows ``[length, *shape]``."""
+        return self.pages.movedim(1 + self.spec.page_dim, 1).flatten(0, 1)[: self.length].clone()
+
+    def seen_by(self, spec: RowSpec, rows: int) -> PagedRows:
+        """What a node of so many rows is given, which appends them if its input is so."""
+        before, appended = self.length, rows if spec.appends else 0
+        self.make_room(appended)
+        self.length += appended
+        positions = torch.arange(before, before + rows) if appended else torch.zeros(rows)
+        offsets = torch.tensor([0, rows]).int()
+        table, length = torch.arange(len(self.pages))[None].int(), torch.tensor([self.length]).int()
+        return PagedRows(
+            self.pages,
+            table,
+            length,
+            offsets,
+            nodes_of(offsets),
+            positions.int(),
+            offsets.new_ones(rows) > 0,
+            self.spec.page_dim,
+        )
+
+
 class _Interpreter:
     """Runs a recorded program; afterwards ``results`` has its result rows, None for steps that a loop did not take."""
 
@@ -122,12 +171,15 @@ class _Interpreter:
         self._externals = iter(recorded.externals)
         self._values: list[Row] = []
         self._steps: dict[int, list[Row]] = {}
-        self._state = iter(state)
+        num_rows = sum(not layout.page_size for layout in recorded.states)
+        self._state, self._saved_pages = iter(state[:num_rows]), iter(state[num_rows:])
+        self._page_lists: list[_PageList] = []
+        self._kept_pages: list[_PageList] = []
         self.kept: list[Row] = []
         self.results: list[Row | None] = []
 
     def run(self) -> None:
-        """Executes every operation in order."""
+        """Executes every operation in order. What the session keeps that grows comes behind its other states."""
         for operation in self._words:
             if operation == OP_EXTERNAL:
                 self._external(self._take(2)[0])
@@ -137,6 +189,13 @@ class _Interpreter:
                 kind, start = self._take(2)
                 new = self._values[start] if start >= 0 else self._zeros(kind)
                 self._values.append(next(self._state, new))
+            elif operation == OP_PAGES:
+                kind, _, keeps = self._take(3)
+                spec = self._binding.specs[kind]
+                state = _PageList(spec, next(self._saved_pages, _no_rows(spec)) if keeps else _no_rows(spec))
+                if keeps:
+                    self._kept_pages.append(state)
+                self._page_lists.append(state)
             elif operation == OP_KEEP:
                 _, base, stride, count = self._take(4)
                 self.kept.append(self._values[base + max(0, count - 1) * stride])
@@ -151,6 +210,7 @@ class _Interpreter:
                 self.results.append(self._values[self._take(1)[0]])
             else:
                 self._cell_operation(operation)
+        self.kept += [state.values() for state in self._kept_pages]
 
     def _take(self, count: int) -> list[int]:
         return [next(self._words) for _ in range(count)]
@@ -177,6 +237,10 @@ class _Interpreter:
             raise ValueError(f"operation {operation} is not one of core/program.py")
         sources = self._sources(cell)
         outputs: list[Row] = []
+        if cell.is_whole:
+            for outputs in self._span(cell, sources, 0, count):
+                self._values += outputs
+            return
         for step in range(count):
             outputs = self._node(cell, sources, step, outputs)
             self._values += outputs
@@ -185,7 +249,7 @@ class _Interpreter:
         sources = []
         for _ in cell.inputs:
             mode = next(self._words)
-            count = next(self._words) if mode in (LIST, EACH) else {STEP: 2, RANGE: 3}.get(mode, 1)
+            count = next(self._words) if mode in (LIST, EACH) else {STEP: 2, NEXT: 2, RANGE: 3}.get(mode, 1)
             sources.append(_Source(mode, self._take(count)))
         return sources
 
@@ -202,6 +266,8 @@ class _Interpreter:
 
     def _node(self, cell: Cell, sources: list[_Source], step: int, previous: list[Row]) -> list[Row]:
         """Runs one node: step ``step`` of its operation, after one that returned ``previous``."""
+        if cell.has_spans:
+            return self._span(cell, sources, step, 1, previous)[0]
         names = list(cell.outputs)
         rows: list[list[Row]] = []
         for name, source in zip(cell.inputs, sources):
@@ -211,8 +277,48 @@ class _Interpreter:
                 rows.append([self._values[value] for value in source.values(step)])
         return _run_alone(cell, rows)
 
+    def _span(
+        self, cell: Cell, sources: list[_Source], first: int, count: int, previous: list[Row] | None = None
+    ) -> list[list[Row]]:
+        """Runs so many steps of one chain or loop together, from step ``first`` on; returns the outputs of each."""
+        steps, inputs = range(first, first + count), list[CellInput]()
+        for spec, source in zip(cell.inputs.values(), sources):
+            if spec.span:
+                inputs.append(Spans(torch.tensor([0, count]).int(), torch.tensor(steps).int(), torch.ones(count) > 0))
+            elif source.mode == PAGED:
+                inputs.append(self._page_lists[source.numbers[0]].seen_by(spec, count))
+            elif source.mode == NEXT:
+                inputs.append((previous[source.numbers[1]] if previous else self._values[source.numbers[0]])[None])
+            else:
+                given = [[self._values[value] for value in source.values(step)] for step in steps]
+                inputs.append(_ragged(spec, given) if spec.ragged else torch.stack([row for (row,) in given]))
+        outputs = _call(cell, inputs, count, count)
+        return [[value[row].clone() for value in outputs] for row in range(count)]
+
+
+def _ragged(spec: RowSpec, given: list[list[Row]]) -> RaggedRows:
+    values = [row for rows in given for row in rows]
+    counts = torch.tensor([0, *map(len, given)])
+    empty = torch.zeros((0, *spec.shape), dtype=spec.dtype)
+    return RaggedRows(torch.stack(values) if values else empty, counts.cumsum(0))
+
 
 @torch.inference_mode()
+def _call(cell: Cell, inputs: list[CellInput], size: int, rows: int) -> list[torch.Tensor]:
+    """Runs a cell on ``size`` rows, of which the first ``rows`` matter, and checks the outputs."""
+    try:
+        outputs = cell.run(*inputs)
+        cell.check_outputs(outputs, size)
+    except CellError:
+        raise
+    except Exception as error:
+        raise CellError(f"cell {cell.name!r} raised {type(error).__name__}: {error}") from error
+    for name, value in zip(cell.outputs, outputs):
+        if name in cell.finite and not torch.isfinite(value[:rows]).all():
+            raise CellError(f"cell {cell.name!r}, output {name!r}: a value is not finite")
+    return outputs
+
+
 def _run_alone(cell: Cell, rows: list[list[Row]]) -> list[Row]:
     """Runs a cell on one node's inputs and checks what it declares.
 
@@ -222,24 +328,12 @@ def _run_alone(cell: Cell, rows: list[list[Row]]) -> list[Row]:
     inputs: list[CellInput] = []
     for spec, given in zip(cell.inputs.values(), rows):
         if spec.ragged:
-            values = torch.stack(given) if given else torch.zeros((0, *spec.shape), dtype=spec.dtype)
-            inputs.append(RaggedRows(values, torch.tensor([0, *[len(given)] * size])))
+            inputs.append(_ragged(spec, [given, *[[]] * (size - 1)]))
         else:
             padded = torch.zeros((size, *spec.shape), dtype=spec.dtype)
             padded[0] = given[0]
             inputs.append(padded)
-    try:
-        outputs = cell.run(*inputs)
-        cell.check_outputs(outputs, size)
-    except CellError:
-        raise
-    except Exception as error:
-        raise CellError(f"cell {cell.name!r} raised {type(error).__name__}: {error}") from error
-    alone = [value[0].clone() for value in outputs]
-    for name, value in zip(cell.outputs, alone):
-        if name in cell.finite and not torch.isfinite(value).all():
-            raise CellError(f"cell {cell.name!r}, output {name!r}: a value is not finite")
-    return alone
+    return [value[0].clone() for value in _call(cell, inputs, size, 1)]
 
 
 def _assemble(layout: ResultLayout, rows: list[Row | None]) -> torch.Tensor:

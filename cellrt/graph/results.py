@@ -25,11 +25,16 @@ class ResultLayout(NamedTuple):
 
 
 class StateLayout(NamedTuple):
-    """One row that a session keeps: ``name`` is "cell.output", ``cell`` begins as the cell's identity."""
+    """One row that a session keeps: ``name`` is "cell.output", ``cell`` begins as the cell's identity.
+
+    With a ``page_size`` any number of rows, in pages of so many (``RowSpec.page_dim``); ``name`` is "cell.input".
+    """
 
     name: str
     kind: int
     cell: str
+    page_size: int = 0
+    page_dim: int = 0
 
 
 class Placement:

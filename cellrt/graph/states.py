@@ -18,14 +18,23 @@ class SessionStates:
         self._layouts: dict[int, StateLayout] = {}
         self._starts: dict[int, int] = {}
         self._kept: dict[int, tuple[int, int, int]] = {}
+        self._pages: list[StateLayout] = []
+
+    def take_pages(self, layout: StateLayout) -> None:
+        """Notes a growing state that the session keeps."""
+        self._pages.append(layout)
+        self._check_count(layout)
+
+    def _check_count(self, layout: StateLayout) -> None:
+        if len(self._layouts) + len(self._pages) > MAX_STATES:
+            raise RequestError(f"state {layout.name!r}: a session has at most {MAX_STATES} states")
 
     def take(self, state: int, layout: StateLayout, start: int) -> None:
         """Records that value ``state`` is the session's; in a new session what value ``start`` is, or zeros for -1."""
-        if len(self._layouts) >= MAX_STATES:
-            raise RequestError(f"state {layout.name!r}: a session has at most {MAX_STATES} states")
         start = self._starts.get(start, start)  # all states of a session are new together
         self._program.extend((OP_STATE, layout.kind, start))
         self._layouts[state], self._starts[state] = layout, start
+        self._check_count(layout)
 
     def is_open(self, value: int) -> bool:
         """Whether the value is a state that is not kept yet."""
@@ -36,7 +45,7 @@ class SessionStates:
         self._kept[state] = base, stride, count
 
     def end(self) -> tuple[StateLayout, ...]:
-        """Records what is kept; returns the states in the order in which they were taken.
+        """Records what is kept; returns the states in the order in which they were taken, those that grow at the end.
 
         Raises RequestError if one is not kept, or like another one: a session has a row of its own for each.
         """
@@ -50,4 +59,4 @@ class SessionStates:
                 raise RequestError(f"state {layout.name!r}: its output is kept as state {kept_as[after]!r} already")
             kept_as[after] = layout.name
             self._program.extend((OP_KEEP, state, base, stride, count))
-        return tuple(self._layouts.values())
+        return (*self._layouts.values(), *self._pages)

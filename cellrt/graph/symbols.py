@@ -140,6 +140,20 @@ class State(Handle):
         raise AttributeError(f"the state has {list(self.__dict__)}, not {name!r}")
 
 
+class GrowingState(Handle):
+    """A state that grows by a row a step: an input for cells that append to it or read it (see ``Graph.pages``)."""
+
+    __slots__ = ("_is_open", "_number", "graph", "spec")
+
+    def __init__(self, graph: object, number: int, spec: RowSpec) -> None:
+        self.graph, self.spec, self._number = graph, spec, number
+        self._is_open = True
+        """Whether more may be appended: how much a loop appends is not known before it ends."""
+
+    def __repr__(self) -> str:
+        return f"GrowingState({self.spec})"
+
+
 class Steps(Handle):
     """The same output of each node of a chain, in the order of the chain's inputs: a sequence of outputs.
 

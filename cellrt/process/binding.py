@@ -50,7 +50,10 @@ def described(number: int, model: Model, source: ModelSource, registry: Registry
         "source": source.text,
         "max_nodes": model.max_nodes,
         "types": dict(model.types),
-        "kinds": [(list(spec.shape), str(spec.dtype).removeprefix("torch.")) for spec in list(registry.kinds)],
+        "kinds": [
+            (list(spec.shape), str(spec.dtype).removeprefix("torch."), spec.page_size, spec.page_dim)
+            for spec in list(registry.kinds)
+        ],
         "constants": constants,
         "states": [list(state) for state in model.states],
     }
@@ -80,7 +83,8 @@ class Binding:
         self.known = KnownGraphs(self.unfolder)
         self.max_nodes = int(description["max_nodes"])
         self.formats = [
-            RowFormat(RowSpec(tuple(shape), getattr(torch, dtype))) for shape, dtype in description["kinds"]
+            RowFormat(RowSpec(tuple(shape), getattr(torch, dtype), page_size=page_size, page_dim=page_dim))
+            for shape, dtype, page_size, page_dim in description["kinds"]
         ]
         self.states = tuple(StateLayout(*state) for state in description["states"])
         self.num_users, self.is_outdated, self.is_released = 0, False, False
@@ -101,7 +105,7 @@ class Binding:
 
     def kind(self, spec: RowSpec) -> int:
         """Kind of a row spec. Raises RequestError if no cell of the engine has such rows."""
-        kind = self._kinds.get(RowSpec(spec.shape, spec.dtype) if spec.ragged else spec)
+        kind = self._kinds.get(spec.stored)
         if kind is None:
             raise RequestError(f"no cell of this engine has rows of {spec}")
         return kind

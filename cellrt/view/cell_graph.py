@@ -16,6 +16,8 @@ from cellrt.core.program import (
     CARRY,
     EACH,
     LIST,
+    NEXT,
+    NOTHING,
     NUM_WORDS,
     OP_CHAIN,
     OP_CONSTANT,
@@ -26,6 +28,7 @@ from cellrt.core.program import (
     OP_RESULT_LAST,
     OP_RESULT_STEPS,
     OP_STATE,
+    PAGED,
     RANGE,
     STEP,
 )
@@ -39,7 +42,8 @@ class Unit(NamedTuple):
     """A node, chain or loop of a program.
 
     ``limit``: most steps of a loop, else 0. ``is_one``: it is a subgraph of its own. ``inputs`` has for each
-    (name, mode, numbers) as ``program.py`` says.
+    (name, mode, numbers) as ``program.py`` says; of a growing state also, behind its number, the first output of the
+    step that appended to it last.
     """
 
     cell: Cell
@@ -53,7 +57,17 @@ class Unit(NamedTuple):
     def reads(self, step: int) -> Iterator[tuple[str, int]]:
         """(input, value) of all that a step reads."""
         for name, mode, numbers in self.inputs:
-            if mode == CARRY and step > 0:
+            if mode == NOTHING:
+                continue
+            if mode == PAGED:
+                before = self.first_value + (step - 1) * len(self.cell.outputs)
+                if step > 0 and self.cell.inputs[name].appends:
+                    yield name, before
+                else:
+                    yield from ((name, value) for value in numbers[1:])
+            elif mode == NEXT:
+                yield name, numbers[0]
+            elif mode == CARRY and step > 0:
                 before = self.first_value + (step - 1) * len(self.cell.outputs)
                 yield name, before + self.cell.places[self.cell.carry[name]]
             elif mode == STEP:
@@ -76,6 +90,7 @@ class _Reader:
         self.results: set[int] = set()
         self.starts: dict[int, int] = {}
         """Of a state, the value that it begins with."""
+        self._appended: dict[int, int] = {}
         self.num_values = at = 0
         while at < len(self._words):
             at = self._read_unit(at) if self._words[at] in (OP_NODE, OP_CHAIN, OP_LOOP) else self._read_other(at)
@@ -105,10 +120,15 @@ class _Reader:
             mode = self._words[at]
             is_listed = mode in (LIST, EACH)
             first = at + 2 if is_listed else at + 1
-            count = self._words[at + 1] if is_listed else {STEP: 2, RANGE: 3}.get(mode, 1)
+            count = self._words[at + 1] if is_listed else {STEP: 2, NEXT: 2, RANGE: 3}.get(mode, 1)
             inputs.append((name, mode, list(self._words[first : first + count])))
             at = first + count
-        is_one = op != OP_NODE or any(mode == RANGE for _, mode, _ in inputs)
+        for name, mode, numbers in inputs:
+            if mode == PAGED:
+                numbers += [self._appended[numbers[0]]] if numbers[0] in self._appended else []
+                if cell.inputs[name].appends:
+                    self._appended[numbers[0]] = self.num_values + (steps - 1) * len(cell.outputs)
+        is_one = op != OP_NODE or any(mode in (RANGE, PAGED, NOTHING) for _, mode, _ in inputs)
         self.units.append(Unit(cell, cell_type, self.num_values, steps, limit, is_one, inputs))
         self.num_values += steps * len(cell.outputs)
         return at

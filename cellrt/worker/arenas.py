@@ -18,7 +18,7 @@ from cellrt.core.copying import (
     move_rows_nogil,
     put_columns,
 )
-from cellrt.core.tables import NUM_PERMANENT
+from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from cellrt.definition.bits import NUMPY_DTYPES
 from cellrt.definition.spec import RowSpec
 
@@ -43,6 +43,10 @@ class Arenas:
 
     def __getitem__(self, kind: int) -> torch.Tensor:
         return self._tensors[kind]
+
+    def put(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any]) -> None:
+        """Copies values ``[n, *shape]`` (see ``as_bits``) to these rows of a CPU arena; negative rows are skipped."""
+        self.put_columns(kind, rows[None], 0, len(rows), values)
 
     def put_columns(self, kind: int, rows: NDArray[np.int32], first: int, count: int, values: NDArray[Any]) -> None:
         """Copies values ``[n * count, *shape]`` (see ``as_bits``) to the rows of a CPU arena that ``count`` columns of
@@ -128,6 +132,12 @@ class Arenas:
     def set_constant(self, kind: int, row: int, value: torch.Tensor) -> None:
         """Writes a constant to its permanent row."""
         self._tensors[kind][row] = value.to(self.device)
+
+
+def copy_page(arenas: list[Arenas], kind: int, source: int, target: int) -> None:
+    """Copies one row of a kind between CPU arenas, given by location; both by their handles."""
+    made = arenas[target >> LOCATION_SHIFT][kind]
+    made[target & ROW_MASK] = arenas[source >> LOCATION_SHIFT][kind][source & ROW_MASK]
 
 
 def rows_for(spec: RowSpec, num_bytes: int, most: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from cellrt.definition.cell import Cell
+from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows
 from cellrt.errors import CellError
 from cellrt.worker.torch_state import CellMode
@@ -113,6 +114,8 @@ def part_of(sizes: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[
 
 def take_rows(value: CellInput, rows: Sequence[int]) -> CellInput:
     """A copy of some rows of an input; of a ragged one all values of some nodes, which waits for the device."""
+    if isinstance(value, PagedRows | Spans):
+        raise TypeError("the rows of a span cannot be taken apart")
     if not isinstance(value, RaggedRows):
         return value.index_select(0, torch.tensor(rows, dtype=torch.int64, device=value.device))
     device, given, chosen = value.offsets.device, value.offsets.cpu().numpy(), np.asarray(rows, np.int64)

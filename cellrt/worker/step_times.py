@@ -9,6 +9,7 @@ import torch
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.spec import plain
 from cellrt.worker.device.device import Device
 from cellrt.worker.device.placement import EXAMPLE_ROWS
 from cellrt.worker.torch_state import torch_threads
@@ -43,7 +44,7 @@ def _sizes(cell: Cell) -> list[int]:
 @torch.inference_mode()
 def _time_on_cpu(cell: Cell, form: CompiledForm | None, rows: int) -> float:
     inputs = cell.example_inputs(rows)
-    by_name = dict(zip(cell.inputs, inputs))
+    by_name = {} if form is None else dict(zip(cell.inputs, map(plain, inputs)))
     samples = []
     for _ in range(3):
         start = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,19 @@ def test_own_cell_runs(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     own_cell.run(recorder, Options(quick=True, only=(part,), hidden=(8,)))
     assert recorder.rows
     assert all(row["value"] > 0 or row["metric"] == "compiled" for row in recorder.rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("part", ["heads", "encoder", "stack"])
+def test_attention_runs(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = importlib.import_module("benchmarks.attention")
+    monkeypatch.setattr(attention, "SMOLLM", replace(attention.SMOLLM, vocabulary=50, layers=2))
+    monkeypatch.setattr(attention, "CASES", {"few": [(1, 40), (3, 9)]})
+    recorder = Recorder("attention")
+    attention.run(recorder, Options(quick=True, only=(part,)))
+    assert recorder.rows
+    assert all(row["value"] > 0 for row in recorder.rows)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cellrt import cells
+from cellrt.cells.transformer import MLP, GatedMLP
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, ragged, rows
@@ -138,6 +139,7 @@ CASES = {
     "EmbeddingTreeLSTMLeaf unfolded": Case(
         lambda: cells.EmbeddingTreeLSTMLeaf(*VOCABULARY, fold=False), {"token": TOKEN}
     ),
+    "GatedMLP": Case(lambda: GatedMLP(SIZE, HIDDEN), {"x": NUMBERS}),
     "GRUCell": Case(lambda: cells.GRUCell(SIZE, HIDDEN), {"x": NUMBERS, "h": STATE}),
     "GRUCell wide": Case(lambda: cells.GRUCell(SIZE, WIDE), {"x": NUMBERS, "h": rows(WIDE)}),
     "GRUInput": Case(lambda: cells.GRUInput(SIZE, HIDDEN), {"x": NUMBERS}),
@@ -150,6 +152,7 @@ CASES = {
     "LSTMCell wide": Case(lambda: cells.LSTMCell(WIDE, WIDE), {"x": rows(WIDE), "h": rows(WIDE), "c": rows(WIDE)}),
     "LSTMInput": Case(lambda: cells.LSTMInput(SIZE, HIDDEN), {"x": NUMBERS}),
     "LSTMRecurrent": Case(lambda: cells.LSTMRecurrent(HIDDEN), {"gates": rows(4 * HIDDEN), **LSTM_STATES}),
+    "MLP": Case(lambda: MLP(SIZE, HIDDEN), {"x": NUMBERS}),
     "NaryTreeLSTMCell": Case(
         lambda: cells.NaryTreeLSTMCell(3, SIZE, HIDDEN),
         {"x": NUMBERS, **{f"{state}_{child}": STATE for child in range(3) for state in "hc"}},
@@ -182,7 +185,15 @@ MADE = {name: case.make() for name, case in CASES.items()}
 STEPPED = [name for name, module in MADE.items() if hasattr(module, "steps")]
 RAGGED = [name for name in CASES if any(spec.ragged for spec in specs_of(CASES[name], MADE[name]).values())]
 
-NOT_CELLS = {"Linear": "the layer inside the attention cells; as a cell it is Projection"}
+WITH_PAGES = "reads spans and pages, which no cell is given yet"
+WITH_POSITIONS = "a part of layers that know positions"
+NOT_CELLS = {
+    "Linear": "the layer inside the attention cells; as a cell it is Projection",
+    **dict.fromkeys(["Attention", "CrossAttention", "Llama", "SelfAttention", "TransformerLayer"], WITH_PAGES),
+    **dict.fromkeys(
+        ["LearnedPositions", "RelativePositions", "RotaryPositions", "SinusoidalPositions"], WITH_POSITIONS
+    ),
+}
 """Public names in the package that look like cells, and why they are none."""
 
 

@@ -20,7 +20,7 @@ from cellrt.definition.computation import Computation, count_rows
 from cellrt.definition.examples import random_inputs
 from cellrt.definition.row_wise import is_close, row_of
 from cellrt.definition.snapshot import weights_of
-from cellrt.definition.spec import CellInput, RowSpec, copy_input
+from cellrt.definition.spec import CellInput, RowSpec, copy_input, plain
 
 TRIED_ROWS = (1, 1, 2, 7, 16)
 NAME = "AOTInductor"
@@ -84,7 +84,7 @@ def _try(cell: Computation, form: CompiledForm) -> bool:
 
 
 def _run(cell: Computation, form: CompiledForm, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
-    outputs = form.run(count_rows(inputs[0]), dict(zip(cell.inputs, inputs)))
+    outputs = form.run(count_rows(inputs[0]), dict(zip(cell.inputs, map(plain, inputs))))
     if outputs is None:
         raise NotCompiledError(Reason.OTHER_RESULTS, "it refused rows that the module takes")
     return [outputs[name] for name in cell.outputs]

@@ -65,7 +65,7 @@ class CpuAttempt(Attempt[CpuOutcome]):
         not_finite: dict[int, str] = {}
         if self.cell.finite:
             row_of = np.concatenate([np.arange(size) for size in sizes])
-            for name, bad in _positions_not_finite(self.cell, outputs, sum(sizes)).items():
+            for name, bad in positions_not_finite(self.cell, outputs, sum(sizes)).items():
                 not_finite = dict.fromkeys(row_of[bad].tolist(), name) | not_finite
         return CpuOutcome([as_bits(value) for value in outputs], [], NO_STEPS, not_finite)
 
@@ -74,7 +74,7 @@ class CpuAttempt(Attempt[CpuOutcome]):
         if self._is_loop:
             return _empty_outcome(self.cell, self._lengths, len(self._sizes), self._every)
         count = sum(self._sizes)
-        return CpuOutcome([_zero_bits(spec, count) for spec in self.cell.outputs.values()], [], NO_STEPS, {})
+        return CpuOutcome([zero_bits(spec, count) for spec in self.cell.outputs.values()], [], NO_STEPS, {})
 
     def put(self, whole: CpuOutcome, first: int, end: int, outcome: CpuOutcome) -> None:
         """See ``Attempt``."""
@@ -187,7 +187,7 @@ class _LoopRun:
         """Keeps what is shown of the steps up to each row's ``last``, and notes values not finite."""
         not_finite, active = self._outcome.not_finite, self._active
         taken = np.less_equal(np.arange(ahead)[:, None], last)
-        for name, bad in _positions_not_finite(self._cell, outputs, taken.size).items():
+        for name, bad in positions_not_finite(self._cell, outputs, taken.size).items():
             for row in active[(bad.reshape(taken.shape) & taken).any(0)].tolist():
                 not_finite.setdefault(row, name)
         for kept, is_kept, values in zip(self._outcome.every_step, self._every, bits):
@@ -223,18 +223,19 @@ def _empty_outcome(cell: Cell, lengths: NDArray[np.int32], num_steps: int, every
     """A loop's outcome of zeros, in which no row stopped."""
     rows, specs = len(lengths), list(cell.outputs.values())
     return CpuOutcome(
-        [_zero_bits(spec, rows) for spec in specs],
-        [_zero_bits(spec, rows, num_steps if is_kept else 0) for spec, is_kept in zip(specs, every)],
+        [zero_bits(spec, rows) for spec in specs],
+        [zero_bits(spec, rows, num_steps if is_kept else 0) for spec, is_kept in zip(specs, every)],
         lengths.copy(),
         {},
     )
 
 
-def _zero_bits(spec: RowSpec, *rows: int) -> NDArray[Any]:
+def zero_bits(spec: RowSpec, *rows: int) -> NDArray[Any]:
+    """Rows of zeros, as ``as_bits`` has them."""
     return np.zeros((*rows, *spec.shape), NUMPY_DTYPES.get(spec.dtype, np.dtype(np.int16)))
 
 
-def _positions_not_finite(cell: Cell, outputs: list[torch.Tensor], positions: int) -> dict[str, NDArray[np.bool_]]:
+def positions_not_finite(cell: Cell, outputs: list[torch.Tensor], positions: int) -> dict[str, NDArray[np.bool_]]:
     """For each output that the cell declares finite: the positions where a value is not."""
     return {
         name: ~torch.isfinite(value).reshape(positions, -1).all(1).numpy()

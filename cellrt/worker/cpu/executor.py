@@ -20,12 +20,14 @@ from cellrt.core.task_layout import TaskView, input_record_at, output_record_at
 from cellrt.core.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows
 from cellrt.errors import CellError
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Failure, Failures, run_or_blame
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.attempt import CpuAttempt, CpuOutcome
+from cellrt.worker.cpu.span_attempt import SpanAttempt
 from cellrt.worker.torch_state import CellMode
 
 
@@ -98,18 +100,26 @@ class Executor:
         task = TaskView(buffer, len(cell.inputs), len(cell.outputs))
 
         def gather() -> list[CellInput]:
+            if cell.has_spans:
+                return self._gather_spans(task, cell_type)
             return [self._gather(task, kind, *words) for kind, words in zip(cell_type.input_kinds, task.inputs)]
 
         if self._mode is None:
             self._mode = CellMode("cpu")
-        outcome = run_or_blame(CpuAttempt(cell, task, gather, self._mode), failures)
+        attempt = SpanAttempt if cell.has_spans else CpuAttempt
+        outcome = run_or_blame(attempt(cell, task, gather, self._mode), failures)
         if failures.split is not None:
             cell_type.retries.note(cell.name, failures.split, len(failures))
         failures += [_not_finite(cell, row, output) for row, output in outcome.not_finite.items()]
+        if cell.has_spans:  # they fail as a whole
+            failures[:] = [Failure(row, each.error) for each in failures for row in task.rows_of_span(each.row)]
         for failure in failures:
             task.has_failed[failure.row] = 1
         if task.is_loop:
             task.done_steps[:] = outcome.done_steps
+        elif task.stop_output >= 0:  # of those of its rows that are steps of loops
+            stopped = outcome.outputs[task.stop_output].astype(bool)
+            task.done_steps[:] = np.where(stopped, -1, 1)
         for number, (kind, words) in enumerate(zip(cell_type.output_kinds, task.outputs)):
             self._store(task, outcome, number, kind, *words)
         return failures
@@ -124,6 +134,37 @@ class Executor:
             return values
         # The offsets lie right before the rows.
         return RaggedRows(values, torch.from_numpy(task.buffer[offsets_at:rows_at].astype(np.int64)))
+
+    def _gather_spans(self, task: TaskView, cell_type: CellType) -> list[CellInput]:
+        """The inputs of a cell that is told which rows are of one node."""
+        first_rows = task.spans.copy()
+        offsets, counts = torch.from_numpy(first_rows), np.diff(first_rows)
+        steps = np.arange(task.num_rows) - np.repeat(first_rows[:-1], counts)  # since the first of its span
+        nodes = torch.from_numpy(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
+        is_read = torch.from_numpy(task.is_read())
+        inputs: list[CellInput] = []
+        for spec, kind, words in zip(cell_type.cell.inputs.values(), cell_type.input_kinds, task.inputs):
+            if spec.span:
+                positions = steps + np.repeat(task.span_steps, counts)
+                inputs.append(Spans(offsets, torch.from_numpy(positions.astype(np.int32)), is_read))
+            elif spec.page_size:
+                tables, lengths, starts = task.pages(words)
+                positions = steps + np.repeat(starts, counts) if spec.appends else np.zeros_like(steps)
+                inputs.append(
+                    PagedRows(
+                        self._arenas[self._location][kind],
+                        torch.from_numpy(tables),
+                        torch.from_numpy(lengths.copy()),
+                        offsets,
+                        nodes,
+                        torch.from_numpy(positions.astype(np.int32)),
+                        is_read,
+                        spec.page_dim,
+                    )
+                )
+            else:
+                inputs.append(self._gather(task, kind, *words))
+        return inputs
 
     def _gather_mixed(self, kind: int, handles: NDArray[np.int32]) -> torch.Tensor:
         """Rows from several locations, in the order of their handles."""

@@ -1,0 +1,88 @@
+"""The rows that loops' outputs get: state that goes from step to step, and results of every step or of the last."""
+
+from __future__ import annotations
+
+from cellrt.core import record_layout as record
+from cellrt.core import task_layout as layout
+from cellrt.core.jit import compiled
+from cellrt.core.records import bring_state, output_at, state_row
+from cellrt.core.rows import take_row
+from cellrt.core.tables import HOST, NO_ROW, PENDING, ROW_MASK, STEPS
+
+
+@compiled
+def loop_step_output(t, worker, subgraph, output, kind):
+    """Takes the row of a loop's output after its next step, where a task takes one step of each of its rows.
+
+    Returns (its handle, or NO_ROW if nobody reads it; the place of its result, or -1).
+    """
+    links, at, to = t.links, subgraph.record, output_at(t, subgraph, output)
+    value, handle, place = t.values[links[at + record.VALUES] + output], NO_ROW, -1
+    if links[to + record.IS_STATE]:
+        bring_state(t, to, worker, kind)
+        handle = state_row(t, to, worker, kind)
+        links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
+    if value.result >= 0:
+        place = t.requests[subgraph.request].first_place + value.result
+        place += links[at + record.POSITION] if value.bits & STEPS else 0
+    return handle, place
+
+
+@compiled
+def loop_output(t, task, base, record_at, output, kind, end):
+    """Takes the rows of one output of a task of loops: the state after the run, and a host row for each result."""
+    ints, links = t.ints, t.links
+    nodes_at, lengths_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_LENGTHS]
+    rows, limit = task.rows, task.rows * task.steps
+    positions_at, rows_at = end, end + rows
+    result_positions_at, result_rows_at = end + 2 * rows, end + 2 * rows + limit
+    stores = results = every_step = 0
+    for row in range(rows):
+        subgraph = t.subgraphs[~ints[nodes_at + row]]
+        if t.values[links[subgraph.record + record.VALUES] + output].bits & STEPS:
+            every_step = 1
+    for row in range(rows):
+        subgraph = t.subgraphs[~ints[nodes_at + row]]
+        value, to = t.values[links[subgraph.record + record.VALUES] + output], output_at(t, subgraph, output)
+        request = t.requests[subgraph.request]
+        if links[to + record.IS_STATE]:
+            bring_state(t, to, task.worker, kind)
+            handle = state_row(t, to, task.worker, kind)
+            links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
+            ints[positions_at + stores] = row
+            ints[rows_at + stores] = handle & ROW_MASK
+            stores += 1
+        if value.result < 0:
+            continue
+        place = request.first_place + value.result
+        if value.bits & STEPS:
+            for step in range(ints[lengths_at + row]):
+                handle = take_row(t, HOST, kind)
+                done = links[subgraph.record + record.POSITION]
+                t.places[place + done + step] = PENDING - handle if request.streamed else handle
+                ints[result_positions_at + results] = row * task.steps + step
+                ints[result_rows_at + results] = handle
+                results += 1
+        else:
+            if t.places[place] == NO_ROW:
+                handle = take_row(t, HOST, kind)
+                t.places[place] = PENDING - handle if request.streamed else handle
+            handle = t.places[place] if t.places[place] >= 0 else PENDING - t.places[place]
+            ints[result_positions_at + results] = limit + row if every_step else row
+            ints[result_rows_at + results] = handle
+            results += 1
+    describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
+    ints[record_at + layout.OUT_RESULT_STEPS] = every_step
+    return end + 2 * rows + 2 * limit
+
+
+@compiled
+def describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at):
+    """Says where the positions and rows of one output lie."""
+    ints[record_at + layout.OUT_STORES] = stores
+    ints[record_at + layout.OUT_STORE_POSITIONS] = positions_at - base
+    ints[record_at + layout.OUT_STORE_ROWS] = rows_at - base
+    ints[record_at + layout.OUT_RESULTS] = results
+    ints[record_at + layout.OUT_RESULT_POSITIONS] = result_positions_at - base
+    ints[record_at + layout.OUT_RESULT_ROWS] = result_rows_at - base
+    ints[record_at + layout.OUT_RESULT_STEPS] = 0

@@ -1,0 +1,55 @@
+"""What the driver of the core sees of pages, and copies for it (``pages.py``)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cellrt.core import page_list, tables
+from cellrt.core.tables import Tables
+
+
+class SessionPages(NamedTuple):
+    """A growing state between requests: kind of its pages, rows, and the handles of its pages."""
+
+    kind: int
+    length: int
+    handles: list[int]
+
+
+def take_copies(t: Tables) -> list[list[int]]:
+    """(kind, handle from, handle to) of the pages to be copied, in order, before the next task is launched."""
+    count = int(t.settings["num_copies"][0])
+    if not count:
+        return []
+    t.settings["num_copies"] = 0
+    copies: list[list[int]] = t.copies[: 3 * count].reshape(-1, 3).tolist()
+    return copies
+
+
+def is_starved(t: Tables, worker: int) -> bool:
+    """Whether work of some cell type found no page at a worker when it was last looked at."""
+    return bool((t.types["starved_at"] >> worker & 1).any())
+
+
+def session_pages(t: Tables, session: int, first: int, count: int) -> list[SessionPages]:
+    """The pages of each of ``count`` growing states of a session without a live request, from slot ``first`` on."""
+    at = session * tables.MAX_STATES + first
+    return [
+        SessionPages(int(slot["kind"]), int(slot["length"]), t.places[slot["place"] :][: int(slot["pages"])].tolist())
+        for slot in t.slots[at : at + count]
+    ]
+
+
+def bring_pages(t: Tables, session: int, slot: int, length: int) -> None:
+    """Says that so many rows of a growing state come with the session's next request (``Processor.drop_states``)."""
+    t.slots["length"][session * tables.MAX_STATES + slot] = length
+
+
+def request_pages(t: Tables, request: int) -> dict[int, list[int]]:
+    """The handles of the pages that a live request has of its session's growing states, by their slots."""
+    row, found = t.requests[request], dict[int, list[int]]()
+    for k in range(int(row["num_page_lists"])):
+        words = t.links[int(row["page_lists"]) + page_list.WORDS * k :][: page_list.WORDS]
+        handles = t.places[words[page_list.PLACE] :][: words[page_list.HELD]]
+        found[int(words[page_list.SLOT])] = handles.tolist()
+    return found

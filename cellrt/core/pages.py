@@ -1,0 +1,352 @@
+"""Pages of growing states: taken as a state grows, brought to the worker that goes on with it, moved out for others.
+
+All else that a request holds is reserved at admission; of pages only that those of all live requests and sessions,
+grown to their ends, fit in one worker's arena and the host's together. So a request is admitted long before there is
+room at a worker for all that it may come to, and when pages run out (Pensieve section 3.4.3.5):
+
+- A request that has none yet takes its first only while a tenth of the arena is free, which is kept for those that run,
+  and while no earlier one waits for its pages to come back.
+- If nobody can go on, the latest arrival is *suspended*: its pages move to the host (``suspend``). They come back, all
+  before its next step, as soon as they fit beside that tenth. What is suspended is always later than what goes on, and
+  a request that an empty arena has no room for is refused at once: so the oldest always finishes.
+
+All pages of a request that are at a worker are at one, its *home*. Pages go back when nothing of their request is in
+flight, so whoever takes one may write to it at once: what moves is written down in ``copies`` for the driver, who
+copies in that order before it launches anything else.
+"""
+
+from __future__ import annotations
+
+from cellrt.core import page_list
+from cellrt.core import record_layout as record
+from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
+from cellrt.core.jit import compiled
+from cellrt.core.moves import LIVE
+from cellrt.core.queue import refresh
+from cellrt.core.rows import give_row, take_row
+from cellrt.core.tables import (
+    BRING,
+    HOST,
+    LOCATION_SHIFT,
+    MAX_COPIES,
+    MAX_KINDS,
+    MAX_STATES,
+    NEVER,
+    NO_ROW,
+)
+
+KEPT_FREE = 10
+"""One in so many pages of an arena is kept for requests that run."""
+NEVER_FITS = -1
+
+
+@compiled
+def pages_of(rows, page_size):
+    """Pages that hold so many rows."""
+    return (rows + page_size - 1) // page_size
+
+
+@compiled
+def begin_pages(t, request, session, template):
+    """Makes a request's page lists, with what its session kept.
+
+    Returns 1; 0 if there is no room for them now, NEVER_FITS if there never is, with nothing changed.
+    """
+    links, count = t.links, template.pages.shape[0]
+    request.home = 0
+    for k in range(count):
+        at, slot = request.page_lists + page_list.WORDS * k, template.pages[k, 3]
+        length = t.slots[session * MAX_STATES + slot].length if session >= 0 and slot >= 0 else 0
+        page_size = template.pages[k, 1]
+        links[at + page_list.KIND], links[at + page_list.PAGE_SIZE] = template.pages[k, 0], page_size
+        links[at + page_list.BASE] = links[at + page_list.ROWS] = length
+        links[at + page_list.CAPACITY] = pages_of(length + template.pages[k, 2], page_size)
+        links[at + page_list.SLOT] = slot if session >= 0 else -1
+        links[at + page_list.HELD] = links[at + page_list.IS_BROKEN] = 0
+    for k in range(count):
+        room = _room_for(t, request, count, links[request.page_lists + page_list.WORDS * k + page_list.KIND], session)
+        if room != 1:
+            return room
+    for k in range(count):
+        at = request.page_lists + page_list.WORDS * k
+        links[at + page_list.PLACE] = allocate_block(t.blocks, PLACES, links[at + page_list.CAPACITY])
+        if links[at + page_list.PLACE] < 0:
+            for j in range(k):
+                _free_block_of(t, request.page_lists + page_list.WORDS * j)
+            return 0
+    for k in range(count):
+        _fill(t, request, session, request.page_lists + page_list.WORDS * k)
+    return 1
+
+
+@compiled
+def _room_for(t, request, count, kind, session):
+    """Whether all lists of one kind fit: as ``begin_pages`` says."""
+    links, wanted, here, saved = t.links, 0, 0, 0
+    for k in range(count):
+        at = request.page_lists + page_list.WORDS * k
+        if links[at + page_list.KIND] == kind:
+            wanted += links[at + page_list.CAPACITY]
+            if links[at + page_list.SLOT] >= 0:
+                slot = t.slots[session * MAX_STATES + links[at + page_list.SLOT]]
+                here += slot.pages
+                if slot.row == BRING:
+                    saved += pages_of(slot.length, links[at + page_list.PAGE_SIZE])
+    table = t.kinds[kind]
+    if wanted > table.worker_rows:
+        return NEVER_FITS
+    is_room = table.reserved_worker - here + wanted <= table.worker_rows + table.host_rows
+    return 1 if is_room and saved <= t.arenas[HOST * MAX_KINDS + kind].num_free else 0
+
+
+@compiled
+def _fill(t, request, session, at):
+    """Reserves for a list, and gives it the pages of its session; or, where their contents come with the request, as
+    many at the host."""
+    links, place = t.links, t.links[at + page_list.PLACE]
+    kind = links[at + page_list.KIND]
+    t.kinds[kind].reserved_worker += links[at + page_list.CAPACITY]
+    for k in range(links[at + page_list.CAPACITY]):
+        t.places[place + k] = NO_ROW
+    if links[at + page_list.SLOT] < 0:
+        return
+    slot = t.slots[session * MAX_STATES + links[at + page_list.SLOT]]
+    if slot.row == BRING:
+        links[at + page_list.HELD] = pages_of(slot.length, links[at + page_list.PAGE_SIZE])
+        for k in range(links[at + page_list.HELD]):
+            t.places[place + k] = take_row(t, HOST, kind)
+    else:
+        links[at + page_list.HELD] = slot.pages
+        for k in range(slot.pages):
+            t.places[place + k] = t.places[slot.place + k]
+            request.home = max(request.home, t.places[place + k] >> LOCATION_SHIFT)
+    t.kinds[kind].reserved_worker -= slot.pages
+    slot.pages = slot.length = slot.row = 0
+    _leave_slot(t, slot)
+
+
+@compiled
+def _leave_slot(t, slot):
+    """Has a slot list no pages."""
+    if slot.capacity > 0:
+        free_block(t.blocks, PLACES, int(slot.place), int(slot.capacity))
+        slot.capacity = 0
+
+
+@compiled
+def _free_block_of(t, at):
+    free_block(t.blocks, PLACES, int(t.links[at + page_list.PLACE]), int(t.links[at + page_list.CAPACITY]))
+
+
+@compiled
+def end_pages(t, request, is_whole):
+    """Gives back an ended request's pages, or leaves them to its session: as many rows of each as the step has that all
+    of them have reached; those from before the request alone unless ``is_whole``."""
+    links, common = t.links, 1 << 30
+    for k in range(request.num_page_lists):
+        at = request.page_lists + page_list.WORDS * k
+        if links[at + page_list.SLOT] >= 0:
+            common = min(common, links[at + page_list.ROWS] - links[at + page_list.BASE])
+    for k in range(request.num_page_lists):
+        at = request.page_lists + page_list.WORDS * k
+        slot_id, rows = links[at + page_list.SLOT], 0
+        if slot_id >= 0:
+            rows = links[at + page_list.BASE] + (common if is_whole else 0)
+        pages = pages_of(rows, links[at + page_list.PAGE_SIZE])
+        for page in range(pages, links[at + page_list.HELD]):
+            give_row(t, t.places[links[at + page_list.PLACE] + page], links[at + page_list.KIND])
+        t.kinds[links[at + page_list.KIND]].reserved_worker -= links[at + page_list.CAPACITY] - pages
+        if pages > 0:
+            slot = t.slots[request.session * MAX_STATES + slot_id]
+            slot.place, slot.capacity = links[at + page_list.PLACE], links[at + page_list.CAPACITY]
+            slot.pages, slot.length, slot.page_size = pages, rows, links[at + page_list.PAGE_SIZE]
+            slot.kind = links[at + page_list.KIND]
+        else:
+            _free_block_of(t, at)
+    if request.num_page_lists > 0:
+        if t.settings[0].next_home == request.sequence:
+            t.settings[0].next_home = NEVER
+        feed_all(t)
+
+
+@compiled
+def drop_pages(t, slot):
+    """Frees the pages of a session's slot."""
+    if slot.capacity == 0:
+        return
+    for k in range(slot.pages):
+        give_row(t, t.places[slot.place + k], slot.kind)
+    t.kinds[slot.kind].reserved_worker -= slot.pages
+    slot.pages = slot.length = 0
+    _leave_slot(t, slot)
+    feed_all(t)
+
+
+@compiled
+def feed_all(t):
+    """Has every cell type that found no page look again."""
+    for type_id in range(t.settings[0].num_types):
+        t.types[type_id].starved_at = 0
+
+
+@compiled
+def claim_pages(t, subgraph, worker, count):
+    """Brings the pages of a chain or loop to a worker, all or none, and takes those that its next ``count`` steps need.
+
+    Returns for how many of these there are pages.
+    """
+    links, cell_type, request = t.links, t.types[subgraph.cell_type], t.requests[subgraph.request]
+    settings, has_pages = t.settings[0], False
+    if request.num_page_lists == 0:
+        return count
+    if request.home == 0 and request.sequence > settings.next_home:
+        return 0
+    if not _can_bring(t, subgraph, worker):
+        settings.next_home = request.sequence
+        return 0
+    for port in range(cell_type.num_inputs):
+        info, to = t.ports[cell_type.first_port + port], subgraph.record + record.HEADER + record.INPUT * port
+        if info.page_size == 0:
+            continue
+        at = links[to + record.AT]
+        for k in range(links[at + page_list.PLACE], links[at + page_list.PLACE] + links[at + page_list.HELD]):
+            if t.places[k] >> LOCATION_SHIFT == HOST:
+                _move(t, k, worker, info.kind)
+        if info.appends:
+            first = links[at + page_list.BASE] + links[to + record.START] + links[subgraph.record + record.POSITION]
+            _extend(t, request, at, worker, first + count)
+            count = max(0, min(count, links[at + page_list.HELD] * info.page_size - first))
+        has_pages = has_pages or links[at + page_list.HELD] > 0
+    if has_pages and settings.next_home == request.sequence:
+        settings.next_home = NEVER
+    if has_pages and request.home == 0:
+        request.home = worker
+        _follow_home(t, request)
+    return count
+
+
+@compiled
+def _follow_home(t, request):
+    """Has the chains and loops of a request know where its pages are from now on."""
+    for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
+        if t.types[t.subgraphs[k].cell_type].has_spans:
+            refresh(t, k)
+
+
+@compiled
+def _can_bring(t, subgraph, worker):
+    """Whether there is room at a worker for all pages of a chain or loop that are at the host."""
+    cell_type = t.types[subgraph.cell_type]
+    first = subgraph.record + record.HEADER + record.AT
+    for port in range(cell_type.num_inputs):
+        info, away = t.ports[cell_type.first_port + port], 0
+        for other in range(cell_type.num_inputs if info.page_size > 0 else 0):
+            its = t.ports[cell_type.first_port + other]
+            if its.page_size > 0 and its.kind == info.kind:
+                away += _num_away(t, t.links[first + record.INPUT * other])
+        if away > 0:
+            if t.settings[0].num_copies + away > MAX_COPIES:
+                return False
+            if not _has_spare(t.arenas[worker * MAX_KINDS + info.kind], away):
+                return False
+    return True
+
+
+@compiled
+def _num_away(t, at):
+    """Pages of a list that are at the host."""
+    away = 0
+    for k in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
+        away += 1 if t.places[k] >> LOCATION_SHIFT == HOST else 0
+    return away
+
+
+@compiled
+def _has_spare(arena, wanted):
+    """Whether so many pages are free beside those that are kept for requests that run; or all are."""
+    return arena.num_free == arena.capacity or (arena.num_free - wanted) * KEPT_FREE >= arena.capacity
+
+
+@compiled
+def _move(t, place, location, kind):
+    """Moves the page at a place to another location, where one is free."""
+    settings, target = t.settings[0], take_row(t, location, kind)
+    at = 3 * settings.num_copies
+    t.copies[at], t.copies[at + 1], t.copies[at + 2] = kind, t.places[place], target
+    settings.num_copies += 1
+    give_row(t, t.places[place], kind)
+    t.places[place] = target
+
+
+@compiled
+def _extend(t, request, at, worker, rows):
+    """Takes pages for so many rows, as far as there are any."""
+    links, kind = t.links, t.links[at + page_list.KIND]
+    wanted = min(pages_of(rows, links[at + page_list.PAGE_SIZE]), links[at + page_list.CAPACITY])
+    arena = t.arenas[worker * MAX_KINDS + kind]
+    if request.home == 0 and wanted > links[at + page_list.HELD] and not _has_spare(arena, 1):
+        return
+    while links[at + page_list.HELD] < wanted and arena.num_free > 0:
+        t.places[links[at + page_list.PLACE] + links[at + page_list.HELD]] = take_row(t, worker, kind)
+        links[at + page_list.HELD] += 1
+
+
+@compiled
+def suspend(t, worker):
+    """Moves the pages of the latest arrival at a worker to the host, if another has some there too and nothing of it is
+    in flight. Returns whether there was one."""
+    latest, holders = -1, 0
+    for request_id in range(t.settings[0].num_requests):
+        request = t.requests[request_id]
+        if request.state == LIVE and request.home == worker:
+            holders += 1
+            if request.in_flight == 0 and (latest < 0 or request.sequence > t.requests[latest].sequence):
+                latest = request_id
+    if latest < 0 or (holders < 2 and not _others_starve(t, worker, t.requests[latest].sequence)):
+        return False
+    request, settings = t.requests[latest], t.settings[0]
+    for k in range(request.num_page_lists):
+        at = request.page_lists + page_list.WORDS * k
+        kind = t.links[at + page_list.KIND]
+        for place in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
+            is_room = t.arenas[HOST * MAX_KINDS + kind].num_free > 0 and settings.num_copies < MAX_COPIES
+            if t.places[place] >> LOCATION_SHIFT != HOST and is_room:
+                _move(t, place, HOST, kind)
+    request.home = _home_of(t, request)
+    _follow_home(t, request)
+    feed_all(t)
+    return True
+
+
+@compiled
+def _others_starve(t, worker, sequence):
+    """Whether an earlier request waits for pages that it holds at the host, or for its first ones."""
+    for request_id in range(t.settings[0].num_requests):
+        request = t.requests[request_id]
+        if request.state == LIVE and request.num_page_lists > 0 and request.home == 0 and request.sequence < sequence:
+            return True
+    return False
+
+
+@compiled
+def _home_of(t, request):
+    """The worker where pages of a request are, or 0."""
+    for k in range(request.num_page_lists):
+        at = request.page_lists + page_list.WORDS * k
+        for place in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
+            if t.places[place] >> LOCATION_SHIFT != HOST:
+                return t.places[place] >> LOCATION_SHIFT
+    return 0
+
+
+@compiled
+def note_appended(t, subgraph, steps, has_failed):
+    """Takes in that steps of a chain or loop are done, of which each appended a row."""
+    links, cell_type = t.links, t.types[subgraph.cell_type]
+    for port in range(cell_type.num_inputs):
+        if t.ports[cell_type.first_port + port].appends:
+            at = links[subgraph.record + record.HEADER + record.INPUT * port + record.AT]
+            if has_failed:
+                links[at + page_list.IS_BROKEN] = 1
+            elif not links[at + page_list.IS_BROKEN]:
+                links[at + page_list.ROWS] += steps

@@ -1,0 +1,93 @@
+"""What a task says of its *spans*: the rows of one node, which lie together, and the pages of what they have grown.
+
+Of a cell type with spans a task takes one step of loops, and any number of steps of each of its chains, as far as rows
+and pages reach: so one task holds pieces of long inputs and single steps of many requests (ORCA section 3.2).
+"""
+
+from __future__ import annotations
+
+from cellrt.core import page_list
+from cellrt.core import record_layout as record
+from cellrt.core import task_layout as layout
+from cellrt.core.jit import compiled
+from cellrt.core.tables import ROW_MASK
+
+
+@compiled
+def write_spans(t, task, base, end):
+    """Writes where each span begins and which step of its chain or loop that is; returns the new end."""
+    ints, nodes_at, count = t.ints, base + t.ints[base + layout.H_NODES], 0
+    for row in range(task.rows):
+        count += _is_first(ints, nodes_at, row)
+    ints[base + layout.H_NUM_SPANS], ints[base + layout.H_SPANS] = count, end - base
+    span, steps_at = 0, end + count + 1
+    for row in range(task.rows):
+        if _is_first(ints, nodes_at, row):
+            ints[end + span] = row
+            ints[steps_at + span] = t.links[t.subgraphs[~ints[nodes_at + row]].record + record.POSITION]
+            span += 1
+    ints[end + count] = task.rows
+    return steps_at + count
+
+
+@compiled
+def _is_first(ints, nodes_at, row):
+    """1 if a row of a task is the first of its span."""
+    return 1 if row == 0 or ints[nodes_at + row - 1] != ints[nodes_at + row] else 0
+
+
+@compiled
+def write_span_input(ints, base, port, end):
+    """Describes an input that says which rows are of one node: all of it is with the task."""
+    to = base + layout.HEADER + port * layout.INPUT
+    ints[to + layout.IN_SOURCE], ints[to + layout.IN_COUNT] = -2, 0
+    ints[to + layout.IN_ROWS], ints[to + layout.IN_OFFSETS] = end - base, -1
+
+
+@compiled
+def write_pages(t, task, base, port, end):
+    """Writes the pages of a growing state of each span, and how many rows it has; returns the new end."""
+    ints, links = t.ints, t.links
+    nodes_at, count, spans_at = base + ints[base + layout.H_NODES], ints[base + layout.H_NUM_SPANS], 0
+    spans_at = base + ints[base + layout.H_SPANS]
+    appends = t.ports[t.types[task.cell_type].first_port + port].appends
+    lengths_at, starts_at = end + count + 1, end + 2 * count + 1
+    rows_at = at = starts_at + count
+    ints[end] = 0
+    for span in range(count):
+        subgraph = t.subgraphs[~ints[nodes_at + ints[spans_at + span]]]
+        to = subgraph.record + record.HEADER + record.INPUT * port
+        state, start = links[to + record.AT], links[to + record.START]
+        length = links[state + page_list.ROWS] if start < 0 else links[state + page_list.BASE] + start
+        if appends:
+            length += links[subgraph.record + record.POSITION]
+            ints[starts_at + span] = length
+            length += ints[spans_at + span + 1] - ints[spans_at + span]
+        else:
+            ints[starts_at + span] = 0
+        ints[lengths_at + span] = length
+        for page in range((length + links[state + page_list.PAGE_SIZE] - 1) // links[state + page_list.PAGE_SIZE]):
+            ints[at] = t.places[links[state + page_list.PLACE] + page] & ROW_MASK
+            at += 1
+        ints[end + span + 1] = at - rows_at
+    to = base + layout.HEADER + port * layout.INPUT
+    ints[to + layout.IN_SOURCE], ints[to + layout.IN_COUNT] = task.worker, at - rows_at
+    ints[to + layout.IN_ROWS], ints[to + layout.IN_OFFSETS] = rows_at - base, end - base
+    return at
+
+
+@compiled
+def page_ints(t, cell_type, subgraph):
+    """Ints that the spans and pages of one more chain or loop need, at most."""
+    count = 4
+    for port in range(cell_type.num_inputs):
+        if t.ports[cell_type.first_port + port].page_size > 0:
+            count += 3 + _capacity(t, subgraph, port)
+    return count
+
+
+@compiled
+def _capacity(t, subgraph, port):
+    """Most pages of a growing state."""
+    state = t.links[subgraph.record + record.HEADER + record.INPUT * port + record.AT]
+    return t.links[state + page_list.CAPACITY]

@@ -1,0 +1,65 @@
+"""Which chains and loops go into a task of a cell with spans, and with how many rows each.
+
+Loops and chains with one step come first, so that nobody who waits for his next token waits for a long input, then
+chains as far as rows and pages reach (ORCA section 4.2; Pensieve section 3.4.2 calls it unified scheduling).
+"""
+
+from __future__ import annotations
+
+from cellrt.core import record_layout as record
+from cellrt.core.jit import compiled
+from cellrt.core.lane_order import first_lane, lane_at
+from cellrt.core.pages import claim_pages
+from cellrt.core.records import ragged_ints
+from cellrt.core.span_arrays import page_ints
+from cellrt.core.tables import LANES_PER_PRIORITY, NUM_LANES, NUM_PRIORITIES
+
+
+@compiled
+def collect_spans(t, type_id, priority, worker, nodes_at, room):
+    """Writes the chains and loops of a task to the buffer, one int for each of their rows.
+
+    ``room`` is the number of ints left for pages and ragged inputs. Returns (rows, ints of those, the output that says
+    stop of its loops or -1, client priorities as bits).
+    """
+    cell_type, fair = t.types[type_id], first_lane(t, type_id, priority)
+    first = (NUM_PRIORITIES - 1 - priority) * LANES_PER_PRIORITY
+    rows = spans = used = priorities = 0
+    stop = -1
+    for are_long in range(2):
+        for k in range(-1, NUM_LANES):
+            lane_id = fair if k < 0 else lane_at(first, k)
+            if k >= 0 and lane_id == fair:
+                continue
+            lane = t.lanes[type_id * NUM_LANES + lane_id]
+            subgraph_id = lane.head
+            while subgraph_id >= 0 and rows < cell_type.max_rows and spans < cell_type.max_batch:
+                subgraph = t.subgraphs[subgraph_id]
+                if subgraph.pinned in (0, worker) and subgraph.num_ready > 0 and (subgraph.num_ready > 1) == are_long:
+                    its_stop = max(-1, t.links[subgraph.record + record.STOP])
+                    extra = page_ints(t, cell_type, subgraph)
+                    extra += ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
+                    fits = rows == 0 or used + extra <= room
+                    if fits and (stop < 0 or its_stop < 0 or stop == its_stop):
+                        count = _rows_of(t, cell_type, subgraph, worker, cell_type.max_rows - rows)
+                        if cell_type.num_ragged > 0:
+                            count = min(count, max(1, (room - used) // extra))
+                            extra *= count
+                        for each in range(count):
+                            t.ints[nodes_at + rows + each] = ~subgraph_id
+                        if count > 0:
+                            rows, spans, used, stop = rows + count, spans + 1, used + extra, max(stop, its_stop)
+                            lane.served = cell_type.num_formed
+                            priorities |= 1 << subgraph.priority
+                subgraph_id = subgraph.next
+    return rows, used, stop, priorities
+
+
+@compiled
+def _rows_of(t, cell_type, subgraph, worker, most):
+    """How many steps of a chain or loop go into a task; none if there are no pages for them."""
+    count = min(subgraph.num_ready, most)
+    if cell_type.is_whole and count < subgraph.num_ready:
+        return 0
+    taken = claim_pages(t, subgraph, worker, count)
+    return 0 if cell_type.is_whole and taken < count else taken

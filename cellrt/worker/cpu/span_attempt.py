@@ -1,0 +1,57 @@
+"""Tries a cell on the spans of a task on a CPU. What is tried again is a whole span: its rows look at each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from cellrt.core.task_layout import TaskView
+from cellrt.definition.bits import as_bits
+from cellrt.definition.cell import Cell
+from cellrt.definition.spans import PagedRows, Spans, taken_rows
+from cellrt.definition.spec import CellInput
+from cellrt.worker.blame import Attempt, take_rows
+from cellrt.worker.cpu.attempt import CPU, NO_STEPS, CpuOutcome, positions_not_finite, zero_bits
+from cellrt.worker.outputs import plain_outputs
+from cellrt.worker.torch_state import CellMode
+
+
+class SpanAttempt(Attempt[CpuOutcome]):
+    """Tries a cell with spans on one task, which has one step of each row. The arguments are those of ``CpuAttempt``;
+    here the rows of ``Attempt`` are the task's spans."""
+
+    def __init__(self, cell: Cell, task: TaskView, gather: Callable[[], list[CellInput]], mode: CellMode) -> None:
+        self.cell, self.num_rows, self.mode = cell, len(task.span_steps), mode
+        self._gather, self._offsets = gather, torch.from_numpy(task.spans.copy())
+
+    def run(self, first: int, end: int) -> CpuOutcome:
+        """See ``Attempt``. A span that is run again appends what it appended before, to the same places."""
+        inputs = self._gather()
+        offsets = self._offsets
+        if end - first < self.num_rows:
+            offsets, rows = taken_rows(self._offsets, range(first, end))
+            inputs = [_taken(value, range(first, end), rows.tolist()) for value in inputs]
+        count = int(offsets[-1])
+        outputs = plain_outputs(self.cell, self.cell.run(*inputs), count, CPU)
+        not_finite: dict[int, str] = {}
+        for name, bad in positions_not_finite(self.cell, outputs, count).items():
+            spans = torch.searchsorted(offsets, torch.from_numpy(bad.nonzero()[0]), right=True) - 1
+            not_finite = dict.fromkeys(spans.tolist(), name) | not_finite
+        return CpuOutcome([as_bits(value) for value in outputs], [], NO_STEPS, not_finite)
+
+    def nothing(self) -> CpuOutcome:
+        """See ``Attempt``."""
+        count = int(self._offsets[-1])
+        return CpuOutcome([zero_bits(spec, count) for spec in self.cell.outputs.values()], [], NO_STEPS, {})
+
+    def put(self, whole: CpuOutcome, first: int, end: int, outcome: CpuOutcome) -> None:
+        """See ``Attempt``."""
+        whole.not_finite.update({first + span: output for span, output in outcome.not_finite.items()})
+        rows = slice(int(self._offsets[first]), int(self._offsets[end]))
+        for output, value in zip(whole.outputs, outcome.outputs):
+            output[rows] = value
+
+
+def _taken(value: CellInput, spans: range, rows: list[int]) -> CellInput:
+    return value.take(spans) if isinstance(value, PagedRows | Spans) else take_rows(value, rows)

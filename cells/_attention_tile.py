@@ -1,0 +1,300 @@
+"""The inner loops of attention on a CPU: blocks of keys turned for the product, a tile of products, the softmax.
+
+Each is a handful of LLVM vector instructions in the width of this machine's registers (`_vectors.py`), for numbers of
+rows and kinds of numbers that are constants. All take addresses of contiguous memory. What a row gets never depends on
+how many rows are computed with it: the order of its own operations is the same in every tile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from cellrt.cells._vectors import FLOAT32, MACHINE_LANES, MACHINE_REGISTERS, VectorBuilder
+from cellrt.definition.compiled_form import nogil
+
+GROUPS = 4
+"""Vectors of a row that are computed together."""
+BLOCK_KEYS = GROUPS * MACHINE_LANES
+"""Keys that are looked at together."""
+TILE_ROWS = 6 if MACHINE_REGISTERS == 32 else 3
+"""With so many rows, the sums and one vector of each operand fill the registers."""
+
+_INDEX = ir.IntType(64)
+LINE_BYTES = 64
+
+
+def _address(builder: Any, base: Any, stride: Any, count: int) -> Any:
+    return builder.add(base, builder.mul(stride, _INDEX(4 * count)))
+
+
+@intrinsic(prefer_literal=True)
+def _multiply(
+    typing_context: Any, rows: Any, groups: Any, fresh: Any, x: Any, x_stride: Any, panel: Any, stride: Any,
+    depth: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """Add `x[r] @ panel` to `groups` vectors of each row of `out` (set them to it if `fresh`); the first three are
+    constants, strides are in numbers."""
+    num_rows, num_groups = rows.literal_value, groups.literal_value
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, x_stride, panel, stride, depth, out, out_stride = arguments[3:]
+        lanes = VectorBuilder(builder, MACHINE_LANES)
+        ends = [_address(builder, out, out_stride, row) for row in range(num_rows)]
+        starts = [_address(builder, x, x_stride, row) for row in range(num_rows)]
+        cells = [(row, group) for row in range(num_rows) for group in range(num_groups)]
+        sums = {cell: cgutils.alloca_once(builder, lanes.type) for cell in cells}
+        for row, group in cells:
+            begin = lanes.constant(0.0) if fresh.literal_value else lanes.load(ends[row], group)
+            builder.store(begin, sums[row, group])
+        with cgutils.for_range(builder, depth) as loop:
+            at = builder.add(panel, builder.mul(builder.mul(stride, _INDEX(4)), loop.index))
+            columns = [lanes.load(at, group) for group in range(num_groups)]
+            for row in range(num_rows):
+                single = builder.gep(builder.inttoptr(starts[row], ir.FloatType().as_pointer()), [loop.index])
+                value = lanes.spread(builder.load(single))
+                for group in range(num_groups):
+                    total = builder.load(sums[row, group])
+                    builder.store(lanes.multiply_add(value, columns[group], total), sums[row, group])
+        for row, group in cells:
+            lanes.store(builder.load(sums[row, group]), ends[row], group)
+        return context.get_dummy_value()
+
+    return types.void(rows, groups, fresh, *[types.intp] * 7), generate
+
+
+def _multiply_rows(groups: int, fresh: int) -> Any:
+    """The product of any number of rows up to `TILE_ROWS`, for constants."""
+
+    if TILE_ROWS == 6:
+
+        @nogil
+        def multiply_rows(rows, x, x_stride, panel, stride, depth, out, out_stride):  # type: ignore[no-untyped-def]
+            if rows == 6:
+                _multiply(6, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
+            elif rows == 5:
+                _multiply(5, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
+            elif rows == 4:
+                _multiply(4, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
+            elif rows == 3:
+                _multiply(3, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
+            elif rows == 2:
+                _multiply(2, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
+            else:
+                _multiply(1, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
+
+        return multiply_rows
+
+    @nogil
+    def multiply_few_rows(rows, x, x_stride, panel, stride, depth, out, out_stride):  # type: ignore[no-untyped-def]
+        if rows == 3:
+            _multiply(3, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
+        elif rows == 2:
+            _multiply(2, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
+        else:
+            _multiply(1, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
+
+    return multiply_few_rows
+
+
+multiply_scores = _multiply_rows(GROUPS, 1)
+_add_four, _add_two, _add_one = _multiply_rows(4, 0), _multiply_rows(2, 0), _multiply_rows(1, 0)
+
+
+@nogil
+def add_values(rows, weights, values, width, count, out):  # type: ignore[no-untyped-def]
+    """Add `weights @ values` to `out`: `weights` `[rows, BLOCK_KEYS]`, of which `count`, `values` `[count, width]`,
+    `out` `[rows, width]`; the width is whole vectors."""
+    column = 0
+    while column < width:
+        left, at = (width - column) // MACHINE_LANES, 4 * column
+        if left >= 4:
+            _add_four(rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width)
+            column += 4 * MACHINE_LANES
+        elif left >= 2:
+            _add_two(rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width)
+            column += 2 * MACHINE_LANES
+        else:
+            _add_one(rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width)
+            column += MACHINE_LANES
+
+
+@intrinsic(prefer_literal=True)
+def _copy_row(
+    typing_context: Any, source_kind: Any, target_kind: Any, source: Any, target: Any, size: Any, factor: Any
+) -> Any:
+    """Write `factor` times a row of `size` numbers, from one kind (a constant) to another."""
+    kinds = source_kind.literal_value, target_kind.literal_value
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, target, size, factor = arguments[2:]
+        whole = builder.and_(size, _INDEX(-MACHINE_LANES))
+        for width, start, stop in ((MACHINE_LANES, _INDEX(0), whole), (1, whole, size)):
+            lanes = VectorBuilder(builder, width)
+            with cgutils.for_range_slice(builder, start, stop, _INDEX(width), _INDEX) as (index, _):
+                value = lanes.multiply(lanes.read(source, index, kinds[0]), lanes.spread(factor))
+                lanes.write(value, target, index, kinds[1])
+        return context.get_dummy_value()
+
+    return types.void(source_kind, target_kind, *[types.intp] * 3, types.float32), generate
+
+
+@nogil
+def read_row(kind, source, target, size, factor):  # type: ignore[no-untyped-def]
+    """Write `factor` times a row of this kind as float32."""
+    if kind == 0:
+        _copy_row(0, 0, source, target, size, factor)
+    elif kind == 1:
+        _copy_row(1, 0, source, target, size, factor)
+    else:
+        _copy_row(2, 0, source, target, size, factor)
+
+
+@nogil
+def write_row(kind, source, target, size, factor):  # type: ignore[no-untyped-def]
+    """Write `factor` times a row of float32 as a row of this kind."""
+    if kind == 0:
+        _copy_row(0, 0, source, target, size, factor)
+    elif kind == 1:
+        _copy_row(0, 1, source, target, size, factor)
+    else:
+        _copy_row(0, 2, source, target, size, factor)
+
+
+@intrinsic(prefer_literal=True)
+def _turn(typing_context: Any, kind: Any, places: Any, offset: Any, size: Any, target: Any) -> Any:
+    """Write the columns of `MACHINE_LANES` rows of `size` numbers, which lie `offset` bytes behind the addresses at
+    `places`, as rows of `BLOCK_KEYS` float32 numbers."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, places, offset, size, target = arguments
+        lanes, few = VectorBuilder(builder, MACHINE_LANES), VectorBuilder(builder, 1)
+        words = builder.inttoptr(places, _INDEX.as_pointer())
+        rows = [builder.add(builder.load(builder.gep(words, [_INDEX(k)])), offset) for k in range(MACHINE_LANES)]
+        whole = builder.and_(size, _INDEX(-MACHINE_LANES))
+        with cgutils.for_range_slice(builder, _INDEX(0), whole, _INDEX(MACHINE_LANES), _INDEX) as (index, _):
+            block = [lanes.read(row, index, kind.literal_value) for row in rows]
+            for column, turned in enumerate(_turned(builder, block)):
+                at = builder.mul(builder.add(index, _INDEX(column)), _INDEX(BLOCK_KEYS))
+                lanes.write(turned, target, at)
+        with cgutils.for_range_slice(builder, whole, size, _INDEX(1), _INDEX) as (index, _):
+            at = builder.mul(index, _INDEX(BLOCK_KEYS))
+            for column, row in enumerate(rows):
+                few.write(few.read(row, index, kind.literal_value), target, builder.add(at, _INDEX(column)))
+        return context.get_dummy_value()
+
+    return types.void(kind, *[types.intp] * 4), generate
+
+
+def _turned(builder: Any, block: list[Any]) -> list[Any]:
+    """The columns of a square of vectors: halves are exchanged, then quarters, down to single numbers."""
+    count, step = len(block), len(block) // 2
+    number = ir.IntType(32)
+    while step:
+        low = [lane if not lane & step else count + (lane ^ step) for lane in range(count)]
+        high = [lane ^ step if not lane & step else count + lane for lane in range(count)]
+        orders = [
+            ir.Constant(ir.VectorType(number, count), [ir.Constant(number, lane) for lane in order])
+            for order in (low, high)
+        ]
+        turned = list(block)
+        for row in range(count):
+            if not row & step:
+                pair = block[row], block[row ^ step]
+                turned[row], turned[row ^ step] = (builder.shuffle_vector(*pair, order) for order in orders)
+        block, step = turned, step // 2
+    return block
+
+
+@nogil
+def turn_rows(kind, places, offset, size, target):  # type: ignore[no-untyped-def]
+    """As `_turn`, for any kind."""
+    if kind == 0:
+        _turn(0, places, offset, size, target)
+    elif kind == 1:
+        _turn(1, places, offset, size, target)
+    else:
+        _turn(2, places, offset, size, target)
+
+
+@intrinsic
+def soften(typing_context: Any, scores: Any, low: Any, high: Any, highest: Any, sums: Any) -> Any:
+    """Write 2 to the power of `BLOCK_KEYS` scores less the highest so far in their place, 0 except from `low` to
+    `high`.
+
+    `highest` is the address of the highest score so far, `sums` of a vector of sums; both are brought up to date. Gives
+    the factor for what was summed before. (Milakov and Gimelshein 2018, algorithm 3.)
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        scores, low, high, highest, sums = arguments
+        lanes, number = VectorBuilder(builder, MACHINE_LANES), ir.IntType(32)
+        least = lanes.constant(-float("inf"))
+        limits = [lanes.spread(builder.trunc(limit, number)) for limit in (low, high)]
+        held = builder.inttoptr(highest, ir.FloatType().as_pointer())
+        before = lanes.spread(builder.load(held))
+        vectors, largest = [], before
+        for group in range(GROUPS):
+            places = [number(group * MACHINE_LANES + lane) for lane in range(MACHINE_LANES)]
+            place = ir.Constant(lanes.integers, [ir.Constant(number, one.constant) for one in places])
+            is_seen = builder.and_(
+                builder.icmp_signed(">=", place, limits[0]), builder.icmp_signed("<", place, limits[1])
+            )
+            vectors.append(builder.select(is_seen, lanes.load(scores, group), least))
+            largest = lanes.larger(vectors[-1], largest)
+        largest = lanes.largest(largest)
+        builder.store(lanes.first(largest), held)
+        # Where nothing was seen so far, there is nothing to subtract.
+        reference = builder.select(builder.fcmp_ordered(">", largest, least), largest, lanes.constant(0.0))
+        factor = lanes.power_of_two(lanes.subtract(before, reference))
+        total = lanes.multiply(lanes.load(sums), factor)
+        for group, vector in enumerate(vectors):
+            weight = lanes.power_of_two(lanes.subtract(vector, reference))
+            lanes.store(weight, scores, group)
+            total = builder.fadd(total, weight)
+        lanes.store(total, sums)
+        return lanes.first(factor)
+
+    return types.float32(*[types.intp] * 5), generate
+
+
+@intrinsic
+def sum_lanes(typing_context: Any, address: Any) -> Any:
+    """The sum of the numbers of a vector, one after the other."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes = VectorBuilder(builder, MACHINE_LANES)
+        vector = lanes.load(arguments[0])
+        total = lanes.first(vector)
+        for lane in range(1, MACHINE_LANES):
+            total = builder.fadd(total, builder.extract_element(vector, ir.IntType(32)(lane)))
+        return total
+
+    return types.float32(types.intp), generate
+
+
+@nogil
+def scale_rows(row, width, factor):  # type: ignore[no-untyped-def]
+    """Multiply a row of float32 in place."""
+    _copy_row(FLOAT32, FLOAT32, row, row, width, factor)
+
+
+@intrinsic
+def fetch_row(typing_context: Any, address: Any, size: Any) -> Any:
+    """Ask for `size` bytes of memory that will be read soon."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, size = arguments
+        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        with cgutils.for_range_slice(builder, _INDEX(0), size, _INDEX(LINE_BYTES), _INDEX) as (index, _):
+            at = builder.inttoptr(builder.add(address, index), byte)
+            builder.call(prefetch, [at, flag(0), flag(3), flag(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate

@@ -1,0 +1,244 @@
+"""Attention over pages on a CPU as one compiled call: what `cellrt.kernels.paged_attention` computes, without Python.
+
+As in FlashAttention (Dao et al. 2022), a tile of query rows goes over the keys block by block and keeps the highest
+score and the sums so far. A block of keys is turned, and one of values lined up, in scratch memory that stays in the
+first-level cache; nothing of them is copied elsewhere, and the pages may lie anywhere. The query heads that share a
+head of the keys are rows of one tile.
+
+Blocks begin at multiples of `BLOCK_KEYS` of the position, whoever asks, and a row's own operations are the same in
+every tile. So a row's bits depend on its query, its position and the keys that it sees alone: not on its company in the
+batch, nor on how a prompt was cut in chunks, nor on the pages. They do depend on the width of the machine's registers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cellrt.cells._attention_tile import (
+    BLOCK_KEYS,
+    TILE_ROWS,
+    add_values,
+    fetch_row,
+    multiply_scores,
+    read_row,
+    scale_rows,
+    soften,
+    sum_lanes,
+    turn_rows,
+    write_row,
+)
+from cellrt.cells._vectors import FLOAT32, MACHINE_LANES
+from cellrt.definition.compiled_form import DONE, TaskFunction, array_at, nogil, read_float, read_words
+
+TILE_QUERIES = 96
+"""Rows of a tile, a row for each head: scores and sums of so many stay in the second-level cache."""
+LOG2_E = 1.4426950408889634
+
+
+@nogil
+def attend(constants, task):  # type: ignore[no-untyped-def]
+    """Attention of a task's rows; both arguments are addresses of int64 words.
+
+    `constants`: `heads, kv_heads, head_dim, kind, causal, window, scale, bias, reach`; `kind` of all rows as in
+    `_vectors.py`, `scale` as the bits of a float64, `bias` an address or 0.
+    `task`: `nodes, offsets, positions, query, out, key, value, keys, values, page_size, tables, table_width, lengths,
+    starts`: addresses but for the sizes; `starts` may be 0, and here `key` and `value`, which `append` reads. Shapes
+    and types are as in `cellrt.kernels.paged_attention`, all contiguous.
+    """
+    heads, kv_heads = read_words(constants, 2)
+    nodes, offsets_at = read_words(task, 2)
+    offsets = array_at(offsets_at, nodes + 1, np.int32)
+    tile = max(1, TILE_QUERIES // (heads // kv_heads))
+    for node in range(nodes):
+        for first in range(offsets[node], offsets[node + 1], tile):
+            last = min(first + tile, offsets[node + 1])
+            _attend_tile(constants, task, node, first, last)
+
+
+@nogil
+def _attend_tile(constants, task, node, first, last):  # type: ignore[no-untyped-def]
+    """Attention of some rows of a node.
+
+    With few rows all heads go over the keys together, so that memory is read in its order; with many each head by
+    itself, so that their sums stay near.
+    """
+    heads, kv_heads = read_words(constants, 2)
+    queries = (last - first) * (heads // kv_heads)
+    together = min(kv_heads, max(1, TILE_QUERIES // queries))
+    for head in range(0, kv_heads, together):
+        _attend_heads(constants, task, node, first, last, head, min(together, kv_heads - head))
+
+
+@nogil
+def _attend_heads(constants, task, node, first, last, first_head, num_heads):  # type: ignore[no-untyped-def]
+    """Attention of some rows of a node, with some heads of the keys."""
+    heads, kv_heads, head_dim, kind, causal, window, _, bias, reach = read_words(constants, 9)
+    nodes, _, positions_at, query, out, _, _, _, _, _, _, _, lengths = read_words(task, 13)
+    group, count = heads // kv_heads, last - first
+    width = (head_dim + MACHINE_LANES - 1) // MACHINE_LANES * MACHINE_LANES
+    positions = array_at(positions_at + 4 * first, count, np.int32)
+    length = array_at(lengths, nodes, np.int32)[node]
+    limits = _find_limits(positions, group, length, causal, window)
+    queries, head_bytes = count * group, _bytes(kind) * head_dim
+    numbers = np.empty((num_heads, queries, head_dim), np.float32)
+    sums = np.zeros((num_heads, queries, width), np.float32)
+    totals = np.zeros((num_heads, queries, MACHINE_LANES), np.float32)
+    highest = np.full((num_heads, queries), -np.inf, np.float32)
+    places, ahead = np.empty((2, BLOCK_KEYS), np.int64), np.empty((2, BLOCK_KEYS), np.int64)
+    turned = np.empty((head_dim, BLOCK_KEYS), np.float32)
+    lined = np.zeros((BLOCK_KEYS, width), np.float32)
+    scores = np.empty((TILE_ROWS, BLOCK_KEYS), np.float32)
+    factor = np.float32(array_at(constants + 8 * 6, 1, np.float64)[0] * LOG2_E)
+    for head in range(num_heads):
+        for row in range(count):
+            start = query + head_bytes * ((first + row) * heads + (first_head + head) * group)
+            read_row(kind, start, numbers[head, row * group :].ctypes.data, group * head_dim, factor)
+    begin, end = limits[:, 0].min() // BLOCK_KEYS * BLOCK_KEYS, limits[:, 1].max()
+    if begin < end:
+        _find_places(constants, task, node, begin, length - begin, ahead)
+    for block in range(begin, end, BLOCK_KEYS):
+        keys = min(BLOCK_KEYS, length - block)
+        places, ahead = ahead, places
+        if block + BLOCK_KEYS < end:
+            _find_places(constants, task, node, block + BLOCK_KEYS, length - block - BLOCK_KEYS, ahead)
+        for head in range(num_heads):
+            if block + BLOCK_KEYS < end:
+                _fetch_block(ahead, (first_head + head) * head_bytes, head_bytes)
+            _load_block(kind, head_dim, keys, places, (first_head + head) * head_bytes, turned, lined)
+            for row in range(0, queries, TILE_ROWS):
+                rows = min(TILE_ROWS, queries - row)
+                if not _is_seen(limits[row : row + rows], block):
+                    continue
+                multiply_scores(
+                    rows, numbers[head, row:].ctypes.data, head_dim, turned.ctypes.data, BLOCK_KEYS, head_dim,
+                    scores.ctypes.data, BLOCK_KEYS,
+                )  # fmt: skip
+                if bias != 0:
+                    _add_bias(scores[:rows], positions, bias, reach, (first_head + head) * group, group, row, block)
+                for one in range(rows):
+                    at = row + one
+                    shrink = soften(
+                        scores[one:].ctypes.data, limits[at, 0] - block, limits[at, 1] - block,
+                        highest[head, at:].ctypes.data, totals[head, at:].ctypes.data,
+                    )  # fmt: skip
+                    if shrink != 1:
+                        scale_rows(sums[head, at:].ctypes.data, width, shrink)
+                add_values(rows, scores.ctypes.data, lined.ctypes.data, width, keys, sums[head, row:].ctypes.data)
+    for head in range(num_heads):
+        for row in range(queries):
+            total = sum_lanes(totals[head, row:].ctypes.data)
+            target = (first + row // group) * heads + (first_head + head) * group + row % group
+            part = np.float32(0) if total == 0 else np.float32(1) / total
+            write_row(kind, sums[head, row:].ctypes.data, out + head_bytes * target, head_dim, part)
+
+
+@nogil
+def _find_limits(positions, group, length, causal, window):  # type: ignore[no-untyped-def]
+    """The first key that each query of a tile sees, and the one behind its last: `[queries, 2]`."""
+    limits = np.empty((positions.size * group, 2), np.int64)
+    for row in range(positions.size):
+        low, high = 0, length
+        if causal:
+            high = min(high, positions[row] + 1)
+        if window > 0:
+            low, high = max(low, positions[row] - window + 1), min(high, positions[row] + window)
+        limits[row * group : (row + 1) * group, 0] = min(low, high)
+        limits[row * group : (row + 1) * group, 1] = high
+    return limits
+
+
+@nogil
+def _is_seen(limits, block):  # type: ignore[no-untyped-def]
+    """Whether any of these queries sees a key of a block."""
+    for row in range(limits.shape[0]):
+        if limits[row, 0] < block + BLOCK_KEYS and limits[row, 1] > max(block, limits[row, 0]):
+            return True
+    return False
+
+
+@nogil
+def _find_places(constants, task, node, first, count, places):  # type: ignore[no-untyped-def]
+    """Where the heads of `count` keys and values lie; the rest of `places` `[2, keys]` is the last one again."""
+    _, kv_heads, head_dim, kind = read_words(constants, 4)
+    nodes, _, _, _, _, _, _, keys, values, page_size, tables, table_width, _, starts = read_words(task, 14)
+    table = array_at(tables + 4 * node * table_width, table_width, np.int32)
+    at = first
+    if starts != 0:
+        at += array_at(starts, nodes, np.int32)[node]
+    page, slot, place = at // page_size, at % page_size, 0
+    for key in range(places.shape[1]):
+        if key < count:
+            place = _bytes(kind) * (table[page] * page_size + slot) * kv_heads * head_dim
+            slot += 1
+            if slot == page_size:
+                page, slot = page + 1, 0
+        places[0, key], places[1, key] = keys + place, values + place
+
+
+@nogil
+def _bytes(kind):  # type: ignore[no-untyped-def]
+    return 4 if kind == FLOAT32 else 2
+
+
+@nogil
+def _fetch_block(places, offset, size):  # type: ignore[no-untyped-def]
+    """Ask for a head of a block, which is turned and lined up after the one before is done."""
+    for key in range(BLOCK_KEYS):
+        fetch_row(places[0, key] + offset, size)
+        fetch_row(places[1, key] + offset, size)
+
+
+@nogil
+def _load_block(kind, head_dim, keys, places, offset, turned, lined):  # type: ignore[no-untyped-def]
+    """A head of the keys of a block as columns, and of the values as rows, in float32; `offset` is where it begins."""
+    for key in range(0, keys, MACHINE_LANES):
+        turn_rows(kind, places[0, key:].ctypes.data, offset, head_dim, turned[0, key:].ctypes.data)
+    for key in range(keys):
+        read_row(kind, places[1, key] + offset, lined[key:].ctypes.data, head_dim, np.float32(1))
+
+
+@nogil
+def _add_bias(scores, positions, bias, reach, head, group, row, block):  # type: ignore[no-untyped-def]
+    """Add to scores the bias of the distances from their queries to their keys."""
+    for one in range(scores.shape[0]):
+        table = bias + 4 * (2 * reach + 1) * (head + (row + one) % group)
+        position = positions[(row + one) // group]
+        for key in range(BLOCK_KEYS):
+            distance = min(max(block + key - position, -reach), reach)
+            scores[one, key] += read_float(table, reach + distance) * np.float32(LOG2_E)
+
+
+@nogil
+def append(constants, task):  # type: ignore[no-untyped-def]
+    """Write `key` and `value`, a row for each position, to their slots; arguments are as for `attend`."""
+    _, kv_heads, head_dim, kind = read_words(constants, 4)
+    nodes, offsets_at, positions_at, _, _, key, value = read_words(task, 7)
+    offsets = array_at(offsets_at, nodes + 1, np.int32)
+    positions = array_at(positions_at, offsets[nodes], np.int32)
+    size = _bytes(kind) * kv_heads * head_dim
+    place = np.empty((2, 1), np.int64)
+    for node in range(nodes):
+        for row in range(offsets[node], offsets[node + 1]):
+            _find_places(constants, task, node, positions[row], 1, place)
+            _halves(place[0, 0], size)[:] = _halves(key + row * size, size)
+            _halves(place[1, 0], size)[:] = _halves(value + row * size, size)
+
+
+@nogil
+def _halves(address, size):  # type: ignore[no-untyped-def]
+    """Memory of any kind, in pieces of two bytes."""
+    return array_at(address, size // 2, np.int16)
+
+
+@TaskFunction
+def attend_task(constants, task):  # type: ignore[no-untyped-def]
+    """`attend` as a C function."""
+    attend(constants, task)
+    return DONE
+
+
+@TaskFunction
+def append_task(constants, task):  # type: ignore[no-untyped-def]
+    """`append` as a C function."""
+    append(constants, task)
+    return DONE

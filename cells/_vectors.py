@@ -1,0 +1,172 @@
+"""Float32 vector arithmetic, written into a function that Numba compiles, in the width of this machine's registers.
+
+It is written as LLVM vector instructions, because the vectoriser of the compiler gives up on limits and reductions.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import llvmlite.binding
+import numba
+from llvmlite import ir
+from numba.core import cgutils
+
+FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
+"""Kinds of numbers in memory; in registers all are float32."""
+SIZES = (4, 2, 2)
+"""Bytes of a number of each kind."""
+
+_SINGLE, _INT = ir.FloatType(), ir.IntType(32)
+
+# tanh(x) = x P(x^2) / Q(x^2) for |x| <= 8.5, fitted to the least maximum error (3e-9 before rounding).
+# Beyond, it is 1.
+_LIMIT = 8.5
+_P = (1.0, 0.131024197, 0.00312466058, 1.13757824e-05, -2.11610178e-08, 5.7539782e-11, -9.79158093e-14)
+_Q = (1.0, 0.464357466, 0.0245772265, 0.000257656502)
+
+# 2^x for |x| <= 1/2, fitted at Chebyshev's points (3e-9 before rounding).
+_POWERS = (1.0, 0.693147207, 0.240226509, 0.0555032723, 0.00961805668, 0.00134004282, 0.000154614447)
+_LEAST_POWER = -126.0
+_TO_INTEGER = 12582912.0  # 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
+
+
+def _registers() -> tuple[int, int]:
+    """How many float32 lanes a vector register of this machine has, and how many registers there are."""
+    given = numba.config.CPU_FEATURES
+    names = {name for name, has in llvmlite.binding.get_host_cpu_features().items() if has}
+    if given is not None:
+        names = {name.removeprefix("+") for name in given.split(",") if not name.startswith("-")}
+    if "avx512f" in names:
+        return 16, 32
+    if "avx" in names:
+        return 8, 16
+    return 4, 32 if platform.machine() == "aarch64" else 16
+
+
+MACHINE_LANES, MACHINE_REGISTERS = _registers()
+
+
+class VectorBuilder:
+    """Writes float32 vector arithmetic, ``lanes`` numbers at a time, into the function that `builder` is building."""
+
+    def __init__(self, builder: Any, lanes: int) -> None:
+        self.builder, self.lanes = builder, lanes
+        self.type = ir.VectorType(_SINGLE, lanes)
+        self.integers = ir.VectorType(_INT, lanes)
+        signature = ir.FunctionType(self.type, [self.type] * 3)
+        self._fma = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fmuladd.v{lanes}f32")
+
+    def constant(self, value: float) -> Any:
+        """`value` in every lane."""
+        return ir.Constant(self.type, [ir.Constant(_SINGLE, value)] * self.lanes)
+
+    def integer(self, value: int) -> Any:
+        """`value` in every lane, as integers."""
+        return ir.Constant(self.integers, [ir.Constant(_INT, value)] * self.lanes)
+
+    def spread(self, value: Any) -> Any:
+        """A single number, or integer, in every lane."""
+        vector = ir.VectorType(value.type, self.lanes)
+        undefined = ir.Constant(vector, ir.Undefined)
+        first = self.builder.insert_element(undefined, value, _INT(0))
+        return self.builder.shuffle_vector(first, undefined, ir.Constant(self.integers, None))
+
+    def place(self, address: Any, index: Any, kind: int = FLOAT32) -> Any:
+        """A pointer to number `index` behind `address`, and the numbers after it, as a vector in memory."""
+        element = (_SINGLE, ir.IntType(16), ir.HalfType())[kind]
+        base = self.builder.inttoptr(address, element.as_pointer())
+        at = self.builder.gep(base, [index])
+        return self.builder.bitcast(at, ir.VectorType(element, self.lanes).as_pointer())
+
+    def read(self, address: Any, index: Any, kind: int = FLOAT32) -> Any:
+        """The numbers from number `index` on behind `address`."""
+        found = self.builder.load(self.place(address, index, kind), align=SIZES[kind])
+        if kind == BFLOAT16:
+            shifted = self.builder.shl(self.builder.zext(found, self.integers), self.integer(16))
+            return self.builder.bitcast(shifted, self.type)
+        return self.builder.fpext(found, self.type) if kind == FLOAT16 else found
+
+    def write(self, value: Any, address: Any, index: Any, kind: int = FLOAT32) -> None:
+        """The other way, rounded to the nearest."""
+        place = self.place(address, index, kind)
+        if kind == BFLOAT16:
+            value = self._to_bfloat16(value)
+        elif kind == FLOAT16:
+            value = self.builder.fptrunc(value, ir.VectorType(ir.HalfType(), self.lanes))
+        self.builder.store(value, place, align=SIZES[kind])
+
+    def _to_bfloat16(self, value: Any) -> Any:
+        builder = self.builder
+        bits = builder.bitcast(value, self.integers)
+        odd = builder.and_(builder.lshr(bits, self.integer(16)), self.integer(1))
+        rounded = builder.add(bits, builder.add(odd, self.integer(0x7FFF)))
+        # Rounding might carry a NaN over to zero.
+        kept = builder.select(builder.fcmp_unordered("uno", value, value), self.integer(0x7FC00000), rounded)
+        return builder.trunc(builder.lshr(kept, self.integer(16)), ir.VectorType(ir.IntType(16), self.lanes))
+
+    def load(self, address: Any, group: int = 0) -> Any:
+        """Vector number `group` behind `address`."""
+        return self.read(address, ir.IntType(64)(group * self.lanes))
+
+    def store(self, value: Any, address: Any, group: int = 0) -> None:
+        """Sets vector number `group` behind `address`."""
+        self.write(value, address, ir.IntType(64)(group * self.lanes))
+
+    def multiply(self, left: Any, right: Any) -> Any:
+        return self.builder.fmul(left, right)
+
+    def subtract(self, left: Any, right: Any) -> Any:
+        return self.builder.fsub(left, right)
+
+    def multiply_add(self, left: Any, right: Any, plus: Any) -> Any:
+        return self.builder.call(self._fma, [left, right, plus])
+
+    def larger(self, left: Any, right: Any) -> Any:
+        """The larger of each two; `right` where one is not a number."""
+        return self.builder.select(self.builder.fcmp_ordered(">", left, right), left, right)
+
+    def largest(self, x: Any) -> Any:
+        """The largest lane, in every lane."""
+        step = self.lanes // 2
+        while step:
+            order = [ir.Constant(_INT, lane ^ step) for lane in range(self.lanes)]
+            x = self.larger(self.builder.shuffle_vector(x, x, ir.Constant(self.integers, order)), x)
+            step //= 2
+        return x
+
+    def first(self, x: Any) -> Any:
+        """The number in lane 0."""
+        return self.builder.extract_element(x, _INT(0))
+
+    def polynomial(self, coefficients: Sequence[float], x: Any) -> Any:
+        """The polynomial with these coefficients, lowest power first (Horner)."""
+        total = self.constant(coefficients[-1])
+        for coefficient in reversed(coefficients[:-1]):
+            total = self.multiply_add(total, x, self.constant(coefficient))
+        return total
+
+    def power_of_two(self, x: Any) -> Any:
+        """2^x for x <= 0, off by at most 2e-7 of it; 0 below 2^-126. NaN stays NaN."""
+        moved = self.builder.fadd(x, self.constant(_TO_INTEGER))
+        whole = self.subtract(moved, self.constant(_TO_INTEGER))
+        part = self.polynomial(_POWERS, self.subtract(x, whole))
+        exponent = self.builder.add(self.builder.bitcast(moved, self.integers), self.integer(127))
+        factor = self.builder.bitcast(self.builder.shl(exponent, self.integer(23)), self.type)
+        is_small = self.builder.fcmp_ordered("<", x, self.constant(_LEAST_POWER))
+        return self.builder.select(is_small, self.constant(0.0), self.multiply(part, factor))
+
+    def tanh(self, x: Any) -> Any:
+        """Hyperbolic tangent, off by at most 4e-7; NaN stays NaN."""
+        high, low = self.constant(_LIMIT), self.constant(-_LIMIT)
+        x = self.builder.select(self.builder.fcmp_ordered(">", x, high), high, x)
+        x = self.builder.select(self.builder.fcmp_ordered("<", x, low), low, x)
+        square = self.multiply(x, x)
+        return self.builder.fdiv(self.multiply(x, self.polynomial(_P, square)), self.polynomial(_Q, square))
+
+    def sigmoid(self, x: Any) -> Any:
+        """Logistic function, off by at most 3e-7; NaN stays NaN."""
+        half = self.constant(0.5)
+        return self.multiply_add(self.tanh(self.multiply(x, half)), half, half)

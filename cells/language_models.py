@@ -1,0 +1,98 @@
+"""A decoder-only Transformer as one cell: prompts in pieces and single steps of many requests share its tasks.
+
+    rows = model(tokens);  token = argmax(logits(rows));  stop = token == end_token
+
+Of the rows of a prompt nobody asks for the next token but of the last, so logits are made for the rows that are read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cellrt import Cell, PagedRows, cell, grows, token
+from cellrt.cells.llama import Llama
+from cellrt.cells.paged_attention import Pages, Spans
+
+
+class NextToken(NamedTuple):
+    """What a step of a language model gives, `[rows]` each.
+
+    Attributes:
+        token: int64, the likeliest next token.
+        logprob: float32, its log-probability.
+        stop: bool, whether it is the end token.
+    """
+
+    token: Tensor
+    logprob: Tensor
+    stop: Tensor
+
+
+class GreedyLanguageModel(nn.Module):
+    """Llama's family, with the keys and values of all its layers as one growing state.
+
+    Args:
+        model: copied when the cell is made.
+        end_token: the one that ends a text.
+    """
+
+    def __init__(self, model: Llama, end_token: int) -> None:
+        super().__init__()
+        self.model, self.end_token = model, end_token
+
+    def forward(self, token: Tensor, kv: PagedRows) -> NextToken:
+        """`token` int64 `[rows]`; `kv` rows `[layers, 2, kv_heads, head_dim]`, in pages of dimension 2."""
+        rows = self.model(token, Spans(kv.offsets, kv.positions), pages_of_layers(kv))
+        chosen = kv.is_read.nonzero()[:, 0]
+        made = token.new_zeros(len(token)), rows.new_zeros(len(token), dtype=torch.float32)
+        if len(chosen):
+            logits = self.model.logits(rows[chosen]).float()
+            best, place = logits.max(1)
+            made[0][chosen], made[1][chosen] = place, best - logits.logsumexp(1)
+        return NextToken(*made, made[0] == self.end_token)
+
+
+def pages_of_layers(kv: PagedRows) -> list[Pages]:
+    """The pages of each layer's keys and values, in place.
+
+    What one layer has of a page lies together: as a page of its own among `2 * layers` for each of ours.
+    """
+    layers, parts = kv.pages.shape[1:3]
+    flat = kv.pages.flatten(0, 2)
+    count, tables = len(flat) - layers * parts + 1, kv.tables * (layers * parts)
+    return [Pages(flat[parts * k :][:count], flat[parts * k + 1 :][:count], tables, kv.lengths) for k in range(layers)]
+
+
+def language_model(
+    model: Llama,
+    end_token: int,
+    *,
+    name: str = "language model",
+    page_size: int = 16,
+    max_batch: int = 64,
+    max_batch_rows: int = 256,
+) -> Cell:
+    """A cell that reads tokens and says the next: inputs `token` and `kv`, outputs as `NextToken`.
+
+    Args:
+        model: its weights are copied.
+        end_token: the one that ends a text.
+        name: of the cell.
+        page_size: tokens of a page.
+        max_batch: most requests of a task.
+        max_batch_rows: most tokens of a task; longer prompts are read in pieces.
+    """
+    heads, dtype = model.sizes.attention, model.embedding.weight.dtype
+    state = grows(
+        *(model.sizes.layers, 2, heads.num_kv_heads, heads.size), dtype=dtype, page_size=page_size, page_dim=2
+    )
+    return cell(
+        GreedyLanguageModel(model, end_token),
+        {"token": token, "kv": state},
+        name=name,
+        max_batch=max_batch,
+        max_batch_rows=max_batch_rows,
+    )

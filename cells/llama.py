@@ -1,0 +1,101 @@
+"""Decoders of the Llama family: Llama, SmolLM, Mistral, Qwen (Touvron et al. 2023).
+
+x = embedding(token);  each layer: norm first, rotary positions, grouped heads, SwiGLU;  logits = head(norm(x))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from cellrt import DefinitionError
+from cellrt.cells.paged_attention import Pages, Spans
+from cellrt.cells.positions import RotaryPositions, Scaling
+from cellrt.cells.transformer import GatedMLP, Heads, SelfAttention, TransformerLayer
+
+
+@dataclass(frozen=True)
+class LlamaSizes:
+    """What a model is made of.
+
+    Attributes:
+        vocabulary, hidden, inner, layers, heads, kv_heads, head_dim: sizes; head_dim None: hidden / heads.
+        epsilon: of the norms.
+        rotary_base, scaling: of the rotary positions.
+        window: how far a row looks back (Mistral); 0: to the beginning.
+        is_tied: the head is the embedding.
+        has_bias: queries, keys and values have a bias (Qwen 2).
+        norms_heads: the heads of queries and keys have norms (Qwen 3).
+    """
+
+    vocabulary: int
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int | None = None
+    epsilon: float = 1e-5
+    rotary_base: float = 10_000.0
+    scaling: Scaling | None = None
+    window: int = 0
+    is_tied: bool = False
+    has_bias: bool = False
+    norms_heads: bool = False
+
+    @property
+    def attention(self) -> Heads:
+        """Those of a layer's attention."""
+        return Heads(self.hidden, self.heads, self.kv_heads, self.head_dim, bias=self.has_bias)
+
+
+class Llama(nn.Module):
+    """The whole stack: tokens int `[rows]` -> the last layer's normed rows `[rows, hidden]`; `logits` makes logits of
+    those of them that are needed.
+
+    `layers` holds the same as single layers, for whoever runs one at a time.
+    """
+
+    def __init__(self, sizes: LlamaSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        norm = partial(nn.RMSNorm, sizes.hidden, eps=sizes.epsilon)
+        heads = sizes.attention
+        rotary = RotaryPositions(heads.size, sizes.rotary_base, sizes.scaling)
+        norm_heads = partial(nn.RMSNorm, eps=sizes.epsilon) if sizes.norms_heads else None
+
+        def layer() -> TransformerLayer:
+            attention = SelfAttention(heads, window=sizes.window, rotary=rotary, norm_heads=norm_heads)
+            return TransformerLayer(attention, GatedMLP(sizes.hidden, sizes.inner), norm)
+
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.hidden)
+        self.layers = nn.ModuleList(layer() for _ in range(sizes.layers))
+        self.norm = norm()
+        self.head = None if sizes.is_tied else nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor, spans: Spans, pages: Sequence[Pages]) -> Tensor:
+        """`pages` has those of each layer, which may share one table; the rows are written there.
+
+        Raises DefinitionError for another number of them.
+        """
+        if len(pages) != len(self.layers):
+            raise DefinitionError(f"Llama: expected pages of {len(self.layers)} layers, got {len(pages)}")
+        x = self.embedding(tokens)
+        for layer, own in zip(self.layers, pages):
+            x = layer(x, spans, own)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """`[rows, hidden]` of `forward` -> `[rows, vocabulary]`."""
+        return linear(rows, self.embedding.weight if self.head is None else self.head.weight)
+
+    def new_pages(self, count: int, page_size: int) -> list[tuple[Tensor, Tensor]]:
+        """Zeros for keys and values of each layer: `[count, page_size, kv_heads, head_dim]`."""
+        heads, like = self.sizes.attention, self.embedding.weight
+        shape = count, page_size, heads.num_kv_heads, heads.size
+        return [(like.new_zeros(shape), like.new_zeros(shape)) for _ in self.layers]

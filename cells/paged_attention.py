@@ -1,0 +1,90 @@
+"""Attention over pages as the cells here call it: compiled for a CPU, else the operation of `cellrt.kernels`.
+
+The module's `forward` calls these as plain functions. A compiled form calls what they call, `attend` and `append` of
+`_paged_attention.py`, with the words that `settings_of` and `task_of` lay out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cellrt.cells._paged_attention import append, attend
+from cellrt.cells._vectors import BFLOAT16, FLOAT16, FLOAT32
+from cellrt.cells._weights import is_eager
+from cellrt.kernels import paged_attention as plain
+from cellrt.kernels.paged_attention import Mask, Pages, Spans
+from cellrt.kernels.paged_attention.pages import CAUSAL, check, check_appended
+
+__all__ = ["Mask", "Pages", "Spans", "append_pages", "paged_attention", "settings_of", "task_of"]
+
+KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+
+
+def paged_attention(
+    query: Tensor, pages: Pages, spans: Spans, mask: Mask = CAUSAL, *, scale: float | None = None
+) -> Tensor:
+    """As `cellrt.kernels.paged_attention.paged_attention`; on a CPU without a copy of keys and values.
+
+    There a row's bits do not depend on its company, nor on how its span was cut, nor on the pages
+    (`_paged_attention.py` says why). For gradients it is the plain torch form.
+    """
+    if not _is_compiled(query, *pages[:4], *spans):
+        return plain.paged_attention(query, pages, spans, mask, scale=scale)
+    query = query.contiguous()
+    check(query, pages, spans, mask)
+    scale = query.shape[2] ** -0.5 if scale is None else scale
+    settings = settings_of(query.shape[1], pages, mask, scale)
+    out = torch.empty_like(query)
+    task = task_of(pages, spans, query=query, out=out)
+    attend(settings.ctypes.data, task.ctypes.data)
+    return out
+
+
+def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None:
+    """As `cellrt.kernels.paged_attention.append_pages`."""
+    if not _is_compiled(key, value, *pages[:4], *spans):
+        plain.append_pages(pages, spans, key, value)
+        return
+    key, value = key.contiguous(), value.contiguous()
+    check_appended(pages, spans, key, value)
+    settings = settings_of(key.shape[1], pages, CAUSAL, 1.0)
+    task = task_of(pages, spans, key=key, value=value)
+    append(settings.ctypes.data, task.ctypes.data)
+
+
+def settings_of(heads: int, pages: Pages, mask: Mask, scale: float) -> NDArray[np.int64]:
+    """The first argument of `attend` and `append`: what stays the same from task to task. It does not hold the bias."""
+    kv_heads, head_dim = pages.keys.shape[2:]
+    bias, reach = (0, 0) if mask.bias is None else (mask.bias.data_ptr(), mask.bias.shape[1] // 2)
+    bits = np.float64(scale).view(np.int64)
+    kind = KINDS[pages.keys.dtype]
+    return np.array([heads, kv_heads, head_dim, kind, mask.causal, mask.window, bits, bias, reach])
+
+
+def task_of(
+    pages: Pages,
+    spans: Spans,
+    *,
+    query: Tensor | None = None,
+    out: Tensor | None = None,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+) -> NDArray[np.int64]:
+    """The second argument: rows, pages and who has which. It holds none of the tensors."""
+    nodes, width = pages.tables.shape
+    rows = [0 if tensor is None else tensor.data_ptr() for tensor in (query, out, key, value)]
+    starts = 0 if pages.starts is None else pages.starts.data_ptr()
+    return np.array(
+        [
+            *(nodes, spans.offsets.data_ptr(), spans.positions.data_ptr(), *rows),
+            *(pages.keys.data_ptr(), pages.values.data_ptr(), pages.page_size),
+            *(pages.tables.data_ptr(), width, pages.lengths.data_ptr(), starts),
+        ]
+    )
+
+
+def _is_compiled(*tensors: Tensor) -> bool:
+    return tensors[0].is_cpu and tensors[0].dtype in KINDS and is_eager(*tensors)

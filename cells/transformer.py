@@ -1,0 +1,204 @@
+"""Layers of Transformers over ragged rows: any number of rows of each node, without padding.
+
+Linear layers and norms see plain rows `[sum of rows, hidden]`; attention alone looks at whose rows are whose (`Spans`),
+and at the keys and values that the node has (`Pages`). So one layer serves the chunk of a prompt, a single step and a
+whole sentence, in one batch (ORCA section 3.2, "selective batching").
+
+    norm first:  x = x + attention(norm(x));  x = x + cross(norm(x));  x = x + mlp(norm(x))
+    norm last:   x = norm(x + attention(x));  x = norm(x + cross(x));  x = norm(x + mlp(x))
+
+(Vaswani et al. 2017 has the norm last; Xiong et al. 2020 compare.) Norms are torch's: `nn.LayerNorm`, `nn.RMSNorm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import gelu, silu
+
+from cellrt import DefinitionError
+from cellrt.cells.paged_attention import Mask, Pages, Spans, append_pages, paged_attention
+from cellrt.cells.positions import RelativePositions, RotaryPositions
+
+Activation = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The sizes of an attention.
+
+    Attributes:
+        hidden: numbers of a row.
+        heads: of the query.
+        kv_heads: of keys and values; each serves as many neighbouring heads of the query. None: as many as `heads`.
+        head_dim: None: hidden / heads.
+        bias: whether the query, key and value have one; `out_bias`: whether the output has.
+        scale: of the scores; None: 1 / sqrt(head_dim).
+    """
+
+    hidden: int
+    heads: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    bias: bool = False
+    out_bias: bool = False
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises DefinitionError for heads that cannot be shared evenly."""
+        if self.heads % self.num_kv_heads or (self.head_dim is None and self.hidden % self.heads):
+            raise DefinitionError(
+                f"Heads: expected heads a multiple of kv_heads and, without head_dim, a divisor of hidden, got {self}"
+            )
+
+    @property
+    def num_kv_heads(self) -> int:
+        """`kv_heads`, or `heads` without."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def size(self) -> int:
+        """Numbers of a head."""
+        return self.hidden // self.heads if self.head_dim is None else self.head_dim
+
+
+class Attention(nn.Module):
+    """What self-attention and cross-attention share: the four projections, `[rows, hidden]` to heads and back."""
+
+    def __init__(self, sizes: Heads, memory_size: int | None = None) -> None:
+        super().__init__()
+        self.sizes = sizes
+        given = sizes.hidden if memory_size is None else memory_size
+        self.query = nn.Linear(sizes.hidden, sizes.heads * sizes.size, bias=sizes.bias)
+        self.key = nn.Linear(given, sizes.num_kv_heads * sizes.size, bias=sizes.bias)
+        self.value = nn.Linear(given, sizes.num_kv_heads * sizes.size, bias=sizes.bias)
+        self.out = nn.Linear(sizes.heads * sizes.size, sizes.hidden, bias=sizes.out_bias)
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        heads: Tensor = rows.unflatten(1, (-1, self.sizes.size))
+        return heads
+
+    def _read(self, query: Tensor, pages: Pages, spans: Spans, mask: Mask) -> Tensor:
+        read: Tensor = self.out(paged_attention(query, pages, spans, mask, scale=self.sizes.scale).flatten(1))
+        return read
+
+
+class SelfAttention(Attention):
+    """Attention of a node's rows over all that the node has so far; grouped heads (Ainslie et al. 2023).
+
+    With `Pages` the rows' keys and values are first written there, at their positions, in place. Without, for encoders,
+    the rows are all that there is. `norm_heads` makes a norm for the heads of queries and keys, as Qwen 3 has.
+    """
+
+    def __init__(
+        self,
+        sizes: Heads,
+        *,
+        causal: bool = True,
+        window: int = 0,
+        rotary: RotaryPositions | None = None,
+        relative: RelativePositions | None = None,
+        norm_heads: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        super().__init__(sizes)
+        self.causal, self.window = causal, window
+        self.rotary, self.relative = rotary, relative
+        self.query_norm = None if norm_heads is None else norm_heads(sizes.size)
+        self.key_norm = None if norm_heads is None else norm_heads(sizes.size)
+
+    def forward(self, x: Tensor, spans: Spans, pages: Pages | None = None) -> Tensor:
+        """`[rows, hidden]` -> `[rows, hidden]`."""
+        query, key, value = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if self.rotary is not None:
+            query, key = self.rotary(query, key, spans.positions)
+        if pages is None:
+            pages = Pages.of_rows(key, value, spans.offsets)
+        else:
+            append_pages(pages, spans, key, value)
+        bias = None if self.relative is None else self.relative()
+        return self._read(query, pages, spans, Mask(self.causal, self.window, bias))
+
+
+class CrossAttention(Attention):
+    """Attention of a node's rows over all rows of a memory, such as an encoder's outputs.
+
+    `memory` makes the memory's keys and values, once for all steps; they may lie in pages too (`append_pages`).
+    """
+
+    def memory(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Key and value `[rows, kv_heads, head_dim]` of rows `[rows, memory_size]`."""
+        return self._heads(self.key(rows)), self._heads(self.value(rows))
+
+    def forward(self, x: Tensor, spans: Spans, pages: Pages) -> Tensor:
+        """`[rows, hidden]` -> `[rows, hidden]`; positions play no part."""
+        return self._read(self._heads(self.query(x)), pages, spans, Mask(causal=False))
+
+
+class MLP(nn.Module):
+    """Two linear layers and what is between: `[rows, hidden]` -> `[rows, hidden]`; GELU unless another is given."""
+
+    def __init__(self, hidden: int, inner: int, activation: Activation = gelu, bias: bool = True) -> None:
+        super().__init__()
+        self.activation = activation
+        self.up, self.down = nn.Linear(hidden, inner, bias=bias), nn.Linear(inner, hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Row by row."""
+        result: Tensor = self.down(self.activation(self.up(x)))
+        return result
+
+
+class GatedMLP(nn.Module):
+    """`down(activation(gate(x)) * up(x))` (Shazeer 2020); SwiGLU unless another activation is given."""
+
+    def __init__(self, hidden: int, inner: int, activation: Activation = silu, bias: bool = False) -> None:
+        super().__init__()
+        self.activation = activation
+        self.gate, self.up = nn.Linear(hidden, inner, bias=bias), nn.Linear(hidden, inner, bias=bias)
+        self.down = nn.Linear(inner, hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Row by row."""
+        result: Tensor = self.down(self.activation(self.gate(x)) * self.up(x))
+        return result
+
+
+class TransformerLayer(nn.Module):
+    """A layer of an encoder, of a decoder alone, or (with `cross`) of an encoder-decoder.
+
+    `norm` makes each of its norms. Which it is, and how it knows positions, its `attention` decides.
+    """
+
+    def __init__(
+        self,
+        attention: SelfAttention,
+        mlp: nn.Module,
+        norm: Callable[[], nn.Module],
+        *,
+        cross: CrossAttention | None = None,
+        norm_first: bool = True,
+    ) -> None:
+        super().__init__()
+        self.norm_first = norm_first
+        self.attention, self.attention_norm = attention, norm()
+        self.cross, self.cross_norm = cross, None if cross is None else norm()
+        self.mlp, self.mlp_norm = mlp, norm()
+
+    def forward(self, x: Tensor, spans: Spans, pages: Pages | None = None, memory: Pages | None = None) -> Tensor:
+        """`[rows, hidden]` -> `[rows, hidden]`; `pages` are its own, `memory` those that `cross` reads."""
+        x = self._add(x, self.attention_norm, self.attention, spans, pages)
+        if self.cross is not None and self.cross_norm is not None:
+            x = self._add(x, self.cross_norm, self.cross, spans, memory)
+        return self._add(x, self.mlp_norm, self.mlp)
+
+    def _add(self, x: Tensor, norm: nn.Module, part: nn.Module, *others: Any) -> Tensor:
+        if self.norm_first:
+            result: Tensor = x + part(norm(x), *others)
+        else:
+            result = norm(x + part(x, *others))
+        return result

