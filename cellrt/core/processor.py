@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import buddy_allocator, record_layout, tables
+from cellrt.core import record_layout, tables
+from cellrt.core.empty import empty_tables
 from cellrt.core.entries import (
     admit_many,
     cancel,
@@ -83,37 +84,13 @@ class Processor:
         self.num_workers = num_workers
         self._grown = _Growing()
         self._buffers = TaskBuffers()
-        self.tables = self._make_tables()
+        self.tables = empty_tables(self.limits, self.settings, num_workers)
         self._task_ids = np.zeros(self.limits.max_tasks, np.int32)
         self._notices = np.zeros((64, 2), np.int32)
         self._room: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         """What ``compile_template`` must know of the limits; None after they grew."""
         self._free_types: list[int] = []
         self._free_sessions = list(range(self.limits.max_sessions))[::-1]
-
-    def _make_tables(self) -> tables.Tables:
-        limits = self.limits
-        made = tables.make_tables(limits, self.num_workers)
-        blocks = buddy_allocator.make_blocks(
-            (limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs, limits.max_places)
-        )
-        settings = made.settings
-        for name in (
-            "max_tasks_to_submit",
-            "fair_every",
-            "early_release",
-            "split",
-            "runs",
-            "order_by_arrival",
-        ):
-            settings[name] = getattr(self.settings, name)
-        settings["num_workers"] = self.num_workers
-        settings["num_requests"], settings["next_home"] = limits.max_requests, tables.NEVER
-        settings["join_budget_ns"] = self.settings.join_budget_s * 1e9
-        settings["max_run_ns"] = self.settings.max_run_s * 1e9
-        max_wait_s = self.settings.max_wait_s
-        settings["max_wait_ns"] = (2 * self.settings.join_budget_s if max_wait_s is None else max_wait_s) * 1e9
-        return made._replace(blocks=blocks)
 
     @property
     def tables(self) -> Tables:

@@ -35,8 +35,6 @@ from cellrt.worker.service_thread import ServiceThread
 
 STALL_S = 30.0
 """How long the engine's process may read nothing before it counts as gone."""
-
-
 LAST_WORDS_S = 1.0
 """How long who cannot send waits for the reader to hear why."""
 
@@ -174,13 +172,12 @@ class Link:
                 accepted is not None,
             )
             messages.append(Message(Kind.SUBMIT, submission_parts(head, numbers, groups)))
-            futures = [RemoteFuture(owner, id) for id in head.ids]
-            ids = iter(futures)
+            futures = (RemoteFuture(owner, id) for id in head.ids)
             in_order: dict[int, RequestFuture] = {}
             for template, alike in zip(templates, groups):
                 kindred = Kindred(template, binding.formats, channel)
                 for place in alike.places:
-                    future = in_order[place] = next(ids)
+                    future = in_order[place] = next(futures)
                     self._pending[future.id] = future, kindred
             if accepted is not None:
                 self._awaited[first] = accepted
@@ -317,7 +314,6 @@ class Link:
         """Takes in one message."""
         if kind == Kind.OUTCOMES:
             self._take_outcomes(body)
-            self._note_gone()
         elif kind == Kind.ERRORS:
             for id, told in json.loads(bytes(body)):
                 self._take_error(id, heard(told))
@@ -352,6 +348,7 @@ class Link:
             elif (waiting := self._pending.get(id)) is not None and waiting[1].channel is not None:
                 waiting[1].channel.put(unpacked(outcome))
         finish_together(ended, arrived)
+        self._note_gone()
 
     def _take_error(self, id: int, error: CellrtError) -> None:
         self._say(id, error)
