@@ -8,6 +8,9 @@ whole sentence, in one batch (ORCA section 3.2, "selective batching").
     norm last:   x = norm(x + attention(x));  x = norm(x + cross(x));  x = norm(x + mlp(x))
 
 (Vaswani et al. 2017 has the norm last; Xiong et al. 2020 compare.) Norms are torch's: `nn.LayerNorm`, `nn.RMSNorm`.
+
+For inference in float32 on a CPU the linear layers keep a second, packed copy of their weights (`_gemm.py`) and run on
+the calling thread. A row's bits are then the same in any company and however its span is cut, through all layers.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 from cellrt import DefinitionError
+from cellrt.cells.attention import Linear
 from cellrt.cells.paged_attention import Mask, Pages, Spans, append_pages, paged_attention
 from cellrt.cells.positions import RelativePositions, RotaryPositions
 
@@ -72,10 +76,10 @@ class Attention(nn.Module):
         super().__init__()
         self.sizes = sizes
         given = sizes.hidden if memory_size is None else memory_size
-        self.query = nn.Linear(sizes.hidden, sizes.heads * sizes.size, bias=sizes.bias)
-        self.key = nn.Linear(given, sizes.num_kv_heads * sizes.size, bias=sizes.bias)
-        self.value = nn.Linear(given, sizes.num_kv_heads * sizes.size, bias=sizes.bias)
-        self.out = nn.Linear(sizes.heads * sizes.size, sizes.hidden, bias=sizes.out_bias)
+        self.query = Linear(sizes.hidden, sizes.heads * sizes.size, bias=sizes.bias)
+        self.key = Linear(given, sizes.num_kv_heads * sizes.size, bias=sizes.bias)
+        self.value = Linear(given, sizes.num_kv_heads * sizes.size, bias=sizes.bias)
+        self.out = Linear(sizes.heads * sizes.size, sizes.hidden, bias=sizes.out_bias)
 
     def _heads(self, rows: Tensor) -> Tensor:
         heads: Tensor = rows.unflatten(1, (-1, self.sizes.size))
@@ -145,7 +149,7 @@ class MLP(nn.Module):
     def __init__(self, hidden: int, inner: int, activation: Activation = gelu, bias: bool = True) -> None:
         super().__init__()
         self.activation = activation
-        self.up, self.down = nn.Linear(hidden, inner, bias=bias), nn.Linear(inner, hidden, bias=bias)
+        self.up, self.down = Linear(hidden, inner, bias=bias), Linear(inner, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Row by row."""
@@ -159,8 +163,8 @@ class GatedMLP(nn.Module):
     def __init__(self, hidden: int, inner: int, activation: Activation = silu, bias: bool = False) -> None:
         super().__init__()
         self.activation = activation
-        self.gate, self.up = nn.Linear(hidden, inner, bias=bias), nn.Linear(hidden, inner, bias=bias)
-        self.down = nn.Linear(inner, hidden, bias=bias)
+        self.gate, self.up = Linear(hidden, inner, bias=bias), Linear(hidden, inner, bias=bias)
+        self.down = Linear(inner, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Row by row."""

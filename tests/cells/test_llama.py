@@ -77,6 +77,20 @@ def test_tokens_are_the_same_alone_and_among_others_whole_and_in_chunks(chunk):
     assert generate(model, PROMPTS, 6, chunk) == alone
 
 
+@torch.inference_mode()
+def test_logits_have_the_same_bits_in_any_company_and_however_they_are_cut():
+    model = small(vocabulary=300, hidden=144, inner=200, layers=3, heads=9, kv_heads=3)
+    prompts = [torch.randint(0, 300, (length,)).tolist() for length in (1, 7, 64, 100, 2, 30)]
+    whole = last_logits(model, ToyPages(model, 40, 16), {k: (0, prompt) for k, prompt in enumerate(prompts)})
+    for k, prompt in enumerate(prompts):
+        assert torch.equal(last_logits(model, ToyPages(model, 40, 16), {k: (0, prompt)})[0], whole[k])
+        pages = ToyPages(model, 40, 16)
+        for first in range(0, len(prompt), 13):
+            others = {"another": (0, prompts[2][:first])} if first else {}
+            part = last_logits(model, pages, {k: (first, prompt[first : first + 13]), **others})
+        assert torch.equal(part[0], whole[k])
+
+
 def test_another_number_of_pages_is_refused():
     model = small()
     with pytest.raises(DefinitionError, match="expected pages of 2 layers, got 0"):
