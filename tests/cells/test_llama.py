@@ -169,13 +169,15 @@ def smollm():
     return next(Path(found.submodule_search_locations[0]).rglob("*.gguf"))
 
 
-TEXTS = [
-    "The capital of France is",
-    "Once upon a time, in a small village by the sea,",
-    "def fibonacci(n):\n",
-    "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n",
-    "1, 1, 2, 3, 5, 8,",
+BEGINNINGS = [
+    "The capital of {} is",
+    "Once upon a time in {}, in a small village by the sea,",
+    "<|im_start|>user\nTell me about {}.<|im_end|>\n<|im_start|>assistant\n",
+    "def is_in_{}(name):\n",
+    "1, 1, 2, 3, 5, 8, {}, 1, 1, 2,",
 ]
+PLACES = ["France", "Peru", "Japan", "Kenya", "Canada", "Norway", "Egypt", "India", "Chile", "Greece"]
+TEXTS = [beginning.format(place) for beginning in BEGINNINGS for place in PLACES]
 
 
 @pytest.mark.slow
@@ -192,15 +194,16 @@ def test_smollm_says_what_it_says_in_transformers():
     model = llama_from_gguf(path)
     prompts = [tokenizer(text)["input_ids"] for text in TEXTS]
     assert prompts[0] == [504, 3575, 282, 4649, 314]
-    steps = 24
-    for chunk in (7, 1000):
-        found = generate(model, prompts, steps, chunk)
-        assert found[0][0] == 7042
-        for prompt, tokens in zip(prompts, found):
-            logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-            best = logits.topk(2)
-            margins = best.values[:, 0] - best.values[:, 1]
-            close = (margins < 1e-3).nonzero().flatten().tolist()
-            sure = close[0] if close else steps
-            assert tokens[:sure] == best.indices[:sure, 0].tolist()
-            assert sure > steps // 2
+    steps = 16
+    found = generate(model, prompts, steps, chunk=7)
+    assert found[0][0] == 7042
+    assert generate(model, prompts[:5], steps) == found[:5]
+    unsure = []
+    for text, prompt, tokens in zip(TEXTS, prompts, found):
+        logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        best = logits.topk(2)
+        close = (best.values[:, 0] - best.values[:, 1] < 1e-3).nonzero().flatten().tolist()
+        sure = close[0] if close else steps
+        assert tokens[:sure] == best.indices[:sure, 0].tolist()
+        unsure += [text] if close else []
+    assert len(unsure) <= len(TEXTS) // 10, unsure
