@@ -24,6 +24,7 @@ from tests.kernels.paged_cases import (
     assert_close,
     expected,
     int32,
+    layer_of_larger,
     make_case,
     masks,
     nodes_with_gaps,
@@ -96,6 +97,18 @@ def test_bits_do_not_depend_on_the_pages():
         append_pages(paged, spans, key, value)
         in_one = paged_attention(query, Pages.of_rows(key, value, spans.offsets), spans)
         assert torch.equal(paged_attention(query, paged, spans), in_one)
+
+
+def test_pages_may_be_a_layer_of_larger_ones():
+    case = make_case(LONG, Sizes(16))
+    pages = layer_of_larger(case.pages)
+    key, value = torch.randn(2, len(case.query), 2, 16)
+    with torch.inference_mode():
+        append_pages(case.pages, case.spans, key, value)
+        append_pages(pages, case.spans, key, value)
+        in_larger = paged_attention(*case._replace(pages=pages))
+        assert torch.equal(in_larger, paged_attention(*case))
+    assert_close(in_larger, expected(case, 0.25))
 
 
 def test_a_row_that_is_not_a_number_harms_no_other():
