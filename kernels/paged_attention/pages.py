@@ -19,8 +19,8 @@ class Pages(NamedTuple):
     in which each node starts at its offset (``of_rows``).
 
     Attributes:
-        keys, values: ``[pages, page_size, kv_heads, head_dim]``; float32, bfloat16 or float16. A page is contiguous; the
-            step from page to page is free, the same for both: they may be a layer's part of larger pages.
+        keys, values: ``[pages, page_size, kv_heads, head_dim]``; float32, bfloat16 or float16. A page is contiguous;
+            the step from page to page is free, the same for both: they may be a layer's part of larger pages.
         tables: int32 ``[nodes, pages of the longest]``, contiguous; what lies behind a node's last page is not read.
         lengths: int32 ``[nodes]``, how many keys there are.
         starts: int32 ``[nodes]``, where key 0 lies, counted from the first slot of the first page; None: there.
