@@ -60,6 +60,10 @@ class Planned(NamedTuple):
     alike: Alike
 
 
+MAX_SPECS = 4096
+"""Spec objects whose kinds are remembered: those of cells are asked for again and again."""
+
+
 class Registry:
     """Cell types, kinds and constants of one engine. Written by the thread that registers, one at a time."""
 
@@ -73,6 +77,8 @@ class Registry:
         self._num_users: Counter[int] = Counter()
         """Models of each cell type."""
         self.kind_ids: dict[RowSpec, int] = {}
+        self._kinds_of: dict[int, tuple[RowSpec, int]] = {}
+        """By what a spec object is: to hash its fields costs as much as much else of a small request."""
         self.constants: dict[tuple[int, bytes], int] = {}
         """Permanent rows by kind and bits: the tensor that an unfolder gives may hold others each time."""
 
@@ -87,9 +93,14 @@ class Registry:
 
     def kind(self, spec: RowSpec) -> int:
         """Kind of a row spec. Raises RequestError if no cell of the engine has such rows."""
+        known = self._kinds_of.get(id(spec))
+        if known is not None and known[0] is spec:
+            return known[1]
         kind = self.kind_ids.get(spec.stored)
         if kind is None:
             raise RequestError(f"no cell of this engine has rows of {spec}")
+        if len(self._kinds_of) < MAX_SPECS:
+            self._kinds_of[id(spec)] = spec, kind
         return kind
 
     def constant_row(self, kind: int, content: bytes) -> int:

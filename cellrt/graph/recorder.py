@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -66,8 +66,15 @@ class Recorder:
         self._zeros: dict[int, int] = {}
         self._constants: set[int] = set()
         self._loop_values: dict[int, int] = {}
-        self._states = SessionStates(self._program)
-        self._growing = GrowingStates(self._program, self._states)
+
+    # Most graphs have none of either, and a small one costs little more than making them.
+    @cached_property
+    def _states(self) -> SessionStates:
+        return SessionStates(self._program)
+
+    @cached_property
+    def _growing(self) -> GrowingStates:
+        return GrowingStates(self._program, self._states)
 
     def _take_values(self, count: int) -> int:
         first = self._num_values
@@ -266,7 +273,7 @@ class Recorder:
         """The inputs that have a value for each step of a chain, with the number of steps: at least one, all equal."""
         lengths: dict[str, int] = {}
         for name, spec in cell.inputs.items():
-            if name in cell.carry or spec.ragged or spec.has_nodes:
+            if name in cell.carry or spec.ragged or (cell.has_spans and spec.has_nodes):
                 continue
             if (count := num_steps(inputs[name], spec)) >= 0:
                 lengths[name] = count
