@@ -343,6 +343,8 @@ class Graph(Recorder):
             for result in results.values():
                 if isinstance(result, LoopSteps) and result.graph is self:
                     placement.of_steps(result.value)
+            for value in self._emitted:
+                placement.of_steps(value)
         layouts = tuple([self._layout(str(name), result, placement) for name, result in results.items()])
         return Recorded(self._program.tobytes(), self._externals, layouts, states)
 

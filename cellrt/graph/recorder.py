@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cellrt.core.program import (
     CARRY,
     EACH,
+    EMITTED,
     FIXED,
     LIST,
     OP_CHAIN,
@@ -66,6 +67,8 @@ class Recorder:
         self._zeros: dict[int, int] = {}
         self._constants: set[int] = set()
         self._loop_values: dict[int, int] = {}
+        self._emitted: dict[int, None] = {}
+        """Outputs of loops that other cells read at every step, in order."""
 
     # Most graphs have none of either, and a small one costs little more than making them.
     @cached_property
@@ -196,7 +199,9 @@ class Recorder:
             return
         raise RequestError(f"{what} {name!r}{f'[{position}]' if position >= 0 else ''}: {wrong}")
 
-    def _check_source(self, cell: Cell, name: str, spec: RowSpec, source: Output | Steps, position: int = -1) -> None:
+    def _check_source(
+        self, cell: Cell, name: str, spec: RowSpec, source: Output | Steps | LoopSteps, position: int = -1
+    ) -> None:
         if source.graph is not self:
             raise RequestError(f"{self._where(cell, name, position)}: the node belongs to another graph")
         if source.spec is not spec and source.spec != spec:
@@ -225,11 +230,15 @@ class Recorder:
         return self._external(spec, copied(row)[None])
 
     def _many(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> list[int]:
-        """Words for a ragged input: a list of outputs or rows, a chain's steps, or a tensor ``[n, *shape]``."""
+        """Words for a ragged input: a list of outputs or rows, a chain's or loop's steps, or ``[n, *shape]``."""
         row = RowSpec(spec.shape, spec.dtype)
         if isinstance(source, Steps):
             self._check_source(cell, name, row, source)
             return _range_words(source.values())
+        if isinstance(source, LoopSteps):
+            self._check_source(cell, name, row, source)
+            self._emitted[source.value] = None
+            return [EMITTED, source.value, source.limit]
         if isinstance(source, ARRAYS):
             rows = self._bits(cell, name, spec, source)
             if rows.ndim == 0 or rows.shape[1:] != spec.shape:
