@@ -63,6 +63,8 @@ NUM_WORDS = MappingProxyType(
     }
 )
 """Words of each operation without inputs."""
+WORDS_OF_INPUT = MappingProxyType({STEP: 3, NEXT: 3, EMITTED: 3, RANGE: 4})
+"""Words of an input by its mode, where they are not 2; LIST and EACH say how many follow."""
 NUM_WORDS_BEFORE_INPUTS = MappingProxyType({OP_NODE: 2, OP_CHAIN: 3, OP_LOOP: 4})
 
 
@@ -187,9 +189,5 @@ def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Seq
         words[at + 1] = ids[known]
         at += NUM_WORDS_BEFORE_INPUTS[op]
         for _ in range(num_inputs[known]):
-            at += (
-                2 + words[at + 1]
-                if words[at] in (LIST, EACH)
-                else {STEP: 3, NEXT: 3, EMITTED: 3, RANGE: 4}.get(words[at], 2)
-            )
+            at += 2 + words[at + 1] if words[at] in (LIST, EACH) else WORDS_OF_INPUT.get(words[at], 2)
     return np.array(words, np.int32)

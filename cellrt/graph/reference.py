@@ -34,6 +34,7 @@ from cellrt.core.program import (
     PAGED,
     RANGE,
     STEP,
+    WORDS_OF_INPUT,
 )
 from cellrt.definition.cell import Cell
 from cellrt.definition.spans import PagedRows, Spans, nodes_of
@@ -250,7 +251,7 @@ class _Interpreter:
         sources = []
         for _ in cell.inputs:
             mode = next(self._words)
-            count = next(self._words) if mode in (LIST, EACH) else {STEP: 2, NEXT: 2, EMITTED: 2, RANGE: 3}.get(mode, 1)
+            count = next(self._words) if mode in (LIST, EACH) else WORDS_OF_INPUT.get(mode, 2) - 1
             sources.append(_Source(mode, self._take(count)))
         return sources
 

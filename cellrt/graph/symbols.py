@@ -228,7 +228,7 @@ class LoopSteps(Handle):
 
 
 class Loop(Handle):
-    """A loop's outputs: ``loop.token`` is every step's (a result or a ragged input), ``loop.last.h`` the last step's."""
+    """A loop's outputs: ``loop.token`` is every step's (a result or a ragged input), ``loop.last.h`` the last's."""
 
     __slots__ = ("_cell", "_first", "_graph", "_limit", "last")
 

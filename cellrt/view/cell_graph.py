@@ -32,6 +32,7 @@ from cellrt.core.program import (
     PAGED,
     RANGE,
     STEP,
+    WORDS_OF_INPUT,
 )
 from cellrt.definition.cell import Cell
 from cellrt.view.paper import NEEDS_MATPLOTLIB
@@ -121,7 +122,7 @@ class _Reader:
             mode = self._words[at]
             is_listed = mode in (LIST, EACH)
             first = at + 2 if is_listed else at + 1
-            count = self._words[at + 1] if is_listed else {STEP: 2, NEXT: 2, EMITTED: 2, RANGE: 3}.get(mode, 1)
+            count = self._words[at + 1] if is_listed else WORDS_OF_INPUT.get(mode, 2) - 1
             inputs.append((name, mode, list(self._words[first : first + count])))
             at = first + count
         for name, mode, numbers in inputs:

@@ -128,7 +128,7 @@ class Author:
         self.show(made.c)
 
     def loop(self) -> None:
-        """A loop whose end its own output decides, or that runs to its limit; later nodes read its last step, or all."""
+        """A loop whose end its own output decides, or that runs to its limit; others read its last step, or all."""
         made = self.graph.loop(
             self.zoo.decoder,
             max_steps=self.random.randint(1, 9),
