@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.program import (
-    CARRY,
     EACH,
     EMITTED,
     FIXED,
@@ -27,6 +26,7 @@ from cellrt.core.trees import PICK
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError, RequestTooLargeError
+from cellrt.graph.children import child_word
 from cellrt.graph.growing import GrowingStates
 from cellrt.graph.results import StateLayout
 from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, copied, describe_source, num_steps, rows_of
@@ -367,23 +367,6 @@ class Recorder:
             else:
                 raise RequestError(f"{self._where(cell, name)}: missing; expected {spec}")
         return np.array(words, np.int32).reshape(-1, 3)
-
-
-@lru_cache(maxsize=256)
-def child_word(cell: Cell, name: str, child: Cell) -> tuple[int, int, int] | str:
-    """Which output of which child an inner cell's input reads, from the input's name; or what is wrong with it."""
-    spec = cell.inputs[name]
-    stem, _, suffix = name.rpartition("_")
-    row = RowSpec(spec.shape, spec.dtype)
-    index = {"left": 0, "right": 1}.get(suffix, int(suffix) if suffix.isdigit() else -1)
-    output = name if spec.ragged else stem
-    if (not spec.ragged and index < 0) or output not in cell.outputs or output not in child.outputs:
-        return f"missing, and not the name of a child's output; expected {spec}"
-    for maker in (cell, child):
-        if maker.outputs[output] != row or maker.places[output] != cell.places[output]:
-            return f"expected {row}, got {maker.outputs[output]} of {maker.name!r}"
-    place = cell.places[output]
-    return (LIST, place, 0) if spec.ragged else (CARRY, index, place)
 
 
 def carry_hint(cell: Cell, name: str) -> str:
