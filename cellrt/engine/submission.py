@@ -194,6 +194,7 @@ class Submission:
                 job = Job(next(self._sequence), plan.num_nodes, priority, deadline)
                 order, lane = float(self._policy.admission_key(job)), lane_of(self._policy, job)
                 future = RequestFuture(manager)
+                future.number = job.sequence
                 requests.append(
                     LiveRequest(future, plan, model, job, now_ns, deadline_ns, channel, order, lane, session)
                 )
