@@ -63,6 +63,11 @@ class Client(Serving):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended: the engine's process is gone, or this client is closed."""
+        return self._link.lost is not None
+
     def register(
         self,
         model: str | Unfolder,
@@ -120,11 +125,15 @@ class Client(Serving):
         """Whether ``binding`` and ``submit`` need not wait for the engine's process."""
         return model in self._bindings
 
-    def trace_id(self, future: RequestFuture) -> str:
-        """What ``timeline_events`` knows a request by that this client submitted outside of a session, or in one."""
+    def number(self) -> int:
+        """The client's number, with which the ids of its requests begin; the engine's process is asked once."""
         if self._number is None:
             self._number = int(self._link.call("number").value)
-        return f"{self._number}-{future.id}" if isinstance(future, RemoteFuture) else ""
+        return self._number
+
+    def trace_id(self, future: RequestFuture) -> str:
+        """What ``timeline_events`` knows a request by that this client or one of its sessions submitted."""
+        return f"{self.number()}-{future.id}" if isinstance(future, RemoteFuture) else ""
 
     def timeline_events(self, *, request: str | None = None, count: int = 1000) -> bytes:
         """The last ``count`` requests and their tasks as a Chrome trace, JSON; or one request and its tasks.

@@ -1,0 +1,81 @@
+"""What stands before every door: keys, the count of answers, and errors that none of them expected."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cellrt.serve.measures import Measures
+from cellrt.serve.oip import encode
+
+OPEN = ("/v2/health/live", "/v2/health/ready")
+"""What needs no key."""
+BEARER = "bearer "
+log = logging.getLogger("cellrt")
+
+
+class Guard:
+    """ASGI in front of ASGI. ``keys``: one of them must come with each request, unless there are none."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], measures: Measures) -> None:
+        self._app, self._measures = app, measures
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets a request in, or answers 401."""
+        if scope["type"] == "lifespan" or (self._knows(scope) and scope["type"] == "websocket"):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "a key is needed"})
+        else:
+            await self._count(scope, receive, send)
+
+    async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begin_s, status = time.perf_counter(), 0
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            if self._knows(scope):
+                await self._app(scope, receive, note)
+            else:
+                await _refuse(note)
+        except Exception:
+            log.exception("%s %s", scope["method"], scope["path"])
+            if not status:
+                await _answer(note, 500, {"error": "an error of the server; its log has it", "type": "InternalError"})
+        finally:
+            handler = getattr(scope.get("endpoint"), "__name__", "none")
+            self._measures.http_requests.labels(handler, str(status)).inc()
+            self._measures.http_seconds.labels(handler).observe(time.perf_counter() - begin_s)
+
+    def _knows(self, scope: Scope) -> bool:
+        """Whether one of the keys came; every key is compared, in the same time however much of it is right."""
+        if not self._keys or scope["path"] in OPEN:
+            return True
+        headers = Headers(scope=scope)
+        given = headers.get("x-api-key") or headers.get("authorization", "")
+        if given.lower().startswith(BEARER):
+            given = given[len(BEARER) :]
+        found = [hmac.compare_digest(given.encode(), key) for key in self._keys]
+        return any(found)
+
+
+async def _refuse(send: Send) -> None:
+    told = {"error": "a key is needed: Authorization: Bearer KEY, or X-API-Key", "type": "Unauthorized"}
+    await _answer(send, 401, told, (b"www-authenticate", b"Bearer"))
+
+
+async def _answer(send: Send, status: int, told: object, *headers: tuple[bytes, bytes]) -> None:
+    start = {"type": "http.response.start", "status": status}
+    await send({**start, "headers": [(b"content-type", b"application/json"), *headers]})
+    await send({"type": "http.response.body", "body": encode(told)})

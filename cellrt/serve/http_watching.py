@@ -1,0 +1,97 @@
+"""What people and scrapers look at: ``/metrics``, ``/debug``, the description of the doors, and pages."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics import exposition
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from cellrt.errors import DeviceError, RequestError
+from cellrt.serve.door import Door, told
+from cellrt.serve.http import json_response
+from cellrt.serve.metrics import EngineMetrics
+from cellrt.serve.openapi import document
+
+MOST_SHOWN = 10_000
+PAGES = {"/": "page.html", "/docs": "docs.html"}
+
+
+class WatchingDoor:
+    """The handlers. ``door``: whose engine and counts are shown."""
+
+    def __init__(self, door: Door) -> None:
+        self._door, self._backend = door, door.backend
+
+    def routes(self) -> list[BaseRoute]:
+        """All of them."""
+        pages = [Route(path, self.page, name=name) for path, name in PAGES.items()]
+        return [
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.openapi),
+            Route("/debug/statistics", self.statistics),
+            Route("/debug/timeline", self.timeline),
+            Route("/debug/requests/{id}", self.request_story),
+            *pages,
+        ]
+
+    async def metrics(self, request: Request) -> Response:
+        """Counts of the engine and of all front ends."""
+        try:
+            counts, models = await self._backend.call("statistics"), await self._backend.call("models")
+        except DeviceError:
+            counts, models = None, []
+        registry = CollectorRegistry()
+        registry.register(EngineMetrics(counts, models))
+        wants_open = "application/openmetrics-text" in request.headers.get("accept", "")
+        if wants_open:
+            text = _without_end(exposition.generate_latest(registry)) + exposition.generate_latest(
+                self._door.measures.registry
+            )
+            return Response(text, media_type=exposition.CONTENT_TYPE_LATEST)
+        text = generate_latest(registry) + generate_latest(self._door.measures.registry)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        """The description of the doors."""
+        entries = await self._backend.call("models")
+        models = [await self._backend.model(entry["name"]) for entry in entries if entry["is_loaded"]]
+        return json_response(document(models, has_keys=bool(self._backend.settings.api_keys)))
+
+    async def statistics(self, request: Request) -> Response:
+        """What ``Engine.statistics`` says, for the live page."""
+        return json_response(await self._backend.call("statistics"))
+
+    async def timeline(self, request: Request) -> Response:
+        """The last requests and tasks as a Chrome trace, for Perfetto."""
+        self._refuse_without_timeline()
+        given = request.query_params.get("count", "1000")
+        if not given.isdecimal() or not 0 < int(given) <= MOST_SHOWN:
+            raise RequestError(f"count: expected 1 to {MOST_SHOWN}, got {given!r:.40}")
+        events = await self._backend.call("timeline_events", count=int(given))
+        return Response(events, media_type="application/json")
+
+    async def request_story(self, request: Request) -> Response:
+        """Which tasks a request was in, and how long it waited for the first: a Chrome trace of that request."""
+        self._refuse_without_timeline()
+        try:
+            events = await self._backend.call("timeline_events", request=request.path_params["id"])
+        except RequestError as error:
+            return json_response(told(error), 404)
+        return Response(events, media_type="application/json")
+
+    def _refuse_without_timeline(self) -> None:
+        if not self._backend.settings.timeline:
+            raise RequestError("this server keeps no timeline: start it with --timeline 2000")
+
+    async def page(self, request: Request) -> Response:
+        """A page for people."""
+        return HTMLResponse(files("cellrt.serve").joinpath(PAGES[request.url.path]).read_text())
+
+
+def _without_end(text: bytes) -> bytes:
+    return text.removesuffix(b"# EOF\n")
+
