@@ -80,10 +80,11 @@ class Calls:
 
     def _register(self, guest: Guest, _: bytes, source: str, **options: Any) -> Answer:
         found = ModelSource(source)
-        self._register_from(found, options)
+        self.register(found, options)
         return None, b""
 
-    def _register_from(self, source: ModelSource, options: dict[str, Any]) -> None:
+    def register(self, source: ModelSource, options: dict[str, Any]) -> None:
+        """Registers a model, and keeps it in the catalogue. Raises DefinitionError, EngineClosedError."""
         model = source.load()
         with self._register_lock:
             self._engine.register(model, **options)
@@ -98,7 +99,7 @@ class Calls:
         entry = self._catalogue.get(model)
         if entry is None:
             raise UnknownModelError(f"model {model!r} was never registered; those were: {sorted(self._catalogue)}")
-        self._register_from(entry.source, {**entry.options, "replace": True})
+        self.register(entry.source, {**entry.options, "replace": True})
         return None, b""
 
     def _models(self, guest: Guest, _: bytes) -> Answer:

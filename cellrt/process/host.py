@@ -29,6 +29,7 @@ from cellrt.process.calls import Calls
 from cellrt.process.guest import Guest
 from cellrt.process.patience import Patient, WaitingRoom
 from cellrt.process.recorded import LENGTH
+from cellrt.process.source import ModelSource
 from cellrt.process.wire import PROTOCOL, REGION_BYTES, BrokenWireError, Kind, Message, Wire
 
 log = logging.getLogger("cellrt")
@@ -58,7 +59,7 @@ class Doorkeeper:
         self._behind: set[Guest] = set()
         """Those that are watched for reading again."""
         self._room = WaitingRoom(engine._manager.places)
-        self._calls = Calls(engine, self._announce, lambda: len(self._guests))
+        self.calls = Calls(engine, self._announce, lambda: len(self._guests))
         self._formats: list[RowFormat] = []
         self.is_closing = False
         for fd in (listener.fileno(), lifeline.fileno(), self._bell):
@@ -130,7 +131,7 @@ class Doorkeeper:
             value: Any = None
             data, error = b"", None
             try:
-                value, data = self._calls.run(guest, name, arguments, blob)
+                value, data = self.calls.run(guest, name, arguments, blob)
             except BaseException as raised:
                 error = told(raised)
             head = json.dumps({"call": number, "value": value, "error": error}).encode()
@@ -214,13 +215,14 @@ def main() -> None:
     lifeline = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
     try:
-        address, options = pickle.loads(_read_all(lifeline))
+        address, options, models = pickle.loads(_read_all(lifeline))
         listener = addresses.listen(address)
-        engine = Engine(**options)
+        doorkeeper = Doorkeeper(Engine(**options), listener, lifeline)
+        for source, how in models:
+            doorkeeper.calls.register(ModelSource(source), how)
     except BaseException as error:
         _answer(lifeline, told(error) if isinstance(error, CellrtError) else ("DefinitionError", _short(error), ""))
-        return
-    doorkeeper = Doorkeeper(engine, listener, lifeline)
+        os._exit(1)  # an engine may be there, with its threads
 
     def stop(*_: object) -> None:
         doorkeeper.is_closing = True

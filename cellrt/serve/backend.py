@@ -69,8 +69,6 @@ class Backend:
         try:
             client = await asyncio.to_thread(connect, self.settings.address, timeout=CONNECT_S)
             entries = await asyncio.to_thread(client.models)
-            if len(entries) < len(self.settings.models):  # it is still being started
-                raise DeviceError("the engine's process has not all models yet")
             names = [entry["name"] for entry in entries if entry["is_loaded"]]
             await asyncio.to_thread(client.number)
             described = {name: await asyncio.to_thread(self._describe, client, name) for name in names}

@@ -167,6 +167,10 @@ def _longer_ones(example: Any) -> Iterator[Any]:
         for name, part in example.items():
             for longer in _longer_ones(part):
                 yield {**example, name: longer}
+    elif hasattr(example, "_asdict"):
+        for name, part in example._asdict().items():
+            for longer in _longer_ones(part):
+                yield example._replace(**{name: longer})
 
 
 def _outputs_of(binding: Binding, recorded: Sequence[Recorded]) -> list[TensorInfo]:

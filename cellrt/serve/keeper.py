@@ -1,6 +1,6 @@
 """The process that keeps a server: starts the engine's process and the front ends, replaces what dies, ends them all.
 
-It serves nothing itself. Every front end has a listening socket of its own at the same port, which stays open here, so
+It serves nothing itself, and imports no torch. Every front end has a listening socket of its own at the same port, which stays open here, so
 that connections wait for a front end's successor instead of being refused.
 """
 
@@ -17,13 +17,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
 from cellrt.errors import CellrtError, DefinitionError
+from cellrt.process.address import new_address
+from cellrt.process.starting import Started
 from cellrt.serve.settings import Settings
 
 log = logging.getLogger("cellrt")
@@ -40,15 +40,13 @@ class Keeper:
     """A server with its processes. ``say``: tells people what happens."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
-        from cellrt.process.address import new_address  # it imports torch's side of the package
-
         self.settings = replace(settings, address=settings.address or new_address())
         self._say = say
         self._sockets = _listen(settings)
         self._folder = tempfile.mkdtemp(prefix="cellrt-metrics-")
         self._front_ends: list[subprocess.Popen[bytes]] = []
         self._started_s: list[float] = []
-        self._engine: Any = None
+        self._engine: Started | None = None
         self._ends_told = 0
         self._early_deaths = 0
         self._woken = threading.Event()
@@ -60,8 +58,8 @@ class Keeper:
 
     @property
     def engine_pid(self) -> int:
-        """Of the engine's process."""
-        return int(self._engine.pid)
+        """Of the engine's process; 0 before there is one."""
+        return 0 if self._engine is None else self._engine.process.pid
 
     @property
     def front_end_pids(self) -> list[int]:
@@ -71,10 +69,11 @@ class Keeper:
     def run(self) -> int:
         """Serves until it is told to end; returns the exit status. Raises DefinitionError if it cannot begin."""
         try:
+            engine = self._start_engine()
             for number in range(self.settings.front_ends):
                 self._front_ends.append(self._start_front_end(number))
                 self._started_s.append(time.monotonic())
-            self._start_engine()
+            engine.wait()
             self._say(f"serving at http://{self.settings.host}:{self.port}")
             while not self._ends_told:
                 self._woken.wait(LOOK_EVERY_S)
@@ -90,26 +89,23 @@ class Keeper:
             for process in self._front_ends:
                 process.kill()
             if self._engine is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(self._engine.pid, signal.SIGKILL)
+                self._engine.process.kill()
             shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(1)
         self._woken.set()
 
-    def _start_engine(self) -> None:
-        from cellrt.process.engine_process import EngineProcess
-
+    def _start_engine(self) -> Started:
         settings = self.settings
         workers = list(settings.workers) if isinstance(settings.workers, tuple) else settings.workers
-        self._engine = EngineProcess(
-            workers,
-            address=settings.address,
-            max_queue=settings.max_queued_requests,
-            trace=settings.timeline or False,
-            compile=settings.compile,
-        )
-        for model in settings.models:
-            self._engine.register(model, max_queue=settings.max_queued_per_model)
+        options = {
+            "workers": workers,
+            "max_queue": settings.max_queued_requests,
+            "trace": settings.timeline or False,
+            "compile": settings.compile,
+        }
+        models = [(model, {"max_queue": settings.max_queued_per_model}) for model in settings.models]
+        self._engine = Started(settings.address, options, models)
+        return self._engine
 
     def _start_front_end(self, number: int) -> subprocess.Popen[bytes]:
         sock = self._sockets[number]
@@ -132,11 +128,11 @@ class Keeper:
 
     def _look(self) -> None:
         """Replaces what has died."""
-        if self._engine.is_lost:
+        if self._engine is not None and self._engine.process.poll() is not None:
             self._say("the engine's process is gone; another is started")
-            self._engine.close()
+            self._engine.end()
             try:
-                self._start_engine()
+                self._start_engine().wait()
             except CellrtError as error:
                 self._note_early_death(f"the engine's process does not start: {error}")
         for number, process in enumerate(self._front_ends):
@@ -176,7 +172,7 @@ class Keeper:
             if process.stdin is not None:
                 process.stdin.close()
         if self._engine is not None:
-            self._engine.close()
+            self._engine.end()
         for sock in self._sockets:
             sock.close()
         shutil.rmtree(self._folder, ignore_errors=True)
