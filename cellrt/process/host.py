@@ -171,6 +171,9 @@ class Doorkeeper:
             socket.send_fds(sock, [json.dumps({"version": PROTOCOL}).encode()], fds)
             incoming, outgoing = fds
             guest = Guest(self, Wire(sock, os.dup(outgoing), os.dup(incoming)))
+        except BrokenPipeError:  # it did not wait until the models were registered
+            sock.close()
+            return
         except OSError:
             sock.close()
             log.exception("a client could not be taken in")

@@ -21,7 +21,8 @@ from cellrt.serve.settings import Settings
 log = logging.getLogger("cellrt")
 LOOK_EVERY_S = 0.05
 """How often one looks whether the process is gone, or back."""
-CONNECT_S = 1.0
+CONNECT_S = 5.0
+"""How long one waits for an engine that is being started, before one looks again."""
 
 
 class Backend:

@@ -18,7 +18,7 @@ from cellrt.graph.unfolder import unfold
 WIDTH = 2
 RAISE, HOLD = 101.0, 102.0
 """A row that starts with one of these makes its cell raise, or take ``HOLD_S``."""
-HOLD_S = 0.2
+HOLD_S = 0.02
 
 
 def step(x: Tensor, h: Tensor) -> dict[str, Tensor]:
