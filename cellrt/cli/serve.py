@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import tomllib
 from pathlib import Path
@@ -15,7 +16,7 @@ from cellrt.errors import DefinitionError
 if TYPE_CHECKING:
     from cellrt.serve.settings import Limits
 
-NEEDED = "cellrt serve needs more packages: pip install 'cellrt[serve]'"
+NEEDED = "cellrt serve needs more packages: pip install 'cellrt[serve]', and for gRPC 'cellrt[grpc]'"
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -88,6 +89,9 @@ def serve(
         from cellrt.serve.keeper import Keeper
         from cellrt.serve.settings import Settings
         from cellrt.serve.sources import sources_of
+
+        if grpc_port is not None:
+            importlib.import_module("tritonclient.grpc.service_pb2")
     except ImportError as error:
         complaint(f"{NEEDED} ({error})")
         raise typer.Exit(1) from error

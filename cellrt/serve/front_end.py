@@ -30,6 +30,7 @@ from cellrt.serve.settings import Settings
 SWITCH_S = 5e-4
 """How long this process's loop may keep the interpreter from the thread that hears the engine's answers."""
 BACKLOG = 2048
+DRAIN_LOOK_S = 0.05
 
 
 class FrontEnd(uvicorn.Server):
@@ -71,7 +72,16 @@ async def run(settings: Settings, sock: socket.socket, number: int, *, is_shared
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, server.end)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    await server.serve(sockets=[sock])
+    if settings.grpc_port is None:
+        await server.serve(sockets=[sock])
+        return
+    from cellrt.serve.grpc_door import open_grpc  # it needs more packages
+
+    grpc_server = await open_grpc(door, settings.grpc_port)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    while not backend.is_draining and not serving.done():
+        await asyncio.sleep(DRAIN_LOOK_S)
+    await asyncio.gather(serving, grpc_server.stop(settings.drain_s))
 
 
 def _end_with_parent() -> None:

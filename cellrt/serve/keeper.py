@@ -40,9 +40,10 @@ class Keeper:
     """A server with its processes. ``say``: tells people what happens."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
-        self.settings = replace(settings, address=settings.address or new_address())
         self._say = say
         self._sockets = _listen(settings)
+        self._grpc_socket, grpc_port = _reserve(settings.host, settings.grpc_port)
+        self.settings = replace(settings, address=settings.address or new_address(), grpc_port=grpc_port)
         self._folder = tempfile.mkdtemp(prefix="cellrt-metrics-")
         self._front_ends: list[subprocess.Popen[bytes]] = []
         self._started_s: list[float] = []
@@ -75,6 +76,8 @@ class Keeper:
                 self._started_s.append(time.monotonic())
             engine.wait()
             self._say(f"serving at http://{self.settings.host}:{self.port}")
+            if self.settings.grpc_port is not None:
+                self._say(f"serving gRPC at {self.settings.host}:{self.settings.grpc_port}")
             while not self._ends_told:
                 self._woken.wait(LOOK_EVERY_S)
                 self._look()
@@ -173,9 +176,23 @@ class Keeper:
                 process.stdin.close()
         if self._engine is not None:
             self._engine.end()
-        for sock in self._sockets:
+        for sock in (*self._sockets, *([self._grpc_socket] if self._grpc_socket is not None else [])):
             sock.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _reserve(host: str, port: int | None) -> tuple[socket.socket | None, int | None]:
+    """A port that front ends share for gRPC, and a socket that keeps it for them. Raises DefinitionError."""
+    if port is None:
+        return None, None
+    sock = socket.socket(socket.getaddrinfo(host, port)[0][0], socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise DefinitionError(f"cannot listen at {host}:{port}: {error}") from None
+    return sock, int(sock.getsockname()[1])
 
 
 def _listen(settings: Settings) -> list[socket.socket]:

@@ -13,5 +13,5 @@ MODELS = ("chain", "kept", "count", "letters", "two", "half", "tree", "pair", "n
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    with start(*MODELS) as made:
+    with start(*MODELS, options=["--grpc-port", "0"]) as made:
         yield made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -22,8 +23,6 @@ class Server:
     """``cellrt serve`` as a process; ``lines``: what it said."""
 
     def __init__(self, arguments: Sequence[str], environment: dict[str, str] | None = None) -> None:
-        import os
-
         command = [sys.executable, "-m", "cellrt.cli", "serve", *arguments]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
@@ -41,6 +40,12 @@ class Server:
     def address(self) -> str:
         """Host and port."""
         return self.url.removeprefix("http://")
+
+    @property
+    def grpc_address(self) -> str:
+        """Host and port of gRPC."""
+        until(lambda: any("gRPC at " in line for line in self.lines), "the server says where it takes gRPC")
+        return next(line.rpartition(" ")[2] for line in self.lines if "gRPC at " in line)
 
     def is_ready(self) -> bool:
         return self.http.get("/v2/health/ready").status_code == 200
