@@ -19,6 +19,7 @@ from cellrt.serve.http import error_response, json_response
 from cellrt.serve.http_native import NativeDoor
 from cellrt.serve.http_oip import OipDoor
 from cellrt.serve.http_watching import WatchingDoor
+from cellrt.serve.keys import Keys
 
 
 def make_app(door: Door) -> Guard:
@@ -35,7 +36,7 @@ def make_app(door: Door) -> Guard:
         exception_handlers={CellrtError: error_response, HTTPException: _plain, Exception: _unexpected},
         lifespan=connected,
     )
-    return Guard(app, backend.settings.api_keys, door.measures)
+    return Guard(app, Keys(backend.settings.api_keys), door.measures)
 
 
 @asynccontextmanager

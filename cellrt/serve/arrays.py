@@ -42,12 +42,14 @@ def array_of(value: Any, dtype: torch.dtype, where: str) -> torch.Tensor:
     wanted = NUMPY_DTYPES.get(dtype, np.dtype(np.float32))
     if array.size == 0 and array.dtype.kind == "f":
         return torch.empty(array.shape, dtype=dtype)
-    allowed = {"b": "b", "i": "iu", "u": "iu", "f": "fiu"}[wanted.kind]
+    allowed = {"b": "b", "i": "iub", "u": "iub", "f": "fiub"}[wanted.kind]
+    if wanted.kind in "iu" and array.dtype.kind == "f" and not (array % 1).any():
+        allowed += "f"  # JSON's 1.0 is an integer
     if array.dtype.kind not in allowed:
         raise RequestError(f"{where}: expected {NAMES[dtype]}, got {_kind(array)}")
     if wanted.kind in "iu" and array.size:
         bounds = np.iinfo(wanted)
-        if array.min() < bounds.min or array.max() > bounds.max:
+        if not (array.min() >= bounds.min and array.max() <= bounds.max):
             raise RequestError(f"{where}: expected {NAMES[dtype]}, from {bounds.min} to {bounds.max}")
     with np.errstate(over="ignore"):
         return torch.from_numpy(np.array(array, dtype=wanted, copy=None)).to(dtype)

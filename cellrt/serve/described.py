@@ -122,12 +122,15 @@ def _parameter(binding: Binding) -> str:
 
 def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], bool]) -> Form:
     """The form of the example, with the dimensions free along which the model takes more."""
+    if isinstance(form, ScalarForm | ListForm) and isinstance(example, str | list):
+        return replace(form, may_be_empty=takes(example[:0]))
     if isinstance(form, TensorForm):
         shape = list(form.shape)
         for dimension in range(len(shape)):
             if takes(_longer(example, dimension)):
                 shape[dimension] = VARIABLE
-        return replace(form, shape=tuple(shape))
+        is_free = len(shape) == 1 and shape[0] == VARIABLE
+        return replace(form, shape=tuple(shape), may_be_empty=is_free and takes(example[:0]))
     if isinstance(form, RecordForm) and isinstance(example, Mapping):
         fields = dict(form.fields)
         for name, part in form.fields.items():

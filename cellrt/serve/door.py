@@ -52,6 +52,7 @@ class Door:
             if self._num_streams >= limits.max_streams:
                 raise OverloadError(f"{self._num_streams} streams are open, this front end takes {limits.max_streams}")
             self._num_streams += 1
+            self.measures.streams.inc()
             try:
                 if how.sequence is None:
                     client = self.backend.client
@@ -71,6 +72,7 @@ class Door:
                         yield stream
             finally:
                 self._num_streams -= 1
+                self.measures.streams.dec()
 
     @asynccontextmanager
     async def _in_session(self, described: Described, how: Parameters) -> AsyncIterator[Any]:

@@ -33,18 +33,23 @@ class Form(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TensorForm:
-    """A tensor as nested lists; ``shape`` has -1 for dimensions that may differ."""
+    """A tensor as nested lists; ``shape`` has -1 for dimensions that may differ.
+
+    ``may_be_empty``, here and below: whether the model takes one without rows.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     limits: Limits
+    may_be_empty: bool = False
 
     def schema(self) -> Schema:
-        """Nested arrays of numbers."""
-        schema: Schema = _NUMBERS[_kind_of(self.dtype)].copy()
-        for size in reversed(self.shape):
-            bounds = {"minItems": size, "maxItems": size} if size >= 0 else {"maxItems": self.limits.max_steps}
-            schema = {"type": "array", "items": schema, **bounds}
+        """Nested arrays of numbers; true counts as 1."""
+        schema: Schema = {"type": ["boolean"]} if self.dtype == torch.bool else {"type": [_type_of(self.dtype), "boolean"]}
+        for place, size in reversed(list(enumerate(self.shape))):
+            is_least = place < len(self.shape) - 1 or not self.may_be_empty  # JSON cannot say how wide no rows are
+            least, most = (size, size) if size >= 0 else (int(is_least), self.limits.max_steps)
+            schema = {"type": "array", "items": schema, "minItems": least, "maxItems": most}
         return schema
 
     def read(self, value: Any, where: str) -> torch.Tensor:
@@ -60,17 +65,20 @@ class ScalarForm:
 
     kind: type
     limits: Limits
+    may_be_empty: bool = False
 
     def schema(self) -> Schema:
         """One type."""
         if self.kind is str:
-            return {"type": "string", "maxLength": self.limits.max_steps}
+            return {"type": "string", "minLength": int(not self.may_be_empty), "maxLength": self.limits.max_steps}
         return _NUMBERS[self.kind].copy()
 
     def read(self, value: Any, where: str) -> Any:
         """The value itself; an int where a float is expected becomes one."""
         if self.kind is float and type(value) is int:
             return float(value)
+        if self.kind is int and type(value) is float and value.is_integer():  # JSON's 1.0 is an integer
+            return int(value)
         if type(value) is not self.kind:
             raise RequestError(f"{where}: expected {_NAMES[self.kind]}, got {brief(value)}")
         if self.kind is str and len(value) > self.limits.max_steps:
@@ -85,10 +93,12 @@ class ListForm:
     item: Form
     make: Callable[[list[Any]], Any]
     limits: Limits
+    may_be_empty: bool = False
 
     def schema(self) -> Schema:
         """An array."""
-        return {"type": "array", "items": self.item.schema(), "maxItems": self.limits.max_steps}
+        least, most = int(not self.may_be_empty), self.limits.max_steps
+        return {"type": "array", "items": self.item.schema(), "minItems": least, "maxItems": most}
 
     def read(self, value: Any, where: str) -> Any:
         """The list."""
@@ -169,7 +179,7 @@ class NetworkForm:
             raise RequestError(f"{where}: expected an object with nodes and edges, got {brief(value)}")
         try:
             graph = nx.node_link_graph({**value, "directed": True, "multigraph": False}, edges="edges")
-        except (AttributeError, KeyError, TypeError, nx.NetworkXError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, nx.NetworkXError) as error:
             raise RequestError(f"{where}: not a graph of nodes and edges: {type(error).__name__}: {error}") from None
         if self._attributes is not None:
             for node, given in graph.nodes(data=True):
@@ -273,7 +283,5 @@ _NUMBERS: dict[type, Schema] = {bool: {"type": "boolean"}, int: {"type": "intege
 _NAMES: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
 
 
-def _kind_of(dtype: torch.dtype) -> type:
-    if dtype == torch.bool:
-        return bool
-    return float if dtype.is_floating_point else int
+def _type_of(dtype: torch.dtype) -> str:
+    return "number" if dtype.is_floating_point else "integer"

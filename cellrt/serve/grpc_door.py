@@ -7,8 +7,7 @@ step, and a last one that is empty and has ``triton_final_response``.
 from __future__ import annotations
 
 import asyncio
-import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -23,6 +22,7 @@ from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, to_bytes
 from cellrt.serve.described import Described, TensorInfo
 from cellrt.serve.door import Door
 from cellrt.serve.http_oip import EXTENSIONS
+from cellrt.serve.keys import Keys
 from cellrt.serve.model_statistics import model_statistics
 
 CODES = {
@@ -233,8 +233,8 @@ async def _never_gone() -> None:
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Keys, and errors as statuses."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = [key.encode() for key in keys]
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -244,16 +244,10 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None:
             return None
         is_open = details.method.endswith(("/ServerLive", "/ServerReady"))
-        knows = is_open or self._knows(dict(details.invocation_metadata))
+        knows = is_open or self._keys.came_with(dict(details.invocation_metadata))
         if handler.unary_unary is not None:
             return handler._replace(unary_unary=_with_status(handler.unary_unary, knows))
         return handler if knows else handler._replace(stream_stream=_refused_stream)
-
-    def _knows(self, metadata: Mapping[str, Any]) -> bool:
-        given = metadata.get("x-api-key") or metadata.get("authorization", "")
-        given = given[7:] if given.lower().startswith("bearer ") else given
-        found = [hmac.compare_digest(given.encode(), key) for key in self._keys]
-        return any(found) or not self._keys
 
 
 def _with_status(handle: Callable[[Message, Context], Awaitable[Message]], knows: bool) -> Any:
@@ -277,7 +271,7 @@ async def open_grpc(door: Door, port: int) -> grpc.aio.Server:
     settings = door.backend.settings
     most = settings.limits.max_body_bytes
     server = grpc.aio.server(
-        interceptors=[_Guard(settings.api_keys)],
+        interceptors=[_Guard(Keys(settings.api_keys))],
         options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 1)],
         maximum_concurrent_rpcs=settings.limits.max_streams,
     )

@@ -24,7 +24,7 @@ from cellrt.serve.forms import TensorForm
 from cellrt.serve.http import REQUEST_ID, EventStream, gone, json_response, read_body
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6, description="It must be done so many seconds from now.")]
-Priority = Annotated[int, msgspec.Meta(ge=0, le=3, description="0 is the lowest, 3 the highest.")]
+Priority = Annotated[float, msgspec.Meta(ge=0, le=3, multiple_of=1, description="0 is the lowest, 3 the highest.")]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
@@ -88,7 +88,7 @@ class NativeDoor:
         if message.session is None and (message.start or message.end):
             raise RequestError("start and end need a session")
         sequence = None if message.session is None else oip.InSequence(message.session, message.start, message.end)
-        how = oip.Parameters(message.deadline_s, message.priority, sequence)
+        how = oip.Parameters(message.deadline_s, int(message.priority), sequence)
         given = described.read_json(message.request)
         if message.stream:
             return EventStream(self._events(described, given, how), self._limits.write_timeout_s, {})
@@ -164,7 +164,7 @@ class _SocketSession:
             answer: asyncio.Future[Result] | CellrtError
             try:
                 frame = self._frame(message)
-                options = {"deadline": frame.deadline_s, "priority": frame.priority}
+                options = {"deadline": frame.deadline_s, "priority": int(frame.priority)}
                 with self._door.counted(self._described.name):
                     arguments = (self._described.name, frame.request) if is_client else (frame.request,)
                     answer = asyncio.wrap_future(target.submit(*arguments, **options))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
+from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition
 from starlette.requests import Request
@@ -17,6 +20,7 @@ from cellrt.serve.metrics import EngineMetrics
 from cellrt.serve.openapi import document
 
 MOST_SHOWN = 10_000
+US = 1e6
 PAGES = {"/": "page.html", "/docs": "docs.html"}
 
 
@@ -75,13 +79,15 @@ class WatchingDoor:
         return Response(events, media_type="application/json")
 
     async def request_story(self, request: Request) -> Response:
-        """Which tasks a request was in, and how long it waited for the first: a Chrome trace of that request."""
+        """Which tasks a request was in, and how long it waited before each; ``?format=trace``: for Perfetto."""
         self._refuse_without_timeline()
         try:
             events = await self._backend.call("timeline_events", request=request.path_params["id"])
         except RequestError as error:
             return json_response(told(error), 404)
-        return Response(events, media_type="application/json")
+        if request.query_params.get("format") == "trace":
+            return Response(events, media_type="application/json")
+        return json_response(story(msgspec.json.decode(events)["traceEvents"]))
 
     def _refuse_without_timeline(self) -> None:
         if not self._backend.settings.timeline:
@@ -90,6 +96,26 @@ class WatchingDoor:
     async def page(self, request: Request) -> Response:
         """A page for people."""
         return HTMLResponse(files("cellrt.serve").joinpath(PAGES[request.url.path]).read_text())
+
+
+def story(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One request's way, in order, from the events of its Chrome trace; times in seconds from its arrival."""
+    begin, end = (next(event for event in events if event["ph"] == mark and event["name"] != "queueing") for mark in "be")
+    seen_us, tasks = begin["ts"], []
+    for event in sorted((event for event in events if event["ph"] == "X"), key=lambda event: event["ts"]):
+        tasks.append(
+            {
+                "cell": event["name"],
+                "worker": event["tid"],
+                "waited_s": max(0.0, event["ts"] - seen_us) / US,
+                "start_s": (event["ts"] - begin["ts"]) / US,
+                "took_s": event["dur"] / US,
+                **{name: event["args"][name] for name in ("task", "rows", "steps")},
+                "together_with": len(event["args"]["requests"]) - 1,
+            }
+        )
+        seen_us = event["ts"] + event["dur"]
+    return {"model": begin["name"], "took_s": (end["ts"] - begin["ts"]) / US, "tasks": tasks}
 
 
 def _without_end(text: bytes) -> bytes:

@@ -71,7 +71,7 @@ def _paths_of(model: Described, schemas: Schema) -> Schema:
     }
     native, tensors = f"#/components/schemas/{name}.Request", "#/components/schemas/InferRequest"
     return {
-        f"/v1/models/{name}/infer": _post(f"Runs {name}.", {"$ref": native}, results),
+        f"/v1/models/{name}/infer": _post(f"Runs {name}.", {"$ref": native}, results, may_stream=True),
         f"/v2/models/{name}": _get(f"Inputs and outputs of {name}.", "404", "503"),
         f"/v2/models/{name}/ready": _get(f"Whether {name} takes requests.", "404", "503"),
         f"/v2/models/{name}/stats": _get(f"Counts of {name}.", "404", "503"),
@@ -100,13 +100,16 @@ def _get(summary: str, *errors: str, kind: str = "application/json") -> Schema:
     return {"get": {"summary": summary, "responses": {"200": _content("Yes.", {}, kind), **_errors("401", *errors)}}}
 
 
-def _post(summary: str, body: Schema, answer: Schema) -> Schema:
+def _post(summary: str, body: Schema, answer: Schema, *, may_stream: bool = False) -> Schema:
     content = {"application/json": {"schema": body}}
+    done = _content("The results.", answer, "application/json")
+    if may_stream:
+        done["content"]["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": {"type": "string"}}}}
     return {
         "post": {
             "summary": summary,
             "requestBody": {"required": True, "content": content},
-            "responses": {"200": _content("The results.", answer, "application/json"), **_errors(*ERRORS)},
+            "responses": {"200": done, **_errors(*ERRORS)},
         }
     }
 
