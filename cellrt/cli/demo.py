@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-
 import typer
 
 from cellrt.cli.shown import console, failing_well

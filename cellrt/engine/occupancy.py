@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from cellrt.core.processor import Processor
 from cellrt.core.tables import MAX_KINDS, NUM_PRIORITIES

@@ -4,7 +4,8 @@ A session's requests run one after the other; those of different sessions in any
 in rows of the worker that made it. When rows run short, or more sessions have some than may, the state of those idle
 longest is copied to host memory, and comes back with the session's next request.
 
-``open``, ``is_open``, ``pin`` and ``forget`` may be called from any thread; everything else belongs to the holder of the turn.
+``open``, ``is_open``, ``pin`` and ``forget`` may be called from any thread; everything else belongs to the holder of
+the turn.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Client(Serving):
         self._link.call("unregister", model=_check_name(model))
 
     def models(self) -> list[dict[str, Any]]:
-        """What was registered by clients: ``name``, ``source``, ``version`` (how often) and whether it ``is_loaded``."""
+        """What was registered: ``name``, ``source``, ``version`` (how often), and whether it ``is_loaded`` now."""
         entries: list[dict[str, Any]] = self._link.call("models").value
         return entries
 
@@ -138,8 +138,8 @@ class Client(Serving):
     def timeline_events(self, *, request: str | None = None, count: int = 1000) -> bytes:
         """The last ``count`` requests and their tasks as a Chrome trace, JSON; or one request and its tasks.
 
-        ``request``: as ``trace_id`` gives it. Raises DefinitionError unless the engine has ``trace``, RequestError if it
-        knows no such request (any more).
+        ``request``: as ``trace_id`` gives it. Raises DefinitionError unless the engine has ``trace``, RequestError if
+        it knows no such request (any more).
         """
         return self._link.call("timeline", request=request, count=count).blob
 

@@ -27,7 +27,9 @@ COMMAND = "from cellrt.process.host import main; main()"
 class Started:
     """An engine's process; it ends when this is ended or dropped, and with the process that has this."""
 
-    def __init__(self, address: str, options: dict[str, Any], models: Sequence[tuple[str, dict[str, Any]]] = ()) -> None:
+    def __init__(
+        self, address: str, options: dict[str, Any], models: Sequence[tuple[str, dict[str, Any]]] = ()
+    ) -> None:
         """Starts it, and does not wait for it: see ``wait``.
 
         Args:

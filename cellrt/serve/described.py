@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -108,7 +109,8 @@ def describe(binding: Binding, limits: Limits) -> Described:
         return True
 
     form = _with_variable_dimensions(form, example, takes)
-    _try_longer(example, takes)
+    for longer in _longer_ones(form, example):
+        takes(longer)
     inputs, assemble = _inputs_of(form, _parameter(binding), limits)
     outputs = _outputs_of(binding, recorded)
     return Described(binding, form, inputs, outputs, bool(binding.states), limits, assemble)
@@ -122,7 +124,7 @@ def _parameter(binding: Binding) -> str:
 
 def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], bool]) -> Form:
     """The form of the example, with the dimensions free along which the model takes more."""
-    if isinstance(form, ScalarForm | ListForm) and isinstance(example, str | list):
+    if (isinstance(form, ScalarForm) and form.kind is str) or isinstance(form, ListForm):
         return replace(form, may_be_empty=takes(example[:0]))
     if isinstance(form, TensorForm):
         shape = list(form.shape)
@@ -131,21 +133,38 @@ def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], b
                 shape[dimension] = VARIABLE
         is_free = len(shape) == 1 and shape[0] == VARIABLE
         return replace(form, shape=tuple(shape), may_be_empty=is_free and takes(example[:0]))
-    if isinstance(form, RecordForm) and isinstance(example, Mapping):
-        fields = dict(form.fields)
-        for name, part in form.fields.items():
-            fields[name] = _with_variable_dimensions(
-                part, example[name], lambda other, name=name: takes({**example, name: other})
-            )
-        tensors = {name: example[name] for name, part in fields.items() if isinstance(part, TensorForm) and part.shape}
-        fixed = [name for name in tensors if VARIABLE not in fields[name].shape]  # type: ignore[attr-defined]
-        if fixed and takes({**example, **{name: _longer(example[name], 0) for name in fixed}}):  # only all together
-            for name in fixed:
-                part = fields[name]
-                if isinstance(part, TensorForm):
-                    fields[name] = replace(part, shape=(VARIABLE, *part.shape[1:]))
-        return replace(form, fields=fields)
-    return form
+    return _with_variable_fields(form, _parts(example), takes) if isinstance(form, RecordForm) else form
+
+
+def _with_variable_fields(form: RecordForm, parts: dict[str, Any], takes: Callable[[Any], bool]) -> RecordForm:
+    """The same of a record: along dimensions of one field, or along the first of several together."""
+
+    def takes_changed(**changed: Any) -> bool:
+        return takes(form.make(**{**parts, **changed}))
+
+    fields = {
+        name: _with_variable_dimensions(field, parts[name], partial(_named, takes_changed, name))
+        for name, field in form.fields.items()
+    }
+    fixed = {
+        name: field
+        for name, field in fields.items()
+        if isinstance(field, TensorForm) and field.shape and VARIABLE not in field.shape
+    }
+    if fixed and takes_changed(**{name: _longer(parts[name], 0) for name in fixed}):
+        fields |= {name: replace(field, shape=(VARIABLE, *field.shape[1:])) for name, field in fixed.items()}
+    return replace(form, fields=fields)
+
+
+def _named(takes: Callable[..., bool], name: str, part: Any) -> bool:
+    return takes(**{name: part})
+
+
+def _parts(example: Any) -> dict[str, Any]:
+    """The parts of an example that is a record: a mapping, a named tuple or a dataclass."""
+    if isinstance(example, Mapping):
+        return dict(example)
+    return dict(example._asdict()) if hasattr(example, "_asdict") else dict(vars(example))
 
 
 def _longer(tensor: Any, dimension: int) -> Any:
@@ -157,23 +176,17 @@ def _longer(tensor: Any, dimension: int) -> Any:
     return longer if isinstance(tensor, torch.Tensor) else longer.numpy()
 
 
-def _try_longer(example: Any, takes: Callable[[Any], bool]) -> None:
+def _longer_ones(form: Form, example: Any) -> Iterator[Any]:
     """Requests that are longer without being tensors, to see which results grow."""
-    for longer in _longer_ones(example):
-        takes(longer)
-
-
-def _longer_ones(example: Any) -> Iterator[Any]:
-    if isinstance(example, str | list) and example:
-        yield example + example[-1:]
-    elif isinstance(example, Mapping):
-        for name, part in example.items():
-            for longer in _longer_ones(part):
-                yield {**example, name: longer}
-    elif hasattr(example, "_asdict"):
-        for name, part in example._asdict().items():
-            for longer in _longer_ones(part):
-                yield example._replace(**{name: longer})
+    if isinstance(example, str) and example:
+        yield example + example[-1]
+    elif isinstance(form, ListForm) and example:
+        yield form.make([*example, example[-1]])
+    elif isinstance(form, RecordForm):
+        parts = _parts(example)
+        for name, field in form.fields.items():
+            for longer in _longer_ones(field, parts[name]):
+                yield form.make(**{**parts, name: longer})
 
 
 def _outputs_of(binding: Binding, recorded: Sequence[Recorded]) -> list[TensorInfo]:
@@ -188,9 +201,7 @@ def _outputs_of(binding: Binding, recorded: Sequence[Recorded]) -> list[TensorIn
     return infos
 
 
-def _inputs_of(
-    form: Form, parameter: str, limits: Limits
-) -> tuple[dict[str, Input], Callable[[dict[str, Any]], Any]]:
+def _inputs_of(form: Form, parameter: str, limits: Limits) -> tuple[dict[str, Input], Callable[[dict[str, Any]], Any]]:
     """The input tensors of a form, and what makes a request of what they read."""
     if isinstance(form, RecordForm):
         inputs = {name: _input_of(name, part, limits) for name, part in form.fields.items()}

@@ -45,7 +45,9 @@ class TensorForm:
 
     def schema(self) -> Schema:
         """Nested arrays of numbers; true counts as 1."""
-        schema: Schema = {"type": ["boolean"]} if self.dtype == torch.bool else {"type": [_type_of(self.dtype), "boolean"]}
+        schema: Schema = (
+            {"type": ["boolean"]} if self.dtype == torch.bool else {"type": [_type_of(self.dtype), "boolean"]}
+        )
         for place, size in reversed(list(enumerate(self.shape))):
             is_least = place < len(self.shape) - 1 or not self.may_be_empty  # JSON cannot say how wide no rows are
             least, most = (size, size) if size >= 0 else (int(is_least), self.limits.max_steps)
@@ -81,7 +83,7 @@ class ScalarForm:
             return int(value)
         if type(value) is not self.kind:
             raise RequestError(f"{where}: expected {_NAMES[self.kind]}, got {brief(value)}")
-        if self.kind is str and len(value) > self.limits.max_steps:
+        if isinstance(value, str) and len(value) > self.limits.max_steps:
             raise RequestError(f"{where}: expected at most {self.limits.max_steps} characters, got {len(value)}")
         return value
 
@@ -236,7 +238,7 @@ class _ArrayForm(TensorForm):
 def _form_of_list(example: Sequence[Any], limits: Limits) -> Form:
     """Of a plain list, or of a tree: tuples always are one, lists when they hold lists."""
     make = tuple if isinstance(example, tuple) else list
-    leaf = example
+    leaf: Any = example
     while isinstance(leaf, list | tuple) and not hasattr(leaf, "_asdict"):
         if not leaf:
             return AnyForm()

@@ -1,7 +1,7 @@
 """The Open Inference Protocol over gRPC, with the messages that Triton publishes (package ``inference``).
 
-``ModelStreamInfer`` answers each request of a stream in turn; one with the parameter ``stream`` gets a response for each
-step, and a last one that is empty and has ``triton_final_response``.
+``ModelStreamInfer`` answers each request of a stream in turn; one with the parameter ``stream`` gets a response for
+each step, and a last one that is empty and has ``triton_final_response``.
 """
 
 from __future__ import annotations
@@ -214,9 +214,7 @@ def _value(parameter: Message) -> Any:
 
 
 def _response(described: Described, request: Message, results: Result) -> Message:
-    response = service_pb2.ModelInferResponse(
-        model_name=described.name, model_version=described.version, id=request.id
-    )
+    response = service_pb2.ModelInferResponse(model_name=described.name, model_version=described.version, id=request.id)
     wanted = [output.name for output in request.outputs]
     for name, tensor in results.items():
         if not wanted or name in wanted:

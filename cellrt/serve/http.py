@@ -43,10 +43,9 @@ def gone(receive: Receive) -> Gone:
     return wait
 
 
-def json_response(value: object, status: int = 200, **headers: str) -> Response:
-    """An answer in JSON."""
-    named = {name.replace("_", "-"): text for name, text in headers.items() if text}
-    return Response(encode(value), status, named, "application/json")
+def json_response(value: object, status: int = 200, request_id: str = "") -> Response:
+    """An answer in JSON; ``request_id``: what ``/debug/requests/...`` knows the request by, if anything."""
+    return Response(encode(value), status, {REQUEST_ID: request_id} if request_id else None, "application/json")
 
 
 async def error_response(_: Request, error: Exception) -> Response:

@@ -21,7 +21,7 @@ from cellrt.serve import oip
 from cellrt.serve.described import Described
 from cellrt.serve.door import Door, told
 from cellrt.serve.forms import TensorForm
-from cellrt.serve.http import REQUEST_ID, EventStream, gone, json_response, read_body
+from cellrt.serve.http import EventStream, gone, json_response, read_body
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6, description="It must be done so many seconds from now.")]
 Priority = Annotated[float, msgspec.Meta(ge=0, le=3, multiple_of=1, description="0 is the lowest, 3 the highest.")]
@@ -94,7 +94,7 @@ class NativeDoor:
             return EventStream(self._events(described, given, how), self._limits.write_timeout_s, {})
         results, id = await self._door.infer(described, given, how, gone(request.receive))
         answer = {"model": described.name, "version": described.version, "results": as_json(results)}
-        return json_response(answer, **{REQUEST_ID: id})
+        return json_response(answer, request_id=id)
 
     async def _events(self, described: Described, given: Any, how: oip.Parameters) -> AsyncIterator[bytes]:
         begin_s, is_first = time.perf_counter(), True

@@ -70,9 +70,7 @@ class OipDoor:
         body = await read_body(request, self._limits.max_body_bytes)
         described = await self._described(request)
         inference = oip.read_request(described, body, request.headers.get(oip.HEADER_LENGTH))
-        results, id = await self._door.infer(
-            described, inference.request, inference.parameters, gone(request.receive)
-        )
+        results, id = await self._door.infer(described, inference.request, inference.parameters, gone(request.receive))
         content, json_size = oip.write_response(described, inference, results)
         headers = {REQUEST_ID: id} if id else {}
         if json_size is None:
@@ -85,7 +83,7 @@ class OipDoor:
         described, given, how, id = await self._read_generate(request)
         results, trace_id = await self._door.infer(described, given, how, gone(request.receive))
         values = {name: oip.as_value(tensor) for name, tensor in results.items()}
-        return json_response({**_head(described, id), **values}, x_cellrt_request=trace_id)
+        return json_response({**_head(described, id), **values}, request_id=trace_id)
 
     async def generate_stream(self, request: Request) -> Response:
         """As ``generate``, but an event for each step."""

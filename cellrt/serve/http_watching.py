@@ -21,6 +21,7 @@ from cellrt.serve.openapi import document
 
 MOST_SHOWN = 10_000
 US = 1e6
+END = b"# EOF\n"
 PAGES = {"/": "page.html", "/docs": "docs.html"}
 
 
@@ -50,14 +51,11 @@ class WatchingDoor:
             counts, models = None, []
         registry = CollectorRegistry()
         registry.register(EngineMetrics(counts, models))
-        wants_open = "application/openmetrics-text" in request.headers.get("accept", "")
-        if wants_open:
-            text = _without_end(exposition.generate_latest(registry)) + exposition.generate_latest(
-                self._door.measures.registry
-            )
-            return Response(text, media_type=exposition.CONTENT_TYPE_LATEST)
-        text = generate_latest(registry) + generate_latest(self._door.measures.registry)
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        if "application/openmetrics-text" not in request.headers.get("accept", ""):
+            text = b"".join(map(generate_latest, (registry, self._door.measures.registry)))
+            return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        engine, door = map(exposition.generate_latest, (registry, self._door.measures.registry))
+        return Response(engine.removesuffix(END) + door, media_type=exposition.CONTENT_TYPE_LATEST)
 
     async def openapi(self, request: Request) -> Response:
         """The description of the doors."""
@@ -100,7 +98,9 @@ class WatchingDoor:
 
 def story(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One request's way, in order, from the events of its Chrome trace; times in seconds from its arrival."""
-    begin, end = (next(event for event in events if event["ph"] == mark and event["name"] != "queueing") for mark in "be")
+    begin, end = (
+        next(event for event in events if event["ph"] == mark and event["name"] != "queueing") for mark in "be"
+    )
     seen_us, tasks = begin["ts"], []
     for event in sorted((event for event in events if event["ph"] == "X"), key=lambda event: event["ts"]):
         tasks.append(
@@ -116,8 +116,3 @@ def story(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
         )
         seen_us = event["ts"] + event["dur"]
     return {"model": begin["name"], "took_s": (end["ts"] - begin["ts"]) / US, "tasks": tasks}
-
-
-def _without_end(text: bytes) -> bytes:
-    return text.removesuffix(b"# EOF\n")
-

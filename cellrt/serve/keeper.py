@@ -1,7 +1,7 @@
 """The process that keeps a server: starts the engine's process and the front ends, replaces what dies, ends them all.
 
-It serves nothing itself, and imports no torch. Every front end has a listening socket of its own at the same port, which stays open here, so
-that connections wait for a front end's successor instead of being refused.
+It serves nothing itself, and imports no torch. Every front end has a listening socket of its own at the same port,
+which stays open here, so that connections wait for a front end's successor instead of being refused.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys

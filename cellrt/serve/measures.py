@@ -38,4 +38,4 @@ class Measures:
         )
         self.registry = CollectorRegistry() if is_shared else registry
         if is_shared:
-            MultiProcessCollector(self.registry)
+            MultiProcessCollector(self.registry)  # type: ignore[no-untyped-call]

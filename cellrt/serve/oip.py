@@ -1,7 +1,7 @@
 """The Open Inference Protocol, version 2, as messages: requests read, responses written; no socket and no engine.
 
-Protocol: "Predict Protocol - Version 2" (KServe), with Triton's extensions for binary tensors, sequences, priorities and
-timeouts.
+Protocol: "Predict Protocol - Version 2" (KServe), with Triton's extensions for binary tensors, sequences, priorities
+and timeouts.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def read_request(described: Described, body: bytes, header_length: str | None) -
         raise RequestError(f"the body has {len(body) - json_size} bytes behind its JSON, its inputs name {place}")
     if len(tensors) != len(message.inputs):
         raise RequestError("the request has two inputs of one name")
-    check_supported(message.parameters, *(one.parameters for one in (*message.inputs, *message.outputs)))
+    check_supported(message.parameters, *(tensor.parameters for tensor in message.inputs))
+    check_supported(*(tensor.parameters for tensor in message.outputs))
     outputs = check_outputs(described, [output.name for output in message.outputs])
     return Inference(
         message.id,
@@ -269,5 +270,3 @@ def as_value(tensor: torch.Tensor) -> Any:
 def encode(value: object) -> bytes:
     """JSON."""
     return _encoder.encode(value)
-
-

@@ -29,7 +29,9 @@ ERRORS = {
 
 def document(models: Sequence[Described], *, has_keys: bool) -> Schema:
     """The whole description."""
-    components = msgspec.json.schema_components([NativeRequest, InferRequest], ref_template="#/components/schemas/{name}")[1]
+    components = msgspec.json.schema_components(
+        [NativeRequest, InferRequest], ref_template="#/components/schemas/{name}"
+    )[1]
     schemas: Schema = {**components, "Error": _ERROR}
     paths: Schema = {
         "/v2": _get("What this server is."),
@@ -104,7 +106,9 @@ def _post(summary: str, body: Schema, answer: Schema, *, may_stream: bool = Fals
     content = {"application/json": {"schema": body}}
     done = _content("The results.", answer, "application/json")
     if may_stream:
-        done["content"]["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": {"type": "string"}}}}
+        done["content"]["text/event-stream"] = {
+            "schema": {"type": "object", "properties": {"data": {"type": "string"}}}
+        }
     return {
         "post": {
             "summary": summary,

@@ -16,7 +16,8 @@ class Limits:
         max_steps: the longest sequence: rows of a tensor, items of a list, characters of a text.
         max_streams: streams of one front end at once; beyond, 429.
         max_streams_per_connection: requests of one websocket, or sequences of one gRPC stream, at once.
-        max_unread: steps of a stream that wait to be read; beyond, the stream ends.
+        max_unread: steps of a stream that wait to be read; beyond, the stream ends. A run of a chain may make many at
+            once, however fast they are read: no less than the steps of the longest request.
         max_sessions: sessions that a front end keeps at hand; those used longest ago are closed beyond.
         write_timeout_s: how long a client may read nothing of what it was sent.
     """
@@ -27,7 +28,7 @@ class Limits:
     max_steps: int = 65_535
     max_streams: int = 4096
     max_streams_per_connection: int = 64
-    max_unread: int = 1024
+    max_unread: int = 65_535
     max_sessions: int = 16_384
     write_timeout_s: float = 30.0
 
