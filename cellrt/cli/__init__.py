@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 import cellrt
+from cellrt.cli import bench
 from cellrt.cli.demo import demo
+from cellrt.cli.planning import check, simulate, tune
 from cellrt.cli.serve import serve
 
 app = typer.Typer(no_args_is_help=True, help="Serve dynamic neural networks cell by cell.")
@@ -28,8 +30,9 @@ def _common(
     """Serve dynamic neural networks cell by cell."""
 
 
-app.command()(demo)
-app.command()(serve)
+for _command in (demo, serve, check, tune, simulate):
+    app.command()(_command)
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

@@ -50,6 +50,15 @@ def _limits(given: dict[str, Any]) -> Limits:
         raise typer.BadParameter(f"[limits]: {error}", param_hint="--config") from None
 
 
+def _max_batch(profiles: list[Path], num_models: int) -> tuple[dict[str, int], ...]:
+    from cellrt.planning.profile import read_profile
+
+    if len(profiles) not in (0, num_models):
+        raise typer.BadParameter(f"{len(profiles)} for {num_models} models", param_hint="--profile")
+    cells = [read_profile(path).cells.values() for path in profiles]
+    return tuple({cell.name: cell.max_batch for cell in each} for each in cells)
+
+
 def workers_of(device: str) -> int | tuple[str, ...] | None:
     """What an engine takes, from ``cpu``, ``cpu:4`` or ``cuda:0,cuda:1``."""
     kind, _, number = device.partition(":")
@@ -80,6 +89,9 @@ def serve(
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds for what was begun, at the end.")] = 20.0,
     timeline: Annotated[int, typer.Option(min=0, help="Tasks and requests that /debug remembers; 0: none.")] = 2000,
     compile: Annotated[str, typer.Option(help="off, background or wait: see cellrt.Engine.")] = "off",
+    profile: Annotated[
+        list[Path] | None, typer.Option(help="Of cellrt tune, one for each model in their order: their max_batch.")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(callback=_read_config, is_eager=True, help="A TOML file with these, and [limits].")
     ] = None,
@@ -88,7 +100,7 @@ def serve(
     try:
         from cellrt.serve.keeper import Keeper
         from cellrt.serve.settings import Settings
-        from cellrt.serve.sources import sources_of
+        from cellrt.process.named import sources_of
 
         if grpc_port is not None:
             importlib.import_module("tritonclient.grpc.service_pb2")
@@ -109,6 +121,7 @@ def serve(
             drain_s=drain_s,
             timeline=timeline,
             compile=compile,
+            max_batch=_max_batch(profile or [], len(models)),
             limits=_limits(context.obj or {}),
         )
         if any(not key.isascii() or not key for key in settings.api_keys):

@@ -165,6 +165,7 @@ class Engine(Serving):
         priorities: dict[str, int] | None = None,
         warm_up: bool = True,
         max_queue: int | None = None,
+        max_batch: dict[str, int] | None = None,
         replace: bool = False,
     ) -> None:
         """Registers a model: unfolds its example, adds its cells, allocates arenas, measures its cells.
@@ -175,20 +176,23 @@ class Engine(Serving):
             warm_up: run each new cell at a few batch sizes, so that the scheduler knows its step time; a RuntimeWarning
                 tells of one whose rows influence each other (see ``Cell.check_row_wise``).
             max_queue: requests of this model that may be unfinished at once, within what the engine takes.
+            max_batch: most rows of a task by cell name, for new cells, where that is less than the cell takes.
             replace: take the place of the model of that name, to serve new weights, say: requests from now on go to
                 this one; those before, and sessions that are open, go on with the old one to their end. None is lost.
 
-        Raises DefinitionError if the example does not unfold or ``priorities`` names no cell of it; EngineClosedError.
+        Raises DefinitionError if the example does not unfold, or ``priorities`` or ``max_batch`` name no cell of it;
+        EngineClosedError.
         """
         if not isinstance(unfolder, Unfolder):
             raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(unfolder).__name__}")
         if max_queue is not None:
             check_numbers(max_queue=max_queue)
+        check_numbers(**(max_batch or {}))
         with self._register_lock:
             known = self._models.get(unfolder.name)
             if known is not None and not replace:
                 raise DefinitionError(f"a model {unfolder.name!r} is registered already (see replace=True)")
-            model = self._registrar.prepare(unfolder, priorities or {}, warm_up, max_queue)
+            model = self._registrar.prepare(unfolder, priorities or {}, warm_up, max_queue, max_batch or {})
             with self._manager.turns.gate:
                 self._models[unfolder.name] = model
             if known is not None:

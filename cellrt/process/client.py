@@ -75,6 +75,7 @@ class Client(Serving):
         priorities: dict[str, int] | None = None,
         warm_up: bool = True,
         max_queue: int | None = None,
+        max_batch: dict[str, int] | None = None,
         replace: bool = False,
     ) -> None:
         """Registers a model, for all clients: as ``Engine.register``.
@@ -82,7 +83,7 @@ class Client(Serving):
         Args:
             model: where both processes find it: "module:attribute" or "file.py:attribute", of what ``cellrt.unfold``
                 makes or of a function that returns it; or a model that is an attribute of an imported module.
-            priorities, warm_up, max_queue, replace: as of ``Engine.register``.
+            priorities, warm_up, max_queue, max_batch, replace: as of ``Engine.register``.
 
         Raises DefinitionError, also if the engine's process cannot import the model; EngineClosedError, DeviceError.
         """
@@ -95,6 +96,7 @@ class Client(Serving):
             priorities=priorities or {},
             warm_up=warm_up,
             max_queue=max_queue,
+            max_batch=max_batch,
             replace=replace,
         )
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from cellrt.engine.future import RequestFuture, Result
+from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.stream import Stream
 from cellrt.errors import OverloadError, RequestError, SessionError, http_status
 from cellrt.serve.backend import Backend
+from cellrt.serve.collector import Collector
 from cellrt.serve.described import Described
 from cellrt.serve.measures import Measures
 from cellrt.serve.oip import Parameters
@@ -22,6 +23,7 @@ RETRY_AFTER_S = 1
 """What a client is told that comes too often."""
 MAY_RETRY = (429, 503)
 
+T = TypeVar("T")
 Gone = Callable[[], Awaitable[object]]
 """Waits until the client is gone."""
 
@@ -31,18 +33,19 @@ class Door:
 
     def __init__(self, backend: Backend, measures: Measures) -> None:
         self.backend, self.measures = backend, measures
+        self.collector = Collector(backend)
         self._num_streams = 0
 
     async def infer(self, described: Described, request: Any, how: Parameters, gone: Gone) -> tuple[Result, str]:
         """The results of a request, and what ``/debug`` knows it by. Raises what ``Engine.infer`` raises."""
         with self.counted(described.name):
             if how.sequence is None:
-                client = self.backend.client
-                future = client.submit(described.name, request, deadline=how.deadline, priority=how.priority)
-                return await result_of(future, gone), self.trace_id(future)
+                waiter = self.collector.submit(described.name, request, how.deadline, how.priority)
+                results, future = await unless_gone(waiter, gone)
+                return results, self.trace_id(future)
             async with self._in_session(described, how) as session:
                 future = session.submit(request, deadline=how.deadline, priority=how.priority)
-                return await result_of(future, gone), self.trace_id(future)
+                return await unless_gone(as_awaitable(future), gone), self.trace_id(future)
 
     @asynccontextmanager
     async def stream(self, described: Described, request: Any, how: Parameters) -> AsyncIterator[Stream]:
@@ -104,14 +107,13 @@ class Door:
         return self.backend.trace_id(future)
 
 
-async def result_of(future: RequestFuture, gone: Gone) -> Result:
-    """A request's results; it is cancelled when its client goes, or whoever waits here is cancelled."""
+async def unless_gone(waiter: asyncio.Future[T], gone: Gone) -> T:
+    """What comes of a request; it is cancelled when its client goes, or whoever waits here is cancelled."""
     watcher = asyncio.ensure_future(gone())
-    watcher.add_done_callback(lambda done: None if done.cancelled() else future.cancel())
+    watcher.add_done_callback(lambda done: None if done.cancelled() else waiter.cancel())
     try:
-        return await future
+        return await waiter
     finally:
-        future.cancel()
         watcher.cancel()
 
 

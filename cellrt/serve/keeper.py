@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import zip_longest
 
 import msgspec
 
@@ -105,7 +106,10 @@ class Keeper:
             "trace": settings.timeline or False,
             "compile": settings.compile,
         }
-        models = [(model, {"max_queue": settings.max_queued_per_model}) for model in settings.models]
+        models = [
+            (model, {"max_queue": settings.max_queued_per_model, "max_batch": max_batch})
+            for model, max_batch in zip_longest(settings.models, settings.max_batch)
+        ]
         self._engine = Started(settings.address, options, models)
         return self._engine
 

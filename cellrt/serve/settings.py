@@ -49,6 +49,7 @@ class Settings:
         drain_s: how long requests may take to end when the server is told to.
         timeline: tasks and requests that are remembered for ``/debug``; 0: none, and no such pages.
         compile: as of ``Engine``.
+        max_batch: most rows of a task by cell name, of each model in the order of ``models``: of a profile.
         limits: of each client.
         address: where the engine's process listens for front ends; chosen at the start.
     """
@@ -65,5 +66,6 @@ class Settings:
     drain_s: float = 20.0
     timeline: int = 2000
     compile: str = "off"
+    max_batch: tuple[dict[str, int], ...] = ()
     limits: Limits = Limits()
     address: str = ""

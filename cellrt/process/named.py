@@ -1,4 +1,4 @@
-"""Which models an operator means: by import path, by file, or by the name of one that comes with cellrt."""
+"""Models by what an operator calls them: by import path, by file, or by the name of one that comes with cellrt."""
 
 from __future__ import annotations
 
