@@ -28,7 +28,9 @@ def bench_serve(
     model: Annotated[str, typer.Option(help="The model's name at the server.")],
     base_url: Annotated[str, typer.Option(help="Of the server.")] = "http://127.0.0.1:8000",
     endpoint: Annotated[str, typer.Option(help="{model} is the model's name.")] = "/v1/models/{model}/infer",
-    dataset_path: Annotated[Path | None, typer.Option(help="JSON lines: a request each, and perhaps its time_s.")] = None,
+    dataset_path: Annotated[
+        Path | None, typer.Option(help="JSON lines: a request each, and perhaps its time_s.")
+    ] = None,
     request: Annotated[str | None, typer.Option(help="One request as JSON, instead of a file.")] = None,
     num_prompts: Annotated[int, typer.Option("--num-prompts", "--num-requests", min=1, help="Requests.")] = 1000,
     request_rate: Annotated[float, typer.Option(min=0.001, help="A second; inf: all at once.")] = math.inf,
@@ -52,12 +54,12 @@ def bench_serve(
         lines = _lines(dataset_path, request)
     lines = [lines[number % len(lines)] for number in range(num_prompts)]
     times = [line.get("time_s") for line in lines]
-    bodies = [json.dumps({"request": line["request"], **({"stream": True} if stream else {})}).encode() for line in lines]
-    due_s: list[float] = []
-    if all(isinstance(time_s, int | float) for time_s in times):
-        due_s = sorted(float(time_s) for time_s in times if time_s is not None)
-    elif math.isfinite(request_rate):
-        due_s = arrival_times(request_rate, num_prompts, burstiness, seed)
+    bodies = [
+        json.dumps({"request": line["request"], **({"stream": True} if stream else {})}).encode() for line in lines
+    ]
+    due_s = sorted(float(time_s) for time_s in times if isinstance(time_s, int | float))
+    if len(due_s) < num_prompts:
+        due_s = arrival_times(request_rate, num_prompts, burstiness, seed) if math.isfinite(request_rate) else []
     load = Load(
         base_url.rstrip("/") + endpoint.format(model=model),
         bodies,

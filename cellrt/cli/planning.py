@@ -106,7 +106,9 @@ def _show_profile(profile: Profile, out: Path) -> None:
 def simulate(
     model: Model,
     profile: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="Of cellrt tune.")],
-    rate: Annotated[list[float], typer.Option(min=0.001, help="Requests a second, Poisson; several: one after another.")],
+    rate: Annotated[
+        list[float], typer.Option(min=0.001, help="Requests a second, Poisson; several: one after another.")
+    ],
     workers: Annotated[int, typer.Option(min=1, max=30, help="Simulated workers; with --p99-ms: the most.")] = 1,
     p99_ms: Annotated[float | None, typer.Option(min=0.001, help="How many workers keep the p99 below this?")] = None,
     requests: Annotated[Path | None, typer.Option(help="JSON lines, each a request. Default: the example.")] = None,

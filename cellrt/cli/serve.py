@@ -98,9 +98,9 @@ def serve(
 ) -> None:
     """Serve models over HTTP: the Open Inference Protocol at /v2, their own JSON at /v1, /docs, /metrics."""
     try:
+        from cellrt.process.named import sources_of
         from cellrt.serve.keeper import Keeper
         from cellrt.serve.settings import Settings
-        from cellrt.process.named import sources_of
 
         if grpc_port is not None:
             importlib.import_module("tritonclient.grpc.service_pb2")

@@ -41,7 +41,11 @@ class Report:
     @property
     def faults(self) -> list[str]:
         """What must not be."""
-        return [f"{cell.name}: rows influence each other in {cell.mixed_outputs}" for cell in self.cells if cell.mixed_outputs]
+        return [
+            f"{cell.name}: rows influence each other in {cell.mixed_outputs}"
+            for cell in self.cells
+            if cell.mixed_outputs
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """By name."""
@@ -76,4 +80,6 @@ def check(unfolder: Unfolder, compile: CompileMode = "off") -> Report:
             for made in engine._registry.types.values()
         ]
     shapes = {name: list(value.shape) for name, value in results.items()}
-    return Report(unfolder.name, cells, plan.num_nodes, shapes, 1e6 * unfold_s, 1e3 * sorted(samples)[len(samples) // 2])
+    return Report(
+        unfolder.name, cells, plan.num_nodes, shapes, 1e6 * unfold_s, 1e3 * sorted(samples)[len(samples) // 2]
+    )

@@ -59,7 +59,7 @@ def step_seconds(cell: Cell, form: CompiledForm | None, rows: int, seconds: floa
     """The median of one step's time with random rows, in its compiled form if it has one."""
     inputs = random_inputs(cell.inputs.values(), rows, torch.Generator().manual_seed(0))
     by_name = dict(zip(cell.inputs, inputs))
-    samples = []
+    samples: list[float] = []
     end_s = time.perf_counter() + seconds
     while len(samples) < 3 or time.perf_counter() < end_s:
         begin_s = time.perf_counter()

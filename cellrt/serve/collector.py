@@ -19,7 +19,6 @@ from cellrt.engine.future import RequestFuture, Result
 from cellrt.errors import CellrtError
 from cellrt.serve.backend import Backend
 
-
 Waiter = asyncio.Future[tuple[Result, RequestFuture]]
 """Who waits for a request: gets its results, and its own future."""
 

@@ -98,7 +98,6 @@ class Described:
 def describe(binding: Binding, limits: Limits) -> Described:
     """Describes a model; unfolds its example some times."""
     example = binding.unfolder.example
-    form = form_of(example, limits)
     recorded = [binding.unfolder.record(binding, example)]
 
     def takes(other: Any) -> bool:
@@ -108,12 +107,17 @@ def describe(binding: Binding, limits: Limits) -> Described:
             return False
         return True
 
-    form = _with_variable_dimensions(form, example, takes)
+    form = request_form(example, takes, limits)
     for longer in _longer_ones(form, example):
         takes(longer)
     inputs, assemble = _inputs_of(form, _parameter(binding), limits)
     outputs = _outputs_of(binding, recorded)
     return Described(binding, form, inputs, outputs, bool(binding.states), limits, assemble)
+
+
+def request_form(example: Any, takes: Callable[[Any], bool], limits: Limits) -> Form:
+    """The form of requests like this one, of any length that the model ``takes``."""
+    return _with_variable_dimensions(form_of(example, limits), example, takes)
 
 
 def _parameter(binding: Binding) -> str:
