@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import networkx as nx
@@ -13,7 +15,7 @@ from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
 from cellrt.errors import RequestError
 from cellrt.graph.graph import Graph
-from cellrt.graph.unfolder import unfold
+from cellrt.graph.unfolder import Unfolder, unfold
 
 WIDTH = 2
 RAISE, HOLD = 101.0, 102.0
@@ -117,3 +119,26 @@ def network(graph: Graph, request: nx.DiGraph) -> dict[str, object]:
     for node in nx.topological_sort(request):
         total = ADD(a=total, b=request.nodes[node]["value"]).sum
     return {"sum": total}
+
+
+class Scale(torch.nn.Module):
+    """``x`` times a weight."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(weight))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"y": x * self.weight}
+
+
+def scaled() -> Unfolder:
+    """A model whose weight is read from the file that the environment names, as often as it is loaded."""
+    weight = float(Path(os.environ["CELLRT_TEST_WEIGHT"]).read_text())
+    scale = cell(Scale(weight), {"x": (WIDTH,)}, name="scale")
+
+    @unfold("scaled", example=torch.zeros(2, WIDTH))
+    def made(graph: Graph, x: Tensor) -> dict[str, object]:
+        return {"y": graph.chain(scale, x=x).y}
+
+    return made
