@@ -27,7 +27,7 @@ import numpy as np
 
 import cellrt
 from benchmarks.http_model import VOCABULARY, classify
-from benchmarks.http_peers import PATHS, installed
+from benchmarks.http_peers import MODULES, PATHS, installed
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 
@@ -64,7 +64,7 @@ def serving(name: str, front_ends: int = 1) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ours = ["cellrt.cli", "serve", MODEL, "--port", str(port), "--device", "cpu:1", "--front-ends", str(front_ends)]
-    command = [*ours, "--timeline", "0"] if name == OURS else ["benchmarks.http_peers", name, str(port)]
+    command = [*ours, "--timeline", "0"] if name == OURS else [f"benchmarks.{MODULES[name]}", str(port)]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [sys.executable, "-m", *command], stdout=log, stderr=log, start_new_session=True, env={**os.environ}
