@@ -20,6 +20,7 @@ from cellrt.serve.http_native import NativeDoor
 from cellrt.serve.http_oip import OipDoor
 from cellrt.serve.http_watching import WatchingDoor
 from cellrt.serve.keys import Keys
+from cellrt.serve.shortcut import Shortcut
 
 
 def make_app(door: Door) -> Guard:
@@ -31,12 +32,14 @@ def make_app(door: Door) -> Guard:
         async with kept_connected(backend):
             yield
 
+    oip, native = OipDoor(door), NativeDoor(door)
     app = Starlette(
-        routes=[*OipDoor(door).routes(), *NativeDoor(door).routes(), *WatchingDoor(door).routes()],
+        routes=[*oip.routes(), *native.routes(), *WatchingDoor(door).routes()],
         exception_handlers={CellrtError: error_response, HTTPException: _plain, Exception: _unexpected},
         lifespan=connected,
     )
-    return Guard(app, Keys(backend.settings.api_keys), door.measures)
+    often = {("v1", "infer"): native.native_infer, ("v2", "infer"): oip.infer, ("v2", "generate"): oip.generate}
+    return Guard(Shortcut(app, often), Keys(backend.settings.api_keys), door.measures)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import Any
 
+from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, SessionError
 from cellrt.process.client import Client, connect
@@ -78,6 +79,7 @@ class Backend:
             if client is not None:
                 await asyncio.to_thread(client.close)
             return
+        HEAP.freeze(id(self))
         self._described, self._client = described, client
 
     def _describe(self, client: Client, name: str) -> Described:
@@ -104,6 +106,7 @@ class Backend:
                     try:
                         described = await asyncio.to_thread(self._describe, self.client, name)
                         self._described[name] = described
+                        HEAP.freeze(id(self))
                     finally:
                         self._locks.pop(name, None)
         described.check_version(version)
@@ -143,6 +146,7 @@ class Backend:
 
     async def close(self) -> None:
         """Leaves the engine's process."""
+        HEAP.release(id(self))
         client, self._client = self._client, None
         if client is not None:
             await asyncio.to_thread(client.close)

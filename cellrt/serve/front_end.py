@@ -64,6 +64,7 @@ async def run(settings: Settings, sock: socket.socket, number: int, *, is_shared
         backlog=BACKLOG,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         ws_max_size=settings.limits.max_body_bytes,
+        proxy_headers=False,
         server_header=False,
         date_header=False,
     )

@@ -53,8 +53,7 @@ class Guard:
                 await _answer(note, 500, {"error": "an error of the server; its log has it", "type": "InternalError"})
         finally:
             handler = getattr(scope.get("endpoint"), "__name__", "none")
-            self._measures.http_requests.labels(handler, str(status)).inc()
-            self._measures.http_seconds.labels(handler).observe(time.perf_counter() - begin_s)
+            self._measures.count_answer(handler, status, time.perf_counter() - begin_s)
 
     def _knows(self, scope: Scope) -> bool:
         return scope["path"] in OPEN or self._keys.came_with(Headers(scope=scope))

@@ -36,6 +36,17 @@ class Measures:
         self.streams = Gauge(
             "cellrt_streams_open", "Streams that are open.", registry=registry, multiprocess_mode="livesum"
         )
+        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        """Of those that have been: to look them up by their labels takes longer than to count."""
         self.registry = CollectorRegistry() if is_shared else registry
         if is_shared:
             MultiProcessCollector(self.registry)  # type: ignore[no-untyped-call]
+
+    def count_answer(self, handler: str, status: int, seconds: float) -> None:
+        """Counts an answer, which took so long."""
+        found = self._answers.get((handler, status))
+        if found is None:
+            found = self.http_requests.labels(handler, str(status)), self.http_seconds.labels(handler)
+            self._answers[handler, status] = found
+        found[0].inc()
+        found[1].observe(seconds)
