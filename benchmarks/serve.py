@@ -170,15 +170,19 @@ def _run_rate(recorder: Recorder, clients: Sequence[int], seconds: float, rounds
                     raise RuntimeError(f"{name} answers {found}, another {expected}")
                 measured(url, requests, 16, 1.0)  # warm
                 for count in clients:
+                    before = _tasks_and_rows(url) if name == OURS else None
                     for metric, value in measured(url, requests, count, seconds).items():
                         unit = "requests/s" if metric == "rate" else "ms"
                         recorder.add(f"{count} clients", f"{name}: {metric}", value, unit, round=number)
-                if name == OURS:
-                    recorder.add("all", f"{OURS}: mean rows of a task", _mean_rows(url), "rows", round=number)
+                    if before is not None:
+                        tasks, rows = _tasks_and_rows(url)
+                        mean = (rows - before[1]) / max(1, tasks - before[0])
+                        recorder.add(f"{count} clients", f"{name}: mean rows of a task", mean, "rows", round=number)
 
 
-def _mean_rows(url: str) -> float:
-    """Of all LSTM tasks so far, from the server's own metrics."""
+def _tasks_and_rows(url: str) -> tuple[int, int]:
+    """Of the LSTM so far, from the server's own statistics."""
     with urllib.request.urlopen(url.removesuffix(PATH) + "/debug/statistics", timeout=30) as answer:
         cells = json.load(answer)["cells"]
-    return float(max(cells.values(), key=lambda cell: cell["nodes"])["mean_batch"])
+    lstm = max(cells.values(), key=lambda cell: cell["nodes"])
+    return int(lstm["tasks"]), int(lstm["rows"])

@@ -23,6 +23,10 @@ from cellrt.serve.keys import Keys
 from cellrt.serve.shortcut import Shortcut
 
 
+FIRST_S = 30.0
+"""How long connections wait for a front end's first sight of the engine; after that they are told that there is none."""
+
+
 def make_app(door: Door) -> Guard:
     """The application; it is connected to the engine's process from its start to its end."""
     backend = door.backend
@@ -30,6 +34,9 @@ def make_app(door: Door) -> Guard:
     @asynccontextmanager
     async def connected(_: Starlette) -> AsyncIterator[None]:
         async with kept_connected(backend):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_S):
+                    await backend.is_connected.wait()
             yield
 
     oip, native = OipDoor(door), NativeDoor(door)

@@ -31,11 +31,13 @@ class Backend:
 
     Attributes:
         is_draining: whether the server is about to end; it is not ready then.
+        is_connected: set once there has been a connection.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.is_draining = False
+        self.is_connected = asyncio.Event()
         self._client: Client | None = None
         self._described: dict[str, Described] = {}
         self._sessions: OrderedDict[tuple[str, str], RemoteSession] = OrderedDict()
@@ -81,6 +83,7 @@ class Backend:
             return
         HEAP.freeze(id(self))
         self._described, self._client = described, client
+        self.is_connected.set()
 
     def _describe(self, client: Client, name: str) -> Described:
         return describe(client.binding(name), self.settings.limits)

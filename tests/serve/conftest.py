@@ -22,7 +22,5 @@ def weight_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(weight_file: Path) -> Iterator[Server]:
-    with start(
-        *MODELS, options=["--grpc-port", "0"], environment={"CELLRT_TEST_WEIGHT": str(weight_file)}
-    ) as made:
+    with start(*MODELS, options=["--grpc-port", "0"], environment={"CELLRT_TEST_WEIGHT": str(weight_file)}) as made:
         yield made
