@@ -21,7 +21,7 @@ class Api(litserve.LitAPI):
         torch.set_num_threads(1)
         self.model = Classifier()
 
-    def decode_request(self, request):  # type: ignore[no-untyped-def] # LitServe reads annotations
+    def decode_request(self, request):  # LitServe reads annotations
         """The tokens."""
         return list(request["request"])
 

@@ -22,9 +22,8 @@ from cellrt.serve.http_watching import WatchingDoor
 from cellrt.serve.keys import Keys
 from cellrt.serve.shortcut import Shortcut
 
-
 FIRST_S = 30.0
-"""How long connections wait for a front end's first sight of the engine; after that they are told that there is none."""
+"""How long connections wait for a front end's first sight of the engine; then they are told that there is none."""
 
 
 def make_app(door: Door) -> Guard:

@@ -1,4 +1,4 @@
-"""New weights while requests come: none is refused, each is answered by one version or the other, later ones by the new."""
+"""New weights while requests come: none is refused, and those that come later are answered by the new."""
 
 from __future__ import annotations
 
