@@ -39,11 +39,13 @@ class Classifier(nn.Module):
             self.embedding(padded), lengths, batch_first=True, enforce_sorted=False
         )
         _, (h, _) = self.lstm(packed)
-        return self.forward(h[-1]).tolist()  # type: ignore[no-any-return]
+        found: list[int] = self.forward(h[-1]).tolist()
+        return found
 
     def forward(self, h: Tensor) -> Tensor:
         """The class of a state `[rows, 256]`."""
-        return self.head(h).argmax(dim=-1)
+        logits: Tensor = self.head(h)
+        return logits.argmax(dim=-1)
 
 
 def classify() -> Unfolder:

@@ -31,7 +31,8 @@ class Shortcut:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request."""
-        parts = scope["path"].split("/") if scope["type"] == "http" and scope["method"] == "POST" else ()
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        parts: list[str] = scope["path"].split("/") if is_post else []
         if len(parts) == 5 and parts[2] == "models" and (handler := self._handlers.get((parts[1], parts[4]))):
             scope["path_params"], scope["endpoint"] = {"model": parts[3]}, handler
             request = Request(scope, receive)
