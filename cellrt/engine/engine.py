@@ -348,6 +348,11 @@ class Engine(Serving):
         return self._manager.turns.call(self._manager.take_timeline)
 
     @property
+    def has_workers(self) -> bool:
+        """Whether a worker lives; without one no requests are taken."""
+        return self._manager.has_workers
+
+    @property
     def has_timeline(self) -> bool:
         """Whether it was made with ``trace``."""
         return self._trace is not None

@@ -62,6 +62,7 @@ class Calls:
             "check": self._check,
             "close": self._close,
             "export": self._export,
+            "has_workers": self._has_workers,
             "load": self._load,
             "models": self._models,
             "number": self._number,
@@ -169,6 +170,9 @@ class Calls:
 
     def _statistics(self, guest: Guest, _: bytes) -> Answer:
         return {**self._engine.statistics(), "clients": self._count_clients()}, b""
+
+    def _has_workers(self, guest: Guest, _: bytes) -> Answer:
+        return self._engine.has_workers, b""
 
     def _timeline(self, guest: Guest, _: bytes, request: str | None, count: int) -> Answer:
         """The last requests and their tasks, or one request with its, as ``view.chrome_trace`` has them."""

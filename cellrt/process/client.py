@@ -161,6 +161,10 @@ class Client(Serving):
         counts: dict[str, Any] = self._link.call("statistics").value
         return counts
 
+    def has_workers(self) -> bool:
+        """Whether the engine has a worker that lives; without one it takes no requests."""
+        return bool(self._link.call("has_workers").value)
+
     def check(self) -> None:
         """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""
         self._link.call("check")

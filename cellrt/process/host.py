@@ -34,6 +34,8 @@ from cellrt.process.wire import PROTOCOL, REGION_BYTES, BrokenWireError, Kind, M
 
 log = logging.getLogger("cellrt")
 CLOSE_S = 30.0
+LOOK_EVERY_S = 0.5
+"""How often one looks whether there are workers, where that matters."""
 LAST_WORDS_S = 0.5
 """How long each client that reads nothing is waited for at the end."""
 
@@ -62,6 +64,8 @@ class Doorkeeper:
         self.calls = Calls(engine, self._announce, lambda: len(self._guests))
         self._formats: list[RowFormat] = []
         self.is_closing = False
+        self.ends_without_workers = False
+        """Whether the process ends with the engine's last worker, since somebody starts another."""
         for fd in (listener.fileno(), lifeline.fileno(), self._bell):
             self._epoll.register(fd, select.EPOLLIN)
         engine._manager.after_turn = self._after_turn
@@ -69,7 +73,11 @@ class Doorkeeper:
     def run(self) -> None:
         """Serves until it is told to end, or whoever started the process is gone."""
         while not self.is_closing:
-            for fd, _ in self._epoll.poll(self._room.until_end_s()):
+            wait_s = self._room.until_end_s()
+            if self.ends_without_workers:
+                wait_s = LOOK_EVERY_S if wait_s is None else min(wait_s, LOOK_EVERY_S)
+                self.is_closing = not self.engine.has_workers
+            for fd, _ in self._epoll.poll(wait_s):
                 if fd == self._listener.fileno():
                     self._welcome()
                 elif fd == self._lifeline.fileno():
@@ -218,9 +226,10 @@ def main() -> None:
     lifeline = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
     try:
-        address, options, models = pickle.loads(_read_all(lifeline))
+        address, options, models, ends_without_workers = pickle.loads(_read_all(lifeline))
         listener = addresses.listen(address)
         doorkeeper = Doorkeeper(Engine(**options), listener, lifeline)
+        doorkeeper.ends_without_workers = ends_without_workers
         for source, how in models:
             doorkeeper.calls.register(ModelSource(source), how)
     except BaseException as error:

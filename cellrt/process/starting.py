@@ -28,7 +28,12 @@ class Started:
     """An engine's process; it ends when this is ended or dropped, and with the process that has this."""
 
     def __init__(
-        self, address: str, options: dict[str, Any], models: Sequence[tuple[str, dict[str, Any]]] = ()
+        self,
+        address: str,
+        options: dict[str, Any],
+        models: Sequence[tuple[str, dict[str, Any]]] = (),
+        *,
+        ends_without_workers: bool = False,
     ) -> None:
         """Starts it, and does not wait for it: see ``wait``.
 
@@ -36,11 +41,12 @@ class Started:
             address: where clients connect.
             options: as of ``Engine``.
             models: sources of models that are registered before anybody is let in, with options of ``register``.
+            ends_without_workers: whether it ends by itself when the engine's last worker has died.
 
         Raises DefinitionError if an option cannot be handed over.
         """
         try:
-            given = pickle.dumps((address, options, list(models)))
+            given = pickle.dumps((address, options, list(models), ends_without_workers))
         except Exception as error:
             raise DefinitionError(f"EngineProcess: an option cannot be handed to another process: {error}") from error
         self._lifeline, theirs = socket.socketpair()

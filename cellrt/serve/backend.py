@@ -22,6 +22,8 @@ from cellrt.serve.settings import Settings
 log = logging.getLogger("cellrt")
 LOOK_EVERY_S = 0.05
 """How often one looks whether the process is gone, or back."""
+ASK_EVERY_S = 0.5
+"""How often the process is asked whether it has workers."""
 CONNECT_S = 5.0
 """How long one waits for an engine that is being started, before one looks again."""
 
@@ -39,6 +41,7 @@ class Backend:
         self.is_draining = False
         self.is_connected = asyncio.Event()
         self._client: Client | None = None
+        self._has_workers = True
         self._described: dict[str, Described] = {}
         self._sessions: OrderedDict[tuple[str, str], RemoteSession] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
@@ -54,13 +57,20 @@ class Backend:
     @property
     def is_ready(self) -> bool:
         """Whether requests are taken."""
-        return self._client is not None and not self._client.is_lost and not self.is_draining
+        is_there = self._client is not None and not self._client.is_lost
+        return is_there and self._has_workers and not self.is_draining
 
     async def keep_connected(self) -> None:
         """Connects, and connects anew when the process was replaced; runs until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
         while True:
             if self._client is None or self._client.is_lost:
                 await self._connect()
+            elif loop.time() > asked_s + ASK_EVERY_S:
+                asked_s = loop.time()
+                with suppress(CellrtError):  # it is gone, and is looked for in the next round
+                    self._has_workers = await asyncio.to_thread(self._client.has_workers)
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _connect(self) -> None:
@@ -82,7 +92,7 @@ class Backend:
                 await asyncio.to_thread(client.close)
             return
         HEAP.freeze(id(self))
-        self._described, self._client = described, client
+        self._described, self._client, self._has_workers = described, client, True
         self.is_connected.set()
 
     def _describe(self, client: Client, name: str) -> Described:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.stream import Stream
-from cellrt.errors import OverloadError, RequestError, SessionError, http_status
+from cellrt.errors import CancelledError, OverloadError, RequestError, SessionError, http_status
 from cellrt.serve.backend import Backend
 from cellrt.serve.collector import Collector
 from cellrt.serve.described import Described
@@ -108,11 +108,18 @@ class Door:
 
 
 async def unless_gone(waiter: asyncio.Future[T], gone: Gone) -> T:
-    """What comes of a request; it is cancelled when its client goes, or whoever waits here is cancelled."""
+    """What comes of a request; it is cancelled when its client goes, or whoever waits here is cancelled.
+
+    Raises CancelledError, of ours, when the client goes.
+    """
     watcher = asyncio.ensure_future(gone())
     watcher.add_done_callback(lambda done: None if done.cancelled() else waiter.cancel())
     try:
         return await waiter
+    except asyncio.CancelledError:
+        if watcher.done() and not watcher.cancelled():
+            raise CancelledError("the client is gone") from None
+        raise
     finally:
         watcher.cancel()
 

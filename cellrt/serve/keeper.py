@@ -110,7 +110,7 @@ class Keeper:
             (model, {"max_queue": settings.max_queued_per_model, "max_batch": max_batch})
             for model, max_batch in zip_longest(settings.models, settings.max_batch)
         ]
-        self._engine = Started(settings.address, options, models)
+        self._engine = Started(settings.address, options, models, ends_without_workers=True)
         return self._engine
 
     def _start_front_end(self, number: int) -> subprocess.Popen[bytes]:

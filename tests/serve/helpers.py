@@ -17,6 +17,8 @@ import httpx
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WAIT_S = 60.0
+START_S = 110.0
+"""The first on a machine compiles the scheduler."""
 
 
 class Server:
@@ -30,7 +32,8 @@ class Server:
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        until(lambda: self._address() or self.process.poll() is not None, "the server says where it listens")
+        is_told = "the server says where it listens"
+        until(lambda: self._address() or self.process.poll() is not None, is_told, START_S)
         assert self.process.poll() is None, "\n".join(self.lines)
         self.url = self._address()
         self.http = httpx.Client(base_url=self.url, timeout=WAIT_S, trust_env=False)

@@ -142,3 +142,35 @@ def scaled() -> Unfolder:
         return {"y": graph.chain(scale, x=x).y}
 
     return made
+
+
+DIE = 103.0
+"""A row that starts with it kills the worker of an engine that serves ``deadly``."""
+
+
+def deadly() -> Unfolder:
+    """A model in whose process a worker may die, for good: no cell can kill one."""
+    from cellrt.worker.cpu.executor import Executor
+    from cellrt.worker.cpu.worker import CpuWorker
+
+    def poison(x: Tensor) -> dict[str, Tensor]:
+        if x.device.type != "meta" and (x[:, 0] == DIE).any():
+            raise SystemError("die")
+        return {"y": x}
+
+    execute = Executor.execute
+
+    def execute_or_die(self: Executor, type_id: int, buffer: object) -> object:
+        failures = execute(self, type_id, buffer)  # type: ignore[arg-type]
+        if any("die" in str(failure.error) for failure in failures):
+            raise SystemExit("the worker's own fault")
+        return failures
+
+    CpuWorker.is_replaceable, Executor.execute = False, execute_or_die  # type: ignore[method-assign, assignment]
+    cell_ = cell(poison, {"x": (WIDTH,)}, name="poison")
+
+    @unfold("deadly", example=torch.zeros(2, WIDTH))
+    def made(graph: Graph, x: Tensor) -> dict[str, object]:
+        return {"y": graph.chain(cell_, x=x).y}
+
+    return made

@@ -155,3 +155,4 @@ def test_nothing_is_held_and_every_request_is_accounted_for(server: Server) -> N
     assert in_time_or_late <= seen["plain"] + seen["late"] + seen["left"]
     assert ended("cellrt_http_requests_total", (("code", "400"), ("handler", "native_infer"))) == seen["wrong"]
     assert server.http.get("/v2/health/ready").status_code == 200
+    assert not [line for line in server.lines if "Traceback" in line], "\n".join(server.lines[-60:])

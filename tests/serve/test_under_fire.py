@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.serve.helpers import WAIT_S, Server, start, until
-from tests.serve.models import HOLD
+from tests.serve.models import DIE, HOLD
 
 KEY = "a-key-that-is-long-enough"
 CONFIG = """
@@ -204,6 +204,17 @@ def test_sigterm_ends_what_was_begun_and_then_everything(small: Server) -> None:
     assert outcome[0].status_code == 200
     assert small.process.wait(WAIT_S) == 0
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "every process has ended")
+
+
+@pytest.mark.slow
+def test_the_last_worker_s_death_is_told_within_a_second_and_the_engine_has_a_successor() -> None:
+    with start("chain", "deadly") as server:
+        assert server.post("/v1/models/deadly/infer", {"request": [[1, 2]]}).status_code == 200
+        answer = server.post("/v1/models/deadly/infer", {"request": [[DIE, 0]]})
+        assert answer.status_code == 503 and answer.json()["type"] == "DeviceError"
+        until(lambda: not server.is_ready(), "it says so", 1.5)
+        until(server.is_ready, "its successor is ready")
+        assert chain(server).status_code == 200
 
 
 @pytest.mark.slow
