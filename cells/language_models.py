@@ -56,14 +56,10 @@ class GreedyLanguageModel(nn.Module):
 
 
 def pages_of_layers(kv: PagedRows) -> list[Pages]:
-    """The pages of each layer's keys and values, in place.
-
-    What one layer has of a page lies together: as a page of its own among `2 * layers` for each of ours.
-    """
-    layers, parts = kv.pages.shape[1:3]
-    flat = kv.pages.flatten(0, 2)
-    count, tables = len(flat) - layers * parts + 1, kv.tables * (layers * parts)
-    return [Pages(flat[parts * k :][:count], flat[parts * k + 1 :][:count], tables, kv.lengths) for k in range(layers)]
+    """The pages of each layer's keys and values, in place: what one layer has of a page lies together."""
+    return [
+        Pages(kv.pages[:, layer, 0], kv.pages[:, layer, 1], kv.tables, kv.lengths) for layer in range(kv.pages.shape[1])
+    ]
 
 
 def language_model(

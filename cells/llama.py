@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from cellrt import DefinitionError
+from cellrt.cells.attention import Linear
 from cellrt.cells.paged_attention import Pages, Spans
 from cellrt.cells.positions import RotaryPositions, Scaling
 from cellrt.cells.transformer import GatedMLP, Heads, SelfAttention, TransformerLayer
@@ -75,7 +75,9 @@ class Llama(nn.Module):
         self.embedding = nn.Embedding(sizes.vocabulary, sizes.hidden)
         self.layers = nn.ModuleList(layer() for _ in range(sizes.layers))
         self.norm = norm()
-        self.head = None if sizes.is_tied else nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
+        self.head = Linear(sizes.hidden, sizes.vocabulary, bias=False)
+        if sizes.is_tied:
+            self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor, spans: Spans, pages: Sequence[Pages]) -> Tensor:
         """`pages` has those of each layer, which may share one table; the rows are written there.
@@ -92,7 +94,8 @@ class Llama(nn.Module):
 
     def logits(self, rows: Tensor) -> Tensor:
         """`[rows, hidden]` of `forward` -> `[rows, vocabulary]`."""
-        return linear(rows, self.embedding.weight if self.head is None else self.head.weight)
+        logits: Tensor = self.head(rows)
+        return logits
 
     def new_pages(self, count: int, page_size: int) -> list[tuple[Tensor, Tensor]]:
         """Zeros for keys and values of each layer: `[count, page_size, kv_heads, head_dim]`."""

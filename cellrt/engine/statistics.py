@@ -57,17 +57,14 @@ class Ends:
     queueing: Histogram = field(default_factory=Histogram)
     computation: Histogram = field(default_factory=Histogram)
 
-    def count(self, error: Exception | None, arrival_ns: int, started_ns: int, now_ns: int) -> None:
-        """Counts a request that ended; ``started_ns`` is when its first task was launched."""
-        if error is None:
-            self.num_done += 1
-            queueing_ns = max(0, started_ns - arrival_ns)
-            self.latencies_ns.append(now_ns - arrival_ns)
-            self.queueing_ns.append(queueing_ns)
-            self.queueing.count(queueing_ns)
-            self.computation.count(now_ns - arrival_ns - queueing_ns)
-        else:
-            self.errors[type(error).__name__] += 1
+    def count(self, latencies_ns: Sequence[int], queueing_ns: Sequence[int]) -> None:
+        """Counts requests that are done."""
+        self.num_done += len(latencies_ns)
+        self.latencies_ns.extend(latencies_ns)
+        self.queueing_ns.extend(queueing_ns)
+        for latency_ns, queued_ns in zip(latencies_ns, queueing_ns):
+            self.queueing.count(queued_ns)
+            self.computation.count(latency_ns - queued_ns)
 
     def snapshot(self) -> dict[str, Any]:
         """Counts, and p50, p90 and p99 of times in seconds (empty before the first).
@@ -124,13 +121,23 @@ class Statistics:
         if heir is not None and sizes is not None:
             self.sizes[heir] = [a + b for a, b in zip(sizes, self.sizes.get(heir, [0] * NUM_SIZES))]
 
-    def count_end(self, model: str, error: Exception | None, arrival_ns: int, started_ns: int, now_ns: int) -> None:
-        """Counts a request that ended; see ``Ends.count``."""
-        self.every.count(error, arrival_ns, started_ns, now_ns)
+    def count_done(self, model: str, arrivals_ns: Sequence[int], started_ns: Sequence[int], now_ns: int) -> None:
+        """Counts requests of a model that are done now; ``started_ns`` is when each one's first task was launched."""
+        latencies_ns = [now_ns - arrival_ns for arrival_ns in arrivals_ns]
+        queueing_ns = [max(0, started - arrival) for started, arrival in zip(started_ns, arrivals_ns)]
+        for ends in (self.every, self._of_model(model)):
+            ends.count(latencies_ns, queueing_ns)
+
+    def count_error(self, model: str, error: Exception) -> None:
+        """Counts a request of a model that ended with an error."""
+        for ends in (self.every, self._of_model(model)):
+            ends.errors[type(error).__name__] += 1
+
+    def _of_model(self, model: str) -> Ends:
         ends = self.by_model.get(model)
         if ends is None:
             ends = self.by_model[model] = Ends()
-        ends.count(error, arrival_ns, started_ns, now_ns)
+        return ends
 
     def snapshot(
         self,

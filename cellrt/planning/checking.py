@@ -60,7 +60,7 @@ def check(unfolder: Unfolder, compile: CompileMode = "off") -> Report:
         results = engine.submit(unfolder.name, unfolder.example).result(TIMEOUT_S)
         model = engine._submission.model(unfolder.name)
         begin_s = time.perf_counter()
-        plan = model.plan(unfolder.example)
+        plan = model.plans([unfolder.example])[0].plan
         unfold_s = time.perf_counter() - begin_s
         samples = []
         for _ in range(20):

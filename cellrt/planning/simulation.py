@@ -69,7 +69,7 @@ class Plant:
 
     def template(self, request: Any) -> Template:
         """A request as the scheduler has it. Raises RequestError."""
-        return self.model.plan(request).template
+        return self.model.plans([request])[0].plan.template
 
     def play(
         self, templates: Sequence[Template], times_s: Sequence[float], rate: float, loop_share: float = 1.0
