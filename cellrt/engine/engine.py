@@ -34,9 +34,8 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.view.cell_graph import CellGraph
 from cellrt.view.timeline import Timeline
 from cellrt.worker.arenas import Arenas
-from cellrt.worker.base import Worker
 from cellrt.worker.device.executor import DeviceOptions
-from cellrt.worker.make import DEVICE_QUEUE_DEPTH, arenas_on, device_names, make_worker, open_device
+from cellrt.worker.make import DEVICE_QUEUE_DEPTH, arenas_on, device_names, open_device, worker_maker
 
 T = TypeVar("T")
 
@@ -110,8 +109,8 @@ class Engine(Serving):
         names, options = device_names(workers), device_options or DeviceOptions()
         devices = [open_device(name, options) for name in names]
         queue_depth = queue_depth or (1 if names[:1] == ["cpu"] else DEVICE_QUEUE_DEPTH)
-        policy = policy or BatchMakerPolicy()
-        settings = replace(settings or SchedulerSettings(), order_by_arrival=policy.order_by_arrival)
+        policy, settings = policy or BatchMakerPolicy(), settings or SchedulerSettings()
+        settings = replace(settings, order_by_arrival=policy.order_by_arrival)
         self._processor = Processor(len(names), limits, settings)
         self._registry = registry = Registry(self._processor, max_nodes)
         self._models: dict[str, Model] = {}
@@ -132,19 +131,9 @@ class Engine(Serving):
             lambda model: manager.retire(model, None),
         )
 
-        def make(location: int) -> Worker:
-            return make_worker(
-                devices[location - 1],
-                options,
-                location,
-                arenas,
-                registry.types,
-                manager.turns.take,
-                manager.turns.has_news,
-                manager.turns.wake,
-                threads_per_worker,
-            )
-
+        turns = manager.turns
+        calls = turns.take, turns.has_news, turns.wake  # not the manager's, which would be held by what it holds
+        make = worker_maker(devices, options, arenas, registry.types, *calls, threads_per_worker)
         self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, policy)
         self._trace, self._freeze = _trace_of(trace), freeze
         manager.start(make, len(names), self._trace)
