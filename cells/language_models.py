@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from cellrt import Cell, PagedRows, cell, grows, token
 from cellrt.cells.llama import Llama
 from cellrt.cells.paged_attention import Pages, Spans
+from cellrt.cells.row_layers import likeliest
 
 
 class NextToken(NamedTuple):
@@ -49,9 +50,7 @@ class GreedyLanguageModel(nn.Module):
         chosen = kv.is_read.nonzero()[:, 0]
         made = token.new_zeros(len(token)), rows.new_zeros(len(token), dtype=torch.float32)
         if len(chosen):
-            logits = self.model.logits(rows[chosen]).float()
-            best, place = logits.max(1)
-            made[0][chosen], made[1][chosen] = place, best - logits.logsumexp(1)
+            made[0][chosen], made[1][chosen] = likeliest(self.model.logits(rows[chosen]))
         return NextToken(*made, made[0] == self.end_token)
 
 

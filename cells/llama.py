@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from cellrt import DefinitionError
 from cellrt.cells.paged_attention import Pages, Spans
+from cellrt.cells._weights import Derived, pack_with_bias
 from cellrt.cells.positions import RotaryPositions, Scaling
+from cellrt.cells.row_layers import Linear, RMSNorm, multiply_rows
 from cellrt.cells.transformer import GatedMLP, Heads, SelfAttention, TransformerLayer
 
 
@@ -63,10 +64,10 @@ class Llama(nn.Module):
     def __init__(self, sizes: LlamaSizes) -> None:
         super().__init__()
         self.sizes = sizes
-        norm = partial(nn.RMSNorm, sizes.hidden, eps=sizes.epsilon)
+        norm = partial(RMSNorm, sizes.hidden, eps=sizes.epsilon)
         heads = sizes.attention
         rotary = RotaryPositions(heads.size, sizes.rotary_base, sizes.scaling)
-        norm_heads = partial(nn.RMSNorm, eps=sizes.epsilon) if sizes.norms_heads else None
+        norm_heads = partial(RMSNorm, eps=sizes.epsilon) if sizes.norms_heads else None
 
         def layer() -> TransformerLayer:
             attention = SelfAttention(heads, window=sizes.window, rotary=rotary, norm_heads=norm_heads)
@@ -75,7 +76,8 @@ class Llama(nn.Module):
         self.embedding = nn.Embedding(sizes.vocabulary, sizes.hidden)
         self.layers = nn.ModuleList(layer() for _ in range(sizes.layers))
         self.norm = norm()
-        self.head = None if sizes.is_tied else nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
+        self._packed_embedding = Derived(pack_with_bias)
+        self.head = None if sizes.is_tied else Linear(sizes.hidden, sizes.vocabulary, bias=False)
 
     def forward(self, tokens: Tensor, spans: Spans, pages: Sequence[Pages]) -> Tensor:
         """`pages` has those of each layer, which may share one table; the rows are written there.
@@ -92,7 +94,10 @@ class Llama(nn.Module):
 
     def logits(self, rows: Tensor) -> Tensor:
         """`[rows, hidden]` of `forward` -> `[rows, vocabulary]`."""
-        return linear(rows, self.embedding.weight if self.head is None else self.head.weight)
+        if self.head is None:
+            return multiply_rows(rows, self._packed_embedding, self.embedding.weight)
+        logits: Tensor = self.head(rows)
+        return logits
 
     def new_pages(self, count: int, page_size: int) -> list[tuple[Tensor, Tensor]]:
         """Zeros for keys and values of each layer: `[count, page_size, kv_heads, head_dim]`."""

@@ -22,6 +22,7 @@ from torch.nn.functional import gelu, silu
 from cellrt import DefinitionError
 from cellrt.cells.paged_attention import Mask, Pages, Spans, append_pages, paged_attention
 from cellrt.cells.positions import RelativePositions, RotaryPositions
+from cellrt.cells.row_layers import Linear, gate_with_silu
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -72,10 +73,10 @@ class Attention(nn.Module):
         super().__init__()
         self.sizes = sizes
         given = sizes.hidden if memory_size is None else memory_size
-        self.query = nn.Linear(sizes.hidden, sizes.heads * sizes.size, bias=sizes.bias)
-        self.key = nn.Linear(given, sizes.num_kv_heads * sizes.size, bias=sizes.bias)
-        self.value = nn.Linear(given, sizes.num_kv_heads * sizes.size, bias=sizes.bias)
-        self.out = nn.Linear(sizes.heads * sizes.size, sizes.hidden, bias=sizes.out_bias)
+        self.query = Linear(sizes.hidden, sizes.heads * sizes.size, bias=sizes.bias)
+        self.key = Linear(given, sizes.num_kv_heads * sizes.size, bias=sizes.bias)
+        self.value = Linear(given, sizes.num_kv_heads * sizes.size, bias=sizes.bias)
+        self.out = Linear(sizes.heads * sizes.size, sizes.hidden, bias=sizes.out_bias)
 
     def _heads(self, rows: Tensor) -> Tensor:
         heads: Tensor = rows.unflatten(1, (-1, self.sizes.size))
@@ -145,7 +146,7 @@ class MLP(nn.Module):
     def __init__(self, hidden: int, inner: int, activation: Activation = gelu, bias: bool = True) -> None:
         super().__init__()
         self.activation = activation
-        self.up, self.down = nn.Linear(hidden, inner, bias=bias), nn.Linear(inner, hidden, bias=bias)
+        self.up, self.down = Linear(hidden, inner, bias=bias), Linear(inner, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Row by row."""
@@ -159,12 +160,14 @@ class GatedMLP(nn.Module):
     def __init__(self, hidden: int, inner: int, activation: Activation = silu, bias: bool = False) -> None:
         super().__init__()
         self.activation = activation
-        self.gate, self.up = nn.Linear(hidden, inner, bias=bias), nn.Linear(hidden, inner, bias=bias)
-        self.down = nn.Linear(inner, hidden, bias=bias)
+        self.gate, self.up = Linear(hidden, inner, bias=bias), Linear(hidden, inner, bias=bias)
+        self.down = Linear(inner, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Row by row."""
-        result: Tensor = self.down(self.activation(self.gate(x)) * self.up(x))
+        gate, up = self.gate(x), self.up(x)
+        inner = gate_with_silu(gate, up) if self.activation is silu else self.activation(gate) * up
+        result: Tensor = self.down(inner)
         return result
 
 
