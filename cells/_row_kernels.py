@@ -87,6 +87,14 @@ def gate_rows(gate, up, rows, width, out):  # type: ignore[no-untyped-def]
 
 
 @nogil
+def add_rows(x, part, rows, width):  # type: ignore[no-untyped-def]
+    """Add `part` to `x`, both `[rows, width]`."""
+    own, added = array_at(x, rows * width, np.float32), array_at(part, rows * width, np.float32)
+    for place in range(rows * width):
+        own[place] += added[place]
+
+
+@nogil
 def norm_rows(x, weight, rows, width, epsilon, out):  # type: ignore[no-untyped-def]
     """`x / sqrt(mean(x^2) + epsilon) * weight` of each row (Zhang and Sennrich 2019)."""
     scale = array_at(weight, width, np.float32)

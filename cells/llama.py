@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cellrt import DefinitionError
 from cellrt.cells.paged_attention import Pages, Spans
+from cellrt.cells._llama_stack import LayerWeights, has_one_call, run_all
 from cellrt.cells._weights import Derived, pack_with_bias
 from cellrt.cells.positions import RotaryPositions, Scaling
 from cellrt.cells.row_layers import Linear, RMSNorm, multiply_rows
@@ -67,6 +68,7 @@ class Llama(nn.Module):
         norm = partial(RMSNorm, sizes.hidden, eps=sizes.epsilon)
         heads = sizes.attention
         rotary = RotaryPositions(heads.size, sizes.rotary_base, sizes.scaling)
+        self.rotary, self.layer_weights = rotary, LayerWeights()
         norm_heads = partial(RMSNorm, eps=sizes.epsilon) if sizes.norms_heads else None
 
         def layer() -> TransformerLayer:
@@ -87,8 +89,11 @@ class Llama(nn.Module):
         if len(pages) != len(self.layers):
             raise DefinitionError(f"Llama: expected pages of {len(self.layers)} layers, got {len(pages)}")
         x = self.embedding(tokens)
-        for layer, own in zip(self.layers, pages):
-            x = layer(x, spans, own)
+        if has_one_call(x, spans, pages):
+            x = run_all(self, x, spans, pages)
+        else:
+            for layer, own in zip(self.layers, pages):
+                x = layer(x, spans, own)
         normed: Tensor = self.norm(x)
         return normed
 

@@ -114,13 +114,13 @@ class RotaryPositions(nn.Module):
     def forward(self, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Both `[rows, heads, head_dim]`, turned; angles are computed in float32."""
         if is_fusable(query, key) and positions.dtype is torch.int32 and len(positions):
-            turns, positions = self._turns_up_to(int(positions.max())), positions.contiguous()
+            turns, positions = self.turns_up_to(int(positions.max())), positions.contiguous()
             return _turn_compiled(query, positions, turns), _turn_compiled(key, positions, turns)
         angles = (positions.float()[:, None] * self.frequencies)[:, None]
         cos, sin = ((turn * self.amplitude).to(query.dtype) for turn in (angles.cos(), angles.sin()))
         return _turn(query, cos, sin), _turn(key, cos, sin)
 
-    def _turns_up_to(self, position: int) -> Tensor:
+    def turns_up_to(self, position: int) -> Tensor:
         """Cosines and sines `[positions, 2, head_dim / 2]`, kept for the positions that were met."""
         known = self._turns.of(self.frequencies)
         if position >= len(known[-1]):
