@@ -61,10 +61,11 @@ def pages_of_layers(kv: PagedRows) -> list[Pages]:
     """
     layers, parts = kv.pages.shape[1:3]
     flat = kv.pages.flatten(0, 2)
-    count, tables = len(flat) - layers * parts + 1, kv.tables * (layers * parts)
-    return [
-        Pages(flat[parts * k :][:count], flat[parts * k + 1 :][:count], tables, kv.lengths) for k in range(layers)
-    ]
+    each = layers * parts
+    sizes, strides = (each, len(flat) - each + 1, *flat.shape[1:]), (flat.stride(0), *flat.stride())
+    views = flat.as_strided(sizes, strides, flat.storage_offset()).unbind()
+    tables = kv.tables * each
+    return [Pages(views[parts * k], views[parts * k + 1], tables, kv.lengths) for k in range(layers)]
 
 
 def language_model(
