@@ -1,4 +1,4 @@
-"""All layers of Llama's family as one compiled call on a CPU: what `Llama.forward` does between embedding and last norm.
+"""All layers of Llama's family as one compiled call on a CPU: what is between the embedding and the last norm.
 
 The parts are those that its modules call (`_gemm.py`, `_row_kernels.py`, `_paged_attention.py`), in the same order and
 with the same bits; what is saved is Python, some 0.2 ms a layer, and the interpreter lock, which it does not hold.
@@ -7,7 +7,7 @@ with the same bits; what is saved is Python, some 0.2 ms a layer, and the interp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,16 +19,14 @@ from cellrt.cells._paged_attention import append, attend
 from cellrt.cells._row_kernels import add_rows, gate_rows, norm_rows, turn_rows
 from cellrt.cells._weights import Derived, is_fusable, pack_with_bias
 from cellrt.cells.paged_attention import Mask, Pages, Spans, settings_of, task_of
-from cellrt.definition.compiled_form import array_at, nogil
+from cellrt.cells.transformer import Heads
+from cellrt.definition.compiled_form import nogil
 from cellrt.kernels.paged_attention.pages import check, check_appended
-
-if TYPE_CHECKING:
-    from cellrt.cells.llama import Llama
 
 LINEARS = ("attention.query", "attention.key", "attention.value", "attention.out", "mlp.gate", "mlp.up", "mlp.down")
 NORMS = ("attention_norm", "mlp_norm", "attention.query_norm", "attention.key_norm")
 LAYER_WORDS = 2 * len(LINEARS) + len(NORMS)
-"""Addresses of a layer: of each linear layer the packed weight and the bias, and of each norm, 0 where there is none."""
+"""Addresses of a layer: of each linear layer packed weight and bias, and of each norm, 0 where there is none."""
 
 
 @nogil
@@ -128,20 +126,30 @@ def has_one_call(x: Tensor, spans: Spans, pages: Sequence[Pages]) -> bool:
     return all(own.tables is first.tables and own.lengths is first.lengths for own in pages) and first.starts is None
 
 
-def run_all(model: Llama, x: Tensor, spans: Spans, pages: Sequence[Pages]) -> Tensor:
-    """The rows `[rows, hidden]` behind the last layer; `x`, which it may change, are those before the first."""
-    sizes, heads = model.sizes, model.sizes.attention
-    mask, first = Mask(True, sizes.window), pages[0]
+class LayerSizes(NamedTuple):
+    """What the layers have in common."""
+
+    heads: Heads
+    inner: int
+    epsilon: float
+    window: int
+
+
+def run_all(
+    words: NDArray[np.int64], sizes: LayerSizes, turns: Tensor, x: Tensor, spans: Spans, pages: Sequence[Pages]
+) -> Tensor:
+    """The rows `[rows, hidden]` behind the last layer; `x`, which it changes, are those before the first.
+
+    `words` are those of `LayerWeights`, `turns` the cosines and sines of all positions that the rows have.
+    """
+    heads, mask, first = sizes.heads, Mask(True, sizes.window), pages[0]
     rows, size = len(x), heads.size
     key = x.new_empty(rows, heads.num_kv_heads, size)
     check(x.new_empty(rows, heads.heads, size), first, spans, mask)
     check_appended(first, spans, key, key)
-    words, _ = model.layer_weights.of(model.layers)
     settings = settings_of(heads.heads, first, mask, size**-0.5 if heads.scale is None else heads.scale)
-    task = task_of(first, spans)
     places = np.array([(own.keys.data_ptr(), own.values.data_ptr()) for own in pages])
-    turns = model.rotary.turns_up_to(int(spans.positions.max()))
-    numbers = np.array([len(pages), sizes.hidden, sizes.inner, heads.heads, heads.num_kv_heads, size])
+    numbers = np.array([len(pages), heads.hidden, sizes.inner, heads.heads, heads.num_kv_heads, size])
     at = x.data_ptr(), rows, spans.positions.data_ptr(), turns.data_ptr()
-    run_layers(words, numbers, sizes.epsilon, *at, settings, task, places)
+    run_layers(words, numbers, sizes.epsilon, *at, settings, task_of(first, spans), places)
     return x

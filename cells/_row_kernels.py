@@ -1,8 +1,8 @@
 """What a Transformer does to each row beside its products, on a CPU: norms, gates, rotary positions, the next token.
 
-Every function goes over one row after the other, and over the numbers of a row in an order that its width alone decides.
-So a row's bits do not depend on its company, which torch's own do not promise: they cut a batch into vectors wherever
-these fall. All take addresses of contiguous memory, float32 where nothing else is said.
+Every function goes over one row after the other, and over the numbers of a row in an order that its width alone
+decides. So a row's bits do not depend on its company, which torch's own do not promise: they cut a batch into vectors
+wherever these fall. All take addresses of contiguous memory, float32 where nothing else is said.
 """
 
 from __future__ import annotations

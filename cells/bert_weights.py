@@ -36,9 +36,7 @@ def encoder_from_bert(state: Mapping[str, Tensor], heads: int, epsilon: float = 
     words, places = weight("embeddings.word_embeddings.weight"), weight("embeddings.position_embeddings.weight")
     layers = 1 + max((int(name.split(".")[2]) for name in state if name.startswith("encoder.layer.")), default=-1)
     inner = weight("encoder.layer.0.intermediate.dense.weight").shape[0]
-    sizes = StackSizes(
-        len(words), len(places), words.shape[1], inner, layers, heads, epsilon=epsilon, norms_first=True
-    )
+    sizes = StackSizes(len(words), len(places), words.shape[1], inner, layers, heads, epsilon=epsilon, norms_first=True)
     found = {
         "embedding.weight": words,
         "positions.weight": places + weight("embeddings.token_type_embeddings.weight")[0],

@@ -12,9 +12,9 @@ from functools import partial
 from torch import Tensor, nn
 
 from cellrt import DefinitionError
-from cellrt.cells.paged_attention import Pages, Spans
-from cellrt.cells._llama_stack import LayerWeights, has_one_call, run_all
+from cellrt.cells._llama_stack import LayerSizes, LayerWeights, has_one_call, run_all
 from cellrt.cells._weights import Derived, pack_with_bias
+from cellrt.cells.paged_attention import Pages, Spans
 from cellrt.cells.positions import RotaryPositions, Scaling
 from cellrt.cells.row_layers import Linear, RMSNorm, multiply_rows
 from cellrt.cells.transformer import GatedMLP, Heads, SelfAttention, TransformerLayer
@@ -90,10 +90,12 @@ class Llama(nn.Module):
             raise DefinitionError(f"Llama: expected pages of {len(self.layers)} layers, got {len(pages)}")
         x = self.embedding(tokens)
         if has_one_call(x, spans, pages):
-            x = run_all(self, x, spans, pages)
+            words, _ = self.layer_weights.of(self.layers)
+            own = LayerSizes(self.sizes.attention, self.sizes.inner, self.sizes.epsilon, self.sizes.window)
+            x = run_all(words, own, self.rotary.turns_up_to(int(spans.positions.max())), x, spans, pages)
         else:
-            for layer, own in zip(self.layers, pages):
-                x = layer(x, spans, own)
+            for layer, paged in zip(self.layers, pages):
+                x = layer(x, spans, paged)
         normed: Tensor = self.norm(x)
         return normed
 

@@ -1,8 +1,8 @@
 """Layers that work row by row, compiled for a CPU: there a row's bits do not depend on its company.
 
-A library's product of few rows lays the weights out anew each time, and its order of additions depends on how many rows
-there are. Ours (`_gemm.py`) packs them once and adds in one order. With gradients, in other dtypes, on other devices and
-while something is compiled these are torch's own.
+A library's product of few rows lays the weights out anew each time, and its order of additions depends on how many
+rows there are. Ours (`_gemm.py`) packs them once and adds in one order. With gradients, in other dtypes, on other
+devices and while something is compiled these are torch's own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
+from cellrt.cells._gemm import PackedWeight
 from cellrt.cells._row_kernels import choose_likeliest, gate_rows, norm_rows
 from cellrt.cells._weights import Derived, is_fusable, pack_with_bias, packed_linear
 
@@ -27,7 +28,9 @@ class Linear(nn.Linear):
         return multiply_rows(x, self._packed, self.weight, self.bias)
 
 
-def multiply_rows(x: Tensor, packed: Derived, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def multiply_rows(
+    x: Tensor, packed: Derived[tuple[PackedWeight, Tensor]], weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """`x @ weight.T + bias`; `packed` keeps the packed weight."""
     if not is_fusable(x, weight) or x.dim() != 2 or not len(x):
         return linear(x, weight, bias)

@@ -1,10 +1,10 @@
-"""Transformers with learned positions, as cells: encoders of sentences, and encoder-decoders (Vaswani et al. 2017; Devlin
-et al. 2019).
+"""Transformers with learned positions, as cells: encoders of sentences, and encoder-decoders.
 
     rows = scale * embedding(token) + positions(position);  each layer;  rows of an encoder see each other, both ways
 
-An encoder takes whole sequences, without padding: a task has any number of them one behind the other. The keys and values
-that a decoder's cross-attention reads are made once, with the encoder's last layer, and kept in pages.
+(Vaswani et al. 2017; Devlin et al. 2019.) An encoder takes whole sequences, without padding: a task has any number of
+them one behind the other. The keys and values that a decoder's cross-attention reads are made once, with the encoder's
+last layer, and kept in pages.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torch import Tensor, nn
+from torch.nn.functional import gelu, normalize
+
 import cellrt
 from cellrt import Cell, PagedRows, cell, grows, span, token
 from cellrt import pages as read_pages
@@ -20,8 +23,6 @@ from cellrt.cells.language_models import NextToken, pages_of_layers
 from cellrt.cells.paged_attention import Pages, Spans, append_pages
 from cellrt.cells.row_layers import Linear, likeliest
 from cellrt.cells.transformer import MLP, Activation, CrossAttention, Heads, SelfAttention, TransformerLayer
-from torch import Tensor, nn
-from torch.nn.functional import gelu, normalize
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class TransformerStack(nn.Module):
         memory: Sequence[Pages | None] | None = None,
     ) -> Tensor:
         """Tokens int64 `[rows]` -> `[rows, hidden]`; `pages` and `memory` of each layer, for a decoder."""
-        x = self.embedding(tokens) * self.sizes.scale + self.positions(spans.positions)
+        x: Tensor = self.embedding(tokens) * self.sizes.scale + self.positions(spans.positions)
         if self.norm is not None:
             x = self.norm(x)
         none = [None] * len(self.layers)
@@ -93,8 +94,8 @@ class TransformerStack(nn.Module):
 
 
 class SentenceEncoder(nn.Module):
-    """The mean of an encoder's rows over each sentence, of length 1 (Reimers and Gurevych 2019); every row of a sentence
-    has it."""
+    """The mean of an encoder's rows over each sentence, of length 1 (Reimers and Gurevych 2019). Every row of a
+    sentence has it."""
 
     def __init__(self, encoder: TransformerStack) -> None:
         super().__init__()
@@ -121,8 +122,14 @@ class SourceEncoder(nn.Module):
         rows: Tensor = self.encoder(token, Spans(source.offsets, source.positions))
         places = Spans(memory.offsets, memory.positions)
         for reader, own in zip(self.readers, pages_of_layers(memory)):
-            append_pages(own, places, *reader.memory(rows))
+            append_pages(own, places, *_memory_of(reader, rows))
         return rows
+
+
+def _memory_of(reader: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
+    if not isinstance(reader, CrossAttention):
+        raise TypeError(f"expected a CrossAttention, got {type(reader).__name__}")
+    return reader.memory(rows)
 
 
 class GreedyDecoder(nn.Module):
@@ -156,8 +163,8 @@ def sentence_encoder(
     `max_batch` and `max_batch_rows` are the most sentences and tokens of a task; no sentence may be longer.
     """
     inputs = {"token": token, "sentence": span(whole=True)}
-    limits = {"max_batch": max_batch, "max_batch_rows": max_batch_rows}
-    return cell(SentenceEncoder(encoder).eval(), inputs, name=name, **limits)
+    module = SentenceEncoder(encoder).eval()
+    return cell(module, inputs, name=name, max_batch=max_batch, max_batch_rows=max_batch_rows)
 
 
 def encoder_decoder_cells(
@@ -183,21 +190,23 @@ def encoder_decoder_cells(
     """
     own = Linear(head.in_features, head.out_features, head.bias is not None)
     own.load_state_dict(head.state_dict())
-    heads, limits = decoder.sizes.attention, {"max_batch": max_batch, "max_batch_rows": max_batch_rows}
+    heads = decoder.sizes.attention
     row = decoder.sizes.layers, 2, heads.num_kv_heads, heads.size
     growing, read = (make(*row, page_size=page_size, page_dim=2) for make in (grows, read_pages))
-    readers = [layer.cross for layer in decoder.layers]
+    readers = [part for part in decoder.modules() if isinstance(part, CrossAttention)]
     return EncoderDecoder(
         cell(
             SourceEncoder(encoder, readers).eval(),
             {"token": token, "source": span(whole=True), "memory": growing},
             name=f"{name} encoder",
-            **limits,
+            max_batch=max_batch,
+            max_batch_rows=max_batch_rows,
         ),
         cell(
             GreedyDecoder(decoder, own, end_token).eval(),
             {"token": token, "kv": growing, "memory": read},
             name=f"{name} decoder",
-            **limits,
+            max_batch=max_batch,
+            max_batch_rows=max_batch_rows,
         ),
     )

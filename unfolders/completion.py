@@ -9,7 +9,12 @@ from cellrt import Cell, DefinitionError, Graph, RequestError, Unfolder
 
 
 def complete(
-    name: str, model: Cell, *, max_tokens: int = 256, keep: bool = False, results: tuple[str, ...] = ("token", "logprob")
+    name: str,
+    model: Cell,
+    *,
+    max_tokens: int = 256,
+    keep: bool = False,
+    results: tuple[str, ...] = ("token", "logprob"),
 ) -> Unfolder:
     """A model that completes texts: `engine.register(complete("lm", language_model(...)))`.
 
@@ -46,7 +51,8 @@ def complete(
         steps = given.get("max_tokens", max_tokens)
         if not isinstance(steps, int) or not 1 <= steps <= max_tokens:
             raise RequestError(f"expected max_tokens from 1 to {max_tokens}, got {steps!r}")
-        prompt, state = given["prompt"], {grown[0]: graph.pages(model, keep=keep)}
+        prompt = given["prompt"]
+        state: dict[str, Any] = {grown[0]: graph.pages(model, keep=keep)}
         if len(prompt) > 1:
             graph.chain(model, token=prompt[:-1], **state)
         loop = graph.loop(model, token=prompt[-1], until="stop", max_steps=steps, **state)

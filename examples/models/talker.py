@@ -53,7 +53,7 @@ def load_talker() -> Talker | None:
     path = find_smollm()
     if path is None or any(importlib.util.find_spec(name) is None for name in ("gguf", "transformers")):
         return None
-    from transformers import AutoTokenizer  # type: ignore[import-not-found, unused-ignore]
+    from transformers import AutoTokenizer
 
     tokens = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     end_token = tokens.convert_tokens_to_ids(END)

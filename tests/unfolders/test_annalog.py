@@ -1,4 +1,4 @@
-"""annalog, a trained encoder-decoder Transformer from molecules to molecules: greedy answers are those of its own code."""
+"""annalog, a trained encoder-decoder Transformer of molecules: greedy answers are those of its own code."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from cellrt.errors import DefinitionError
 from cellrt.unfolders.attention import embed
 from tests.engine.helpers import close_and_check, small_engine
 
-WORDS = "the ship left its harbour before dawn and nobody saw how many of us had stayed behind to read a book".split()
+TEXT = "the ship left its harbour before dawn and nobody saw how many of us had stayed behind to read a book"
+WORDS = TEXT.split()
 SENTENCES = [" ".join(WORDS[k % 7 : k % 7 + 1 + k % 13] * (1 + k % 3)) for k in range(60)]
 
 
