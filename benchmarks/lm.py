@@ -5,6 +5,7 @@ in float32. 1, 8 and 32 requests come at once. "mixed": prompts of 8 to 64 token
 a third of that. Beside cellrt are transformers' continuous batching (that of ``generate_batch``) and padded
 ``generate``, of which only the tokens asked for are counted. "equal": all prompts and all answers have one length, and
 beside cellrt is the same cell called in a bare loop, which has nothing to schedule and nothing to wait for.
+``products``: what it costs that a row's bits do not depend on its company, beside torch's products, in microseconds.
 
 All use one torch thread. Tokens/s is up to the last token of all; the time to the first token and the time per token
 behind it are medians over requests. Servers take turns; each figure is the median of the rounds. Tokens are compared
@@ -23,20 +24,23 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 import cellrt
 from benchmarks.lm_peers import Asked, Continuous, Made, make_reference, padded
 from benchmarks.options import Options
 from benchmarks.record import Recorder
-from benchmarks.timing import torch_threads
+from benchmarks.timing import medians_us, torch_threads
 from cellrt.cells.language_models import language_model
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.llama_weights import llama_from_gguf
+from cellrt.cells.row_layers import Linear
 from cellrt.definition.spans import PagedRows
 from cellrt.unfolders.completion import complete
 from examples.models.talker import find_smollm
 
-PARTS = ("random", "smollm")
+PARTS = ("random", "smollm", "products")
+MODELS = ("random", "smollm")
 IN_FLIGHT = (1, 8, 32)
 NO_END, PAGE_SIZE = -1, 16
 RANDOM = LlamaSizes(vocabulary=4096, hidden=256, inner=704, layers=8, heads=4, kv_heads=2)
@@ -147,6 +151,29 @@ def compare(recorder: Recorder, case: str, servers: dict[str, Server], requests:
         recorder.add(case, f"{first} / {name}: tokens/s", statistics.median(ratios), "ratio", in_flight=count)
 
 
+def run_products(recorder: Recorder, seconds: float) -> None:
+    """One layer of SmolLM2 and its head: the products whose bits do not depend on the batch, and torch's."""
+    torch.manual_seed(0)
+    shapes = [(576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576), (576, 49_152)]
+    layers = [Linear(*shape, bias=False) for shape in shapes]
+
+    def multiply(call: Callable[[Linear, torch.Tensor], torch.Tensor], inputs: dict[int, torch.Tensor]) -> None:
+        for layer in layers:
+            call(layer, inputs[layer.in_features])
+
+    with torch.inference_mode():
+        for rows in (1, 8, 32, 256):
+            inputs = {width: torch.randn(rows, width) for width in (576, 1536)}
+            calls: dict[str, Callable[[], object]] = {
+                "cellrt": partial(multiply, Linear.forward, inputs),
+                "torch": partial(multiply, nn.Linear.forward, inputs),
+            }
+            times = medians_us(calls, seconds)
+            for name, value in times.items():
+                recorder.add("products", name, value, "us", rows=rows)
+            recorder.add("products", "cellrt / torch: time", times["cellrt"] / times["torch"], "ratio", rows=rows)
+
+
 def load(part: str) -> Llama | None:
     """The model of a part; None if it is not installed."""
     if part == "random":
@@ -159,7 +186,10 @@ def load(part: str) -> Llama | None:
 def run(recorder: Recorder, options: Options) -> None:
     """Every model that is there, with each number in flight."""
     longest, rounds = ((24, 16), 3) if options.quick else ((64, 48), 5)
-    for part in PARTS:
+    if options.has("products"):
+        with torch_threads(1):
+            run_products(recorder, 0.5 if options.quick else 3.0)
+    for part in MODELS:
         model = load(part) if options.has(part) else None
         if model is None:
             continue
