@@ -19,7 +19,7 @@ CELL = cellrt.cell(nothing, {"x": cellrt.rows(dtype=torch.int64), "h": (1,)})
 SHORT_REQUEST, LONG_REQUEST = list(range(SHORT)), list(range(LONG))
 
 
-@cellrt.unfold("chain", example=SHORT_REQUEST)
+@cellrt.unfold("chain", example=SHORT_REQUEST, key=len)
 def chain(graph: cellrt.Graph, request: list[int]) -> dict[str, object]:
     """One node an item; the last state is the result."""
     return {"h": graph.chain(CELL, x=request).last.h}

@@ -31,10 +31,10 @@ from benchmarks.lm_peers import Asked, Continuous, Made, make_reference, padded
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 from benchmarks.timing import medians_us, torch_threads
+from cellrt.cells.attention import Linear
 from cellrt.cells.language_models import language_model
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.llama_weights import llama_from_gguf
-from cellrt.cells.row_layers import Linear
 from cellrt.definition.spans import PagedRows
 from cellrt.unfolders.completion import complete
 from examples.models.talker import find_smollm

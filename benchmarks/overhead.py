@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from concurrent.futures import wait
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +24,11 @@ from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.template import Template
 
-PARTS = ("core", "engine", "live")
+PARTS = ("core", "engine", "turn", "live")
 LENGTH = 24
 MANY = 250
+TOGETHER = 1_000
+TURN_ROWS = 512
 BATCHES = (8, 64, 512, 4096)
 GROWTH_BATCHES = (64, 512)
 LIVE_NODES = (1_000, 10_000, 100_000, 1_000_000)
@@ -80,6 +82,23 @@ def drain(bench: Bench) -> tuple[float, int, list[int]]:
         for task in tasks:
             done += [request for request, _ in processor.complete(task, 0)]
     return time.perf_counter() - start, num_tasks, done
+
+
+def admit_together(num_requests: int, rounds: int) -> float:
+    """Median over rounds: microseconds a request of admission and release, of many of one template in two calls."""
+    bench = make_bench(512, num_requests)
+    times = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        ids, _ = bench.processor.admit_many(bench.template, np.arange(num_requests))
+        seconds = time.perf_counter() - start
+        if len(ids) != num_requests:
+            raise RuntimeError(f"the tables hold {len(ids)} chains, not {num_requests}")
+        _, _, done = drain(bench)
+        start = time.perf_counter()
+        bench.processor.release(done)
+        times.append(1e6 * (seconds + time.perf_counter() - start) / num_requests)
+    return statistics.median(times[1:])
 
 
 def release(bench: Bench, requests: list[int]) -> float:
@@ -145,6 +164,8 @@ def run_core(recorder: Recorder, quick: bool) -> None:
         recorder.add("core", "scheduling and completion", cost.task_us, "us/task", batch=batch)
         if batch == BATCHES[-1]:
             recorder.add("core", "admission and release", cost.request_us, "us/request", batch=batch)
+    value = admit_together(TOGETHER, 10 * rounds)
+    recorder.add("core", f"admission and release, {TOGETHER} together", value, "us/request")
     node_bytes, request_bytes = table_bytes(make_bench(8, 1))
     recorder.add("core", "memory", node_bytes, "bytes/node")
     recorder.add("core", "memory besides nodes", request_bytes, "bytes/request")
@@ -156,45 +177,90 @@ def run_core(recorder: Recorder, quick: bool) -> None:
             recorder.add("growth", "admission and release", cost.request_us, "us/request", **extra)
 
 
-def run_engine(recorder: Recorder, quick: bool) -> None:
-    """Requests of 24 nodes of a cell that does nothing, through one engine: from ``submit`` to the result."""
+def make_models(**options: Any) -> list[cellrt.Unfolder]:
+    """Chains of a cell that does nothing: unfolded each time, and known by their length."""
 
     def nothing(x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"h": h}
 
-    cell = cellrt.cell(nothing, {"x": cellrt.rows(dtype=torch.int64), "h": (1,)})
-    words = list(range(LENGTH))
+    cell = cellrt.cell(nothing, {"x": cellrt.rows(dtype=torch.int64), "h": (1,)}, **options)
 
-    @cellrt.unfold("chain", example=words)
     def chain(graph: cellrt.Graph, request: list[int]) -> dict[str, object]:
         return {"h": graph.chain(cell, x=request).last.h}
 
+    words = list(range(LENGTH))
+    return [cellrt.Unfolder("chain", chain, words), cellrt.Unfolder("known", chain, words, key=len)]
+
+
+def request_times(engine: cellrt.Engine, model: str, count: int) -> tuple[float, float, float]:
+    """Microseconds of a request alone, of one of many that are submitted each, and of one of many in bulk."""
+    words = list(range(LENGTH))
+    start = time.perf_counter()
+    for _ in range(count // 20):
+        engine.submit(model, words).result()
+    alone = 20e6 * (time.perf_counter() - start) / count
+    start = time.perf_counter()
+    for future in [engine.submit(model, words) for _ in range(count)]:
+        future.result()
+    each = 1e6 * (time.perf_counter() - start) / count
+    start = time.perf_counter()
+    for futures in [engine.submit_many(model, [words] * MANY) for _ in range(count // MANY)]:
+        for future in futures:
+            future.result()
+    return alone, each, 1e6 * (time.perf_counter() - start) / (count // MANY * MANY)
+
+
+def run_engine(recorder: Recorder, quick: bool) -> None:
+    """Requests of 24 nodes of a cell that does nothing, through one engine: from ``submit`` to the result."""
     count, rounds = (4_000, 3) if quick else (20_000, 5)
+    models = make_models()
     with cellrt.Engine(1, max_queue=1 << 20) as engine:
-        engine.register(chain)
-        wait([engine.submit("chain", words) for _ in range(1_000)])
+        times: dict[str, list[tuple[float, float, float]]] = {}
+        for model in models:
+            engine.register(model)
+            times[model.name] = []
+            request_times(engine, model.name, 1_000)
         gc.collect()
         gc.freeze()
-        alone, together, many = [], [], []
         for _ in range(rounds):
-            start = time.perf_counter()
-            for _ in range(count // 20):
-                engine.submit("chain", words).result()
-            alone.append((time.perf_counter() - start) / (count // 20))
-            start = time.perf_counter()
-            for future in [engine.submit("chain", words) for _ in range(count)]:
-                future.result()
-            together.append(count / (time.perf_counter() - start))
-            start = time.perf_counter()
-            for futures in [engine.submit_many("chain", [words] * MANY) for _ in range(count // MANY)]:
-                for future in futures:
-                    future.result()
-            many.append(count // MANY * MANY / (time.perf_counter() - start))
+            for model in models:
+                times[model.name].append(request_times(engine, model.name, count))
         gc.unfreeze()
-    recorder.add("engine", "submit to result, one at a time", statistics.median(alone) * 1e6, "us/request")
-    recorder.add("engine", "throughput, 24-node chains", statistics.median(together), "requests/s")
-    recorder.add("engine", "submit to result, many at once", 1e6 / statistics.median(together), "us/request")
-    recorder.add("engine", f"throughput, 24-node chains, submit_many of {MANY}", statistics.median(many), "requests/s")
+    for model in models:
+        alone, each, many = (statistics.median(column) for column in zip(*times[model.name]))
+        key = "len" if model.key is not None else "none"
+        recorder.add("engine", "submit to result, one at a time", alone, "us/request", key=key)
+        recorder.add("engine", "submit to result, many at once", each, "us/request", key=key)
+        recorder.add("engine", "throughput, 24-node chains", 1e6 / each, "requests/s", key=key)
+        recorder.add("engine", f"throughput, 24-node chains, submit_many of {MANY}", 1e6 / many, "requests/s", key=key)
+
+
+def run_turn(recorder: Recorder, quick: bool) -> None:
+    """A turn between two tasks of 512 rows of one step each, while some 21 chains of 24 steps leave and as many join.
+
+    All were submitted before, and the tables hold 512; their results are read later.
+    """
+    _, known = make_models(max_batch=TURN_ROWS)
+    limits, settings = Limits(max_requests=TURN_ROWS), SchedulerSettings(runs=False, max_tasks_to_submit=1)
+    with cellrt.Engine(1, max_queue=1 << 20, limits=limits, settings=settings) as engine:
+        engine.register(known)
+        manager, times = engine._manager, list[float]()
+        step = manager.turns._step
+
+        def timed_step() -> None:
+            before, start = manager.statistics.every.num_done, time.perf_counter()
+            step()
+            if manager.statistics.every.num_done > before:
+                times.append(1e6 * (time.perf_counter() - start))
+
+        manager.turns._step = timed_step
+        first = [list(range(1 + k % LENGTH)) for k in range(TURN_ROWS)]  # so that they do not end together
+        rest = [list(range(LENGTH))] * ((50 if quick else 400) * TURN_ROWS // LENGTH)
+        futures = engine.submit_many("known", first + rest)
+        for future in futures:
+            future.result()
+        manager.turns._step = step
+    recorder.add("turn", "between tasks of 512 rows, 21 join and leave", statistics.median(times), "us/turn")
 
 
 def run(recorder: Recorder, options: Options) -> None:
@@ -203,5 +269,7 @@ def run(recorder: Recorder, options: Options) -> None:
         run_core(recorder, options.quick)
     if options.has("engine"):
         run_engine(recorder, options.quick)
+    if options.has("turn"):
+        run_turn(recorder, options.quick)
     if options.has("live"):
         run_live(recorder, options.quick)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cellrt.definition.cell import Cell
     from cellrt.definition.define import cell, load_cell
     from cellrt.definition.spans import PagedRows, Spans
-    from cellrt.definition.spec import RaggedRows, RowSpec, grows, pages, ragged, rows, span, token
+    from cellrt.definition.spec import RaggedRows, RowSpec, as_spec, grows, pages, ragged, rows, span, token
     from cellrt.engine.engine import Engine
     from cellrt.engine.future import RequestFuture
     from cellrt.engine.session import Session
@@ -79,7 +79,7 @@ _HOMES = {
     "process.engine_process": ("EngineProcess",),
     "process.remote_session": ("RemoteSession",),
     "definition.spans": ("PagedRows", "Spans"),
-    "definition.spec": ("RaggedRows", "RowSpec", "grows", "pages", "ragged", "rows", "span", "token"),
+    "definition.spec": ("RaggedRows", "RowSpec", "as_spec", "grows", "pages", "ragged", "rows", "span", "token"),
     "view.timeline": ("Timeline",),
     "graph.unfolder": ("Unfolder", "unfold"),
     "worker.device.executor": ("DeviceOptions",),
@@ -130,6 +130,7 @@ __all__ = [
     "Tree",
     "Unfolder",
     "UnknownModelError",
+    "as_spec",
     "cell",
     "connect",
     "grows",

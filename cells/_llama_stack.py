@@ -123,7 +123,9 @@ def has_one_call(x: Tensor, spans: Spans, pages: Sequence[Pages]) -> bool:
     first = pages[0]
     if not is_fusable(x, first.keys, first.values) or not len(x) or spans.positions.dtype is not torch.int32:
         return False
-    return all(own.tables is first.tables and own.lengths is first.lengths for own in pages) and first.starts is None
+    strides = first.keys.stride()
+    shared = (own.tables is first.tables and own.keys.stride() == own.values.stride() == strides for own in pages)
+    return all(shared) and first.starts is None
 
 
 class LayerSizes(NamedTuple):

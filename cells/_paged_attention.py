@@ -41,9 +41,9 @@ def attend(constants, task):  # type: ignore[no-untyped-def]
 
     `constants`: `heads, kv_heads, head_dim, kind, causal, window, scale, bias, reach`; `kind` of all rows as in
     `_vectors.py`, `scale` as the bits of a float64, `bias` an address or 0.
-    `task`: `nodes, offsets, positions, query, out, key, value, keys, values, page_size, tables, table_width, lengths,
-    starts`: addresses but for the sizes; `starts` may be 0, and here `key` and `value`, which `append` reads. Shapes
-    and types are as in `cellrt.kernels.paged_attention`, all contiguous.
+    `task`: `nodes, offsets, positions, query, out, key, value, keys, values, page_size, page_stride, tables,
+    table_width, lengths, starts`: addresses but for the sizes; `page_stride` in numbers; `starts` may be 0, and here
+    `key` and `value`, which `append` reads. Shapes and types are as in `cellrt.kernels.paged_attention`.
     """
     heads, kv_heads = read_words(constants, 2)
     nodes, offsets_at = read_words(task, 2)
@@ -73,7 +73,7 @@ def _attend_tile(constants, task, node, first, last):  # type: ignore[no-untyped
 def _attend_heads(constants, task, node, first, last, first_head, num_heads):  # type: ignore[no-untyped-def]
     """Attention of some rows of a node, with some heads of the keys."""
     heads, kv_heads, head_dim, kind, causal, window, _, bias, reach = read_words(constants, 9)
-    nodes, _, positions_at, query, out, _, _, _, _, _, _, _, lengths = read_words(task, 13)
+    nodes, _, positions_at, query, out, _, _, _, _, _, _, _, _, lengths = read_words(task, 14)
     group, count = heads // kv_heads, last - first
     width = (head_dim + MACHINE_LANES - 1) // MACHINE_LANES * MACHINE_LANES
     positions = array_at(positions_at + 4 * first, count, np.int32)
@@ -160,7 +160,7 @@ def _is_seen(limits, block):  # type: ignore[no-untyped-def]
 def _find_places(constants, task, node, first, count, places):  # type: ignore[no-untyped-def]
     """Where the heads of `count` keys and values lie; the rest of `places` `[2, keys]` is the last one again."""
     _, kv_heads, head_dim, kind = read_words(constants, 4)
-    nodes, _, _, _, _, _, _, keys, values, page_size, tables, table_width, _, starts = read_words(task, 14)
+    nodes, _, _, _, _, _, _, keys, values, page_size, page_stride, tables, table_width, _, starts = read_words(task, 15)
     table = array_at(tables + 4 * node * table_width, table_width, np.int32)
     at = first
     if starts != 0:
@@ -168,7 +168,7 @@ def _find_places(constants, task, node, first, count, places):  # type: ignore[n
     page, slot, place = at // page_size, at % page_size, 0
     for key in range(places.shape[1]):
         if key < count:
-            place = _bytes(kind) * (table[page] * page_size + slot) * kv_heads * head_dim
+            place = _bytes(kind) * (table[page] * page_stride + slot * kv_heads * head_dim)
             slot += 1
             if slot == page_size:
                 page, slot = page + 1, 0

@@ -33,20 +33,26 @@ _LEAST_POWER = -126.0
 _TO_INTEGER = 12582912.0  # 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
 
 
-def _registers() -> tuple[int, int]:
-    """How many float32 lanes a vector register of this machine has, and how many registers there are."""
+def _features() -> set[str]:
+    """What the processor that Numba compiles for can do, in LLVM's words."""
     given = numba.config.CPU_FEATURES
-    names = {name for name, has in llvmlite.binding.get_host_cpu_features().items() if has}
     if given is not None:
-        names = {name.removeprefix("+") for name in given.split(",") if not name.startswith("-")}
-    if "avx512f" in names:
+        return {name.removeprefix("+") for name in given.split(",") if not name.startswith("-")}
+    return {name for name, has in llvmlite.binding.get_host_cpu_features().items() if has}
+
+
+def _registers(features: set[str]) -> tuple[int, int]:
+    """How many float32 lanes a vector register of this machine has, and how many registers there are."""
+    if "avx512f" in features:
         return 16, 32
-    if "avx" in names:
+    if "avx" in features:
         return 8, 16
     return 4, 32 if platform.machine() == "aarch64" else 16
 
 
-MACHINE_LANES, MACHINE_REGISTERS = _registers()
+MACHINE_LANES, MACHINE_REGISTERS = _registers(_features())
+_CONVERTS_FLOAT16 = platform.machine() == "aarch64" or bool({"f16c", "avx512f"} & _features())
+"""Elsewhere LLVM would call a function that compiled code does not find."""
 
 
 class VectorBuilder:
@@ -87,7 +93,7 @@ class VectorBuilder:
         if kind == BFLOAT16:
             shifted = self.builder.shl(self.builder.zext(found, self.integers), self.integer(16))
             return self.builder.bitcast(shifted, self.type)
-        return self.builder.fpext(found, self.type) if kind == FLOAT16 else found
+        return self._from_float16(found) if kind == FLOAT16 else found
 
     def write(self, value: Any, address: Any, index: Any, kind: int = FLOAT32) -> None:
         """The other way, rounded to the nearest."""
@@ -95,7 +101,7 @@ class VectorBuilder:
         if kind == BFLOAT16:
             value = self._to_bfloat16(value)
         elif kind == FLOAT16:
-            value = self.builder.fptrunc(value, ir.VectorType(ir.HalfType(), self.lanes))
+            value = self._to_float16(value)
         self.builder.store(value, place, align=SIZES[kind])
 
     def _to_bfloat16(self, value: Any) -> Any:
@@ -106,6 +112,43 @@ class VectorBuilder:
         # Rounding might carry a NaN over to zero.
         kept = builder.select(builder.fcmp_unordered("uno", value, value), self.integer(0x7FC00000), rounded)
         return builder.trunc(builder.lshr(kept, self.integer(16)), ir.VectorType(ir.IntType(16), self.lanes))
+
+    def _from_float16(self, value: Any) -> Any:
+        builder = self.builder
+        if _CONVERTS_FLOAT16:
+            return builder.fpext(value, self.type)
+        bits = builder.zext(builder.bitcast(value, ir.VectorType(ir.IntType(16), self.lanes)), self.integers)
+        sign = builder.shl(builder.and_(bits, self.integer(0x8000)), self.integer(16))
+        size = builder.and_(bits, self.integer(0x7FFF))
+        moved = builder.shl(size, self.integer(13))
+        # The exponent grows by 127 - 15; multiplying does that for numbers below the least exponent too.
+        finite = builder.bitcast(
+            builder.fmul(builder.bitcast(moved, self.type), self.constant(2.0**112)), self.integers
+        )
+        is_finite = builder.icmp_unsigned("<", size, self.integer(0x7C00))
+        bits = builder.select(is_finite, finite, builder.or_(moved, self.integer(0x7F800000)))
+        return builder.bitcast(builder.or_(bits, sign), self.type)
+
+    def _to_float16(self, value: Any) -> Any:
+        builder, half = self.builder, ir.VectorType(ir.HalfType(), self.lanes)
+        if _CONVERTS_FLOAT16:
+            return builder.fptrunc(value, half)
+        bits = builder.bitcast(value, self.integers)
+        size = builder.and_(bits, self.integer(0x7FFFFFFF))
+        sign = builder.lshr(builder.xor(bits, size), self.integer(16))
+        odd = builder.and_(builder.lshr(size, self.integer(13)), self.integer(1))
+        rounded = builder.add(size, builder.add(odd, self.integer(0xFFF - ((127 - 15) << 23))))
+        normal = builder.lshr(rounded, self.integer(13))
+        # Beside 1/2 the last bit is worth 2^-24, as it is below the least exponent.
+        small = builder.fadd(builder.bitcast(size, self.type), self.constant(0.5))
+        small = builder.sub(builder.bitcast(small, self.integers), self.integer(0x3F000000))
+        is_small = builder.icmp_unsigned("<", size, self.integer((127 - 14) << 23))
+        result = builder.select(is_small, small, normal)
+        is_large = builder.icmp_unsigned(">=", size, self.integer(0x477FF000))  # 65520, which is rounded to infinity
+        result = builder.select(is_large, self.integer(0x7C00), result)
+        is_number = builder.icmp_unsigned("<=", size, self.integer(0x7F800000))
+        result = builder.or_(builder.select(is_number, result, self.integer(0x7E00)), sign)
+        return builder.bitcast(builder.trunc(result, ir.VectorType(ir.IntType(16), self.lanes)), half)
 
     def load(self, address: Any, group: int = 0) -> Any:
         """Vector number `group` behind `address`."""

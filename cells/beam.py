@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cellrt import DefinitionError, RaggedRows, RowSpec, rows
+from cellrt import DefinitionError, RaggedRows, RowSpec, as_spec, rows
 from cellrt.cells._weights import is_eager
-from cellrt.definition.spec import as_spec
 
 BEAM_NAMES = ("token", "score", "length", "tokens")
 """The inputs and outputs of a `BeamStep` that are its own."""

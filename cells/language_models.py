@@ -55,17 +55,8 @@ class GreedyLanguageModel(nn.Module):
 
 
 def pages_of_layers(kv: PagedRows) -> list[Pages]:
-    """The pages of each layer's keys and values, in place.
-
-    What one layer has of a page lies together: as a page of its own among `2 * layers` for each of ours.
-    """
-    layers, parts = kv.pages.shape[1:3]
-    flat = kv.pages.flatten(0, 2)
-    each = layers * parts
-    sizes, strides = (each, len(flat) - each + 1, *flat.shape[1:]), (flat.stride(0), *flat.stride())
-    views = flat.as_strided(sizes, strides, flat.storage_offset()).unbind()
-    tables = kv.tables * each
-    return [Pages(views[parts * k], views[parts * k + 1], tables, kv.lengths) for k in range(layers)]
+    """The pages of each layer's keys and values, in place: what one layer has of a page lies together."""
+    return [Pages(layer[:, 0], layer[:, 1], kv.tables, kv.lengths) for layer in kv.pages.unbind(1)]
 
 
 def language_model(

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from cellrt import DefinitionError
 from cellrt.cells._llama_stack import LayerSizes, LayerWeights, has_one_call, run_all
-from cellrt.cells._weights import Derived, pack_with_bias
+from cellrt.cells.attention import Linear
 from cellrt.cells.paged_attention import Pages, Spans
 from cellrt.cells.positions import RotaryPositions, Scaling
-from cellrt.cells.row_layers import Linear, RMSNorm, multiply_rows
+from cellrt.cells.row_layers import RMSNorm
 from cellrt.cells.transformer import GatedMLP, Heads, SelfAttention, TransformerLayer
 
 
@@ -78,8 +78,9 @@ class Llama(nn.Module):
         self.embedding = nn.Embedding(sizes.vocabulary, sizes.hidden)
         self.layers = nn.ModuleList(layer() for _ in range(sizes.layers))
         self.norm = norm()
-        self._packed_embedding = Derived(pack_with_bias)
-        self.head = None if sizes.is_tied else Linear(sizes.hidden, sizes.vocabulary, bias=False)
+        self.head = Linear(sizes.hidden, sizes.vocabulary, bias=False)
+        if sizes.is_tied:
+            self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor, spans: Spans, pages: Sequence[Pages]) -> Tensor:
         """`pages` has those of each layer, which may share one table; the rows are written there.
@@ -101,8 +102,6 @@ class Llama(nn.Module):
 
     def logits(self, rows: Tensor) -> Tensor:
         """`[rows, hidden]` of `forward` -> `[rows, vocabulary]`."""
-        if self.head is None:
-            return multiply_rows(rows, self._packed_embedding, self.embedding.weight)
         logits: Tensor = self.head(rows)
         return logits
 

@@ -103,7 +103,7 @@ def _load(state: Mapping[str, Tensor], sizes: LlamaSizes, whose: int) -> Llama:
         wanted = Llama(sizes).state_dict()
     found = {}
     for name in wanted:
-        theirs = _their_name(name, whose)
+        theirs = _their_name("embedding.weight" if name == "head.weight" and sizes.is_tied else name, whose)
         if theirs not in state:
             raise DefinitionError(f"Llama: expected a weight {theirs}, which is not there")
         found[name] = state[theirs].detach()

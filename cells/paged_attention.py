@@ -80,7 +80,7 @@ def task_of(
     return np.array(
         [
             *(nodes, spans.offsets.data_ptr(), spans.positions.data_ptr(), *rows),
-            *(pages.keys.data_ptr(), pages.values.data_ptr(), pages.page_size),
+            *(pages.keys.data_ptr(), pages.values.data_ptr(), pages.page_size, pages.keys.stride(0)),
             *(pages.tables.data_ptr(), width, pages.lengths.data_ptr(), starts),
         ]
     )

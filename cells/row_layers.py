@@ -1,40 +1,17 @@
-"""Layers that work row by row, compiled for a CPU: there a row's bits do not depend on its company.
+"""What a Transformer does row by row beside its products, compiled for a CPU.
 
-A library's product of few rows lays the weights out anew each time, and its order of additions depends on how many
-rows there are. Ours (`_gemm.py`) packs them once and adds in one order. With gradients, in other dtypes, on other
-devices and while something is compiled these are torch's own.
+A row's bits do not depend on its company. Torch's own cut a batch into vectors wherever these fall. With gradients, in other dtypes, on other devices and while
+something is compiled these are torch's.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
-from cellrt.cells._gemm import PackedWeight
 from cellrt.cells._row_kernels import choose_likeliest, gate_rows, norm_rows
-from cellrt.cells._weights import Derived, is_fusable, pack_with_bias, packed_linear
-
-
-class Linear(nn.Linear):
-    """`nn.Linear` with its weight packed when it is first used."""
-
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        super().__init__(in_features, out_features, bias)
-        self._packed = Derived(pack_with_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[rows, in_features]` -> `[rows, out_features]`."""
-        return multiply_rows(x, self._packed, self.weight, self.bias)
-
-
-def multiply_rows(
-    x: Tensor, packed: Derived[tuple[PackedWeight, Tensor]], weight: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    """`x @ weight.T + bias`; `packed` keeps the packed weight."""
-    if not is_fusable(x, weight) or x.dim() != 2 or not len(x):
-        return linear(x, weight, bias)
-    return packed_linear(x, *packed.of(weight, bias))
+from cellrt.cells._weights import is_fusable
 
 
 class RMSNorm(nn.RMSNorm):

@@ -8,21 +8,25 @@ whole sentence, in one batch (ORCA section 3.2, "selective batching").
     norm last:   x = norm(x + attention(x));  x = norm(x + cross(x));  x = norm(x + mlp(x))
 
 (Vaswani et al. 2017 has the norm last; Xiong et al. 2020 compare.) Norms are torch's: `nn.LayerNorm`, `nn.RMSNorm`.
+
+For inference in float32 on a CPU the linear layers keep a second, packed copy of their weights (`_gemm.py`) and run on
+the calling thread. A row's bits are then the same in any company and however its span is cut, through all layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, relu, silu
 
 from cellrt import DefinitionError
+from cellrt.cells.attention import Linear
 from cellrt.cells.paged_attention import Mask, Pages, Spans, append_pages, paged_attention
 from cellrt.cells.positions import RelativePositions, RotaryPositions
-from cellrt.cells.row_layers import Linear, gate_with_silu
+from cellrt.cells.row_layers import gate_with_silu
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -192,6 +196,40 @@ class TransformerLayer(nn.Module):
         self.cross, self.cross_norm = cross, None if cross is None else norm()
         self.mlp, self.mlp_norm = mlp, norm()
 
+    @classmethod
+    def from_torch(cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> Self:
+        """A layer with a copy of the weights of a torch layer, in evaluation mode.
+
+        That of an encoder sees all rows of its node, that of a decoder is causal and has cross-attention. `batch_first`
+        plays no part.
+
+        Raises DefinitionError for another activation than relu and gelu.
+        """
+        if layer.activation not in (relu, gelu) and not isinstance(layer.activation, nn.ReLU | nn.GELU):
+            raise DefinitionError(
+                f"TransformerLayer.from_torch: expected the activation relu or gelu, got {layer.activation}"
+            )
+        is_decoder = isinstance(layer, nn.TransformerDecoderLayer)
+        bias = layer.linear1.bias is not None
+        sizes = Heads(layer.linear1.in_features, layer.self_attn.num_heads, bias=bias, out_bias=bias)
+        made = cls(
+            SelfAttention(sizes, causal=is_decoder),
+            MLP(sizes.hidden, layer.linear1.out_features, layer.activation, bias),
+            lambda: nn.LayerNorm(sizes.hidden, layer.norm1.eps, bias=bias),
+            cross=CrossAttention(sizes) if is_decoder else None,
+            norm_first=layer.norm_first,
+        ).to(layer.linear1.weight.dtype)
+        sources: dict[str, nn.Module] = {"mlp.up": layer.linear1, "mlp.down": layer.linear2}
+        sources |= {"attention_norm": layer.norm1, "mlp_norm": layer.norm2}
+        state = _named("attention", _attention_state(layer.self_attn))
+        if isinstance(layer, nn.TransformerDecoderLayer):
+            sources |= {"cross_norm": layer.norm2, "mlp_norm": layer.norm3}
+            state |= _named("cross", _attention_state(layer.multihead_attn))
+        for part, source in sources.items():
+            state |= _named(part, source.state_dict())
+        made.load_state_dict(state)
+        return made.eval()
+
     def forward(self, x: Tensor, spans: Spans, pages: Pages | None = None, memory: Pages | None = None) -> Tensor:
         """`[rows, hidden]` -> `[rows, hidden]`; `pages` are its own, `memory` those that `cross` reads."""
         x = self._add(x, self.attention_norm, self.attention, spans, pages)
@@ -205,3 +243,16 @@ class TransformerLayer(nn.Module):
         else:
             result = norm(x + part(x, *others))
         return result
+
+
+def _named(part: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{part}.{name}": value for name, value in state.items()}
+
+
+def _attention_state(source: nn.MultiheadAttention) -> dict[str, Tensor]:
+    """Query, key and value are one weight there."""
+    state = {"out." + name: value for name, value in source.out_proj.state_dict().items()}
+    for name, joined in (("weight", source.in_proj_weight), ("bias", source.in_proj_bias)):
+        if joined is not None:
+            state |= {f"{part}.{name}": rows for part, rows in zip(("query", "key", "value"), joined.detach().chunk(3))}
+    return state

@@ -19,9 +19,10 @@ from torch.nn.functional import gelu, normalize
 import cellrt
 from cellrt import Cell, PagedRows, cell, grows, span, token
 from cellrt import pages as read_pages
+from cellrt.cells.attention import Linear
 from cellrt.cells.language_models import NextToken, pages_of_layers
 from cellrt.cells.paged_attention import Pages, Spans, append_pages
-from cellrt.cells.row_layers import Linear, likeliest
+from cellrt.cells.row_layers import likeliest
 from cellrt.cells.transformer import MLP, Activation, CrossAttention, Heads, SelfAttention, TransformerLayer
 
 

@@ -51,8 +51,7 @@ def complete(
         steps = given.get("max_tokens", max_tokens)
         if not isinstance(steps, int) or not 1 <= steps <= max_tokens:
             raise RequestError(f"expected max_tokens from 1 to {max_tokens}, got {steps!r}")
-        prompt = given["prompt"]
-        state: dict[str, Any] = {grown[0]: graph.pages(model, keep=keep)}
+        prompt, state = given["prompt"], dict[str, Any]({grown[0]: graph.pages(model, keep=keep)})
         if len(prompt) > 1:
             graph.chain(model, token=prompt[:-1], **state)
         loop = graph.loop(model, token=prompt[-1], until="stop", max_steps=steps, **state)

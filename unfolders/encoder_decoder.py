@@ -65,9 +65,13 @@ def encoder_decoder(
         decoded = graph.loop(decoder, until="stop", max_steps=limit, token=graph.constant(start), **inputs)
         return {"tokens": decoded.token, **{result: getattr(decoded, result) for result in results}}
 
+    def key(request: Mapping[str, Any]) -> object:
+        limit = request.get(MAX_STEPS)
+        return len(request[SOURCE]), type(limit), limit, *request
+
     example = {SOURCE: encoding.stack.example()}
     example |= {key: torch.zeros(spec.shape, dtype=spec.dtype) for key, spec in others.items()}
-    return Unfolder(name, unfold, example, (*encoding.cells, decoder))
+    return Unfolder(name, unfold, example, (*encoding.cells, decoder), key)
 
 
 def check_decoder(

@@ -72,7 +72,16 @@ def generate(
 
     if example is None:
         example = _example(decoder, encoding)
-    return Unfolder(name, unfold, example, (decoder,) if encoding is None else (*encoding.cells, decoder))
+    is_cut = encoding is not None and start is None  # the last token of the prompt is none of the request's own tensors
+    cells = (decoder,) if encoding is None else (*encoding.cells, decoder)
+    return Unfolder(name, unfold, example, cells, None if is_cut else _key)
+
+
+def _key(request: Any) -> object:
+    """What a request's graph depends on, unless its prompt is cut."""
+    if not isinstance(request, Mapping):
+        return len(request)
+    return len(request[PROMPT]) if PROMPT in request else 0, *request
 
 
 def _encoding(name: str, prompt: Layers, decoder: Cell, bridge: Cell | Bridge | None, start: int | None) -> Encoder:

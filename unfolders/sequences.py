@@ -66,7 +66,7 @@ def chain(
             results = {output: getattr(tags, output) for output in head.outputs}
         return {**results, **(_final(stack, run) if with_states else {})}
 
-    return Unfolder(name, unfold, stack.example() if example is None else example, stack.cells)
+    return Unfolder(name, unfold, stack.example() if example is None else example, stack.cells, key=len)
 
 
 def as_stack(layers: Stack | Cell | nn.Module) -> Stack:

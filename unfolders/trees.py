@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt import Cell, DefinitionError, Graph, RequestError, RequestTooLargeError, Unfolder, unfold
-from cellrt.core.trees import marshalled_tree
+from cellrt.unfolders._marshalled import marshalled_tree
 from cellrt.unfolders._tree_cells import TreeCells
 from cellrt.unfolders.conllu import parse_conllu
 from cellrt.unfolders.penn import parse_penn

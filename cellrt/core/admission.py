@@ -92,9 +92,9 @@ def _copy_graph(t, request_id, template):
 
 
 @compiled
-def _take_externals(t, request, template, rows):
-    """Gives the request's own tensors host rows, if anybody reads them; writes them to ``rows``, -1 for the others."""
-    at = 0
+def _take_externals(t, request, template, rows, at):
+    """Gives the request's own tensors host rows, if anybody reads them; writes them to ``rows`` from ``at`` on, -1 for
+    the others."""
     for k in range(template.externals.shape[0]):
         count, place, first = template.externals[k, 0], template.externals[k, 1], template.externals[k, 2]
         if place >= 0:
@@ -114,7 +114,6 @@ def _take_externals(t, request, template, rows):
         value = t.values[k]
         if value.bits & EXTERNAL and value.bits & BORROWED:
             value.row = t.places[request.first_place + value.row]
-    return at
 
 
 @compiled
@@ -129,14 +128,14 @@ def _kind_at(t, request, place):
 
 
 @compiled
-def admit(t, template, sequence, lane, streamed, session, rows):
+def admit(t, template, sequence, lane, streamed, session, rows, at):
     """Appends a request; returns its id, -1 if tables or arenas have no room for it now, or -2 if they never have, as
     what its session kept and what the request adds come to more pages than a worker has.
 
-    Writes to ``rows`` the host row of each external value (-1 if nothing reads it), then of each state of its
-    ``session`` (-1 if it is here already, or there is no session): the caller copies the request's tensors there before
-    it schedules. The last of ``rows`` gets the place of the first result. Subgraphs that need nothing from others are
-    handed to the scheduler.
+    Writes to ``rows`` from ``at`` on the host row of each external value (-1 if nothing reads it), then of each state
+    of its ``session`` (-1 if it is here already, or there is no session): the caller copies the request's tensors there
+    before it schedules. The last of ``rows`` gets the place of the first result. Subgraphs that need nothing from
+    others are handed to the scheduler.
     """
     settings = t.settings[0]
     request_id = settings.free_request
@@ -185,14 +184,30 @@ def admit(t, template, sequence, lane, streamed, session, rows):
     num_externals = 0
     for k in range(template.externals.shape[0]):
         num_externals += template.externals[k, 0]
-    begin_states(t, request, session, template, rows, num_externals)
-    _take_externals(t, request, template, rows)
-    rows[num_externals + num_states] = request.first_place
+    begin_states(t, request, session, template, rows, at + num_externals)
+    _take_externals(t, request, template, rows, at)
+    rows[at + num_externals + num_states] = request.first_place
     log_event(t, ADMITTED, request_id, -1, request.nodes_left)
     for k in range(request.num_subgraphs):
         if t.subgraphs[request.first_subgraph + k].waiting == 0:
             enqueue(t, request.first_subgraph + k)
     return request_id
+
+
+@compiled
+def admit_many(t, template, sequences, lane, streamed, session, rows, ids):
+    """Admits requests of one template in order, as far as there is room; returns how many, with their ids in ``ids``.
+
+    ``rows`` gets what ``admit`` writes for each, one behind the other. A session's request comes alone.
+    """
+    width = template.states.shape[0] + 1
+    for k in range(template.externals.shape[0]):
+        width += template.externals[k, 0]
+    for k in range(sequences.size):
+        ids[k] = admit(t, template, sequences[k], lane, streamed, session, rows, k * width)
+        if ids[k] < 0:
+            return k
+    return sequences.size
 
 
 @compiled

@@ -301,6 +301,25 @@ def lose_worker(t, worker, notices):
 
 
 @compiled
+def result_rows(t, request_ids, positions, rows):
+    """Writes to ``rows`` the host rows of the results at these positions, request by request; -1 where a loop stopped
+    before."""
+    at = 0
+    for k in range(request_ids.size):
+        first = t.requests[request_ids[k]].first_place
+        for j in range(positions.size):
+            rows[at] = t.places[first + positions[j]]
+            at += 1
+
+
+@compiled
+def start_times(t, request_ids, started_ns):
+    """Writes to ``started_ns`` when the first task of each request was submitted."""
+    for k in range(request_ids.size):
+        started_ns[k] = t.requests[request_ids[k]].started_ns
+
+
+@compiled
 def _fail_all(t, task_id):
     """Marks every row of a lost task as failed: no state may follow it."""
     base = task_id * t.settings[0].buffer_ints

@@ -13,14 +13,17 @@ from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 LARGE_BYTES = 1 << 18
 
 
-def _put_rows(arena, rows, values):
-    """``arena[rows[k]] =`` the ``k``-th row of ``values [n * bytes]``, for byte rows; negative rows are skipped."""
+def _put_columns(arena, rows, first, count, values):
+    """``arena[rows[k, first + j]] =`` row ``k * count + j`` of ``values``, for byte rows; negative rows are skipped."""
     width = arena.shape[1]
-    for k in range(rows.size):
-        row = rows[k]
-        if row >= 0:
-            for j in range(width):
-                arena[row, j] = values[k * width + j]
+    at = 0
+    for k in range(rows.shape[0]):
+        for j in range(first, first + count):
+            row = rows[k, j]
+            if row >= 0:
+                for byte in range(width):
+                    arena[row, byte] = values[at + byte]
+            at += width
 
 
 def _get_rows(arena, rows, values):
@@ -49,7 +52,7 @@ def _move_rows(arena, rows, values, positions):
             arena[row, j] = values[position, j]
 
 
-put_rows = njit(cache=True)(_put_rows)
+put_columns = njit(cache=True)(_put_columns)
 get_rows = njit(cache=True)(_get_rows)
 move_rows = njit(cache=True)(_move_rows)
 get_rows_of = njit(cache=True)(_get_rows_of)

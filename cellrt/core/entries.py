@@ -5,15 +5,28 @@ from __future__ import annotations
 from cellrt.core import admission, completion, pages, schedule, session_state
 from cellrt.core.jit import entry, open_tables, open_template, short_entry
 
-_admit, _release_many = admission.admit, admission.release_many
+_admit_many, _release_many = admission.admit_many, admission.release_many
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, completion.lose_worker
+_result_rows, _start_times = completion.result_rows, completion.start_times
 _schedule, _drop_states, _suspend = schedule.schedule, session_state.drop_states, pages.suspend
 
 
 @short_entry
-def admit_request(at, template_at, sequence, lane, streamed, session, host_rows):
-    """See ``admission.admit``; ``template_at`` is ``Template.at``."""
-    return _admit(open_tables(at), open_template(template_at), sequence, lane, streamed, session, host_rows)
+def admit_many(at, template_at, sequences, lane, streamed, session, host_rows, ids):
+    """See ``admission.admit_many``; ``template_at`` is ``Template.at``."""
+    return _admit_many(open_tables(at), open_template(template_at), sequences, lane, streamed, session, host_rows, ids)
+
+
+@short_entry
+def result_rows(at, request_ids, positions, rows):
+    """See ``completion.result_rows``."""
+    _result_rows(open_tables(at), request_ids, positions, rows)
+
+
+@short_entry
+def start_times(at, request_ids, started_ns):
+    """See ``completion.start_times``."""
+    _start_times(open_tables(at), request_ids, started_ns)
 
 
 @short_entry

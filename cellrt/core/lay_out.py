@@ -16,6 +16,7 @@ from cellrt.core.partition import partition
 from cellrt.core.program import (
     CARRY,
     EACH,
+    EMITTED,
     FIXED,
     LIST,
     NEXT,
@@ -95,6 +96,8 @@ def find_edges(draft, program, types, ports):
                     appenders[program[at + 1]] = unit
             elif mode == NOTHING:
                 pass
+            elif mode == EMITTED:
+                end = _note_edge(edges, seen, unit, end, draft.makers[program[at + 1]], 1, 0)
             elif mode in (FIXED, CARRY, NEXT):
                 maker, steps = _maker_of(draft, program, types, program[at + 1])
                 end = _note_edge(edges, seen, unit, end, maker, steps, 0)

@@ -12,6 +12,7 @@ from cellrt.core.jit import allocating, compiled
 from cellrt.core.program import (
     CARRY,
     EACH,
+    EMITTED,
     FIXED,
     LIST,
     NEXT,
@@ -73,7 +74,7 @@ def _listed(draft, program, types, unit):
         mode = program[at]
         if mode in (LIST, EACH):
             count += program[at + 1]
-        elif mode not in (FIXED, CARRY, NEXT, PAGED, NOTHING):
+        elif mode not in (FIXED, CARRY, NEXT, PAGED, NOTHING, EMITTED):
             count += draft.unit_lengths[unit] if mode == STEP else program[at + 3]
         at = next_input(program, at)
     return count
@@ -92,6 +93,11 @@ def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, en
             links[to + record.MODE], links[to + record.AT] = record.PAGED, program[word + 1]
         elif mode == NOTHING:
             links[to + record.MODE] = record.NOTHING
+        elif mode == EMITTED:
+            links[to + record.MODE] = record.EMITTED
+            links[to + record.AT] = uses.values[uses.rows[program[word + 1]]].result
+            links[to + record.SOURCE] = group[draft.makers[program[word + 1]]]
+            num_refs += program[word + 2]
         elif mode in (FIXED, CARRY, NEXT):
             links[to + record.MODE] = record.WHOLE if mode == FIXED else record.CARRY
             links[to + record.AT] = uses.rows[program[word + 1]]

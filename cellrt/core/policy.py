@@ -29,6 +29,7 @@ class BatchMakerPolicy:
     """Cell types by priority, subgraphs and requests by arrival (Algorithm 1). Also the interface of a policy.
 
     A policy orders what has the same client priority; a higher one goes first in all of them (see ``schedule.py``).
+    Requests of one graph that are submitted together are ordered as the first of them.
 
     Attributes:
         order_by_arrival: choose among cell types by their oldest request instead of their priority.

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import buddy_allocator, record_layout, tables
+from cellrt.core import record_layout, tables
+from cellrt.core.empty import empty_tables
 from cellrt.core.entries import (
-    admit_request,
+    admit_many,
     cancel,
     complete,
     drop_states,
     lose_worker,
     release_many,
+    result_rows,
     schedule_tasks,
+    start_times,
     suspend,
 )
 from cellrt.core.growth import TaskBuffers, with_more_rows
@@ -81,37 +84,13 @@ class Processor:
         self.num_workers = num_workers
         self._grown = _Growing()
         self._buffers = TaskBuffers()
-        self.tables = self._make_tables()
+        self.tables = empty_tables(self.limits, self.settings, num_workers)
         self._task_ids = np.zeros(self.limits.max_tasks, np.int32)
         self._notices = np.zeros((64, 2), np.int32)
         self._room: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         """What ``compile_template`` must know of the limits; None after they grew."""
         self._free_types: list[int] = []
         self._free_sessions = list(range(self.limits.max_sessions))[::-1]
-
-    def _make_tables(self) -> tables.Tables:
-        limits = self.limits
-        made = tables.make_tables(limits, self.num_workers)
-        blocks = buddy_allocator.make_blocks(
-            (limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs, limits.max_places)
-        )
-        settings = made.settings
-        for name in (
-            "max_tasks_to_submit",
-            "fair_every",
-            "early_release",
-            "split",
-            "runs",
-            "order_by_arrival",
-        ):
-            settings[name] = getattr(self.settings, name)
-        settings["num_workers"] = self.num_workers
-        settings["num_requests"], settings["next_home"] = limits.max_requests, tables.NEVER
-        settings["join_budget_ns"] = self.settings.join_budget_s * 1e9
-        settings["max_run_ns"] = self.settings.max_run_s * 1e9
-        max_wait_s = self.settings.max_wait_s
-        settings["max_wait_ns"] = (2 * self.settings.join_budget_s if max_wait_s is None else max_wait_s) * 1e9
-        return made._replace(blocks=blocks)
 
     @property
     def tables(self) -> Tables:
@@ -273,11 +252,20 @@ class Processor:
 
         Raises RequestTooLargeError if what its session has kept and it come to more pages than a worker has.
         """
-        rows = np.empty(template.num_externals + template.num_states + 1, np.int32)
-        request = admit_request(self._at, template.at, sequence, lane, int(streamed), session, rows)
-        if request == TOO_LARGE:
+        ids, rows = self.admit_many(template, np.array([sequence]), lane, streamed, session)
+        return (ids[0], rows[0]) if ids else None
+
+    def admit_many(
+        self, template: Template, sequences: NDArray[Any], lane: int = 0, streamed: bool = False, session: int = -1
+    ) -> tuple[list[int], NDArray[np.int32]]:
+        """Admits requests of one template in order, as far as there is room now: their ids, and of each the ``rows``
+        that ``admit`` returns, ``[requests, rows]``. Raises as ``admit`` does."""
+        rows = np.empty((sequences.size, template.num_externals + template.num_states + 1), np.int32)
+        ids = np.empty(sequences.size, np.int32)
+        count = admit_many(self._at, template.at, sequences, lane, int(streamed), session, rows.reshape(-1), ids)
+        if not count and ids[0] == TOO_LARGE:
             raise RequestTooLargeError("with what its session has kept, the request needs more pages than a worker has")
-        return None if request < 0 else (request, rows)
+        return ids[:count].tolist(), rows[:count]
 
     def has_rows(self, template: Template) -> bool:
         """Whether the arenas have room for a request now, if its session keeps nothing."""
@@ -341,15 +329,25 @@ class Processor:
         return self._notices[:count].tolist() if count else []
 
     def results(self, first: int, count: int) -> NDArray[np.int32]:
-        """Host rows of a complete request's ``count`` results in order, -1 where a loop stopped before.
+        """Host rows of a complete request's ``count`` results in order, -1 where a loop stopped before; of a streamed
+        one that still runs, also below -1 where a result is not complete.
 
         ``first`` is the place that ``admit`` gave. A view: read it before ``release``.
         """
         return self.tables.places[first : first + count]
 
-    def ready_results(self, first: int, count: int) -> NDArray[np.int32]:
-        """As ``results``, of a streamed request that still runs: -1 where a result is not complete."""
-        return np.maximum(self.results(first, count), tables.NO_ROW)
+    def result_rows(self, requests: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
+        """As ``results``, of several requests of one template, at these positions: ``[requests, positions]``."""
+        rows = np.empty((requests.size, positions.size), np.int32)
+        result_rows(self._at, requests, positions, rows.reshape(-1))
+        return rows
+
+    def start_times(self, requests: NDArray[np.int32]) -> list[int]:
+        """When the first task of each request was submitted, on the clock of ``set_time``."""
+        started_ns = np.empty(requests.size, np.int64)
+        start_times(self._at, requests, started_ns)
+        times: list[int] = started_ns.tolist()
+        return times
 
     def rows_in_flight(self, task: int) -> list[tuple[int, int]]:
         """The (request, subgraph) of each row of a task that runs."""
@@ -368,9 +366,9 @@ class Processor:
                 found[k] = limit, done
         return found
 
-    def release(self, requests: Sequence[int]) -> None:
+    def release(self, requests: Sequence[int] | NDArray[np.int32]) -> None:
         """Frees requests that are done, once their results are read."""
-        release_many(self._at, np.array(requests, np.int32))
+        release_many(self._at, np.asarray(requests, np.int32))
 
     def cancel(self, request: int) -> bool:
         """Ends a live request early. True if its rows are back; else a NOTICE_RELEASED follows."""

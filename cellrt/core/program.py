@@ -22,11 +22,13 @@ Operations (value ids count up from 0 in order of creation; an operation's outpu
 
     input = FIXED value | STEP base stride | EACH count value* | CARRY base
           | LIST count value* | RANGE base stride count | NEXT base output | PAGED state | NOTHING 0
+          | EMITTED value limit
 
 STEP gives the i-th step of a chain value ``base + i * stride``, EACH the i-th of the values listed; CARRY gives the
 first step ``base`` and each later one the output that the input port is carried from. LIST and RANGE are for ragged
 inputs: RANGE is ``count`` values from ``base`` on. NEXT is as CARRY, of a cell that declares no carried input: from
-output ``output``. PAGED is the PAGES operation of that number; NOTHING is for inputs that nobody gives.
+output ``output``. EMITTED, for a ragged input, is a loop's output at every step that it took, of at most ``limit``: a
+RESULT_STEPS of it follows. PAGED is the PAGES operation of that number; NOTHING is for inputs that nobody gives.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS
 )
 OP_PAGES = 11
 FIXED, STEP, CARRY, LIST = range(4)
-RANGE, EACH, NEXT, PAGED, NOTHING = range(5, 10)  # 4 is ``trees.PICK``
+RANGE, EACH, NEXT, PAGED, NOTHING, EMITTED = range(5, 11)  # 4 is ``trees.PICK``
 
 
 NUM_WORDS = MappingProxyType(
@@ -61,6 +63,8 @@ NUM_WORDS = MappingProxyType(
     }
 )
 """Words of each operation without inputs."""
+WORDS_OF_INPUT = MappingProxyType({STEP: 3, NEXT: 3, EMITTED: 3, RANGE: 4})
+"""Words of an input by its mode, where they are not 2; LIST and EACH say how many follow."""
 NUM_WORDS_BEFORE_INPUTS = MappingProxyType({OP_NODE: 2, OP_CHAIN: 3, OP_LOOP: 4})
 
 
@@ -93,7 +97,7 @@ def next_input(program, at):
     mode = program[at]
     if mode in (LIST, EACH):
         return at + 2 + program[at + 1]
-    return at + (3 if mode in (STEP, NEXT) else 4 if mode == RANGE else 2)
+    return at + (3 if mode in (STEP, NEXT, EMITTED) else 4 if mode == RANGE else 2)
 
 
 @compiled
@@ -185,5 +189,5 @@ def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Seq
         words[at + 1] = ids[known]
         at += NUM_WORDS_BEFORE_INPUTS[op]
         for _ in range(num_inputs[known]):
-            at += 2 + words[at + 1] if words[at] in (LIST, EACH) else {STEP: 3, NEXT: 3, RANGE: 4}.get(words[at], 2)
+            at += 2 + words[at + 1] if words[at] in (LIST, EACH) else WORDS_OF_INPUT.get(words[at], 2)
     return np.array(words, np.int32)

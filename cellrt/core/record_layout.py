@@ -14,6 +14,7 @@ p. What an input reads at step p follows from its mode::
     PAGED  the growing state whose page list is at link AT (``page_list.py``). Of a cell that appends to it, step p
            appends row START + p of the request; of one that only reads, so many are there, or for -1 all that are
     NOTHING nobody gives it
+    EMITTED a ragged input: the results at places from AT on, as many as the loop ``SOURCE`` (a subgraph) took steps
 
 Of a cell that carries nothing all steps that are fed are ready at once, and each is a row of a task.
 
@@ -49,7 +50,7 @@ HEADER = 16
 IS_CHAIN = -2
 NO_STOP = -1
 
-WHOLE, MANY, ALL, EACH, STEP, CARRY, PAGED, NOTHING = range(8)
+WHOLE, MANY, ALL, EACH, STEP, CARRY, PAGED, NOTHING, EMITTED = range(9)
 MODE = 0
 AT = 1
 STRIDE = 2

@@ -42,7 +42,7 @@ def begin_record(t, request, subgraph):
             links[to + record.AT] += request.first_value
         elif mode == record.PAGED:
             links[to + record.AT] = request.page_lists + page_list.WORDS * links[to + record.AT]
-        elif mode == record.STEP or mode == record.ALL:
+        elif mode == record.STEP or mode == record.ALL or mode == record.EMITTED:
             links[to + record.AT] += request.first_place
             if links[to + record.SOURCE] >= 0:
                 links[to + record.SOURCE] += request.first_subgraph
@@ -81,7 +81,10 @@ def input_row(t, subgraph, port, step):
 @compiled
 def num_rows_of(t, subgraph, port):
     """Rows of a ragged input."""
-    return t.links[subgraph.record + record.HEADER + record.INPUT * port + record.START]
+    to = subgraph.record + record.HEADER + record.INPUT * port
+    if t.links[to + record.MODE] == record.EMITTED:
+        return t.links[t.subgraphs[t.links[to + record.SOURCE]].record + record.DONE]
+    return t.links[to + record.START]
 
 
 @compiled
@@ -100,6 +103,9 @@ def ragged_row(t, subgraph, port, k):
     links, to = t.links, subgraph.record + record.HEADER + record.INPUT * port
     if links[to + record.MODE] == record.ALL:
         return t.places[links[to + record.AT] + links[to + record.STRIDE] * k]
+    if links[to + record.MODE] == record.EMITTED:
+        handle = t.places[links[to + record.AT] + k]
+        return handle if handle > PENDING else PENDING - handle
     return row_of(t, t.values[links[links[to + record.AT] + k]])
 
 

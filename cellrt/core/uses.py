@@ -16,6 +16,7 @@ from cellrt.core.jit import allocating, compiled, make_rows
 from cellrt.core.program import (
     CARRY,
     EACH,
+    EMITTED,
     FIXED,
     LIST,
     NEXT,
@@ -87,7 +88,7 @@ def _make_records(draft, program, types):
     for unit in range(draft.unit_at.size):
         at = inputs_at(program, draft.unit_at[unit])
         for _ in range(types[draft.unit_types[unit]].num_inputs):
-            mode, is_read_whole = program[at], program[at] in (PAGED, NOTHING)
+            mode, is_read_whole = program[at], program[at] in (PAGED, NOTHING, EMITTED)
             if mode == RANGE:
                 is_read_whole = is_inside(draft, program, types, program[at + 1], program[at + 2], program[at + 3])
             if is_read_whole and draft.unit_lengths[unit] == 0:
@@ -114,7 +115,7 @@ def _mark_inputs(draft, program, types, first, is_read, singles):
         at = inputs_at(program, draft.unit_at[unit])
         for _ in range(types[draft.unit_types[unit]].num_inputs):
             mode = program[at]
-            if mode in (PAGED, NOTHING):
+            if mode in (PAGED, NOTHING, EMITTED):
                 pass
             elif mode in (FIXED, CARRY, NEXT):
                 singles[program[at + 1]] = 1
@@ -264,7 +265,7 @@ def _count_readers(draft, program, types, rows, values):
         at = inputs_at(program, draft.unit_at[unit])
         for _ in range(types[draft.unit_types[unit]].num_inputs):
             mode = program[at]
-            if mode in (PAGED, NOTHING):
+            if mode in (PAGED, NOTHING, EMITTED):
                 pass
             elif mode in (FIXED, CARRY, NEXT):
                 fits &= _read(values, rows[program[at + 1]])

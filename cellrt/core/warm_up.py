@@ -11,7 +11,7 @@ from cellrt.core.copying import (
     get_rows_of_nogil,
     move_rows,
     move_rows_nogil,
-    put_rows,
+    put_columns,
 )
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
@@ -43,9 +43,12 @@ def warm_up() -> None:
             continue
         for task in tasks:
             for done, _ in processor.complete(task, 1000):
-                processor.release([done])
+                ended = np.array([done], np.int32)
+                processor.result_rows(ended, np.zeros(1, np.int32))
+                processor.start_times(ended)
+                processor.release(ended)
     bytes_, rows = np.zeros((2, 8), np.uint8), np.zeros(1, np.int32)
-    put_rows(bytes_, rows, bytes_.reshape(-1))
+    put_columns(bytes_, rows[None], 0, 1, bytes_.reshape(-1))
     # Asks for scratch, and so runs nothing.
     run_task(np.zeros(HEADER, np.int32), np.zeros((0, 8), np.int64), 0, 1, 0, 0, 0, np.zeros(0, np.uint8))
     for get, get_of, move in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from typing import Any, Protocol
@@ -20,6 +20,16 @@ OVER = (CANCELLED_AND_NOTIFIED, FINISHED)
 
 _settling = threading.RLock()
 """Held to make a future's condition, and to settle a future that has none. A collection inside may cancel another."""
+
+
+class Results(Protocol):
+    """Results of many requests."""
+
+    def of(self, number: int) -> Result:
+        """Those of one of them; asked for once."""
+
+
+Outcome = Result | BaseException | Results
 
 
 class Owner(Protocol):
@@ -41,15 +51,31 @@ class RequestFuture(Future[Result]):
     """
 
     # The base makes a condition for every future and locks it at every call, which is a good part of what a small
-    # request costs. Here a condition is made when the first thread needs one: most requests end before.
+    # request costs. Here a condition is made when the first thread needs one, and so is everything else that most
+    # futures never have: those are attributes of the class.
 
-    def __init__(self, owner: Owner) -> None:
+    _state = PENDING
+    _result: Result | None = None
+    _exception: BaseException | None = None
+    _made_condition: threading.Condition | None = None
+    _callbacks: list[Callable[[Future[Result]], object]] | None = None
+    _together: Results | None = None
+    """Has the results until somebody asks for them."""
+
+    def __init__(self, owner: Owner, place: int = 0) -> None:
         self._owner: Owner | None = owner
-        self._state = PENDING
-        self._result = self._exception = None
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Callable[[Future[Result]], object]] = []
-        self._made_condition: threading.Condition | None = None
+        self.place = place
+        """Its number among the requests of its owner; later among the results that it is part of."""
+
+    @property
+    def _waiters(self) -> list[Any]:
+        """Who waits for several futures, as the base has it."""
+        waiters: list[Any] = self.__dict__.setdefault("_made_waiters", [])
+        return waiters
+
+    @_waiters.setter
+    def _waiters(self, _: list[Any]) -> None:
+        """The base's own is not needed."""
 
     @property
     def _condition(self) -> threading.Condition:
@@ -81,7 +107,10 @@ class RequestFuture(Future[Result]):
 
     def result(self, timeout: float | None = None) -> Result:
         """The results; waits for them at most ``timeout`` seconds. Raises the request's error, or TimeoutError."""
-        self._wait(timeout)
+        if self._state not in OVER:
+            self._wait(timeout)
+        if self._together is not None:  # before the result, which takes its place
+            self._take_out()
         if self._result is not None:
             return self._result
         raise self._exception or RuntimeError("a future ended without an outcome")
@@ -100,9 +129,14 @@ class RequestFuture(Future[Result]):
         """The error of a request that has ended, CancelledError included; None if it has not, or has results."""
         return self._exception
 
+    def untaken(self) -> tuple[Results, int] | None:
+        """The results that its own are part of, and its number there; None if it has taken them out, or has none."""
+        together = self._together
+        return None if together is None else (together, self.place)
+
     def add_done_callback(self, fn: Callable[[Future[Result]], object]) -> None:
         """Calls ``fn(self)`` when the request has ended, in the engine's thread, or at once if it has."""
-        self._done_callbacks.append(fn)
+        self.__dict__.setdefault("_callbacks", []).append(fn)
         if self.done():
             self._invoke_callbacks()
 
@@ -142,14 +176,14 @@ class RequestFuture(Future[Result]):
         if owner is not None and not self.done():
             owner.refuse_in_callback()
 
-    def _settle(self, outcome: Result | BaseException, state: str) -> bool:
+    def _settle(self, outcome: Outcome, state: str, number: int = 0) -> bool:
         """Gives the future its outcome, unless it has one, and wakes whoever waits."""
         with _settling:
             condition = self._made_condition
             if condition is None:
-                return self._take(outcome, state)
+                return self._take(outcome, state, number)
         with condition:
-            if not self._take(outcome, state):
+            if not self._take(outcome, state, number):
                 return False
             for waiter in self._waiters:
                 if state == CANCELLED_AND_NOTIFIED:
@@ -159,27 +193,53 @@ class RequestFuture(Future[Result]):
             condition.notify_all()
         return True
 
-    def _take(self, outcome: Result | BaseException, state: str) -> bool:
+    def _take_out(self) -> None:
+        """Takes its results out of those that came together; all threads that ask get the same."""
+        with _settling:
+            if self._together is not None:
+                self._result = self._together.of(self.place)
+                self._together = None
+
+    def _take(self, outcome: Outcome, state: str, number: int) -> bool:
         if self.done():
             return False
         if isinstance(outcome, BaseException):
             self._exception = outcome
-        else:
+        elif isinstance(outcome, dict):
             self._result = outcome
+        else:
+            self._together, self.place = outcome, number
         self._state, self._owner = state, None
         return True
 
     def _invoke_callbacks(self) -> None:
         """Each callback is taken out once, by whichever thread comes first."""
-        while self._done_callbacks:
+        while self._callbacks:
             try:
-                callback = self._done_callbacks.pop(0)
+                callback = self._callbacks.pop(0)
             except IndexError:
                 return
             try:
                 callback(self)
             except BaseException:  # whatever a client's own code raises, it must not reach the engine
                 logging.getLogger("cellrt").exception("a callback of %r raised", self)
+
+
+def finish_together(futures: Sequence[RequestFuture], results: Results) -> None:
+    """Ends futures with their results, in their order; called by the engine, once. What was cancelled stays so."""
+    awaited: list[tuple[int, RequestFuture]] = []
+    with _settling:
+        for number, future in enumerate(futures):
+            if future._made_condition is not None:
+                awaited.append((number, future))
+            elif future._state == PENDING:
+                future._together, future.place = results, number
+                future._state, future._owner = FINISHED, None
+    for number, future in awaited:
+        future._settle(results, FINISHED, number)
+    for future in futures:
+        if future._callbacks:
+            future._invoke_callbacks()
 
 
 def as_awaitable(future: RequestFuture) -> asyncio.Future[Result]:

@@ -13,9 +13,8 @@ from cellrt.core.processor import Processor
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
 from cellrt.engine.crew import Crew
-from cellrt.engine.future import RequestFuture
 from cellrt.engine.places import Places, Room
-from cellrt.engine.records import LiveRequest, SessionRecord
+from cellrt.engine.records import Bulk, SessionRecord
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.replies import Replies
 from cellrt.engine.requests import Requests
@@ -32,6 +31,8 @@ T = TypeVar("T")
 
 A_TURN_S = 1.0
 """How long somebody who would not wait waits for a turn."""
+MANY_ARRIVALS = 64
+"""After so many at one time the smoothed time between arrivals is next to nothing."""
 
 
 class SessionCall(Call[T]):
@@ -111,7 +112,8 @@ class Manager:
         self._requests.expire(self._clock_ns())
         self.sessions.expire()
         self._requests.admit()
-        self._crew.launch(self._note_launch)
+        if self._requests.has_admitted:
+            self._crew.launch(self._note_launch)
         self.room.note_place()
         if self._retired or self._drains:
             self._look_who_is_gone()
@@ -126,9 +128,9 @@ class Manager:
         self.turns.command(self.end_all)
         self.turns.command(lambda: self.turns.stop(EngineClosedError("the engine was dropped")))
 
-    def ask_to_cancel(self, future: RequestFuture) -> None:
+    def ask_to_cancel(self, bulk: Bulk, number: int) -> None:
         """Has a request ended early, if it has not ended; from any thread."""
-        self.turns.command(lambda: self._requests.cancel(future))
+        self.turns.command(lambda: self._requests.cancel(bulk, number))
 
     def refuse_in_callback(self) -> None:
         """See ``Turns.refuse_in_callback``."""
@@ -148,12 +150,12 @@ class Manager:
         """Takes in that a session was opened: it is idle from now on; from any thread."""
         self.turns.command(lambda: self._requests.go_on(record))
 
-    def hand_in(self, requests: Sequence[LiveRequest], places: Sequence[Places]) -> None:
-        """Hands in requests with one deadline, all or none; under the gate. Raises EngineClosedError."""
+    def hand_in(self, bulks: Sequence[Bulk], count: int, places: Sequence[Places]) -> None:
+        """Hands in so many requests with one deadline, all or none; under the gate. Raises EngineClosedError."""
         try:
             for one in places:
-                one.take(len(requests))
-            self.turns.hand_in(requests, requests[0].deadline_ns is not None or not self.has_workers)
+                one.take(count)
+            self.turns.hand_in(bulks, bulks[0].deadline_ns is not None or not self.has_workers)
         except BaseException:  # a signal's handler raised: a turn counts anew
             self.turns.was_interrupted = True
             self.turns.wake()
@@ -227,8 +229,8 @@ class Manager:
     def _take_messages(self) -> None:
         arrivals_ns: list[int] = []
         for message in self.turns.take_messages():
-            if isinstance(message, LiveRequest):
-                arrivals_ns.append(message.arrival_ns)
+            if isinstance(message, Bulk):
+                arrivals_ns += [message.arrival_ns] * min(message.size, MANY_ARRIVALS)
                 self._accept(message)
             elif isinstance(message, SessionCall):
                 self._requests.ask_session(message.record, message)
@@ -236,16 +238,17 @@ class Manager:
                 message.run()
             elif callable(message):
                 message()
-        self._processor.note_arrivals(arrivals_ns)
+        if arrivals_ns:
+            self._processor.note_arrivals(arrivals_ns)
         if self.turns.was_interrupted:
             self._heal()
 
-    def _accept(self, request: LiveRequest) -> None:
-        self.places.note_accepted()
-        request.model.places.note_accepted()
-        self._requests.accept(request)
+    def _accept(self, bulk: Bulk) -> None:
+        self.places.note_accepted(bulk.size)
+        bulk.model.places.note_accepted(bulk.size)
+        self._requests.accept(bulk)
         if not self._crew.has_workers:
-            self._requests.end_early(request, EngineClosedError("the engine has no worker left"))
+            self._requests.end_early(bulk, bulk.unanswered(), EngineClosedError("the engine has no worker left"))
 
     def _heal(self) -> None:
         """After a client was interrupted while it handed in: counts anew what came."""
@@ -340,7 +343,7 @@ class Manager:
     def _end(self, error: CellrtError) -> None:
         """After the last turn: whoever still waits gets an answer."""
         for message in self.turns.take_messages():
-            if isinstance(message, LiveRequest):
+            if isinstance(message, Bulk):
                 self._requests.accept(message)
             elif isinstance(message, Call):
                 message.fail(EngineClosedError(str(error)))

@@ -46,13 +46,13 @@ class Places:
         """Counts requests that are about to be handed in; under the gate."""
         self._num_taken += count
 
-    def note_accepted(self) -> None:
-        """Counts a request that a turn has seen."""
-        self._num_accepted += 1
+    def note_accepted(self, count: int) -> None:
+        """Counts requests that a turn has seen."""
+        self._num_accepted += count
 
-    def give_back(self) -> None:
-        """Counts a request that has ended; in a turn."""
-        self._num_ended += 1
+    def give_back(self, count: int) -> None:
+        """Counts requests that have ended; in a turn."""
+        self._num_ended += count
 
     def heal(self) -> None:
         """Forgets places taken for requests that never came; in a turn, under the gate, with an empty inbox."""

@@ -1,10 +1,12 @@
-"""What the engine keeps of a request from submission to its end, and of a session from opening to closing."""
+"""What the engine keeps of requests from submission to their end, and of a session from opening to closing."""
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -17,45 +19,169 @@ from cellrt.engine.turns import Call
 from cellrt.errors import CellrtError, SessionError
 from cellrt.graph.results import StateLayout
 
+Externals = list[tuple[int, NDArray[Any]]]
+"""Kind and rows ``[requests * n, *shape]`` (see ``as_bits``) of each of the requests' tensors."""
 
-@dataclass(eq=False, slots=True)
-class LiveRequest:
-    """A request from submission to its end. Belongs to the holder of the turn once it is handed in."""
 
-    future: RequestFuture
-    plan: Plan | None
-    """What to run, with the request's tensors; None once nothing of it is needed."""
-    model: Model
-    job: Job
-    arrival_ns: int
-    deadline_ns: int | None
-    channel: Channel | None
-    order: float
-    """The policy's admission key."""
-    lane: int
-    session: SessionRecord | None = None
-    state: LiveState = LiveState.SUBMITTED
-    id: int = -1
-    """Its id in the processor once it is admitted."""
-    results_at: int = -1
-    num_streamed: int = 0
-    error: CellrtError | None = None
-    """Why a cell failed on it, until it is answered."""
+NOT_ADMITTED = (-1,)
 
-    def __str__(self) -> str:
-        return f"request {self.job.sequence} of model {self.model.name!r}"
 
-    def move(self, to: LiveState) -> None:
-        """Goes to another state. Raises InternalError if the move is not legal (``core/moves.py``)."""
-        check_move(LIVE_REQUEST, self.state, to, self)
-        self.state = to
-        if to is LiveState.ENDED:
-            self.plan = None
+class Canceller(Protocol):
+    """What requests must know of their engine."""
 
-    @property
-    def is_answered(self) -> bool:
-        """Whether its client has the outcome."""
-        return self.state >= LiveState.ENDING
+    def ask_to_cancel(self, bulk: Bulk, number: int) -> None:
+        """Has a request ended early, if it has not ended; from any thread."""
+
+    def refuse_in_callback(self) -> None:
+        """Raises RequestError in a future's callback, where waiting for the engine would never end."""
+
+
+class Bulk:
+    """Requests of one graph that were submitted together, from submission to their end; most often one.
+
+    Each is called by its number, 0, 1, ... Belongs to the holder of the turn once it is handed in. A request of a
+    session, and one that is streamed, is alone.
+
+    Args:
+        manager: of their engine; None once all are answered.
+        plan, externals: what to run, with the requests' tensors.
+        model: theirs.
+        job: of the first; the others follow it.
+        count: how many they are.
+        arrival_ns, deadline_ns: on the engine's clock.
+        channel, session: where their steps go, whose state they have.
+        order, lane: the policy's admission key and their lane.
+
+    Attributes:
+        futures: of those that are not answered.
+        size: how many.
+        states: the LiveState of each.
+        ids: in the processor, of those that were admitted.
+        num_waiting, num_left, num_held: how many wait for room, are not answered, have not ended.
+        next: number of the first that may wait.
+        errors: why cells failed on requests; None if none did.
+    """
+
+    __slots__ = (
+        "arrival_ns",
+        "channel",
+        "deadline_ns",
+        "errors",
+        "externals",
+        "futures",
+        "ids",
+        "job",
+        "lane",
+        "manager",
+        "model",
+        "next",
+        "num_held",
+        "num_left",
+        "num_streamed",
+        "num_waiting",
+        "order",
+        "plan",
+        "results_at",
+        "session",
+        "size",
+        "states",
+    )
+
+    def __init__(
+        self,
+        manager: Canceller | None,
+        plan: Plan,
+        externals: Externals,
+        model: Model,
+        job: Job,
+        count: int,
+        arrival_ns: int,
+        deadline_ns: int | None,
+        channel: Channel | None,
+        session: SessionRecord | None,
+        order: float,
+        lane: int,
+    ) -> None:
+        self.manager, self.plan, self.externals, self.model, self.job = manager, plan, externals, model, job
+        self.arrival_ns, self.deadline_ns, self.channel, self.session = arrival_ns, deadline_ns, channel, session
+        self.order, self.lane = order, lane
+        self.futures: list[RequestFuture | None] = [RequestFuture(self, k) for k in range(count)]
+        self.size = count
+        self.states = bytearray(count)  # LiveState.SUBMITTED is 0
+        self.ids = array("i", NOT_ADMITTED) * count
+        self.num_waiting = self.next = self.num_streamed = 0
+        self.num_left = self.num_held = count
+        self.results_at = -1
+        """The place of its results, if it is streamed."""
+        self.errors: dict[int, CellrtError] | None = None
+
+    def name_of(self, number: int) -> str:
+        """A request, for errors."""
+        return f"request {self.sequence_of(number)} of model {self.model.name!r}"
+
+    def sequence_of(self, number: int) -> int:
+        """The order of a request's arrival among all of the engine."""
+        return self.job.sequence + number
+
+    def move(self, numbers: Iterable[int], to: LiveState) -> None:
+        """Requests go to another state. Raises InternalError if a move is not legal (``core/moves.py``)."""
+        states, legal = self.states, _MAY_COME_FROM[to]
+        for number in numbers:
+            if states[number] not in legal:
+                check_move(LIVE_REQUEST, LiveState(states[number]), to, self.name_of(number))
+            states[number] = to
+
+    def is_answered(self, number: int) -> bool:
+        """Whether a request's client has the outcome."""
+        return self.states[number] >= LiveState.ENDING
+
+    def unanswered(self) -> list[int]:
+        """The requests whose clients have no outcome."""
+        return [number for number, state in enumerate(self.states) if state < LiveState.ENDING]
+
+    def waiting(self, most: int) -> Sequence[int]:
+        """The first of those that wait for room, at most so many."""
+        first, end = self.next, len(self.states)
+        if self.num_waiting == end - first:
+            return range(first, min(end, first + most))
+        found: list[int] = []
+        for number in range(first, end):
+            if self.states[number] == LiveState.WAITING:
+                found.append(number)
+                if len(found) == most:
+                    break
+        return found
+
+    def goes_with(self, other: Bulk) -> bool:
+        """Whether requests of both may be admitted in one call."""
+        return (
+            self.plan.template is other.plan.template
+            and self.lane == other.lane
+            and self.session is other.session is None
+            and self.channel is other.channel is None
+        )
+
+    def tensor(self, index: int, numbers: Sequence[int]) -> NDArray[Any]:
+        """The rows of the tensor ``index`` of some requests: ``[requests * n, *shape]``."""
+        values, each = self.externals[index][1], len(self.externals[index][1]) // self.size
+        if isinstance(numbers, range):
+            return values[numbers.start * each : numbers.stop * each]
+        shape = values.shape[1:]
+        return values.reshape(self.size, each, *shape)[list(numbers)].reshape(-1, *shape)
+
+    def ask_to_cancel(self, future: RequestFuture) -> None:
+        """Has a request ended early; for its future, from any thread."""
+        if self.manager is not None:
+            self.manager.ask_to_cancel(self, future.place)
+
+    def refuse_in_callback(self) -> None:
+        """Raises RequestError in a future's callback."""
+        if self.manager is not None:
+            self.manager.refuse_in_callback()
+
+
+_MAY_COME_FROM = {to: frozenset(int(before) for before, after in LIVE_REQUEST.moves if after is to) for to in LiveState}
+"""By state: the states from which one may come there."""
 
 
 @dataclass(eq=False, slots=True)
@@ -70,9 +196,9 @@ class SessionRecord:
     """Its id in the processor, from its first request on."""
     saved: list[NDArray[Any]] | None = None
     """Its state in host memory, as ``definition.bits.as_bits``, if it is not at a worker (or new)."""
-    running: LiveRequest | None = None
+    running: Bulk | None = None
     """Its request that waits for room or runs."""
-    queue: OrderedDict[LiveRequest | Call[Any], None] = field(default_factory=OrderedDict)
+    queue: OrderedDict[Bulk | Call[Any], None] = field(default_factory=OrderedDict)
     """What it was asked after that, in order; who gives up leaves it at once."""
     last_used_s: float = 0.0
     error: SessionError | None = None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import rename_types
@@ -18,8 +17,10 @@ from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.places import Places
 from cellrt.engine.template_cache import TemplateCache
+from cellrt.engine.together import Reader
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.graph import Recorded
+from cellrt.graph.known import Alike, KnownGraphs, check_key
 from cellrt.graph.results import ResultLayout, StateLayout
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.cell_type import CellType
@@ -28,15 +29,39 @@ MAX_CACHED_BYTES = 1 << 20
 """Memory of the compiled shapes that a model keeps."""
 
 
-class Plan(NamedTuple):
-    """A request ready to be admitted."""
+class Plan:
+    """What runs for requests of one graph; shared by them.
 
-    template: Template
-    num_nodes: int
-    """Nodes of the graph; a loop counts as its step limit."""
-    results: tuple[ResultLayout, ...]
-    externals: list[tuple[int, NDArray[Any]]]
-    states: tuple[StateLayout, ...] = ()
+    Attributes:
+        template, results, states: what they have in common.
+        readers: of their results.
+        num_nodes: nodes of the graph; a loop counts as its step limit.
+        num_bytes: memory of the template's rows.
+    """
+
+    __slots__ = ("num_bytes", "num_nodes", "readers", "results", "states", "template")
+
+    def __init__(
+        self,
+        template: Template,
+        results: tuple[ResultLayout, ...],
+        states: tuple[StateLayout, ...],
+        kinds: Sequence[RowSpec],
+    ) -> None:
+        self.template, self.results, self.states = template, results, states
+        self.readers = [Reader(layout, kinds[layout.kind]) for layout in results]
+        self.num_nodes, self.num_bytes = template.num_steps, template.num_bytes
+
+
+class Planned(NamedTuple):
+    """Requests of one graph, ready to be handed in."""
+
+    plan: Plan
+    alike: Alike
+
+
+MAX_SPECS = 4096
+"""Spec objects whose kinds are remembered: those of cells are asked for again and again."""
 
 
 class Registry:
@@ -52,6 +77,8 @@ class Registry:
         self._num_users: Counter[int] = Counter()
         """Models of each cell type."""
         self.kind_ids: dict[RowSpec, int] = {}
+        self._kinds_of: dict[int, tuple[RowSpec, int]] = {}
+        """By what a spec object is: to hash its fields costs as much as much else of a small request."""
         self.constants: dict[tuple[int, bytes], int] = {}
         """Permanent rows by kind and bits: the tensor that an unfolder gives may hold others each time."""
 
@@ -66,9 +93,14 @@ class Registry:
 
     def kind(self, spec: RowSpec) -> int:
         """Kind of a row spec. Raises RequestError if no cell of the engine has such rows."""
+        known = self._kinds_of.get(id(spec))
+        if known is not None and known[0] is spec:
+            return known[1]
         kind = self.kind_ids.get(spec.stored)
         if kind is None:
             raise RequestError(f"no cell of this engine has rows of {spec}")
+        if len(self._kinds_of) < MAX_SPECS:
+            self._kinds_of[id(spec)] = spec, kind
         return kind
 
     def constant_row(self, kind: int, content: bytes) -> int:
@@ -153,6 +185,7 @@ class Discovery:
             recorded = unfolder.record(self, unfolder.example)
         except RequestError as error:
             raise DefinitionError(f"the example request does not unfold: {error}") from error
+        check_key(unfolder, self, recorded)
         for cell in unfolder.cells:
             self.cell_type(cell)
         return recorded
@@ -233,7 +266,8 @@ class Model:
         self._registry, self._processor = registry, processor
         self.kind, self.constant_row = registry.kind, registry.constant_row
         self.max_nodes = registry.max_nodes
-        self.templates = TemplateCache(max_cached_bytes)
+        self.templates = TemplateCache[Plan](max_cached_bytes)
+        self._known = KnownGraphs(unfolder)
 
     @property
     def is_idle(self) -> bool:
@@ -250,17 +284,23 @@ class Model:
             )
         return type_id
 
-    def plan(self, request: Any) -> Plan:
-        """Unfolds a request and checks it, in the caller's thread.
+    def plans(self, requests: Sequence[Any]) -> list[Planned]:
+        """Unfolds requests and checks them, in the caller's thread; those of one graph together.
 
         Raises RequestError, RequestTooLargeError.
         """
-        return self.plan_of(self.unfolder.record(self, request))
+        return [Planned(self.plan_of(alike.recorded), alike) for alike in self._known.record(self, requests)]
 
     def plan_of(self, recorded: Recorded) -> Plan:
-        """The plan of what a request recorded. Raises RequestTooLargeError."""
-        template = self.templates.get(recorded.program) or self._compile(recorded.program)
-        return Plan(template, template.num_steps, recorded.results, recorded.externals, recorded.states)
+        """The plan of what requests recorded. Raises RequestTooLargeError."""
+        plan = self.templates.get(recorded.program)
+        if plan is None:
+            template = self._compile(recorded.program)
+            plan = Plan(template, recorded.results, recorded.states, self._registry.kinds)
+            self.templates.add(recorded.program, plan)
+        if plan.results != recorded.results or plan.states != recorded.states:
+            plan = Plan(plan.template, recorded.results, recorded.states, self._registry.kinds)
+        return plan
 
     def _compile(self, program: bytes) -> Template:
         try:
@@ -270,5 +310,4 @@ class Model:
         problem = self._processor.why_too_large(template, self._registry.kinds)
         if problem:
             raise RequestTooLargeError(f"model {self.name!r}: the request needs {problem}")
-        self.templates.add(program, template)
         return template

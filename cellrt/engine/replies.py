@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from cellrt.core.event_log import read_events
 from cellrt.core.processor import Processor
-from cellrt.core.tables import HOST
-from cellrt.engine.future import Result
+from cellrt.core.tables import HOST, NO_ROW
+from cellrt.engine.future import RequestFuture, Result, finish_together
 from cellrt.engine.places import Places
-from cellrt.engine.records import LiveRequest
+from cellrt.engine.records import Bulk
 from cellrt.engine.registry import Plan
 from cellrt.engine.statistics import Statistics
+from cellrt.engine.together import Together
 from cellrt.engine.trace import Trace
 from cellrt.errors import CellrtError, InternalError
-from cellrt.graph.results import ResultLayout
 from cellrt.worker.arenas import Arenas
 
 STORY_LINES = 40
@@ -45,68 +44,78 @@ class Replies:
         self._processor, self._arenas, self._places, self._statistics = processor, arenas, places, statistics
         self._clock_ns = clock_ns
         self.trace: Trace | None = None
-        self._started_ns = processor.tables.requests["started_ns"]
 
-    def read(self, request: LiveRequest, plan: Plan) -> Result:
-        """The results of a request whose nodes are complete: fresh tensors."""
-        rows = self._processor.results(request.results_at, plan.template.num_results)
-        return {result.name: self._read_result(result, rows) for result in plan.results}
-
-    def _read_result(self, result: ResultLayout, rows: NDArray[np.int32]) -> torch.Tensor:
+    def read(self, plan: Plan, requests: NDArray[np.int32]) -> Together:
+        """The results of complete requests of one plan, by their ids in the processor."""
         host = self._arenas[HOST]
-        if len(result.positions) == 1 and result.is_single:
-            return host.get_row(result.kind, int(rows[result.positions[0]]))
-        wanted = _at(rows, result.positions)
-        if result.is_loop:
-            wanted = wanted[wanted >= 0]
-        return host.get_row(result.kind, int(wanted[-1])) if result.is_single else host.get(result.kind, wanted)
+        return Together([reader.read(self._processor, host, requests) for reader in plan.readers])
 
-    def stream(self, request: LiveRequest, plan: Plan) -> None:
-        """Sends the steps that are complete in all results that have steps."""
-        if request.channel is None or request.is_answered:
+    def stream(self, request: Bulk) -> None:
+        """Sends the steps of a streamed request that are complete in all results that have steps."""
+        if request.channel is None or request.is_answered(0):
             return
-        host = self._arenas[HOST]
-        rows = self._processor.ready_results(request.results_at, plan.template.num_results)
+        host, plan = self._arenas[HOST], request.plan
+        rows = np.maximum(self._processor.results(request.results_at, plan.template.num_results), NO_ROW)
         stepped = [(result, _at(rows, result.positions)) for result in plan.results if not result.is_single]
         ready = min((_num_leading(wanted) for _, wanted in stepped), default=0)
         for step in range(request.num_streamed, ready):
             request.channel.put({r.name: host.get(r.kind, wanted[step : step + 1])[0] for r, wanted in stepped})
             request.num_streamed = step + 1
 
-    def answer(self, request: LiveRequest, outcome: Result | CellrtError) -> None:
-        """Gives the request's places back, then tells the client and runs its callbacks."""
-        now_ns = self._clock_ns()
-        if request.channel is not None and not isinstance(outcome, CellrtError):
-            self._stream_rest(request, outcome)
-        self._give_places(request)
-        started_ns = int(self._started_ns[request.id]) if request.id >= 0 else 0
-        error = outcome if isinstance(outcome, CellrtError) else None
-        self._statistics.count_end(request.model.name, error, request.arrival_ns, started_ns, now_ns)
-        if self.trace is not None:
-            self.trace.end(request, now_ns)
-        request.future.finish(outcome)
+    def answer(
+        self, requests: Sequence[tuple[Bulk, Sequence[int]]], started_ns: Sequence[int], results: Together
+    ) -> None:
+        """Gives the places of complete requests of one model back, then tells clients and runs their callbacks."""
+        now_ns, count, first = self._clock_ns(), len(started_ns), requests[0][0]
+        if first.channel is not None:
+            self._stream_rest(first, results.of(0))
+        self._places.give_back(count)
+        first.model.places.give_back(count)
+        arrivals_ns: list[int] = []
+        futures: list[RequestFuture] = []
+        for bulk, numbers in requests:
+            arrivals_ns += [bulk.arrival_ns] * len(numbers)
+            futures += [_take_future(bulk, number) for number in numbers]
+            if self.trace is not None:
+                for number in numbers:
+                    self.trace.end(bulk, number, now_ns)
+        self._statistics.count_done(first.model.name, arrivals_ns, started_ns, now_ns)
+        finish_together(futures, results)
 
-    def _stream_rest(self, request: LiveRequest, results: Result) -> None:
+    def refuse(self, bulk: Bulk, number: int, error: CellrtError) -> None:
+        """Gives a request's place back, then tells its client of an error and runs its callbacks."""
+        self._places.give_back(1)
+        bulk.model.places.give_back(1)
+        self._statistics.count_error(bulk.model.name, error)
+        if self.trace is not None:
+            self.trace.end(bulk, number, self._clock_ns())
+        _take_future(bulk, number).finish(error)
+
+    def _stream_rest(self, request: Bulk, results: Result) -> None:
         """Sends the steps that longer results have beyond the shortest, then together the results that have none."""
-        if request.channel is None or request.plan is None:
+        if request.channel is None:
             return
-        stepped = {result.name: results[result.name] for result in request.plan.results if not result.is_single}
+        layouts = request.plan.results
+        stepped = {result.name: results[result.name] for result in layouts if not result.is_single}
         for step in range(request.num_streamed, max(map(len, stepped.values()), default=0)):
             request.channel.put({name: value[step] for name, value in stepped.items() if step < len(value)})
-        single = {result.name: results[result.name] for result in request.plan.results if result.is_single}
+        single = {result.name: results[result.name] for result in layouts if result.is_single}
         if single:
             request.channel.put(single)
 
-    def _give_places(self, request: LiveRequest) -> None:
-        self._places.give_back()
-        request.model.places.give_back()
-
-    def internal_error(self, what: str, request: LiveRequest | None = None) -> InternalError:
-        """An error of ours with the last events of a request, or of all."""
-        sequence = None if request is None else request.job.sequence
+    def internal_error(self, what: str, sequence: int | None = None) -> InternalError:
+        """An error of ours with the last events of a request, by its sequence number, or of all."""
         events = read_events(self._processor.tables, sequence=sequence)[-STORY_LINES:]
         story = "\n".join(f"  {event}" for event in events)
         return InternalError(f"{what}; what happened before:\n{story}" if story else what)
+
+
+def _take_future(bulk: Bulk, number: int) -> RequestFuture:
+    """The future of a request that is answered now: nobody needs it any more but its client."""
+    future, bulk.futures[number] = bulk.futures[number], None
+    if future is None:
+        raise InternalError(f"{bulk.name_of(number)} is answered twice")
+    return future
 
 
 def _at(rows: NDArray[np.int32], positions: Sequence[int]) -> NDArray[np.int32]:

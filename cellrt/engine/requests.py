@@ -1,11 +1,13 @@
 """Every request from its acceptance to its end: waiting, admission, deadlines, cancellation, sessions, and one end.
 
-Belongs to the holder of the turn. The legal states and moves are those of ``core/moves.py``.
+Requests come in bulks, and as far as they can they go on together: those of one template are admitted in one call, and
+those that a task completes leave together. Belongs to the holder of the turn. The legal states and moves are those of
+``core/moves.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +16,19 @@ from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED, 
 from cellrt.core.moves import LiveState
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.tables import HOST
-from cellrt.engine.future import RequestFuture, Result
-from cellrt.engine.records import LiveRequest, SessionRecord
-from cellrt.engine.registry import Plan
+from cellrt.engine.records import Bulk, SessionRecord
 from cellrt.engine.replies import Replies
 from cellrt.engine.sessions import Sessions
 from cellrt.engine.turns import Call
 from cellrt.engine.waiting import Deadlines, WaitingRequests
 from cellrt.errors import CancelledError, CellrtError, DeadlineError, InternalError, RequestTooLargeError
 from cellrt.worker.arenas import Arenas
+
+ADMITTED_TOGETHER = 1024
+"""Most requests in one call: it keeps the interpreter lock for a fraction of a millisecond."""
+
+Request = tuple[Bulk, int]
+"""A request: its bulk, and its number there."""
 
 
 class Requests:
@@ -36,19 +42,22 @@ class Requests:
 
     def __init__(self, processor: Processor, arenas: list[Arenas], sessions: Sessions, replies: Replies) -> None:
         self._processor, self._arenas, self._sessions, self._replies = processor, arenas, sessions, replies
-        self._by_future: dict[RequestFuture, LiveRequest] = {}
-        """Those that are not answered."""
-        self._admitted: dict[int, LiveRequest] = {}
+        self._unanswered: dict[Bulk, None] = {}
+        """Bulks with requests that are not answered."""
+        self._admitted: dict[int, Request] = {}
         """Those that hold rows, by their id in the processor."""
         self._waiting = WaitingRequests()
         self._deadlines = Deadlines()
-        self._read: list[LiveRequest] = []
-        """Answered with their results; their rows are given back together."""
 
     @property
     def is_empty(self) -> bool:
         """Whether every request has ended."""
-        return not self._by_future and not self._admitted
+        return not self._unanswered and not self._admitted
+
+    @property
+    def has_admitted(self) -> bool:
+        """Whether there is anything to schedule."""
+        return bool(self._admitted)
 
     @property
     def next_deadline_ns(self) -> int | None:
@@ -57,23 +66,20 @@ class Requests:
 
     def sequences_of(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Sequence numbers of requests by their ids in the processor."""
-        return tuple(self._admitted[id].job.sequence for id in ids)
+        return tuple(bulk.sequence_of(number) for bulk, number in map(self._admitted.__getitem__, ids))
 
-    def accept(self, request: LiveRequest) -> None:
-        """Takes in a request that was handed in."""
-        self._by_future[request.future] = request
-        request.model.num_live += 1
-        if request.future.done():  # cancelled before anybody saw it
-            self.end(request, CancelledError(f"model {request.model.name!r}: the request was cancelled"))
-            return
-        self._deadlines.add(request)
-        if request.session is None:
-            self._wait(request)
+    def accept(self, bulk: Bulk) -> None:
+        """Takes in requests that were handed in."""
+        self._unanswered[bulk] = None
+        bulk.model.num_live += bulk.size
+        self._deadlines.add(bulk)
+        if bulk.session is None:
+            self._wait(bulk)
         else:
-            request.move(LiveState.IN_SESSION)
-            self.ask_session(request.session, request)
+            bulk.move((0,), LiveState.IN_SESSION)
+            self.ask_session(bulk.session, bulk)
 
-    def ask_session(self, record: SessionRecord, item: LiveRequest | Call[object]) -> None:
+    def ask_session(self, record: SessionRecord, item: Bulk | Call[object]) -> None:
         """Puts a request or a call behind what the session was asked before."""
         record.queue[item] = None
         self.go_on(record)
@@ -84,149 +90,234 @@ class Requests:
             try:
                 self._sessions.begin(record, request)
             except CellrtError as error:
-                self.end(request, error)
+                self.end(request, (0,), error)
                 continue
             self._wait(request)
 
     def admit(self) -> None:
         """Admits those who wait, in their order, as far as there is room."""
-        while (request := self._waiting.first()) is not None:
-            plan, session = request.plan, request.session
-            if plan is None or (session is not None and session.error is not None):
-                error = session.error if session is not None else None
-                self.end_early(request, error or InternalError(f"{request} waits without a plan"))
+        while (first := self._waiting.first()) is not None:
+            error = first.session.error if first.session is not None else None
+            if error is not None:
+                self.end_early(first, (0,), error)
                 continue
-            try:
-                admitted = self._processor.admit(
-                    plan.template,
-                    request.job.sequence,
-                    request.lane,
-                    request.channel is not None,
-                    session.id if session is not None else -1,
-                )
-            except RequestTooLargeError as error:
-                self.end_early(request, RequestTooLargeError(f"{request}: {error} (see Engine(page_bytes=...))"))
-                continue
-            if admitted is None:
-                if not self._processor.has_rows(plan.template) and self._sessions.evict_some():
-                    continue
+            most = min(ADMITTED_TOGETHER, self._processor.limits.max_requests - len(self._admitted))
+            if not most:
                 return
-            request.id, rows = admitted
-            request.results_at = int(rows[-1])
-            request.move(LiveState.ADMITTED)
-            self._waiting.remove(request)
-            self._admitted[request.id] = request
-            self._copy_in(request, plan, rows)
+            together = self._waiting.run(first, most)
+            wanted = sum(len(numbers) for _, numbers in together)
+            try:
+                count = self._admit(together)
+            except RequestTooLargeError as error:  # what its session has kept counts too
+                number = together[0][1][0]
+                told = RequestTooLargeError(f"{first.name_of(number)}: {error} (see Engine(page_bytes=...))")
+                self.end_early(first, (number,), told)
+                continue
+            if count < wanted:
+                may_evict = self._sessions.num_resident and not self._processor.has_rows(first.plan.template)
+                if not (may_evict and self._sessions.evict_some()):
+                    return
 
     def take_notices(self, notices: list[Notice], error: CellrtError | None = None) -> None:
         """Takes in what the processor says of requests; ``error``: why they failed, if not by a cell."""
-        for request_id, what in notices:
-            request = self._admitted[request_id]
+        done: list[int] = []
+        for id, what in notices:
             if what == NOTICE_DONE:
-                self._finish(request)
-            elif what == NOTICE_FAILED:
-                self.end(request, error or request.error or self._replies.internal_error(f"{request} failed", request))
+                done.append(id)
             elif what == NOTICE_RELEASED:
-                self._release(request)
-            elif what == NOTICE_STEPS and request.plan is not None:
-                self._replies.stream(request, request.plan)
-        if self._read:
-            read, self._read = self._read, []
-            self._processor.release([request.id for request in read])
-            for request in read:
-                self._release(request)
+                self._release(id)
+            else:
+                bulk, number = self._admitted[id]
+                if what == NOTICE_STEPS:
+                    self._replies.stream(bulk)
+                elif what == NOTICE_FAILED:
+                    known = (bulk.errors or {}).get(number)
+                    self.end(bulk, (number,), error or known or self._failed(bulk, number))
+        if done:
+            self._finish(done)
 
-    def note_failure(self, request_id: int, error: CellrtError) -> None:
+    def note_failure(self, id: int, error: CellrtError) -> None:
         """Takes in why a row of a request failed; the processor's notice follows."""
-        request = self._admitted.get(request_id)
-        if request is not None and request.error is None:
-            request.error = error
+        if id in self._admitted:
+            bulk, number = self._admitted[id]
+            bulk.errors = bulk.errors or {}
+            bulk.errors.setdefault(number, error)
 
-    def cancel(self, future: RequestFuture) -> None:
+    def cancel(self, bulk: Bulk, number: int) -> None:
         """Ends a request whose client gave it up, if it has not ended."""
-        request = self._by_future.get(future)
-        if request is not None:
-            self.end_early(request, CancelledError(f"model {request.model.name!r}: the request was cancelled"))
+        if bulk in self._unanswered:
+            error = CancelledError(f"model {bulk.model.name!r}: the request was cancelled")
+            self.end_early(bulk, (number,), error)
 
     def expire(self, now_ns: int) -> None:
         """Ends those whose deadline has passed."""
-        while (request := self._deadlines.take_late(now_ns)) is not None:
-            allowed = request.job.deadline_s
-            self.end_early(request, DeadlineError(f"model {request.model.name!r}: not done within {allowed} s"))
+        while (bulk := self._deadlines.take_late(now_ns)) is not None:
+            allowed = bulk.job.deadline_s
+            for number in bulk.unanswered():
+                error = DeadlineError(f"model {bulk.model.name!r}: not done within {allowed} s")
+                self.end_early(bulk, (number,), error)
 
     def end_early_all(self, error: CellrtError) -> None:
         """Ends every request; the rows of those in flight come back when their tasks are done."""
-        for request in list(self._by_future.values()):
-            self.end_early(request, error)
+        for bulk in list(self._unanswered):
+            self.end_early(bulk, bulk.unanswered(), error)
 
     def abandon_all(self, error: CellrtError) -> None:
         """Answers every request, at the end of an engine whose tables may be broken: nothing is given back."""
-        for request in list(self._by_future.values()):
-            told = error
-            if isinstance(error, InternalError) and request.id >= 0:
-                told = self._replies.internal_error(str(error), request)
-                told.__cause__ = error.__cause__
-            self._replies.answer(request, told)
-        self._by_future.clear()
+        for bulk in list(self._unanswered):
+            for number in bulk.unanswered():
+                told = error
+                if isinstance(error, InternalError) and bulk.ids[number] >= 0:
+                    told = self._replies.internal_error(str(error), bulk.sequence_of(number))
+                    told.__cause__ = error.__cause__
+                self._replies.refuse(bulk, number, told)
+        self._unanswered.clear()
 
-    def end_early(self, request: LiveRequest, error: CellrtError) -> None:
-        """Ends a request that may be anywhere; its rows come back when nothing of it is in flight."""
-        if request.is_answered:
-            return
-        is_released = request.state is LiveState.ADMITTED and self._processor.cancel(request.id)
-        self.end(request, error)
-        if is_released:
-            self._release(request)
+    def end_early(self, bulk: Bulk, numbers: Sequence[int], error: CellrtError) -> None:
+        """Ends requests that may be anywhere; their rows come back when nothing of them is in flight."""
+        for number in numbers:
+            if bulk.is_answered(number):
+                continue
+            is_admitted = bulk.states[number] == LiveState.ADMITTED
+            is_released = is_admitted and self._processor.cancel(bulk.ids[number])
+            self.end(bulk, (number,), error)
+            if is_released:
+                self._release(bulk.ids[number])
 
-    def end(self, request: LiveRequest, outcome: Result | CellrtError) -> None:
-        """The one end of every request towards its client: leaves whatever it waited in, and is answered."""
-        if request.is_answered:
-            return
-        state, session = request.state, request.session
-        request.move(LiveState.ENDING if state is LiveState.ADMITTED else LiveState.ENDED)
-        del self._by_future[request.future]
-        self._deadlines.note_answered(request)
-        if state is LiveState.WAITING:
-            self._waiting.remove(request)
-        elif state is LiveState.IN_SESSION and session is not None:
-            session.queue.pop(request, None)
-        self._replies.answer(request, outcome)
-        if state is not LiveState.ADMITTED:
-            self._leave(request)
+    def end(self, bulk: Bulk, numbers: Sequence[int], error: CellrtError) -> None:
+        """Ends requests with an error, unless they are answered: they leave what they waited in."""
+        for number in numbers:
+            if bulk.is_answered(number):
+                continue
+            state = bulk.states[number]
+            bulk.move((number,), LiveState.ENDING if state == LiveState.ADMITTED else LiveState.ENDED)
+            self._note_answered(bulk, 1)
+            if state == LiveState.WAITING:
+                self._stop_waiting(bulk, 1)
+            elif state == LiveState.IN_SESSION and bulk.session is not None:
+                bulk.session.queue.pop(bulk, None)
+            self._replies.refuse(bulk, number, error)
+            if state != LiveState.ADMITTED:
+                self._leave(bulk, 1)
 
-    def _wait(self, request: LiveRequest) -> None:
-        request.move(LiveState.WAITING)
-        self._waiting.add(request)
+    def _note_answered(self, bulk: Bulk, count: int) -> None:
+        """Takes in that so many more requests of a bulk have their outcome."""
+        bulk.num_left -= count
+        if not bulk.num_left:
+            bulk.manager = None
+            del self._unanswered[bulk]
+            self._deadlines.note_answered(bulk)
 
-    def _copy_in(self, request: LiveRequest, plan: Plan, rows: NDArray[np.int32]) -> None:
-        """Copies a request's tensors to their host rows."""
-        first = 0
-        for kind, values in plan.externals:
-            self._arenas[HOST].put(kind, rows[first : first + len(values)], values)
-            first += len(values)
-        request.plan = plan._replace(externals=[])
-        if request.session is not None:
-            self._sessions.copy_in(request.session, request.id, rows[first:])
-            self._sessions.note_admitted(request.session)
+    def _wait(self, bulk: Bulk) -> None:
+        bulk.move(range(bulk.size), LiveState.WAITING)
+        bulk.num_waiting = bulk.size
+        self._waiting.add(bulk)
 
-    def _finish(self, request: LiveRequest) -> None:
-        """Reads the results of a complete request and answers with them."""
-        if request.plan is None:
-            raise self._replies.internal_error(f"{request} is done twice", request)
-        self._replies.stream(request, request.plan)
-        self._read.append(request)
-        self.end(request, self._replies.read(request, request.plan))
+    def _stop_waiting(self, bulk: Bulk, count: int) -> None:
+        """So many of a bulk's requests were admitted, or have ended."""
+        bulk.num_waiting -= count
+        if not bulk.num_waiting:
+            self._waiting.note_gone()
+            bulk.externals = []
 
-    def _release(self, request: LiveRequest) -> None:
+    def _admit(self, together: Sequence[tuple[Bulk, Sequence[int]]]) -> int:
+        """Admits requests of one template in order, as far as there is room; returns how many."""
+        first = together[0][0]
+        ids, rows = self._processor.admit_many(
+            first.plan.template,
+            _sequences(together),
+            first.lane,
+            first.channel is not None,
+            first.session.id if first.session is not None else -1,
+        )
+        if ids:
+            self._waiting.note_admitted(len(ids))
+            self._copy_in(together, rows, ids[0])
+        begin = 0
+        for bulk, numbers in together:
+            admitted = numbers[: len(ids) - begin]
+            if not admitted:
+                break
+            for number, id in zip(admitted, ids[begin : begin + len(admitted)]):
+                bulk.ids[number] = id
+                self._admitted[id] = bulk, number
+            bulk.move(admitted, LiveState.ADMITTED)
+            bulk.next = admitted[-1] + 1
+            self._stop_waiting(bulk, len(admitted))
+            begin += len(admitted)
+        if ids and first.channel is not None:
+            first.results_at = int(rows[0, -1])
+        if ids and first.session is not None:
+            self._sessions.note_admitted(first.session)
+        return len(ids)
+
+    def _copy_in(self, together: Sequence[tuple[Bulk, Sequence[int]]], rows: NDArray[np.int32], request: int) -> None:
+        """Copies requests' tensors to their host rows; ``request``: id of the first in the processor."""
+        host, first, bulk = self._arenas[HOST], 0, together[0][0]
+        for k, (kind, values) in enumerate(bulk.externals):
+            count = len(values) // bulk.size
+            if len(together) > 1:
+                values = np.concatenate([one.tensor(k, numbers) for one, numbers in together])
+            elif len(together[0][1]) < bulk.size:
+                values = bulk.tensor(k, together[0][1])
+            host.put_columns(kind, rows, first, count, values)
+            first += count
+        if bulk.session is not None:
+            self._sessions.copy_in(bulk.session, request, rows[0, first:])
+
+    def _finish(self, ids: Sequence[int]) -> None:
+        """Answers complete requests with their results, those of one plan together, and gives back their rows."""
+        by_plan: dict[int, dict[Bulk, tuple[list[int], list[int]]]] = {}
+        """Of each bulk, ids and numbers of requests; those that stream by themselves."""
+        for request_id in ids:
+            bulk, number = self._admitted[request_id]
+            alike = by_plan.setdefault(id(bulk.plan if bulk.channel is None else bulk), {})
+            if bulk not in alike:
+                alike[bulk] = [], []
+            alike[bulk][0].append(request_id)
+            alike[bulk][1].append(number)
+        for alike in by_plan.values():
+            self._finish_alike(alike)
+
+    def _finish_alike(self, alike: Mapping[Bulk, tuple[list[int], list[int]]]) -> None:
+        """See ``_finish``: of one plan."""
+        first = next(iter(alike))
+        if first.channel is not None:
+            self._replies.stream(first)
+        ids = np.array([request_id for its, _ in alike.values() for request_id in its], np.int32)
+        results, started_ns = self._replies.read(first.plan, ids), self._processor.start_times(ids)
+        for bulk, (_, numbers) in alike.items():
+            bulk.move(numbers, LiveState.ENDING)
+            self._note_answered(bulk, len(numbers))
+        self._replies.answer([(bulk, numbers) for bulk, (_, numbers) in alike.items()], started_ns, results)
+        self._processor.release(ids)
+        for bulk, (its, numbers) in alike.items():
+            for request_id in its:
+                del self._admitted[request_id]
+            bulk.move(numbers, LiveState.ENDED)
+            self._leave(bulk, len(numbers))
+
+    def _failed(self, bulk: Bulk, number: int) -> InternalError:
+        return self._replies.internal_error(f"{bulk.name_of(number)} failed", bulk.sequence_of(number))
+
+    def _release(self, request_id: int) -> None:
         """Takes in that an answered request holds no rows any more."""
-        del self._admitted[request.id]
-        request.move(LiveState.ENDED)
-        self._leave(request)
+        bulk, number = self._admitted.pop(request_id)
+        bulk.move((number,), LiveState.ENDED)
+        self._leave(bulk, 1)
 
-    def _leave(self, request: LiveRequest) -> None:
-        """After the end of everything of a request: its session goes on."""
-        request.model.num_live -= 1
-        record = request.session
-        if record is not None and record.running is request:
+    def _leave(self, bulk: Bulk, count: int) -> None:
+        """After the end of everything of so many requests: their session goes on."""
+        bulk.model.num_live -= count
+        record = bulk.session
+        if record is not None and record.running is bulk:
             self._sessions.note_over(record)
             self.go_on(record)
+
+
+def _sequences(requests: Sequence[tuple[Bulk, Sequence[int]]]) -> NDArray[np.int64]:
+    """Their sequence numbers."""
+    if len(requests) == 1 and isinstance(requests[0][1], range):
+        first, numbers = requests[0][0].job.sequence, requests[0][1]
+        return np.arange(first + numbers.start, first + numbers.stop)
+    return np.array([bulk.job.sequence + number for bulk, numbers in requests for number in numbers])

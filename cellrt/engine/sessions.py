@@ -24,7 +24,7 @@ from cellrt.core.moves import SessionState
 from cellrt.core.page_view import SessionPages, bring_pages, request_pages, session_pages
 from cellrt.core.processor import Processor
 from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
-from cellrt.engine.records import LiveRequest, SessionRecord
+from cellrt.engine.records import Bulk, SessionRecord
 from cellrt.engine.registry import Model
 from cellrt.engine.turns import Call
 from cellrt.errors import DeviceError, OverloadError, RequestError, SessionError
@@ -117,11 +117,11 @@ class Sessions:
                 del self._records[record.model, record.key]
                 record.model.num_sessions -= 1
 
-    def next_request(self, record: SessionRecord) -> LiveRequest | None:
+    def next_request(self, record: SessionRecord) -> Bulk | None:
         """Calls what the session was asked up to its next request, and returns that; None if there is none to begin."""
         while record.running is None and record.queue:
             item, _ = record.queue.popitem(last=False)
-            if isinstance(item, LiveRequest):
+            if isinstance(item, Bulk):
                 return item
             item.run()
         if record.running is None and record.state is SessionState.IDLE:
@@ -130,7 +130,7 @@ class Sessions:
             self._idle.move_to_end(record)
         return None
 
-    def begin(self, record: SessionRecord, request: LiveRequest) -> None:
+    def begin(self, record: SessionRecord, request: Bulk) -> None:
         """Takes in that a session's request waits for its admission; opens the session in the processor.
 
         Raises SessionError if the session has ended, OverloadError if the processor has no more.

@@ -28,14 +28,11 @@ class Ends:
     latencies_ns: deque[int] = field(default_factory=_window)
     queueing_ns: deque[int] = field(default_factory=_window)
 
-    def count(self, error: Exception | None, arrival_ns: int, started_ns: int, now_ns: int) -> None:
-        """Counts a request that ended; ``started_ns`` is when its first task was launched."""
-        if error is None:
-            self.num_done += 1
-            self.latencies_ns.append(now_ns - arrival_ns)
-            self.queueing_ns.append(max(0, started_ns - arrival_ns))
-        else:
-            self.errors[type(error).__name__] += 1
+    def count(self, latencies_ns: Sequence[int], queueing_ns: Sequence[int]) -> None:
+        """Counts requests that are done."""
+        self.num_done += len(latencies_ns)
+        self.latencies_ns.extend(latencies_ns)
+        self.queueing_ns.extend(queueing_ns)
 
     def snapshot(self) -> dict[str, Any]:
         """Counts, and p50, p90 and p99 of times in seconds (empty before the first).
@@ -78,13 +75,23 @@ class Statistics:
             if heir is not None:
                 counts[heir] += count
 
-    def count_end(self, model: str, error: Exception | None, arrival_ns: int, started_ns: int, now_ns: int) -> None:
-        """Counts a request that ended; see ``Ends.count``."""
-        self.every.count(error, arrival_ns, started_ns, now_ns)
+    def count_done(self, model: str, arrivals_ns: Sequence[int], started_ns: Sequence[int], now_ns: int) -> None:
+        """Counts requests of a model that are done now; ``started_ns`` is when each one's first task was launched."""
+        latencies_ns = [now_ns - arrival_ns for arrival_ns in arrivals_ns]
+        queueing_ns = [max(0, started - arrival) for started, arrival in zip(started_ns, arrivals_ns)]
+        for ends in (self.every, self._of_model(model)):
+            ends.count(latencies_ns, queueing_ns)
+
+    def count_error(self, model: str, error: Exception) -> None:
+        """Counts a request of a model that ended with an error."""
+        for ends in (self.every, self._of_model(model)):
+            ends.errors[type(error).__name__] += 1
+
+    def _of_model(self, model: str) -> Ends:
         ends = self.by_model.get(model)
         if ends is None:
             ends = self.by_model[model] = Ends()
-        ends.count(error, arrival_ns, started_ns, now_ns)
+        return ends
 
     def snapshot(
         self, types: Mapping[int, CellType], unfinished: Mapping[str, int], why_eager: Callable[[Cell], str]

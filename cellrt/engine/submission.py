@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,8 +13,8 @@ from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
 from cellrt.core.tables import NUM_PRIORITIES
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
-from cellrt.engine.records import LiveRequest, SessionRecord
-from cellrt.engine.registry import Model, Plan
+from cellrt.engine.records import Bulk, SessionRecord
+from cellrt.engine.registry import Model, Planned
 from cellrt.engine.stream import Channel
 from cellrt.errors import (
     DeadlineError,
@@ -25,7 +24,7 @@ from cellrt.errors import (
     SessionError,
     UnknownModelError,
 )
-from cellrt.graph.graph import Recorded
+from cellrt.graph.known import Alike
 from cellrt.graph.unfolder import Unfolder
 
 LONGEST_S = 1e9
@@ -43,7 +42,7 @@ class Submission:
 
     def __init__(self, manager: Manager, models: Mapping[str, Model], policy: BatchMakerPolicy) -> None:
         self._manager, self._models, self._policy = manager, models, policy
-        self._sequence = itertools.count(1)
+        self._next_sequence = 1
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]] = WeakKeyDictionary()
         """Of each loop: who waits for places of a model."""
 
@@ -69,12 +68,12 @@ class Submission:
         """Submits requests of a model, all or none: see ``Engine.submit``."""
         while True:
             model = self.model(name)
-            plans = [model.plan(request) for request in requests]
+            parts = model.plans(requests)
             with self._manager.turns.gate:
                 if wait:
-                    self._wait_for_room(model, len(plans), deadline)
+                    self._wait_for_room(model, len(requests), deadline)
                 if self._models.get(name) is model:
-                    return self._enqueue(model, plans, deadline, priority, channel, None)
+                    return self._enqueue(model, parts, deadline, priority, channel, None)
             # Another has taken its place, or it was unregistered: plans name the cells of the one they were made for.
 
     async def submit_when_room(
@@ -122,17 +121,17 @@ class Submission:
         """Submits a request of a session: see ``Session.submit``."""
         if session.error is not None:
             raise SessionError(str(session.error))
-        plan = session.model.plan(request)
-        _check_states(plan, session)
+        parts = session.model.plans([request])
+        _check_states(parts, session)
         with self._manager.turns.gate:
             if wait:
                 self._wait_for_room(session.model, 1, deadline)
-            return self._enqueue(session.model, [plan], deadline, priority, channel, session)[0]
+            return self._enqueue(session.model, parts, deadline, priority, channel, session)[0]
 
     def submit_recorded(
         self,
         model: Model,
-        recorded: Sequence[Recorded],
+        alike: Sequence[Alike],
         now_ns: int,
         deadline: float | None,
         priority: int,
@@ -145,12 +144,11 @@ class Submission:
         """
         if session is not None and session.error is not None:
             raise SessionError(str(session.error))
-        plans = [model.plan_of(one) for one in recorded]
+        parts = [Planned(model.plan_of(one.recorded), one) for one in alike]
         if session is not None:
-            for plan in plans:
-                _check_states(plan, session)
+            _check_states(parts, session)
         with self._manager.turns.gate:
-            return self._enqueue(model, plans, deadline, priority, channel, session, now_ns)
+            return self._enqueue(model, parts, deadline, priority, channel, session, now_ns)
 
     def refuse_if_closed(self) -> None:
         """Raises EngineClosedError unless the engine takes requests; under the gate."""
@@ -173,7 +171,7 @@ class Submission:
     def _enqueue(
         self,
         model: Model,
-        plans: Sequence[Plan],
+        parts: Sequence[Planned],
         deadline: float | None,
         priority: int,
         channel: Channel | None,
@@ -187,26 +185,41 @@ class Submission:
         places = (manager.places, model.places)
         with manager.turns.gate:
             self.refuse_if_closed()
+            count = len(parts[0].alike.places) if len(parts) == 1 else sum(len(part.alike.places) for part in parts)
             for one in places:
-                one.check(len(plans))
-            requests: list[LiveRequest] = []
-            for plan in plans:
-                job = Job(next(self._sequence), plan.num_nodes, priority, deadline)
+                one.check(count)
+            bulks: list[Bulk] = []
+            for plan, (recorded, members) in parts:
+                job = Job(self._next_sequence, plan.num_nodes, priority, deadline)
+                self._next_sequence += len(members)
                 order, lane = float(self._policy.admission_key(job)), lane_of(self._policy, job)
-                future = RequestFuture(manager)
-                requests.append(
-                    LiveRequest(future, plan, model, job, now_ns, deadline_ns, channel, order, lane, session)
-                )
-            if requests:
-                manager.hand_in(requests, places)
-        return [request.future for request in requests]
+                rest = (now_ns, deadline_ns, channel, session, order, lane)
+                bulks.append(Bulk(manager, plan, recorded.externals, model, job, len(members), *rest))
+            futures = _in_order(bulks, parts)
+            if bulks:
+                manager.hand_in(bulks, count, places)
+        return futures
 
 
-def _check_states(plan: Plan, session: SessionRecord) -> None:
-    """Raises RequestError unless a request keeps what its session does."""
-    if plan.states != session.states:
-        kept, wanted = ([layout.name for layout in states] for states in (plan.states, session.states))
-        raise RequestError(f"{session}: expected a request that keeps {wanted}, got one that keeps {kept}")
+def _in_order(bulks: Sequence[Bulk], parts: Sequence[Planned]) -> list[RequestFuture]:
+    """The futures of requests in the order in which they were given."""
+    if len(bulks) == 1:
+        return [future for future in bulks[0].futures if future is not None]
+    by_place = {
+        place: future
+        for bulk, part in zip(bulks, parts)
+        for place, future in zip(part.alike.places, bulk.futures)
+        if future is not None
+    }
+    return [by_place[place] for place in range(len(by_place))]
+
+
+def _check_states(parts: Sequence[Planned], session: SessionRecord) -> None:
+    """Raises RequestError unless requests keep what their session does."""
+    for plan, _ in parts:
+        if plan.states != session.states:
+            kept, wanted = ([layout.name for layout in states] for states in (plan.states, session.states))
+            raise RequestError(f"{session}: expected a request that keeps {wanted}, got one that keeps {kept}")
 
 
 def check_priority(given: object) -> None:

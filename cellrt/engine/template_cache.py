@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-
-from cellrt.core.template import Template
+from typing import Generic, Protocol, TypeVar
 
 OVERHEAD_BYTES = 2048
 """What a template costs beside its rows: Python objects, and what the allocator rounds up."""
 
 
-class TemplateCache:
+class Kept(Protocol):
+    """A template, or what has one."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows."""
+
+
+T = TypeVar("T", bound=Kept)
+
+
+class TemplateCache(Generic[T]):
     """Templates by their programs. Safe from any thread: a lost race only compiles twice.
 
     Args:
@@ -20,7 +30,7 @@ class TemplateCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._templates: OrderedDict[bytes, Template] = OrderedDict()
+        self._templates: OrderedDict[bytes, T] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
 
@@ -32,11 +42,11 @@ class TemplateCache:
         """Memory of what it keeps."""
         return self._num_bytes
 
-    def get(self, program: bytes) -> Template | None:
+    def get(self, program: bytes) -> T | None:
         """The template of a program, if it is kept."""
         return self._templates.get(program)
 
-    def add(self, program: bytes, template: Template) -> None:
+    def add(self, program: bytes, template: T) -> None:
         """Keeps a template, unless it alone is larger than the cache."""
         size = _size(program, template)
         with self._lock:
@@ -48,5 +58,5 @@ class TemplateCache:
                 self._num_bytes -= _size(*self._templates.popitem(last=False))
 
 
-def _size(program: bytes, template: Template) -> int:
+def _size(program: bytes, template: Kept) -> int:
     return len(program) + template.num_bytes + OVERHEAD_BYTES

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cellrt.engine.records import LiveRequest
+from cellrt.engine.records import Bulk
 from cellrt.view.spans import RequestSpan, TaskSpan
 from cellrt.view.timeline import Timeline
 from cellrt.worker.base import Done
@@ -31,10 +31,10 @@ class Trace:
         requests = self._launched.pop(done.task, ())
         self._tasks.append(TaskSpan(number, worker, cell, start_s, end_s, rows, steps, requests))
 
-    def end(self, request: LiveRequest, now_ns: int) -> None:
-        """Notes a request that was answered with its results."""
-        arrival_s, now_s = request.arrival_ns / 1e9, now_ns / 1e9
-        self._requests.append(RequestSpan(request.job.sequence, request.model.name, arrival_s, now_s))
+    def end(self, bulk: Bulk, number: int, now_ns: int) -> None:
+        """Notes a request that was answered."""
+        arrival_s, now_s = bulk.arrival_ns / 1e9, now_ns / 1e9
+        self._requests.append(RequestSpan(bulk.sequence_of(number), bulk.model.name, arrival_s, now_s))
 
     def timeline(self) -> Timeline:
         """The timeline so far."""

@@ -3,112 +3,132 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
 
-from cellrt.core.moves import LiveState
-from cellrt.engine.records import LiveRequest
-
-K = TypeVar("K")
+from cellrt.engine.records import Bulk
 
 OLDEST_EVERY = 16
 """Every so many admissions the oldest request is the next, whatever the order says."""
 SLACK = 64
 
 
-class Ordered(Generic[K]):
-    """A heap of requests by a key. Those that have left stay until they are on top or the larger part of it."""
-
-    def __init__(self, is_gone: Callable[[LiveRequest], bool]) -> None:
-        self._is_gone = is_gone
-        self._heap: list[tuple[K, int, LiveRequest]] = []
-        self._num_gone = 0
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def push(self, key: K, request: LiveRequest) -> None:
-        """Adds a request."""
-        heapq.heappush(self._heap, (key, request.job.sequence, request))
-
-    def first(self) -> tuple[K, LiveRequest] | None:
-        """The least key and its request, or None."""
-        while self._heap and self._is_gone(self._heap[0][2]):
-            heapq.heappop(self._heap)
-            self._num_gone = max(0, self._num_gone - 1)
-        return (self._heap[0][0], self._heap[0][2]) if self._heap else None
-
-    def note_gone(self) -> None:
-        """Takes in that a request in it has left; amortised constant time."""
-        self._num_gone += 1
-        if self._num_gone > SLACK and 2 * self._num_gone > len(self._heap):
-            self._heap = [item for item in self._heap if not self._is_gone(item[2])]
-            heapq.heapify(self._heap)
-            self._num_gone = 0
-
-
 class WaitingRequests:
     """Requests in the order of their admission: by the client's priority, then by the policy, then by arrival.
 
-    None starves: every ``OLDEST_EVERY``-th request that is admitted is the one that waited longest.
+    None starves: every ``OLDEST_EVERY``-th request that is admitted is the one that waited longest. As long as they
+    arrive in their order, which is usual, nothing is searched.
     """
 
     def __init__(self) -> None:
-        self._by_order: Ordered[tuple[int, float]] = Ordered(lambda request: request.state is not LiveState.WAITING)
-        self._by_arrival: OrderedDict[LiveRequest, None] = OrderedDict()
+        self._line: deque[Bulk] = deque()
+        """By arrival."""
+        self._heap: list[tuple[tuple[int, float], int, Bulk]] | None = None
+        """The same by their order; None as long as that is the same order."""
+        self._num_gone = 0
         self._num_admitted = 0
 
     def __len__(self) -> int:
-        return len(self._by_arrival)
+        return len(self._line)
 
-    def add(self, request: LiveRequest) -> None:
-        """Adds a request; it leaves by ``remove``."""
-        self._by_order.push((-request.job.priority, request.order), request)
-        self._by_arrival[request] = None
+    def add(self, bulk: Bulk) -> None:
+        """Adds the requests of a bulk; it leaves by ``note_gone``."""
+        if self._heap is None and self._line and _order(bulk) < _order(self._line[-1]):
+            self._heap = [_order(one) for one in self._line]
+            heapq.heapify(self._heap)
+        if self._heap is not None:
+            heapq.heappush(self._heap, _order(bulk))
+        self._line.append(bulk)
 
-    def first(self) -> LiveRequest | None:
-        """The request to admit next, or None."""
-        if not self._by_arrival:
-            return None
-        if self._num_admitted % OLDEST_EVERY == 0:
-            return next(iter(self._by_arrival))
-        first = self._by_order.first()
-        return None if first is None else first[1]
+    def first(self) -> Bulk | None:
+        """The bulk that has the request to admit next; None if none waits."""
+        line = self._line
+        while line and not line[0].num_waiting:
+            line.popleft()
+        if self._heap is None or not line:
+            self._heap = None
+            return line[0] if line else None
+        while not self._heap[0][2].num_waiting:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._num_admitted % OLDEST_EVERY else line[0]
 
-    def remove(self, request: LiveRequest) -> None:
-        """Takes a request out: it was admitted, or has ended."""
-        del self._by_arrival[request]
-        self._by_order.note_gone()
-        self._num_admitted += request.state is LiveState.ADMITTED
+    def run(self, first: Bulk, most: int) -> list[tuple[Bulk, Sequence[int]]]:
+        """The requests of ``first`` to admit next, and of those behind it that may be admitted with them.
+
+        At most so many, and no more than come before the turn of the oldest.
+        """
+        if self._heap is not None and self._heap[0][2] is not self._line[0]:
+            until_oldest = -self._num_admitted % OLDEST_EVERY
+            return [(first, first.waiting(min(most, until_oldest or 1)))]
+        found = [(first, first.waiting(most))]
+        left = most - len(found[0][1])
+        if self._heap is None and len(self._line) > 1 and left:
+            for bulk in islice(self._line, 1, None):
+                if not left or not bulk.goes_with(first):
+                    break
+                if bulk.num_waiting:
+                    found.append((bulk, bulk.waiting(left)))
+                    left -= len(found[-1][1])
+        return found
+
+    def note_admitted(self, count: int) -> None:
+        """Takes in that so many requests were admitted."""
+        self._num_admitted += count
+
+    def note_gone(self) -> None:
+        """Takes in that no request of a bulk waits any more: the last was admitted, or has ended."""
+        if self._line and not self._line[0].num_waiting:
+            self.first()
+            return
+        self._num_gone += 1
+        if self._num_gone > SLACK and 2 * self._num_gone > len(self._line):
+            self._num_gone = 0
+            self._line = deque(bulk for bulk in self._line if bulk.num_waiting)
+            if self._heap is not None:
+                self._heap = [_order(bulk) for bulk in self._line]
+                heapq.heapify(self._heap)
+
+
+def _order(bulk: Bulk) -> tuple[tuple[int, float], int, Bulk]:
+    """What sorts bulks: no two have one number."""
+    return (-bulk.job.priority, bulk.order), bulk.job.sequence, bulk
 
 
 class Deadlines:
     """Requests by their deadline."""
 
     def __init__(self) -> None:
-        self._by_time: Ordered[int] = Ordered(lambda request: request.is_answered)
+        self._heap: list[tuple[int, int, Bulk]] = []
+        self._num_gone = 0
 
     def __len__(self) -> int:
-        return len(self._by_time)
+        return len(self._heap)
 
-    def add(self, request: LiveRequest) -> None:
-        """Adds a request if it has a deadline."""
-        if request.deadline_ns is not None:
-            self._by_time.push(request.deadline_ns, request)
+    def add(self, bulk: Bulk) -> None:
+        """Adds the requests of a bulk if they have a deadline."""
+        if bulk.deadline_ns is not None:
+            heapq.heappush(self._heap, (bulk.deadline_ns, bulk.job.sequence, bulk))
 
-    def note_answered(self, request: LiveRequest) -> None:
-        """Takes in that a request needs no deadline any more."""
-        if request.deadline_ns is not None:
-            self._by_time.note_gone()
+    def note_answered(self, bulk: Bulk) -> None:
+        """Takes in that no request of a bulk needs a deadline any more; amortised constant time."""
+        if bulk.deadline_ns is None:
+            return
+        self._num_gone += 1
+        if self._num_gone > SLACK and 2 * self._num_gone > len(self._heap):
+            self._heap = [item for item in self._heap if item[2].num_left]
+            heapq.heapify(self._heap)
+            self._num_gone = 0
 
     @property
     def next_ns(self) -> int | None:
         """The earliest deadline of a request that has not ended."""
-        first = self._by_time.first()
-        return None if first is None else first[0]
+        while self._heap and not self._heap[0][2].num_left:
+            heapq.heappop(self._heap)
+            self._num_gone = max(0, self._num_gone - 1)
+        return self._heap[0][0] if self._heap else None
 
-    def take_late(self, now_ns: int) -> LiveRequest | None:
-        """A request whose deadline has passed, or None; the caller ends it."""
-        first = self._by_time.first()
-        return None if first is None or first[0] > now_ns else first[1]
+    def take_late(self, now_ns: int) -> Bulk | None:
+        """A bulk whose deadline has passed, or None; the caller ends it."""
+        next_ns = self.next_ns
+        return None if next_ns is None or next_ns > now_ns else self._heap[0][2]

@@ -186,7 +186,8 @@ class Graph(Recorder):
         stepped = self._chain_lengths(cell, inputs)
         count = next(iter(stepped.values()))
         self._count_nodes(count, cell)
-        check_span(cell, count)
+        if cell.is_whole:
+            check_span(cell, count)
         if keep and reverse:
             raise RequestError(f"chain of cell {cell.name!r}: one that runs backwards cannot be continued: keep=True")
         kept = self._kept_inputs(cell, keep) if keep else ()
@@ -336,12 +337,14 @@ class Graph(Recorder):
             raise RequestError("the graph is empty: the unfolder called no cell")
         if not results:
             raise RequestError("the graph has no result: the unfolder returned an empty dict")
-        states = self._states.end()
+        states = self._states.end() if "_states" in vars(self) else ()
         placement = Placement(self._program, self._loop_values)
         if self._loop_values:
             for result in results.values():
                 if isinstance(result, LoopSteps) and result.graph is self:
                     placement.of_steps(result.value)
+            for value in self._emitted:
+                placement.of_steps(value)
         layouts = tuple([self._layout(str(name), result, placement) for name, result in results.items()])
         return Recorded(self._program.tobytes(), self._externals, layouts, states)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.program import (
-    CARRY,
     EACH,
+    EMITTED,
     FIXED,
     LIST,
     OP_CHAIN,
@@ -26,6 +26,7 @@ from cellrt.core.trees import PICK
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError, RequestTooLargeError
+from cellrt.graph.children import child_word
 from cellrt.graph.growing import GrowingStates
 from cellrt.graph.results import StateLayout
 from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, copied, describe_source, num_steps, rows_of
@@ -66,8 +67,17 @@ class Recorder:
         self._zeros: dict[int, int] = {}
         self._constants: set[int] = set()
         self._loop_values: dict[int, int] = {}
-        self._states = SessionStates(self._program)
-        self._growing = GrowingStates(self._program, self._states)
+        self._emitted: dict[int, None] = {}
+        """Outputs of loops that other cells read at every step, in order."""
+
+    # Most graphs have none of either, and a small one costs little more than making them.
+    @cached_property
+    def _states(self) -> SessionStates:
+        return SessionStates(self._program)
+
+    @cached_property
+    def _growing(self) -> GrowingStates:
+        return GrowingStates(self._program, self._states)
 
     def _take_values(self, count: int) -> int:
         first = self._num_values
@@ -189,7 +199,9 @@ class Recorder:
             return
         raise RequestError(f"{what} {name!r}{f'[{position}]' if position >= 0 else ''}: {wrong}")
 
-    def _check_source(self, cell: Cell, name: str, spec: RowSpec, source: Output | Steps, position: int = -1) -> None:
+    def _check_source(
+        self, cell: Cell, name: str, spec: RowSpec, source: Output | Steps | LoopSteps, position: int = -1
+    ) -> None:
         if source.graph is not self:
             raise RequestError(f"{self._where(cell, name, position)}: the node belongs to another graph")
         if source.spec is not spec and source.spec != spec:
@@ -218,11 +230,15 @@ class Recorder:
         return self._external(spec, copied(row)[None])
 
     def _many(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> list[int]:
-        """Words for a ragged input: a list of outputs or rows, a chain's steps, or a tensor ``[n, *shape]``."""
+        """Words for a ragged input: a list of outputs or rows, a chain's or loop's steps, or ``[n, *shape]``."""
         row = RowSpec(spec.shape, spec.dtype)
         if isinstance(source, Steps):
             self._check_source(cell, name, row, source)
             return _range_words(source.values())
+        if isinstance(source, LoopSteps):
+            self._check_source(cell, name, row, source)
+            self._emitted[source.value] = None
+            return [EMITTED, source.value, source.limit]
         if isinstance(source, ARRAYS):
             rows = self._bits(cell, name, spec, source)
             if rows.ndim == 0 or rows.shape[1:] != spec.shape:
@@ -266,7 +282,7 @@ class Recorder:
         """The inputs that have a value for each step of a chain, with the number of steps: at least one, all equal."""
         lengths: dict[str, int] = {}
         for name, spec in cell.inputs.items():
-            if name in cell.carry or spec.ragged or spec.has_nodes:
+            if name in cell.carry or spec.ragged or (cell.has_spans and spec.has_nodes):
                 continue
             if (count := num_steps(inputs[name], spec)) >= 0:
                 lengths[name] = count
@@ -351,23 +367,6 @@ class Recorder:
             else:
                 raise RequestError(f"{self._where(cell, name)}: missing; expected {spec}")
         return np.array(words, np.int32).reshape(-1, 3)
-
-
-@lru_cache(maxsize=256)
-def child_word(cell: Cell, name: str, child: Cell) -> tuple[int, int, int] | str:
-    """Which output of which child an inner cell's input reads, from the input's name; or what is wrong with it."""
-    spec = cell.inputs[name]
-    stem, _, suffix = name.rpartition("_")
-    row = RowSpec(spec.shape, spec.dtype)
-    index = {"left": 0, "right": 1}.get(suffix, int(suffix) if suffix.isdigit() else -1)
-    output = name if spec.ragged else stem
-    if (not spec.ragged and index < 0) or output not in cell.outputs or output not in child.outputs:
-        return f"missing, and not the name of a child's output; expected {spec}"
-    for maker in (cell, child):
-        if maker.outputs[output] != row or maker.places[output] != cell.places[output]:
-            return f"expected {row}, got {maker.outputs[output]} of {maker.name!r}"
-    place = cell.places[output]
-    return (LIST, place, 0) if spec.ragged else (CARRY, index, place)
 
 
 def carry_hint(cell: Cell, name: str) -> str:

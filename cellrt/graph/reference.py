@@ -17,6 +17,7 @@ import torch
 from cellrt.core.program import (
     CARRY,
     EACH,
+    EMITTED,
     LIST,
     NEXT,
     OP_CHAIN,
@@ -33,6 +34,7 @@ from cellrt.core.program import (
     PAGED,
     RANGE,
     STEP,
+    WORDS_OF_INPUT,
 )
 from cellrt.definition.cell import Cell
 from cellrt.definition.spans import PagedRows, Spans, nodes_of
@@ -249,7 +251,7 @@ class _Interpreter:
         sources = []
         for _ in cell.inputs:
             mode = next(self._words)
-            count = next(self._words) if mode in (LIST, EACH) else {STEP: 2, NEXT: 2, RANGE: 3}.get(mode, 1)
+            count = next(self._words) if mode in (LIST, EACH) else WORDS_OF_INPUT.get(mode, 2) - 1
             sources.append(_Source(mode, self._take(count)))
         return sources
 
@@ -274,8 +276,14 @@ class _Interpreter:
             if source.mode == CARRY and step > 0:
                 rows.append([previous[names.index(cell.carry[name])]])
             else:
-                rows.append([self._values[value] for value in source.values(step)])
+                rows.append(self._read(source, step))
         return _run_alone(cell, rows)
+
+    def _read(self, source: _Source, step: int) -> list[Row]:
+        """The rows that a step reads; of a carried input those before the first step."""
+        if source.mode == EMITTED:
+            return self._steps[source.numbers[0]]
+        return [self._values[value] for value in source.values(step)]
 
     def _span(
         self, cell: Cell, sources: list[_Source], first: int, count: int, previous: list[Row] | None = None
@@ -290,7 +298,7 @@ class _Interpreter:
             elif source.mode == NEXT:
                 inputs.append((previous[source.numbers[1]] if previous else self._values[source.numbers[0]])[None])
             else:
-                given = [[self._values[value] for value in source.values(step)] for step in steps]
+                given = [self._read(source, step) for step in steps]
                 inputs.append(_ragged(spec, given) if spec.ragged else torch.stack([row for (row,) in given]))
         outputs = _call(cell, inputs, count, count)
         return [[value[row].clone() for value in outputs] for row in range(count)]

@@ -216,7 +216,7 @@ class Chain(Handle):
 
 
 class LoopSteps(Handle):
-    """An output of every step of a loop: a result only, because how many steps there are is known when it ends."""
+    """An output of every step of a loop: a result, or a ragged input of a node, which runs when the loop is over."""
 
     __slots__ = ("graph", "limit", "spec", "value")
 
@@ -228,7 +228,7 @@ class LoopSteps(Handle):
 
 
 class Loop(Handle):
-    """A loop's outputs: ``loop.token`` is every step's (a result), ``loop.last.h`` the last step's."""
+    """A loop's outputs: ``loop.token`` is every step's (a result or a ragged input), ``loop.last.h`` the last's."""
 
     __slots__ = ("_cell", "_first", "_graph", "_limit", "last")
 

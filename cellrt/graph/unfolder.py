@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +22,14 @@ class Unfolder:
         example: a request the function accepts; it is unfolded at registration, and tells the engine all cells and
             row shapes of the model.
         cells: further cells that other requests may use.
+        key: what a request's graph depends on alone, if that is known; see ``unfold``.
     """
 
     name: str
     function: Callable[[Graph, Any], object]
     example: Any
     cells: Sequence[Cell] = field(default=())
+    key: Callable[[Any], Hashable] | None = None
 
     def __repr__(self) -> str:
         return f"Unfolder({self.name!r})"
@@ -38,7 +40,10 @@ class Unfolder:
 
     def record(self, binding: Binding, request: Any) -> Recorded:
         """Runs the function on a request. Raises RequestError if the graph is wrong, whatever the function raised."""
-        graph = Graph(binding)
+        return self.record_in(Graph(binding), request)
+
+    def record_in(self, graph: Graph, request: Any) -> Recorded:
+        """As ``record``, in an empty graph."""
         token = CURRENT_GRAPH.set(graph)
         try:
             return graph.record(self.function(graph, request))
@@ -54,7 +59,7 @@ class Unfolder:
 
 
 def unfold(
-    name: str, *, example: Any, cells: Sequence[Cell] = ()
+    name: str, *, example: Any, cells: Sequence[Cell] = (), key: Callable[[Any], Hashable] | None = None
 ) -> Callable[[Callable[[Graph, Any], object]], Unfolder]:
     """Turns a function ``(graph, request) -> {name: outputs}`` into a model that engines can register.
 
@@ -62,16 +67,27 @@ def unfold(
         name: the model's name.
         example: a request that the function accepts, used to check it and to find the model's cells.
         cells: further cells that the example does not reach.
+        key: of a request, what its graph depends on alone, such as ``len``: hashable. A request of a known key is not
+            unfolded again, which is most of what a small one costs; only its tensors are taken. See below.
 
     The function calls cells on node handles, tensors, numbers, or lists of them for ragged inputs; ``graph`` has
     builders for whole chains, trees and loops: see ``Graph`` for what they cost, and how much a cell should do. It is
     called for each request, before any cell runs: outputs have no values yet, so an end that depends on one is a
     ``graph.loop(until=...)``.
+
+    With ``key`` you promise that two requests of equal keys make the function do the same, but for the numbers in what
+    it hands to the graph; and that it hands the request's tensors, arrays and lists of numbers on as they are: the
+    request itself, ``request["x"]``, ``request[0]``, but not a part or a sum of them, and no single number. The example
+    is checked at registration, later requests now and then (the second of each key, and whenever there are twice as
+    many): RequestError says that a key is that of different graphs. What does not fit the known graph in shape or
+    dtype is unfolded as ever, and so are requests of which the promise about tensors does not hold.
     """
     if not name or not isinstance(name, str):
         raise DefinitionError(f"unfold: expected a name, got {name!r}")
+    if key is not None and not callable(key):
+        raise DefinitionError(f"unfold: expected a function of a request as key, got {key!r}")
 
     def decorate(function: Callable[[Graph, Any], object]) -> Unfolder:
-        return Unfolder(name, function, example, tuple(cells))
+        return Unfolder(name, function, example, tuple(cells), key)
 
     return decorate

@@ -18,6 +18,7 @@ from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.registry import Model, Registry
 from cellrt.errors import RequestError, UnknownModelError
+from cellrt.graph.known import KnownGraphs
 from cellrt.graph.results import StateLayout
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process.source import ModelSource
@@ -63,7 +64,7 @@ class Binding:
 
     Attributes:
         number, name: of the model.
-        unfolder: of this process.
+        unfolder, known: of this process, and the graphs that it is known to make.
         formats: of rows, by kind.
         states: what its sessions keep.
         num_users: calls and sessions that unfold for it now; guarded by the client's lock.
@@ -79,6 +80,7 @@ class Binding:
             raise UnknownModelError(
                 f"model {self.name!r}: {self.source.text} is model {self.unfolder.name!r} in this process"
             )
+        self.known = KnownGraphs(self.unfolder)
         self.max_nodes = int(description["max_nodes"])
         self.formats = [
             RowFormat(RowSpec(tuple(shape), getattr(torch, dtype), page_size=page_size, page_dim=page_dim))

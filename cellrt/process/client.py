@@ -204,10 +204,10 @@ class Client(Serving):
         check_priority(priority)
         if deadline is not None:
             check_seconds("deadline", deadline)
-        recorded = [binding.unfolder.record(binding, request) for request in requests]
-        if not recorded:
+        if not requests:
             return []
-        return self._link.submit(self, binding, recorded, deadline, priority, channel, session, accepted)
+        groups = binding.known.record(binding, requests)
+        return self._link.submit(self, binding, groups, deadline, priority, channel, session, accepted)
 
     def _await_places(self, accepted: Awaited, futures: Sequence[RequestFuture]) -> None:
         """Waits until requests have places; if they do not get them, raises why."""

@@ -22,10 +22,11 @@ from cellrt.engine.future import RequestFuture, Result
 from cellrt.engine.registry import Model
 from cellrt.engine.session import Session
 from cellrt.engine.stream import Channel
+from cellrt.engine.together import Together
 from cellrt.errors import CellrtError, OverloadError, SessionError
 from cellrt.process.binding import RowFormat
 from cellrt.process.blame import told
-from cellrt.process.outcomes import Outcome, outcome_parts
+from cellrt.process.outcomes import Outcome, outcome_parts, parts_of
 from cellrt.process.patience import Patient
 from cellrt.process.recorded import LENGTH, Template, read_requests, read_template
 from cellrt.process.submissions import Submission, read_submission
@@ -138,16 +139,17 @@ class Guest:
         else:
             raise BrokenWireError(f"a message of an unknown kind, {kind}")
 
-    def _submit(self, submission: Submission, numbers: Sequence[int], tensors: bytes) -> None:
+    def _submit(self, submission: Submission, numbers: Sequence[tuple[int, int]], tensors: bytes) -> None:
         """Hands in what came; if that cannot be, tells the guest why, or has it wait."""
         try:
-            templates = [self._templates[number] for number in numbers]
-            binding = templates[0].binding
-            model = self.models[binding]
-            recorded = read_requests(templates, self._house.formats(), tensors)
+            groups = [(self._templates[number], count) for number, count in numbers]
+            model = self.models[groups[0][0].binding]
+            alike = read_requests(groups, self._house.formats(), tensors)
+            if sum(count for _, count in groups) != submission.num_requests:
+                raise ValueError(f"{submission.num_requests} requests should come")
         except (LookupError, ValueError) as error:
             raise BrokenWireError(f"a submission that does not fit: {error}") from error
-        patient = Patient(self, submission, model, templates, recorded)
+        patient = Patient(self, submission, model, [template for template, _ in groups], alike)
         try:
             self.hand_in(patient)
         except OverloadError as error:
@@ -172,7 +174,7 @@ class Guest:
             channel = _GuestChannel(partial(self._tell_step, submission.first_id, patient.templates[0]))
         futures = self._house.engine._submission.submit_recorded(
             patient.model,
-            patient.recorded,
+            patient.alike,
             min(submission.now_ns, time.perf_counter_ns()),
             submission.deadline,
             submission.priority,
@@ -181,13 +183,19 @@ class Guest:
         )
         if submission.is_patient:
             self.tell(Message(Kind.ACCEPTED, (LENGTH.pack(submission.first_id),)))
-        for id, future, template in zip(submission.ids, futures, patient.templates):
+        for template, alike in zip(patient.templates, patient.alike):
+            for place in alike.places:
+                self._follow(submission.first_id + place, futures[place], template, patient)
+
+    def _follow(self, id: int, future: RequestFuture, template: Template, patient: Patient) -> None:
+        """Has the guest told how a request ends that was handed in."""
+        if patient.submission.is_patient:
             self._patient.pop(id, None)
             if id in patient.cancelled:
                 future.cancel()
-                continue
-            self._live[id] = future
-            future.add_done_callback(partial(self._note_end, id, template))
+                return
+        self._live[id] = future
+        future.add_done_callback(partial(self._note_end, id, template))
 
     def refuse(self, submission: Submission, error: CellrtError) -> None:
         """Tells the guest that what it submitted was not handed in."""
@@ -203,17 +211,22 @@ class Guest:
             patient.cancelled.add(id)
 
     def _tell_step(self, id: int, template: Template, results: Result) -> None:
-        self.tell(Outcome(id, False, template, results))
+        self.tell(Outcome(id, False, parts_of(template, results, False)))
 
     def _note_end(self, id: int, template: Template, future: Future[Result]) -> None:
         """Tells the guest how a request ended, unless it gave it up."""
         if self._live.pop(id, None) is None or not isinstance(future, RequestFuture):
             return
         error = future.error()
-        if error is None:
-            self.tell(Outcome(id, True, template, future.result()))
-        else:
+        if error is not None:
             self.tell((id, error))  # type: ignore[arg-type]
+            return
+        together, number = future.untaken() or (None, 0)
+        if isinstance(together, Together):  # no tensor is made of what is only sent on
+            parts = [(index, rows, memory) for index, (rows, memory) in enumerate(together.bytes_of(number))]
+        else:
+            parts = parts_of(template, future.result(), True)
+        self.tell(Outcome(id, True, parts))
 
     def number_of(self, model: Model) -> int:
         """The number of a model's binding; the model stays as long as the guest has it."""

@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from cellrt.engine.future import Owner, RequestFuture, Result
+from cellrt.engine.future import Owner, RequestFuture, finish_together
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, RequestError
-from cellrt.graph.graph import Recorded
+from cellrt.graph.known import Alike
 from cellrt.process.binding import Binding, RowFormat
 from cellrt.process.blame import heard
 from cellrt.process.numbering import Numbering
-from cellrt.process.outcomes import read_outcomes
+from cellrt.process.outcomes import Arrived, read_outcomes, unpacked
 from cellrt.process.recorded import LENGTH, Template, template_of
 from cellrt.process.submissions import NO_DEADLINE, Submission, submission_parts
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
@@ -35,8 +35,6 @@ from cellrt.worker.service_thread import ServiceThread
 
 STALL_S = 30.0
 """How long the engine's process may read nothing before it counts as gone."""
-
-
 LAST_WORDS_S = 1.0
 """How long who cannot send waits for the reader to hear why."""
 
@@ -44,16 +42,21 @@ LAST_WORDS_S = 1.0
 class RemoteFuture(RequestFuture):
     """A future whose request runs in another process; ``id`` is its number on the connection."""
 
-    id = -1
+    def __init__(self, owner: Owner, id: int) -> None:
+        super().__init__(owner)
+        self.id = id
 
 
-class Pending(NamedTuple):
-    """A request that has not ended."""
+class Kindred(NamedTuple):
+    """What requests of one submission and one graph have in common."""
 
-    future: RemoteFuture
     template: Template
     formats: Sequence[RowFormat]
     channel: Channel | None
+
+
+Pending = tuple[RemoteFuture, Kindred]
+"""A request that has not ended."""
 
 
 class Awaited:
@@ -142,25 +145,25 @@ class Link:
         self,
         owner: Owner,
         binding: Binding,
-        recorded: Sequence[Recorded],
+        groups: Sequence[Alike],
         deadline: float | None,
         priority: int,
         channel: Channel | None,
         session: int,
         accepted: Awaited | None,
     ) -> list[RequestFuture]:
-        """Hands in requests; returns at once. ``accepted``: they may wait for places, and it hears when they have them.
+        """Hands in requests, by their graphs; returns at once.
 
-        Raises what ended the connection.
+        ``accepted``: they may wait for places, and it hears when they have them. Raises what ended the connection.
         """
-        templates = [template_of(binding.number, one) for one in recorded]
-        futures = [RemoteFuture(owner) for _ in recorded]
+        templates = [template_of(binding.number, alike) for alike in groups]
+        count = sum(len(alike.places) for alike in groups)
         with self._sending():
             messages, numbers = self._numbering.number(templates)
-            first, self._next = self._next, self._next + max(1, len(futures))
+            first, self._next = self._next, self._next + max(1, count)
             head = Submission(
                 first,
-                len(futures),
+                count,
                 session,
                 time.perf_counter_ns(),
                 NO_DEADLINE if deadline is None else float(deadline),
@@ -168,10 +171,14 @@ class Link:
                 channel is not None,
                 accepted is not None,
             )
-            messages.append(Message(Kind.SUBMIT, submission_parts(head, numbers, recorded)))
-            for id, future, template in zip(head.ids, futures, templates):
-                future.id = id
-                self._pending[id] = Pending(future, template, binding.formats, channel)
+            messages.append(Message(Kind.SUBMIT, submission_parts(head, numbers, groups)))
+            futures = (RemoteFuture(owner, id) for id in head.ids)
+            in_order: dict[int, RequestFuture] = {}
+            for template, alike in zip(templates, groups):
+                kindred = Kindred(template, binding.formats, channel)
+                for place in alike.places:
+                    future = in_order[place] = next(futures)
+                    self._pending[future.id] = future, kindred
             if accepted is not None:
                 self._awaited[first] = accepted
             try:
@@ -181,7 +188,7 @@ class Link:
                     self._pending.pop(id, None)
                 self._awaited.pop(first, None)
                 raise
-        return list(futures)
+        return [in_order[place] for place in range(count)]
 
     def begin(self, binding: Binding) -> bool:
         """Counts one who unfolds for a binding; False if that was given up. Raises what ended the connection."""
@@ -299,16 +306,14 @@ class Link:
             self._wire.close()
         for one in awaited:
             one.say(error=_copy(error))
-        for request in pending:
-            request.future.finish(_copy(error))
+        for future, _ in pending:
+            future.finish(_copy(error))
         self._note_gone()
 
     def _take(self, kind: int, body: memoryview) -> None:
         """Takes in one message."""
         if kind == Kind.OUTCOMES:
-            for id, is_end, results in read_outcomes(body, self._known):
-                self._take_outcome(id, is_end, results)
-            self._note_gone()
+            self._take_outcomes(body)
         elif kind == Kind.ERRORS:
             for id, told in json.loads(bytes(body)):
                 self._take_error(id, heard(told))
@@ -328,21 +333,28 @@ class Link:
 
     def _known(self, id: int) -> tuple[Template, Sequence[RowFormat]] | None:
         pending = self._pending.get(id)
-        return None if pending is None else (pending.template, pending.formats)
+        return None if pending is None else (pending[1].template, pending[1].formats)
 
-    def _take_outcome(self, id: int, is_end: bool, results: Result) -> None:
-        if is_end:
-            pending = self._pending.pop(id, None)
-            if pending is not None:
-                pending.future.finish(results)
-        elif (waiting := self._pending.get(id)) is not None and waiting.channel is not None:
-            waiting.channel.put(results)
+    def _take_outcomes(self, body: memoryview) -> None:
+        """Hands streams their steps, then ends all that has ended."""
+        ended: list[RequestFuture] = []
+        arrived = Arrived()
+        for id, is_end, outcome in read_outcomes(body, self._known):
+            if is_end:
+                pending = self._pending.pop(id, None)
+                if pending is not None:
+                    ended.append(pending[0])
+                    arrived.add(outcome)
+            elif (waiting := self._pending.get(id)) is not None and waiting[1].channel is not None:
+                waiting[1].channel.put(unpacked(outcome))
+        finish_together(ended, arrived)
+        self._note_gone()
 
     def _take_error(self, id: int, error: CellrtError) -> None:
         self._say(id, error)
         pending = self._pending.pop(id, None)
         if pending is not None:
-            pending.future.finish(error)
+            pending[0].finish(error)
 
     def _say(self, number: int, error: CellrtError | None = None) -> None:
         awaited = self._awaited.pop(number, None)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from cellrt.definition.bits import as_bits
 from cellrt.engine.future import Result
 from cellrt.process.binding import RowFormat
 from cellrt.process.memory import Part, padded
-from cellrt.process.recorded import Template, add_padded
+from cellrt.process.recorded import Template, add_bytes
 
 HEAD = struct.Struct("<QQ")
 """Numbers of entries and of tensors."""
@@ -24,33 +25,62 @@ TENSOR = struct.Struct("<ii")
 
 
 class Outcome(NamedTuple):
-    """A request's results, or what a stream gets of them before its end."""
+    """A request's results, or what a stream gets of them before its end.
+
+    ``parts``: which of the template's results each is, its rows (-1: one without a row dimension) and its bytes.
+    """
 
     id: int
     is_end: bool
-    template: Template
-    results: Result
+    parts: Sequence[tuple[int, int, memoryview]]
+
+
+def parts_of(template: Template, results: Result, is_end: bool) -> list[tuple[int, int, memoryview]]:
+    """What an outcome has of these results."""
+    parts: list[tuple[int, int, memoryview]] = []
+    for index, layout in enumerate(template.results):
+        value = results.get(layout.name)
+        if value is not None:
+            bits = np.ascontiguousarray(as_bits(value)).reshape(-1).view(np.uint8).data
+            parts.append((index, -1 if layout.is_single or not is_end else len(value), bits))
+    return parts
 
 
 def outcome_parts(outcomes: Sequence[Outcome]) -> list[Part]:
     """Outcomes as a message has them."""
     entries, tensors = bytearray(), bytearray()
     data: list[Part] = []
-    for id, is_end, template, results in outcomes:
+    for id, is_end, parts in outcomes:
         size = 0
-        for index, layout in enumerate(template.results):
-            value = results.get(layout.name)
-            if value is None:
-                continue
-            tensors += TENSOR.pack(index, -1 if layout.is_single or not is_end else len(value))
-            size += add_padded(data, as_bits(value))
-        entries += ENTRY.pack(id, size, is_end, len(results))
+        for index, rows, memory in parts:
+            tensors += TENSOR.pack(index, rows)
+            size += add_bytes(data, memory)
+        entries += ENTRY.pack(id, size, is_end, len(parts))
     return [HEAD.pack(len(outcomes), len(tensors) // TENSOR.size), entries, tensors, *data]
+
+
+class Arrived:
+    """The results of requests that came in one message, each by its number; tensors are made when somebody asks."""
+
+    def __init__(self) -> None:
+        self._each: list[tuple[bytearray, Sequence[tuple[int, int]], Template, Sequence[RowFormat]]] = []
+
+    def add(self, outcome: Packed) -> None:
+        """Adds those of a request, which get the next number."""
+        self._each.append(outcome)
+
+    def of(self, number: int) -> Result:
+        """A request's results."""
+        return unpacked(self._each[number])
+
+
+Packed = tuple[bytearray, Sequence[tuple[int, int]], Template, Sequence[RowFormat]]
+"""Results as they came: their memory, which of the template's results each is with its rows, and what they mean."""
 
 
 def read_outcomes(
     body: memoryview, known: Callable[[int], tuple[Template, Sequence[RowFormat]] | None]
-) -> Iterator[tuple[int, bool, Result]]:
+) -> Iterator[tuple[int, bool, Packed]]:
     """Id, whether it is the end, and results of each outcome of a message, in memory of their own.
 
     ``known``: what is known of a request by its id; outcomes of those that nobody waits for any more are left out.
@@ -63,15 +93,14 @@ def read_outcomes(
         places = list(islice(tensors, count))
         if (found := known(id)) is not None:
             template, formats = found
-            yield id, bool(is_end), _results(bytearray(body[at : at + size]), places, template, formats)
+            yield id, bool(is_end), (bytearray(body[at : at + size]), places, template, formats)
         at += size
 
 
-def _results(
-    memory: bytearray, places: Sequence[tuple[int, int]], template: Template, formats: Sequence[RowFormat]
-) -> Result:
-    """Tensors by name that share one memory; ``places``: which of the template's results each is, and its rows."""
-    at, results = 0, {}
+def unpacked(outcome: Packed) -> Result:
+    """Tensors by name that share one memory."""
+    memory, places, template, formats = outcome
+    at, results = 0, Result()
     for index, rows in places:
         layout = template.results[index]
         format = formats[layout.kind]

@@ -11,7 +11,7 @@ from typing import Protocol
 from cellrt.engine.places import Places
 from cellrt.engine.registry import Model
 from cellrt.errors import CellrtError, DeadlineError, OverloadError
-from cellrt.graph.graph import Recorded
+from cellrt.graph.known import Alike
 from cellrt.process.recorded import Template
 from cellrt.process.submissions import Submission
 
@@ -28,13 +28,14 @@ class Submitter(Protocol):
 
 @dataclass(eq=False)
 class Patient:
-    """A submission that came; ``cancelled``: those of its requests that its client has given up since."""
+    """A submission that came: its requests by graph, with their templates; ``cancelled``: those of them that its client
+    has given up since."""
 
     guest: Submitter
     submission: Submission
     model: Model
     templates: Sequence[Template]
-    recorded: Sequence[Recorded]
+    alike: Sequence[Alike]
     cancelled: set[int] = field(default_factory=set)
 
     @property

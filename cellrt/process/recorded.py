@@ -1,7 +1,7 @@
 """What crosses of recorded requests: what those of equal programs have in common, once, and the tensors of each.
 
-A batch of requests is the numbers of their templates and their tensors one behind the other; the templates say where
-each begins.
+Requests of one graph cross together: the number of their template, how many they are, and each of their tensors for all
+of them; the template says where each begins.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.graph.graph import Recorded
+from cellrt.graph.known import Alike
 from cellrt.graph.results import ResultLayout, StateLayout
 from cellrt.process.binding import RowFormat
 from cellrt.process.memory import Part, padded
@@ -45,9 +46,10 @@ class Template(NamedTuple):
         return len(self.program) + 512
 
 
-def template_of(binding: int, recorded: Recorded) -> Template:
-    """The template of a recorded request."""
-    externals = tuple([(kind, len(rows)) for kind, rows in recorded.externals])
+def template_of(binding: int, alike: Alike) -> Template:
+    """The template of recorded requests."""
+    recorded, count = alike.recorded, len(alike.places)
+    externals = tuple([(kind, len(rows) // count) for kind, rows in recorded.externals])
     return Template(binding, recorded.program, recorded.results, recorded.states, externals)
 
 
@@ -80,43 +82,42 @@ def _plain(positions: Sequence[int]) -> Any:
     return {"range": (positions.start, positions.stop)} if isinstance(positions, range) else list(positions)
 
 
-def tensor_parts(recorded: Sequence[Recorded]) -> list[Part]:
-    """The tensors of requests, one behind the other, each where a word begins."""
+def tensor_parts(groups: Sequence[Alike]) -> list[Part]:
+    """The tensors of requests, each of them for all requests of a graph, where a word begins."""
     parts: list[Part] = []
-    for one in recorded:
-        for _, rows in one.externals:
-            add_padded(parts, rows)
+    for recorded, _ in groups:
+        for _, rows in recorded.externals:
+            add_bytes(parts, np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
     return parts
 
 
-def add_padded(parts: list[Part], values: NDArray[Any]) -> int:
-    """Adds the bytes of an array, up to where the next word begins; returns how many that is."""
-    size = values.nbytes
-    if size <= SMALL_BYTES or not values.flags.c_contiguous:
-        parts.append(values.tobytes())  # a copy, but in a fraction of the time that views take
-    else:
-        parts.append(values.reshape(-1).view(np.uint8).data)
+def add_bytes(parts: list[Part], memory: memoryview) -> int:
+    """Adds bytes, up to where the next word begins; returns how many that is."""
+    size = len(memory)
+    parts.append(bytes(memory) if size <= SMALL_BYTES else memory)  # a copy, but in a fraction of the time of a view
     if rest := size & 7:
         parts.append(PADDING[rest:])
         size += 8 - rest
     return size
 
 
-def read_requests(templates: Sequence[Template], formats: Sequence[RowFormat], tensors: bytes) -> list[Recorded]:
-    """Recorded requests of these templates; their tensors share the memory of ``tensors``.
+def read_requests(groups: Sequence[tuple[Template, int]], formats: Sequence[RowFormat], tensors: bytes) -> list[Alike]:
+    """Requests of these templates, so many of each; their tensors share the memory of ``tensors``.
 
     Raises ValueError if that holds less or more than they need.
     """
-    at, requests = 0, []
-    for template in templates:
+    at, place, found = 0, 0, []
+    for template, num_requests in groups:
         externals: list[tuple[int, NDArray[Any]]] = []
-        for kind, count in template.externals:
-            format = formats[kind]
+        for kind, each in template.externals:
+            format, count = formats[kind], each * num_requests
             size = count * format.num_bytes
             rows = np.frombuffer(tensors, format.bits, size // format.bits.itemsize, at)
             externals.append((kind, rows.reshape(count, *format.spec.shape) if format.spec.shape else rows))
             at += padded(size)
-        requests.append(Recorded(template.program, externals, template.results, template.states))
+        recorded = Recorded(template.program, externals, template.results, template.states)
+        found.append(Alike(recorded, range(place, place + num_requests)))
+        place += num_requests
     if at != len(tensors):
         raise ValueError(f"the requests have tensors of {at} bytes, {len(tensors)} came")
-    return requests
+    return found

@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cellrt.graph.graph import Recorded
-from cellrt.process.memory import Part, padded
+from cellrt.graph.known import Alike
+from cellrt.process.memory import Part
 from cellrt.process.recorded import tensor_parts
 
 HEAD = struct.Struct("<QIIqdiiI4x")
@@ -52,18 +52,22 @@ class Submission(NamedTuple):
         return None if self.deadline_s < 0 else self.now_ns / 1e9 + self.deadline_s
 
 
-def submission_parts(submission: Submission, templates: Sequence[int], recorded: Sequence[Recorded]) -> list[Part]:
-    """A submission as a message has it; ``templates``: each request's, by number."""
+def submission_parts(submission: Submission, templates: Sequence[int], groups: Sequence[Alike]) -> list[Part]:
+    """A submission as a message has it; ``templates``: that of each group of requests, by number."""
     first_id, count, session, now_ns, deadline_s, priority, is_streamed, is_patient = submission
-    head = HEAD.pack(first_id, count, session, now_ns, deadline_s, priority, is_streamed | is_patient << 1, 0)
-    numbers = array("i", templates).tobytes()
-    return [head, numbers, bytes(padded(len(numbers)) - len(numbers)), *tensor_parts(recorded)]
+    flags = is_streamed | is_patient << 1
+    head = HEAD.pack(first_id, count, session, now_ns, deadline_s, priority, flags, len(groups))
+    numbers = array("i")
+    for template, alike in zip(templates, groups):
+        numbers.extend((template, len(alike.places)))
+    return [head, numbers.tobytes(), *tensor_parts(groups)]
 
 
-def read_submission(body: memoryview) -> tuple[Submission, list[int], bytes]:
-    """The submission of a message, its requests' templates by number, and a copy of their tensors."""
-    first_id, count, session, now_ns, deadline_s, priority, flags, _ = HEAD.unpack_from(body)
+def read_submission(body: memoryview) -> tuple[Submission, list[tuple[int, int]], bytes]:
+    """The submission of a message, of each group of requests its template's number and how many they are, and a copy
+    of their tensors."""
+    first_id, count, session, now_ns, deadline_s, priority, flags, num_groups = HEAD.unpack_from(body)
     submission = Submission(first_id, count, session, now_ns, deadline_s, priority, bool(flags & 1), bool(flags & 2))
-    end = HEAD.size + 4 * count
-    templates = memoryview(bytes(body[HEAD.size : end])).cast("i").tolist()
-    return submission, templates, bytes(body[HEAD.size + padded(4 * count) :])
+    end = HEAD.size + 8 * num_groups
+    numbers = memoryview(bytes(body[HEAD.size : end])).cast("i").tolist()
+    return submission, list(zip(numbers[::2], numbers[1::2])), bytes(body[end:])

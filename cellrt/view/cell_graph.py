@@ -15,6 +15,7 @@ from cellrt.core.partition import partition
 from cellrt.core.program import (
     CARRY,
     EACH,
+    EMITTED,
     LIST,
     NEXT,
     NOTHING,
@@ -31,6 +32,7 @@ from cellrt.core.program import (
     PAGED,
     RANGE,
     STEP,
+    WORDS_OF_INPUT,
 )
 from cellrt.definition.cell import Cell
 from cellrt.view.paper import NEEDS_MATPLOTLIB
@@ -65,7 +67,7 @@ class Unit(NamedTuple):
                     yield name, before
                 else:
                     yield from ((name, value) for value in numbers[1:])
-            elif mode == NEXT:
+            elif mode in (NEXT, EMITTED):
                 yield name, numbers[0]
             elif mode == CARRY and step > 0:
                 before = self.first_value + (step - 1) * len(self.cell.outputs)
@@ -120,7 +122,7 @@ class _Reader:
             mode = self._words[at]
             is_listed = mode in (LIST, EACH)
             first = at + 2 if is_listed else at + 1
-            count = self._words[at + 1] if is_listed else {STEP: 2, NEXT: 2, RANGE: 3}.get(mode, 1)
+            count = self._words[at + 1] if is_listed else WORDS_OF_INPUT.get(mode, 2) - 1
             inputs.append((name, mode, list(self._words[first : first + count])))
             at = first + count
         for name, mode, numbers in inputs:
@@ -128,7 +130,7 @@ class _Reader:
                 numbers += [self._appended[numbers[0]]] if numbers[0] in self._appended else []
                 if cell.inputs[name].appends:
                     self._appended[numbers[0]] = self.num_values + (steps - 1) * len(cell.outputs)
-        is_one = op != OP_NODE or any(mode in (RANGE, PAGED, NOTHING) for _, mode, _ in inputs)
+        is_one = op != OP_NODE or any(mode in (RANGE, PAGED, NOTHING, EMITTED) for _, mode, _ in inputs)
         self.units.append(Unit(cell, cell_type, self.num_values, steps, limit, is_one, inputs))
         self.num_values += steps * len(cell.outputs)
         return at

@@ -16,7 +16,7 @@ from cellrt.core.copying import (
     get_rows_of_nogil,
     move_rows,
     move_rows_nogil,
-    put_rows,
+    put_columns,
 )
 from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from cellrt.definition.bits import NUMPY_DTYPES
@@ -46,7 +46,13 @@ class Arenas:
 
     def put(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any]) -> None:
         """Copies values ``[n, *shape]`` (see ``as_bits``) to these rows of a CPU arena; negative rows are skipped."""
-        put_rows(self._bytes[kind], rows, np.frombuffer(np.ascontiguousarray(values), np.uint8))
+        self.put_columns(kind, rows[None], 0, len(rows), values)
+
+    def put_columns(self, kind: int, rows: NDArray[np.int32], first: int, count: int, values: NDArray[Any]) -> None:
+        """Copies values ``[n * count, *shape]`` (see ``as_bits``) to the rows of a CPU arena that ``count`` columns of
+        ``rows`` ``[n, columns]`` name, from column ``first`` on; negative rows are skipped. There may be more values.
+        """
+        put_columns(self._bytes[kind], rows, first, count, np.frombuffer(np.ascontiguousarray(values), np.uint8))
 
     def get(self, kind: int, rows: NDArray[np.int32]) -> torch.Tensor:
         """A fresh tensor ``[n, *shape]`` of these rows of a CPU arena."""
@@ -55,19 +61,23 @@ class Arenas:
         (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(arena, rows, values)
         return self.as_tensor(kind, values)
 
-    def get_row(self, kind: int, row: int) -> torch.Tensor:
-        """A fresh tensor ``[*shape]`` of one row of a CPU arena."""
-        # torch's and NumPy's own copies give up the interpreter lock, and it takes long to get it back.
-        spec, size = self._specs[kind], self._bytes[kind].shape[1]
-        copied = bytearray(self._memory[kind][row * size : (row + 1) * size])
-        tensor = torch.frombuffer(copied, dtype=spec.dtype)
-        return tensor if len(spec.shape) == 1 else tensor.view(spec.shape)
-
     def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
         """A fresh array ``[n, *shape]`` of these rows of a CPU arena; see ``as_bits``."""
         values = self.empty_bits(kind, len(rows))
         (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(self._bytes[kind], rows, values)
         return self._shaped(kind, values)
+
+    def get_row_bytes(self, kind: int, row: int) -> memoryview:
+        """A copy of one row of a CPU arena."""
+        # NumPy's own copies give up the interpreter lock, and it takes long to get it back.
+        size = self._bytes[kind].shape[1]
+        return memoryview(bytes(self._memory[kind][row * size : (row + 1) * size]))
+
+    def get_bytes(self, kind: int, rows: NDArray[np.int32]) -> memoryview:
+        """A copy of these rows of a CPU arena, one behind the other."""
+        values = self.empty_bits(kind, len(rows))
+        (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(self._bytes[kind], rows, values)
+        return values.reshape(-1).data
 
     def get_into(
         self, kind: int, handles: NDArray[np.int32], location: int, own: int, values: NDArray[np.uint8]

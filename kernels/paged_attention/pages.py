@@ -19,7 +19,8 @@ class Pages(NamedTuple):
     in which each node starts at its offset (``of_rows``).
 
     Attributes:
-        keys, values: ``[pages, page_size, kv_heads, head_dim]``, contiguous; float32, bfloat16 or float16.
+        keys, values: ``[pages, page_size, kv_heads, head_dim]``; float32, bfloat16 or float16. A page is contiguous;
+            the step from page to page is free, the same for both: they may be a layer's part of larger pages.
         tables: int32 ``[nodes, pages of the longest]``, contiguous; what lies behind a node's last page is not read.
         lengths: int32 ``[nodes]``, how many keys there are.
         starts: int32 ``[nodes]``, where key 0 lies, counted from the first slot of the first page; None: there.
@@ -43,10 +44,10 @@ class Pages(NamedTuple):
         tables = offsets.new_zeros(offsets.shape[0] - 1, 1)
         return cls(key[None], value[None], tables, offsets.diff(), offsets[:-1])
 
-    def slots(self, nodes: Tensor, positions: Tensor) -> Tensor:
-        """Which row of all pages' rows each of these keys is: int64, shaped as ``nodes`` and ``positions``."""
+    def slots(self, nodes: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The page and the slot of each of these keys: int64, shaped as ``nodes`` and ``positions``."""
         at = positions.long() if self.starts is None else positions.long() + self.starts.long()[nodes]
-        return self.tables.long()[nodes, at // self.page_size] * self.page_size + at % self.page_size
+        return self.tables.long()[nodes, at // self.page_size], at % self.page_size
 
 
 class Spans(NamedTuple):
@@ -110,13 +111,15 @@ def check(query: Tensor, pages: Pages, spans: Spans, mask: Mask) -> None:
 def check_pages(rows: Tensor, pages: Pages, spans: Spans) -> None:
     """As ``check``, for rows ``[rows, heads, head_dim]`` that belong to these pages."""
     keys, nodes = pages.keys, pages.tables.shape[0]
-    if keys.ndim != 4 or keys.dtype not in DTYPES or not keys.is_contiguous():
+    if keys.ndim != 4 or keys.dtype not in DTYPES or not keys[:1].is_contiguous():
         raise ValueError(
-            "keys must be contiguous [pages, page_size, kv_heads, head_dim] of float32, bfloat16 or float16, "
-            f"got {keys.dtype} {tuple(keys.shape)}"
+            "keys must be contiguous pages [pages, page_size, kv_heads, head_dim] of float32, bfloat16 or float16, "
+            f"got {keys.dtype} {tuple(keys.shape)} with strides {keys.stride()}"
         )
-    if pages.values.shape != keys.shape or pages.values.dtype != keys.dtype or not pages.values.is_contiguous():
-        raise ValueError(f"values must be as the keys, got {pages.values.dtype} {tuple(pages.values.shape)}")
+    values = pages.values
+    is_alike = values.shape == keys.shape and values.dtype == keys.dtype and values[:1].is_contiguous()
+    if not is_alike or (len(keys) > 1 and values.stride(0) != keys.stride(0)):
+        raise ValueError(f"values must be as the keys, got {values.dtype} {tuple(values.shape)}")
     if rows.ndim != 3 or rows.shape[2] != keys.shape[3] or rows.dtype != keys.dtype:
         raise ValueError(
             f"rows must be {keys.dtype} [rows, heads, {keys.shape[3]}] as the keys are, "

@@ -17,7 +17,7 @@ def paged_attention(query: Tensor, pages: Pages, spans: Spans, mask: Mask, scale
     for node, (first, last) in enumerate(pairwise(bounds)):
         positions = torch.arange(int(pages.lengths[node]), device=query.device)
         slots = pages.slots(torch.full_like(positions, node), positions)
-        key, value = (rows.flatten(0, 1)[slots].float() for rows in (pages.keys, pages.values))
+        key, value = pages.keys[slots].float(), pages.values[slots].float()
         distance = positions - spans.positions[first:last, None]
         out[first:last] = attend(query[first:last].float() * scale, key, value, distance, mask).to(query.dtype)
     return out
@@ -53,5 +53,5 @@ def seen(distance: Tensor, mask: Mask) -> Tensor:
 def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None:
     """As the operation; arguments are not checked."""
     slots = pages.slots(spans.nodes(), spans.positions)
-    pages.keys.flatten(0, 1)[slots] = key
-    pages.values.flatten(0, 1)[slots] = value
+    pages.keys[slots] = key
+    pages.values[slots] = value

@@ -45,14 +45,14 @@ def find_node(p_offsets, nodes, number, ROWS: tl.constexpr):
 
 
 @triton.jit
-def key_rows(p_table, o_keys, b_is_key, start, page_size, PAGE_SIZE: tl.constexpr):
-    """Which row of all pages' rows each key is."""
+def key_places(p_table, o_keys, b_is_key, start, page_size, page_stride, SIZE: tl.constexpr, PAGE_SIZE: tl.constexpr):
+    """Where each key begins, of which one has `SIZE` numbers with all its heads."""
     size = page_size
     if PAGE_SIZE > 0:
         size = PAGE_SIZE
     o_slots = start + o_keys
     b_page = tl.load(p_table + o_slots // size, mask=b_is_key, other=0).to(tl.int64)
-    return b_page * size + o_slots % size
+    return b_page * page_stride + (o_slots % size) * SIZE
 
 
 @triton.jit(do_not_specialize=["nodes", "page_size", "table_width", "window", "reach", "split_keys", "num_rows"])
@@ -72,6 +72,7 @@ def attend_kernel(
     p_total,
     nodes,
     page_size,
+    page_stride,
     table_width,
     window,
     reach,
@@ -137,7 +138,9 @@ def attend_kernel(
     for block in range(low, high, BLOCK_KEYS):
         o_keys = block + tl.arange(0, BLOCK_KEYS)
         b_is_key = o_keys < length
-        o_place = (key_rows(p_table, o_keys, b_is_key, start, page_size, PAGE_SIZE) * KV_HEADS + head) * HEAD_DIM
+        o_place = head * HEAD_DIM + key_places(
+            p_table, o_keys, b_is_key, start, page_size, page_stride, KV_HEADS * HEAD_DIM, PAGE_SIZE
+        )
         b_key_mask = b_is_key[:, None] & b_is_dim[None, :]
         b_key = tl.load(p_keys + o_place[:, None] + o_dim[None, :], mask=b_key_mask, other=0.0)
         b_scores = tl.dot(b_query, tl.trans(b_key), input_precision=PRECISION) * scale
@@ -217,6 +220,7 @@ def append_kernel(
     p_value,
     nodes,
     page_size,
+    page_stride,
     table_width,
     SIZE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -229,11 +233,11 @@ def append_kernel(
     if p_starts is not None:
         start = tl.load(p_starts + node)
     p_table = p_tables + node.to(tl.int64) * table_width
-    place = key_rows(p_table, tl.load(p_positions + row), True, start, page_size, PAGE_SIZE)
+    place = key_places(p_table, tl.load(p_positions + row), True, start, page_size, page_stride, SIZE, PAGE_SIZE)
     o_block = tl.arange(0, BLOCK)
     b_mask = o_block < SIZE
-    tl.store(p_keys + place * SIZE + o_block, tl.load(p_key + row * SIZE + o_block, mask=b_mask), mask=b_mask)
-    tl.store(p_values + place * SIZE + o_block, tl.load(p_value + row * SIZE + o_block, mask=b_mask), mask=b_mask)
+    tl.store(p_keys + place + o_block, tl.load(p_key + row * SIZE + o_block, mask=b_mask), mask=b_mask)
+    tl.store(p_values + place + o_block, tl.load(p_value + row * SIZE + o_block, mask=b_mask), mask=b_mask)
 
 
 def paged_attention(
@@ -282,6 +286,7 @@ def paged_attention(
         *split,
         nodes,
         pages.page_size,
+        pages.keys.stride(0),
         table_width,
         mask.window,
         0 if mask.bias is None else mask.bias.shape[1] // 2,
@@ -326,6 +331,7 @@ def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None
         value.contiguous(),
         nodes,
         pages.page_size,
+        pages.keys.stride(0),
         table_width,
         SIZE=size,
         PAGE_SIZE=constant_page_size(pages),

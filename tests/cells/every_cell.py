@@ -189,7 +189,9 @@ WITH_PAGES = "reads spans and pages, which no cell is given yet"
 WITH_POSITIONS = "a part of layers that know positions"
 NOT_CELLS = {
     "Linear": "the layer inside the attention cells; as a cell it is Projection",
+    "LlamaSizes": "what a Llama is made of",
     **dict.fromkeys(["Attention", "CrossAttention", "Llama", "SelfAttention", "TransformerLayer"], WITH_PAGES),
+    **dict.fromkeys(["GreedyLanguageModel", "language_model"], WITH_PAGES),
     **dict.fromkeys(
         ["LearnedPositions", "RelativePositions", "RotaryPositions", "SinusoidalPositions"], WITH_POSITIONS
     ),

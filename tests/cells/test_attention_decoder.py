@@ -6,7 +6,7 @@ from torch import nn
 
 from cellrt.cells import AdditiveAttention, AttentionGRUDecoder, AttentionKeys, AttentionLSTMDecoder, DotAttention
 from cellrt.definition.define import cell
-from cellrt.definition.spec import RaggedRows
+from cellrt.definition.spec import RaggedRows, RowSpec
 from cellrt.errors import DefinitionError
 from tests.cells.attention_oracle import ragged_of
 from tests.cells.gated import assert_close, normal
@@ -92,7 +92,7 @@ def test_the_type_of_the_weights_is_that_of_the_cell(kind, dtype):
     decoder = Trained(KINDS[kind], "additive", 2, True, bias=True).to(dtype).decoder(kind, return_logprobs=True)
     made = cell(decoder, decoder.input_specs())
     assert {spec.dtype for spec in made.inputs.values()} == {torch.int64, dtype}
-    assert made.outputs["h"] == made.inputs["h"] == (made.inputs["h"].shape, dtype, False)
+    assert made.outputs["h"] == made.inputs["h"] == RowSpec(made.inputs["h"].shape, dtype)
     assert set(made.carry) == {"token", "attended", *decoder.states}
 
 

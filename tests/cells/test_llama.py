@@ -71,9 +71,26 @@ def test_logits_are_those_of_the_equations():
 @torch.inference_mode()
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 def test_tokens_are_the_same_alone_and_among_others_whole_and_in_chunks(chunk):
-    model = small(window=9)
-    alone = [generate(model, [prompt], 6)[0] for prompt in PROMPTS]
-    assert generate(model, PROMPTS, 6, chunk) == alone
+    model = small(window=9, is_tied=False)
+    for layer in model.layers:  # so that a token depends on those before it
+        layer.attention.out.weight.mul_(5.0)
+    alone = [generate(model, [prompt], 12)[0] for prompt in PROMPTS]
+    assert any(len({*tokens}) > 4 for tokens in alone)
+    assert generate(model, PROMPTS, 12, chunk) == alone
+
+
+@torch.inference_mode()
+def test_logits_have_the_same_bits_in_any_company_and_however_they_are_cut():
+    model = small(vocabulary=300, hidden=144, inner=200, layers=3, heads=9, kv_heads=3)
+    prompts = [torch.randint(0, 300, (length,)).tolist() for length in (1, 7, 64, 100, 2, 30)]
+    whole = last_logits(model, ToyPages(model, 40, 16), {k: (0, prompt) for k, prompt in enumerate(prompts)})
+    for k, prompt in enumerate(prompts):
+        assert torch.equal(last_logits(model, ToyPages(model, 40, 16), {k: (0, prompt)})[0], whole[k])
+        pages = ToyPages(model, 40, 16)
+        for first in range(0, len(prompt), 13):
+            others = {"another": (0, prompts[2][:first])} if first else {}
+            part = last_logits(model, pages, {k: (first, prompt[first : first + 13]), **others})
+        assert torch.equal(part[0], whole[k])
 
 
 def test_another_number_of_pages_is_refused():
@@ -144,13 +161,15 @@ def test_logits_are_those_of_transformers(kind, scaling, ours, changed):
         torch.testing.assert_close(found[0], wanted[done - 1], atol=2e-4, rtol=1e-4)
 
 
-TEXTS = [
-    "The capital of France is",
-    "Once upon a time, in a small village by the sea,",
-    "def fibonacci(n):\n",
-    "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n",
-    "1, 1, 2, 3, 5, 8,",
+BEGINNINGS = [
+    "The capital of {} is",
+    "Once upon a time in {}, in a small village by the sea,",
+    "<|im_start|>user\nTell me about {}.<|im_end|>\n<|im_start|>assistant\n",
+    "def is_in_{}(name):\n",
+    "1, 1, 2, 3, 5, 8, {}, 1, 1, 2,",
 ]
+PLACES = ["France", "Peru", "Japan", "Kenya", "Canada", "Norway", "Egypt", "India", "Chile", "Greece"]
+TEXTS = [beginning.format(place) for beginning in BEGINNINGS for place in PLACES]
 
 
 @pytest.mark.slow
@@ -167,18 +186,19 @@ def test_smollm_says_what_it_says_in_transformers():
     model = llama_from_gguf(path)
     prompts = [tokenizer(text)["input_ids"] for text in TEXTS]
     assert prompts[0] == [504, 3575, 282, 4649, 314]
-    steps = 24
-    for chunk in (7, 1000):
-        found = generate(model, prompts, steps, chunk)
-        assert found[0][0] == 7042
-        for prompt, tokens in zip(prompts, found):
-            logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-            best = logits.topk(2)
-            margins = best.values[:, 0] - best.values[:, 1]
-            close = (margins < 1e-3).nonzero().flatten().tolist()
-            sure = close[0] if close else steps
-            assert tokens[:sure] == best.indices[:sure, 0].tolist()
-            assert sure > steps // 2
+    steps = 16
+    found = generate(model, prompts, steps, chunk=7)
+    assert found[0][0] == 7042
+    assert generate(model, prompts[:5], steps) == found[:5]
+    unsure = []
+    for text, prompt, tokens in zip(TEXTS, prompts, found):
+        logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        best = logits.topk(2)
+        close = (best.values[:, 0] - best.values[:, 1] < 1e-3).nonzero().flatten().tolist()
+        sure = close[0] if close else steps
+        assert tokens[:sure] == best.indices[:sure, 0].tolist()
+        unsure += [text] if close else []
+    assert len(unsure) <= len(TEXTS) // 10, unsure
 
 
 @torch.inference_mode()

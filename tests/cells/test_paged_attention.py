@@ -1,7 +1,12 @@
 """Attention compiled for a CPU: against the reference, and the same bits in any company and however it is cut."""
 
 import ctypes
+import os
+import platform
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,12 +24,14 @@ from tests.kernels.paged_cases import (
     assert_close,
     expected,
     int32,
+    layer_of_larger,
     make_case,
     masks,
     nodes_with_gaps,
     sizes,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 LONG = [Node(300, tuple(range(300))), Node(77, (76,)), Node(1, (0,)), Node(210, (0, 1, 2, 208, 209)), Node(130, ())]
 
 
@@ -92,6 +99,18 @@ def test_bits_do_not_depend_on_the_pages():
         assert torch.equal(paged_attention(query, paged, spans), in_one)
 
 
+def test_pages_may_be_a_layer_of_larger_ones():
+    case = make_case(LONG, Sizes(16))
+    pages = layer_of_larger(case.pages)
+    key, value = torch.randn(2, len(case.query), 2, 16)
+    with torch.inference_mode():
+        append_pages(case.pages, case.spans, key, value)
+        append_pages(pages, case.spans, key, value)
+        in_larger = paged_attention(*case._replace(pages=pages))
+        assert torch.equal(in_larger, paged_attention(*case))
+    assert_close(in_larger, expected(case, 0.25))
+
+
 def test_a_row_that_is_not_a_number_harms_no_other():
     case = make_case([Node(70, tuple(range(70))), Node(5, (4,))], Sizes())
     with torch.inference_mode():
@@ -151,3 +170,40 @@ def test_gradients_go_through_the_plain_form():
     rows = [torch.randn(7, 2, 8, requires_grad=True) for _ in range(3)]
     paged_attention(rows[0], Pages.of_rows(rows[1], rows[2], spans.offsets), spans, Mask(False)).sum().backward()
     assert all(row.grad is not None for row in rows)
+
+
+NARROW = """
+import numpy as np
+import torch
+from cellrt.cells._attention_tile import read_row, write_row
+from cellrt.cells._vectors import FLOAT16, MACHINE_LANES
+from cellrt.cells.paged_attention import paged_attention
+from cellrt.kernels.paged_attention import Mask, reference
+from tests.cells.test_paged_attention import LONG
+from tests.kernels.paged_cases import TOLERANCES, Sizes, assert_close, make_case
+
+assert MACHINE_LANES == {lanes}
+numbers = torch.arange(2**16).to(torch.uint16).view(torch.float16)
+wide = torch.empty(2**16)
+read_row(FLOAT16, numbers.data_ptr(), wide.data_ptr(), 2**16, np.float32(1))
+assert torch.equal(wide.isnan(), numbers.isnan()) and torch.equal(wide[~wide.isnan()], numbers[~wide.isnan()].float())
+wide = torch.cat([wide, torch.randn(10**5), torch.randn(10**5) * 1e-6, torch.tensor([65519.9, 65520.0, -1e9, 1e-8])])
+found = torch.empty(len(wide), dtype=torch.float16)
+write_row(FLOAT16, wide.data_ptr(), found.data_ptr(), len(wide), np.float32(1))
+assert torch.equal(found.isnan(), wide.isnan()) and torch.equal(found[~wide.isnan()], wide[~wide.isnan()].half())
+for dtype in TOLERANCES:
+    case = make_case(LONG, Sizes(16, 2, 3, 36), dtype, Mask(window=70))
+    with torch.inference_mode():
+        assert_close(paged_attention(*case, scale=0.1), reference.paged_attention(*case, 0.1).double())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names features of x86-64 processors")
+@pytest.mark.parametrize(("lanes", "features"), [(8, "+avx,+avx2,+fma,+f16c"), (4, "+sse,+sse2")])
+def test_narrower_machines_get_the_same(lanes, features, tmp_path):
+    environment = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path)}
+    program = NARROW.format(lanes=lanes)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr

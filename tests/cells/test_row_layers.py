@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax, silu
 
+from cellrt.cells.attention import Linear
 from cellrt.cells.positions import RotaryPositions
-from cellrt.cells.row_layers import Linear, RMSNorm, gate_with_silu, likeliest
+from cellrt.cells.row_layers import RMSNorm, gate_with_silu, likeliest
 from cellrt.cells.transformer import GatedMLP
 
 WIDTHS = [1, 7, 8, 24, 50, 576]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from cellrt.cells._torch_transformer import layer_from_torch
 from cellrt.cells.paged_attention import Pages, append_pages
 from cellrt.cells.positions import (
     LearnedPositions,
@@ -53,7 +52,7 @@ def test_encoder_layer_is_that_of_torch_with_padding(norm_first, bias, activatio
     padded = nn.utils.rnn.pad_sequence(split(x), batch_first=True)
     is_padding = torch.arange(max(LENGTHS)) >= torch.tensor(LENGTHS)[:, None]
     wanted = layer(padded, src_key_padding_mask=is_padding)[~is_padding]
-    torch.testing.assert_close(layer_from_torch(layer)(x, SPANS), wanted, **CLOSE)
+    torch.testing.assert_close(TransformerLayer.from_torch(layer)(x, SPANS), wanted, **CLOSE)
 
 
 @torch.inference_mode()
@@ -68,7 +67,7 @@ def test_decoder_layer_is_that_of_torch_step_by_step(norm_first):
         layer(rows[None], memory[None], tgt_mask=nn.Transformer.generate_square_subsequent_mask(len(rows)))[0]
         for rows, memory in zip(split(x), memories)
     ]
-    made = layer_from_torch(layer)
+    made = TransformerLayer.from_torch(layer)
     pages = new_pages(4, 6)
     memory = Pages.of_rows(*made.cross.memory(memory_rows), torch.tensor([0, 2, 9, 13, 14], dtype=torch.int32))
     for step in range(max(LENGTHS)):
@@ -96,7 +95,7 @@ def test_cross_attention_reads_a_memory_in_pages_too():
 @torch.inference_mode()
 def test_other_activations_of_torch_layers_are_refused():
     with pytest.raises(DefinitionError, match="expected the activation relu or gelu"):
-        layer_from_torch(nn.TransformerEncoderLayer(8, 2, activation=torch.tanh))
+        TransformerLayer.from_torch(nn.TransformerEncoderLayer(8, 2, activation=torch.tanh))
 
 
 def test_heads_that_cannot_be_shared_are_refused():

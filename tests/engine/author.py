@@ -128,7 +128,7 @@ class Author:
         self.show(made.c)
 
     def loop(self) -> None:
-        """A loop whose end its own output decides, or that runs to its limit; later nodes read its last step."""
+        """A loop whose end its own output decides, or that runs to its limit; others read its last step, or all."""
         made = self.graph.loop(
             self.zoo.decoder,
             max_steps=self.random.randint(1, 9),
@@ -138,6 +138,10 @@ class Author:
             mood=self.row(),
         )
         self.outputs.append(made.last.h)
+        if self.random.random() < 0.5:
+            pooled = self.zoo.child_sum(h=made.h, c=made.h)
+            self.outputs.append(pooled.h)
+            self.show(pooled.h)
         self.show(made.token, made.last.token, made.h, made.last.h, made.last.stop)
         if self.random.random() < 0.5:
             self.outputs.append(self.zoo.embed(token=made.last.token).output)

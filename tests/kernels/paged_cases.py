@@ -76,11 +76,19 @@ def make_case(
         slots = pages.slots(torch.full_like(positions, number), positions)
         for numbers in (keys, values):
             rows = torch.randn(node.length, *shape[2:], generator=generator)
-            numbers.flatten(0, 1)[slots] = rows.to(dtype)
+            numbers[slots] = rows.to(dtype)
     positions = [position for node in nodes for position in node.positions]
     offsets = [0, *torch.tensor([len(node.positions) for node in nodes]).cumsum(0).tolist()]
     query = torch.randn(len(positions), sizes.kv_heads * sizes.group, sizes.head_dim, generator=generator)
     return Case(query.to(dtype), pages, Spans(int32(offsets), int32(positions)), mask)
+
+
+def layer_of_larger(pages: Pages) -> Pages:
+    """The same as one layer of pages ``[pages, layers, 2, page_size, kv_heads, head_dim]`` with NaN in the others."""
+    shape = pages.keys.shape[0], 3, 2, *pages.keys.shape[1:]
+    larger = torch.full(shape, torch.nan, dtype=pages.keys.dtype, device=pages.keys.device)
+    larger[:, 1, 0], larger[:, 1, 1] = pages.keys, pages.values
+    return pages._replace(keys=larger[:, 1, 0], values=larger[:, 1, 1])
 
 
 def int32(numbers: Sequence[int]) -> Tensor:

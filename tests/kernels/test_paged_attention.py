@@ -17,6 +17,7 @@ from tests.kernels.paged_cases import (
     assert_close,
     expected,
     int32,
+    layer_of_larger,
     make_case,
     masks,
     nodes_with_gaps,
@@ -73,6 +74,16 @@ def test_kernel_appends_as_the_reference(device: str, nodes: list[Node], sizes: 
     reference.append_pages(case.pages, case.spans, key, value)
     for found, wanted in zip(mine.pages[:2], case.pages):
         assert torch.equal(found.cpu().nan_to_num(7.0), wanted.nan_to_num(7.0))
+
+
+def test_kernel_reads_a_layer_of_larger_pages(device: str) -> None:
+    case = make_case(MIXED, Sizes(page_size=16))
+    pages = layer_of_larger(case.to(device).pages)
+    key, value = torch.randn(2, len(case.query), 2, 16)
+    check_kernel(device, case._replace(pages=pages), 64)
+    append_pages(pages, case.to(device).spans, key.to(device), value.to(device))
+    reference.append_pages(case.pages, case.spans, key, value)
+    assert torch.equal(pages.values.cpu().nan_to_num(7.0), case.pages.values.nan_to_num(7.0))
 
 
 def test_kernel_reads_ragged_rows(device: str) -> None:

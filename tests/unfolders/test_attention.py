@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import relu
 
-from cellrt.cells._torch_transformer import layer_from_torch
+from cellrt.cells.transformer import TransformerLayer
 from cellrt.cells.transformer_stack import StackSizes, TransformerStack, encoder_decoder_cells, sentence_encoder
 from cellrt.errors import RequestError
 from cellrt.graph.reference import run_one_by_one
@@ -35,7 +35,7 @@ class Reference(nn.Module):
         self.eval()
         for ours, theirs in ((self.encoder, self.encoder_layers), (self.decoder, self.decoder_layers)):
             for k, layer in enumerate(theirs):
-                ours.layers[k] = layer_from_torch(layer)
+                ours.layers[k] = TransformerLayer.from_torch(layer)
 
     def embedded(self, stack, tokens):
         return (3.0 * stack.embedding(tokens) + stack.positions(torch.arange(len(tokens))))[None]

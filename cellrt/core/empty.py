@@ -1,0 +1,25 @@
+"""The tables of a scheduler that has nothing to do yet, with its settings in them."""
+
+from __future__ import annotations
+
+from cellrt.core.buddy_allocator import make_blocks
+from cellrt.core.settings import Limits, SchedulerSettings
+from cellrt.core.tables import NEVER, Tables, make_tables
+
+COPIED = ("max_tasks_to_submit", "fair_every", "early_release", "split", "runs", "order_by_arrival")
+"""Settings that are in the tables as they are."""
+
+
+def empty_tables(limits: Limits, settings: SchedulerSettings, num_workers: int) -> Tables:
+    """Tables of these sizes without a request, a cell type or a kind."""
+    made = make_tables(limits, num_workers)
+    row = made.settings
+    for name in COPIED:
+        row[name] = getattr(settings, name)
+    row["num_workers"], row["num_requests"], row["next_home"] = num_workers, limits.max_requests, NEVER
+    row["join_budget_ns"] = settings.join_budget_s * 1e9
+    row["max_run_ns"] = settings.max_run_s * 1e9
+    max_wait_s = 2 * settings.join_budget_s if settings.max_wait_s is None else settings.max_wait_s
+    row["max_wait_ns"] = max_wait_s * 1e9
+    sizes = limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs, limits.max_places
+    return made._replace(blocks=make_blocks(sizes))

@@ -1,0 +1,109 @@
+"""Results of requests that ended together: copied out of the arena at once; tensors are made when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cellrt.core.processor import Processor
+from cellrt.definition.spec import RowSpec
+from cellrt.engine.future import Result
+from cellrt.graph.results import ResultLayout
+from cellrt.worker.arenas import Arenas
+
+SMALL_BYTES = 1 << 14
+"""Of one request's result: a larger one lies by itself, since who keeps one keeps what lies together with it."""
+
+
+NOTHING = memoryview(b"")
+
+
+class Part(NamedTuple):
+    """One named result of all requests.
+
+    Attributes:
+        name: the result's.
+        memory, begins: bytes of all requests, one behind the other, where each one's begin, and where the last ends.
+        own: what each has by itself, if that is large; else empty.
+        dtype, shape: of a request's tensor; -1 for the number of its rows.
+        row_bytes: of one row.
+    """
+
+    name: str
+    memory: memoryview
+    own: Sequence[NDArray[Any]]
+    begins: Sequence[int]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    row_bytes: int
+
+
+class Together:
+    """The results of requests that ended together, each by its number among them. Any thread may ask."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+
+    def of(self, number: int) -> Result:
+        """A request's results, in memory of their own; to be asked for once."""
+        made: Result = {}
+        for name, memory, own, begins, dtype, shape, _ in self._parts:
+            tensor = torch.frombuffer(
+                own[number] if own else bytearray(memory[begins[number] : begins[number + 1]]), dtype=dtype
+            )
+            made[name] = tensor if len(shape) == 1 else tensor.view(shape)
+        return made
+
+    def bytes_of(self, number: int) -> list[tuple[int, memoryview]]:
+        """Of each result of a request, in order: its rows (-1: one without a row dimension), and its bytes."""
+        found: list[tuple[int, memoryview]] = []
+        for _, memory, own, begins, _, shape, row_bytes in self._parts:
+            its = own[number].view(np.uint8).data if own else memory[begins[number] : begins[number + 1]]
+            found.append((len(its) // row_bytes if shape[:1] == (-1,) else -1, its))
+        return found
+
+
+class Reader:
+    """Reads one named result of complete requests of one plan."""
+
+    def __init__(self, layout: ResultLayout, spec: RowSpec) -> None:
+        self._layout = layout
+        self._positions = np.array(layout.positions, np.int32)
+        self._dtype, self._row_shape, self._row_bytes = spec.dtype, spec.shape, spec.num_bytes
+
+    def read(self, processor: Processor, host: Arenas, requests: NDArray[np.int32]) -> Part:
+        """Copies the result of requests, by their ids in the processor, out of the arena."""
+        name, kind, _, is_loop, is_single = self._layout
+        if is_single and not is_loop and len(requests) == 1:  # of a small request this is a tenth of its time
+            first = processor.tables.requests["first_place"][requests[0]]
+            row = processor.tables.places[first + self._positions[0]]
+            memory = host.get_row_bytes(kind, int(row))
+            return Part(name, memory, (), (0, len(memory)), self._dtype, self._row_shape, self._row_bytes)
+        rows = processor.result_rows(requests, self._positions)
+        ends: NDArray[np.int64] | None = None
+        if is_loop:
+            counts = (rows >= 0).sum(1)
+            if is_single:
+                rows = rows[np.arange(len(rows)), counts - 1][:, None]
+            else:
+                rows, ends = rows[rows >= 0], np.cumsum(counts)
+        num_rows = rows.size
+        each = num_rows // len(requests)
+        shape = self._row_shape if is_single else (-1, *self._row_shape)
+        if each * self._row_bytes > SMALL_BYTES:
+            split = np.split(rows.reshape(-1), range(each, num_rows, each) if ends is None else ends[:-1])
+            own = [host.get_bits(kind, one).reshape(-1) for one in split]
+            return Part(name, NOTHING, own, (), self._dtype, shape, self._row_bytes)
+        memory = host.get_bytes(kind, rows.reshape(-1))
+        begins: Sequence[int]
+        if ends is None:
+            begins = range(0, len(memory) + 1, each * self._row_bytes)
+        else:
+            begins = [0, *(ends * self._row_bytes).tolist()]
+        return Part(name, memory, (), begins, self._dtype, shape, self._row_bytes)

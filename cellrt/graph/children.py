@@ -1,0 +1,26 @@
+"""Which outputs of its children a node of a tree reads, by the names of its inputs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from cellrt.core.program import CARRY, LIST
+from cellrt.definition.cell import Cell
+from cellrt.definition.spec import RowSpec
+
+
+@lru_cache(maxsize=256)
+def child_word(cell: Cell, name: str, child: Cell) -> tuple[int, int, int] | str:
+    """Which output of which child an inner cell's input reads, from the input's name; or what is wrong with it."""
+    spec = cell.inputs[name]
+    stem, _, suffix = name.rpartition("_")
+    row = RowSpec(spec.shape, spec.dtype)
+    index = {"left": 0, "right": 1}.get(suffix, int(suffix) if suffix.isdigit() else -1)
+    output = name if spec.ragged else stem
+    if (not spec.ragged and index < 0) or output not in cell.outputs or output not in child.outputs:
+        return f"missing, and not the name of a child's output; expected {spec}"
+    for maker in (cell, child):
+        if maker.outputs[output] != row or maker.places[output] != cell.places[output]:
+            return f"expected {row}, got {maker.outputs[output]} of {maker.name!r}"
+    place = cell.places[output]
+    return (LIST, place, 0) if spec.ragged else (CARRY, index, place)

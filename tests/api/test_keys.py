@@ -1,0 +1,185 @@
+"""``unfold(..., key=...)``: a request of a known key is not unfolded again, and what it records is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellrt.definition.define import cell
+from cellrt.definition.spec import rows
+from cellrt.errors import DefinitionError, RequestError
+from cellrt.graph.graph import Graph
+from cellrt.graph.known import Alike, KnownGraphs, check_key
+from cellrt.graph.unfolder import Unfolder, unfold
+
+STEP = cell(lambda x, h: {"h": x + h}, {"x": (2,), "h": (2,)})
+COUNT = cell(lambda n, s: {"s": n + s}, {"n": rows(dtype=torch.int64), "s": rows(dtype=torch.int64)})
+
+
+class Bound:
+    """A binding without an engine."""
+
+    max_nodes = 1000
+
+    def __init__(self) -> None:
+        self.kinds: dict[object, int] = {}
+
+    def cell_type(self, made: Any) -> int:
+        return 0 if made is STEP else 1
+
+    def kind(self, spec: Any) -> int:
+        return self.kinds.setdefault((spec.shape, spec.dtype), len(self.kinds))
+
+    def constant_row(self, kind: int, content: bytes) -> int:
+        return -1
+
+
+class Counting:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.count = function, 0
+
+    def __call__(self, graph: Graph, request: Any) -> object:
+        self.count += 1
+        return self.function(graph, request)
+
+
+def pair(graph: Graph, request: dict[str, Any]) -> dict[str, object]:
+    """Two chains, and one row for all steps of a third."""
+    top = graph.chain(STEP, x=request["x"], h=request["start"])
+    return {"h": top.last.h, "s": graph.chain(COUNT, n=request["words"][0]).s}
+
+
+def key_of(request: dict[str, Any]) -> object:
+    return len(request["x"]), len(request["words"][0]), *request
+
+
+def request_of(length: int, words: Sequence[int], value: float, form: str) -> dict[str, Any]:
+    x = torch.full((length, 2), value, dtype=torch.float32)
+    made: Any = {"tensor": x, "array": x.numpy(), "list": list(x), "nested": x.tolist()}[form]
+    return {"x": made, "start": torch.tensor([float(value), 1.0]), "words": (list(words),)}
+
+
+def same(alike: Sequence[Alike], expected: Sequence[Any]) -> None:
+    """Every request's record is in there once, with its own tensors."""
+    found: dict[int, Any] = {}
+    for recorded, places in alike:
+        for number, place in enumerate(places):
+            externals = [
+                (kind, values.reshape(len(places), -1, *values.shape[1:])[number])
+                for kind, values in recorded.externals
+            ]
+            assert place not in found
+            found[place] = recorded._replace(externals=externals)
+    assert sorted(found) == list(range(len(expected)))
+    for place, wanted in enumerate(expected):
+        one = found[place]
+        assert one._replace(externals=[]) == wanted._replace(externals=[])
+        assert len(one.externals) == len(wanted.externals)
+        for (kind, values), (known, bits) in zip(one.externals, wanted.externals):
+            assert kind == known
+            assert values.dtype == bits.dtype
+            np.testing.assert_array_equal(values, bits)
+
+
+REQUEST = st.builds(
+    request_of,
+    st.integers(1, 3),
+    st.lists(st.integers(-5, 5), min_size=1, max_size=3),
+    st.floats(-4, 4, width=32),
+    st.sampled_from(["tensor", "array", "list", "nested"]),
+)
+
+
+@given(batches=st.lists(st.lists(REQUEST, max_size=6), max_size=6))
+def test_what_is_recorded_is_what_unfolding_each_request_records(batches):
+    binding, unfolder = Bound(), Unfolder("pair", pair, request_of(2, [1], 0.0, "tensor"), key=key_of)
+    known = KnownGraphs(unfolder)
+    for batch in batches:
+        same(known.record(binding, batch), [unfolder.record(binding, request) for request in batch])
+
+
+def test_a_known_key_is_hardly_ever_unfolded():
+    counting = Counting(pair)
+    unfolder = Unfolder("pair", counting, request_of(2, [1], 0.0, "tensor"), key=key_of)
+    known, binding = KnownGraphs(unfolder), Bound()
+    for value in range(1000):
+        known.record(binding, [request_of(2, [value], value, "tensor")])
+    assert counting.count < 16
+    known.record(binding, [request_of(2, [value], value, "tensor") for value in range(10_000)])
+    assert counting.count < 20
+
+
+def test_requests_of_a_key_that_have_different_graphs_are_found_out():
+    def function(graph: Graph, request: Any) -> object:
+        return {"s": graph.chain(COUNT, n=request).s if request[0] > 0 else graph.chain(COUNT, n=request).last.s}
+
+    unfolder = Unfolder("wrong", function, [1, 2], key=len)
+    known, binding = KnownGraphs(unfolder), Bound()
+    for _ in range(3):
+        known.record(binding, [[1, 2]])
+    with pytest.raises(RequestError, match=r"model 'wrong': the key 2 is that of requests with different graphs"):
+        for _ in range(4):
+            known.record(binding, [[-1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("function", "key", "match"),
+    [
+        (lambda graph, x: {"h": graph.chain(STEP, x=x * 2).last.h}, len, r"input 'x' reads something else"),
+        (lambda graph, x: {"h": STEP(x=x[0]).h}, len, r"input 'x' reads something else"),
+        (lambda graph, x: {"h": graph.chain(STEP, x=x).last.h}, lambda x: [1], "TypeError of the example: unhashable"),
+        (lambda graph, x: {"h": graph.chain(STEP, x=x).last.h}, lambda x: x["y"], "its key raised"),
+    ],
+    ids=["computed", "a part", "unhashable", "raises"],
+)
+def test_a_key_that_cannot_be_kept_is_refused_at_registration(function, key, match):
+    unfolder, binding = Unfolder("m", function, torch.zeros(2, 2), key=key), Bound()
+    with pytest.raises(DefinitionError, match=match):
+        check_key(unfolder, binding, unfolder.record(binding, unfolder.example))
+
+
+def test_a_number_of_the_request_is_read_anew_each_time():
+    """Python has one object for all small numbers, so where one comes from cannot be told."""
+
+    def function(graph: Graph, request: dict[str, Any]) -> object:
+        return {"s": graph.chain(COUNT, n=request["words"], s=request["seed"]).last.s}
+
+    unfolder = Unfolder("seeded", function, {"words": [1], "seed": torch.tensor(1)}, key=lambda one: len(one["words"]))
+    known, binding = KnownGraphs(unfolder), Bound()
+    for seed in (0, 0, 0, 1, 2, 2):
+        request = {"words": [0, 1], "seed": seed}
+        same(known.record(binding, [request]), [unfolder.record(binding, request)])
+
+
+def test_a_wrong_request_of_a_known_key_gets_the_error_of_its_unfolding():
+    unfolder, binding = Unfolder("pair", pair, request_of(2, [1], 0.0, "tensor"), key=key_of), Bound()
+    known = KnownGraphs(unfolder)
+    for _ in range(3):
+        known.record(binding, [request_of(2, [1], 0.0, "tensor")])
+    good = request_of(2, [1], 0.0, "tensor")
+    for wrong in (
+        {**good, "x": torch.zeros(2, 3)},
+        {**good, "x": torch.zeros(2, 2, dtype=torch.int64)},
+        {**good, "words": ([0.5],)},
+        {**good, "start": None},
+        [1, 2, 3],
+    ):
+        with pytest.raises(RequestError) as expected:
+            unfolder.record(binding, wrong)
+        for batch in ([wrong], [good, wrong]):
+            with pytest.raises(RequestError) as raised:
+                known.record(binding, batch)
+            assert str(raised.value) == str(expected.value)
+
+
+def test_a_key_must_be_a_function():
+    with pytest.raises(DefinitionError, match="expected a function of a request as key, got 3"):
+        unfold("m", example=[1], key=3)  # type: ignore[arg-type]
