@@ -1,7 +1,7 @@
 """What a Transformer does row by row beside its products, compiled for a CPU.
 
-A row's bits do not depend on its company. Torch's own cut a batch into vectors wherever these fall. With gradients, in other dtypes, on other devices and while
-something is compiled these are torch's.
+A row's bits do not depend on its company. Torch's own cut a batch into vectors wherever these fall. With gradients, in
+other dtypes, on other devices and while something is compiled these are torch's.
 """
 
 from __future__ import annotations
