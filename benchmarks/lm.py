@@ -1,6 +1,6 @@
 """Language models on one core: cellrt beside transformers, and beside its own modules in a bare loop, in one run.
 
-Parts: ``random`` (a Llama of 9 million random weights) and ``smollm`` (SmolLM2-135M-Instruct, where it is installed),
+Parts: ``random`` (a Llama of 8 million random weights) and ``smollm`` (SmolLM2-135M-Instruct, where it is installed),
 in float32. 1, 8 and 32 requests come at once. "mixed": prompts of 8 to 64 tokens, answers of 6 to 48, in the quick run
 a third of that. Beside cellrt are transformers' continuous batching (that of ``generate_batch``) and padded
 ``generate``, of which only the tokens asked for are counted. "equal": all prompts and all answers have one length, and
