@@ -11,11 +11,12 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint interpreted compiled slow bench docs pictures gpu gpu-dry gpu-tune gpu-soak gpu-sanitize \
+.PHONY: help demo serve test lint interpreted compiled slow bench docs pictures gpu gpu-dry gpu-tune gpu-soak gpu-sanitize \
 	format clean
 
 help:
 	@echo "make demo    install what the demo needs into $(VENV) and run it"
+	@echo "make serve   install what the server needs and serve the demo's model at http://127.0.0.1:8000"
 	@echo "make test    linters, types, import rules and the fast tests: what CI runs"
 	@echo "make lint    linters, types and import rules alone"
 	@echo "make interpreted  the core's tests alone, without compiling it"
@@ -33,6 +34,9 @@ help:
 
 demo: $(VENV)/.demo
 	$(BIN)/cellrt demo
+
+serve: $(VENV)/.serve
+	$(BIN)/cellrt serve g2p
 
 # For two cores: what is one process goes side by side, and then the tests run in two. Torch takes one thread in each of
 # these, as threads that wait for each other by spinning cost several times as much once there are more than cores.
@@ -126,6 +130,12 @@ $(VENV)/.demo: $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP_INSTALL) --editable '.[demo]'
 	@# Only their weights are read: the packages they would import are not needed.
 	$(PIP_INSTALL) --no-deps g2p-en silero-vad arabic-diacritizer
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.created pyproject.toml constraints.txt
+	$(PIP_INSTALL) --editable '.[serve]'
+	@# Only its weights are read.
+	$(PIP_INSTALL) --no-deps g2p-en
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo

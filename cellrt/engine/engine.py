@@ -19,6 +19,7 @@ from cellrt.engine.compiling import CellCompiler, CompileMode
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
+from cellrt.engine.occupancy import ready_nodes, rows_by_place
 from cellrt.engine.options import check_instance, check_numbers, check_workers
 from cellrt.engine.registration import ArenaBytes, Registrar
 from cellrt.engine.registry import Model, Registry
@@ -33,9 +34,8 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.view.cell_graph import CellGraph
 from cellrt.view.timeline import Timeline
 from cellrt.worker.arenas import Arenas
-from cellrt.worker.base import Worker
 from cellrt.worker.device.executor import DeviceOptions
-from cellrt.worker.make import DEVICE_QUEUE_DEPTH, arenas_on, device_names, make_worker, open_device
+from cellrt.worker.make import DEVICE_QUEUE_DEPTH, arenas_on, device_names, open_device, worker_maker
 
 T = TypeVar("T")
 
@@ -65,7 +65,8 @@ class Engine(Serving):
             10 to 40 seconds a cell, once for a machine. ``statistics`` says which form runs, and why one is eager.
         freeze: after each registration collect garbage and freeze what is left (``gc.freeze``), so that no collection
             stops all threads while serving. It holds for the whole process, until the last such engine is closed.
-        trace: keep a timeline (see ``timeline``); costs memory for every task.
+        trace: keep a timeline (see ``timeline``); costs memory for every task. A number: of the last so many tasks and
+            requests.
         debug: check every invariant whenever nothing runs (slow).
     """
 
@@ -86,7 +87,7 @@ class Engine(Serving):
         device_options: DeviceOptions | None = None,
         compile: CompileMode = "off",
         freeze: bool = True,
-        trace: bool = False,
+        trace: bool | int = False,
         debug: bool = False,
     ) -> None:
         check_workers(workers)
@@ -108,8 +109,8 @@ class Engine(Serving):
         names, options = device_names(workers), device_options or DeviceOptions()
         devices = [open_device(name, options) for name in names]
         queue_depth = queue_depth or (1 if names[:1] == ["cpu"] else DEVICE_QUEUE_DEPTH)
-        policy = policy or BatchMakerPolicy()
-        settings = replace(settings or SchedulerSettings(), order_by_arrival=policy.order_by_arrival)
+        policy, settings = policy or BatchMakerPolicy(), settings or SchedulerSettings()
+        settings = replace(settings, order_by_arrival=policy.order_by_arrival)
         self._processor = Processor(len(names), limits, settings)
         self._registry = registry = Registry(self._processor, max_nodes)
         self._models: dict[str, Model] = {}
@@ -130,21 +131,11 @@ class Engine(Serving):
             lambda model: manager.retire(model, None),
         )
 
-        def make(location: int) -> Worker:
-            return make_worker(
-                devices[location - 1],
-                options,
-                location,
-                arenas,
-                registry.types,
-                manager.turns.take,
-                manager.turns.has_news,
-                manager.turns.wake,
-                threads_per_worker,
-            )
-
+        turns = manager.turns
+        calls = turns.take, turns.has_news, turns.wake  # not the manager's, which would be held by what it holds
+        make = worker_maker(devices, options, arenas, registry.types, *calls, threads_per_worker)
         self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, policy)
-        self._trace, self._freeze = Trace() if trace else None, freeze
+        self._trace, self._freeze = _trace_of(trace), freeze
         manager.start(make, len(names), self._trace)
         # Futures and sessions hold their engine: nobody waits for one that is dropped.
         weakref.finalize(self, _abandon, manager, self._compiler).atexit = False
@@ -163,6 +154,7 @@ class Engine(Serving):
         priorities: dict[str, int] | None = None,
         warm_up: bool = True,
         max_queue: int | None = None,
+        max_batch: dict[str, int] | None = None,
         replace: bool = False,
     ) -> None:
         """Registers a model: unfolds its example, adds its cells, allocates arenas, measures its cells.
@@ -173,20 +165,23 @@ class Engine(Serving):
             warm_up: run each new cell at a few batch sizes, so that the scheduler knows its step time; a RuntimeWarning
                 tells of one whose rows influence each other (see ``Cell.check_row_wise``).
             max_queue: requests of this model that may be unfinished at once, within what the engine takes.
+            max_batch: most rows of a task by cell name, for new cells, where that is less than the cell takes.
             replace: take the place of the model of that name, to serve new weights, say: requests from now on go to
                 this one; those before, and sessions that are open, go on with the old one to their end. None is lost.
 
-        Raises DefinitionError if the example does not unfold or ``priorities`` names no cell of it; EngineClosedError.
+        Raises DefinitionError if the example does not unfold, or ``priorities`` or ``max_batch`` name no cell of it;
+        EngineClosedError.
         """
         if not isinstance(unfolder, Unfolder):
             raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(unfolder).__name__}")
         if max_queue is not None:
             check_numbers(max_queue=max_queue)
+        check_numbers(**(max_batch or {}))
         with self._register_lock:
             known = self._models.get(unfolder.name)
             if known is not None and not replace:
                 raise DefinitionError(f"a model {unfolder.name!r} is registered already (see replace=True)")
-            model = self._registrar.prepare(unfolder, priorities or {}, warm_up, max_queue)
+            model = self._registrar.prepare(unfolder, priorities or {}, warm_up, max_queue, max_batch or {})
             with self._manager.turns.gate:
                 self._models[unfolder.name] = model
             if known is not None:
@@ -271,6 +266,11 @@ class Engine(Serving):
                 raise
         return made
 
+    def has_session(self, model: str, id: str | None) -> bool:
+        """Whether a session of that model with that id is open. Raises UnknownModelError."""
+        known = self._submission.model(model)
+        return id is not None and self._manager.sessions.is_open(known, id)
+
     def graph(self, model: str, request: Any) -> CellGraph:
         """The cell graph of a request, to look at; nothing is run."""
         bound = self._submission.model(model)
@@ -308,13 +308,21 @@ class Engine(Serving):
         ``form``: what runs a cell's tasks on a CPU, or "eager" and why its module does.
         ``retried``: tasks of a cell that failed and were tried again in halves, to find the rows to blame.
 
+        ``rows``: of arenas, by place. ``ready``: nodes of a cell that could run now.
+
         Cells of one name are told apart by the beginning of their identity.
         """
         sessions, unfinished = self._manager.sessions, self._manager.places.num_unfinished
         by_model = {name: model.places.num_unfinished for name, model in list(self._models.items())}
         return {
             "unfinished": unfinished,
-            **self._manager.statistics.snapshot(dict(self._registry.types), by_model, self._compiler.why_eager),
+            **self._manager.statistics.snapshot(
+                dict(self._registry.types),
+                by_model,
+                self._compiler.why_eager,
+                partial(ready_nodes, self._processor),
+            ),
+            "rows": rows_by_place(self._processor, self._registry.kinds),
             "sessions": {
                 "open": len(sessions),
                 "resident": sessions.num_resident,
@@ -328,6 +336,16 @@ class Engine(Serving):
             raise DefinitionError("timeline: make the engine with trace=True")
         return self._manager.turns.call(self._manager.take_timeline)
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether a worker lives; without one no requests are taken."""
+        return self._manager.has_workers
+
+    @property
+    def has_timeline(self) -> bool:
+        """Whether it was made with ``trace``."""
+        return self._trace is not None
+
     def check(self) -> None:
         """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""
         self._manager.turns.call(self._manager.check)
@@ -336,6 +354,13 @@ class Engine(Serving):
 def _abandon(manager: Manager, compiler: CellCompiler) -> None:
     compiler.close()
     manager.abandon()
+
+
+def _trace_of(wanted: bool | int) -> Trace | None:
+    if isinstance(wanted, bool):
+        return Trace() if wanted else None
+    check_numbers(trace=wanted)
+    return Trace(wanted)
 
 
 def _check_timeout(timeout: float | None) -> None:

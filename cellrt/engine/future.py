@@ -50,6 +50,9 @@ class RequestFuture(Future[Result]):
     for a request that has not ended raises RequestError.
     """
 
+    number = 0
+    """The request's number in its engine, as timelines have it."""
+
     # The base makes a condition for every future and locks it at every call, which is a good part of what a small
     # request costs. Here a condition is made when the first thread needs one, and so is everything else that most
     # futures never have: those are attributes of the class.

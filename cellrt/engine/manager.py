@@ -277,7 +277,7 @@ class Manager:
         notices = self._processor.complete(done.task, done.busy_ns)
         row = self._processor.tables.tasks[done.task]
         type_id = int(row["cell_type"])
-        self.statistics.count_task(type_id, int(row["rows"]), int(row["positions"]))
+        self.statistics.count_task(type_id, int(row["rows"]), int(row["positions"]), location, done.busy_ns)
         if self._replies.trace is not None:
             self._replies.trace.complete(row, location, self._registry.name_of(type_id), done)
         self._requests.take_notices(notices)

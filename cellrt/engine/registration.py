@@ -60,27 +60,36 @@ class Registrar:
         self._compiler = compiler
         self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
 
-    def prepare(self, unfolder: Unfolder, priorities: Mapping[str, int], warm_up: bool, max_queue: int | None) -> Model:
+    def prepare(
+        self,
+        unfolder: Unfolder,
+        priorities: Mapping[str, int],
+        warm_up: bool,
+        max_queue: int | None,
+        max_batch: Mapping[str, int],
+    ) -> Model:
         """Makes a model that the engine can serve; what it needs is there, and nobody finds it yet.
 
-        Raises DefinitionError if the example does not unfold or fit, or ``priorities`` names no cell of it.
+        Raises DefinitionError if the example does not unfold or fit, or ``priorities`` or ``max_batch`` name no cell of
+        it.
         """
         discovery = Discovery(self._registry)
         recorded = discovery.unfold(unfolder)
         names = {cell.name for cell in discovery.cells}
-        if unknown := priorities.keys() - names:
-            raise DefinitionError(
-                f"priorities: {sorted(unknown)} are no cells of {unfolder.name!r}; it has {sorted(names)}"
-            )
+        for what, given in (("priorities", priorities), ("max_batch", max_batch)):
+            if unknown := given.keys() - names:
+                raise DefinitionError(
+                    f"{what}: {sorted(unknown)} are no cells of {unfolder.name!r}; it has {sorted(names)}"
+                )
         for cell in discovery.cells:
             if cell.has_spans and self._device is not None:
                 raise DefinitionError(f"cell {cell.name!r} has pages or spans: these run on CPU workers only as yet")
         forms = self._forms(unfolder.name, discovery.cells)
         times = self._prepare(discovery.cells, forms, warm_up)
         memory = self._allocate(discovery.new_kinds)
-        types, new = self._run_in_turn(lambda: self._add(discovery, forms, times, memory))
+        types, new = self._run_in_turn(lambda: self._add(discovery, forms, times, memory, max_batch))
         model = Model(unfolder, self._registry, self._processor, types, priorities, max_queue)
-        model.states = recorded.states
+        model.states, model.max_batch = recorded.states, max_batch
         try:
             typed = discovery.with_types(recorded, types)
             model.plan_of(typed)
@@ -99,7 +108,7 @@ class Registrar:
         cells = {identity: self._registry.types[type_id].cell for identity, type_id in model.types.items()}
         if all(self._registry.has_type(cell, self._compiler.form_of(cell)) for cell in cells.values()):
             return None
-        made = self.prepare(model.unfolder, model.priorities, True, model.max_queue)
+        made = self.prepare(model.unfolder, model.priorities, True, model.max_queue, model.max_batch)
         made.before = model
         return made
 
@@ -142,6 +151,7 @@ class Registrar:
         forms: Mapping[str, CompiledForm | None],
         times: Mapping[str, Mapping[int, float]],
         memory: Mapping[RowSpec, list[torch.Tensor]],
+        max_batch: Mapping[str, int],
     ) -> tuple[dict[str, int], list[Cell]]:
         """Adds a model's kinds, constants and cells; in a turn, while tasks may run.
 
@@ -160,7 +170,7 @@ class Registrar:
             self._registry.constants[kind, content] = row
         new: list[Cell] = []
         for cell in discovery.cells:
-            made = self._registry.add_type(cell, forms[cell.identity])
+            made = self._registry.add_type(cell, forms[cell.identity], max_batch)
             if made is not None:
                 new.append(cell)
                 for rows, seconds in times.get(cell.identity, {}).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from cellrt.graph.results import ResultLayout, StateLayout
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.cell_type import CellType
 
+NO_LIMITS: Mapping[str, int] = MappingProxyType({})
 MAX_CACHED_BYTES = 1 << 20
 """Memory of the compiled shapes that a model keeps."""
 
@@ -114,8 +116,13 @@ class Registry:
         self.kind_ids[spec] = kind
         return kind
 
-    def add_type(self, cell: Cell, form: CompiledForm | None) -> CellType | None:
-        """Adds a cell type; returns it, or None if an equal cell is known that runs in that form."""
+    def add_type(
+        self, cell: Cell, form: CompiledForm | None, max_batch: Mapping[str, int] = NO_LIMITS
+    ) -> CellType | None:
+        """Adds a cell type; returns it, or None if an equal cell is known that runs in that form.
+
+        ``max_batch``: most rows of a task by the names of cells, where that is less than the cell takes.
+        """
         if self.has_type(cell, form):
             return None
         names = list(cell.outputs)
@@ -134,7 +141,7 @@ class Registry:
         type_id = self._processor.add_type(
             inputs,
             outputs,
-            max_batch=cell.max_batch,
+            max_batch=_most_rows(cell, max_batch),
             min_batch=cell.min_batch,
             # Inside a run the number of rows shrinks: not for cells that support certain sizes only.
             max_steps=1 if cell.batch_sizes and not cell.has_steps else 1 << 20,
@@ -242,6 +249,7 @@ class Model:
         templates: compiled graphs of its requests.
         states: what a session of the model keeps; from the example.
         priorities: of its cells, by name, as chosen where it was registered.
+        max_batch: most rows of a task, by the names of cells, as chosen there.
         before: the same model with other forms of its cells, which this one replaced; its sessions go on.
         num_live: requests accepted and not over; written in turns.
         num_sessions: open sessions.
@@ -260,6 +268,7 @@ class Model:
         self.unfolder, self.name, self.types = unfolder, unfolder.name, types
         self.places = Places(f"model {unfolder.name!r}", max_queue)
         self.priorities, self.max_queue = dict(priorities or {}), max_queue
+        self.max_batch: Mapping[str, int] = NO_LIMITS
         self.before: Model | None = None
         self.states: tuple[StateLayout, ...] = ()
         self.num_live = self.num_sessions = 0
@@ -311,3 +320,10 @@ class Model:
         if problem:
             raise RequestTooLargeError(f"model {self.name!r}: the request needs {problem}")
         return template
+
+
+def _most_rows(cell: Cell, max_batch: Mapping[str, int]) -> int:
+    """Most rows of a cell's tasks; a cell that supports certain numbers only keeps its own."""
+    if cell.batch_sizes:
+        return cell.max_batch
+    return max(cell.min_batch, min(cell.max_batch, max_batch.get(cell.name, cell.max_batch)))

@@ -93,10 +93,20 @@ class Serving(ABC):
         return await as_awaitable((await self._submit_when_room(model, [request], deadline, priority))[0])
 
     def stream(
-        self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+        self,
+        model: str,
+        request: Any,
+        *,
+        deadline: float | None = None,
+        priority: int = 1,
+        wait: bool = False,
+        max_unread: int | None = None,
     ) -> Stream:
-        """Submits a request and returns what it makes as it is made: see ``Stream``."""
-        channel = Channel()
+        """Submits a request and returns what it makes as it is made: see ``Stream``.
+
+        ``max_unread``: steps that may wait to be read; one more ends the request, and the stream with OverloadError.
+        """
+        channel = Channel(max_unread)
         return Stream(self._submit(model, [request], deadline, priority, wait, channel)[0], channel)
 
     def map(

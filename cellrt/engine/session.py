@@ -65,9 +65,11 @@ class Session:
         """As ``Engine.infer``."""
         return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
 
-    def stream(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Stream:
+    def stream(
+        self, request: Any, *, deadline: float | None = None, priority: int = 1, max_unread: int | None = None
+    ) -> Stream:
         """As ``Engine.stream``."""
-        channel = Channel()
+        channel = Channel(max_unread)
         return Stream(self._submission.submit_in(self._record, request, deadline, priority, False, channel), channel)
 
     def reset(self) -> None:

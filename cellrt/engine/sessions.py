@@ -4,7 +4,8 @@ A session's requests run one after the other; those of different sessions in any
 in rows of the worker that made it. When rows run short, or more sessions have some than may, the state of those idle
 longest is copied to host memory, and comes back with the session's next request.
 
-``open``, ``pin`` and ``forget`` may be called from any thread; everything else belongs to the holder of the turn.
+``open``, ``is_open``, ``pin`` and ``forget`` may be called from any thread; everything else belongs to the holder of
+the turn.
 """
 
 from __future__ import annotations
@@ -95,6 +96,11 @@ class Sessions:
             self._records[model, made.key] = made
             model.num_sessions += 1
             return made, True
+
+    def is_open(self, model: Model, key: str) -> bool:
+        """Whether there is a session of that id."""
+        with self._lock:
+            return self._find(model, key) is not None
 
     def _find(self, model: Model, key: str) -> SessionRecord | None:
         """The open session of that id, also one that began when the model had other forms of its cells."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +14,36 @@ from cellrt.definition.cell import Cell
 from cellrt.worker.cell_type import CellType
 
 WINDOW = 4096
+TIME_BOUNDS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
+"""Upper bounds of the histograms of times; one more bucket has what is longer."""
+NUM_SIZES = 18
+"""Buckets of the histograms of rows: up to 1, 2, 4, ... rows, and more."""
 
 
 def _window() -> deque[int]:
     return deque(maxlen=WINDOW)
+
+
+class Histogram:
+    """Counts of times by upper bounds, and their sum."""
+
+    __slots__ = ("counts", "sum_ns")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(TIME_BOUNDS_S) + 1)
+        self.sum_ns = 0
+
+    def count(self, value_ns: int) -> None:
+        """Counts one."""
+        self.counts[bisect_left(_TIME_BOUNDS_NS, value_ns)] += 1
+        self.sum_ns += value_ns
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counts by bucket, as many as there are bounds and one more, and their sum in seconds."""
+        return {"counts": list(self.counts), "sum_s": self.sum_ns / 1e9}
+
+
+_TIME_BOUNDS_NS = [round(1e9 * bound) for bound in TIME_BOUNDS_S]
 
 
 @dataclass
@@ -27,18 +54,24 @@ class Ends:
     errors: Counter[str] = field(default_factory=Counter)
     latencies_ns: deque[int] = field(default_factory=_window)
     queueing_ns: deque[int] = field(default_factory=_window)
+    queueing: Histogram = field(default_factory=Histogram)
+    computation: Histogram = field(default_factory=Histogram)
 
     def count(self, latencies_ns: Sequence[int], queueing_ns: Sequence[int]) -> None:
         """Counts requests that are done."""
         self.num_done += len(latencies_ns)
         self.latencies_ns.extend(latencies_ns)
         self.queueing_ns.extend(queueing_ns)
+        for latency_ns, queued_ns in zip(latencies_ns, queueing_ns):
+            self.queueing.count(queued_ns)
+            self.computation.count(latency_ns - queued_ns)
 
     def snapshot(self) -> dict[str, Any]:
         """Counts, and p50, p90 and p99 of times in seconds (empty before the first).
 
         ``queueing_s`` is from arrival to the launch of the first task, ``computation_s`` from there to the reply
-        (BatchMaker section 2.7); together they are ``latency_s``.
+        (BatchMaker section 2.7); together they are ``latency_s``. ``histograms`` has them for all requests, by
+        ``TIME_BOUNDS_S``.
         """
         latencies, queueing = np.array(list(self.latencies_ns)) / 1e9, np.array(list(self.queueing_ns)) / 1e9
         size = min(latencies.size, queueing.size)
@@ -48,6 +81,7 @@ class Ends:
             "latency_s": _percentiles(latencies),
             "queueing_s": _percentiles(queueing),
             "computation_s": _percentiles(latencies[:size] - queueing[:size]),
+            "histograms": {"queueing": self.queueing.snapshot(), "computation": self.computation.snapshot()},
         }
 
 
@@ -60,9 +94,18 @@ class Statistics:
     tasks: Counter[int] = field(default_factory=Counter)
     rows: Counter[int] = field(default_factory=Counter)
     steps: Counter[int] = field(default_factory=Counter)
+    sizes: dict[int, list[int]] = field(default_factory=dict)
+    """Tasks by the power of 2 that their rows reach, by type."""
+    busy_ns: Counter[int] = field(default_factory=Counter)
+    """By the location of the worker."""
 
-    def count_task(self, type_id: int, rows: int, positions: int) -> None:
-        """Counts a complete task of ``rows`` rows, and ``positions`` nodes that it did (of a loop: steps)."""
+    def count_task(self, type_id: int, rows: int, positions: int, location: int, busy_ns: int) -> None:
+        """Counts a complete task of ``rows`` rows, ``positions`` nodes that it did (of a loop: steps), and its time."""
+        sizes = self.sizes.get(type_id)
+        if sizes is None:
+            sizes = self.sizes[type_id] = [0] * NUM_SIZES
+        sizes[min(NUM_SIZES - 1, (rows - 1).bit_length())] += 1
+        self.busy_ns[location] += busy_ns
         self.tasks[type_id] += 1
         self.rows[type_id] += rows
         self.steps[type_id] += positions
@@ -74,6 +117,9 @@ class Statistics:
             count = counts.pop(type_id, 0)
             if heir is not None:
                 counts[heir] += count
+        sizes = self.sizes.pop(type_id, None)
+        if heir is not None and sizes is not None:
+            self.sizes[heir] = [a + b for a, b in zip(sizes, self.sizes.get(heir, [0] * NUM_SIZES))]
 
     def count_done(self, model: str, arrivals_ns: Sequence[int], started_ns: Sequence[int], now_ns: int) -> None:
         """Counts requests of a model that are done now; ``started_ns`` is when each one's first task was launched."""
@@ -94,11 +140,16 @@ class Statistics:
         return ends
 
     def snapshot(
-        self, types: Mapping[int, CellType], unfinished: Mapping[str, int], why_eager: Callable[[Cell], str]
+        self,
+        types: Mapping[int, CellType],
+        unfinished: Mapping[str, int],
+        why_eager: Callable[[Cell], str],
+        ready: Callable[[int], int],
     ) -> dict[str, Any]:
         """Requests by end, in all and by model, and what each cell did.
 
-        Cells of one name are told apart by their identity. ``unfinished``: by model; ``why_eager``: a cell has no form.
+        Cells of one name are told apart by their identity. ``unfinished``: by model; ``why_eager``: a cell has no form;
+        ``ready``: nodes of a type that could run now.
         """
         by_identity: dict[str, list[CellType]] = {}
         for made in types.values():
@@ -107,6 +158,7 @@ class Statistics:
         cells = {
             made[0].cell.name if names[made[0].cell.name] == 1 else f"{made[0].cell.name} {identity[:8]}": {
                 **self._of_cell(made),
+                "ready": sum(ready(one.id) for one in made),
                 "form": f"eager: {why_eager(made[-1].cell)}" if made[-1].form is None else made[-1].form.origin,
             }
             for identity, made in by_identity.items()
@@ -115,7 +167,8 @@ class Statistics:
             name: {"unfinished": unfinished.get(name, 0), **self.by_model.get(name, Ends()).snapshot()}
             for name in [*unfinished, *(name for name in list(self.by_model) if name not in unfinished)]
         }
-        return {**self.every.snapshot(), "models": models, "cells": cells}
+        workers = {location: {"busy_s": busy / 1e9} for location, busy in sorted(dict(self.busy_ns).items())}
+        return {**self.every.snapshot(), "models": models, "cells": cells, "workers": workers}
 
     def _of_cell(self, types: Sequence[CellType]) -> dict[str, Any]:
         """Counts of a cell: of the types that it has, one for each form."""
@@ -123,6 +176,8 @@ class Statistics:
         return {
             "tasks": tasks,
             "mean_batch": sum(self.rows[made.id] for made in types) / max(1, tasks),
+            "rows": sum(self.rows[made.id] for made in types),
+            "batch_sizes": [sum(sizes) for sizes in zip(*(self.sizes.get(t.id, [0] * NUM_SIZES) for t in types))],
             "nodes": sum(self.steps[made.id] for made in types),
             "retried": sum(made.retries.count for made in types),
         }

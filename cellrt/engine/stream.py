@@ -8,17 +8,29 @@ from queue import Empty, SimpleQueue
 from typing import Self
 
 from cellrt.engine.future import RequestFuture, Result
+from cellrt.errors import OverloadError
 
 
 class Channel:
-    """Carries a stream's items from the engine's thread to the client; None ends it."""
+    """Carries a stream's items from the engine's thread to the client; None ends it.
 
-    def __init__(self) -> None:
+    ``max_unread``: items that may wait; one more makes it overfull, is dropped, and ends the request.
+    """
+
+    def __init__(self, max_unread: int | None = None) -> None:
         self.items: SimpleQueue[Result | None] = SimpleQueue()
         self.wake: Callable[[], None] | None = None
+        self.give_up: Callable[[], object] = lambda: None
+        """Ends the request."""
+        self.max_unread = max_unread
+        self.is_overfull = False
 
     def put(self, item: Result | None) -> None:
         """Adds an item, or None at the end; called by the engine."""
+        if item is not None and self.max_unread is not None and self.items.qsize() >= self.max_unread:
+            self.is_overfull = True
+            self.give_up()
+            return
         self.items.put(item)
         wake = self.wake
         if wake is not None:
@@ -37,6 +49,7 @@ class Stream:
         self.future = future
         self._channel = channel
         self._is_over = False
+        channel.give_up = future.cancel
         future.add_done_callback(lambda _: channel.put(None))
 
     def result(self, timeout: float | None = None) -> Result:
@@ -93,6 +106,8 @@ class Stream:
         """Takes in that the last item was read; raises the request's error if it has one."""
         self._is_over = True
         self._channel.put(None)  # for whoever reads the stream in another thread
+        if self._channel.is_overfull:
+            raise OverloadError(f"the stream was read too slowly: {self._channel.max_unread} steps waited")
         self.future.result()
 
     async def _arrival(self) -> None:

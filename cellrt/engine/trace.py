@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
 
 import numpy as np
 
@@ -12,13 +12,17 @@ from cellrt.view.timeline import Timeline
 from cellrt.worker.base import Done
 
 
-@dataclass
 class Trace:
-    """Notes of a timeline. Belongs to the holder of the manager's turn."""
+    """Notes of a timeline. Belongs to the holder of the manager's turn.
 
-    _tasks: list[TaskSpan] = field(default_factory=list)
-    _requests: list[RequestSpan] = field(default_factory=list)
-    _launched: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    Args:
+        limit: of the tasks, and of the requests, the last so many are kept. None: all.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._tasks: deque[TaskSpan] = deque(maxlen=limit)
+        self._requests: deque[RequestSpan] = deque(maxlen=limit)
+        self._launched: dict[int, tuple[int, ...]] = {}
 
     def launch(self, task: int, sequences: tuple[int, ...]) -> None:
         """Notes which requests a task is for, while they are live."""

@@ -41,13 +41,14 @@ class RowFormat:
         self.num_bytes = spec.num_bytes
 
 
-def described(number: int, model: Model, source: ModelSource, registry: Registry) -> dict[str, Any]:
+def described(number: int, model: Model, source: ModelSource, version: int, registry: Registry) -> dict[str, Any]:
     """What a client must know of a model, as JSON has it; ``number`` is what messages call it."""
     constants = [(kind, _digest(content), row) for (kind, content), row in dict(registry.constants).items()]
     return {
         "number": number,
         "name": model.name,
         "source": source.text,
+        "version": version,
         "max_nodes": model.max_nodes,
         "types": dict(model.types),
         "kinds": [
@@ -64,6 +65,7 @@ class Binding:
 
     Attributes:
         number, name: of the model.
+        version: how many models of that name there were, with this one.
         unfolder, known: of this process, and the graphs that it is known to make.
         formats: of rows, by kind.
         states: what its sessions keep.
@@ -74,6 +76,7 @@ class Binding:
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         self.number, self.name = int(description["number"]), str(description["name"])
+        self.version = int(description["version"])
         self.source = ModelSource(description["source"])
         self.unfolder: Unfolder = self.source.load()
         if self.unfolder.name != self.name:

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from cellrt.engine.engine import Engine
 from cellrt.engine.registry import Model
 from cellrt.engine.session import Session
-from cellrt.errors import SessionError
+from cellrt.errors import RequestError, SessionError, UnknownModelError
 from cellrt.process.binding import described
 from cellrt.process.guest import Guest
 from cellrt.process.source import ModelSource
+from cellrt.view.chrome_trace import chrome_trace
 
 Answer = tuple[Any, bytes]
 """What JSON can hold, and bytes."""
+
+
+@dataclass
+class Entry:
+    """A model that was registered by its source once, and may be again.
+
+    Attributes:
+        source: where it comes from.
+        options: as of ``Engine.register``.
+        version: how often it was registered.
+        is_loaded: whether it is registered now.
+    """
+
+    source: ModelSource
+    options: dict[str, Any]
+    version: int = 0
+    is_loaded: bool = False
 
 
 class Calls:
@@ -31,17 +51,27 @@ class Calls:
     def __init__(self, engine: Engine, announce: Callable[[str], None], count_clients: Callable[[], int]) -> None:
         self._engine, self._announce, self._count_clients = engine, announce, count_clients
         self._register_lock = threading.Lock()
-        self._sources: WeakKeyDictionary[Model, ModelSource] = WeakKeyDictionary()
+        self._num_guests = 0
+        self._sources: WeakKeyDictionary[Model, tuple[ModelSource, int]] = WeakKeyDictionary()
+        """Where each came from, and its version."""
+        self._catalogue: dict[str, Entry] = {}
+        self._guests: WeakValueDictionary[int, Guest] = WeakValueDictionary()
+        """By their numbers in the ids of timelines."""
         self._by_name: dict[str, Callable[..., Answer]] = {
             "bind": self._bind,
             "check": self._check,
             "close": self._close,
             "export": self._export,
+            "has_workers": self._has_workers,
+            "load": self._load,
+            "models": self._models,
+            "number": self._number,
             "open": self._open,
             "register": self._register,
             "reset": self._reset,
             "restore": self._restore,
             "statistics": self._statistics,
+            "timeline": self._timeline,
             "unregister": self._unregister,
         }
 
@@ -51,15 +81,39 @@ class Calls:
 
     def _register(self, guest: Guest, _: bytes, source: str, **options: Any) -> Answer:
         found = ModelSource(source)
-        model = found.load()
-        with self._register_lock:
-            self._engine.register(model, **options)
-            self._sources[self._engine._submission.model(model.name)] = found
-        self._announce(model.name)
+        self.register(found, options)
         return None, b""
 
+    def register(self, source: ModelSource, options: dict[str, Any]) -> None:
+        """Registers a model, and keeps it in the catalogue. Raises DefinitionError, EngineClosedError."""
+        model = source.load()
+        with self._register_lock:
+            self._engine.register(model, **options)
+            entry = self._catalogue.setdefault(model.name, Entry(source, options))
+            entry.source, entry.options, entry.is_loaded = source, options, True
+            entry.version += 1
+            self._sources[self._engine._submission.model(model.name)] = source, entry.version
+        self._announce(model.name)
+
+    def _load(self, guest: Guest, _: bytes, model: str) -> Answer:
+        """Registers a model of the catalogue anew, from where it came: whoever has its requests goes on."""
+        entry = self._catalogue.get(model)
+        if entry is None:
+            raise UnknownModelError(f"model {model!r} was never registered; those were: {sorted(self._catalogue)}")
+        self.register(entry.source, {**entry.options, "replace": True})
+        return None, b""
+
+    def _models(self, guest: Guest, _: bytes) -> Answer:
+        return [
+            {"name": name, "source": entry.source.text, "version": entry.version, "is_loaded": entry.is_loaded}
+            for name, entry in sorted(self._catalogue.items())
+        ], b""
+
     def _unregister(self, guest: Guest, _: bytes, model: str) -> Answer:
-        self._engine.unregister(model)
+        with self._register_lock:
+            self._engine.unregister(model)
+            if model in self._catalogue:
+                self._catalogue[model].is_loaded = False
         self._announce(model)
         return None, b""
 
@@ -75,12 +129,22 @@ class Calls:
         is_current = self._engine._models.get(model.name) is model
         description = None
         if number not in known:
-            description = described(number, model, self._sources[model], self._engine._registry)
+            source, version = self._sources[model]
+            description = described(number, model, source, version, self._engine._registry)
         return {"binding": number, "is_current": is_current, "description": description}
 
     def _open(
-        self, guest: Guest, state: bytes, model: str, id: str | None, has_state: bool, known: list[int]
+        self,
+        guest: Guest,
+        state: bytes,
+        model: str,
+        id: str | None,
+        has_state: bool,
+        must_be_open: bool,
+        known: list[int],
     ) -> Answer:
+        if must_be_open and not self._engine.has_session(model, id):
+            raise SessionError(f"session {id!r} of model {model!r} is not open: it expired, was closed, or never was")
         session = self._engine.session(model, id, state=state if has_state else None)
         number = guest.add_session(session, is_own=id is None)
         binding = self._binding(guest, session._record.model, known)
@@ -106,6 +170,38 @@ class Calls:
 
     def _statistics(self, guest: Guest, _: bytes) -> Answer:
         return {**self._engine.statistics(), "clients": self._count_clients()}, b""
+
+    def _has_workers(self, guest: Guest, _: bytes) -> Answer:
+        return self._engine.has_workers, b""
+
+    def _timeline(self, guest: Guest, _: bytes, request: str | None, count: int) -> Answer:
+        """The last requests and their tasks, or one request with its, as ``view.chrome_trace`` has them."""
+        timeline = self._engine.timeline()
+        if request is not None:
+            shown = timeline.of(self._number_of(request))
+            if not shown.requests:
+                raise RequestError(f"request {request!r} has not ended, or ended long ago")
+        else:
+            shown = timeline.last(count) if timeline.requests else timeline
+        return None, json.dumps(chrome_trace(shown.tasks, shown.requests)).encode()
+
+    def _number(self, guest: Guest, _: bytes) -> Answer:
+        """The guest's number in the ids of timelines."""
+        with self._register_lock:
+            number = next((number for number, known in self._guests.items() if known is guest), None)
+            if number is None:
+                number = self._num_guests = self._num_guests + 1
+                self._guests[number] = guest
+        return number, b""
+
+    def _number_of(self, request: str) -> int:
+        """A request's number in the engine, from the one that its client knows. Raises RequestError."""
+        guest, _, id = request.partition("-")
+        known = self._guests.get(int(guest)) if guest.isdecimal() else None
+        number = known.numbers.get(int(id)) if known is not None and id.isdecimal() else None
+        if number is None:
+            raise RequestError(f"request {request!r} is not known (any more)")
+        return number
 
     def _check(self, guest: Guest, _: bytes) -> Answer:
         self._engine.check()

@@ -21,7 +21,7 @@ from cellrt.errors import DeviceError, EngineClosedError, RequestError, UnknownM
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process import address as addresses
 from cellrt.process.binding import Binding
-from cellrt.process.link import Awaited, Link
+from cellrt.process.link import Awaited, Link, RemoteFuture
 from cellrt.process.remote_session import RemoteSession
 from cellrt.process.source import source_of
 from cellrt.process.wire import PACKET_BYTES, PROTOCOL, Wire
@@ -55,12 +55,18 @@ class Client(Serving):
         self._bindings: dict[str, Binding] = {}
         self._by_number: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionary()
         self._bind_lock = threading.Lock()
+        self._number: int | None = None
         self._changes = _Changes(self._bindings)
         self._link.on_rebind = self._changes.take_out
         weakref.finalize(self, self._link.leave).atexit = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended: the engine's process is gone, or this client is closed."""
+        return self._link.lost is not None
 
     def register(
         self,
@@ -69,6 +75,7 @@ class Client(Serving):
         priorities: dict[str, int] | None = None,
         warm_up: bool = True,
         max_queue: int | None = None,
+        max_batch: dict[str, int] | None = None,
         replace: bool = False,
     ) -> None:
         """Registers a model, for all clients: as ``Engine.register``.
@@ -76,7 +83,7 @@ class Client(Serving):
         Args:
             model: where both processes find it: "module:attribute" or "file.py:attribute", of what ``cellrt.unfold``
                 makes or of a function that returns it; or a model that is an attribute of an imported module.
-            priorities, warm_up, max_queue, replace: as of ``Engine.register``.
+            priorities, warm_up, max_queue, max_batch, replace: as of ``Engine.register``.
 
         Raises DefinitionError, also if the engine's process cannot import the model; EngineClosedError, DeviceError.
         """
@@ -89,6 +96,7 @@ class Client(Serving):
             priorities=priorities or {},
             warm_up=warm_up,
             max_queue=max_queue,
+            max_batch=max_batch,
             replace=replace,
         )
 
@@ -96,18 +104,66 @@ class Client(Serving):
         """Takes a model out, for all clients: as ``Engine.unregister``."""
         self._link.call("unregister", model=_check_name(model))
 
-    def session(self, model: str, id: str | None = None, *, state: bytes | None = None) -> RemoteSession:
+    def models(self) -> list[dict[str, Any]]:
+        """What was registered: ``name``, ``source``, ``version`` (how often), and whether it ``is_loaded`` now."""
+        entries: list[dict[str, Any]] = self._link.call("models").value
+        return entries
+
+    def load(self, model: str) -> None:
+        """Registers a model anew from where it came, to serve what is there now: as ``register`` with ``replace``.
+
+        Raises UnknownModelError if none of that name was ever registered, and what ``register`` raises.
+        """
+        self._link.call("load", model=_check_name(model))
+
+    def binding(self, model: str) -> Binding:
+        """What is needed to unfold for a model; asks the engine's process, and imports it here, if it is new here.
+
+        Raises UnknownModelError, DefinitionError.
+        """
+        return self._bindings.get(_check_name(model)) or self._bind(model)
+
+    def has_binding(self, model: str) -> bool:
+        """Whether ``binding`` and ``submit`` need not wait for the engine's process."""
+        return model in self._bindings
+
+    def number(self) -> int:
+        """The client's number, with which the ids of its requests begin; the engine's process is asked once."""
+        if self._number is None:
+            self._number = int(self._link.call("number").value)
+        return self._number
+
+    def trace_id(self, future: RequestFuture) -> str:
+        """What ``timeline_events`` knows a request by that this client or one of its sessions submitted."""
+        return f"{self.number()}-{future.id}" if isinstance(future, RemoteFuture) else ""
+
+    def timeline_events(self, *, request: str | None = None, count: int = 1000) -> bytes:
+        """The last ``count`` requests and their tasks as a Chrome trace, JSON; or one request and its tasks.
+
+        ``request``: as ``trace_id`` gives it. Raises DefinitionError unless the engine has ``trace``, RequestError if
+        it knows no such request (any more).
+        """
+        return self._link.call("timeline", request=request, count=count).blob
+
+    def session(
+        self, model: str, id: str | None = None, *, state: bytes | None = None, must_be_open: bool = False
+    ) -> RemoteSession:
         """The open session of a model with that id, or a new one: as ``Engine.session``.
 
         One without an id belongs to this client and ends with it; others are open to every client that knows the id.
+        ``must_be_open``: raise SessionError instead of opening a new one.
         """
-        number, key, binding = self._open(_check_name(model), id, state)
+        number, key, binding = self._open(_check_name(model), id, state, must_be_open)
         return RemoteSession(self._submit_in, self._link, number, key, binding)
 
     def statistics(self) -> dict[str, Any]:
         """Counts so far, of all clients: as ``Engine.statistics``, and under ``clients`` how many there are."""
         counts: dict[str, Any] = self._link.call("statistics").value
         return counts
+
+    def has_workers(self) -> bool:
+        """Whether the engine has a worker that lives; without one it takes no requests."""
+        return bool(self._link.call("has_workers").value)
 
     def check(self) -> None:
         """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""
@@ -244,13 +300,20 @@ class Client(Serving):
                     self._changes.take_out(model)
             return self._bindings[model]
 
-    def _open(self, model: str, id: str | None, state: bytes | None) -> tuple[int, str, Binding]:
+    def _open(self, model: str, id: str | None, state: bytes | None, must_be_open: bool) -> tuple[int, str, Binding]:
         """Opens a session: its number, its id, and the binding of its model, which counts as used."""
         if id is not None and not isinstance(id, str):
             raise RequestError(f"session of model {model!r}: expected a str as id, got {id!r}")
         while True:
-            known, has_state = list(self._by_number), state is not None
-            value = self._link.call("open", state or b"", model=model, id=id, has_state=has_state, known=known).value
+            value = self._link.call(
+                "open",
+                state or b"",
+                model=model,
+                id=id,
+                has_state=state is not None,
+                must_be_open=must_be_open,
+                known=list(self._by_number),
+            ).value
             with self._bind_lock:
                 binding = self._binding_of(value)
             binding.is_outdated = binding.is_outdated or not value["is_current"]

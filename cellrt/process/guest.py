@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -32,6 +32,8 @@ from cellrt.process.recorded import LENGTH, Template, read_requests, read_templa
 from cellrt.process.submissions import Submission, read_submission
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
 
+MAX_NUMBERS = 10_000
+"""Requests of a guest whose numbers in the engine are remembered, where it keeps a timeline."""
 MAX_UNSENT = 1 << 16
 """Messages and outcomes that a guest may leave unread before it is not listened to any more."""
 
@@ -69,6 +71,8 @@ class Guest:
         """By the number of their binding; pinned."""
         self.sessions: dict[int, tuple[Session, bool]] = {}
         """By number, with whether it ends with this guest."""
+        self.numbers: OrderedDict[int, int] = OrderedDict()
+        """The engine's numbers of the last requests by the guest's; empty unless the engine keeps a timeline."""
         self._house = house
         self._num_bound = self._num_sessions = 0
         self._templates: list[Template] = []
@@ -195,7 +199,14 @@ class Guest:
                 future.cancel()
                 return
         self._live[id] = future
+        if self._house.engine.has_timeline:
+            self._note_number(id, future.number)
         future.add_done_callback(partial(self._note_end, id, template))
+
+    def _note_number(self, id: int, number: int) -> None:
+        self.numbers[id] = number
+        if len(self.numbers) > MAX_NUMBERS:
+            self.numbers.popitem(last=False)
 
     def refuse(self, submission: Submission, error: CellrtError) -> None:
         """Tells the guest that what it submitted was not handed in."""

@@ -29,10 +29,13 @@ from cellrt.process.calls import Calls
 from cellrt.process.guest import Guest
 from cellrt.process.patience import Patient, WaitingRoom
 from cellrt.process.recorded import LENGTH
+from cellrt.process.source import ModelSource
 from cellrt.process.wire import PROTOCOL, REGION_BYTES, BrokenWireError, Kind, Message, Wire
 
 log = logging.getLogger("cellrt")
 CLOSE_S = 30.0
+LOOK_EVERY_S = 0.5
+"""How often one looks whether there are workers, where that matters."""
 LAST_WORDS_S = 0.5
 """How long each client that reads nothing is waited for at the end."""
 
@@ -58,9 +61,11 @@ class Doorkeeper:
         self._behind: set[Guest] = set()
         """Those that are watched for reading again."""
         self._room = WaitingRoom(engine._manager.places)
-        self._calls = Calls(engine, self._announce, lambda: len(self._guests))
+        self.calls = Calls(engine, self._announce, lambda: len(self._guests))
         self._formats: list[RowFormat] = []
         self.is_closing = False
+        self.ends_without_workers = False
+        """Whether the process ends with the engine's last worker, since somebody starts another."""
         for fd in (listener.fileno(), lifeline.fileno(), self._bell):
             self._epoll.register(fd, select.EPOLLIN)
         engine._manager.after_turn = self._after_turn
@@ -68,7 +73,11 @@ class Doorkeeper:
     def run(self) -> None:
         """Serves until it is told to end, or whoever started the process is gone."""
         while not self.is_closing:
-            for fd, _ in self._epoll.poll(self._room.until_end_s()):
+            wait_s = self._room.until_end_s()
+            if self.ends_without_workers:
+                wait_s = LOOK_EVERY_S if wait_s is None else min(wait_s, LOOK_EVERY_S)
+                self.is_closing = not self.engine.has_workers
+            for fd, _ in self._epoll.poll(wait_s):
                 if fd == self._listener.fileno():
                     self._welcome()
                 elif fd == self._lifeline.fileno():
@@ -130,7 +139,7 @@ class Doorkeeper:
             value: Any = None
             data, error = b"", None
             try:
-                value, data = self._calls.run(guest, name, arguments, blob)
+                value, data = self.calls.run(guest, name, arguments, blob)
             except BaseException as raised:
                 error = told(raised)
             head = json.dumps({"call": number, "value": value, "error": error}).encode()
@@ -170,6 +179,9 @@ class Doorkeeper:
             socket.send_fds(sock, [json.dumps({"version": PROTOCOL}).encode()], fds)
             incoming, outgoing = fds
             guest = Guest(self, Wire(sock, os.dup(outgoing), os.dup(incoming)))
+        except BrokenPipeError:  # it did not wait until the models were registered
+            sock.close()
+            return
         except OSError:
             sock.close()
             log.exception("a client could not be taken in")
@@ -214,13 +226,15 @@ def main() -> None:
     lifeline = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
     try:
-        address, options = pickle.loads(_read_all(lifeline))
+        address, options, models, ends_without_workers = pickle.loads(_read_all(lifeline))
         listener = addresses.listen(address)
-        engine = Engine(**options)
+        doorkeeper = Doorkeeper(Engine(**options), listener, lifeline)
+        doorkeeper.ends_without_workers = ends_without_workers
+        for source, how in models:
+            doorkeeper.calls.register(ModelSource(source), how)
     except BaseException as error:
         _answer(lifeline, told(error) if isinstance(error, CellrtError) else ("DefinitionError", _short(error), ""))
-        return
-    doorkeeper = Doorkeeper(engine, listener, lifeline)
+        os._exit(1)  # an engine may be there, with its threads
 
     def stop(*_: object) -> None:
         doorkeeper.is_closing = True

@@ -56,9 +56,11 @@ class RemoteSession:
         """As ``Client.infer``."""
         return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
 
-    def stream(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Stream:
+    def stream(
+        self, request: Any, *, deadline: float | None = None, priority: int = 1, max_unread: int | None = None
+    ) -> Stream:
         """As ``Client.stream``."""
-        channel = Channel()
+        channel = Channel(max_unread)
         return Stream(self._submit(self._binding, request, deadline, priority, False, channel, self._number), channel)
 
     def reset(self) -> None:

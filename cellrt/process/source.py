@@ -40,7 +40,7 @@ class ModelSource:
         """The model, in this process. Raises DefinitionError, whatever the import raised."""
         try:
             found: Any = (
-                _module_of_file(self._path) if self._path.endswith(".py") else importlib.import_module(self._path)
+                module_of_file(self._path) if self._path.endswith(".py") else importlib.import_module(self._path)
             )
             for part in self._name.split("."):
                 found = getattr(found, part)
@@ -70,9 +70,10 @@ def source_of(model: object) -> ModelSource:
     return ModelSource(f"{origin if is_file else module.__name__}:{names[0]}")
 
 
-def _module_of_file(path: str) -> ModuleType:
-    """The module that a file is, loaded once."""
-    name = OF_FILES + hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
+def module_of_file(path: str) -> ModuleType:
+    """The module that a file is, loaded once for each of its contents. Raises what the module raises."""
+    content = hashlib.blake2b(path.encode() + b"\0" + Path(path).read_bytes(), digest_size=8)
+    name = OF_FILES + content.hexdigest()
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -20,10 +20,15 @@ Event = dict[str, Any]
 
 
 def save_chrome_trace(tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan], path: Path) -> None:
-    """Writes tasks and requests, of which there must be some, as JSON."""
-    zero_s = min(min(span.arrival_s for span in requests), min((task.start_s for task in tasks), default=float("inf")))
+    """Writes tasks and requests as JSON."""
+    path.write_text(json.dumps(chrome_trace(tasks, requests)))
+
+
+def chrome_trace(tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan]) -> dict[str, Any]:
+    """Tasks and requests in the format, for JSON."""
+    zero_s = min((*(span.arrival_s for span in requests), *(task.start_s for task in tasks)), default=0.0)
     events = [*_names(tasks), *_task_events(tasks, zero_s), *_request_events(tasks, requests, zero_s)]
-    path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}))
+    return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
 def _names(tasks: Sequence[TaskSpan]) -> Iterator[Event]:

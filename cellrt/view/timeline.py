@@ -50,6 +50,11 @@ class Timeline:
         """The window of the ``count`` requests that arrived last."""
         return self.window(max(0, len(self.requests) - count), count)
 
+    def of(self, request: int) -> Timeline:
+        """One request, by its number, with the tasks that it was in: whole, as in ``window``."""
+        tasks = [task for task in self.tasks if request in task.requests]
+        return Timeline(tasks, [span for span in self.requests if span.request == request])
+
     def busiest(self, count: int = NUM_DRAWN) -> Timeline:
         """The window of the ``count`` successive requests that met each other most.
 

@@ -64,22 +64,25 @@ def arenas_on(device: Device | None) -> Arenas:
     return Arenas() if device is None else DeviceArenas(device.torch_device)
 
 
-def make_worker(
-    device: Device | None,
+def worker_maker(
+    devices: Sequence[Device | None],
     options: DeviceOptions,
-    location: int,
     arenas: list[Arenas],
     types: Mapping[int, CellType],
     take_turns: Callable[[], bool],
     has_news: Callable[[], bool],
     ended: Callable[[], None],
     num_threads: int,
-) -> Worker:
-    """A worker for a location; it starts when it is told to."""
-    name = f"cellrt-worker-{location}"
-    if device is None:
-        executor = Executor(location, arenas, types)
-        return CpuWorker(executor, take_turns, has_news, ended, num_threads, name)
-    return CudaWorker(
-        DeviceExecutor(location, arenas, types, device, options), options, take_turns, has_news, ended, name
-    )
+) -> Callable[[int], Worker]:
+    """What makes a worker for a location, which starts when it is told to; the arguments are those of ``Worker``."""
+
+    def make(location: int) -> Worker:
+        name, device = f"cellrt-worker-{location}", devices[location - 1]
+        if device is None:
+            executor = Executor(location, arenas, types)
+            return CpuWorker(executor, take_turns, has_news, ended, num_threads, name)
+        return CudaWorker(
+            DeviceExecutor(location, arenas, types, device, options), options, take_turns, has_news, ended, name
+        )
+
+    return make

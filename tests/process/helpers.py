@@ -15,7 +15,7 @@ from cellrt.process.engine_process import EngineProcess
 from tests.engine.helpers import SMALL, WAIT_S
 from tests.process.models import HOLD, WIDTH
 
-MODELS = ("chain", "loop", "kept", "half")
+MODELS = ("chain", "loop", "kept", "grown", "half")
 
 
 def start(**options: Any) -> EngineProcess:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from cellrt.definition.define import cell
-from cellrt.definition.spec import rows
+from cellrt.definition.spec import grows, rows
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder, unfold
+from tests.engine.paged_models import SumSoFar
 
 WIDTH = 2
 RAISE, HOLD = 101.0, 102.0
@@ -34,6 +35,7 @@ def count(h: Tensor, n: Tensor) -> dict[str, Tensor]:
 
 STEP = cell(step, {"x": (WIDTH,), "h": (WIDTH,)}, max_batch=8)
 COUNT = cell(count, {"h": (WIDTH,), "n": rows(dtype=torch.int64)})
+TOTAL = cell(SumSoFar(), {"x": (WIDTH,), "total": grows(WIDTH, page_size=3)}, name="total")
 HALF = cell(lambda x: {"y": x + 1}, {"x": rows(3, dtype=torch.bfloat16)}, name="half")
 
 
@@ -52,6 +54,11 @@ def loop(graph: Graph, x: Tensor) -> dict[str, object]:
 @unfold("kept", example=torch.zeros(2, WIDTH))
 def kept(graph: Graph, x: Tensor) -> dict[str, object]:
     return {"last": graph.chain(STEP, keep=True, x=x).last.h}
+
+
+@unfold("grown", example=torch.zeros(2, WIDTH))
+def grown(graph: Graph, x: Tensor) -> dict[str, object]:
+    return {"x": graph.chain(TOTAL, x=x, total=graph.pages(TOTAL, keep=True)).x}
 
 
 @unfold("half", example=torch.zeros(3, dtype=torch.bfloat16))

@@ -220,3 +220,13 @@ def test_nobody_listens_there(tmp_path):
 
 def test_the_public_names_are_these():
     assert cellrt.connect is connect
+
+
+def test_what_grows_is_kept_and_moved_across_processes(client):
+    state: list[torch.Tensor] = []
+    with client.session("grown") as session:
+        for count in (4, 1, 7):
+            assert_same(session.submit(steps(count)).result(WAIT_S), run_one_by_one(models.grown, steps(count), state))
+        exported = session.export()
+    with client.session("grown", state=exported) as moved:
+        assert_same(moved.submit(steps(2)).result(WAIT_S), run_one_by_one(models.grown, steps(2), state))

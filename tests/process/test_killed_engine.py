@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def end_and_look(end: str) -> None:
     if end == "close":
         engine.close()
     else:
-        engine._process.send_signal(signal.SIGKILL if end == "kill" else signal.SIGTERM)
+        os.kill(engine.pid, signal.SIGKILL if end == "kill" else signal.SIGTERM)
     waiters.join(AT_ONCE_S if end == "kill" else WAIT_S)
     for future in futures:
         assert isinstance(future.exception(WAIT_S), expected)

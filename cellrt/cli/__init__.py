@@ -1,0 +1,44 @@
+"""The command line: ``cellrt demo``, ``serve``, ``check``, ``tune``, ``bench`` and ``simulate``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import cellrt
+from cellrt.cli import bench
+from cellrt.cli.demo import demo
+from cellrt.cli.planning import check, simulate, tune
+from cellrt.cli.serve import serve
+
+app = typer.Typer(no_args_is_help=True, help="Serve dynamic neural networks cell by cell.")
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"cellrt {cellrt.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Serve dynamic neural networks cell by cell."""
+
+
+for _command in (demo, serve, check, tune, simulate):
+    app.command()(_command)
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """The entry point of the command ``cellrt``; every option may also come as ``CELLRT_COMMAND_OPTION``."""
+    app(auto_envvar_prefix="CELLRT")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""``python -m cellrt.cli``."""
+
+from cellrt.cli import main
+
+main()

@@ -1,0 +1,133 @@
+"""``cellrt serve``: an engine behind HTTP and gRPC."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cellrt.cli.shown import complaint, failing_well
+from cellrt.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from cellrt.serve.settings import Limits
+
+NEEDED = "cellrt serve needs more packages: pip install 'cellrt[serve]', and for gRPC 'cellrt[grpc]'"
+
+
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Makes what a TOML file says the defaults of the options of the same names."""
+    if path is None:
+        return None
+    try:
+        given = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise typer.BadParameter(f"{path}: {error}", param_hint="--config") from None
+    known = {name for name in (parameter.name for parameter in context.command.params) if name is not None}
+    context.obj = given.pop("limits", {})
+    named = {name.replace("-", "_"): value for name, value in given.items()}
+    if unknown := sorted(named.keys() - known):
+        raise typer.BadParameter(f"{path}: unknown are {unknown}", param_hint="--config")
+    context.default_map = {**(context.default_map or {}), **named}
+    return path
+
+
+def _limits(given: dict[str, Any]) -> Limits:
+    import msgspec
+
+    from cellrt.serve.settings import Limits
+
+    unknown = given.keys() - Limits.__dataclass_fields__.keys()
+    if unknown:
+        raise typer.BadParameter(f"[limits]: unknown are {sorted(unknown)}", param_hint="--config")
+    try:
+        return msgspec.convert(given, Limits)
+    except msgspec.ValidationError as error:
+        raise typer.BadParameter(f"[limits]: {error}", param_hint="--config") from None
+
+
+def _max_batch(profiles: list[Path], num_models: int) -> tuple[dict[str, int], ...]:
+    from cellrt.planning.profile import read_profile
+
+    if len(profiles) not in (0, num_models):
+        raise typer.BadParameter(f"{len(profiles)} for {num_models} models", param_hint="--profile")
+    cells = [read_profile(path).cells.values() for path in profiles]
+    return tuple({cell.name: cell.max_batch for cell in each} for each in cells)
+
+
+def workers_of(device: str) -> int | tuple[str, ...] | None:
+    """What an engine takes, from ``cpu``, ``cpu:4`` or ``cuda:0,cuda:1``."""
+    kind, _, number = device.partition(":")
+    if kind != "cpu":
+        return tuple(device.split(","))
+    if not number:
+        return None
+    if not number.isdecimal() or not int(number):
+        raise typer.BadParameter(f"expected cpu, cpu:4 or cuda:0,cuda:1, got {device!r}", param_hint="--device")
+    return int(number)
+
+
+def serve(
+    context: typer.Context,
+    models: Annotated[
+        list[str], typer.Argument(help="Each is module:attribute, path.py:attribute, path.py, or the name g2p.")
+    ],
+    host: Annotated[str, typer.Option(help="Where to listen; others than this machine need another.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="For HTTP; 0: any that is free.")] = 8000,
+    grpc_port: Annotated[int | None, typer.Option(min=0, max=65_535, help="For gRPC; none by default.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cpu:4 (workers), or cuda:0,cuda:1.")] = "cpu",
+    front_ends: Annotated[int, typer.Option(min=1, max=256, help="Processes that parse and answer.")] = 1,
+    max_queued_requests: Annotated[int, typer.Option(min=1, help="Unfinished at once; beyond, 429.")] = 4096,
+    max_queued_per_model: Annotated[int | None, typer.Option(min=1, help="The same, of one model.")] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="One of them must come with each request. Better in the environment.")
+    ] = None,
+    drain_s: Annotated[float, typer.Option(min=0, help="Seconds for what was begun, at the end.")] = 20.0,
+    timeline: Annotated[int, typer.Option(min=0, help="Tasks and requests that /debug remembers; 0: none.")] = 2000,
+    compile: Annotated[str, typer.Option(help="off, background or wait: see cellrt.Engine.")] = "off",
+    profile: Annotated[
+        list[Path] | None, typer.Option(help="Of cellrt tune, one for each model in their order: their max_batch.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(callback=_read_config, is_eager=True, help="A TOML file with these, and [limits].")
+    ] = None,
+) -> None:
+    """Serve models over HTTP: the Open Inference Protocol at /v2, their own JSON at /v1, /docs, /metrics."""
+    try:
+        from cellrt.process.named import sources_of
+        from cellrt.serve.keeper import Keeper
+        from cellrt.serve.settings import Settings
+
+        if grpc_port is not None:
+            importlib.import_module("tritonclient.grpc.service_pb2")
+    except ImportError as error:
+        complaint(f"{NEEDED} ({error})")
+        raise typer.Exit(1) from error
+    with failing_well():
+        settings = Settings(
+            models=sources_of(models),
+            host=host,
+            port=port,
+            grpc_port=grpc_port,
+            front_ends=front_ends,
+            workers=workers_of(device),
+            max_queued_requests=max_queued_requests,
+            max_queued_per_model=max_queued_per_model,
+            api_keys=tuple(api_key or ()),
+            drain_s=drain_s,
+            timeline=timeline,
+            compile=compile,
+            max_batch=_max_batch(profile or [], len(models)),
+            limits=_limits(context.obj or {}),
+        )
+        if any(not key.isascii() or not key for key in settings.api_keys):
+            raise DefinitionError("an API key is ASCII text, and not empty")
+        keeper = Keeper(settings, lambda text: typer.echo(text, err=True))
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda *_: keeper.end())
+        status = keeper.run()
+    raise typer.Exit(status)

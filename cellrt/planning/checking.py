@@ -1,0 +1,85 @@
+"""Whether a model can be served, before it is: its example, cells, graph, rows that influence each other, and cost."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cellrt.engine.compiling import CompileMode
+from cellrt.engine.engine import Engine
+from cellrt.graph.unfolder import Unfolder
+
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class CellReport:
+    """One cell: what goes in and comes out of a row, what runs it, and what one row costs."""
+
+    name: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    max_batch: int
+    form: str
+    mixed_outputs: list[str]
+    """Those in which rows influence each other: a fault."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A model. ``nodes``: of its example; ``unfold_us``: what recording it takes; ``lone_ms``: serving it alone."""
+
+    model: str
+    cells: list[CellReport]
+    nodes: int
+    results: dict[str, list[int]]
+    unfold_us: float
+    lone_ms: float
+
+    @property
+    def faults(self) -> list[str]:
+        """What must not be."""
+        return [
+            f"{cell.name}: rows influence each other in {cell.mixed_outputs}"
+            for cell in self.cells
+            if cell.mixed_outputs
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """By name."""
+        return {**asdict(self), "faults": self.faults}
+
+
+def check(unfolder: Unfolder, compile: CompileMode = "off") -> Report:
+    """Registers a model and serves its example, once cold and then warm. Raises what registering and serving raise."""
+    with Engine(1, freeze=False, compile=compile) as engine, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what it warns of is in the report
+        engine.register(unfolder)
+        results = engine.submit(unfolder.name, unfolder.example).result(TIMEOUT_S)
+        model = engine._submission.model(unfolder.name)
+        begin_s = time.perf_counter()
+        plan = model.plans([unfolder.example])[0].plan
+        unfold_s = time.perf_counter() - begin_s
+        samples = []
+        for _ in range(20):
+            begin_s = time.perf_counter()
+            engine.submit(unfolder.name, unfolder.example).result(TIMEOUT_S)
+            samples.append(time.perf_counter() - begin_s)
+        forms = engine.statistics()["cells"]
+        cells = [
+            CellReport(
+                made.cell.name,
+                {name: str(spec) for name, spec in made.cell.inputs.items()},
+                {name: str(spec) for name, spec in made.cell.outputs.items()},
+                made.cell.max_batch,
+                forms.get(made.cell.name, {}).get("form", "several of this name"),
+                made.cell.check_row_wise(),
+            )
+            for made in engine._registry.types.values()
+        ]
+    shapes = {name: list(value.shape) for name, value in results.items()}
+    return Report(
+        unfolder.name, cells, plan.num_nodes, shapes, 1e6 * unfold_s, 1e3 * sorted(samples)[len(samples) // 2]
+    )

@@ -1,0 +1,138 @@
+"""A load generator over HTTP: requests at given times whatever the server does (open loop), or so many at once.
+
+In the words of other serving benchmarks: TTFT is the time to the first result of a stream, ITL the time between two of
+its results, E2EL a request's latency from when it was due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+MS = 1e3
+
+
+@dataclass
+class Load:
+    """What is sent.
+
+    Attributes:
+        url: where each request goes.
+        bodies: one for each request.
+        due_s: when each is sent, from the start; empty: as soon as there is room.
+        max_concurrency: requests at once; None: any number.
+        is_stream: whether the answers are events.
+        headers: of each request.
+        timeout_s: of each request.
+    """
+
+    url: str
+    bodies: Sequence[bytes]
+    due_s: Sequence[float] = ()
+    max_concurrency: int | None = None
+    is_stream: bool = False
+    headers: dict[str, str] = field(default_factory=dict)
+    timeout_s: float = 600.0
+
+
+@dataclass
+class Answers:
+    """What came back. Times in seconds; of those that were answered with 200."""
+
+    latency_s: list[float] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    between_s: list[float] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    late_s: list[float] = field(default_factory=list)
+    """How late each request was sent: large where this client was the bottleneck."""
+    duration_s: float = 0.0
+
+    def summary(self, percentiles: Sequence[float]) -> dict[str, Any]:
+        """Numbers by name, for people and JSON."""
+        found: dict[str, Any] = {
+            "successful_requests": len(self.latency_s),
+            "failed_requests": sum(self.failures.values()),
+            "failures": dict(self.failures),
+            "duration_s": self.duration_s,
+            "request_throughput": len(self.latency_s) / max(self.duration_s, 1e-9),
+        }
+        for name, values in (
+            ("e2el", self.latency_s),
+            ("ttft", self.first_s),
+            ("itl", self.between_s),
+            ("sent_late", self.late_s),
+        ):
+            if values:
+                found[f"mean_{name}_ms"] = MS * float(np.mean(values))
+                for percentile in percentiles:
+                    found[f"p{percentile:g}_{name}_ms"] = MS * float(np.percentile(values, percentile))
+        return found
+
+
+def arrival_times(rate: float, count: int, burstiness: float, seed: int) -> list[float]:
+    """When requests are due: gaps of a gamma distribution of this shape; 1 is a Poisson process, below is burstier."""
+    gaps = np.random.default_rng(seed).gamma(burstiness, 1 / (rate * burstiness), count)
+    times: list[float] = gaps.cumsum().tolist()
+    return times
+
+
+async def send(load: Load, progress: Callable[[int], None]) -> Answers:
+    """Sends a load and waits for all answers; ``progress`` hears of each."""
+    answers = Answers()
+    room = asyncio.Semaphore(load.max_concurrency or len(load.bodies) + 1)
+    limits = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=load.timeout_s)
+    async with aiohttp.ClientSession(connector=limits, timeout=timeout, headers=load.headers) as session:
+        begin_s = time.perf_counter()
+
+        async def one(number: int) -> None:
+            due_s = begin_s + load.due_s[number] if load.due_s else time.perf_counter()
+            try:
+                sent_s = time.perf_counter()
+                answers.late_s.append(sent_s - due_s)
+                await _one(session, load, load.bodies[number], due_s, answers)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                answers.failures[type(error).__name__] += 1
+            finally:
+                room.release()
+                progress(1)
+
+        tasks = []
+        for number in range(len(load.bodies)):
+            if load.due_s:
+                await asyncio.sleep(max(0.0, begin_s + load.due_s[number] - time.perf_counter()))
+            await room.acquire()
+            tasks.append(asyncio.create_task(one(number)))
+        await asyncio.gather(*tasks)
+        answers.duration_s = time.perf_counter() - begin_s
+    return answers
+
+
+async def _one(session: aiohttp.ClientSession, load: Load, body: bytes, due_s: float, answers: Answers) -> None:
+    """Sends one request and notes what came of it."""
+    async with session.post(load.url, data=body) as response:
+        if response.status != 200:
+            await response.read()
+            answers.failures[str(response.status)] += 1
+            return
+        if not load.is_stream:
+            await response.read()
+        else:
+            last_s = None
+            async for line in response.content:
+                if line.startswith(b'data: {"error"'):
+                    answers.failures["error in a stream"] += 1
+                    return
+                if not line.startswith(b"data: ") or line.startswith(b'data: {"done"'):
+                    continue
+                now_s = time.perf_counter()
+                (answers.first_s if last_s is None else answers.between_s).append(now_s - (last_s or due_s))
+                last_s = now_s
+    answers.latency_s.append(time.perf_counter() - due_s)

@@ -1,0 +1,79 @@
+"""A profile: how long one step of each cell takes on a device, by rows; written by ``cellrt tune``, read by others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cellrt.errors import DefinitionError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class CellProfile:
+    """One cell.
+
+    Attributes:
+        name: of the cell.
+        rows: numbers of rows that were measured, rising.
+        step_s: seconds of one step with so many rows.
+        max_batch: the most rows that a task should have: see ``best_batch``.
+    """
+
+    name: str
+    rows: tuple[int, ...]
+    step_s: tuple[float, ...]
+    max_batch: int
+
+    def seconds(self, rows: int) -> float:
+        """One step with any number of rows: on a line between those measured, and in proportion beyond."""
+        if rows > self.rows[-1]:
+            return self.step_s[-1] * rows / self.rows[-1]
+        return float(np.interp(rows, self.rows, self.step_s))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The cells of a model on a device, by their identities."""
+
+    device: str
+    cells: Mapping[str, CellProfile]
+
+    def save(self, path: Path) -> None:
+        """Writes it as JSON."""
+        cells = {identity: asdict(cell) for identity, cell in self.cells.items()}
+        path.write_text(json.dumps({"format": FORMAT, "device": self.device, "cells": cells}, indent=1) + "\n")
+
+
+def read_profile(path: Path) -> Profile:
+    """Reads a profile. Raises DefinitionError if it is none."""
+    try:
+        given: dict[str, Any] = json.loads(path.read_text())
+        if given["format"] != FORMAT:
+            raise ValueError(f"format {given['format']!r}, expected {FORMAT}")
+        cells = {
+            identity: CellProfile(cell["name"], tuple(cell["rows"]), tuple(cell["step_s"]), cell["max_batch"])
+            for identity, cell in given["cells"].items()
+        }
+        return Profile(given["device"], cells)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DefinitionError(f"{path} is no profile of cellrt tune: {type(error).__name__}: {error}") from None
+
+
+def best_batch(rows: tuple[int, ...], step_s: tuple[float, ...], bound_s: float | None) -> int:
+    """The number of rows with the highest throughput, among those whose step takes no longer than the bound.
+
+    BatchMaker section 2.4.2: the batch size beyond which throughput hardly rises; the smallest that reaches 95% of the
+    best is taken, since a larger one only takes longer. One row if no step is within the bound.
+    """
+    allowed = [(count, count / seconds) for count, seconds in zip(rows, step_s) if not bound_s or seconds <= bound_s]
+    if not allowed:
+        return rows[0]
+    best = max(rate for _, rate in allowed)
+    return next(count for count, rate in allowed if rate >= 0.95 * best)

@@ -1,0 +1,75 @@
+"""The ASGI application of a front end: all doors behind the guard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cellrt.errors import CellrtError
+from cellrt.serve.backend import Backend
+from cellrt.serve.door import Door
+from cellrt.serve.guard import Guard
+from cellrt.serve.http import error_response, json_response
+from cellrt.serve.http_native import NativeDoor
+from cellrt.serve.http_oip import OipDoor
+from cellrt.serve.http_watching import WatchingDoor
+from cellrt.serve.keys import Keys
+from cellrt.serve.shortcut import Shortcut
+
+FIRST_S = 30.0
+"""How long connections wait for a front end's first sight of the engine; then they are told that there is none."""
+
+
+def make_app(door: Door) -> Guard:
+    """The application; it is connected to the engine's process from its start to its end."""
+    backend = door.backend
+
+    @asynccontextmanager
+    async def connected(_: Starlette) -> AsyncIterator[None]:
+        async with kept_connected(backend):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_S):
+                    await backend.is_connected.wait()
+            yield
+
+    oip, native = OipDoor(door), NativeDoor(door)
+    app = Starlette(
+        routes=[*oip.routes(), *native.routes(), *WatchingDoor(door).routes()],
+        exception_handlers={CellrtError: error_response, HTTPException: _plain, Exception: _unexpected},
+        lifespan=connected,
+    )
+    often = {("v1", "infer"): native.native_infer, ("v2", "infer"): oip.infer, ("v2", "generate"): oip.generate}
+    return Guard(Shortcut(app, often), Keys(backend.settings.api_keys), door.measures)
+
+
+@asynccontextmanager
+async def kept_connected(backend: Backend) -> AsyncIterator[None]:
+    """Keeps the engine's process at hand."""
+    connecting = asyncio.create_task(backend.keep_connected())
+    try:
+        yield
+    finally:
+        connecting.cancel()
+        with suppress(asyncio.CancelledError):
+            await connecting
+        await backend.close()
+
+
+async def _plain(_: Request, error: Exception) -> Response:
+    """No such path, or method."""
+    if not isinstance(error, HTTPException):
+        raise error
+    response = json_response({"error": error.detail, "type": "HTTPException"}, error.status_code)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _unexpected(_: Request, error: Exception) -> Response:
+    """A bug of the server's; its log has it."""
+    return json_response({"error": "an error of the server; its log has it", "type": "InternalError"}, 500)

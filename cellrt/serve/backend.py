@@ -1,0 +1,165 @@
+"""The engine's process, as a front end has it: a connection that comes back when the process has a successor.
+
+Belongs to the front end's event loop; what may wait for the engine's process is done in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from contextlib import suppress
+from typing import Any
+
+from cellrt.engine.frozen import HEAP
+from cellrt.engine.future import RequestFuture
+from cellrt.errors import CellrtError, DeviceError, EngineClosedError, SessionError
+from cellrt.process.client import Client, connect
+from cellrt.process.remote_session import RemoteSession
+from cellrt.serve.described import Described, describe
+from cellrt.serve.settings import Settings
+
+log = logging.getLogger("cellrt")
+LOOK_EVERY_S = 0.05
+"""How often one looks whether the process is gone, or back."""
+ASK_EVERY_S = 0.5
+"""How often the process is asked whether it has workers."""
+CONNECT_S = 5.0
+"""How long one waits for an engine that is being started, before one looks again."""
+
+
+class Backend:
+    """See the module.
+
+    Attributes:
+        is_draining: whether the server is about to end; it is not ready then.
+        is_connected: set once there has been a connection.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.is_draining = False
+        self.is_connected = asyncio.Event()
+        self._client: Client | None = None
+        self._has_workers = True
+        self._described: dict[str, Described] = {}
+        self._sessions: OrderedDict[tuple[str, str], RemoteSession] = OrderedDict()
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    @property
+    def client(self) -> Client:
+        """The connection. Raises DeviceError as long as there is none."""
+        client = self._client
+        if client is None or client.is_lost:
+            raise DeviceError("the engine's process is not there; it is being started")
+        return client
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken."""
+        is_there = self._client is not None and not self._client.is_lost
+        return is_there and self._has_workers and not self.is_draining
+
+    async def keep_connected(self) -> None:
+        """Connects, and connects anew when the process was replaced; runs until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
+        while True:
+            if self._client is None or self._client.is_lost:
+                await self._connect()
+            elif loop.time() > asked_s + ASK_EVERY_S:
+                asked_s = loop.time()
+                with suppress(CellrtError):  # it is gone, and is looked for in the next round
+                    self._has_workers = await asyncio.to_thread(self._client.has_workers)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _connect(self) -> None:
+        lost, self._client = self._client, None
+        self._described.clear()
+        self._sessions.clear()
+        if lost is not None:
+            await asyncio.to_thread(lost.close)
+        client = None
+        try:
+            client = await asyncio.to_thread(connect, self.settings.address, timeout=CONNECT_S)
+            entries = await asyncio.to_thread(client.models)
+            names = [entry["name"] for entry in entries if entry["is_loaded"]]
+            await asyncio.to_thread(client.number)
+            described = {name: await asyncio.to_thread(self._describe, client, name) for name in names}
+        except CellrtError as error:
+            log.debug("no engine yet: %s", error)
+            if client is not None:
+                await asyncio.to_thread(client.close)
+            return
+        HEAP.freeze(id(self))
+        self._described, self._client, self._has_workers = described, client, True
+        self.is_connected.set()
+
+    def _describe(self, client: Client, name: str) -> Described:
+        return describe(client.binding(name), self.settings.limits)
+
+    def known(self, name: str) -> Described | None:
+        """A model that is described as it is now, without waiting; None if one must ``await model``."""
+        client = self.client
+        if self.is_draining:
+            raise EngineClosedError("the server is about to end")
+        described = self._described.get(name)
+        if described is None or not client.has_binding(name) or described.binding is not client.binding(name):
+            return None
+        return described
+
+    async def model(self, name: str, version: str | None = None) -> Described:
+        """A model, described. Raises UnknownModelError, DefinitionError, DeviceError, EngineClosedError."""
+        described = self.known(name)
+        if described is None:
+            lock = self._locks.setdefault(name, asyncio.Lock())
+            async with lock:
+                described = self.known(name)
+                if described is None:
+                    try:
+                        described = await asyncio.to_thread(self._describe, self.client, name)
+                        self._described[name] = described
+                        HEAP.freeze(id(self))
+                    finally:
+                        self._locks.pop(name, None)
+        described.check_version(version)
+        return described
+
+    def trace_id(self, future: RequestFuture) -> str:
+        """What ``/debug/requests/...`` knows a request by; empty if none is remembered."""
+        return self._client.trace_id(future) if self.settings.timeline and self._client is not None else ""
+
+    async def call(self, name: str, *args: Any, **options: Any) -> Any:
+        """Calls a method of the client that waits for the engine's process."""
+        return await asyncio.to_thread(getattr(self.client, name), *args, **options)
+
+    async def session(self, model: str, id: str, *, is_start: bool) -> RemoteSession:
+        """A session: begun anew, or one that is open. Raises SessionError, RequestError, OverloadError."""
+        key = model, id
+        session = self._sessions.get(key)
+        if session is None or is_start:
+            session = await self.call("session", model, id, must_be_open=not is_start)
+            if is_start:
+                await asyncio.to_thread(session.reset)
+        self._sessions[key] = session
+        self._sessions.move_to_end(key)
+        if len(self._sessions) > self.settings.limits.max_sessions:
+            self._sessions.popitem(last=False)
+        return session
+
+    def forget_session(self, model: str, id: str) -> None:
+        """Takes in that a session has ended."""
+        self._sessions.pop((model, id), None)
+
+    async def end_session(self, model: str, id: str, session: RemoteSession) -> None:
+        """Closes a session after what it was asked."""
+        self.forget_session(model, id)
+        with suppress(SessionError):
+            await asyncio.to_thread(session.close)
+
+    async def close(self) -> None:
+        """Leaves the engine's process."""
+        HEAP.release(id(self))
+        client, self._client = self._client, None
+        if client is not None:
+            await asyncio.to_thread(client.close)

@@ -1,0 +1,110 @@
+"""Requests that arrive together are handed in together, and answers that come together wake the loop once.
+
+A message to the engine's process costs a packet and a wake-up whatever is in it, and so does each wake-up of the loop.
+Requests that the loop takes in between two of its rounds go as one message; under load that is most of them.
+Belongs to the front end's event loop; answers are heard by a thread of the client's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from cellrt.engine.future import RequestFuture, Result
+from cellrt.errors import CellrtError
+from cellrt.serve.backend import Backend
+
+Waiter = asyncio.Future[tuple[Result, RequestFuture]]
+"""Who waits for a request: gets its results, and its own future."""
+
+
+class Ended(NamedTuple):
+    """Who waits, and for what."""
+
+    waiter: Waiter
+    future: RequestFuture
+
+
+class Waiting(NamedTuple):
+    """A request that is about to be handed in, and who waits for it."""
+
+    request: Any
+    waiter: Waiter
+
+
+class Collector:
+    """See the module."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._waiting: dict[tuple[str, float | None, int], list[Waiting]] = {}
+        self._ended: deque[Ended] = deque()
+        self._is_woken = False
+
+    def submit(self, model: str, request: Any, deadline: float | None, priority: int) -> Waiter:
+        """What a request comes to; cancelling it cancels the request. What submitting raises comes from it too."""
+        loop = asyncio.get_running_loop()
+        waiter: Waiter = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._hand_in, loop)
+        self._waiting.setdefault((model, deadline, priority), []).append(Waiting(request, waiter))
+        return waiter
+
+    def _hand_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for (model, deadline, priority), together in waiting.items():
+            self._hand_in_some(loop, model, deadline, priority, [one for one in together if not one.waiter.done()])
+
+    def _hand_in_some(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        model: str,
+        deadline: float | None,
+        priority: int,
+        together: Sequence[Waiting],
+    ) -> None:
+        """Hands in all, or, if that cannot be, each by itself."""
+        try:
+            requests = [one.request for one in together]
+            futures = self._backend.client.submit_many(model, requests, deadline=deadline, priority=priority)
+        except CellrtError as error:
+            if len(together) == 1:
+                together[0].waiter.set_exception(error)
+            else:
+                for one in together:
+                    self._hand_in_some(loop, model, deadline, priority, [one])
+            return
+        for one, future in zip(together, futures):
+            one.waiter.add_done_callback(partial(_left, future))
+            future.add_done_callback(partial(self._note_end, loop, one.waiter))
+
+    def _note_end(self, loop: asyncio.AbstractEventLoop, waiter: Waiter, future: Future[Result]) -> None:
+        """In a thread of the client's: leaves the end to the loop, which is woken once for all that are left."""
+        if isinstance(future, RequestFuture):
+            self._ended.append(Ended(waiter, future))
+        if not self._is_woken:
+            self._is_woken = True
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        self._is_woken = False  # before the look: what comes from now on wakes the loop anew
+        while self._ended:
+            waiter, future = self._ended.popleft()
+            if waiter.done():
+                continue
+            error = future.error()
+            if error is not None:
+                waiter.set_exception(error)
+            else:
+                waiter.set_result((future.result(), future))
+
+
+def _left(future: RequestFuture, waiter: Waiter) -> None:
+    if waiter.cancelled():
+        future.cancel()

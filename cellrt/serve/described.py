@@ -1,0 +1,283 @@
+"""What a model takes and gives, found by unfolding its example and longer ones: for metadata, schemas and reading.
+
+Only recording happens here, which needs no device: a dimension may differ if the unfolder takes the example with one
+more row there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from cellrt.errors import CellrtError, RequestError, UnknownModelError
+from cellrt.graph.graph import Recorded
+from cellrt.process.binding import Binding
+from cellrt.serve.arrays import BYTES, NAMES
+from cellrt.serve.forms import Form, ListForm, RecordForm, ScalarForm, TensorForm, check_shape, checked, form_of
+from cellrt.serve.settings import Limits
+
+VARIABLE = -1
+
+
+class TensorInfo(NamedTuple):
+    """One input or output, in the protocol's words."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    def metadata(self) -> dict[str, Any]:
+        """As metadata has it."""
+        return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
+
+
+class Input(NamedTuple):
+    """A tensor that a request brings.
+
+    Attributes:
+        info: as metadata has it.
+        read: from the tensor (BYTES: from a list of bytes) to what the request has in its place.
+    """
+
+    info: TensorInfo
+    read: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model as the doors know it.
+
+    Attributes:
+        binding: what it is unfolded for.
+        request: the form of a request.
+        inputs: its tensors, by name.
+        outputs: of its results; streamed steps have them without the first dimension.
+        keeps_state: whether requests may be in sessions.
+    """
+
+    binding: Binding
+    request: Form
+    inputs: Mapping[str, Input]
+    outputs: Sequence[TensorInfo]
+    keeps_state: bool
+    limits: Limits
+    _assemble: Callable[[dict[str, Any]], Any]
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.binding.name
+
+    @property
+    def version(self) -> str:
+        """Of the model; only the newest takes requests."""
+        return str(self.binding.version)
+
+    def check_version(self, version: str | None) -> None:
+        """Raises UnknownModelError unless that is the version that takes requests; None is."""
+        if version not in (None, "", self.version):
+            raise UnknownModelError(f"model {self.name!r} has version {self.version}, not {version!r:.40}")
+
+    def read_json(self, value: Any) -> Any:
+        """A request from JSON. Raises RequestError."""
+        return self.request.read(checked(value, self.limits), "request")
+
+    def read_tensors(self, tensors: Mapping[str, Any]) -> Any:
+        """A request from its input tensors. Raises RequestError if some are missing or unknown."""
+        if tensors.keys() != self.inputs.keys():
+            raise RequestError(f"model {self.name!r}: expected inputs {list(self.inputs)}, got {list(tensors)!r:.200}")
+        return self._assemble({name: self.inputs[name].read(value) for name, value in tensors.items()})
+
+
+def describe(binding: Binding, limits: Limits) -> Described:
+    """Describes a model; unfolds its example some times."""
+    example = binding.unfolder.example
+    recorded = [binding.unfolder.record(binding, example)]
+
+    def takes(other: Any) -> bool:
+        try:
+            recorded.append(binding.unfolder.record(binding, other))
+        except CellrtError:
+            return False
+        return True
+
+    form = request_form(example, takes, limits)
+    for longer in _longer_ones(form, example):
+        takes(longer)
+    inputs, assemble = _inputs_of(form, _parameter(binding), limits)
+    outputs = _outputs_of(binding, recorded)
+    return Described(binding, form, inputs, outputs, bool(binding.states), limits, assemble)
+
+
+def request_form(example: Any, takes: Callable[[Any], bool], limits: Limits) -> Form:
+    """The form of requests like this one, of any length that the model ``takes``."""
+    return _with_variable_dimensions(form_of(example, limits), example, takes)
+
+
+def _parameter(binding: Binding) -> str:
+    """What the unfolder calls its request."""
+    names = list(inspect.signature(binding.unfolder.function).parameters)
+    return names[1] if len(names) > 1 else "request"
+
+
+def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], bool]) -> Form:
+    """The form of the example, with the dimensions free along which the model takes more."""
+    if (isinstance(form, ScalarForm) and form.kind is str) or isinstance(form, ListForm):
+        return replace(form, may_be_empty=takes(example[:0]))
+    if isinstance(form, TensorForm):
+        shape = list(form.shape)
+        for dimension in range(len(shape)):
+            if takes(_longer(example, dimension)):
+                shape[dimension] = VARIABLE
+        is_free = len(shape) == 1 and shape[0] == VARIABLE
+        return replace(form, shape=tuple(shape), may_be_empty=is_free and takes(example[:0]))
+    return _with_variable_fields(form, _parts(example), takes) if isinstance(form, RecordForm) else form
+
+
+def _with_variable_fields(form: RecordForm, parts: dict[str, Any], takes: Callable[[Any], bool]) -> RecordForm:
+    """The same of a record: along dimensions of one field, or along the first of several together."""
+
+    def takes_changed(**changed: Any) -> bool:
+        return takes(form.make(**{**parts, **changed}))
+
+    fields = {
+        name: _with_variable_dimensions(field, parts[name], partial(_named, takes_changed, name))
+        for name, field in form.fields.items()
+    }
+    fixed = {
+        name: field
+        for name, field in fields.items()
+        if isinstance(field, TensorForm) and field.shape and VARIABLE not in field.shape
+    }
+    if fixed and takes_changed(**{name: _longer(parts[name], 0) for name in fixed}):
+        fields |= {name: replace(field, shape=(VARIABLE, *field.shape[1:])) for name, field in fixed.items()}
+    return replace(form, fields=fields)
+
+
+def _named(takes: Callable[..., bool], name: str, part: Any) -> bool:
+    return takes(**{name: part})
+
+
+def _parts(example: Any) -> dict[str, Any]:
+    """The parts of an example that is a record: a mapping, a named tuple or a dataclass."""
+    if isinstance(example, Mapping):
+        return dict(example)
+    return dict(example._asdict()) if hasattr(example, "_asdict") else dict(vars(example))
+
+
+def _longer(tensor: Any, dimension: int) -> Any:
+    """One more row along a dimension."""
+    given = torch.as_tensor(tensor)
+    rows = list(given.shape)
+    rows[dimension] += 1
+    longer = torch.zeros(rows, dtype=given.dtype)
+    return longer if isinstance(tensor, torch.Tensor) else longer.numpy()
+
+
+def _longer_ones(form: Form, example: Any) -> Iterator[Any]:
+    """Requests that are longer without being tensors, to see which results grow."""
+    if isinstance(example, str) and example:
+        yield example + example[-1]
+    elif isinstance(form, ListForm) and example:
+        yield form.make([*example, example[-1]])
+    elif isinstance(form, RecordForm):
+        parts = _parts(example)
+        for name, field in form.fields.items():
+            for longer in _longer_ones(field, parts[name]):
+                yield form.make(**{**parts, name: longer})
+
+
+def _outputs_of(binding: Binding, recorded: Sequence[Recorded]) -> list[TensorInfo]:
+    infos = []
+    for place, result in enumerate(recorded[0].results):
+        spec = binding.formats[result.kind].spec
+        sizes = {len(one.results[place].positions) for one in recorded if len(one.results) > place}
+        first: tuple[int, ...] = ()
+        if not result.is_single:
+            first = (VARIABLE,) if result.is_loop or len(sizes) > 1 else (len(result.positions),)
+        infos.append(TensorInfo(result.name, NAMES[spec.dtype], (*first, *spec.shape)))
+    return infos
+
+
+def _inputs_of(form: Form, parameter: str, limits: Limits) -> tuple[dict[str, Input], Callable[[dict[str, Any]], Any]]:
+    """The input tensors of a form, and what makes a request of what they read."""
+    if isinstance(form, RecordForm):
+        inputs = {name: _input_of(name, part, limits) for name, part in form.fields.items()}
+        named = {name: made for name, made in inputs.items() if made is not None}
+        if len(named) == len(inputs):
+            return named, lambda parts: form.make(**parts)
+    made = _input_of(parameter, form, limits) or _json_input(parameter, form, limits)
+    return {parameter: made}, lambda parts: parts[parameter]
+
+
+def _input_of(name: str, form: Form, limits: Limits) -> Input | None:
+    """The tensor that a part of a request is; None if it is none."""
+    where = f"input {name!r}"
+    if isinstance(form, TensorForm):
+
+        def read_tensor(tensor: torch.Tensor) -> Any:
+            check_shape(tensor.shape, form.shape, limits, where)
+            return form.read(tensor.numpy(), where) if type(form) is not TensorForm else tensor
+
+        return Input(TensorInfo(name, NAMES[form.dtype], form.shape), read_tensor)
+    if isinstance(form, ScalarForm) and form.kind is str:
+
+        def read_text(texts: list[bytes]) -> Any:
+            check_shape((len(texts),), (1,), limits, where)
+            return form.read(_decoded(texts[0], where), where)
+
+        return Input(TensorInfo(name, BYTES, (1,)), read_text)
+    if isinstance(form, ScalarForm):
+        datatype = _SCALARS[form.kind]
+
+        def read_scalar(tensor: torch.Tensor) -> Any:
+            check_shape(tensor.shape, (1,), limits, where)
+            return tensor.item()
+
+        return Input(TensorInfo(name, datatype, (1,)), read_scalar)
+    if isinstance(form, ListForm) and isinstance(form.item, ScalarForm):
+        return _list_input(name, form, form.item, limits)
+    return None
+
+
+def _list_input(name: str, form: ListForm, item: ScalarForm, limits: Limits) -> Input:
+    where = f"input {name!r}"
+
+    def read_list(values: Any) -> Any:
+        if item.kind is str:
+            return form.make([item.read(_decoded(text, where), where) for text in values])
+        check_shape(values.shape, (VARIABLE,), limits, where)
+        return form.make(values.tolist())
+
+    return Input(TensorInfo(name, BYTES if item.kind is str else _SCALARS[item.kind], (VARIABLE,)), read_list)
+
+
+def _json_input(name: str, form: Form, limits: Limits) -> Input:
+    """What fixed shapes cannot say: one text, which is JSON."""
+    where = f"input {name!r}"
+
+    def read_text(texts: list[bytes]) -> Any:
+        check_shape((len(texts),), (1,), limits, where)
+        try:
+            value = msgspec.json.decode(texts[0])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise RequestError(f"{where}: expected JSON: {error}") from None
+        return form.read(checked(value, limits), where)
+
+    return Input(TensorInfo(name, BYTES, (1,)), read_text)
+
+
+def _decoded(text: bytes, where: str) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{where}: expected UTF-8: {error}") from None
+
+
+_SCALARS = {bool: "BOOL", int: "INT64", float: "FP32"}

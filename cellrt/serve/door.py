@@ -1,0 +1,134 @@
+"""What every door does with a request: hands it to the engine, waits for its end, and gives it up when its client goes.
+
+Belongs to the front end's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+from cellrt.engine.future import RequestFuture, Result, as_awaitable
+from cellrt.engine.stream import Stream
+from cellrt.errors import CancelledError, OverloadError, RequestError, SessionError, http_status
+from cellrt.serve.backend import Backend
+from cellrt.serve.collector import Collector
+from cellrt.serve.described import Described
+from cellrt.serve.measures import Measures
+from cellrt.serve.oip import Parameters
+
+RETRY_AFTER_S = 1
+"""What a client is told that comes too often."""
+MAY_RETRY = (429, 503)
+
+T = TypeVar("T")
+Gone = Callable[[], Awaitable[object]]
+"""Waits until the client is gone."""
+
+
+class Door:
+    """See the module. ``backend``: where requests go; ``measures``: counts what passes."""
+
+    def __init__(self, backend: Backend, measures: Measures) -> None:
+        self.backend, self.measures = backend, measures
+        self.collector = Collector(backend)
+        self._num_streams = 0
+
+    async def infer(self, described: Described, request: Any, how: Parameters, gone: Gone) -> tuple[Result, str]:
+        """The results of a request, and what ``/debug`` knows it by. Raises what ``Engine.infer`` raises."""
+        with self.counted(described.name):
+            if how.sequence is None:
+                waiter = self.collector.submit(described.name, request, how.deadline, how.priority)
+                results, future = await unless_gone(waiter, gone)
+                return results, self.trace_id(future)
+            async with self._in_session(described, how) as session:
+                future = session.submit(request, deadline=how.deadline, priority=how.priority)
+                return await unless_gone(as_awaitable(future), gone), self.trace_id(future)
+
+    @asynccontextmanager
+    async def stream(self, described: Described, request: Any, how: Parameters) -> AsyncIterator[Stream]:
+        """The steps of a request; leaving gives it up. Raises what ``Engine.stream`` raises."""
+        limits = self.backend.settings.limits
+        with self.counted(described.name):
+            if self._num_streams >= limits.max_streams:
+                raise OverloadError(f"{self._num_streams} streams are open, this front end takes {limits.max_streams}")
+            self._num_streams += 1
+            self.measures.streams.inc()
+            try:
+                if how.sequence is None:
+                    client = self.backend.client
+                    with client.stream(
+                        described.name,
+                        request,
+                        deadline=how.deadline,
+                        priority=how.priority,
+                        max_unread=limits.max_unread,
+                    ) as stream:
+                        yield stream
+                    return
+                async with self._in_session(described, how) as session:
+                    with session.stream(
+                        request, deadline=how.deadline, priority=how.priority, max_unread=limits.max_unread
+                    ) as stream:
+                        yield stream
+            finally:
+                self._num_streams -= 1
+                self.measures.streams.dec()
+
+    @asynccontextmanager
+    async def _in_session(self, described: Described, how: Parameters) -> AsyncIterator[Any]:
+        """The session that a request belongs to; closed after it if it is the last."""
+        if how.sequence is None:
+            raise RequestError("the request is in no sequence")
+        id, is_start, is_end = how.sequence
+        session = await self.backend.session(described.name, id, is_start=is_start)
+        try:
+            yield session
+        except SessionError:
+            self.backend.forget_session(described.name, id)
+            raise
+        finally:
+            if is_end:
+                await self.backend.end_session(described.name, id, session)
+
+    @contextmanager
+    def counted(self, model: str) -> Iterator[None]:
+        """Counts refusals of a model's requests."""
+        try:
+            yield
+        except OverloadError:
+            self.measures.rejections.labels(model).inc()
+            raise
+
+    def trace_id(self, future: RequestFuture) -> str:
+        """What ``/debug/requests/...`` knows a request by."""
+        return self.backend.trace_id(future)
+
+
+async def unless_gone(waiter: asyncio.Future[T], gone: Gone) -> T:
+    """What comes of a request; it is cancelled when its client goes, or whoever waits here is cancelled.
+
+    Raises CancelledError, of ours, when the client goes.
+    """
+    watcher = asyncio.ensure_future(gone())
+    watcher.add_done_callback(lambda done: None if done.cancelled() else waiter.cancel())
+    try:
+        return await waiter
+    except asyncio.CancelledError:
+        if watcher.done() and not watcher.cancelled():
+            raise CancelledError("the client is gone") from None
+        raise
+    finally:
+        watcher.cancel()
+
+
+def told(error: BaseException) -> dict[str, str]:
+    """An error as every door's JSON has it."""
+    return {"error": str(error) or type(error).__name__, "type": type(error).__name__}
+
+
+def error_headers(error: BaseException) -> dict[str, str]:
+    """When to try again, if that helps."""
+    return {"retry-after": str(RETRY_AFTER_S)} if http_status(error) in MAY_RETRY else {}

@@ -1,0 +1,289 @@
+"""What a model's requests look like as JSON, found from its example: a schema, and how to read one.
+
+A form has a ``schema`` (JSON Schema, for ``/openapi.json``) and reads what JSON gave into what the unfolder takes. What
+a client sent is never trusted to have the right type; the unfolder then checks what only it knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import networkx as nx
+import numpy as np
+import torch
+
+from cellrt.errors import RequestError
+from cellrt.serve.arrays import array_of
+from cellrt.serve.settings import Limits
+
+Schema = dict[str, Any]
+
+
+class Form(Protocol):
+    """One part of a request."""
+
+    def schema(self) -> Schema:
+        """As JSON Schema."""
+
+    def read(self, value: Any, where: str) -> Any:
+        """What the unfolder takes. Raises RequestError naming ``where``, what was expected and what came."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorForm:
+    """A tensor as nested lists; ``shape`` has -1 for dimensions that may differ.
+
+    ``may_be_empty``, here and below: whether the model takes one without rows.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    limits: Limits
+    may_be_empty: bool = False
+
+    def schema(self) -> Schema:
+        """Nested arrays of numbers; true counts as 1."""
+        schema: Schema = (
+            {"type": ["boolean"]} if self.dtype == torch.bool else {"type": [_type_of(self.dtype), "boolean"]}
+        )
+        for place, size in reversed(list(enumerate(self.shape))):
+            is_least = place < len(self.shape) - 1 or not self.may_be_empty  # JSON cannot say how wide no rows are
+            least, most = (size, size) if size >= 0 else (int(is_least), self.limits.max_steps)
+            schema = {"type": "array", "items": schema, "minItems": least, "maxItems": most}
+        return schema
+
+    def read(self, value: Any, where: str) -> torch.Tensor:
+        """The tensor; a new one."""
+        made = array_of(value, self.dtype, where)
+        check_shape(made.shape, self.shape, self.limits, where)
+        return made
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalarForm:
+    """A number, a truth value or a text."""
+
+    kind: type
+    limits: Limits
+    may_be_empty: bool = False
+
+    def schema(self) -> Schema:
+        """One type."""
+        if self.kind is str:
+            return {"type": "string", "minLength": int(not self.may_be_empty), "maxLength": self.limits.max_steps}
+        return _NUMBERS[self.kind].copy()
+
+    def read(self, value: Any, where: str) -> Any:
+        """The value itself; an int where a float is expected becomes one."""
+        if self.kind is float and type(value) is int:
+            return float(value)
+        if self.kind is int and type(value) is float and value.is_integer():  # JSON's 1.0 is an integer
+            return int(value)
+        if type(value) is not self.kind:
+            raise RequestError(f"{where}: expected {_NAMES[self.kind]}, got {brief(value)}")
+        if isinstance(value, str) and len(value) > self.limits.max_steps:
+            raise RequestError(f"{where}: expected at most {self.limits.max_steps} characters, got {len(value)}")
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class ListForm:
+    """A list of things of one form; ``make``: of what type the unfolder takes it."""
+
+    item: Form
+    make: Callable[[list[Any]], Any]
+    limits: Limits
+    may_be_empty: bool = False
+
+    def schema(self) -> Schema:
+        """An array."""
+        least, most = int(not self.may_be_empty), self.limits.max_steps
+        return {"type": "array", "items": self.item.schema(), "minItems": least, "maxItems": most}
+
+    def read(self, value: Any, where: str) -> Any:
+        """The list."""
+        if not isinstance(value, list):
+            raise RequestError(f"{where}: expected a list, got {brief(value)}")
+        if len(value) > self.limits.max_steps:
+            raise RequestError(f"{where}: expected at most {self.limits.max_steps} items, got {len(value)}")
+        return self.make([self.item.read(item, f"{where}[{place}]") for place, item in enumerate(value)])
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeForm:
+    """Nested lists whose leaves have one form; a leaf that is a tensor is as deep as the tensor."""
+
+    leaf: Form
+    make: Callable[[list[Any]], Any]
+    depth: int
+    limits: Limits
+
+    def schema(self) -> Schema:
+        """An array of arrays or leaves, as deep as they go."""
+        nested: Schema = {"type": "array", "minItems": 1}
+        return {"anyOf": [self.leaf.schema(), nested], "description": "a tree: nested lists, down to leaves"}
+
+    def read(self, value: Any, where: str) -> Any:
+        """The tree. Its depth was checked before (``checked``), so that recursion is bounded."""
+        if self._is_leaf(value):
+            return self.leaf.read(value, where)
+        return self.make([self.read(item, where) for item in value])
+
+    def _is_leaf(self, value: Any) -> bool:
+        depth = 0
+        while isinstance(value, list) and value:
+            value, depth = value[0], depth + 1
+        return depth <= self.depth if not isinstance(value, list) else True
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordForm:
+    """An object with named parts."""
+
+    fields: Mapping[str, Form]
+    make: Callable[..., Any]
+    optional: frozenset[str] = frozenset()
+
+    def schema(self) -> Schema:
+        """An object."""
+        properties = {name: form.schema() for name, form in self.fields.items()}
+        required = [name for name in self.fields if name not in self.optional]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+    def read(self, value: Any, where: str) -> Any:
+        """The record."""
+        if not isinstance(value, dict):
+            raise RequestError(f"{where}: expected an object with {list(self.fields)}, got {brief(value)}")
+        missing, unknown = self.fields.keys() - value.keys() - self.optional, value.keys() - self.fields.keys()
+        if missing or unknown:
+            raise RequestError(f"{where}: expected {list(self.fields)}, got {list(value)!r:.200}")
+        return self.make(**{name: self.fields[name].read(item, f"{where}.{name}") for name, item in value.items()})
+
+
+class NetworkForm:
+    """A directed graph of networkx, in its node-link format."""
+
+    def __init__(self, attributes: Form | None) -> None:
+        self._attributes = attributes
+
+    def schema(self) -> Schema:
+        """``networkx.node_link_data``."""
+        node: Schema = {"type": "object", "properties": {"id": {}}, "required": ["id"]}
+        edge: Schema = {"type": "object", "properties": {"source": {}, "target": {}}, "required": ["source", "target"]}
+        parts = {"nodes": {"type": "array", "items": node}, "edges": {"type": "array", "items": edge}}
+        return {"type": "object", "properties": parts, "required": ["nodes", "edges"]}
+
+    def read(self, value: Any, where: str) -> Any:
+        """The graph."""
+        if not isinstance(value, dict):
+            raise RequestError(f"{where}: expected an object with nodes and edges, got {brief(value)}")
+        try:
+            graph = nx.node_link_graph({**value, "directed": True, "multigraph": False}, edges="edges")
+        except (AttributeError, KeyError, TypeError, ValueError, nx.NetworkXError) as error:
+            raise RequestError(f"{where}: not a graph of nodes and edges: {type(error).__name__}: {error}") from None
+        if self._attributes is not None:
+            for node, given in graph.nodes(data=True):
+                read = self._attributes.read(dict(given), f"{where}.nodes[{node!r:.40}]")
+                given.clear()
+                given.update(read)
+        return graph
+
+
+class AnyForm:
+    """What the example does not tell: the unfolder takes JSON as it is."""
+
+    def schema(self) -> Schema:
+        """Anything."""
+        return {}
+
+    def read(self, value: Any, where: str) -> Any:
+        """The value itself."""
+        return value
+
+
+def form_of(example: Any, limits: Limits) -> Form:
+    """The form of requests like this one; all dimensions of tensors are the example's."""
+    if isinstance(example, np.ndarray | np.generic):
+        return _ArrayForm(torch.from_numpy(np.asarray(example)).dtype, example.shape, limits)
+    if isinstance(example, torch.Tensor):
+        return TensorForm(example.dtype, tuple(example.shape), limits)
+    if type(example) in _NAMES:
+        return ScalarForm(type(example), limits)
+    if isinstance(example, nx.DiGraph):
+        attributes = next((data for _, data in example.nodes(data=True) if data), None)
+        return NetworkForm(None if attributes is None else form_of(dict(attributes), limits))
+    if isinstance(example, Mapping) and all(isinstance(name, str) for name in example):
+        return RecordForm({name: form_of(part, limits) for name, part in example.items()}, dict)
+    if dataclasses.is_dataclass(example) and not isinstance(example, type):
+        parts = {field.name: form_of(getattr(example, field.name), limits) for field in dataclasses.fields(example)}
+        return RecordForm(parts, type(example))
+    if isinstance(example, tuple) and hasattr(example, "_asdict"):
+        return RecordForm({name: form_of(part, limits) for name, part in example._asdict().items()}, type(example))
+    if isinstance(example, list | tuple):
+        return _form_of_list(example, limits)
+    return AnyForm()
+
+
+@dataclasses.dataclass(frozen=True)
+class _ArrayForm(TensorForm):
+    """A NumPy array."""
+
+    def read(self, value: Any, where: str) -> Any:
+        """The array; a number of NumPy's if it has no dimension."""
+        return super().read(value, where).numpy()[()]
+
+
+def _form_of_list(example: Sequence[Any], limits: Limits) -> Form:
+    """Of a plain list, or of a tree: tuples always are one, lists when they hold lists."""
+    make = tuple if isinstance(example, tuple) else list
+    leaf: Any = example
+    while isinstance(leaf, list | tuple) and not hasattr(leaf, "_asdict"):
+        if not leaf:
+            return AnyForm()
+        leaf = leaf[0]
+    form = form_of(leaf, limits)
+    if isinstance(example, tuple) or isinstance(example[0], list | tuple):
+        depth = leaf.ndim if isinstance(leaf, torch.Tensor | np.ndarray) else 0
+        return TreeForm(form, make, depth, limits)
+    if any(type(item) is not type(example[0]) for item in example):
+        return AnyForm()
+    return ListForm(form, make, limits)
+
+
+def checked(value: Any, limits: Limits) -> Any:
+    """The value, unless it is nested too deeply or has too many items: then RequestError is raised."""
+    level, depth, num_items = [value], 0, 0
+    while level:
+        depth += 1
+        num_items += len(level)
+        if depth > limits.max_depth + 1:
+            raise RequestError(f"the request is nested more than {limits.max_depth} deep")
+        if num_items > limits.max_items:
+            raise RequestError(f"the request has more than {limits.max_items} items")
+        inside = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [item for items in inside for item in items]
+    return value
+
+
+def check_shape(given: Sequence[int], expected: Sequence[int], limits: Limits, where: str) -> None:
+    """Raises RequestError unless a shape is the expected one, where -1 stands for any up to the limit."""
+    if len(given) != len(expected) or any(e not in (-1, g) for g, e in zip(given, expected)):
+        raise RequestError(f"{where}: expected shape {list(expected)}, got {list(given)}")
+    if max(given, default=0) > max(limits.max_steps, *expected, 0):
+        raise RequestError(f"{where}: expected at most {limits.max_steps} rows, got shape {list(given)}")
+
+
+def brief(value: Any) -> str:
+    """A value for an error, however long it is."""
+    text = repr(value[:8] if isinstance(value, str | list) else type(value).__name__)
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+_NUMBERS: dict[type, Schema] = {bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"}}
+_NAMES: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+
+
+def _type_of(dtype: torch.dtype) -> str:
+    return "number" if dtype.is_floating_point else "integer"

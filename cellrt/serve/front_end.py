@@ -1,0 +1,126 @@
+"""A front end: a process that parses, unfolds and answers, with a listening socket that it was given.
+
+    python -c "from cellrt.serve.front_end import main; main()" DESCRIPTOR NUMBER IS_SHARED
+
+Its settings come as JSON on its standard input, which ends when the process that keeps the server does: then it ends
+too. SIGTERM: it takes no more connections, ends what it has within the limit, and exits 0; a second one exits at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import msgspec
+import uvicorn
+
+from cellrt.serve.app import make_app
+from cellrt.serve.backend import Backend
+from cellrt.serve.door import Door
+from cellrt.serve.measures import Measures
+from cellrt.serve.settings import Settings
+
+SWITCH_S = 5e-4
+"""How long this process's loop may keep the interpreter from the thread that hears the engine's answers."""
+BACKLOG = 2048
+DRAIN_LOOK_S = 0.05
+
+
+class FrontEnd(uvicorn.Server):
+    """The server of one front end; it hears signals itself."""
+
+    def __init__(self, config: uvicorn.Config, backend: Backend) -> None:
+        super().__init__(config)
+        self._backend = backend
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None but those of ``run``."""
+        yield
+
+    def end(self) -> None:
+        """Ends in good order; the second time at once."""
+        if self._backend.is_draining:
+            os._exit(1)
+        self._backend.is_draining = True
+        self.should_exit = True
+
+
+async def run(settings: Settings, sock: socket.socket, number: int, *, is_shared: bool) -> None:
+    """Serves until it is told to end."""
+    backend = Backend(settings)
+    door = Door(backend, Measures(is_shared=is_shared))
+    config = uvicorn.Config(
+        make_app(door),
+        log_level="warning",
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        ws_max_size=settings.limits.max_body_bytes,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+    )
+    server = FrontEnd(config, backend)
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, server.end)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if settings.grpc_port is None:
+        await server.serve(sockets=[sock])
+        return
+    from cellrt.serve.grpc_door import open_grpc  # it needs more packages
+
+    grpc_server = await open_grpc(door, settings.grpc_port)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    while not backend.is_draining and not serving.done():
+        await asyncio.sleep(DRAIN_LOOK_S)
+    await asyncio.gather(serving, grpc_server.stop(settings.drain_s))
+
+
+def _end_with_parent() -> None:
+    """Ends this process when whoever keeps the server is gone."""
+    with suppress(OSError):
+        while os.read(0, 1):
+            pass
+    os._exit(1)
+
+
+def main() -> None:
+    """The process."""
+    descriptor, number, is_shared = (int(argument) for argument in sys.argv[1:4])
+    settings = msgspec.json.decode(_read_line(), type=Settings)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sys.setswitchinterval(SWITCH_S)
+    sock = socket.socket(fileno=descriptor)
+    _run(settings, sock, number, bool(is_shared))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # everything has ended in good order: the rest of Python's own end takes a second with torch
+
+
+def _run(settings: Settings, sock: socket.socket, number: int, is_shared: bool) -> None:
+    try:
+        import uvloop
+    except ImportError:  # it is not made for every platform
+        asyncio.run(run(settings, sock, number, is_shared=is_shared))
+    else:
+        uvloop.run(run(settings, sock, number, is_shared=is_shared))
+
+
+def _read_line() -> bytes:
+    """The first line of the standard input, and not a byte more."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        part = os.read(0, 1)
+        if not part:
+            raise SystemExit("a front end is started by cellrt serve")
+        line += part
+    return bytes(line)

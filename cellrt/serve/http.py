@@ -1,0 +1,116 @@
+"""What the HTTP doors share: bodies that are read within limits, answers in JSON, and streams of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from cellrt.errors import CellrtError, RequestTooLargeError, http_status
+from cellrt.serve.door import Gone, error_headers, told
+from cellrt.serve.oip import encode
+
+REQUEST_ID = "x-cellrt-request"
+"""The header with what ``/debug/requests/...`` knows a request by."""
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body. Raises RequestTooLargeError beyond so many bytes, before it is all there."""
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise RequestTooLargeError(f"the body has {length} bytes, at most {limit} are taken")
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise RequestTooLargeError(f"the body has more than {limit} bytes")
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def gone(receive: Receive) -> Gone:
+    """Waits until the client of a request whose body was read is gone."""
+
+    async def wait() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    return wait
+
+
+def json_response(value: object, status: int = 200, request_id: str = "") -> Response:
+    """An answer in JSON; ``request_id``: what ``/debug/requests/...`` knows the request by, if anything."""
+    return Response(encode(value), status, {REQUEST_ID: request_id} if request_id else None, "application/json")
+
+
+async def error_response(_: Request, error: Exception) -> Response:
+    """The answer that an error of ours is."""
+    return Response(encode(told(error)), http_status(error), error_headers(error), "application/json")
+
+
+class EventStream(Response):
+    """Server-sent events, each as soon as it is there.
+
+    Args:
+        events: each one's JSON. What it raises is the last event, or the answer itself if nothing was sent.
+        write_timeout_s: a client that reads nothing for so long is left.
+    """
+
+    def __init__(self, events: AsyncIterator[bytes], write_timeout_s: float, headers: dict[str, str]) -> None:
+        self._events, self._write_timeout_s = events, write_timeout_s
+        self.status_code, self.background = 200, None
+        self.init_headers({"content-type": "text/event-stream", "cache-control": "no-store", **headers})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends them; when the client goes, the events are closed, and with them what makes them."""
+        task = asyncio.current_task()
+        watcher = asyncio.ensure_future(gone(receive)())
+        watcher.add_done_callback(lambda done: None if done.cancelled() or task is None else task.cancel())
+        try:
+            await self._send_all(send)
+        except (asyncio.CancelledError, TimeoutError):
+            if not watcher.done():
+                watcher.cancel()
+                raise
+        finally:
+            watcher.cancel()
+            with suppress(RuntimeError):
+                await self._events.aclose()  # type: ignore[attr-defined]
+
+    async def _send_all(self, send: Send) -> None:
+        write = self._writer(send)
+        try:
+            first = await anext(self._events, b"")  # an error before the first step is the answer
+        except CellrtError as error:
+            self.raw_headers = [*_ERROR_HEADERS, *((k.encode(), v.encode()) for k, v in error_headers(error).items())]
+            await write({"type": "http.response.start", "status": http_status(error), "headers": self.raw_headers})
+            await write({"type": "http.response.body", "body": encode(told(error))})
+            return
+        await write({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            await write(_event(first))
+            async for event in self._events:
+                await write(_event(event))
+        except CellrtError as error:
+            await write(_event(encode(told(error))))
+        await write({"type": "http.response.body", "body": b""})
+
+    def _writer(self, send: Send) -> Callable[[dict[str, object]], Awaitable[None]]:
+        async def write(message: dict[str, object]) -> None:
+            async with asyncio.timeout(self._write_timeout_s):
+                await send(message)
+
+        return write
+
+
+_ERROR_HEADERS = [(b"content-type", b"application/json")]
+
+
+def _event(data: bytes) -> dict[str, object]:
+    body = b"data: " + data + b"\n\n" if data else b""
+    return {"type": "http.response.body", "body": body, "more_body": True}

@@ -1,0 +1,210 @@
+"""A model's own requests over HTTP: ``/v1``, for what tensors of fixed shapes cannot say; a websocket for sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Annotated, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from cellrt.engine.future import Result
+from cellrt.errors import CellrtError, RequestError
+from cellrt.serve import oip
+from cellrt.serve.described import Described
+from cellrt.serve.door import Door, told
+from cellrt.serve.forms import TensorForm
+from cellrt.serve.http import EventStream, gone, json_response, read_body
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6, description="It must be done so many seconds from now.")]
+Priority = Annotated[float, msgspec.Meta(ge=0, le=3, multiple_of=1, description="0 is the lowest, 3 the highest.")]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class NativeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of ``/v1/models/{model}/infer``."""
+
+    request: Any
+    deadline_s: Seconds | None = None
+    priority: Priority = oip.DEFAULT_PRIORITY
+    session: Name | None = None
+    start: bool = False
+    """Whether the session begins with this request."""
+    end: bool = False
+    """Whether it ends with it."""
+    stream: bool = False
+    """Whether each step comes as it is made, as an event."""
+
+
+class Frame(msgspec.Struct, forbid_unknown_fields=True):
+    """A text message of the websocket."""
+
+    request: Any
+    deadline_s: Seconds | None = None
+    priority: Priority = oip.DEFAULT_PRIORITY
+
+
+_decoder = msgspec.json.Decoder(NativeRequest)
+_frames = msgspec.json.Decoder(Frame)
+
+
+def as_json(results: Result) -> dict[str, Any]:
+    """Results as nested lists, by name."""
+    return {name: tensor.tolist() for name, tensor in results.items()}
+
+
+class NativeDoor:
+    """The handlers. ``door``: where requests go."""
+
+    def __init__(self, door: Door) -> None:
+        self._door, self._backend = door, door.backend
+        self._limits = door.backend.settings.limits
+
+    def routes(self) -> list[BaseRoute]:
+        """All of them."""
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model}/infer", self.native_infer, methods=["POST"]),
+            WebSocketRoute("/v1/models/{model}/session", self.session),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        """All models."""
+        entries = await self._backend.call("models")
+        return json_response({"models": [entry["name"] for entry in entries if entry["is_loaded"]]})
+
+    async def native_infer(self, request: Request) -> Response:
+        """A request as the model's own schema has it."""
+        body = await read_body(request, self._limits.max_body_bytes)
+        described = await self._backend.model(request.path_params["model"])
+        message: NativeRequest = oip.decode(body, _decoder)
+        if message.session is None and (message.start or message.end):
+            raise RequestError("start and end need a session")
+        sequence = None if message.session is None else oip.InSequence(message.session, message.start, message.end)
+        how = oip.Parameters(message.deadline_s, int(message.priority), sequence)
+        given = described.read_json(message.request)
+        if message.stream:
+            return EventStream(self._events(described, given, how), self._limits.write_timeout_s, {})
+        results, id = await self._door.infer(described, given, how, gone(request.receive))
+        answer = {"model": described.name, "version": described.version, "results": as_json(results)}
+        return json_response(answer, request_id=id)
+
+    async def _events(self, described: Described, given: Any, how: oip.Parameters) -> AsyncIterator[bytes]:
+        begin_s, is_first = time.perf_counter(), True
+        async with self._door.stream(described, given, how) as stream:
+            async for step in stream:
+                if is_first:
+                    is_first = False
+                    self._door.measures.first_result.labels(described.name).observe(time.perf_counter() - begin_s)
+                yield oip.encode({"step": as_json(step)})
+        yield oip.encode({"done": True})
+
+    async def session(self, socket: WebSocket) -> None:
+        """A session of a model: each message is a request, answered in their order with its number."""
+        await socket.accept()
+        try:
+            described = await self._backend.model(socket.path_params["model"])
+            await _SocketSession(self._door, described, socket).run()
+        except CellrtError as error:
+            await _say(socket, oip.encode(told(error)), self._limits.write_timeout_s)
+            with suppress(RuntimeError, WebSocketDisconnect):
+                await socket.close(1008, type(error).__name__)
+
+
+class _SocketSession:
+    """One websocket. Its requests are in a session if its model keeps state: of the id that the address has, which
+    goes on where it was and stays open, or a new one that ends with the connection."""
+
+    def __init__(self, door: Door, described: Described, socket: WebSocket) -> None:
+        self._door, self._described, self._socket = door, described, socket
+        self._limits = door.backend.settings.limits
+        most = self._limits.max_streams_per_connection
+        self._answers: asyncio.Queue[tuple[int, asyncio.Future[Result] | CellrtError] | None] = asyncio.Queue(most)
+
+    async def run(self) -> None:
+        """Serves until either end has had enough."""
+        given_id = self._socket.query_params.get("id", "")
+        key = given_id or uuid.uuid4().hex
+        backend, name = self._door.backend, self._described.name
+        session = None
+        if self._described.keeps_state:
+            session = await backend.session(name, key, is_start=not given_id)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writer = tasks.create_task(self._write())
+                try:
+                    await self._read(session or backend.client, session is None)
+                finally:
+                    if not writer.done():
+                        await self._answers.put(None)
+        except* (WebSocketDisconnect, TimeoutError):
+            pass
+        finally:
+            while not self._answers.empty():
+                waiting = self._answers.get_nowait()
+                if waiting is not None and isinstance(waiting[1], asyncio.Future):
+                    waiting[1].cancel()
+            if session is not None and not given_id:
+                await backend.end_session(name, key, session)
+
+    async def _read(self, target: Any, is_client: bool) -> None:
+        """Submits what comes; no more than may be in flight at once."""
+        number = 0
+        while True:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                raise WebSocketDisconnect(message.get("code", 1005))
+            answer: asyncio.Future[Result] | CellrtError
+            try:
+                frame = self._frame(message)
+                options = {"deadline": frame.deadline_s, "priority": int(frame.priority)}
+                with self._door.counted(self._described.name):
+                    arguments = (self._described.name, frame.request) if is_client else (frame.request,)
+                    answer = asyncio.wrap_future(target.submit(*arguments, **options))
+            except CellrtError as error:
+                answer = error
+            await self._answers.put((number, answer))
+            number += 1
+
+    def _frame(self, message: Any) -> Frame:
+        """A request: JSON, or the raw rows of the model's one tensor."""
+        text, data = message.get("text"), message.get("bytes")
+        if text is not None:
+            frame: Frame = oip.decode(text.encode(), _frames)
+            return Frame(self._described.read_json(frame.request), frame.deadline_s, frame.priority)
+        return Frame(self._rows(data or b""))
+
+    def _rows(self, data: bytes) -> Any:
+        form = self._described.request
+        if not isinstance(form, TensorForm) or form.shape[:1] != (-1,) or -1 in form.shape[1:]:
+            raise RequestError(f"model {self._described.name!r} takes no raw rows: send JSON")
+        info = next(iter(self._described.inputs.values())).info
+        row_bytes = form.dtype.itemsize * oip.count_of(form.shape[1:], "a row")
+        if len(data) % row_bytes:
+            raise RequestError(f"expected rows of {row_bytes} bytes, got {len(data)} bytes")
+        rows = oip.from_raw(data, (len(data) // row_bytes, *form.shape[1:]), info)
+        return self._described.read_tensors({info.name: rows})
+
+    async def _write(self) -> None:
+        """Answers in order."""
+        while (waiting := await self._answers.get()) is not None:
+            number, answer = waiting
+            try:
+                if isinstance(answer, CellrtError):
+                    raise answer
+                message: dict[str, Any] = {"number": number, "results": as_json(await answer)}
+            except CellrtError as error:
+                message = {"number": number, **told(error)}
+            await _say(self._socket, oip.encode(message), self._limits.write_timeout_s)
+
+
+async def _say(socket: WebSocket, message: bytes, timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        await socket.send_text(message.decode())

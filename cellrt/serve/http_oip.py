@@ -1,0 +1,221 @@
+"""The Open Inference Protocol over HTTP: ``/v2`` with health, metadata, ``infer``, ``stats``, ``generate``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+import cellrt
+from cellrt.errors import RequestError, UnknownModelError
+from cellrt.serve import oip
+from cellrt.serve.described import Described
+from cellrt.serve.door import Door
+from cellrt.serve.forms import checked
+from cellrt.serve.http import REQUEST_ID, EventStream, gone, json_response, read_body
+from cellrt.serve.model_statistics import model_statistics
+
+EXTENSIONS = (
+    "binary_tensor_data",
+    "generate",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "parameters",
+    "schedule_policy",
+    "sequence",
+    "statistics",
+)
+NS = 1e9
+_objects = msgspec.json.Decoder(dict[str, Any])
+
+
+class OipDoor:
+    """The handlers. ``door``: where requests go."""
+
+    def __init__(self, door: Door) -> None:
+        self._door, self._backend = door, door.backend
+        self._limits = door.backend.settings.limits
+
+    def routes(self) -> list[BaseRoute]:
+        """All of them."""
+        made: list[BaseRoute] = []
+        for base in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            made += [
+                Route(f"{base}/infer", self.infer, methods=["POST"]),
+                Route(f"{base}/generate", self.generate, methods=["POST"]),
+                Route(f"{base}/generate_stream", self.generate_stream, methods=["POST"]),
+                Route(base, self.metadata),
+                Route(f"{base}/ready", self.model_ready),
+                Route(f"{base}/config", self.config),
+                Route(f"{base}/stats", self.stats),
+            ]
+        return [
+            *made,
+            Route("/v2", self.server),
+            Route("/v2/health/live", self.live),
+            Route("/v2/health/ready", self.ready),
+            Route("/v2/models/stats", self.stats),
+            Route("/v2/repository/index", self.index, methods=["POST"]),
+            Route("/v2/repository/models/{model}/load", self.load, methods=["POST"]),
+            Route("/v2/repository/models/{model}/unload", self.unload, methods=["POST"]),
+        ]
+
+    async def infer(self, request: Request) -> Response:
+        """A request as tensors."""
+        body = await read_body(request, self._limits.max_body_bytes)
+        described = await self._described(request)
+        inference = oip.read_request(described, body, request.headers.get(oip.HEADER_LENGTH))
+        results, id = await self._door.infer(described, inference.request, inference.parameters, gone(request.receive))
+        content, json_size = oip.write_response(described, inference, results)
+        headers = {REQUEST_ID: id} if id else {}
+        if json_size is None:
+            return Response(content, 200, headers, "application/json")
+        headers[oip.HEADER_LENGTH] = str(json_size)
+        return Response(content, 200, headers, "application/octet-stream")
+
+    async def generate(self, request: Request) -> Response:
+        """A request as one object of input names and values; the answer has the outputs by name."""
+        described, given, how, id = await self._read_generate(request)
+        results, trace_id = await self._door.infer(described, given, how, gone(request.receive))
+        values = {name: oip.as_value(tensor) for name, tensor in results.items()}
+        return json_response({**_head(described, id), **values}, request_id=trace_id)
+
+    async def generate_stream(self, request: Request) -> Response:
+        """As ``generate``, but an event for each step."""
+        described, given, how, id = await self._read_generate(request)
+
+        async def events() -> AsyncIterator[bytes]:
+            begin_s, is_first = time.perf_counter(), True
+            async with self._door.stream(described, given, how) as stream:
+                async for step in stream:
+                    if is_first:
+                        is_first = False
+                        self._door.measures.first_result.labels(described.name).observe(time.perf_counter() - begin_s)
+                    values = {name: oip.as_value(tensor) for name, tensor in step.items()}
+                    yield oip.encode({**_head(described, id), **values})
+
+        return EventStream(events(), self._limits.write_timeout_s, {})
+
+    async def _read_generate(self, request: Request) -> tuple[Described, Any, oip.Parameters, str]:
+        body = await read_body(request, self._limits.max_body_bytes)
+        described = await self._described(request)
+        given = checked(oip.decode(body, _objects), self._limits)
+        parameters, id = given.pop("parameters", {}), given.pop("id", "")
+        if not isinstance(parameters, dict) or not isinstance(id, str):
+            raise RequestError("expected parameters as an object, and id as a text")
+        tensors = {
+            name: oip.as_tensor(described.inputs[name].info.datatype, value, f"input {name!r}")
+            for name, value in given.items()
+            if name in described.inputs
+        }
+        if len(tensors) != len(given):
+            raise RequestError(f"model {described.name!r}: expected {list(described.inputs)}, got {list(given)!r:.200}")
+        return described, described.read_tensors(tensors), oip.read_parameters(parameters), id
+
+    async def _described(self, request: Request) -> Described:
+        return await self._backend.model(request.path_params["model"], request.path_params.get("version"))
+
+    async def server(self, request: Request) -> Response:
+        """Who serves."""
+        return json_response({"name": "cellrt", "version": cellrt.__version__, "extensions": EXTENSIONS})
+
+    async def live(self, request: Request) -> Response:
+        """Whether this front end answers."""
+        return json_response({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether requests are taken."""
+        return json_response({"ready": self._backend.is_ready}, 200 if self._backend.is_ready else 503)
+
+    async def metadata(self, request: Request) -> Response:
+        """A model's inputs and outputs."""
+        described = await self._described(request)
+        return json_response(
+            {
+                "name": described.name,
+                "versions": [described.version],
+                "platform": "cellrt",
+                "inputs": [each.info.metadata() for each in described.inputs.values()],
+                "outputs": [info.metadata() for info in described.outputs],
+            }
+        )
+
+    async def config(self, request: Request) -> Response:
+        """What Triton's clients ask for: the same as metadata, in the words of its configuration."""
+        described = await self._described(request)
+
+        def as_config(info: Any) -> dict[str, Any]:
+            datatype = "STRING" if info.datatype == "BYTES" else info.datatype
+            return {"name": info.name, "data_type": f"TYPE_{datatype}", "dims": list(info.shape)}
+
+        config: dict[str, Any] = {
+            "name": described.name,
+            "backend": "cellrt",
+            "max_batch_size": 0,
+            "input": [as_config(each.info) for each in described.inputs.values()],
+            "output": [as_config(info) for info in described.outputs],
+        }
+        if described.keeps_state:
+            config["sequence_batching"] = {}
+        return json_response(config)
+
+    async def model_ready(self, request: Request) -> Response:
+        """Whether a model takes requests."""
+        described = await self._described(request)
+        is_ready = self._backend.is_ready
+        return json_response({"name": described.name, "ready": is_ready}, 200 if is_ready else 503)
+
+    async def stats(self, request: Request) -> Response:
+        """Counts of a model, or of all, as Triton has them."""
+        name = request.path_params.get("model")
+        if name is not None:
+            await self._described(request)
+        counts = await self._backend.call("statistics")
+        versions = {entry["name"]: str(entry["version"]) for entry in await self._backend.call("models")}
+        names = [name] if name is not None else [each for each in counts["models"] if each in versions]
+        stats = [model_statistics(each, versions[each], counts["models"][each]) for each in names]
+        return json_response({"model_stats": stats})
+
+    async def index(self, request: Request) -> Response:
+        """All models that the operator named, whether they are loaded or not."""
+        body = await read_body(request, self._limits.max_body_bytes)
+        only_ready = bool(oip.decode(body, _objects).get("ready")) if body else False
+        entries = await self._backend.call("models")
+        return json_response([_entry(entry) for entry in entries if entry["is_loaded"] or not only_ready])
+
+    async def load(self, request: Request) -> Response:
+        """Registers a model of the index anew, from where the operator said; requests go on meanwhile."""
+        body = await read_body(request, self._limits.max_body_bytes)
+        if body and _overrides(oip.decode(body, _objects)):
+            raise RequestError("models come from where the operator said: no config and no files are taken")
+        await self._backend.call("load", request.path_params["model"])
+        await self._described(request)
+        return json_response({})
+
+    async def unload(self, request: Request) -> Response:
+        """Takes a model out; what it was asked before ends first."""
+        name = request.path_params["model"]
+        if name not in {entry["name"] for entry in await self._backend.call("models")}:
+            raise UnknownModelError(f"model {name!r} is not in the index")
+        await self._backend.call("unregister", name)
+        return json_response({})
+
+
+def _overrides(given: Mapping[str, Any]) -> bool:
+    parameters = given.get("parameters")
+    return isinstance(parameters, dict) and any(name == "config" or name.startswith("file:") for name in parameters)
+
+
+def _head(described: Described, id: str) -> dict[str, str]:
+    return {"model_name": described.name, "model_version": described.version, **({"id": id} if id else {})}
+
+
+def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    is_loaded = entry["is_loaded"]
+    state, reason = ("READY", "") if is_loaded else ("UNAVAILABLE", "unloaded")
+    return {"name": entry["name"], "version": str(entry["version"]), "state": state, "reason": reason}

@@ -1,0 +1,118 @@
+"""What people and scrapers look at: ``/metrics``, ``/debug``, the description of the doors, and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics import exposition
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from cellrt.errors import DeviceError, RequestError
+from cellrt.serve.door import Door, told
+from cellrt.serve.http import json_response
+from cellrt.serve.metrics import EngineMetrics
+from cellrt.serve.openapi import document
+
+MOST_SHOWN = 10_000
+US = 1e6
+END = b"# EOF\n"
+PAGES = {"/": "page.html", "/docs": "docs.html"}
+
+
+class WatchingDoor:
+    """The handlers. ``door``: whose engine and counts are shown."""
+
+    def __init__(self, door: Door) -> None:
+        self._door, self._backend = door, door.backend
+
+    def routes(self) -> list[BaseRoute]:
+        """All of them."""
+        pages = [Route(path, self.page, name=name) for path, name in PAGES.items()]
+        return [
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.openapi),
+            Route("/debug/statistics", self.statistics),
+            Route("/debug/timeline", self.timeline),
+            Route("/debug/requests/{id}", self.request_story),
+            *pages,
+        ]
+
+    async def metrics(self, request: Request) -> Response:
+        """Counts of the engine and of all front ends."""
+        try:
+            counts, models = await self._backend.call("statistics"), await self._backend.call("models")
+        except DeviceError:
+            counts, models = None, []
+        registry = CollectorRegistry()
+        registry.register(EngineMetrics(counts, models))
+        if "application/openmetrics-text" not in request.headers.get("accept", ""):
+            text = b"".join(map(generate_latest, (registry, self._door.measures.registry)))
+            return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        engine, door = map(exposition.generate_latest, (registry, self._door.measures.registry))
+        return Response(engine.removesuffix(END) + door, media_type=exposition.CONTENT_TYPE_LATEST)
+
+    async def openapi(self, request: Request) -> Response:
+        """The description of the doors."""
+        entries = await self._backend.call("models")
+        models = [await self._backend.model(entry["name"]) for entry in entries if entry["is_loaded"]]
+        return json_response(document(models, has_keys=bool(self._backend.settings.api_keys)))
+
+    async def statistics(self, request: Request) -> Response:
+        """What ``Engine.statistics`` says, for the live page."""
+        return json_response(await self._backend.call("statistics"))
+
+    async def timeline(self, request: Request) -> Response:
+        """The last requests and tasks as a Chrome trace, for Perfetto."""
+        self._refuse_without_timeline()
+        given = request.query_params.get("count", "1000")
+        if not given.isdecimal() or not 0 < int(given) <= MOST_SHOWN:
+            raise RequestError(f"count: expected 1 to {MOST_SHOWN}, got {given!r:.40}")
+        events = await self._backend.call("timeline_events", count=int(given))
+        return Response(events, media_type="application/json")
+
+    async def request_story(self, request: Request) -> Response:
+        """Which tasks a request was in, and how long it waited before each; ``?format=trace``: for Perfetto."""
+        self._refuse_without_timeline()
+        try:
+            events = await self._backend.call("timeline_events", request=request.path_params["id"])
+        except RequestError as error:
+            return json_response(told(error), 404)
+        if request.query_params.get("format") == "trace":
+            return Response(events, media_type="application/json")
+        return json_response(story(msgspec.json.decode(events)["traceEvents"]))
+
+    def _refuse_without_timeline(self) -> None:
+        if not self._backend.settings.timeline:
+            raise RequestError("this server keeps no timeline: start it with --timeline 2000")
+
+    async def page(self, request: Request) -> Response:
+        """A page for people."""
+        return HTMLResponse(files("cellrt.serve").joinpath(PAGES[request.url.path]).read_text())
+
+
+def story(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One request's way, in order, from the events of its Chrome trace; times in seconds from its arrival."""
+    begin, end = (
+        next(event for event in events if event["ph"] == mark and event["name"] != "queueing") for mark in "be"
+    )
+    seen_us, tasks = begin["ts"], []
+    for event in sorted((event for event in events if event["ph"] == "X"), key=lambda event: event["ts"]):
+        tasks.append(
+            {
+                "cell": event["name"],
+                "worker": event["tid"],
+                "waited_s": max(0.0, event["ts"] - seen_us) / US,
+                "start_s": (event["ts"] - begin["ts"]) / US,
+                "took_s": event["dur"] / US,
+                **{name: event["args"][name] for name in ("task", "rows", "steps")},
+                "together_with": len(event["args"]["requests"]) - 1,
+            }
+        )
+        seen_us = event["ts"] + event["dur"]
+    return {"model": begin["name"], "took_s": (end["ts"] - begin["ts"]) / US, "tasks": tasks}

@@ -1,0 +1,220 @@
+"""The process that keeps a server: starts the engine's process and the front ends, replaces what dies, ends them all.
+
+It serves nothing itself, and imports no torch. Every front end has a listening socket of its own at the same port,
+which stays open here, so that connections wait for a front end's successor instead of being refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import zip_longest
+
+import msgspec
+
+from cellrt.errors import CellrtError, DefinitionError
+from cellrt.process.address import new_address
+from cellrt.process.starting import Started
+from cellrt.serve.settings import Settings
+
+log = logging.getLogger("cellrt")
+COMMAND = "from cellrt.serve.front_end import main; main()"
+LOOK_EVERY_S = 0.05
+KILL_AFTER_S = 5.0
+"""How long a front end may take beyond the limit to end; then it is killed."""
+MIN_LIFE_S = 1.0
+"""A process that dies sooner is replaced only after so long, and not for ever."""
+MAX_EARLY_DEATHS = 5
+
+
+class Keeper:
+    """A server with its processes. ``say``: tells people what happens."""
+
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._sockets = _listen(settings)
+        self._grpc_socket, grpc_port = _reserve(settings.host, settings.grpc_port)
+        self.settings = replace(settings, address=settings.address or new_address(), grpc_port=grpc_port)
+        self._folder = tempfile.mkdtemp(prefix="cellrt-metrics-")
+        self._front_ends: list[subprocess.Popen[bytes]] = []
+        self._started_s: list[float] = []
+        self._engine: Started | None = None
+        self._ends_told = 0
+        self._early_deaths = 0
+        self._woken = threading.Event()
+
+    @property
+    def port(self) -> int:
+        """Where HTTP is taken."""
+        return int(self._sockets[0].getsockname()[1])
+
+    @property
+    def engine_pid(self) -> int:
+        """Of the engine's process; 0 before there is one."""
+        return 0 if self._engine is None else self._engine.process.pid
+
+    @property
+    def front_end_pids(self) -> list[int]:
+        """Of the front ends."""
+        return [process.pid for process in self._front_ends]
+
+    def run(self) -> int:
+        """Serves until it is told to end; returns the exit status. Raises DefinitionError if it cannot begin."""
+        try:
+            engine = self._start_engine()
+            for number in range(self.settings.front_ends):
+                self._front_ends.append(self._start_front_end(number))
+                self._started_s.append(time.monotonic())
+            engine.wait()
+            self._say(f"serving at http://{self.settings.host}:{self.port}")
+            if self.settings.grpc_port is not None:
+                self._say(f"serving gRPC at {self.settings.host}:{self.settings.grpc_port}")
+            while not self._ends_told:
+                self._woken.wait(LOOK_EVERY_S)
+                self._look()
+            return self._drain()
+        finally:
+            self._clean_up()
+
+    def end(self) -> None:
+        """Has everything end in good order; the second time at once. From any thread, and a signal's handler."""
+        self._ends_told += 1
+        if self._ends_told > 1:
+            for process in self._front_ends:
+                process.kill()
+            if self._engine is not None:
+                self._engine.process.kill()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os._exit(1)
+        self._woken.set()
+
+    def _start_engine(self) -> Started:
+        settings = self.settings
+        workers = list(settings.workers) if isinstance(settings.workers, tuple) else settings.workers
+        options = {
+            "workers": workers,
+            "max_queue": settings.max_queued_requests,
+            "trace": settings.timeline or False,
+            "compile": settings.compile,
+        }
+        models = [
+            (model, {"max_queue": settings.max_queued_per_model, "max_batch": max_batch})
+            for model, max_batch in zip_longest(settings.models, settings.max_batch)
+        ]
+        self._engine = Started(settings.address, options, models, ends_without_workers=True)
+        return self._engine
+
+    def _start_front_end(self, number: int) -> subprocess.Popen[bytes]:
+        sock = self._sockets[number]
+        is_shared = int(self.settings.front_ends > 1)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        if is_shared:
+            environment["PROMETHEUS_MULTIPROC_DIR"] = self._folder
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, str(sock.fileno()), str(number), str(is_shared)],
+            pass_fds=[sock.fileno()],
+            stdin=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # a terminal's interrupt comes here alone
+        )
+        if process.stdin is None:
+            raise DefinitionError("a front end has no standard input")
+        process.stdin.write(msgspec.json.encode(self.settings) + b"\n")
+        process.stdin.flush()
+        return process
+
+    def _look(self) -> None:
+        """Replaces what has died."""
+        if self._engine is not None and self._engine.process.poll() is not None:
+            self._say("the engine's process is gone; another is started")
+            self._engine.end()
+            try:
+                self._start_engine().wait()
+            except CellrtError as error:
+                self._note_early_death(f"the engine's process does not start: {error}")
+        for number, process in enumerate(self._front_ends):
+            if process.poll() is not None:
+                self._say(f"front end {number} ended with status {process.returncode}; another is started")
+                if time.monotonic() - self._started_s[number] < MIN_LIFE_S:
+                    self._note_early_death(f"front end {number} does not start")
+                self._front_ends[number] = self._start_front_end(number)
+                self._started_s[number] = time.monotonic()
+
+    def _note_early_death(self, what: str) -> None:
+        self._early_deaths += 1
+        if self._early_deaths > MAX_EARLY_DEATHS:
+            raise DefinitionError(what)
+        time.sleep(MIN_LIFE_S)
+
+    def _drain(self) -> int:
+        """Has the front ends end what they have, then the engine; 0 if all ended in good order."""
+        self._say(f"ending: at most {self.settings.drain_s:g} s for what was begun")
+        for process in self._front_ends:
+            process.terminate()
+        end_s = time.monotonic() + self.settings.drain_s + KILL_AFTER_S
+        is_clean = True
+        for process in self._front_ends:
+            try:
+                is_clean = process.wait(max(0.0, end_s - time.monotonic())) == 0 and is_clean
+            except subprocess.TimeoutExpired:
+                process.kill()
+                is_clean = False
+        return 0 if is_clean else 1
+
+    def _clean_up(self) -> None:
+        for process in self._front_ends:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        if self._engine is not None:
+            self._engine.end()
+        for sock in (*self._sockets, *([self._grpc_socket] if self._grpc_socket is not None else [])):
+            sock.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _reserve(host: str, port: int | None) -> tuple[socket.socket | None, int | None]:
+    """A port that front ends share for gRPC, and a socket that keeps it for them. Raises DefinitionError."""
+    if port is None:
+        return None, None
+    sock = socket.socket(socket.getaddrinfo(host, port)[0][0], socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise DefinitionError(f"cannot listen at {host}:{port}: {error}") from None
+    return sock, int(sock.getsockname()[1])
+
+
+def _listen(settings: Settings) -> list[socket.socket]:
+    """A listening socket for each front end, all at one port. Raises DefinitionError."""
+    sockets: list[socket.socket] = []
+    port = settings.port
+    try:
+        family, *_, address = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM)[0]
+        for _ in range(settings.front_ends):
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if settings.front_ends > 1:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.bind((address[0], port, *address[2:]))
+            sock.listen(2048)
+            port = sock.getsockname()[1]
+    except OSError as error:
+        for sock in sockets:
+            sock.close()
+        raise DefinitionError(f"cannot listen at {settings.host}:{settings.port}: {error}") from None
+    return sockets

@@ -1,0 +1,272 @@
+"""The Open Inference Protocol, version 2, as messages: requests read, responses written; no socket and no engine.
+
+Protocol: "Predict Protocol - Version 2" (KServe), with Triton's extensions for binary tensors, sequences, priorities
+and timeouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from cellrt.engine.future import Result
+from cellrt.errors import RequestError
+from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, from_bytes, texts_of, to_bytes, to_list
+from cellrt.serve.described import Described, TensorInfo
+
+HEADER_LENGTH = "inference-header-content-length"
+US = 1e6
+DEFAULT_PRIORITY = 1
+UNSUPPORTED = ("shared_memory_region", "classification")
+
+
+class InputTensor(msgspec.Struct):
+    """An input as JSON has it; ``data`` is left out where bytes behind the JSON have it."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] = {}
+    data: list[Any] | None = None
+
+
+class OutputTensor(msgspec.Struct):
+    """An output that is asked for."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class InferRequest(msgspec.Struct):
+    """The JSON of a request."""
+
+    inputs: list[InputTensor]
+    id: str = ""
+    outputs: list[OutputTensor] = []
+    parameters: dict[str, Any] = {}
+
+
+class InSequence(NamedTuple):
+    """Which session a request belongs to, and whether it is its first or last."""
+
+    id: str
+    is_start: bool
+    is_end: bool
+
+
+class Parameters(NamedTuple):
+    """How a request is to be run: ``deadline`` in seconds or None, ``priority`` 0 to 3, perhaps in a sequence."""
+
+    deadline: float | None = None
+    priority: int = DEFAULT_PRIORITY
+    sequence: InSequence | None = None
+
+
+class Inference(NamedTuple):
+    """A request as it was read.
+
+    Attributes:
+        id: the client's, or empty.
+        request: what the unfolder takes.
+        parameters: how it is to be run.
+        outputs: names of what is asked for; empty: everything.
+        binary: those of them that are to come as bytes; None: all.
+    """
+
+    id: str
+    request: Any
+    parameters: Parameters
+    outputs: Sequence[str]
+    binary: frozenset[str] | None
+
+
+_decoder = msgspec.json.Decoder(InferRequest)
+_encoder = msgspec.json.Encoder()
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+    """What JSON says. Raises RequestError if it is none, or not of the type."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the body: {error}") from None
+
+
+def read_request(described: Described, body: bytes, header_length: str | None) -> Inference:
+    """Reads a request. Raises RequestError."""
+    json_size = len(body) if header_length is None else _header_size(header_length, len(body))
+    message: InferRequest = decode(body if json_size == len(body) else body[:json_size], _decoder)
+    tensors: dict[str, Any] = {}
+    place = json_size
+    for given in message.inputs:
+        info = _known_input(described, given.name, given.datatype)
+        size = given.parameters.get("binary_data_size")
+        if size is None:
+            tensors[given.name] = _from_json(given, info)
+            continue
+        if type(size) is not int or size < 0 or given.data is not None:
+            raise RequestError(f"input {given.name!r}: expected binary_data_size and no data, got {size!r:.40}")
+        tensors[given.name] = from_raw(memoryview(body)[place : place + size], given.shape, info)
+        place += size
+    if place != len(body):
+        raise RequestError(f"the body has {len(body) - json_size} bytes behind its JSON, its inputs name {place}")
+    if len(tensors) != len(message.inputs):
+        raise RequestError("the request has two inputs of one name")
+    check_supported(message.parameters, *(tensor.parameters for tensor in message.inputs))
+    check_supported(*(tensor.parameters for tensor in message.outputs))
+    outputs = check_outputs(described, [output.name for output in message.outputs])
+    return Inference(
+        message.id,
+        described.read_tensors(tensors),
+        read_parameters(message.parameters),
+        outputs,
+        _binary_outputs(message),
+    )
+
+
+def _header_size(text: str, size: int) -> int:
+    if not text.isdecimal() or int(text) > size:
+        raise RequestError(f"Inference-Header-Content-Length: expected at most {size}, got {text!r:.40}")
+    return int(text)
+
+
+def _known_input(described: Described, name: str, datatype: str) -> TensorInfo:
+    known = described.inputs.get(name)
+    if known is None:
+        raise RequestError(f"model {described.name!r}: expected inputs {list(described.inputs)}, got {name!r:.80}")
+    if datatype != known.info.datatype:
+        raise RequestError(f"input {name!r}: expected {known.info.datatype}, got {datatype!r:.40}")
+    return known.info
+
+
+def _from_json(given: InputTensor, info: TensorInfo) -> Any:
+    """The tensor, or list of bytes, that JSON has, flat or nested."""
+    where = f"input {given.name!r}"
+    if given.data is None:
+        raise RequestError(f"{where}: expected data")
+    count = count_of(given.shape, where)
+    if info.datatype == BYTES:
+        texts = _flat_texts(given.data)
+        if len(texts) != count or not all(isinstance(text, str) for text in texts):
+            raise RequestError(f"{where}: expected {count} texts")
+        return [text.encode() for text in texts]
+    made = array_of(given.data, DATATYPES[info.datatype], where)
+    if made.numel() != count:
+        raise RequestError(f"{where}: expected {count} numbers for shape {given.shape}, got {made.numel()}")
+    return made.reshape(given.shape)
+
+
+def _flat_texts(data: list[Any]) -> list[Any]:
+    while data and isinstance(data[0], list):
+        data = [text for part in data if isinstance(part, list) for text in part]
+    return data
+
+
+def from_raw(data: bytes | memoryview, shape: Sequence[int], info: TensorInfo) -> Any:
+    """The tensor, or list of bytes, that raw bytes are. Raises RequestError."""
+    where = f"input {info.name!r}"
+    count = count_of(shape, where)
+    if info.datatype == BYTES:
+        return texts_of(data, count, where)
+    return from_bytes(data, DATATYPES[info.datatype], shape, where)
+
+
+def count_of(shape: Sequence[int], where: str) -> int:
+    """The elements of a shape. Raises RequestError if it is none."""
+    count = 1
+    for size in shape:
+        if size < 0 or (count := count * size) > 1 << 40:
+            raise RequestError(f"{where}: no tensor has the shape {list(shape)!r:.80}")
+    return count
+
+
+def check_supported(*parameters: Mapping[str, Any]) -> None:
+    """Raises RequestError for what this server does not do."""
+    for given in parameters:
+        for name in UNSUPPORTED:
+            if given.get(name):
+                raise RequestError(f"parameter {name!r} is not supported")
+
+
+def check_outputs(described: Described, names: Sequence[str]) -> Sequence[str]:
+    """The names. Raises RequestError for one that the model does not have."""
+    known = [info.name for info in described.outputs]
+    for name in names:
+        if name not in known:
+            raise RequestError(f"model {described.name!r}: expected outputs among {known}, got {name!r:.80}")
+    return names
+
+
+def _binary_outputs(message: InferRequest) -> frozenset[str] | None:
+    if message.outputs:
+        default = message.parameters.get("binary_data_output") is True
+        return frozenset(
+            output.name for output in message.outputs if output.parameters.get("binary_data", default) is True
+        )
+    return None if message.parameters.get("binary_data_output") is True else frozenset()
+
+
+def read_parameters(given: Mapping[str, Any]) -> Parameters:
+    """Priority (1 the highest, as Triton's; 0 the default), timeout in microseconds, and sequence.
+
+    Raises RequestError.
+    """
+    if not given:
+        return Parameters()
+    timeout_us, level, id = given.get("timeout", 0), given.get("priority", 0), given.get("sequence_id", 0)
+    if type(timeout_us) is not int or timeout_us < 0:
+        raise RequestError(f"timeout: expected microseconds, got {timeout_us!r:.40}")
+    if type(level) is not int or level < 0:
+        raise RequestError(f"priority: expected 0 or more, got {level!r:.40}")
+    if type(id) not in (int, str):
+        raise RequestError(f"sequence_id: expected an integer or a text, got {id!r:.40}")
+    is_start, is_end = (bool(given.get(name, False)) for name in ("sequence_start", "sequence_end"))
+    if id in (0, "") and (is_start or is_end):
+        raise RequestError("sequence_start and sequence_end need a sequence_id")
+    sequence = None if id in (0, "") else InSequence(str(id), is_start, is_end)
+    priority = DEFAULT_PRIORITY if level == 0 else max(0, 4 - level)
+    return Parameters(timeout_us / US if timeout_us else None, priority, sequence)
+
+
+def write_response(described: Described, inference: Inference, results: Result) -> tuple[bytes, int | None]:
+    """A response's body, and the length of its JSON if tensors follow it as bytes."""
+    outputs, blobs = [], []
+    for name in inference.outputs or results:
+        tensor = results[name]
+        output: dict[str, Any] = {"name": name, "datatype": NAMES[tensor.dtype], "shape": list(tensor.shape)}
+        if inference.binary is None or name in inference.binary:
+            blobs.append(to_bytes(tensor))
+            output["parameters"] = {"binary_data_size": len(blobs[-1])}
+        else:
+            output["data"] = to_list(tensor.reshape(-1))
+        outputs.append(output)
+    message: dict[str, Any] = {"model_name": described.name, "model_version": described.version}
+    if inference.id:
+        message["id"] = inference.id
+    text = _encoder.encode({**message, "outputs": outputs})
+    if not blobs:
+        return text, None
+    return b"".join([text, *blobs]), len(text)
+
+
+def as_tensor(datatype: str, value: Any, where: str) -> Any:
+    """A tensor, or list of bytes, from a bare value: of ``generate``. Raises RequestError."""
+    values = value if isinstance(value, list) else [value]
+    if datatype == BYTES:
+        if not all(isinstance(text, str) for text in values):
+            raise RequestError(f"{where}: expected a text, or a list of texts")
+        return [text.encode() for text in values]
+    return array_of(values, DATATYPES[datatype], where)
+
+
+def as_value(tensor: torch.Tensor) -> Any:
+    """A tensor as ``generate`` writes it: a number if it has one element only, and else nested lists."""
+    return tensor.item() if tensor.numel() == 1 and tensor.ndim <= 1 else to_list(tensor)
+
+
+def encode(value: object) -> bytes:
+    """JSON."""
+    return _encoder.encode(value)

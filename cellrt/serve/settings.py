@@ -1,0 +1,71 @@
+"""What a server is started with: one record, the same for the process that keeps it and for its front ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client may ask for.
+
+    Attributes:
+        max_body_bytes: of a request's body, or of a websocket's message.
+        max_depth: of nested lists and objects in JSON.
+        max_items: numbers, texts, lists and objects in one request.
+        max_steps: the longest sequence: rows of a tensor, items of a list, characters of a text.
+        max_streams: streams of one front end at once; beyond, 429.
+        max_streams_per_connection: requests of one websocket, or sequences of one gRPC stream, at once.
+        max_unread: steps of a stream that wait to be read; beyond, the stream ends. A run of a chain may make many at
+            once, however fast they are read: no less than the steps of the longest request.
+        max_sessions: sessions that a front end keeps at hand; those used longest ago are closed beyond.
+        write_timeout_s: how long a client may read nothing of what it was sent.
+    """
+
+    max_body_bytes: int = 16 << 20
+    max_depth: int = 64
+    max_items: int = 1_000_000
+    max_steps: int = 65_535
+    max_streams: int = 4096
+    max_streams_per_connection: int = 64
+    max_unread: int = 65_535
+    max_sessions: int = 16_384
+    write_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A server.
+
+    Attributes:
+        models: "module:attribute", or "file.py:attribute", each.
+        host, port: where HTTP is taken; port 0: any that is free.
+        grpc_port: where gRPC is taken, by the first front end; None: nowhere.
+        front_ends: processes that parse and answer.
+        workers: number of CPU workers, or devices; None: one CPU worker a core.
+        max_queued_requests: requests of all models that may be unfinished.
+        max_queued_per_model: requests of one model that may be; None: as many as of all.
+        api_keys: one of them must come with each request, unless there are none.
+        drain_s: how long requests may take to end when the server is told to.
+        timeline: tasks and requests that are remembered for ``/debug``; 0: none, and no such pages.
+        compile: as of ``Engine``.
+        max_batch: most rows of a task by cell name, of each model in the order of ``models``: of a profile.
+        limits: of each client.
+        address: where the engine's process listens for front ends; chosen at the start.
+    """
+
+    models: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grpc_port: int | None = None
+    front_ends: int = 1
+    workers: int | tuple[str, ...] | None = None
+    max_queued_requests: int = 4096
+    max_queued_per_model: int | None = None
+    api_keys: tuple[str, ...] = ()
+    drain_s: float = 20.0
+    timeline: int = 2000
+    compile: str = "off"
+    max_batch: tuple[dict[str, int], ...] = ()
+    limits: Limits = Limits()
+    address: str = ""

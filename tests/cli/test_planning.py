@@ -1,0 +1,58 @@
+"""The commands about costs, run as a user does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cellrt.cli import app
+
+MODEL = "tests.serve.models:chain"
+
+
+def run(*arguments: object, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == status, result.output
+    return result.stdout if status == 0 else result.output
+
+
+def test_check_reports_cells_graph_and_cost() -> None:
+    report = json.loads(run("check", MODEL, "--json"))
+    assert report["model"] == "chain" and report["nodes"] == 2 and report["faults"] == []
+    assert [cell["name"] for cell in report["cells"]] == ["step"]
+    assert report["results"] == {"every": [2, 2], "last": [2]} and report["lone_ms"] > 0
+    assert "step" in run("check", MODEL)
+
+
+def test_check_fails_for_a_cell_whose_rows_influence_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.py"
+    path.write_text(
+        "import torch, cellrt\n"
+        "mix = cellrt.cell(lambda x: {'y': x - x.mean(0)}, {'x': (2,)}, name='mix')\n"
+        "mixed = cellrt.unfold('mixed', example=torch.ones(2))(lambda graph, x: {'y': mix(x=x)})\n"
+    )
+    assert "rows influence each other in ['y']" in run("check", path, status=1)
+
+
+@pytest.mark.parametrize("model", ["nonsense", "no.such:module", "no_such_file.py", "cellrt.errors:http_status"])
+def test_a_model_that_is_none_is_said_in_a_line(model: str) -> None:
+    assert len(run("check", model, status=1).strip().splitlines()) <= 2
+
+
+def test_a_profile_is_tuned_and_played(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    pytest.importorskip("matplotlib")
+    run("tune", MODEL, "--quick", "--out", profile, "--plot", tmp_path / "steps.svg")
+    options = ["--profile", profile, "--count", 200, "--rate", 100, "--rate", 1000]
+    outcomes = json.loads(run("simulate", MODEL, *options, "--json", "--plot", tmp_path / "load.svg"))
+    assert [outcome["rate"] for outcome in outcomes] == [100, 1000]
+    assert all(outcome["requests"] == 200 and outcome["p50_s"] <= outcome["p99_s"] for outcome in outcomes)
+    assert (tmp_path / "steps.svg").stat().st_size and (tmp_path / "load.svg").stat().st_size
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text("[[1, 2]]\n[[1, 2], [3, 4]]\n")
+    found = run("simulate", MODEL, *options, "--requests", requests, "--p99-ms", 10_000, "--json")
+    assert {outcome["workers"] for outcome in json.loads(found)} == {1}
+    assert "too few" in run("simulate", MODEL, *options, "--p99-ms", 0.001, status=1)

@@ -1,0 +1,53 @@
+"""Simulated workers: by hand where it can be counted, and monotone where it cannot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cellrt.errors import DefinitionError
+from cellrt.planning.profile import CellProfile, Profile
+from cellrt.planning.simulation import Plant, fewest_workers, poisson_times
+from tests.serve import models
+
+STEP_S = 1e-3
+FLAT = Profile("cpu", {models.STEP.identity: CellProfile("step", (1, 8), (STEP_S, STEP_S), 8)})
+
+
+def chain(steps: int) -> torch.Tensor:
+    return torch.zeros(steps, models.WIDTH)
+
+
+def test_a_lone_request_takes_its_steps() -> None:
+    plant = Plant(models.chain, FLAT, 1)
+    outcome = plant.play([plant.template(chain(7))], [0.0], 1.0)
+    assert outcome.p99_s == pytest.approx(7 * STEP_S)
+    assert outcome.busy == pytest.approx(1.0) and outcome.mean_rows == 1
+
+
+def test_requests_that_come_together_share_their_steps() -> None:
+    plant = Plant(models.chain, FLAT, 1)
+    outcome = plant.play([plant.template(chain(5)) for _ in range(8)], [0.0] * 8, 1.0)
+    assert outcome.p99_s == pytest.approx(5 * STEP_S)
+    assert outcome.mean_rows == 8
+
+
+def test_more_than_the_profile_allows_in_a_batch_wait() -> None:
+    narrow = Profile("cpu", {models.STEP.identity: CellProfile("step", (1, 4), (STEP_S, STEP_S), 4)})
+    plant = Plant(models.chain, narrow, 1)
+    outcome = plant.play([plant.template(chain(5)) for _ in range(8)], [0.0] * 8, 1.0)
+    assert outcome.mean_rows <= 4 and outcome.p99_s > 5 * STEP_S
+
+
+def test_the_fewest_workers_that_keep_a_bound_are_found() -> None:
+    requests, times_s = [chain(10)] * 200, poisson_times(4000.0, 200, 0)
+    found, tried = fewest_workers(models.chain, FLAT, requests, times_s, most=8, bound_s=0.02)
+    assert found is not None and found is tried[-1]
+    assert [one.workers for one in tried] == list(range(1, found.workers + 1))
+    assert all(one.p99_s > 0.02 for one in tried[:-1])
+    assert fewest_workers(models.chain, FLAT, requests, times_s, most=1, bound_s=1e-6)[0] is None
+
+
+def test_a_profile_of_other_cells_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="lacks cell 'next'"):
+        Plant(models.letters, FLAT, 1)

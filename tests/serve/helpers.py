@@ -1,0 +1,108 @@
+"""What the tests of the doors share: a server in processes of its own, and a client that knows nothing of cellrt."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+WAIT_S = 60.0
+START_S = 110.0
+"""The first on a machine compiles the scheduler."""
+
+
+class Server:
+    """``cellrt serve`` as a process; ``lines``: what it said."""
+
+    def __init__(self, arguments: Sequence[str], environment: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "cellrt.cli", "serve", *arguments]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        is_told = "the server says where it listens"
+        until(lambda: self._address() or self.process.poll() is not None, is_told, START_S)
+        assert self.process.poll() is None, "\n".join(self.lines)
+        self.url = self._address()
+        self.http = httpx.Client(base_url=self.url, timeout=WAIT_S, trust_env=False)
+        until(self.is_ready, "the server is ready")
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return self.url.removeprefix("http://")
+
+    @property
+    def grpc_address(self) -> str:
+        """Host and port of gRPC."""
+        until(lambda: any("gRPC at " in line for line in self.lines), "the server says where it takes gRPC")
+        return next(line.rpartition(" ")[2] for line in self.lines if "gRPC at " in line)
+
+    def is_ready(self) -> bool:
+        return self.http.get("/v2/health/ready").status_code == 200
+
+    def post(self, path: str, json: Any = None, **options: Any) -> httpx.Response:
+        return self.http.post(path, json=json, **options)
+
+    def statistics(self) -> dict[str, Any]:
+        return self.http.get("/debug/statistics").json()
+
+    def unfinished(self) -> int:
+        return int(self.statistics()["unfinished"])
+
+    def close(self, signum: int = signal.SIGTERM) -> int:
+        """Has it end; returns its status."""
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signum)
+        try:
+            status = self.process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        finally:
+            self._reader.join(WAIT_S)
+            if self.process.stderr is not None:
+                self.process.stderr.close()
+        return status
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.close() == 0, "\n".join(self.lines)
+
+    def _read(self) -> None:
+        if self.process.stderr is not None:
+            for line in self.process.stderr:
+                self.lines.append(line.rstrip())
+
+    def _address(self) -> str:
+        found = re.search(r"serving at (http://\S+)", "\n".join(self.lines))
+        return found[1] if found else ""
+
+
+def start(*models: str, options: Sequence[str] = (), environment: dict[str, str] | None = None) -> Server:
+    """A server of models of ``tests.serve.models``, at a port that is free."""
+    paths = [f"tests.serve.models:{model}" for model in models]
+    return Server(["--port", "0", "--device", "cpu:1", *options, *paths], environment)
+
+
+def until(is_so: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
+    """Waits until something holds."""
+    end_s = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end_s, f"it never came to that: {what}"
+        time.sleep(0.02)

@@ -1,0 +1,135 @@
+"""A model's own requests: JSON by the form of its example, streams of events, sessions over a websocket."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from tests.serve.helpers import Server, until
+from tests.serve.models import HOLD, RAISE
+
+websocket = pytest.importorskip("websockets.sync.client")
+
+
+@pytest.mark.parametrize(
+    ("model", "request_", "expected"),
+    [
+        ("chain", [[1, 2], [3, 4]], {"every": [[1, 2], [3.5, 5]], "last": [3.5, 5]}),
+        ("letters", "ab", {"codes": [98, 99]}),
+        ("two", {"x": [[1, 2]], "y": [[1, 0]], "scale": 2}, {"h": [[4, 4]]}),
+        ("half", [1, 2, 3], {"y": [2, 3, 4]}),
+        ("tree", [[1, 2], [3, [4, 5]]], {"sum": 15}),
+        ("pair", {"words": [1, 2, 3], "bias": 10}, {"sums": [11, 12, 13]}),
+        (
+            "network",
+            {"nodes": [{"id": 1, "value": 4}, {"id": 2, "value": 5}], "edges": [{"source": 1, "target": 2}]},
+            {"sum": 9},
+        ),
+    ],
+)
+def test_requests_of_every_form(server: Server, model: str, request_: object, expected: object) -> None:
+    answer = server.post(f"/v1/models/{model}/infer", {"request": request_})
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {"model": model, "version": answer.json()["version"], "results": expected}
+
+
+@pytest.mark.parametrize(
+    ("model", "sent", "words"),
+    [
+        ("chain", {"request": [[1, 2, 3]]}, "expected shape [-1, 2], got [1, 3]"),
+        ("chain", {"request": [["a", "b"]]}, "expected FP32, got texts"),
+        ("chain", {"request": {}}, "expected FP32"),
+        ("chain", {"request": [[1, 2]], "extra": 1}, "unknown field `extra`"),
+        ("chain", {"request": [[1, 2]], "priority": 4}, "<= 3"),
+        ("chain", {"request": [[1, 2]], "deadline_s": 0}, "> 0"),
+        ("chain", {"request": [[1, 2]], "start": True}, "need a session"),
+        ("chain", {}, "missing required field `request`"),
+        ("letters", {"request": ["a"]}, "expected a text"),
+        ("letters", {"request": ""}, "an empty text"),
+        ("two", {"request": {"x": [[1, 2]]}}, "expected ['x', 'y', 'scale']"),
+        ("two", {"request": {"x": [[1, 2]], "y": [[1, 2]], "scale": 1.5}}, "request.scale: expected an integer"),
+        ("half", {"request": [1, 2]}, "expected shape [3]"),
+        ("pair", {"request": {"words": [1, "a"], "bias": 1}}, "request.words[1]: expected an integer"),
+        ("network", {"request": {"nodes": [1], "edges": []}}, "not a graph"),
+    ],
+)
+def test_a_wrong_request_is_a_400_that_says_where(server: Server, model: str, sent: object, words: str) -> None:
+    answer = server.post(f"/v1/models/{model}/infer", sent)
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 200_000, b"\xff", b'{"request": NaN}', b"null"])
+def test_what_is_no_json_is_a_400(server: Server, content: bytes) -> None:
+    assert server.http.post("/v1/models/chain/infer", content=content).status_code == 400
+
+
+def test_a_session_goes_on_over_requests(server: Server) -> None:
+    def send(**how: object) -> object:
+        answer = server.post("/v1/models/kept/infer", {"request": [[8, 8]], "session": "s", **how})
+        return answer.json()["results"]["h"] if answer.status_code == 200 else answer.status_code
+
+    assert [send(start=True), send(), send(end=True), send()] == [[[8, 8]], [[12, 12]], [[14, 14]], 410]
+
+
+def test_a_stream_sends_each_step_and_then_what_has_none(server: Server) -> None:
+    sent = {"request": [[1, 2], [3, 4]], "stream": True}
+    with server.http.stream("POST", "/v1/models/chain/infer", json=sent) as answer:
+        assert answer.headers["content-type"] == "text/event-stream"
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line]
+    assert events == [
+        {"step": {"every": [1, 2]}},
+        {"step": {"every": [3.5, 5]}},
+        {"step": {"last": [3.5, 5]}},
+        {"done": True},
+    ]
+
+
+def test_a_client_that_leaves_frees_its_request(server: Server) -> None:
+    with server.http.stream("POST", "/v1/models/count/infer", json={"request": 4, "stream": True}) as answer:
+        lines = answer.iter_lines()  # held, because its end closes the connection
+        assert next(lines) == 'data: {"step":{"n":5}}'
+        assert server.unfinished() == 1, server.statistics()["models"]["count"]
+    until(lambda: server.unfinished() == 0, "the stream is given up")
+    with pytest.raises(Exception, match="timed out"):
+        server.post("/v1/models/chain/infer", {"request": [[HOLD, 0]] * 50}, timeout=0.3)
+    until(lambda: server.unfinished() == 0, "the request is given up", 3.0)
+
+
+def connect(server: Server, path: str):
+    return websocket.connect(f"ws://{server.address}{path}", proxy=None)
+
+
+def test_a_websocket_is_a_session(server: Server) -> None:
+    with connect(server, "/v1/models/kept/session") as socket:
+        for rows in ([[8, 8]], [[8, 8], [8, 8]]):
+            socket.send(json.dumps({"request": rows}))
+        assert json.loads(socket.recv(10)) == {"number": 0, "results": {"h": [[8, 8]]}}
+        assert json.loads(socket.recv(10)) == {"number": 1, "results": {"h": [[12, 12], [14, 14]]}}
+        socket.send(struct.pack("<2f", 1, 1))  # audio, say, as it is
+        assert json.loads(socket.recv(10)) == {"number": 2, "results": {"h": [[8, 8]]}}
+    until(lambda: server.statistics()["sessions"]["open"] == 0, "the session ends with the connection")
+
+
+def test_an_error_in_a_websocket_is_one_answer(server: Server) -> None:
+    with connect(server, "/v1/models/kept/session") as socket:
+        for sent in ("nonsense", json.dumps({"request": [[RAISE, 0]]}), json.dumps({"request": [[2, 2]]}), b"abc"):
+            socket.send(sent)
+        answers = [json.loads(socket.recv(10)) for _ in range(4)]
+    assert [answer.get("type") for answer in answers] == ["RequestError", "CellError", None, "RequestError"]
+
+
+def test_a_websocket_that_is_left_frees_its_requests(server: Server) -> None:
+    with connect(server, "/v1/models/kept/session") as socket:
+        for _ in range(10):
+            socket.send(json.dumps({"request": [[HOLD, 0]] * 20}))
+        until(lambda: server.unfinished() > 1, "they run")
+    until(lambda: server.unfinished() == 0, "they are given up", 5.0)
+
+
+def test_a_websocket_of_a_model_without_state_takes_requests_too(server: Server) -> None:
+    with connect(server, "/v1/models/letters/session") as socket:
+        socket.send(json.dumps({"request": "a"}))
+        assert json.loads(socket.recv(10))["results"] == {"codes": [98]}

@@ -1,0 +1,206 @@
+"""The Open Inference Protocol over HTTP, by a client that we did not write and by hand."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from tests.serve.helpers import Server
+from tests.serve.models import HOLD, RAISE, WIDTH
+
+tritonhttp = pytest.importorskip("tritonclient.http")
+
+
+@pytest.fixture(scope="module")
+def client(server: Server):
+    made = tritonhttp.InferenceServerClient(server.address)
+    yield made
+    made.close()
+
+
+def tensor(name: str, array: np.ndarray, datatype: str = "FP32", *, binary: bool = True):
+    made = tritonhttp.InferInput(name, list(array.shape), datatype)
+    made.set_data_from_numpy(array, binary_data=binary)
+    return made
+
+
+def expected(x: np.ndarray, h: np.ndarray | None = None) -> np.ndarray:
+    h = np.zeros(WIDTH, np.float32) if h is None else h
+    rows = []
+    for row in x:
+        h = row + 0.5 * h
+        rows.append(h)
+    return np.array(rows)
+
+
+X = np.arange(6, dtype=np.float32).reshape(3, WIDTH)
+
+
+def test_server_and_models_are_live_and_ready_and_describe_themselves(client) -> None:
+    assert client.is_server_live() and client.is_server_ready()
+    assert client.is_model_ready("chain") and client.is_model_ready("chain", "1")
+    assert not client.is_model_ready("nobody")
+    assert not client.is_model_ready("chain", "7")
+    assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
+    metadata = client.get_model_metadata("chain")
+    assert metadata["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, WIDTH]}]
+    assert metadata["outputs"] == [
+        {"name": "every", "datatype": "FP32", "shape": [-1, WIDTH]},
+        {"name": "last", "datatype": "FP32", "shape": [WIDTH]},
+    ]
+    assert client.get_model_config("kept")["sequence_batching"] == {}
+
+
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False])
+def test_tensors_come_and_go_as_json_and_as_bytes(client, binary_in: bool, binary_out: bool) -> None:
+    outputs = [tritonhttp.InferRequestedOutput(name, binary_data=binary_out) for name in ("last", "every")]
+    result = client.infer("chain", [tensor("x", X, binary=binary_in)], outputs=outputs, request_id="17")
+    np.testing.assert_allclose(result.as_numpy("every"), expected(X))
+    np.testing.assert_allclose(result.as_numpy("last"), expected(X)[-1])
+    assert result.get_response()["id"] == "17"
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_texts_are_bytes(client, binary: bool) -> None:
+    result = client.infer("letters", [tensor("text", np.array(["a\u00e9"], object), "BYTES", binary=binary)])
+    assert result.as_numpy("codes").tolist() == [ord("a") + 1, 0xE9 + 1]
+
+
+def test_what_shapes_cannot_say_is_json_in_a_text(client) -> None:
+    given = tensor("request", np.array([json.dumps([[1, 2], [3, [4, 5]]])], object), "BYTES")
+    assert client.infer("tree", [given]).as_numpy("sum").item() == 15
+
+
+def test_bfloat16_goes_as_bytes(server: Server) -> None:
+    raw = struct.pack("<3H", 0x3F80, 0x4000, 0x4040)  # 1, 2, 3
+    head = {
+        "inputs": [{"name": "x", "shape": [3], "datatype": "BF16", "parameters": {"binary_data_size": 6}}],
+        "parameters": {"binary_data_output": True},
+    }
+    text = json.dumps(head).encode()
+    answer = server.http.post(
+        "/v2/models/half/infer", content=text + raw, headers={"Inference-Header-Content-Length": str(len(text))}
+    )
+    size = int(answer.headers["inference-header-content-length"])
+    assert answer.content[size:] == struct.pack("<3H", 0x4000, 0x4040, 0x4080)
+
+
+def test_a_sequence_keeps_its_state_from_start_to_end(client) -> None:
+    state = None
+    for number, row in enumerate(X):
+        result = client.infer(
+            "kept",
+            [tensor("x", row[None])],
+            sequence_id=5,
+            sequence_start=number == 0,
+            sequence_end=number == len(X) - 1,
+        )
+        rows = expected(row[None], state)
+        state = rows[-1]
+        np.testing.assert_allclose(result.as_numpy("h"), rows)
+    with pytest.raises(tritonhttp.InferenceServerException, match="is not open"):
+        client.infer("kept", [tensor("x", X[:1])], sequence_id=5)
+
+
+def test_a_sequence_that_is_started_again_is_new(client) -> None:
+    for _ in range(2):
+        result = client.infer("kept", [tensor("x", X)], sequence_id="again", sequence_start=True)
+        np.testing.assert_allclose(result.as_numpy("h"), expected(X))
+    client.infer("kept", [tensor("x", X)], sequence_id="again", sequence_end=True)
+
+
+def test_a_timeout_is_a_deadline(client) -> None:
+    slow = np.full((30, WIDTH), HOLD, np.float32)
+    with pytest.raises(tritonhttp.InferenceServerException) as caught:
+        client.infer("chain", [tensor("x", slow)], timeout=50_000)
+    assert caught.value.status() == "504"
+
+
+def test_a_cell_that_raises_is_a_500_with_its_words(client) -> None:
+    with pytest.raises(tritonhttp.InferenceServerException, match="a row this cell cannot take") as caught:
+        client.infer("chain", [tensor("x", np.full((1, WIDTH), RAISE, np.float32))])
+    assert caught.value.status() == "500"
+
+
+def body(**changes: object) -> dict[str, object]:
+    one = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
+    return {"inputs": [{**one, **changes.pop("input", {})}], **changes}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        ({}, "inputs"),
+        (body(input={"name": "y"}), "expected inputs ['x']"),
+        (body(input={"datatype": "FP64"}), "expected FP32"),
+        (body(input={"shape": [1, 3], "data": [1, 2, 3]}), "expected shape [-1, 2]"),
+        (body(input={"data": [1]}), "expected 2 numbers"),
+        (body(input={"data": ["a", "b"]}), "got texts"),
+        (body(input={"data": [[1, 2], [3]]}), "equal lengths"),
+        (body(input={"shape": [-1, 2]}), "no tensor has the shape"),
+        (body(input={"data": None}), "expected data"),
+        (body(outputs=[{"name": "nobody"}]), "expected outputs among"),
+        (body(parameters={"priority": -1}), "priority"),
+        (body(parameters={"timeout": "soon"}), "timeout"),
+        (body(parameters={"sequence_start": True}), "need a sequence_id"),
+        (body(parameters={"sequence_id": 9, "sequence_start": True}), "keeps no state"),
+        (body(input={"parameters": {"binary_data_size": 8}, "data": None}), "expected 8 bytes|are 8 bytes"),
+        (body(input={"parameters": {"shared_memory_region": "a"}}), "not supported"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_request_is_a_400_that_says_what_was_expected(server: Server, sent: object, words: str) -> None:
+    answer = server.post("/v2/models/chain/infer", sent)
+    assert answer.status_code == 400
+    assert any(each in answer.json()["error"] for each in words.split("|")), answer.text
+
+
+def test_unknown_models_and_versions_are_404(server: Server) -> None:
+    for path in ("/v2/models/nobody/infer", "/v2/models/chain/versions/9/infer"):
+        assert server.post(path, body()).status_code == 404
+    assert server.post("/v2/models/chain/versions/1/infer", body()).status_code == 200
+
+
+def test_generate_takes_and_gives_values_by_name(server: Server) -> None:
+    answer = server.post("/v2/models/letters/generate", {"text": "ab", "id": "x", "parameters": {"priority": 1}})
+    assert answer.json() == {"model_name": "letters", "model_version": "1", "id": "x", "codes": [98, 99]}
+
+
+def test_generate_stream_sends_an_event_a_step(server: Server) -> None:
+    with server.http.stream("POST", "/v2/models/letters/generate_stream", json={"text": "abc"}) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line]
+    assert [event["codes"] for event in events] == [98, 99, 100]
+
+
+def test_an_error_before_the_first_step_is_the_answer_of_a_stream(server: Server) -> None:
+    answer = server.post("/v2/models/letters/generate_stream", {"text": ""})
+    assert answer.status_code == 400 and answer.json()["type"] == "RequestError"
+
+
+def test_statistics_count_requests(client) -> None:
+    def count() -> int:
+        return int(client.get_inference_statistics("two")["model_stats"][0]["inference_count"])
+
+    before = count()
+    two = [tensor("x", X), tensor("y", X), tensor("scale", np.array([2]), "INT64")]
+    np.testing.assert_allclose(client.infer("two", two).as_numpy("h"), expected(4 * X))
+    assert count() == before + 1
+
+
+def test_models_are_listed_unloaded_and_loaded_anew(client) -> None:
+    def states() -> dict[str, str]:
+        return {entry["name"]: entry["state"] for entry in client.get_model_repository_index()}
+
+    assert set(states().values()) == {"READY"}
+    client.unload_model("half")
+    assert states()["half"] == "UNAVAILABLE" and not client.is_model_ready("half")
+    client.load_model("half")
+    assert client.is_model_ready("half", "2") and not client.is_model_ready("half", "1")
+    with pytest.raises(tritonhttp.InferenceServerException, match="never registered"):
+        client.load_model("os:system")
+    with pytest.raises(tritonhttp.InferenceServerException, match="no config"):
+        client.load_model("half", config="{}")

@@ -1,0 +1,66 @@
+"""What the server says of its doors is true: schemathesis sends what the schema allows, and what it does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serve.conftest import MODELS
+from tests.serve.helpers import Server
+
+CONFIG = """
+[checks.positive_data_acceptance]
+enabled = false  # a schema cannot say all that an unfolder refuses
+
+[checks.unsupported_method]
+enabled = false
+
+[checks.not_a_server_error]
+expected-statuses = ["2xx", "3xx", "4xx", 504]  # a deadline that passed is told so
+"""
+
+
+def test_every_model_is_described(server: Server) -> None:
+    description = server.http.get("/openapi.json").json()
+    assert description["openapi"].startswith("3.1")
+    for model in MODELS:
+        schema = description["components"]["schemas"][f"{model}.Request"]
+        assert schema["properties"]["request"], model
+        assert f"/v1/models/{model}/infer" in description["paths"]
+
+
+def test_pages_are_there(server: Server) -> None:
+    for path in ("/", "/docs"):
+        answer = server.http.get(path)
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
+        assert "src=" not in answer.text and "http" not in answer.text.replace(
+            "http-equiv", ""
+        )  # nothing from elsewhere
+
+
+@pytest.mark.parametrize(
+    ("phases", "examples"), [("fuzzing", 3), pytest.param("coverage,fuzzing", 100, marks=pytest.mark.slow)]
+)
+@pytest.mark.timeout(600)
+def test_nothing_that_is_sent_is_a_server_error_or_breaks_the_schema(
+    server: Server, tmp_path: Path, phases: str, examples: int
+) -> None:
+    if importlib.util.find_spec("schemathesis") is None:
+        pytest.skip("needs schemathesis: pip install 'cellrt[dev]'")
+    config = tmp_path / "schemathesis.toml"
+    config.write_text(CONFIG)
+    command = "import sys; from schemathesis.cli import schemathesis; sys.exit(schemathesis())"
+    options = ["--max-examples", str(examples), "--phases", phases, "--seed", "1", "--no-color"]
+    done = subprocess.run(
+        [sys.executable, "-c", command, "--config-file", str(config), "run", f"{server.url}/openapi.json", *options],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert not [line for line in server.lines if "Traceback" in line], "\n".join(server.lines[-40:])

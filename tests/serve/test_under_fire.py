@@ -1,0 +1,238 @@
+"""Overload, limits, keys, processes that are killed, and the end: a server of its own, with little room."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serve.helpers import WAIT_S, Server, start, until
+from tests.serve.models import DIE, HOLD
+
+KEY = "a-key-that-is-long-enough"
+CONFIG = """
+front-ends = 2
+max_queued_requests = 8
+drain_s = 10.0
+
+[limits]
+max_body_bytes = 100_000
+max_depth = 10
+max_items = 8000
+max_steps = 2000
+max_streams = 2
+max_unread = 16
+write_timeout_s = 2.0
+"""
+HEADERS = {"authorization": f"Bearer {KEY}"}
+LONG = {"request": [[HOLD, 0]] * 40}
+"""Takes most of a second."""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path = tmp_path_factory.mktemp("serve") / "server.toml"
+    path.write_text(CONFIG)
+    environment = {"CELLRT_SERVE_API_KEY": KEY}
+    with start("chain", "kept", "count", "tree", options=["--config", str(path)], environment=environment) as made:
+        made.http.headers.update(HEADERS)
+        yield made
+
+
+def chain(server: Server, **options: object) -> httpx.Response:
+    return server.post("/v1/models/chain/infer", {"request": [[1, 2]]}, **options)
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": KEY[:-1]}, {"x-api-key": "\xe9"}]
+)
+def test_nothing_but_health_and_empty_pages_is_open_without_a_key(small: Server, headers: dict[str, str]) -> None:
+    with httpx.Client(base_url=small.url, headers={k: v.encode("latin-1") for k, v in headers.items()}) as stranger:
+        for path in ("/v2/models/chain", "/metrics", "/openapi.json", "/debug/timeline", "/nowhere"):
+            answer = stranger.get(path)
+            assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+        assert stranger.get("/v2/health/live").status_code == 200
+        assert stranger.get("/v2/health/ready").status_code == 200
+
+
+def test_either_header_has_the_key(small: Server) -> None:
+    assert chain(small).status_code == 200
+    assert httpx.get(f"{small.url}/v2/models/chain", headers={"x-api-key": KEY}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("model", "request_", "status", "words"),
+    [
+        ("chain", [[1, 2]] * 2001, 400, "at most 2000 rows"),
+        ("chain", [[1, 2]] * 40_000, 413, "at most 100000"),
+        ("tree", json.loads("[" * 11 + "1" + "]" * 11), 400, "nested more than 10 deep"),
+        ("tree", [[1, 2]] * 4000, 400, "more than 8000 items"),
+    ],
+)
+def test_limits_of_a_request(small: Server, model: str, request_: object, status: int, words: str) -> None:
+    answer = small.post(f"/v1/models/{model}/infer", {"request": request_})
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]
+
+
+def test_a_body_without_length_is_limited_too(small: Server) -> None:
+    answer = small.http.post("/v1/models/chain/infer", content=(b" " * 10_000 for _ in range(20)))
+    assert answer.status_code == 413
+
+
+def test_too_many_requests_are_refused_and_told_when_to_come_again(small: Server) -> None:
+    answers: list[httpx.Response] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(small.post("/v1/models/chain/infer", LONG))) for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 429} and statuses.count(200) >= 8
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers if answer.status_code == 429)
+    text = small.http.get("/metrics").text
+    assert f'cellrt_rejections_total{{model="chain"}} {statuses.count(429)}.0' in text
+
+
+def test_too_many_streams_are_refused(small: Server) -> None:
+    opened: list[socket.socket] = []
+    try:
+        for _ in range(6):  # three at one of the two front ends, at least
+            opened.append(_open_stream(small))
+        first_lines = [raw.recv(12) for raw in opened]
+        assert set(first_lines) == {b"HTTP/1.1 200", b"HTTP/1.1 429"}
+    finally:
+        for raw in opened:
+            raw.close()
+    until(lambda: small.unfinished() == 0, "the streams are given up")
+
+
+def _open_stream(server: Server) -> socket.socket:
+    """A stream of 20,000 steps, asked for over a socket that reads only what it is told to."""
+    host, port = server.address.split(":")
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.settimeout(WAIT_S)
+    raw.connect((host, int(port)))
+    body = json.dumps({"request": 4, "stream": True})
+    head = f"POST /v1/models/count/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    raw.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    return raw
+
+
+def test_a_slow_reader_costs_its_own_stream_only(small: Server) -> None:
+    raw = _open_stream(small)
+    try:
+        assert raw.recv(12) == b"HTTP/1.1 200"
+        until(lambda: small.unfinished() == 0, "the engine is free of it", 10.0)
+        assert chain(small).status_code == 200
+        rest = b""
+        while b"OverloadError" not in rest and (part := raw.recv(1 << 16)):
+            rest += part
+        assert b"read too slowly" in rest
+    finally:
+        raw.close()
+
+
+def children(server: Server, word: str) -> list[int]:
+    """Processes of a server whose command has a word in it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == server.process.pid and word in (path / "cmdline").read_text():
+                found.append(int(path.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def test_a_killed_engine_is_told_at_once_and_has_a_successor(small: Server) -> None:
+    (pid,) = children(small, "process.host")
+    outcome: list[httpx.Response] = []
+    waiter = threading.Thread(target=lambda: outcome.append(small.post("/v1/models/chain/infer", LONG)))
+    waiter.start()
+    until(lambda: small.unfinished() == 1, "it runs")
+    os.kill(pid, signal.SIGKILL)
+    waiter.join(2.0)
+    assert outcome and outcome[0].status_code == 503 and "retry-after" in outcome[0].headers
+    begin_s = time.monotonic()
+    answer = chain(small)
+    assert answer.status_code == 503 and answer.json()["type"] == "DeviceError" and time.monotonic() - begin_s < 1.0
+    assert small.http.get("/v2/health/live").status_code == 200
+    assert small.http.get("/v2/health/ready").status_code == 503
+    assert "cellrt_up 0.0" in small.http.get("/metrics").text
+    until(lambda: chain(small).status_code == 200, "its successor serves")
+    assert small.post("/v1/models/kept/infer", {"request": [[1, 1]], "session": "gone"}).status_code == 410
+
+
+def test_a_killed_front_end_has_a_successor(small: Server) -> None:
+    before = set(children(small, "front_end"))
+    assert len(before) == 2
+    os.kill(min(before), signal.SIGKILL)
+    until(lambda: len(set(children(small, "front_end")) - before) == 1, "another is started")
+    for _ in range(20):
+        with httpx.Client(base_url=small.url, headers=HEADERS, timeout=WAIT_S) as fresh:
+            until(lambda fresh=fresh: chain_by(fresh) == 200, "every connection is answered")
+
+
+def chain_by(client: httpx.Client) -> int:
+    return client.post("/v1/models/chain/infer", json={"request": [[1, 2]]}).status_code
+
+
+def test_sigterm_ends_what_was_begun_and_then_everything(small: Server) -> None:
+    """The last of those that use this server."""
+    until(small.is_ready, "it is ready")
+    outcome: list[httpx.Response] = []
+    waiter = threading.Thread(target=lambda: outcome.append(small.post("/v1/models/chain/infer", LONG)))
+    waiter.start()
+    until(lambda: small.unfinished() == 1, "it runs")
+    pids = [small.process.pid, *children(small, "cellrt")]
+    small.process.send_signal(signal.SIGTERM)
+    waiter.join(WAIT_S)
+    assert outcome[0].status_code == 200
+    assert small.process.wait(WAIT_S) == 0
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "every process has ended")
+
+
+@pytest.mark.slow
+def test_the_last_worker_s_death_is_told_within_a_second_and_the_engine_has_a_successor() -> None:
+    with start("chain", "deadly") as server:
+        assert server.post("/v1/models/deadly/infer", {"request": [[1, 2]]}).status_code == 200
+        answer = server.post("/v1/models/deadly/infer", {"request": [[DIE, 0]]})
+        assert answer.status_code == 503 and answer.json()["type"] == "DeviceError"
+        until(lambda: not server.is_ready(), "it says so", 1.5)
+        until(server.is_ready, "its successor is ready")
+        assert chain(server).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_ends_at_once() -> None:
+    server = start("chain")
+    waiter = threading.Thread(target=lambda: _ignoring(server))
+    waiter.start()
+    until(lambda: server.unfinished() == 1, "it runs")
+    pids = children(server, "cellrt")
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    begin_s = time.monotonic()
+    assert server.close() == 1
+    assert time.monotonic() - begin_s < 1.0
+    waiter.join(WAIT_S)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "every process has ended")
+
+
+def _ignoring(server: Server) -> None:
+    with suppress(httpx.HTTPError):
+        server.post("/v1/models/chain/infer", {"request": [[HOLD, 0]] * 200})

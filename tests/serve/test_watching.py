@@ -1,0 +1,98 @@
+"""What is counted and shown: metrics by Prometheus' own parsers, timelines, the story of a request."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serve.helpers import ROOT, Server
+from tests.serve.models import RAISE
+
+parser = pytest.importorskip("prometheus_client.parser")
+openmetrics = pytest.importorskip("prometheus_client.openmetrics.parser")
+DASHBOARD = ROOT / "cellrt" / "serve" / "grafana.json"
+
+
+def samples(server: Server) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Values by name and labels."""
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in parser.text_string_to_metric_families(server.http.get("/metrics").text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def test_both_formats_are_what_their_parsers_take(server: Server) -> None:
+    plain = samples(server)
+    text = server.http.get("/metrics", headers={"accept": "application/openmetrics-text"}).text
+    names = {family.name for family in openmetrics.text_string_to_metric_families(text)}
+    assert plain["cellrt_up"][()] == 1
+    assert {"cellrt_requests", "cellrt_task_rows", "cellrt_http_requests"} <= names
+
+
+def test_every_request_is_counted_once_by_its_outcome(server: Server) -> None:
+    def count(outcome: str) -> float:
+        return samples(server)["cellrt_requests_total"].get((("model", "chain"), ("outcome", outcome)), 0.0)
+
+    before = count("done"), count("CellError"), count("DeadlineError")
+    for rows, status in (([[1, 2]], 200), ([[1, 2]], 200), ([[RAISE, 0]], 500)):
+        assert server.post("/v1/models/chain/infer", {"request": rows}).status_code == status
+    assert server.post("/v1/models/chain/infer", {"request": [[1, 2]], "deadline_s": 1e-9}).status_code == 504
+    after = count("done"), count("CellError"), count("DeadlineError")
+    assert [now - then for now, then in zip(after, before, strict=True)] == [2, 1, 1]
+    found = samples(server)
+    done = sum(value for labels, value in found["cellrt_requests_total"].items() if ("outcome", "done") in labels)
+    assert sum(found["cellrt_request_queueing_seconds_count"].values()) == done
+    assert sum(found["cellrt_task_rows_count"].values()) == sum(found["cellrt_tasks_total"].values())
+
+
+def test_counts_of_answers_are_by_handler_and_status(server: Server) -> None:
+    labels = (("code", "400"), ("handler", "native_infer"))
+    before = samples(server)["cellrt_http_requests_total"].get(labels, 0.0)
+    assert server.post("/v1/models/chain/infer", {"request": 1}).status_code == 400
+    assert samples(server)["cellrt_http_requests_total"][labels] == before + 1
+
+
+def test_a_request_tells_its_way(server: Server) -> None:
+    answer = server.post("/v1/models/chain/infer", {"request": [[1, 2]] * 3})
+    path = f"/debug/requests/{answer.headers['x-cellrt-request']}"
+    story = server.http.get(path).json()
+    assert story["model"] == "chain" and sum(task["steps"] for task in story["tasks"]) == 3
+    assert all(task["waited_s"] >= 0 and task["cell"] == "step" for task in story["tasks"])
+    last = story["tasks"][-1]
+    assert last["start_s"] + last["took_s"] <= story["took_s"]
+    trace = server.http.get(path, params={"format": "trace"}).json()
+    assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X", "b", "e"}
+
+
+@pytest.mark.parametrize("id", ["1-999999999", "nonsense", "7-1", "-"])
+def test_a_request_that_nobody_knows_is_a_404(server: Server, id: str) -> None:
+    assert server.http.get(f"/debug/requests/{id}").status_code == 404
+
+
+def test_the_timeline_is_bounded_and_has_the_last_requests(server: Server) -> None:
+    for _ in range(5):
+        server.post("/v1/models/chain/infer", {"request": [[1, 2]]})
+    events = server.http.get("/debug/timeline", params={"count": 3}).json()["traceEvents"]
+    assert len([event for event in events if event["ph"] == "b" and event["name"] == "chain"]) == 3
+    assert server.http.get("/debug/timeline", params={"count": 0}).status_code == 400
+
+
+def test_the_dashboard_asks_for_what_there_is(server: Server) -> None:
+    """Every metric that the dashboard's expressions name is one that the server has."""
+    families = parser.text_string_to_metric_families(server.http.get("/metrics").text)
+    names = {family.name + end for family in families for end in ("", "_total", "_bucket", "_sum", "_count")}
+    text = Path(DASHBOARD).read_text()
+    json.loads(text)
+    asked = set(re.findall(r"cellrt_\w+", text))
+    assert asked and asked <= names, asked - names
+
+
+def test_what_is_not_there_is_a_404_and_a_wrong_method_a_405(server: Server) -> None:
+    answers: list[httpx.Response] = [server.http.get("/nowhere"), server.http.get("/v1/models/chain/infer")]
+    assert [answer.status_code for answer in answers] == [404, 405]
+    assert all(answer.json()["error"] for answer in answers)
