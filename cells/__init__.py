@@ -22,6 +22,7 @@ from cellrt.cells.lstm import (
 )
 from cellrt.cells.output import Argmax, Projection, ProjectionArgmax, Sample
 from cellrt.cells.stacked import BothInputs, Joined, JoinedCell
+from cellrt.cells.transformer_stack import StackSizes, TransformerStack, encoder_decoder_cells, sentence_encoder
 from cellrt.cells.tree_lstm import BinaryTreeLSTMCell, EmbeddingTreeLSTMLeaf, NaryTreeLSTMCell, TreeLSTMLeaf
 
 __all__ = [
@@ -60,6 +61,10 @@ __all__ = [
     "ProjectionArgmax",
     "Sample",
     "SamplingDecoder",
+    "StackSizes",
+    "TransformerStack",
     "TreeLSTMLeaf",
+    "encoder_decoder_cells",
     "language_model",
+    "sentence_encoder",
 ]

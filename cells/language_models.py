@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from cellrt import Cell, PagedRows, cell, grows, token
 from cellrt.cells.llama import Llama
 from cellrt.cells.paged_attention import Pages, Spans
+from cellrt.cells.row_layers import likeliest
 
 
 class NextToken(NamedTuple):
@@ -49,17 +50,13 @@ class GreedyLanguageModel(nn.Module):
         chosen = kv.is_read.nonzero()[:, 0]
         made = token.new_zeros(len(token)), rows.new_zeros(len(token), dtype=torch.float32)
         if len(chosen):
-            logits = self.model.logits(rows[chosen]).float()
-            best, place = logits.max(1)
-            made[0][chosen], made[1][chosen] = place, best - logits.logsumexp(1)
+            made[0][chosen], made[1][chosen] = likeliest(self.model.logits(rows[chosen]))
         return NextToken(*made, made[0] == self.end_token)
 
 
 def pages_of_layers(kv: PagedRows) -> list[Pages]:
     """The pages of each layer's keys and values, in place: what one layer has of a page lies together."""
-    return [
-        Pages(kv.pages[:, layer, 0], kv.pages[:, layer, 1], kv.tables, kv.lengths) for layer in range(kv.pages.shape[1])
-    ]
+    return [Pages(layer[:, 0], layer[:, 1], kv.tables, kv.lengths) for layer in kv.pages.unbind(1)]
 
 
 def language_model(

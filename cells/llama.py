@@ -12,9 +12,11 @@ from functools import partial
 from torch import Tensor, nn
 
 from cellrt import DefinitionError
+from cellrt.cells._llama_stack import LayerSizes, LayerWeights, has_one_call, run_all
 from cellrt.cells.attention import Linear
 from cellrt.cells.paged_attention import Pages, Spans
 from cellrt.cells.positions import RotaryPositions, Scaling
+from cellrt.cells.row_layers import RMSNorm
 from cellrt.cells.transformer import GatedMLP, Heads, SelfAttention, TransformerLayer
 
 
@@ -63,10 +65,11 @@ class Llama(nn.Module):
     def __init__(self, sizes: LlamaSizes) -> None:
         super().__init__()
         self.sizes = sizes
-        norm = partial(nn.RMSNorm, sizes.hidden, eps=sizes.epsilon)
+        norm = partial(RMSNorm, sizes.hidden, eps=sizes.epsilon)
         heads = sizes.attention
         rotary = RotaryPositions(heads.size, sizes.rotary_base, sizes.scaling)
-        norm_heads = partial(nn.RMSNorm, eps=sizes.epsilon) if sizes.norms_heads else None
+        self.rotary, self.layer_weights = rotary, LayerWeights()
+        norm_heads = partial(RMSNorm, eps=sizes.epsilon) if sizes.norms_heads else None
 
         def layer() -> TransformerLayer:
             attention = SelfAttention(heads, window=sizes.window, rotary=rotary, norm_heads=norm_heads)
@@ -87,8 +90,13 @@ class Llama(nn.Module):
         if len(pages) != len(self.layers):
             raise DefinitionError(f"Llama: expected pages of {len(self.layers)} layers, got {len(pages)}")
         x = self.embedding(tokens)
-        for layer, own in zip(self.layers, pages):
-            x = layer(x, spans, own)
+        if has_one_call(x, spans, pages):
+            words, _ = self.layer_weights.of(self.layers)
+            own = LayerSizes(self.sizes.attention, self.sizes.inner, self.sizes.epsilon, self.sizes.window)
+            x = run_all(words, own, self.rotary.turns_up_to(int(spans.positions.max())), x, spans, pages)
+        else:
+            for layer, paged in zip(self.layers, pages):
+                x = layer(x, spans, paged)
         normed: Tensor = self.norm(x)
         return normed
 

@@ -6,13 +6,18 @@ All take the rows' own positions, int32 or int64 `[rows]`, so rows of different 
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cellrt import DefinitionError
-from cellrt.cells._weights import Derived
+from cellrt.cells._row_kernels import fill_turns, turn_rows
+from cellrt.cells._weights import Derived, is_fusable
+
+TURNS_AT_ONCE = 1024
+"""Positions whose angles are computed together."""
 
 
 class Scaling(Protocol):
@@ -104,12 +109,39 @@ class RotaryPositions(nn.Module):
             frequencies = frequencies * kept + frequencies / scaling.factor * (1 - kept)
             self.amplitude = scaling.amplitude
         self.register_buffer("frequencies", frequencies, persistent=False)
+        self._turns = Derived(self._first_turns)
 
     def forward(self, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Both `[rows, heads, head_dim]`, turned; angles are computed in float32."""
+        if is_fusable(query, key) and positions.dtype is torch.int32 and len(positions):
+            turns, positions = self.turns_up_to(int(positions.max())), positions.contiguous()
+            return _turn_compiled(query, positions, turns), _turn_compiled(key, positions, turns)
         angles = (positions.float()[:, None] * self.frequencies)[:, None]
         cos, sin = ((turn * self.amplitude).to(query.dtype) for turn in (angles.cos(), angles.sin()))
         return _turn(query, cos, sin), _turn(key, cos, sin)
+
+    def turns_up_to(self, position: int) -> Tensor:
+        """Cosines and sines `[positions, 2, head_dim / 2]`, kept for the positions that were met."""
+        known = self._turns.of(self.frequencies)
+        if position >= len(known[-1]):
+            known.append(self._make_turns(position + 1))
+        return known[-1]
+
+    def _make_turns(self, count: int) -> Tensor:
+        count, half = -(-count // TURNS_AT_ONCE) * TURNS_AT_ONCE, len(self.frequencies)
+        turns = torch.empty(count, 2, half)
+        fill_turns(self.frequencies.data_ptr(), half, self.amplitude, count, turns.data_ptr())
+        return turns
+
+    def _first_turns(self, frequencies: Tensor) -> deque[Tensor]:
+        return deque([self._make_turns(1)], maxlen=1)
+
+
+def _turn_compiled(x: Tensor, positions: Tensor, turns: Tensor) -> Tensor:
+    x, out = x.contiguous(), torch.empty(x.shape)
+    rows, heads, size = x.shape
+    turn_rows(x.data_ptr(), positions.data_ptr(), rows, heads, size // 2, turns.data_ptr(), out.data_ptr())
+    return out
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

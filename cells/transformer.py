@@ -26,6 +26,7 @@ from cellrt import DefinitionError
 from cellrt.cells.attention import Linear
 from cellrt.cells.paged_attention import Mask, Pages, Spans, append_pages, paged_attention
 from cellrt.cells.positions import RelativePositions, RotaryPositions
+from cellrt.cells.row_layers import gate_with_silu
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -168,7 +169,9 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Row by row."""
-        result: Tensor = self.down(self.activation(self.gate(x)) * self.up(x))
+        gate, up = self.gate(x), self.up(x)
+        inner = gate_with_silu(gate, up) if self.activation is silu else self.activation(gate) * up
+        result: Tensor = self.down(inner)
         return result
 
 

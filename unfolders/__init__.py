@@ -1,5 +1,6 @@
 """Ready-made unfolders: one shape of cell graph a file."""
 
+from cellrt.unfolders.attention import embed, transduce
 from cellrt.unfolders.beam import beam_search
 from cellrt.unfolders.completion import complete
 from cellrt.unfolders.dag import dag
@@ -17,10 +18,12 @@ __all__ = [
     "complete",
     "conllu_tree",
     "dag",
+    "embed",
     "encoder_decoder",
     "from_torch",
     "generate",
     "parent_tree",
     "penn_tree",
+    "transduce",
     "tree",
 ]

@@ -75,3 +75,15 @@ def test_without_a_treebank_trees_are_drawn_and_it_is_said(
     tree.run(recorder, Options(only=("treebank",), hidden=(8,)))
     assert {row["case"] for row in recorder.rows} == {"H=8, drawn trees, like the treebank's"}
     assert ADDRESS in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_language_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = importlib.import_module("benchmarks.lm")
+    monkeypatch.setattr(lm, "RANDOM", replace(lm.RANDOM, vocabulary=50, hidden=32, inner=48, layers=2))
+    monkeypatch.setattr(lm, "IN_FLIGHT", (1, 3))
+    recorder = Recorder("lm")
+    lm.run(recorder, Options(quick=True, only=("random",)))
+    assert {row["in_flight"] for row in recorder.rows} == {1, 3}
+    assert all(row["value"] > 0 for row in recorder.rows)

