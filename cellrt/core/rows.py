@@ -45,9 +45,11 @@ def give_row(t, handle, kind):
 
 @compiled
 def can_reserve(t, needs):
-    """Whether the rows ``needs[kind, (worker, host)]`` are unreserved."""
+    """Whether the rows ``needs[kind, (worker, host)]`` are unreserved; of pages ``pages.py`` finds out."""
     for kind in range(needs.shape[0]):
         k = t.kinds[kind]
+        if k.is_paged:
+            continue
         if k.reserved_worker + needs[kind, 0] > k.worker_rows or k.reserved_host + needs[kind, 1] > k.host_rows:
             return False
     return True
