@@ -46,7 +46,7 @@ def complete(
         given = request if isinstance(request, Mapping) else {"prompt": request}
         if unknown := given.keys() - {"prompt", "max_tokens"}:
             raise RequestError(f"expected prompt and max_tokens in the request, got {sorted(unknown)} too")
-        if "prompt" not in given or not len(given["prompt"]):
+        if not hasattr(given.get("prompt"), "__len__") or not len(given["prompt"]):
             raise RequestError("expected a prompt of at least one token")
         steps = given.get("max_tokens", max_tokens)
         if not isinstance(steps, int) or not 1 <= steps <= max_tokens:

@@ -204,14 +204,12 @@ def claim_pages(t, subgraph, worker, count):
     if not _can_bring(t, subgraph, worker):
         settings.next_home = request.sequence
         return 0
+    _bring(t, subgraph, worker)  # all, before any page is taken: there is room for these
     for port in range(cell_type.num_inputs):
         info, to = t.ports[cell_type.first_port + port], subgraph.record + record.HEADER + record.INPUT * port
         if info.page_size == 0:
             continue
         at = links[to + record.AT]
-        for k in range(links[at + page_list.PLACE], links[at + page_list.PLACE] + links[at + page_list.HELD]):
-            if t.places[k] >> LOCATION_SHIFT == HOST:
-                _move(t, k, worker, info.kind)
         if info.appends:
             first = links[at + page_list.BASE] + links[to + record.START] + links[subgraph.record + record.POSITION]
             _extend(t, request, at, worker, first + count)
@@ -250,6 +248,19 @@ def _can_bring(t, subgraph, worker):
             if not _has_spare(t.arenas[worker * MAX_KINDS + info.kind], away):
                 return False
     return True
+
+
+@compiled
+def _bring(t, subgraph, worker):
+    """Moves all pages of a chain or loop that are at the host to a worker."""
+    cell_type = t.types[subgraph.cell_type]
+    first = subgraph.record + record.HEADER + record.AT
+    for port in range(cell_type.num_inputs):
+        info = t.ports[cell_type.first_port + port]
+        at = t.links[first + record.INPUT * port] if info.page_size > 0 else -1
+        for k in range(t.links[at + page_list.HELD] if at >= 0 else 0):
+            if t.places[t.links[at + page_list.PLACE] + k] >> LOCATION_SHIFT == HOST:
+                _move(t, t.links[at + page_list.PLACE] + k, worker, info.kind)
 
 
 @compiled

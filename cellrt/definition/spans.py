@@ -78,7 +78,12 @@ class PagedRows(NamedTuple):
 
         Args:
             values: ``[rows, *shape]``.
+
+        Raises ValueError for another shape.
         """
+        wanted = (len(self.positions), *self.by_row.shape[2:])
+        if tuple(values.shape) != wanted:
+            raise ValueError(f"append: expected rows {list(wanted)}, got {list(values.shape)}")
         pages = self.tables[self.nodes, self.positions // self.page_size]
         self.by_row[pages, self.positions % self.page_size] = values
 

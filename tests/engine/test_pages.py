@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -75,6 +77,24 @@ def test_pages_that_run_out_are_lent_by_the_latest_arrivals_and_all_requests_end
         for request, future in zip(requests, futures):
             assert_same(future.result(WAIT_S), run_one_by_one(model, request))
         assert any(suspended)
+    finally:
+        close_and_check(engine)
+
+
+def test_pages_that_come_back_find_room_before_any_new_one_is_taken():
+    # Of the rows read, each of these takes many pages at once beside those that it has lent.
+    drawn = random.Random(16)
+    requests = [
+        make_request(drawn.randrange(99), drawn.randint(6, 12), drawn.randint(1, 40), drawn.randint(1, 30))
+        for _ in range(drawn.randint(6, 14))
+    ]
+    model = sums(CELLS[2])
+    engine = small_engine(1, page_bytes=1, debug=True)
+    try:
+        engine.register(model, warm_up=False)
+        futures = [engine.submit("sums", request) for request in requests]
+        for request, future in zip(requests, futures):
+            assert_same(future.result(WAIT_S), run_one_by_one(model, request))
     finally:
         close_and_check(engine)
 

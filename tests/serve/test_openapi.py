@@ -43,7 +43,8 @@ def test_pages_are_there(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phases", "examples"), [("fuzzing", 3), pytest.param("coverage,fuzzing", 100, marks=pytest.mark.slow)]
+    ("phases", "examples"),
+    [pytest.param("fuzzing", 3, marks=pytest.mark.slow), pytest.param("coverage,fuzzing", 100, marks=pytest.mark.slow)],
 )
 @pytest.mark.timeout(600)
 def test_nothing_that_is_sent_is_a_server_error_or_breaks_the_schema(
