@@ -185,13 +185,16 @@ MADE = {name: case.make() for name, case in CASES.items()}
 STEPPED = [name for name, module in MADE.items() if hasattr(module, "steps")]
 RAGGED = [name for name in CASES if any(spec.ragged for spec in specs_of(CASES[name], MADE[name]).values())]
 
-WITH_PAGES = "reads spans and pages, which no cell is given yet"
+WITH_PAGES = "reads spans or pages, or makes cells that do: see tests/unfolders and tests/engine/test_pages.py"
 WITH_POSITIONS = "a part of layers that know positions"
 NOT_CELLS = {
     "Linear": "the layer inside the attention cells; as a cell it is Projection",
     "LlamaSizes": "what a Llama is made of",
     **dict.fromkeys(["Attention", "CrossAttention", "Llama", "SelfAttention", "TransformerLayer"], WITH_PAGES),
-    **dict.fromkeys(["GreedyLanguageModel", "language_model"], WITH_PAGES),
+    "StackSizes": "what a TransformerStack is made of",
+    "RMSNorm": "a norm inside layers, with a test of its own",
+    **dict.fromkeys(["GreedyLanguageModel", "language_model", "encoder_decoder_cells", "sentence_encoder"], WITH_PAGES),
+    **dict.fromkeys(["GreedyDecoder", "SentenceEncoder", "SourceEncoder", "TransformerStack"], WITH_PAGES),
     **dict.fromkeys(
         ["LearnedPositions", "RelativePositions", "RotaryPositions", "SinusoidalPositions"], WITH_POSITIONS
     ),
