@@ -43,7 +43,7 @@ def array_of(value: Any, dtype: torch.dtype, where: str) -> torch.Tensor:
     if array.size == 0 and array.dtype.kind == "f":
         return torch.empty(array.shape, dtype=dtype)
     allowed = {"b": "b", "i": "iub", "u": "iub", "f": "fiub"}[wanted.kind]
-    if wanted.kind in "iu" and array.dtype.kind == "f" and not (array % 1).any():
+    if wanted.kind in "iu" and array.dtype.kind == "f" and np.isfinite(array).all() and not (array % 1).any():
         allowed += "f"  # JSON's 1.0 is an integer
     if array.dtype.kind not in allowed:
         raise RequestError(f"{where}: expected {NAMES[dtype]}, got {_kind(array)}")
