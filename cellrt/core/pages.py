@@ -4,7 +4,7 @@ All else that a request holds is reserved at admission; of pages only that those
 grown to their ends, fit in one worker's arena and the host's together. So a request is admitted long before there is
 room at a worker for all that it may come to, and when pages run out (Pensieve section 3.4.3.5):
 
-- A request that has none yet takes its first only while a tenth of the arena is free, which is kept for those that run,
+- A request that has none at a worker gets its first there only while a tenth of the arena stays free for those that run,
   and while no earlier one waits for its pages to come back.
 - If nobody can go on, the latest arrival is *suspended*: its pages move to the host (``suspend``). They come back, all
   before its next step, as soon as they fit beside that tenth. What is suspended is always later than what goes on, and
@@ -245,7 +245,8 @@ def _can_bring(t, subgraph, worker):
         if away > 0:
             if t.settings[0].num_copies + away > MAX_COPIES:
                 return False
-            if not _has_spare(t.arenas[worker * MAX_KINDS + info.kind], away):
+            arena, home = t.arenas[worker * MAX_KINDS + info.kind], t.requests[subgraph.request].home
+            if not (_has_spare(arena, away) if home == 0 else away <= arena.num_free):
                 return False
     return True
 
@@ -305,7 +306,7 @@ def _extend(t, request, at, worker, rows):
 @compiled
 def suspend(t, worker):
     """Moves the pages of the latest arrival at a worker to the host, if another has some there too and nothing of it is
-    in flight. Returns whether there was one."""
+    in flight. Returns whether any page moved: the host may have no room, but then all have the pages they need."""
     latest, holders = -1, 0
     for request_id in range(t.settings[0].num_requests):
         request = t.requests[request_id]
@@ -315,7 +316,7 @@ def suspend(t, worker):
                 latest = request_id
     if latest < 0 or (holders < 2 and not _others_starve(t, worker, t.requests[latest].sequence)):
         return False
-    request, settings = t.requests[latest], t.settings[0]
+    request, settings, moved = t.requests[latest], t.settings[0], 0
     for k in range(request.num_page_lists):
         at = request.page_lists + page_list.WORDS * k
         kind = t.links[at + page_list.KIND]
@@ -323,10 +324,11 @@ def suspend(t, worker):
             is_room = t.arenas[HOST * MAX_KINDS + kind].num_free > 0 and settings.num_copies < MAX_COPIES
             if t.places[place] >> LOCATION_SHIFT != HOST and is_room:
                 _move(t, place, HOST, kind)
+                moved += 1
     request.home = _home_of(t, request)
     _follow_home(t, request)
     feed_all(t)
-    return True
+    return moved > 0
 
 
 @compiled

@@ -58,8 +58,8 @@ BRING = -1
 STARTS = -2
 """Row of a state in a new session that begins with what value ``STARTS - row`` is."""
 MAX_KINDS = 64
-MAX_COPIES = 4096
-"""Of pages between two launches."""
+MAX_COPIES = 1 << 17
+"""Of pages between two launches: all of a request that may have every page of an arena, twice."""
 
 READS_AS_A_WHOLE = 1 << 29
 """A link at or above: not a node, but a chain or loop reads the node, before its first step."""

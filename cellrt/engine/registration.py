@@ -23,6 +23,7 @@ from cellrt.worker.device.device import Device
 from cellrt.worker.step_times import measure_steps
 
 MAX_ARENA_ROWS = 1 << 18
+MAX_ARENA_PAGES = 1 << 16
 
 
 class ArenaBytes(NamedTuple):
@@ -141,9 +142,12 @@ class Registrar:
 
     def _num_rows(self, spec: RowSpec) -> list[int]:
         """Rows of a kind at each location, the host first."""
-        num_bytes = self._arena_bytes.pages if spec.page_size else self._arena_bytes.rows
-        host_rows = rows_for(spec, 4 * num_bytes, 4 * MAX_ARENA_ROWS)
-        return [host_rows, *[rows_for(spec, num_bytes, MAX_ARENA_ROWS)] * (len(self._arenas) - 1)]
+        if spec.page_size:
+            num_bytes, most = self._arena_bytes.pages, MAX_ARENA_PAGES
+        else:
+            num_bytes, most = self._arena_bytes.rows, MAX_ARENA_ROWS
+        host_rows = rows_for(spec, 4 * num_bytes, 4 * most)
+        return [host_rows, *[rows_for(spec, num_bytes, most)] * (len(self._arenas) - 1)]
 
     def _add(
         self,
