@@ -24,9 +24,10 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from benchmarks.options import Options
 from benchmarks.record import Recorder
-from benchmarks.timing import medians_us, torch_threads
+from benchmarks.timing import medians_us
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.paged_attention import Mask, Pages, Spans, paged_attention
+from cellrt.worker.torch_state import torch_threads
 
 PARTS = ("heads", "flex", "encoder", "stack")
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 9, 3, 64, 16

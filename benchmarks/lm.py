@@ -30,13 +30,14 @@ import cellrt
 from benchmarks.lm_peers import Asked, Continuous, Made, make_reference, padded
 from benchmarks.options import Options
 from benchmarks.record import Recorder
-from benchmarks.timing import medians_us, torch_threads
+from benchmarks.timing import medians_us
 from cellrt.cells.attention import Linear
 from cellrt.cells.language_models import language_model
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.llama_weights import llama_from_gguf
 from cellrt.definition.spans import PagedRows
 from cellrt.unfolders.completion import complete
+from cellrt.worker.torch_state import torch_threads
 from examples.models.talker import find_smollm
 
 PARTS = ("random", "smollm", "products")

@@ -5,10 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-import torch
+from collections.abc import Callable
 
 
 def medians_us(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
@@ -25,14 +22,3 @@ def medians_us(calls: dict[str, Callable[[], object]], seconds: float) -> dict[s
             calls[name]()
             samples[name].append(time.perf_counter_ns() - start)
     return {name: statistics.median(values) / 1e3 for name, values in samples.items()}
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Torch with so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

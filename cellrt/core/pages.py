@@ -4,8 +4,8 @@ All else that a request holds is reserved at admission; of pages only that those
 grown to their ends, fit in one worker's arena and the host's together. So a request is admitted long before there is
 room at a worker for all that it may come to, and when pages run out (Pensieve section 3.4.3.5):
 
-- A request that has none at a worker gets its first there only while a tenth of the arena stays free for those that run,
-  and while no earlier one waits for its pages to come back.
+- A request that has none at a worker gets its first there only while a tenth of the arena stays free for those that
+  run, and while no earlier one waits for its pages to come back.
 - If nobody can go on, the latest arrival is *suspended*: its pages move to the host (``suspend``). They come back, all
   before its next step, as soon as they fit beside that tenth. What is suspended is always later than what goes on, and
   a request that an empty arena has no room for is refused at once: so the oldest always finishes.

@@ -82,6 +82,8 @@ class Processor:
         self.limits = limits or Limits()
         self.settings = settings or SchedulerSettings()
         self.num_workers = num_workers
+        self.has_pages = False
+        """Whether any kind is one of pages: without, nobody need ask about them."""
         self._grown = _Growing()
         self._buffers = TaskBuffers()
         self.tables = empty_tables(self.limits, self.settings, num_workers)
@@ -136,6 +138,7 @@ class Processor:
         self.tables.kinds["worker_rows"][kind] = worker_rows
         self.tables.kinds["host_rows"][kind] = host_rows
         self.tables.kinds["is_paged"][kind] = is_paged
+        self.has_pages = self.has_pages or is_paged
         for location in range(self.num_workers + 1):
             capacity = worker_rows if location else host_rows
             self.tables.arenas[location * tables.MAX_KINDS + kind] = (first, capacity, capacity, capacity)

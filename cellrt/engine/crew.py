@@ -116,17 +116,25 @@ class Crew:
         """Forms tasks for a worker and queues them; False if nothing is ready for it."""
         idle = sum(1 for k, other in enumerate(self._workers, 1) if not other.num_outstanding and k not in self._lost)
         tasks = self._processor.schedule(location, idle)
-        while not tasks and not worker.num_outstanding and is_starved(self._processor.tables, location):
-            if not (self._evict() or self._processor.suspend(location)):
-                break
-            tasks = self._processor.schedule(location, idle)
-        for copied in take_copies(self._processor.tables):
-            self._copy(*copied)
+        if self._processor.has_pages:
+            tasks = tasks or self._relieve(location, worker, idle)
+            for copied in take_copies(self._processor.tables):
+                self._copy(*copied)
         for task in tasks:
             on_launch(task)
             cell_type = int(self._processor.tables.tasks["cell_type"][task])
             worker.launch(task, cell_type, self._processor.task_buffer(task))
         return bool(tasks)
+
+    def _relieve(self, location: int, worker: Worker, idle: int) -> list[int]:
+        """Where an idle worker has work but no pages for it, takes some from sessions and requests; returns the tasks
+        that can be formed then."""
+        tasks: list[int] = []
+        while not tasks and not worker.num_outstanding and is_starved(self._processor.tables, location):
+            if not (self._evict() or self._processor.suspend(location)):
+                break
+            tasks = self._processor.schedule(location, idle)
+        return tasks
 
     def end(self) -> None:
         """Tells the workers to end, without waiting; when nothing can be launched any more."""

@@ -37,6 +37,19 @@ def small_engine(workers: int = 1, **options: Any) -> Engine:
     return Engine(workers, **options)
 
 
+def watch_suspensions(engine: Engine) -> list[bool]:
+    """A list that gets, of each time that the engine looks for a request to suspend, whether there was one."""
+    told: list[bool] = []
+    suspend = engine._processor.suspend
+
+    def watched(worker: int) -> bool:
+        told.append(suspend(worker))
+        return told[-1]
+
+    engine._processor.suspend = watched  # type: ignore[method-assign]
+    return told
+
+
 def assert_same(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     """Same names, shapes and dtypes; floats within the rounding that another batch size may cause."""
     assert actual.keys() == expected.keys()

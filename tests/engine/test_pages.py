@@ -14,7 +14,7 @@ from cellrt.definition.spec import grows, pages
 from cellrt.errors import CancelledError, CellError, DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
-from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
+from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine, watch_suspensions
 from tests.engine.paged_models import POISON, WIDTH, SumSoFar, make_cells, make_request, sums
 
 CELLS = {page_size: make_cells(page_size, rows) for page_size, rows in ((1, 5), (2, 64), (3, 7))}
@@ -67,9 +67,7 @@ def test_whatever_the_company_and_the_room_each_result_is_that_of_its_request_al
 def test_pages_that_run_out_are_lent_by_the_latest_arrivals_and_all_requests_end():
     model = sums(CELLS[1])
     engine = small_engine(1, page_bytes=1, debug=True)
-    suspended = []
-    suspend = engine._processor.suspend
-    engine._processor.suspend = lambda worker: suspended.append(suspend(worker)) or suspended[-1]
+    suspended = watch_suspensions(engine)
     requests = [make_request(seed, 3, 8, 40) for seed in range(12)]
     try:
         engine.register(model, warm_up=False)

@@ -12,7 +12,7 @@ from cellrt.errors import CancelledError, DefinitionError, RequestError, Request
 from cellrt.graph.reference import run_one_by_one
 from cellrt.unfolders.completion import complete
 from tests.cells.toy_pages import generate
-from tests.engine.helpers import WAIT_S, close_and_check, error_of, small_engine
+from tests.engine.helpers import WAIT_S, close_and_check, error_of, small_engine, watch_suspensions
 from tests.unfolders.language_models import END, SIZES, draw_prompt, small_cell, small_llama, until_end
 
 CELLS = {limits: small_cell(*limits) for limits in ((1, 8), (4, 64), (3, 11))}
@@ -80,8 +80,7 @@ def test_texts_and_logprobs_are_bit_for_bit_those_of_the_request_alone(requests,
 def test_requests_that_were_suspended_give_the_same_bits():
     model = complete("lm", CELLS[1, 8])
     engine = small_engine(1, page_bytes=1, debug=True)
-    suspended, suspend = [], engine._processor.suspend
-    engine._processor.suspend = lambda worker: suspended.append(suspend(worker)) or suspended[-1]
+    suspended = watch_suspensions(engine)
     requests = [asked(seed, 20, 30) for seed in range(10)]
     try:
         engine.register(model, warm_up=False)
