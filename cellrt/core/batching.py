@@ -15,7 +15,7 @@ from cellrt.core.index_arrays import give_noted_rows, subgraph_of, write_inputs,
 from cellrt.core.jit import compiled
 from cellrt.core.lane_order import first_lane, lane_at
 from cellrt.core.queue import backlog_of, pop_ready, steps_ready
-from cellrt.core.records import ragged_ints
+from cellrt.core.records import is_member, ragged_ints, runs_alone
 from cellrt.core.span_arrays import write_spans
 from cellrt.core.spans import collect_spans
 from cellrt.core.step_arrays import write_steps
@@ -63,11 +63,12 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
 
     Ready nodes that no worker holds are shared out among the idle workers. Subgraphs are scanned in queue order;
     those pinned to another worker are passed over (Algorithm 1, line 27). A task holds nodes of graphs or of loops
-    with one stop output, never both. ``room`` is the number of ints left for ragged inputs. Returns (rows, those of
-    chains and loops, ragged ints, whether they are loops, client priorities as bits).
+    (a step of one of several cells is a node of a graph), never both, and has one stop output. ``room`` is the number
+    of ints left for ragged inputs. Returns (rows, those of chains and of loops of one cell, ragged ints, whether they
+    are loops, the output that says stop or -1, client priorities as bits).
     """
-    rows = records = ragged = priorities = 0
-    stop, is_loop = -2, 0
+    rows = chains = ragged = priorities = 0
+    stop, is_loop = -1, 0
     cell_type = t.types[type_id]
     fair = first_lane(t, type_id, priority)
     first = (NUM_PRIORITIES - 1 - priority) * LANES_PER_PRIORITY
@@ -95,15 +96,15 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                     if subgraph.record < 0:
                         extra = 2 * (t.nodes[subgraph.ready_head].num_refs - cell_type.num_inputs)
                     else:
-                        its_stop = t.links[subgraph.record + record.STOP]
-                        loop = 1 if its_stop != record.IS_CHAIN else 0
+                        loop = 1 if runs_alone(t.links, subgraph.record) else 0
+                        its_stop = max(-1, t.links[subgraph.record + record.STOP])
                         extra = ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
-                    if rows > 0 and (loop != is_loop or (loop and its_stop != stop)):
+                    if rows > 0 and (loop != is_loop or (its_stop != stop and (loop or min(its_stop, stop) >= 0))):
                         break
                     if rows > 0 and ragged + extra > room:
-                        return rows, records, ragged, is_loop, priorities
+                        return rows, chains, ragged, is_loop, stop, priorities
                     ragged += extra
-                    is_loop, stop = loop, its_stop
+                    is_loop, stop = loop, max(stop, its_stop)
                     lane.served = cell_type.num_formed
                     priorities |= 1 << subgraph.priority
                     if subgraph.record < 0:
@@ -116,10 +117,11 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                         ragged += (count - 1) * extra
                     for each in range(count):
                         t.ints[nodes_at + rows + each] = ~subgraph_id
-                    rows, records = rows + count, records + count
+                    rows += count
+                    chains += 0 if is_member(t.links, subgraph.record) else count
                     break
             subgraph_id = following
-    return rows, records, ragged, is_loop, priorities
+    return rows, chains, ragged, is_loop, stop, priorities
 
 
 @compiled
@@ -247,12 +249,11 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     room = buffer_ints - header - cell_type.max_rows * (cell_type.per_row + 1)
     if cell_type.has_spans:
         rows, ragged, stop, priorities = collect_spans(t, type_id, priority, worker, nodes_at, room)
-        records, is_loop = rows, 0
+        chains, is_loop = rows, 0
         if rows == 0:
             cell_type.starved_at |= 1 << worker
     else:
-        stop = -1
-        rows, records, ragged, is_loop, priorities = _collect(
+        rows, chains, ragged, is_loop, stop, priorities = _collect(
             t, type_id, priority, worker, nodes_at, cell_type.max_batch, room
         )
     if rows == 0:
@@ -281,10 +282,8 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     ints[base + layout.H_FAILED] = done_at + rows - base
     ints[base + layout.H_STOP_OUTPUT] = stop
     ints[base + layout.H_NUM_SPANS] = ints[base + layout.H_SPANS] = 0
-    if is_loop:
-        ints[base + layout.H_STOP_OUTPUT] = t.links[t.subgraphs[~ints[nodes_at]].record + record.STOP]
     is_plain = cell_type.num_ragged + cell_type.has_spans == 0
-    if records == rows and task.steps == 1 and is_loop == 0 and is_plain:
+    if chains == rows and task.steps == 1 and is_loop == 0 and is_plain:
         write_steps(t, task, base, done_at + 2 * rows)
         ints[base + layout.H_NOTES] = buffer_ints
     else:

@@ -13,6 +13,7 @@ from cellrt.core.batching import size_class
 from cellrt.core.event_log import log_event
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of
 from cellrt.core.jit import compiled
+from cellrt.core.loop_bodies import complete_member, member_of
 from cellrt.core.moves import DEAD, DONE, LIVE, QUEUED, move_request
 from cellrt.core.pages import note_appended
 from cellrt.core.queue import dequeue, note_served, pin, refresh, unpin_if_idle
@@ -20,6 +21,7 @@ from cellrt.core.records import (
     count_done,
     end_record,
     first_tap,
+    is_member,
     note_steps,
     output_at,
     read_late,
@@ -93,6 +95,8 @@ def complete(t, task_id, elapsed_ns, notices, count):
             if id >= 0:
                 _complete_nodes(t, request, id, length)
                 unpin_if_idle(t, subgraph_id)
+            elif is_member(t.links, subgraph.record):
+                _complete_member(t, request, subgraph_id, t.ints[done_at + row] < 0)
             elif t.links[subgraph.record + record.STOP] != record.IS_CHAIN:
                 _complete_loop(t, request, subgraph_id, t.ints[done_at + row], length)
             else:
@@ -228,6 +232,27 @@ def _complete_loop(t, request, subgraph_id, done, length):
     dequeue(t, subgraph_id)
     request.nodes_left -= 1
     release_edges(t, subgraph)
+
+
+@compiled
+def _complete_member(t, request, subgraph_id, has_stopped):
+    """Takes in a step of one of a loop's several cells; shows what it made."""
+    links, at = t.links, t.subgraphs[subgraph_id].record
+    _show_member(t, request, subgraph_id, STEPS, links[at + record.DONE] - 1)
+    body = links[at + record.BODY]
+    if complete_member(t, request, subgraph_id, has_stopped) == 2:
+        for k in range(links[body + record.MEMBERS]):
+            _show_member(t, request, member_of(t, request, body, k), 0, 0)
+
+
+@compiled
+def _show_member(t, request, subgraph_id, bits, step):
+    """Shows results of a member's step, or those that are of its last step alone."""
+    subgraph = t.subgraphs[subgraph_id]
+    for output in range(t.types[subgraph.cell_type].num_outputs):
+        value = t.values[t.links[subgraph.record + record.VALUES] + output]
+        if value.result >= 0 and value.bits & STEPS == bits:
+            _show(t, request.first_place + value.result + step)
 
 
 @compiled

@@ -10,7 +10,7 @@ from __future__ import annotations
 from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
-from cellrt.core.loop_arrays import describe_output, loop_output, loop_step_output
+from cellrt.core.loop_arrays import describe_output, loop_output, loop_step_output, result_row
 from cellrt.core.records import (
     bring_state,
     input_row,
@@ -30,7 +30,6 @@ from cellrt.core.tables import (
     MIXED,
     NO_ROW,
     NUM_PERMANENT,
-    PENDING,
     ROW_MASK,
     STARTS,
 )
@@ -294,13 +293,9 @@ def _graph_output(t, task, base, record_at, output, kind, end):
                 ints[rows_at + stores] = handle & ROW_MASK
                 stores += 1
             if place >= 0:
-                handle = t.places[place] if t.places[place] > PENDING else PENDING - t.places[place]
-                if handle == NO_ROW:
-                    handle = take_row(t, HOST, kind)
-                    is_streamed = t.requests[t.subgraphs[subgraph_of(t, id)].request].streamed
-                    t.places[place] = PENDING - handle if is_streamed else handle
+                is_streamed = t.requests[t.subgraphs[subgraph_of(t, id)].request].streamed
                 ints[result_positions_at + results] = start + row
-                ints[result_rows_at + results] = handle
+                ints[result_rows_at + results] = result_row(t, place, kind, is_streamed)
                 results += 1
         start += ints[sizes_at + step]
     describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)

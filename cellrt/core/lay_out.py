@@ -18,13 +18,17 @@ from cellrt.core.program import (
     EACH,
     EMITTED,
     FIXED,
+    LAST,
     LIST,
     NEXT,
     NOTHING,
     OP_STATE,
     PAGED,
+    SAME,
     STEP,
     inputs_at,
+    is_behind_member,
+    last_member,
     next_input,
 )
 from cellrt.core.tables import CHAIN_NEXT, CROSSING, NODE, READS_AS_A_WHOLE, SUBGRAPH
@@ -52,7 +56,7 @@ def _maker_of(draft, program, types, value):
         maker = draft.makers[value]
     if is_chain(draft, program, maker):
         return maker, 1 + (value - draft.unit_values[maker]) // types[draft.unit_types[maker]].num_outputs
-    return maker, 1
+    return last_member(draft, program, maker), 1
 
 
 @compiled
@@ -85,20 +89,25 @@ def find_edges(draft, program, types, ports):
         at = inputs_at(program, draft.unit_at[unit])
         edges.starts[unit] = end
         cell_type = types[draft.unit_types[unit]]
+        if is_behind_member(draft, program, unit):  # so that the last comes after what any of them waits for
+            end = _note_edge(edges, seen, unit, end, unit - 1, 0, 1)
         for port in range(cell_type.num_inputs):
             mode = program[at]
             if mode == PAGED:
                 before = appenders[program[at + 1]]
                 if before >= 0:
                     steps = draft.unit_lengths[before] if is_chain(draft, program, before) else 1
-                    end = _note_edge(edges, seen, unit, end, before, steps, 0)
+                    end = _note_edge(edges, seen, unit, end, last_member(draft, program, before), steps, 0)
                 if ports[cell_type.first_port + port].appends:
                     appenders[program[at + 1]] = unit
             elif mode == NOTHING:
                 pass
             elif mode == EMITTED:
-                end = _note_edge(edges, seen, unit, end, draft.makers[program[at + 1]], 1, 0)
-            elif mode in (FIXED, CARRY, NEXT):
+                maker = last_member(draft, program, draft.makers[program[at + 1]])
+                end = _note_edge(edges, seen, unit, end, maker, 1, 0)
+            elif mode == SAME:
+                end = _note_edge(edges, seen, unit, end, draft.makers[program[at + 1]], 0, 1)
+            elif mode in (FIXED, CARRY, NEXT, LAST):
                 maker, steps = _maker_of(draft, program, types, program[at + 1])
                 end = _note_edge(edges, seen, unit, end, maker, steps, 0)
             elif mode in (LIST, EACH):

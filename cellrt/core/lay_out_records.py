@@ -14,13 +14,17 @@ from cellrt.core.program import (
     EACH,
     EMITTED,
     FIXED,
+    LAST,
     LIST,
     NEXT,
     NOTHING,
-    OP_LOOP,
+    OP_MEMBER,
     PAGED,
+    SAME,
     STEP,
     inputs_at,
+    is_behind_member,
+    last_member,
     next_input,
 )
 from cellrt.core.uses import is_chain, is_inside, place_of
@@ -31,7 +35,7 @@ def write_records(draft, program, types, ports, uses, edges, group, subgraphs, f
     """Returns (links of all records, which begin at link ``first_link``; the most inputs of a step)."""
     links, readers = np.zeros(_most_words(draft, program, types, uses), np.int32), _find_readers(edges)
     appended = np.zeros(draft.pages.size, np.int32)
-    end = most = 0
+    end = most = body = 0
     for unit in range(draft.unit_at.size):
         if draft.unit_lengths[unit] == 0:
             continue
@@ -41,14 +45,20 @@ def write_records(draft, program, types, ports, uses, edges, group, subgraphs, f
         subgraphs[group[unit]].record = first_link + at
         links[at + record.LENGTH] = draft.unit_lengths[unit]
         links[at + record.KEEPS] = int(unit == uses.kept_unit)
-        is_loop = program[draft.unit_at[unit]] == OP_LOOP
+        is_loop, is_member = not is_chain(draft, program, unit), program[draft.unit_at[unit]] == OP_MEMBER
         links[at + record.STOP] = program[draft.unit_at[unit] + 3] if is_loop else record.IS_CHAIN
         links[at + record.VALUES] = uses.rows[draft.unit_values[unit]]
         end, num_refs = _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link)
         _write_starts(draft, program, types, ports, appended, unit, links, at)
         most = max(most, num_refs)
         _write_outputs(draft, program, types, ports, uses, unit, links, at)
-        if not is_loop:
+        if is_member:
+            if not is_behind_member(draft, program, unit):
+                body, end = end, _write_body(draft, program, group, unit, links, end)
+            links[at + record.LENGTH], links[at + record.BODY] = 1, first_link + body
+        elif is_loop:
+            links[at + record.BODY] = record.NO_BODY
+        else:
             end = _write_taps(draft, types, uses, unit, links, at, end, first_link)
         end = _write_edges(edges, readers, group, unit, links, at, end, first_link)
     return links[:end].copy(), most
@@ -74,7 +84,7 @@ def _listed(draft, program, types, unit):
         mode = program[at]
         if mode in (LIST, EACH):
             count += program[at + 1]
-        elif mode not in (FIXED, CARRY, NEXT, PAGED, NOTHING, EMITTED):
+        elif mode not in (FIXED, CARRY, NEXT, PAGED, NOTHING, EMITTED, SAME, LAST):
             count += draft.unit_lengths[unit] if mode == STEP else program[at + 3]
         at = next_input(program, at)
     return count
@@ -98,6 +108,13 @@ def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, en
             links[to + record.AT] = uses.values[uses.rows[program[word + 1]]].result
             links[to + record.SOURCE] = group[draft.makers[program[word + 1]]]
             num_refs += program[word + 2]
+        elif mode in (SAME, LAST):
+            maker = draft.makers[program[word + (1 if mode == SAME else 2)]]
+            output = program[word + (1 if mode == SAME else 2)] - draft.unit_values[maker]
+            links[to + record.MODE] = record.SAME if mode == SAME else record.LAST
+            links[to + record.AT] = output if mode == SAME else uses.rows[program[word + 1]]
+            links[to + record.STRIDE], links[to + record.DIRECTION] = output, 1
+            links[to + record.SOURCE] = group[maker]
         elif mode in (FIXED, CARRY, NEXT):
             links[to + record.MODE] = record.WHOLE if mode == FIXED else record.CARRY
             links[to + record.AT] = uses.rows[program[word + 1]]
@@ -121,7 +138,9 @@ def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, en
                     links[end + k] = uses.rows[base + k * stride]
                 end += count
             num_refs += 0 if mode == STEP else count
-        links[at + record.NUM_SOURCES] += int(links[to + record.MODE] == record.STEP and links[to + record.SOURCE] >= 0)
+        is_led = links[to + record.MODE] == record.SAME
+        is_led = is_led or (links[to + record.MODE] == record.STEP and links[to + record.SOURCE] >= 0)
+        links[at + record.NUM_SOURCES] += int(is_led)
         word = next_input(program, word)
     return end, num_refs
 
@@ -173,7 +192,9 @@ def _write_outputs(draft, program, types, ports, uses, unit, links, at):
 
 @compiled
 def _goes_on(draft, program, types, ports, unit, output):
-    """Whether the next step of a chain or loop reads an output."""
+    """Whether the next step of a chain or loop reads an output; or, of a member of a body, any member."""
+    if program[draft.unit_at[unit]] == OP_MEMBER:
+        return _is_read_inside(draft, program, types, unit, draft.unit_values[unit] + output)
     cell_type, word = types[draft.unit_types[unit]], inputs_at(program, draft.unit_at[unit])
     for port in range(cell_type.num_inputs):
         if program[word] == CARRY and ports[cell_type.first_port + port].carry == output:
@@ -182,6 +203,32 @@ def _goes_on(draft, program, types, ports, unit, output):
             return True
         word = next_input(program, word)
     return False
+
+
+@compiled
+def _is_read_inside(draft, program, types, unit, value):
+    """Whether a member of a unit's body reads a value."""
+    other, is_more = last_member(draft, program, unit), True
+    while is_more:
+        word = inputs_at(program, draft.unit_at[other])
+        for _ in range(types[draft.unit_types[other]].num_inputs):
+            is_same, is_last = program[word] == SAME, program[word] == LAST
+            if (is_same and program[word + 1] == value) or (is_last and program[word + 2] == value):
+                return True
+            word = next_input(program, word)
+        other, is_more = other - 1, is_behind_member(draft, program, other)
+    return False
+
+
+@compiled
+def _write_body(draft, program, group, first, links, end):
+    """Writes what is common to the body whose first member is unit ``first``; returns the new end."""
+    count = program[draft.unit_at[first] + 4] + 1
+    links[end + record.LIMIT], links[end + record.LEFT] = draft.unit_lengths[first], count
+    links[end + record.MEMBERS] = count
+    for k in range(count):
+        links[end + record.MEMBERS + 1 + k] = group[first + k]
+    return end + record.MEMBERS + 1 + count
 
 
 @compiled

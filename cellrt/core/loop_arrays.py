@@ -29,6 +29,16 @@ def loop_step_output(t, worker, subgraph, output, kind):
 
 
 @compiled
+def result_row(t, place, kind, is_streamed):
+    """The host's row of a result, taken now unless an earlier step of a loop, of which the last counts, has it."""
+    handle = t.places[place] if t.places[place] > PENDING else PENDING - t.places[place]
+    if handle == NO_ROW:
+        handle = take_row(t, HOST, kind)
+        t.places[place] = PENDING - handle if is_streamed else handle
+    return handle
+
+
+@compiled
 def loop_output(t, task, base, record_at, output, kind, end):
     """Takes the rows of one output of a task of loops: the state after the run, and a host row for each result."""
     ints, links = t.ints, t.links
@@ -64,12 +74,8 @@ def loop_output(t, task, base, record_at, output, kind, end):
                 ints[result_rows_at + results] = handle
                 results += 1
         else:
-            if t.places[place] == NO_ROW:
-                handle = take_row(t, HOST, kind)
-                t.places[place] = PENDING - handle if request.streamed else handle
-            handle = t.places[place] if t.places[place] >= 0 else PENDING - t.places[place]
             ints[result_positions_at + results] = limit + row if every_step else row
-            ints[result_rows_at + results] = handle
+            ints[result_rows_at + results] = result_row(t, place, kind, request.streamed)
             results += 1
     describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
     ints[record_at + layout.OUT_RESULT_STEPS] = every_step

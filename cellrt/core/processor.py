@@ -359,14 +359,14 @@ class Processor:
         return list(zip(self.tables.subgraphs["request"][subgraphs].tolist(), subgraphs.tolist()))
 
     def loop_limits(self, request: int) -> dict[int, tuple[int, int]]:
-        """For each subgraph of a request that is a loop: its most steps, and those that are done."""
+        """For each subgraph of a request that is a loop (of several cells: the one that says stop): its most steps, and
+        those that are done."""
         first, count = (int(self.tables.requests[name][request]) for name in ("first_subgraph", "num_subgraphs"))
         found: dict[int, tuple[int, int]] = {}
         for k in range(first, first + count):
             at = int(self.tables.subgraphs["record"][k])
-            if at >= 0 and self.tables.links[at + record_layout.STOP] != record_layout.IS_CHAIN:
-                limit, done = (int(self.tables.links[at + word]) for word in (record_layout.LENGTH, record_layout.DONE))
-                found[k] = limit, done
+            if limit := record_layout.loop_limit(self.tables.links, at):
+                found[k] = limit, int(self.tables.links[at + record_layout.DONE])
         return found
 
     def release(self, requests: Sequence[int] | NDArray[np.int32]) -> None:

@@ -2,7 +2,7 @@
 
 An unfolder's calls are recorded as a *program*: a flat int32 array of operations over value ids, in order. Equal
 programs are equal graphs, so it is the key under which the compiled ``Template`` (``template.py``) is cached. Here it
-is read into a ``Draft``: its operations by number. A chain or loop is one *unit* there, like a node.
+is read into a ``Draft``: its operations by number. A chain, a loop or a member of one is one *unit* there, like a node.
 
 Operations (value ids count up from 0 in order of creation; an operation's outputs take the next ids)::
 
@@ -11,6 +11,9 @@ Operations (value ids count up from 0 in order of creation; an operation's outpu
     NODE     cell_type input*             one node
     CHAIN    cell_type length input*      ``length`` steps, each reading the carried state of the one before
     LOOP     cell_type limit stop input*  steps until output ``stop`` is true, or ``limit`` of them
+    MEMBER   cell_type limit stop left input*
+                                          one cell of a loop of several, its *body*: the ``left`` operations that follow
+                                          are the body's others. The output that says stop is of one of them, or of none
     RESULT   base stride count            count values are results
     RESULT_STEPS value limit              an output of a loop is a result, of every step
     RESULT_LAST value                     an output of a loop is a result, of the last step
@@ -22,13 +25,15 @@ Operations (value ids count up from 0 in order of creation; an operation's outpu
 
     input = FIXED value | STEP base stride | EACH count value* | CARRY base
           | LIST count value* | RANGE base stride count | NEXT base output | PAGED state | NOTHING 0
-          | EMITTED value limit
+          | EMITTED value limit | SAME value | LAST base value
 
 STEP gives the i-th step of a chain value ``base + i * stride``, EACH the i-th of the values listed; CARRY gives the
 first step ``base`` and each later one the output that the input port is carried from. LIST and RANGE are for ragged
 inputs: RANGE is ``count`` values from ``base`` on. NEXT is as CARRY, of a cell that declares no carried input: from
 output ``output``. EMITTED, for a ragged input, is a loop's output at every step that it took, of at most ``limit``: a
-RESULT_STEPS of it follows. PAGED is the PAGES operation of that number; NOTHING is for inputs that nobody gives.
+RESULT_STEPS of it follows. PAGED is the PAGES operation of that number; NOTHING is for inputs that nobody gives. SAME
+and LAST are outputs of the own body: SAME of an earlier member at the same step, LAST of any at the step before, at the
+first step ``base``.
 """
 
 from __future__ import annotations
@@ -45,9 +50,9 @@ from cellrt.core.jit import allocating, compiled
 OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS, OP_RESULT_LAST, OP_STATE, OP_KEEP = (
     range(1, 11)
 )
-OP_PAGES = 11
+OP_PAGES, OP_MEMBER = 11, 12
 FIXED, STEP, CARRY, LIST = range(4)
-RANGE, EACH, NEXT, PAGED, NOTHING, EMITTED = range(5, 11)  # 4 is ``trees.PICK``
+RANGE, EACH, NEXT, PAGED, NOTHING, EMITTED, SAME, LAST = range(5, 13)  # 4 is ``trees.PICK``
 
 
 NUM_WORDS = MappingProxyType(
@@ -63,14 +68,14 @@ NUM_WORDS = MappingProxyType(
     }
 )
 """Words of each operation without inputs."""
-WORDS_OF_INPUT = MappingProxyType({STEP: 3, NEXT: 3, EMITTED: 3, RANGE: 4})
+WORDS_OF_INPUT = MappingProxyType({STEP: 3, NEXT: 3, EMITTED: 3, LAST: 3, RANGE: 4})
 """Words of an input by its mode, where they are not 2; LIST and EACH say how many follow."""
-NUM_WORDS_BEFORE_INPUTS = MappingProxyType({OP_NODE: 2, OP_CHAIN: 3, OP_LOOP: 4})
+NUM_WORDS_BEFORE_INPUTS = MappingProxyType({OP_NODE: 2, OP_CHAIN: 3, OP_LOOP: 4, OP_MEMBER: 5})
 
 
 class Draft(NamedTuple):
-    """A program by operation. *Units* are nodes, chains and loops, in order of creation; *sources* all else that makes
-    values."""
+    """A program by operation. *Units* are nodes, chains, loops and members of bodies, in order of creation; *sources*
+    all else that makes values."""
 
     unit_types: NDArray[np.int32]
     unit_at: NDArray[np.int32]  # where its operation begins in the program
@@ -88,7 +93,7 @@ class Draft(NamedTuple):
 def inputs_at(program, at):
     """Where the inputs of a unit's operation begin."""
     op = program[at]
-    return at + (2 if op == OP_NODE else 3 if op == OP_CHAIN else 4)
+    return at + (2 if op == OP_NODE else 3 if op == OP_CHAIN else 4 if op == OP_LOOP else 5)
 
 
 @compiled
@@ -97,14 +102,14 @@ def next_input(program, at):
     mode = program[at]
     if mode in (LIST, EACH):
         return at + 2 + program[at + 1]
-    return at + (3 if mode in (STEP, NEXT, EMITTED) else 4 if mode == RANGE else 2)
+    return at + (3 if mode in (STEP, NEXT, EMITTED, LAST) else 4 if mode == RANGE else 2)
 
 
 @compiled
 def _next_operation(program, at, types):
     """Where the operation behind the one at ``at`` begins, and how many values this one makes."""
     op = program[at]
-    if op in (OP_NODE, OP_CHAIN, OP_LOOP):
+    if op in (OP_NODE, OP_CHAIN, OP_LOOP, OP_MEMBER):
         cell_type = types[program[at + 1]]
         after = inputs_at(program, at)
         for _ in range(cell_type.num_inputs):
@@ -129,7 +134,7 @@ def read_program(program, types):
         op = program[at]
         at, count = _next_operation(program, at, types)
         num_values += count
-        if op in (OP_NODE, OP_CHAIN, OP_LOOP):
+        if op in (OP_NODE, OP_CHAIN, OP_LOOP, OP_MEMBER):
             num_units += 1
         elif count > 0 or op == OP_EXTERNAL:
             num_sources += 1
@@ -155,7 +160,7 @@ def read_program(program, types):
     while at < program.size:
         op = program[at]
         after, count = _next_operation(program, at, types)
-        if op in (OP_NODE, OP_CHAIN, OP_LOOP):
+        if op in (OP_NODE, OP_CHAIN, OP_LOOP, OP_MEMBER):
             draft.unit_types[unit], draft.unit_at[unit], draft.unit_values[unit] = program[at + 1], at, value
             if op != OP_NODE:
                 draft.unit_lengths[unit] = program[at + 2]
@@ -176,6 +181,19 @@ def read_program(program, types):
             result += 1
         at, value = after, value + count
     return draft
+
+
+@compiled
+def last_member(draft, program, unit):
+    """The last unit of a unit's body, which ends when all of it does; of one that is no member, itself."""
+    at = draft.unit_at[unit]
+    return unit + program[at + 4] if program[at] == OP_MEMBER else unit
+
+
+@compiled
+def is_behind_member(draft, program, unit):
+    """Whether the unit before is a member of the same body."""
+    return unit > 0 and last_member(draft, program, unit - 1) == last_member(draft, program, unit)
 
 
 def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Sequence[int]) -> NDArray[np.int32]:

@@ -119,7 +119,8 @@ def steps_ready(t, at, worker, most):
     left = links[at + record.NUM_SOURCES]
     port = at + record.HEADER
     while left > 0:
-        if links[port + record.MODE] == record.STEP and links[port + record.SOURCE] >= 0:
+        mode = links[port + record.MODE]
+        if (mode == record.STEP and links[port + record.SOURCE] >= 0) or mode == record.SAME:
             left -= 1
             source = t.subgraphs[links[port + record.SOURCE]]
             is_sent = worker > 0 and source.pinned == worker
@@ -139,7 +140,8 @@ def _sender(t, at):
     """The worker of the first chain that one follows and that has steps sent which are not done, or 0."""
     links, left, port = t.links, t.links[at + record.NUM_SOURCES], at + record.HEADER
     while left > 0:
-        if links[port + record.MODE] == record.STEP and links[port + record.SOURCE] >= 0:
+        mode = links[port + record.MODE]
+        if (mode == record.STEP and links[port + record.SOURCE] >= 0) or mode == record.SAME:
             left -= 1
             source = t.subgraphs[links[port + record.SOURCE]]
             if links[source.record + record.DONE] < links[source.record + record.POSITION]:

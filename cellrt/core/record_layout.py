@@ -15,8 +15,14 @@ p. What an input reads at step p follows from its mode::
            appends row START + p of the request; of one that only reads, so many are there, or for -1 all that are
     NOTHING nobody gives it
     EMITTED a ragged input: the results at places from AT on, as many as the loop ``SOURCE`` (a subgraph) took steps
+    SAME   output AT of the member ``SOURCE`` (a subgraph) of the same body, at the same step
+    LAST   value AT before the first step; then output ``STRIDE`` of member ``SOURCE`` at the step before
 
 Of a cell that carries nothing all steps that are fed are ready at once, and each is a row of a task.
+
+A loop of several cells, its *body*, has a record for each, a *member*. They go in step: nobody begins the next before
+all have done this one. So ``LENGTH`` is there the number of steps that are begun, and what is common to them is a block
+of links: ``BODY`` says where, ``LIMIT``, ``LEFT``, ``HAS_STOPPED`` and ``MEMBERS`` what.
 
 State that goes from step to step alternates between two rows of the record's own, ``FIRST_ROW`` and ``SECOND_ROW``, so
 that a task may run twice; but where a step's output is also in a sequence or a value, its row there is the state's too.
@@ -25,6 +31,9 @@ Values, links, places and subgraphs count from the request's first ones until it
 """
 
 from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cellrt.core.jit import allocating
 
@@ -38,6 +47,7 @@ VALUES = 6  # of a loop: the value of its first output
 TAPS = 6  # of a chain: link of (step, output, value) of each output that is a value, by step
 NUM_TAPS = 7
 NEXT_TAP = 8  # the first that is not sent
+BODY = 8  # of a member the link of what is common to its body, of a loop of one cell NO_BODY
 TAP_STEP = 9  # its step; LENGTH if there is none
 EDGES = 10  # link of (steps that must be there, subgraph that waits for them), in order of steps
 NUM_EDGES = 11
@@ -49,8 +59,14 @@ HEADER = 16
 
 IS_CHAIN = -2
 NO_STOP = -1
+NO_BODY = -1
 
-WHOLE, MANY, ALL, EACH, STEP, CARRY, PAGED, NOTHING, EMITTED = range(9)
+LIMIT = 0  # the most steps
+LEFT = 1  # members that have not done the step
+HAS_STOPPED = 2  # 1 if one of them said so at this step
+MEMBERS = 3  # how many, then their subgraphs, counted from the request's first
+
+WHOLE, MANY, ALL, EACH, STEP, CARRY, PAGED, NOTHING, EMITTED, SAME, LAST = range(11)
 MODE = 0
 AT = 1
 STRIDE = 2
@@ -72,6 +88,15 @@ OUTPUT = 9
 
 TAP = 3
 EDGE = 2
+
+
+def loop_limit(links: NDArray[np.int32], at: int) -> int:
+    """The most steps of the loop with the record at ``at``; 0 if it is no loop, or a member that does not say stop."""
+    if at < 0 or links[at + STOP] == IS_CHAIN:
+        return 0
+    if links[at + BODY] == NO_BODY:
+        return int(links[at + LENGTH])
+    return int(links[links[at + BODY] + LIMIT]) if links[at + STOP] != NO_STOP else 0
 
 
 @allocating

@@ -40,6 +40,9 @@ def begin_record(t, request, subgraph):
         mode = links[to + record.MODE]
         if mode == record.WHOLE or mode == record.CARRY:
             links[to + record.AT] += request.first_value
+        elif mode == record.SAME or mode == record.LAST:
+            links[to + record.SOURCE] += request.first_subgraph
+            links[to + record.AT] += request.first_value if mode == record.LAST else 0
         elif mode == record.PAGED:
             links[to + record.AT] = request.page_lists + page_list.WORDS * links[to + record.AT]
         elif mode == record.STEP or mode == record.ALL or mode == record.EMITTED:
@@ -50,6 +53,8 @@ def begin_record(t, request, subgraph):
             links[to + record.AT] += request.first_link
             for k in range(links[to + record.START]):
                 links[links[to + record.AT] + k] += request.first_value
+    if not is_chain and links[at + record.BODY] != record.NO_BODY:
+        links[at + record.BODY] += request.first_link
     for output in range(cell_type.num_outputs):
         to = output_at(t, subgraph, output)
         for word in (record.SEQUENCE, record.RESULT):
@@ -75,7 +80,30 @@ def input_row(t, subgraph, port, step):
         return row_of(t, t.values[links[links[to + record.AT] + position]])
     if mode == record.CARRY and position > 0:
         return links[output_at(t, subgraph, links[to + record.SOURCE]) + record.ROW]
+    if mode == record.SAME or (mode == record.LAST and position > 0):
+        return member_row(t, links, to, position)
     return row_of(t, t.values[links[to + record.AT]])
+
+
+@compiled
+def is_member(links, at):
+    """Whether a record is that of one of a loop's several cells."""
+    return links[at + record.STOP] != record.IS_CHAIN and links[at + record.BODY] != record.NO_BODY
+
+
+@compiled
+def runs_alone(links, at):
+    """Whether a record is that of a loop of one cell, of which a task may take any number of steps."""
+    return links[at + record.STOP] != record.IS_CHAIN and links[at + record.BODY] == record.NO_BODY
+
+
+@compiled
+def member_row(t, links, to, position):
+    """The handle of what an input reads of another member of its body, at step ``position`` or the one before."""
+    source = t.subgraphs[links[to + record.SOURCE]]
+    output = output_at(t, source, links[to + record.STRIDE])
+    is_ahead = links[to + record.MODE] == record.LAST and links[source.record + record.POSITION] > position
+    return links[output + (record.PREVIOUS_ROW if is_ahead else record.ROW)]
 
 
 @compiled
@@ -237,19 +265,27 @@ def _wake_sent(t, at, position, worker):
 def note_steps(t, subgraph, steps, has_failed):
     """Takes in how a task went: what state stays. Comes for dead requests too, whose session may keep it."""
     links, at = t.links, subgraph.record
+    is_of_body = is_member(links, at)
     if not has_failed:
         links[at + record.DONE] += steps
-        if links[at + record.STOP] != record.IS_CHAIN:
+        if links[at + record.STOP] != record.IS_CHAIN and not is_of_body:
             links[at + record.POSITION] += steps
-    cell_type = t.types[subgraph.cell_type]
-    to = at + record.HEADER + record.INPUT * cell_type.num_inputs
-    for output in range(cell_type.num_outputs):
-        if has_failed:
+    if has_failed:
+        for output in range(t.types[subgraph.cell_type].num_outputs):
+            to = output_at(t, subgraph, output)
             links[to + record.ROW] = links[to + record.PREVIOUS_ROW]
-        elif links[to + record.LATE_ROW] > 0:
-            give_row(t, links[to + record.LATE_ROW], _kind_of(t, subgraph, output))
-            links[to + record.LATE_ROW] = 0
-        to += record.OUTPUT
+    elif not is_of_body:  # whose other members may still read it
+        give_late_rows(t, subgraph)
+
+
+@compiled
+def give_late_rows(t, subgraph):
+    """Gives back the rows at another worker whose readers are done."""
+    for output in range(t.types[subgraph.cell_type].num_outputs):
+        to = output_at(t, subgraph, output)
+        if t.links[to + record.LATE_ROW] > 0:
+            give_row(t, t.links[to + record.LATE_ROW], _kind_of(t, subgraph, output))
+            t.links[to + record.LATE_ROW] = 0
 
 
 @compiled
@@ -287,7 +323,7 @@ def end_record(t, subgraph):
     for port in range(cell_type.num_inputs):
         to = at + record.HEADER + record.INPUT * port
         mode = links[to + record.MODE]
-        if mode == record.WHOLE or mode == record.CARRY:
+        if mode == record.WHOLE or mode == record.CARRY or mode == record.LAST:
             read_late(t, t.values[links[to + record.AT]])
         elif mode == record.MANY or mode == record.EACH:
             for k in range(links[to + record.START]):
@@ -323,41 +359,6 @@ def _take_out(t, to):
         if links[to + word] == links[to + record.ROW]:
             links[to + word] = 0
     return links[to + record.ROW]
-
-
-@compiled
-def take_out_state(t, request, subgraph, output):
-    """The row of the state that a chain or loop leaves to its session, which nobody else holds then; -1 if none of its
-    steps is done."""
-    links, at = t.links, subgraph.record
-    to = output_at(t, subgraph, output)
-    row = links[to + record.ROW]
-    if links[at + record.DONE] == 0:
-        return NO_ROW
-    for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW):
-        if links[to + word] == row:
-            links[to + word] = 0
-            return row
-    if links[at + record.STOP] != record.IS_CHAIN:
-        t.values[links[at + record.VALUES] + output].row = NO_ROW
-        return row
-    for k in range(links[at + record.NUM_TAPS]):
-        value = t.values[links[links[at + record.TAPS] + record.TAP * k + 2]]
-        if value.row == row:
-            value.row = NO_ROW
-            if not value.bits & BORROWED:
-                return row
-    take_out_of_places(t, request, row)
-    return row
-
-
-@compiled
-def take_out_of_places(t, request, row):
-    """Takes a row out of the sequence that it is of."""
-    for k in range(request.first_place, request.first_place + request.num_places):
-        if t.places[k] == row:
-            t.places[k] = NO_ROW
-            return
 
 
 @compiled

@@ -50,7 +50,7 @@ def loop_bytes(buffer, ports, num_inputs):
 
 
 @compiled
-def _stop_output(buffer, ports, num_inputs):
+def stop_output(buffer, ports, num_inputs):
     """Which output says stop, or -1."""
     record = layout.HEADER + layout.INPUT * num_inputs + layout.OUTPUT * buffer[layout.H_STOP_OUTPUT]
     for k in range(num_inputs, ports.shape[0]):
@@ -119,7 +119,7 @@ def run_loop(buffer, ports, num_inputs, own, host, kernel, constants, task):
             at = aligned(at + _kept_rows(buffer, ports[k]) * ports[k, ROW_BYTES])
     for row in range(rows):
         write_word(active, row, row)
-    stop = _stop_output(buffer, ports, num_inputs)
+    stop = stop_output(buffer, ports, num_inputs)
     if stop >= 0 and ports[stop, ROW_BYTES] != 1:
         return REFUSED
     count, step = rows, 0

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, entry
-from cellrt.core.memory import call, read_word, write_word
-from cellrt.core.run_loop import loop_bytes, run_loop
+from cellrt.core.memory import call, read_byte, read_word, write_word
+from cellrt.core.run_loop import loop_bytes, run_loop, stop_output
 from cellrt.core.task_memory import (
     ALIGNMENT,
     BATCH_SIZES,
@@ -58,6 +58,9 @@ def run_task(buffer, ports, num_inputs, own, host, kernel, constants, scratch):
     positions, steps, num_ports = buffer[layout.H_POSITIONS], buffer[layout.H_STEPS], ports.shape[0]
     task = aligned(scratch.ctypes.data)
     sizes = task + 8 * (FIRST_INPUT + num_ports + num_inputs)
+    stop = stop_output(buffer, ports, num_inputs)
+    if stop >= 0 and ports[stop, ROW_BYTES] != 1:
+        return REFUSED
     write_word(task, STEPS, steps)
     write_word(task, POSITIONS, positions)
     write_word(task, BATCH_SIZES, sizes)
@@ -79,4 +82,14 @@ def run_task(buffer, ports, num_inputs, own, host, kernel, constants, scratch):
     for k in range(num_inputs, num_ports):
         values = read_word(task, FIRST_INPUT + k)
         put(buffer, ports[k], own, host, values, values)
+    if stop >= 0:
+        _note_stops(buffer, read_word(task, FIRST_INPUT + stop))
     return DONE
+
+
+@compiled
+def _note_stops(buffer, flags):
+    """Answers which rows said stop at their first step: those that are of loops of several cells take no more."""
+    for row in range(buffer[layout.H_ROWS]):
+        length = buffer[buffer[layout.H_LENGTHS] + row]
+        buffer[buffer[layout.H_DONE_STEPS] + row] = -length if read_byte(flags, row) else length

@@ -38,6 +38,7 @@ from cellrt.core.batching import form_batched_task
 from cellrt.core.event_log import log_event
 from cellrt.core.index_arrays import subgraph_of
 from cellrt.core.jit import compiled
+from cellrt.core.loop_bodies import send_member
 from cellrt.core.queue import (
     backlog_of,
     dequeue,
@@ -48,7 +49,7 @@ from cellrt.core.queue import (
     push_ready,
     refresh,
 )
-from cellrt.core.records import count_sent, send_steps
+from cellrt.core.records import count_sent, is_member, send_steps
 from cellrt.core.tables import (
     ALL_TYPES,
     LAUNCHED,
@@ -243,6 +244,8 @@ def submit_task(t, task_id):
             _update_dependencies(t, id, length, task.worker, settings.early_release)
         elif t.links[subgraph.record + record.STOP] == record.IS_CHAIN:
             send_steps(t, subgraph_id, length, task.worker)
+        elif is_member(t.links, subgraph.record):
+            send_member(t, subgraph_id)
         else:
             refresh(t, subgraph_id)
 

@@ -14,12 +14,13 @@ While a request runs it holds its session's rows and their reservations; between
 
 from __future__ import annotations
 
+from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled
 from cellrt.core.moves import DONE
 from cellrt.core.pages import drop_pages
-from cellrt.core.records import take_out_of_places, take_out_state
+from cellrt.core.records import output_at
 from cellrt.core.rows import give_row, take_row
-from cellrt.core.tables import BORROWED, BRING, HOST, LOCATION_SHIFT, MAX_STATES, NUM_PERMANENT, STARTS
+from cellrt.core.tables import BORROWED, BRING, HOST, LOCATION_SHIFT, MAX_STATES, NO_ROW, NUM_PERMANENT, STARTS
 
 BEFORE, AFTER, SUBGRAPH, OUTPUT = 0, 1, 2, 3
 WORDS = 4
@@ -70,16 +71,51 @@ def end_states(t, request):
         value = t.values[t.links[at + BEFORE]]
         handle = -1
         if t.links[at + SUBGRAPH] >= 0:
-            handle = take_out_state(t, request, t.subgraphs[t.links[at + SUBGRAPH]], t.links[at + OUTPUT])
+            handle = _take_out_state(t, request, t.subgraphs[t.links[at + SUBGRAPH]], t.links[at + OUTPUT])
         elif request.state == DONE:
             value = t.values[t.links[at + AFTER]]
         if handle < 0:
             handle, value.row = value.row, -1
             if value.bits & BORROWED:
-                take_out_of_places(t, request, handle)
+                _take_out_of_places(t, request, handle)
         slot = t.slots[request.session * MAX_STATES + k]
         slot.row, slot.kind = max(handle, 0), value.kind
         _reserve(t, slot, 1)
+
+
+@compiled
+def _take_out_state(t, request, subgraph, output):
+    """The row of the state that a chain or loop leaves to its session, which nobody else holds then; -1 if none of its
+    steps is done."""
+    links, at = t.links, subgraph.record
+    to = output_at(t, subgraph, output)
+    row = links[to + record.ROW]
+    if links[at + record.DONE] == 0:
+        return NO_ROW
+    for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW):
+        if links[to + word] == row:
+            links[to + word] = 0
+            return row
+    if links[at + record.STOP] != record.IS_CHAIN:
+        t.values[links[at + record.VALUES] + output].row = NO_ROW
+        return row
+    for k in range(links[at + record.NUM_TAPS]):
+        value = t.values[links[links[at + record.TAPS] + record.TAP * k + 2]]
+        if value.row == row:
+            value.row = NO_ROW
+            if not value.bits & BORROWED:
+                return row
+    _take_out_of_places(t, request, row)
+    return row
+
+
+@compiled
+def _take_out_of_places(t, request, row):
+    """Takes a row out of the sequence that it is of."""
+    for k in range(request.first_place, request.first_place + request.num_places):
+        if t.places[k] == row:
+            t.places[k] = NO_ROW
+            return
 
 
 @compiled

@@ -192,7 +192,7 @@ class _Simulator:
         tables, view = self.processor.tables, TaskView(self.processor.task_buffer(task))
         rows, steps = view.num_rows, view.num_steps
         in_flight = self.processor.rows_in_flight(task)
-        if view.is_loop:
+        if view.is_loop or view.stop_output >= 0:
             steps = max(self._step_loop(view, row, *ids) for row, ids in enumerate(in_flight))
         cell_type, number = int(tables.tasks["cell_type"][task]), int(tables.tasks["number"][task])
         elapsed = round(self.cost(cell_type, rows, steps) * 1e9)
@@ -202,11 +202,11 @@ class _Simulator:
         return elapsed
 
     def _step_loop(self, task: TaskView, row: int, request: int, subgraph: int) -> int:
-        """Steps one row of a loop's task, as far as task and loop go; returns its number of steps."""
+        """Steps one row of a task, of a loop as far as task and loop go; returns its number of steps."""
         length = int(task.lengths[row])
         wanted = self.arrivals[self.arrival_of[request]].loop_steps
-        if wanted is not None:
-            loops = self.processor.loop_limits(request)
+        loops = self.processor.loop_limits(request)
+        if wanted is not None and subgraph in loops:
             left = wanted[list(loops).index(subgraph)] - loops[subgraph][1]
             if left <= length:
                 task.done_steps[row] = -left

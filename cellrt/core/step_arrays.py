@@ -10,9 +10,9 @@ from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.index_arrays import describe_input, step_output, steps_ahead
 from cellrt.core.jit import compiled
+from cellrt.core.loop_arrays import result_row
 from cellrt.core.records import bring_state, input_row, state_row
-from cellrt.core.rows import take_row
-from cellrt.core.tables import HOST, NO_ROW, PENDING, ROW_MASK
+from cellrt.core.tables import NO_ROW, ROW_MASK
 
 
 @compiled
@@ -39,8 +39,7 @@ def write_steps(t, task, base, end):
                 ints[at], ints[at + rows] = row, handle & ROW_MASK
                 ints[to + layout.OUT_STORES] += 1
             if place >= 0:
-                handle = take_row(t, HOST, t.ports[port + output].kind)
-                t.places[place] = PENDING - handle if t.requests[subgraph.request].streamed else handle
+                handle = result_row(t, place, t.ports[port + output].kind, t.requests[subgraph.request].streamed)
                 at = outputs_at + 4 * rows * output + 2 * rows + ints[to + layout.OUT_RESULTS]
                 ints[at], ints[at + rows] = row, handle
                 ints[to + layout.OUT_RESULTS] += 1

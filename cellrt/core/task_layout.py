@@ -21,9 +21,9 @@ H_IS_LOOP = 3
 H_NODES = 4  # position of [rows] first node of each row, or ~subgraph of a chain or loop
 H_LENGTHS = 5  # position of [rows] number of steps of each row
 H_BATCH_SIZES = 6  # position of [steps]
-H_DONE_STEPS = 7  # position of [rows]: the worker writes how many steps a loop's row took (negative: it stopped)
+H_DONE_STEPS = 7  # position of [rows]: the worker writes how many steps a row took that may stop (negative: it did)
 H_FAILED = 8  # position of [rows]: the worker writes 1 where the cell failed
-H_STOP_OUTPUT = 9
+H_STOP_OUTPUT = 9  # the output that says stop, of loops or at the first step of rows that are of some; or -1
 H_NOTES = 10  # position of the notes of host rows to give back at completion, up to the end of the buffer
 # Of cells that are told which rows are of one node (``span_arrays.py``):
 H_NUM_SPANS = 11
@@ -57,7 +57,7 @@ class TaskView:
 
     Attributes:
         num_rows, num_steps, num_positions, is_loop: as the header has them.
-        stop_output: of a loop, the output that says stop, or -1.
+        stop_output: the output that says stop, of those rows that are of loops, or -1.
         inputs, outputs: the words of each record.
 
     Args:

@@ -75,10 +75,9 @@ class Template:
         return OpenTemplate(*map(self._array, range(len(ARRAYS))))
 
     def loop_limits(self) -> list[int]:
-        """The most steps of each loop, in order of their subgraphs."""
-        records = [int(at) for at in self.arrays.subgraphs["record"] if at >= 0]
-        links = self.arrays.links
-        return [int(links[at + record.LENGTH]) for at in records if links[at + record.STOP] != record.IS_CHAIN]
+        """The most steps of each loop, in order of their subgraphs; of several cells at the one that says stop."""
+        limits = (record.loop_limit(self.arrays.links, int(at)) for at in self.arrays.subgraphs["record"])
+        return [limit for limit in limits if limit > 0]
 
     def _array(self, k: int) -> NDArray[Any]:
         """An array of the template: a part of its memory, where each begins with a whole word."""

@@ -18,17 +18,20 @@ from cellrt.core.program import (
     EACH,
     EMITTED,
     FIXED,
+    LAST,
     LIST,
     NEXT,
     NOTHING,
     OP_CONSTANT,
     OP_EXTERNAL,
     OP_LOOP,
+    OP_MEMBER,
     OP_RESULT,
     OP_RESULT_STEPS,
     OP_STATE,
     PAGED,
     RANGE,
+    SAME,
     STEP,
     inputs_at,
     next_input,
@@ -54,7 +57,7 @@ class Uses(NamedTuple):
 @compiled
 def is_chain(draft, program, unit):
     """Whether a unit has steps whose number is known."""
-    return draft.unit_lengths[unit] > 0 and program[draft.unit_at[unit]] != OP_LOOP
+    return draft.unit_lengths[unit] > 0 and program[draft.unit_at[unit]] not in (OP_LOOP, OP_MEMBER)
 
 
 @compiled
@@ -115,9 +118,9 @@ def _mark_inputs(draft, program, types, first, is_read, singles):
         at = inputs_at(program, draft.unit_at[unit])
         for _ in range(types[draft.unit_types[unit]].num_inputs):
             mode = program[at]
-            if mode in (PAGED, NOTHING, EMITTED):
+            if mode in (PAGED, NOTHING, EMITTED, SAME):
                 pass
-            elif mode in (FIXED, CARRY, NEXT):
+            elif mode in (FIXED, CARRY, NEXT, LAST):
                 singles[program[at + 1]] = 1
             elif mode in (LIST, EACH):
                 for k in range(program[at + 1]):
@@ -265,9 +268,9 @@ def _count_readers(draft, program, types, rows, values):
         at = inputs_at(program, draft.unit_at[unit])
         for _ in range(types[draft.unit_types[unit]].num_inputs):
             mode = program[at]
-            if mode in (PAGED, NOTHING, EMITTED):
+            if mode in (PAGED, NOTHING, EMITTED, SAME):
                 pass
-            elif mode in (FIXED, CARRY, NEXT):
+            elif mode in (FIXED, CARRY, NEXT, LAST):
                 fits &= _read(values, rows[program[at + 1]])
             elif mode in (LIST, EACH):
                 for k in range(program[at + 1]):

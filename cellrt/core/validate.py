@@ -137,6 +137,9 @@ def _record(t: Tables, subgraph_id: int) -> list[str]:
     if not 0 <= done <= position <= length:
         return [f"subgraph {subgraph_id}: {done} steps done of {position} sent of {length}"]
     is_loop = t.links[at + record.STOP] != record.IS_CHAIN
+    if is_loop and t.links[at + record.BODY] != record.NO_BODY:
+        if wrong := _body(t, subgraph, length):
+            return [f"subgraph {subgraph_id}: {wrong}"]
     waits = t.links[at + record.KEEPS] or is_loop
     cell_type = t.types[int(subgraph["cell_type"])]
     most = 1 if cell_type["carries"] or is_loop else length
@@ -152,12 +155,32 @@ def _record(t: Tables, subgraph_id: int) -> list[str]:
     return []
 
 
+def _body(t: Tables, subgraph: np.void, length: int) -> str:
+    """What is wrong with the body of a member that has begun ``length`` steps, or nothing."""
+    first, body = (
+        int(t.requests["first_subgraph"][int(subgraph["request"])]),
+        int(t.links[int(subgraph["record"]) + record.BODY]),
+    )
+    count = int(t.links[body + record.MEMBERS])
+    members = first + t.links[body + record.MEMBERS + 1 :][:count]
+    begun, done = (t.links[t.subgraphs["record"][members] + word] for word in (record.LENGTH, record.DONE))
+    left, limit = int(t.links[body + record.LEFT]), int(t.links[body + record.LIMIT])
+    if (begun != length).any() or length > limit:
+        return f"its body has begun {begun.tolist()} steps of {limit}"
+    is_live = int(t.requests["state"][int(subgraph["request"])]) == LIVE
+    if is_live and (left != (done < length).sum() or (done < length - 1).any()):
+        return (
+            f"{left} members of its body are counted that have not done step {length}; {done.tolist()} steps are done"
+        )
+    return ""
+
+
 def _is_fed(t: Tables, subgraph: np.void, step: int) -> bool:
     """Whether what a step reads, of chains that its own follows, is done or sent to the worker this is pinned to."""
     at = int(subgraph["record"])
     for port in range(int(t.types["num_inputs"][int(subgraph["cell_type"])])):
         words = t.links[at + record.num_words(port, 0) :][: record.INPUT]
-        if words[record.MODE] != record.STEP or words[record.SOURCE] < 0:
+        if words[record.MODE] not in (record.STEP, record.SAME) or words[record.SOURCE] < 0:
             continue
         source = t.subgraphs[words[record.SOURCE]]
         is_sent = t.settings["early_release"][0] and 0 < int(source["pinned"]) == int(subgraph["pinned"])

@@ -7,25 +7,24 @@ costs only the recording.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.program import CARRY, FIXED, NEXT, NOTHING, OP_CONSTANT, OP_LOOP, OP_NODE
+from cellrt.core.program import CARRY, FIXED, NOTHING, OP_CONSTANT, OP_NODE
 from cellrt.core.trees import count_leaves, tree_program, why_no_tree
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
-from cellrt.graph.growing import carried_by, check_span
+from cellrt.graph.growing import check_span
+from cellrt.graph.loops import Step, loop_of_cells, loop_of_one
 from cellrt.graph.recorder import Recorder, Source
 from cellrt.graph.results import Placement, ResultLayout, StateLayout
-from cellrt.graph.sources import bits_of, copied, describe_source, spec_of
-from cellrt.graph.symbols import Chain, GrowingState, Loop, LoopSteps, Node, Output, State, Steps, Tree
+from cellrt.graph.sources import as_parents, bits_of, copied, describe_source, spec_of
+from cellrt.graph.symbols import Chain, GrowingState, Loop, LoopOfCells, LoopSteps, Node, Output, State, Steps, Tree
 
 NO_VALUES = np.empty(0, np.int32)
 RESULTS = (Output, Steps, LoopSteps)
@@ -210,6 +209,7 @@ class Graph(Recorder):
             self._keep(cell, kept, starts, first, count)
         return Chain(self, cell, first, count, reverse)
 
+    @overload
     def loop(
         self,
         cell: Cell,
@@ -220,53 +220,58 @@ class Graph(Recorder):
         keep: bool | Collection[str] = False,
         carry: Mapping[str, str] | None = None,
         **inputs: Source,
-    ) -> Loop:
+    ) -> Loop: ...
+
+    @overload
+    def loop(
+        self,
+        cell: Step,
+        /,
+        *,
+        max_steps: int,
+        until: str | None = None,
+        keep: Literal[False] = False,
+        carry: None = None,
+        **inputs: Source,
+    ) -> LoopOfCells: ...
+
+    def loop(
+        self,
+        cell: Cell | Step,
+        /,
+        *,
+        max_steps: int,
+        until: str | None = None,
+        keep: bool | Collection[str] = False,
+        carry: Mapping[str, str] | None = None,
+        **inputs: Source,
+    ) -> Loop | LoopOfCells:
         """Adds a loop: the cell again and again on its own carried outputs, until one of them says stop.
+
+        Of several cells a function says one step: ``(body, state) -> {name: output}``, where ``state`` has what
+        ``inputs`` names, at first as given there and then as the step before returned it under that name. It is called
+        once, here, and calls cells on ``state``, on outputs of each other and on what the graph has outside, which is
+        the same at every step; carried inputs that it leaves out are carried from the call itself, from zeros on. Each
+        cell is batched by itself, with whatever else needs it; a request's next step begins when all have done this.
 
         Args:
             max_steps: the most steps.
             until: name of an output of one number a row; the step that makes it non-zero is the last. None: run
                 ``max_steps`` steps.
-            keep: as of ``chain``.
+            keep: as of ``chain``; not of several cells, whose state ``state`` and ``keep`` keep.
             carry: of a cell with pages or spans, which declares none: which output each input is carried from, from
                 step to step. Default: the one of its name and spec.
             inputs: carried inputs are the state before the first step (default zeros); the others are the same at
                 every step.
         """
-        type_id = self._begin(cell)
-        carried = carried_by(cell, carry)
-        self._check_names(cell, inputs, carried)
-        self._count_nodes(1, cell)
-        if not carried:
-            raise RequestError(f"loop of cell {cell.name!r}: no input is carried from an output (see cell(carry=...))")
+        where = f"loop of cell {cell.name!r}" if isinstance(cell, Cell) else f"loop of {cell!r}"
         if not 1 <= max_steps < 1 << 20:
-            raise RequestError(f"loop of cell {cell.name!r}: expected 1 <= max_steps < 2**20, got {max_steps}")
-        stop = -1
-        if until is not None:
-            if until not in cell.outputs or cell.outputs[until].shape:
-                raise RequestError(
-                    f"loop of cell {cell.name!r}: until={until!r} must be an output of one number a row; "
-                    f"outputs are { ({k: str(v) for k, v in cell.outputs.items()}) }"
-                )
-            stop = cell.places[until]
-        kept = self._kept_inputs(cell, keep) if keep else ()
-        starts = self._starts(cell, inputs, kept)
-        words: list[int] = []
-        for name, spec in cell.inputs.items():
-            if name in cell.carry:
-                words += [CARRY, starts[name]]
-            elif name in carried:
-                start = self._value(cell, name, spec, inputs[name]) if name in inputs else self._zero(spec)
-                words += [NEXT, start, cell.places[carried[name]]]
-            elif spec.span:
-                words += [NOTHING, 0]
-            else:
-                words += self._words(cell, name, spec, inputs[name], is_loop=True)
-        self._program.extend([OP_LOOP, type_id, max_steps, stop, *words])
-        first = self._take_values(len(cell.outputs))
-        self._loop_values.update({first + k: max_steps for k in range(len(cell.outputs))})
-        self._keep(cell, kept, starts, first, 1)
-        return Loop(self, cell, first, max_steps)
+            raise RequestError(f"{where}: expected 1 <= max_steps < 2**20, got {max_steps}")
+        if isinstance(cell, Cell):
+            return loop_of_one(self, cell, max_steps, until, keep, carry, inputs)
+        if not callable(cell) or keep or carry is not None:
+            raise RequestError(f"{where}: expected a cell, or a function that says one step, without keep and carry")
+        return loop_of_cells(self, cell, max_steps, until, inputs)
 
     def tree(
         self,
@@ -292,7 +297,7 @@ class Graph(Recorder):
         of all children, inputs ``h_0``, ``h_1``, ... (or ``h_left``, ``h_right``) that of one child each; then every
         inner node must have that many children.
         """
-        parents = _as_parents(parents)
+        parents = as_parents(parents)
         num_leaves = count_leaves(parents)
         if num_leaves < 0:
             raise RequestError(f"tree: {why_no_tree(parents)}")
@@ -377,20 +382,3 @@ class Graph(Recorder):
                 raise RequestError(f"result {name!r}[{k}]: an output of a loop must be a result of its own")
         positions = tuple(placement.of_value(output.value)[0] for output in result)
         return ResultLayout(name, self._binding.kind(result[0].spec), positions, False, False)
-
-
-def _as_parents(values: object) -> NDArray[np.int32]:
-    """A tree's parents as the core takes them. Raises RequestError if they are no integers."""
-    if isinstance(values, list) and values and type(values[0]) is int:  # the usual, in half the time
-        with suppress(TypeError, OverflowError):
-            return np.frombuffer(array("i", values), np.int32)
-    try:
-        parents = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError):
-        parents = np.empty(0)
-    if parents.ndim != 1 or not parents.size or parents.dtype.kind not in "iu":
-        raise RequestError(f"tree: expected parents as integers [nodes], at least one, got {describe_source(values)}")
-    narrow = np.ascontiguousarray(parents, np.int32)
-    if narrow.dtype != parents.dtype and np.count_nonzero(narrow != parents):
-        raise RequestError(f"tree: {why_no_tree(parents)}")
-    return narrow

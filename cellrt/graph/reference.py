@@ -18,6 +18,7 @@ from cellrt.core.program import (
     CARRY,
     EACH,
     EMITTED,
+    LAST,
     LIST,
     NEXT,
     OP_CHAIN,
@@ -25,6 +26,7 @@ from cellrt.core.program import (
     OP_EXTERNAL,
     OP_KEEP,
     OP_LOOP,
+    OP_MEMBER,
     OP_NODE,
     OP_PAGES,
     OP_RESULT,
@@ -173,6 +175,8 @@ class _Interpreter:
         self._externals = iter(recorded.externals)
         self._values: list[Row] = []
         self._steps: dict[int, list[Row]] = {}
+        self._step_before: dict[int, Row] = {}
+        """By value, what a loop of several cells made at its step before; empty at the first."""
         num_rows = sum(not layout.page_size for layout in recorded.states)
         self._state, self._saved_pages = iter(state[:num_rows]), iter(state[num_rows:])
         self._page_lists: list[_PageList] = []
@@ -230,6 +234,9 @@ class _Interpreter:
 
     def _cell_operation(self, operation: int) -> None:
         cell = self._binding.cells[next(self._words)]
+        if operation == OP_MEMBER:
+            self._loop_of_cells(cell)
+            return
         if operation == OP_LOOP:
             limit, stop = self._take(2)
             self._loop(cell, limit, stop, self._sources(cell))
@@ -266,6 +273,27 @@ class _Interpreter:
             self._steps[len(self._values)] = [step[output] for step in steps]
             self._values.append(value)
 
+    def _loop_of_cells(self, cell: Cell) -> None:
+        """Runs the members of a body in order, again and again, until one of them says stop."""
+        (limit, stop, left), first = self._take(3), len(self._values)
+        members = [(cell, stop, self._sources(cell))]
+        history: list[list[Row]] = []
+        while left:
+            _, type_id, _, stop, left = self._take(5)
+            cell = self._binding.cells[type_id]
+            members.append((cell, stop, self._sources(cell)))
+        has_stopped = False
+        while len(history) < limit and not has_stopped:
+            self._step_before = dict(enumerate(self._values[first:], first))
+            del self._values[first:]
+            for cell, stop, sources in members:
+                outputs = self._node(cell, sources, len(history), [])
+                has_stopped |= stop >= 0 and bool(outputs[stop])
+                self._values += outputs
+            history.append(self._values[first:])
+        for output in range(len(history[-1])):
+            self._steps[first + output] = [made[output] for made in history]
+
     def _node(self, cell: Cell, sources: list[_Source], step: int, previous: list[Row]) -> list[Row]:
         """Runs one node: step ``step`` of its operation, after one that returned ``previous``."""
         if cell.has_spans:
@@ -283,6 +311,9 @@ class _Interpreter:
         """The rows that a step reads; of a carried input those before the first step."""
         if source.mode == EMITTED:
             return self._steps[source.numbers[0]]
+        if source.mode == LAST:
+            start, value = source.numbers
+            return [self._step_before.get(value, self._values[start])]
         return [self._values[value] for value in source.values(step)]
 
     def _span(

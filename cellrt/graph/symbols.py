@@ -246,5 +246,24 @@ class Loop(Handle):
         return LoopSteps(self._graph, self._first + place, self._cell.outputs[name], self._limit)
 
 
+class LoopOfCells(Handle):
+    """What the step of a loop of several cells returned: ``loop.token`` of every step, ``loop.last.token`` the last."""
+
+    __slots__ = ("_limit", "_outputs", "last")
+
+    def __init__(self, outputs: dict[str, Output], limit: int) -> None:
+        self._outputs, self._limit = outputs, limit
+        self.last = State(outputs)
+
+    def __repr__(self) -> str:
+        return f"LoopOfCells({', '.join(self._outputs)}, up to {self._limit} steps)"
+
+    def __getattr__(self, name: str) -> LoopSteps:
+        if name not in self._outputs:
+            raise AttributeError(f"the loop's step returned {list(self._outputs)}, not {name!r}")
+        output = self._outputs[name]
+        return LoopSteps(output.graph, output.value, output.spec, self._limit)
+
+
 def _no_output(cell: Cell, name: str) -> AttributeError:
     return AttributeError(f"cell {cell.name!r} has outputs {list(cell.outputs)}, not {name!r}")

@@ -16,14 +16,17 @@ from cellrt.core.program import (
     CARRY,
     EACH,
     EMITTED,
+    LAST,
     LIST,
     NEXT,
     NOTHING,
     NUM_WORDS,
+    NUM_WORDS_BEFORE_INPUTS,
     OP_CHAIN,
     OP_CONSTANT,
     OP_EXTERNAL,
     OP_LOOP,
+    OP_MEMBER,
     OP_NODE,
     OP_RESULT,
     OP_RESULT_LAST,
@@ -41,11 +44,11 @@ MAX_DRAWN_NODES = 2_000
 
 
 class Unit(NamedTuple):
-    """A node, chain or loop of a program.
+    """A node, chain, loop or member of one, of a program.
 
-    ``limit``: most steps of a loop, else 0. ``is_one``: it is a subgraph of its own. ``inputs`` has for each
-    (name, mode, numbers) as ``program.py`` says; of a growing state also, behind its number, the first output of the
-    step that appended to it last.
+    ``limit``: most steps of a loop, else 0; ``left``: how many units of the same body follow. ``is_one``: it is a
+    subgraph of its own. ``inputs`` has for each (name, mode, numbers) as ``program.py`` says; of a growing state also,
+    behind its number, the first output of the step that appended to it last.
     """
 
     cell: Cell
@@ -53,6 +56,7 @@ class Unit(NamedTuple):
     first_value: int
     steps: int
     limit: int
+    left: int
     is_one: bool
     inputs: list[tuple[str, int, list[int]]]
 
@@ -67,7 +71,7 @@ class Unit(NamedTuple):
                     yield name, before
                 else:
                     yield from ((name, value) for value in numbers[1:])
-            elif mode in (NEXT, EMITTED):
+            elif mode in (NEXT, EMITTED, LAST):
                 yield name, numbers[0]
             elif mode == CARRY and step > 0:
                 before = self.first_value + (step - 1) * len(self.cell.outputs)
@@ -95,7 +99,7 @@ class _Reader:
         self._appended: dict[int, int] = {}
         self.num_values = at = 0
         while at < len(self._words):
-            at = self._read_unit(at) if self._words[at] in (OP_NODE, OP_CHAIN, OP_LOOP) else self._read_other(at)
+            at = self._read_other(at) if self._words[at] in NUM_WORDS else self._read_unit(at)
 
     def _read_other(self, at: int) -> int:
         op, first, *numbers = self._words[at : at + NUM_WORDS[self._words[at]]]
@@ -115,8 +119,9 @@ class _Reader:
         op, cell_type = self._words[at : at + 2]
         cell = self._cells[cell_type]
         steps = self._words[at + 2] if op == OP_CHAIN else 1
-        limit = self._words[at + 2] if op == OP_LOOP else 0
-        at += {OP_NODE: 2, OP_CHAIN: 3, OP_LOOP: 4}[op]
+        limit = self._words[at + 2] if op in (OP_LOOP, OP_MEMBER) else 0
+        left = self._words[at + 4] if op == OP_MEMBER else 0
+        at += NUM_WORDS_BEFORE_INPUTS[op]
         inputs: list[tuple[str, int, list[int]]] = []
         for name in cell.inputs:
             mode = self._words[at]
@@ -131,7 +136,7 @@ class _Reader:
                 if cell.inputs[name].appends:
                     self._appended[numbers[0]] = self.num_values + (steps - 1) * len(cell.outputs)
         is_one = op != OP_NODE or any(mode in (RANGE, PAGED, NOTHING, EMITTED) for _, mode, _ in inputs)
-        self.units.append(Unit(cell, cell_type, self.num_values, steps, limit, is_one, inputs))
+        self.units.append(Unit(cell, cell_type, self.num_values, steps, limit, left, is_one, inputs))
         self.num_values += steps * len(cell.outputs)
         return at
 
@@ -176,6 +181,9 @@ class CellGraph:
         for number, unit in enumerate(units):
             read = {value for step in range(unit.steps) for _, value in unit.reads(step)}
             makers = {self._makers[self._read.starts.get(value, value)][0] for value in read if self._is_made(value)}
+            if number and units[number - 1].left:  # members of one body follow each other, and end with the last
+                makers.add(number - 1)
+            makers = {maker + (units[maker].left if maker + units[maker].left < number else 0) for maker in makers}
             producers += sorted(makers - {number})
             starts.append(len(producers))
         types = [(1 << 16) + k if unit.is_one else unit.cell_type for k, unit in enumerate(units)]

@@ -12,16 +12,19 @@ from cellrt.core.program import (
     CARRY,
     EACH,
     FIXED,
+    LAST,
     LIST,
     OP_CHAIN,
     OP_CONSTANT,
     OP_EXTERNAL,
     OP_LOOP,
+    OP_MEMBER,
     OP_NODE,
     OP_RESULT,
     OP_RESULT_LAST,
     OP_RESULT_STEPS,
     RANGE,
+    SAME,
     STEP,
 )
 
@@ -90,12 +93,12 @@ class Author:
         produced: list[int] = []
         while not produced or operations > 0:
             operations -= 1
-            choice = self.draw.choice("nnncclte")
+            choice = self.draw.choice("nnncclbte")
             if choice == "e":
                 self.external(1)
             else:
                 first = len(self.values)
-                {"n": self.node, "c": self.chain, "l": self.loop, "t": self.tree}[choice]()
+                {"n": self.node, "c": self.chain, "l": self.loop, "b": self.body, "t": self.tree}[choice]()
                 produced += range(first, len(self.values))
         in_loops = {base + k for base, outputs, _ in self.loops for k in range(outputs)}
         plain = [value for value in produced if value not in in_loops and value not in self.inputs]
@@ -286,3 +289,57 @@ class Author:
         self.loops.append((len(self.values), cell.num_outputs, history))
         self.limits = {**getattr(self, "limits", {}), len(self.values): limit}
         self.values += history[-1]
+
+    def body(self) -> None:
+        """A loop of several cells, which read each other at the same step or the one before."""
+        cells = [self.draw.choice(CELLS) for _ in range(self.draw.randint(1, 4))]
+        limit, first, outer = self.draw.randint(1, 6), len(self.values), len(self.values)
+        sources: list[list[tuple[int, ...]]] = []
+        for number, cell in enumerate(cells):
+            sources.append([self.many() if ragged else self.member_source(cells, number) for ragged in cell.ragged])
+            first = len(self.values)  # lists of numbers come with the request
+        stop = self.draw.choice([None, *((k, j) for k, cell in enumerate(cells) for j in range(cell.num_outputs))])
+        starts = [first + sum(cell.num_outputs for cell in cells[:k]) for k in range(len(cells) + 1)]
+        assert outer <= first
+        for number, cell in enumerate(cells):
+            output = stop[1] if stop and stop[0] == number else -1
+            self.program += [OP_MEMBER, cell.number, limit, output, len(cells) - 1 - number]
+            for mode, *words in sources[number]:
+                if mode in (SAME, LAST):
+                    words[-2:] = [starts[words[-2]] + words[-1]]
+                self.program += [mode, *words]
+        history: list[list[list[int]]] = []
+        while len(history) < limit:
+            made: list[list[int]] = []
+            for number, cell in enumerate(cells):
+                made.append(cell([self.member_input(source, made, history) for source in sources[number]]))
+            history.append(made)
+            if stop and stops(made[stop[0]][stop[1]]):
+                break
+        for number, cell in enumerate(cells):
+            self.loops.append((starts[number], cell.num_outputs, [made[number] for made in history]))
+            self.limits = {**getattr(self, "limits", {}), starts[number]: limit}
+            self.values += history[-1][number]
+
+    def member_source(self, cells: list[Cell], number: int) -> tuple[int, ...]:
+        """An input of member ``number``: SAME and LAST have a member and an output instead of a value."""
+        choice = self.draw.random()
+        if choice < 0.4 and number:
+            maker = self.draw.randrange(number)
+            return (SAME, maker, self.draw.randrange(cells[maker].num_outputs))
+        if choice < 0.8:
+            maker = self.draw.randrange(len(cells))
+            return (LAST, self.any_value(), maker, self.draw.randrange(cells[maker].num_outputs))
+        return (FIXED, self.any_value())
+
+    def member_input(
+        self, source: tuple[int, ...], made: list[list[int]], history: list[list[list[int]]]
+    ) -> int | list[int]:
+        """What an input is after the members ``made`` of this step and the steps of ``history``."""
+        if source[0] == SAME:
+            return made[source[1]][source[2]]
+        if source[0] == LAST and history:
+            return history[-1][source[2]][source[3]]
+        if source[0] in (LIST, RANGE):
+            return [self.values[ref] for ref in self.listed(source)]
+        return self.values[source[1]]

@@ -182,6 +182,10 @@ class Machine:
                 outputs += state
                 position += size
             lengths = [sum(size > row for size in sizes) for row in range(rows)]
+            stop = int(buffer[layout.H_STOP_OUTPUT])
+            for row in range(rows if stop >= 0 else 0):
+                has_stopped = stops(outputs[row][stop])
+                buffer[int(buffer[layout.H_DONE_STEPS]) + row] = -lengths[row] if has_stopped else lengths[row]
         failed = buffer[int(buffer[layout.H_FAILED]) :][:rows].tolist()
         for row, (request_id, _) in enumerate(self.processor.rows_in_flight(task)):
             self._count_steps(buffer, cell, row, self.live[request_id], lengths[row])

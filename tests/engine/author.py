@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from cellrt.graph.graph import Graph
+from cellrt.graph.symbols import State
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.zoo import WIDTH, Zoo
 
@@ -147,6 +148,27 @@ class Author:
             self.outputs.append(self.zoo.embed(token=made.last.token).output)
             self.show(self.outputs[-1])
 
+    def body(self) -> None:
+        """A loop of several cells, which read each other at the same step and the one before."""
+        mood, passes_on, until = self.row(), self.random.random() < 0.5, self.random.choice(["stop", None])
+
+        def step(body: object, state: State) -> dict[str, object]:
+            told = self.zoo.decoder(token=state.token, h=state.h, mood=state.mood)
+            lower = self.zoo.gated(x=self.zoo.embed(token=told.token).output)
+            upper = self.zoo.simple(x=lower.c, h=state.upper)
+            mixed = self.zoo.average(a=upper.h, b=state.h)
+            made = {"token": told.token, "upper": upper.h, "stop": told.stop, "lower": lower.h, "mood": state.mood}
+            return {**made, "h": mixed if passes_on else told.h}
+
+        steps = self.random.randint(1, 7)
+        given = {"token": self.random.randrange(11), "h": self.row(), "upper": self.row(), "mood": mood}
+        made = self.graph.loop(step, max_steps=steps, until=until, **given)
+        self.outputs += [made.last.h, made.last.lower]
+        if self.random.random() < 0.5:
+            self.outputs.append(self.zoo.child_sum(h=made.upper, c=made.lower).h)
+            self.show(self.outputs[-1])
+        self.show(made.token, made.last.token, made.h, made.last.upper, made.lower, made.last.stop)
+
 
 OPERATIONS: dict[str, Callable[[Author], None]] = {
     "chain": Author.chain,
@@ -157,6 +179,7 @@ OPERATIONS: dict[str, Callable[[Author], None]] = {
     "binary_tree": Author.binary_tree,
     "gather": Author.gather,
     "loop": Author.loop,
+    "body": Author.body,
 }
 
 

@@ -118,8 +118,8 @@ class Executor:
         if task.is_loop:
             task.done_steps[:] = outcome.done_steps
         elif task.stop_output >= 0:  # of those of its rows that are steps of loops
-            stopped = outcome.outputs[task.stop_output].astype(bool)
-            task.done_steps[:] = np.where(stopped, -1, 1)
+            stopped = outcome.outputs[task.stop_output][: task.num_rows].astype(bool)
+            task.done_steps[:] = np.where(stopped, -task.lengths, task.lengths)
         for number, (kind, words) in enumerate(zip(cell_type.output_kinds, task.outputs)):
             self._store(task, outcome, number, kind, *words)
         return failures

@@ -184,6 +184,8 @@ class DeviceExecutor:
                 failures.append(Failure(row, error))
         if task.is_loop:
             task.done_steps[:] = answers[: task.num_rows]
+        elif task.stop_output >= 0:
+            task.done_steps[:] = np.where(answers[: task.num_rows], -task.lengths, task.lengths)
         for failure in failures:
             task.has_failed[failure.row] = 1
         for download, start in zip(packing.downloads, starts):
@@ -226,7 +228,7 @@ class DeviceExecutor:
         """Reads a task: for the fused form of its cell where that goes, else for the plain form."""
         is_run = task.num_steps > 1
         readers: list[type[FusedReader]] = []
-        if placed.run_rows is not None and not task.is_loop:
+        if placed.run_rows is not None and not task.is_loop and task.stop_output < 0:
             if is_run and placed.chains is not None:
                 readers.append(ChainReader)
             if not (is_run and placed.prefers_steps):
@@ -299,7 +301,8 @@ def _rows_not_finite(packing: Packing, task: TaskView, answers: NDArray[np.int32
     if task.is_loop:
         padded = packing.signature.sizes[0]
         return np.flatnonzero(answers[padded : padded + task.num_rows]).tolist()
-    bad = np.flatnonzero(answers[: task.num_positions])
+    behind = packing.signature.sizes[0] if task.stop_output >= 0 else 0
+    bad = np.flatnonzero(answers[behind : behind + task.num_positions])
     if not bad.size:
         return []
     row_of = np.concatenate([np.arange(size) for size in task.batch_sizes])

@@ -71,7 +71,17 @@ class Operations:
             self._store(output, outcome.outputs[k])
             self._show(k, output, outcome)
         if self._signature.answers:
-            self._answer([outcome.done_steps, outcome.bad] if self._signature.is_loop else [outcome.bad])
+            self._answer(self._answers(outcome))
+
+    def _answers(self, outcome: DeviceOutcome) -> list[torch.Tensor]:
+        """What comes back beside the results: see ``Signature.answers``."""
+        if self._signature.is_loop:
+            return [outcome.done_steps, outcome.bad]
+        parts = [outcome.bad] if self._placed.cell.finite else []
+        if self._signature.stop != NOWHERE:
+            rows = self._signature.sizes[0]
+            parts.insert(0, outcome.outputs[self._signature.stop][:rows].reshape(rows) != 0)
+        return parts
 
     def prepare_capture(self) -> None:
         """Called before ``run`` is captured instead of called: what cannot be done meanwhile."""

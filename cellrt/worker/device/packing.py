@@ -79,13 +79,14 @@ class Signature(NamedTuple):
     """Rows of each step, the padding included; of a loop, all rows at every step."""
     is_loop: bool
     stop: int
-    """Output of a loop that says stop, or NOWHERE."""
+    """Output that says stop, of a loop or at the first step of rows that are of some; or NOWHERE."""
     inputs: tuple[InputSignature, ...]
     outputs: tuple[OutputSignature, ...]
     lengths_at: int
     answers: int
     """Integers that come back: of a loop, steps done and whether a value was not finite, for each row; of other tasks
-    whose cell declares finite outputs, the latter for each position."""
+    for each row of the first step whether it says stop, where an output does, and if their cell declares finite outputs
+    whether a value was not finite for each position."""
     answers_at: int
     sizes_at: int
     """First word of ``sizes`` of a fused run that may go in one call, else NOWHERE."""
@@ -192,22 +193,23 @@ class TaskReader:
         if self._is_loop:
             lengths_at = self._copy(task.lengths_at, self._rows, self._padded, 1)
             answers = 2 * self._padded
-        elif cell.finite:
-            answers = self._padded if self._steps == 1 else self._positions
+        else:
+            answers = self._padded if task.stop_output >= 0 else 0
+            if cell.finite:
+                answers += self._padded if self._steps == 1 else self._positions
         if answers:
             answers_at = self._room(answers)
         if self._is_loop:
             sizes = (self._padded,) * self._steps
         else:
             sizes = (self._padded,) if self._steps == 1 else tuple(self._sizes)
-        stop = task.stop_output if self._is_loop else NOWHERE
         sizes_at = self._sizes_words()
         signature = Signature(
             self._type.id,
             self.is_fused,
             sizes,
             self._is_loop,
-            stop,
+            task.stop_output,
             inputs,
             outputs,
             lengths_at,

@@ -1,0 +1,74 @@
+"""Loops of several cells while they run: the members of a body, which go in step.
+
+A member may take its step as soon as what it reads of the others is sent (on the same worker) or done; the next step
+begins when all of them have done this one, and none has said stop. So what the step before left is there for all, and
+two rows for each state are enough. See ``record_layout.py`` for what is written where.
+"""
+
+from __future__ import annotations
+
+from cellrt.core import record_layout as record
+from cellrt.core.jit import compiled
+from cellrt.core.queue import dequeue, refresh
+from cellrt.core.records import end_record, give_late_rows, release_edges
+
+
+@compiled
+def send_member(t, subgraph_id):
+    """Notes that a member's step was submitted; wakes who may read it on the same worker (early release)."""
+    at = t.subgraphs[subgraph_id].record
+    t.links[at + record.POSITION] += 1
+    refresh(t, subgraph_id)
+    if t.settings[0].early_release:
+        _refresh_followers(t, at)
+
+
+@compiled
+def complete_member(t, request, subgraph_id, has_stopped):
+    """Takes in that a member has done its step. Returns 0 if others have not, 1 if the next begins, 2 if the loop is
+    over: then all members are."""
+    links, at = t.links, t.subgraphs[subgraph_id].record
+    body = links[at + record.BODY]
+    if has_stopped and links[at + record.STOP] != record.NO_STOP:
+        links[body + record.HAS_STOPPED] = 1
+    links[body + record.LEFT] -= 1
+    if links[body + record.LEFT] > 0:
+        refresh(t, subgraph_id)
+        _refresh_followers(t, at)
+        return 0
+    count = links[body + record.MEMBERS]
+    for k in range(count):
+        give_late_rows(t, t.subgraphs[member_of(t, request, body, k)])
+    if links[body + record.HAS_STOPPED] or links[at + record.DONE] == links[body + record.LIMIT]:
+        for k in range(count):
+            _end_member(t, request, member_of(t, request, body, k))
+        return 2
+    links[body + record.LEFT] = count
+    for k in range(count):
+        links[t.subgraphs[member_of(t, request, body, k)].record + record.LENGTH] += 1
+    for k in range(count):
+        refresh(t, member_of(t, request, body, k))
+    return 1
+
+
+@compiled
+def member_of(t, request, body, k):
+    """The subgraph of member ``k``."""
+    return request.first_subgraph + t.links[body + record.MEMBERS + 1 + k]
+
+
+@compiled
+def _end_member(t, request, subgraph_id):
+    subgraph = t.subgraphs[subgraph_id]
+    end_record(t, subgraph)
+    subgraph.nodes_left = 0
+    dequeue(t, subgraph_id)
+    request.nodes_left -= 1
+    release_edges(t, subgraph)
+
+
+@compiled
+def _refresh_followers(t, at):
+    links = t.links
+    for k in range(links[at + record.NUM_FOLLOWERS]):
+        refresh(t, links[links[at + record.FOLLOWERS] + k])

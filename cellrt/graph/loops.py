@@ -1,0 +1,239 @@
+"""Loops while they are written: of one cell, and of several, where a function that is called once says one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from cellrt.core.program import CARRY, FIXED, LAST, NEXT, NOTHING, OP_LOOP, OP_MEMBER, SAME
+from cellrt.definition.cell import CURRENT_GRAPH, Cell
+from cellrt.definition.spec import RowSpec
+from cellrt.errors import RequestError
+from cellrt.graph.growing import carried_by
+from cellrt.graph.recorder import Recorder, Source
+from cellrt.graph.sources import describe_source
+from cellrt.graph.symbols import GrowingState, Loop, LoopOfCells, Node, Output, State
+
+Step = Callable[["LoopBody", State], Mapping[str, object]]
+"""One step of a loop: ``(body, state) -> {name: output}``."""
+
+
+class _Use(NamedTuple):
+    """The first input that a state is."""
+
+    cell: Cell
+    name: str
+    spec: RowSpec
+
+
+class _Member(NamedTuple):
+    """A call on a cell. Of its inputs those in ``own`` are outputs of the body, by number, or below 0 states; with
+    ``words`` too, the value to begin with, one is carried from such an output."""
+
+    cell: Cell
+    type_id: int
+    first: int
+    words: list[Sequence[int]]
+    own: dict[int, int]
+
+
+class LoopBody:
+    """One step of a loop of several cells under construction. The function that says it gets it as its first argument.
+
+    Inside it cells are called on ``state``, on outputs of each other, and on whatever the graph has outside of the
+    loop, which is the same at every step. Carried inputs that are not given are carried from the call's own outputs and
+    begin as zeros.
+    """
+
+    def __init__(self, graph: Recorder, names: Sequence[str]) -> None:
+        self._graph, self._names = graph, list(names)
+        self._members: list[_Member] = []
+        self._uses: list[_Use | None] = [None] * len(names)
+        self._num_outputs = 0
+        self._grown: set[int] = set()
+
+    def call(self, cell: Cell, /, **inputs: Source) -> Node:
+        """Adds a cell to the step. Raises RequestError as ``Graph.call``."""
+        graph = self._graph
+        type_id = graph._begin(cell)
+        graph._check_names(cell, inputs)
+        if len(inputs) < len(cell.inputs):
+            graph._check_state_is_whole(cell, inputs)
+        graph._count_nodes(1, cell)
+        member = _Member(cell, type_id, self._num_outputs, [], {})
+        for number, (name, spec) in enumerate(cell.inputs.items()):
+            if name in inputs:
+                source = inputs[name]
+                if isinstance(source, Node) and source._graph is self and len(source._cell.outputs) == 1:
+                    source = getattr(source, next(iter(source._cell.outputs)))
+                if isinstance(source, Output) and source.graph is self:
+                    member.own[number] = self._read(cell, name, spec, source)
+                    member.words.append(())
+                else:
+                    member.words.append(self._outside(cell, name, spec, source))
+            elif spec.span:
+                member.words.append((NOTHING, 0))
+            else:
+                member.own[number] = self._num_outputs + cell.places[cell.carry[name]]
+                member.words.append((FIXED, graph._zero(spec)))
+        self._members.append(member)
+        self._num_outputs += len(cell.outputs)
+        return Node(self, cell, member.first)
+
+    def _outside(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
+        """Words of an input that is the same at every step."""
+        if isinstance(source, GrowingState):
+            if not spec.appends and source._number in self._grown:
+                where = self._graph._where(cell, name)
+                raise RequestError(f"{where}: another cell of the loop's step appends to it; how much is not known yet")
+            if spec.appends:
+                self._grown.add(source._number)
+        return self._graph._words(cell, name, spec, source, is_loop=True)
+
+    def _read(self, cell: Cell, name: str, spec: RowSpec, source: Output) -> int:
+        """The output of the body, or state, that an input reads."""
+        if spec.ragged or spec.has_nodes:
+            where = self._graph._where(cell, name)
+            raise RequestError(f"{where}: expected {spec}, got an output of the loop's own step, which is one row")
+        if source.value < 0:
+            use = self._uses[-1 - source.value]
+            if use is None:
+                self._uses[-1 - source.value] = _Use(cell, name, spec)
+                return source.value
+            expected = use.spec
+        else:
+            expected = source.spec
+        if expected != spec:
+            raise RequestError(f"{self._graph._where(cell, name)}: expected {spec}, got {expected}")
+        return source.value
+
+    def _state(self) -> State:
+        unknown = RowSpec(())
+        return State({name: Output(self, -1 - k, unknown) for k, name in enumerate(self._names)})
+
+    def _made(self, made: object) -> dict[str, Output]:
+        """The outputs that the function returned, by name."""
+        if not isinstance(made, Mapping) or not self._members:
+            raise RequestError(
+                "loop: expected a function that calls cells and returns a dict of outputs, got "
+                f"{describe_source(made)} of {len(self._members)} calls"
+            )
+        outputs: dict[str, Output] = {}
+        for name, value in made.items():
+            if isinstance(value, Node) and len(value._cell.outputs) == 1:
+                value = getattr(value, next(iter(value._cell.outputs)))
+            if not isinstance(value, Output) or value.graph is not self:
+                raise RequestError(
+                    f"loop, {name!r}: expected an output of a cell that the step calls, got {describe_source(value)}"
+                )
+            outputs[name] = value
+        if missing := [name for name in self._names if name not in outputs]:
+            raise RequestError(f"loop: the step returned {list(outputs)}; the state {missing} is missing")
+        return outputs
+
+    def _starts(self, outputs: Mapping[str, Output], given: Mapping[str, Source]) -> list[tuple[int, int]]:
+        """Of each state: the value that it begins with, and the output that it is after a step; -1 if it stays."""
+        starts: list[tuple[int, int]] = []
+        for k, name in enumerate(self._names):
+            use, after = self._uses[k], outputs[name]
+            if after.value < 0 and after.value != -1 - k:
+                raise RequestError(f"loop, {name!r}: expected an output of a cell, got another state")
+            if use is None and after.value < 0:
+                raise RequestError(f"loop, {name!r}: no cell of the step reads or makes it")
+            if use is None:
+                maker = next(each for each in self._members if after.value - each.first < len(each.cell.outputs))
+                use = _Use(maker.cell, name, after.spec)
+            elif after.value >= 0 and after.spec != use.spec:
+                raise RequestError(f"loop, {name!r}: it begins as {use.spec}, and is {after.spec} after a step")
+            starts.append((self._graph._value(use.cell, use.name, use.spec, given[name]), after.value))
+        return starts
+
+    def _record(self, outputs: Mapping[str, Output], starts: list[tuple[int, int]], limit: int, stop: int) -> int:
+        """Writes the members to the program; returns the value of their first output."""
+        first = self._graph._take_values(self._num_outputs)
+        for left, member in zip(reversed(range(len(self._members))), self._members):
+            is_stop = 0 <= stop - member.first < len(member.cell.outputs)
+            words = [OP_MEMBER, member.type_id, limit, stop - member.first if is_stop else -1, left]
+            for number, given in enumerate(member.words):
+                if number not in member.own:
+                    words += given
+                    continue
+                output = member.own[number]
+                if given:  # carried from its own output
+                    words += (LAST, given[1], first + output)
+                elif output >= 0:
+                    words += (SAME, first + output)
+                elif starts[-1 - output][1] < 0:
+                    words += (FIXED, starts[-1 - output][0])
+                else:
+                    words += (LAST, starts[-1 - output][0], first + starts[-1 - output][1])
+            self._graph._program.extend(words)
+        return first
+
+
+def loop_of_cells(
+    graph: Recorder, step: Step, max_steps: int, until: str | None, given: Mapping[str, Source]
+) -> LoopOfCells:
+    """Records a loop whose step is what a function says; see ``Graph.loop``."""
+    body = LoopBody(graph, list(given))
+    token = CURRENT_GRAPH.set(body)
+    try:
+        outputs = body._made(step(body, body._state()))
+    finally:
+        CURRENT_GRAPH.reset(token)
+    stop = -1
+    if until is not None:
+        if until not in outputs or outputs[until].value < 0 or outputs[until].spec.shape:
+            raise RequestError(
+                f"loop: until={until!r} must be an output of one number a row that a cell of the step makes; the step "
+                f"returned { ({name: str(output.spec) for name, output in outputs.items()}) }"
+            )
+        stop = outputs[until].value
+    first = body._record(outputs, body._starts(outputs, given), max_steps, stop)
+    graph._loop_values.update({first + k: max_steps for k in range(body._num_outputs)})
+    made = {name: Output(graph, first + each.value, each.spec) for name, each in outputs.items() if each.value >= 0}
+    return LoopOfCells(made, max_steps)
+
+
+def loop_of_one(
+    graph: Recorder,
+    cell: Cell,
+    max_steps: int,
+    until: str | None,
+    keep: bool | Collection[str],
+    carry: Mapping[str, str] | None,
+    inputs: Mapping[str, Source],
+) -> Loop:
+    """Records a loop of one cell; see ``Graph.loop``."""
+    type_id = graph._begin(cell)
+    carried = carried_by(cell, carry)
+    graph._check_names(cell, inputs, carried)
+    graph._count_nodes(1, cell)
+    if not carried:
+        raise RequestError(f"loop of cell {cell.name!r}: no input is carried from an output (see cell(carry=...))")
+    stop = -1
+    if until is not None:
+        if until not in cell.outputs or cell.outputs[until].shape:
+            raise RequestError(
+                f"loop of cell {cell.name!r}: until={until!r} must be an output of one number a row; "
+                f"outputs are { ({k: str(v) for k, v in cell.outputs.items()}) }"
+            )
+        stop = cell.places[until]
+    kept = graph._kept_inputs(cell, keep) if keep else ()
+    starts = graph._starts(cell, inputs, kept)
+    words: list[int] = []
+    for name, spec in cell.inputs.items():
+        if name in cell.carry:
+            words += [CARRY, starts[name]]
+        elif name in carried:
+            start = graph._value(cell, name, spec, inputs[name]) if name in inputs else graph._zero(spec)
+            words += [NEXT, start, cell.places[carried[name]]]
+        elif spec.span:
+            words += [NOTHING, 0]
+        else:
+            words += graph._words(cell, name, spec, inputs[name], is_loop=True)
+    graph._program.extend([OP_LOOP, type_id, max_steps, stop, *words])
+    first = graph._take_values(len(cell.outputs))
+    graph._loop_values.update({first + k: max_steps for k in range(len(cell.outputs))})
+    graph._keep(cell, kept, starts, first, 1)
+    return Loop(graph, cell, first, max_steps)
