@@ -37,7 +37,8 @@ if TYPE_CHECKING:
         http_status,
     )
     from cellrt.graph.graph import Graph
-    from cellrt.graph.symbols import Chain, GrowingState, Loop, Node, Output, Steps, Tree
+    from cellrt.graph.loops import LoopBody
+    from cellrt.graph.symbols import Chain, GrowingState, Loop, LoopOfCells, Node, Output, State, Steps, Tree
     from cellrt.graph.unfolder import Unfolder, unfold
     from cellrt.process.client import Client, connect
     from cellrt.process.engine_process import EngineProcess
@@ -72,7 +73,8 @@ _HOMES = {
     "engine.future": ("RequestFuture",),
     "engine.stream": ("Stream",),
     "graph.graph": ("Graph",),
-    "graph.symbols": ("Chain", "GrowingState", "Loop", "Node", "Output", "Steps", "Tree"),
+    "graph.loops": ("LoopBody",),
+    "graph.symbols": ("Chain", "GrowingState", "Loop", "LoopOfCells", "Node", "Output", "State", "Steps", "Tree"),
     "engine.session": ("Session",),
     "engine.sessions": ("SessionLimits",),
     "process.client": ("Client", "connect"),
@@ -108,6 +110,8 @@ __all__ = [
     "Job",
     "Limits",
     "Loop",
+    "LoopBody",
+    "LoopOfCells",
     "Node",
     "Output",
     "OverloadError",
@@ -124,6 +128,7 @@ __all__ = [
     "SessionLimits",
     "ShortestJobFirst",
     "Spans",
+    "State",
     "Steps",
     "Stream",
     "Timeline",

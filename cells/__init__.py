@@ -12,7 +12,7 @@ from cellrt.cells.gru import (
     GRUInput,
     GRURecurrent,
 )
-from cellrt.cells.language_models import GreedyLanguageModel, language_model
+from cellrt.cells.language_models import GreedyLanguageModel, LayeredModel, language_model, layered_language_model
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.lstm import (
     EmbeddingLSTMCell,
@@ -54,6 +54,7 @@ __all__ = [
     "LSTMCell",
     "LSTMInput",
     "LSTMRecurrent",
+    "LayeredModel",
     "Llama",
     "LlamaSizes",
     "NaryTreeLSTMCell",
@@ -66,5 +67,6 @@ __all__ = [
     "TreeLSTMLeaf",
     "encoder_decoder_cells",
     "language_model",
+    "layered_language_model",
     "sentence_encoder",
 ]

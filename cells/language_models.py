@@ -1,19 +1,22 @@
-"""A decoder-only Transformer as one cell: prompts in pieces and single steps of many requests share its tasks.
+"""A decoder-only Transformer as one cell, or as one a layer: prompts in pieces and single steps share its tasks.
 
     rows = model(tokens);  token = argmax(logits(rows));  stop = token == end_token
+
+As one cell it costs the scheduler one task a step. As layers, requests join between two of them, and layers that models
+have in common are one cell. `python -m benchmarks lm` compares the two.
 
 Of the rows of a prompt nobody asks for the next token but of the last, so logits are made for the rows that are read.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from cellrt import Cell, PagedRows, cell, grows, token
-from cellrt.cells.llama import Llama
+from cellrt import Cell, PagedRows, cell, grows, rows, token
+from cellrt.cells.llama import Llama, LlamaLayers, LlamaSizes
 from cellrt.cells.paged_attention import Pages, Spans
 from cellrt.cells.row_layers import likeliest
 
@@ -88,4 +91,91 @@ def language_model(
         name=name,
         max_batch=max_batch,
         max_batch_rows=max_batch_rows,
+    )
+
+
+class LayeredModel(NamedTuple):
+    """A language model of one cell a layer, for `cellrt.unfolders.complete`.
+
+    Attributes:
+        embed: token -> x `[hidden]`.
+        layers: x and the layer's growing state `kv` -> x.
+        head: x -> as `NextToken`.
+    """
+
+    embed: Cell
+    layers: tuple[Cell, ...]
+    head: Cell
+
+
+class Hidden(NamedTuple):
+    """Rows `[rows, hidden]` between two layers."""
+
+    x: Tensor
+
+
+class Embedding(nn.Module):
+    """The embedding of a model, by itself."""
+
+    def __init__(self, model: Llama) -> None:
+        super().__init__()
+        self.embedding = model.embedding
+
+    def forward(self, token: Tensor) -> Hidden:
+        """`token` int64 `[rows]`."""
+        return Hidden(self.embedding(token))
+
+
+class Layer(nn.Module):
+    """One layer of a model, by itself."""
+
+    def __init__(self, sizes: LlamaSizes, layer: Any) -> None:
+        super().__init__()
+        self.layers = LlamaLayers(sizes, [layer])
+
+    def forward(self, x: Tensor, kv: PagedRows) -> Hidden:
+        """`x` `[rows, hidden]`; `kv` rows `[2, kv_heads, head_dim]`, in pages of dimension 1."""
+        pages = Pages(kv.pages[:, 0], kv.pages[:, 1], kv.tables, kv.lengths)
+        return Hidden(self.layers(x.clone(), Spans(kv.offsets, kv.positions), [pages]))
+
+
+class Head(nn.Module):
+    """The last norm and the head of a model, by themselves."""
+
+    def __init__(self, model: Llama, end_token: int) -> None:
+        super().__init__()
+        self.norm, self.head, self.end_token = model.norm, model.head, end_token
+
+    def forward(self, x: Tensor) -> NextToken:
+        """`x` `[rows, hidden]`."""
+        made = likeliest(self.head(self.norm(x)))
+        return NextToken(*made, made[0] == self.end_token)
+
+
+def layered_language_model(
+    model: Llama,
+    end_token: int,
+    *,
+    name: str = "language model",
+    page_size: int = 16,
+    max_batch: int = 64,
+    max_batch_rows: int = 256,
+) -> LayeredModel:
+    """The same model as `language_model`, bit for bit, with a cell for each layer; the arguments are the same."""
+    heads, dtype = model.sizes.attention, model.embedding.weight.dtype
+    hidden = rows(model.sizes.hidden, dtype=dtype)
+    state = grows(2, heads.num_kv_heads, heads.size, dtype=dtype, page_size=page_size, page_dim=1)
+    return LayeredModel(
+        cell(Embedding(model), {"token": token}, name=f"{name}: embedding", max_batch=max_batch_rows),
+        tuple(
+            cell(
+                Layer(model.sizes, layer),
+                {"x": hidden, "kv": state},
+                name=f"{name}: layer {number}",
+                max_batch=max_batch,
+                max_batch_rows=max_batch_rows,
+            )
+            for number, layer in enumerate(model.layers)
+        ),
+        cell(Head(model, end_token), {"x": hidden}, name=f"{name}: head", max_batch=max_batch),
     )

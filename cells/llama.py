@@ -5,9 +5,10 @@ x = embedding(token);  each layer: norm first, rotary positions, grouped heads, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -55,6 +56,26 @@ class LlamaSizes:
         return Heads(self.hidden, self.heads, self.kv_heads, self.head_dim, bias=self.has_bias)
 
 
+class LlamaLayers(nn.ModuleList):
+    """Layers one behind the other: rows `[rows, hidden]` -> `[rows, hidden]`, in one compiled call where that goes."""
+
+    def __init__(self, sizes: LlamaSizes, layers: Iterable[TransformerLayer]) -> None:
+        super().__init__(layers)
+        self.weights = LayerWeights()
+        self.layer_sizes = LayerSizes(sizes.attention, sizes.inner, sizes.epsilon, sizes.window)
+
+    def forward(self, x: Tensor, spans: Spans, pages: Sequence[Pages]) -> Tensor:
+        """`pages` has those of each layer; the rows' keys and values are written there. It may change `x`."""
+        if not has_one_call(x, spans, pages):
+            for layer, paged in zip(self, pages):
+                x = layer(x, spans, paged)
+            return x
+        words, _ = self.weights.of(self)
+        first: Any = self[0]
+        turns = first.attention.rotary.turns_up_to(int(spans.positions.max()))  # all layers' are the same
+        return run_all(words, self.layer_sizes, turns, x, spans, pages)
+
+
 class Llama(nn.Module):
     """The whole stack: tokens int `[rows]` -> the last layer's normed rows `[rows, hidden]`; `logits` makes logits of
     those of them that are needed.
@@ -68,7 +89,6 @@ class Llama(nn.Module):
         norm = partial(RMSNorm, sizes.hidden, eps=sizes.epsilon)
         heads = sizes.attention
         rotary = RotaryPositions(heads.size, sizes.rotary_base, sizes.scaling)
-        self.rotary, self.layer_weights = rotary, LayerWeights()
         norm_heads = partial(RMSNorm, eps=sizes.epsilon) if sizes.norms_heads else None
 
         def layer() -> TransformerLayer:
@@ -76,7 +96,7 @@ class Llama(nn.Module):
             return TransformerLayer(attention, GatedMLP(sizes.hidden, sizes.inner), norm)
 
         self.embedding = nn.Embedding(sizes.vocabulary, sizes.hidden)
-        self.layers = nn.ModuleList(layer() for _ in range(sizes.layers))
+        self.layers = LlamaLayers(sizes, (layer() for _ in range(sizes.layers)))
         self.norm = norm()
         self.head = Linear(sizes.hidden, sizes.vocabulary, bias=False)
         if sizes.is_tied:
@@ -89,15 +109,7 @@ class Llama(nn.Module):
         """
         if len(pages) != len(self.layers):
             raise DefinitionError(f"Llama: expected pages of {len(self.layers)} layers, got {len(pages)}")
-        x = self.embedding(tokens)
-        if has_one_call(x, spans, pages):
-            words, _ = self.layer_weights.of(self.layers)
-            own = LayerSizes(self.sizes.attention, self.sizes.inner, self.sizes.epsilon, self.sizes.window)
-            x = run_all(words, own, self.rotary.turns_up_to(int(spans.positions.max())), x, spans, pages)
-        else:
-            for layer, paged in zip(self.layers, pages):
-                x = layer(x, spans, paged)
-        normed: Tensor = self.norm(x)
+        normed: Tensor = self.norm(self.layers(self.embedding(tokens), spans, pages))
         return normed
 
     def logits(self, rows: Tensor) -> Tensor:

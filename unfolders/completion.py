@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from cellrt import Cell, DefinitionError, Graph, RequestError, Unfolder
+from cellrt import Cell, DefinitionError, Graph, Loop, LoopBody, LoopOfCells, Output, RequestError, State, Unfolder
+from cellrt.cells import LayeredModel
+
+Write = Callable[[Graph, Any, int, bool], Loop | LoopOfCells]
+"""Writes the graph of a prompt, the most tokens to make, and whether a session keeps it; returns what makes them."""
 
 
 def complete(
     name: str,
-    model: Cell,
+    model: Cell | LayeredModel,
     *,
     max_tokens: int = 256,
     keep: bool = False,
@@ -27,20 +31,14 @@ def complete(
     Args:
         name: the model's name.
         model: a cell with `token` among its inputs and outputs, an output `stop` and one growing state, such as
-            `cellrt.cells.language_model` makes.
+            `cellrt.cells.language_model` makes; or the cells of `cellrt.cells.layered_language_model`.
         max_tokens: the most tokens that a request makes.
         keep: whether sessions go on where they were.
         results: outputs of the cell that are results.
 
     Raises DefinitionError if the cell is no such cell.
     """
-    grown = [key for key, spec in model.inputs.items() if spec.appends]
-    missing = {"token", "stop", *results} - set(model.outputs)
-    if len(grown) != 1 or set(model.inputs) != {"token", *grown} or missing:
-        raise DefinitionError(
-            f"model {name!r}: expected a cell with inputs token and one growing state, and outputs token, stop and "
-            f"{list(results)}; got {model!r}"
-        )
+    write, cells = _layered(model) if isinstance(model, LayeredModel) else _plain(name, model, results)
 
     def unfold(graph: Graph, request: Any) -> object:
         given = request if isinstance(request, Mapping) else {"prompt": request}
@@ -51,10 +49,48 @@ def complete(
         steps = given.get("max_tokens", max_tokens)
         if not isinstance(steps, int) or not 1 <= steps <= max_tokens:
             raise RequestError(f"expected max_tokens from 1 to {max_tokens}, got {steps!r}")
-        prompt, state = given["prompt"], dict[str, Any]({grown[0]: graph.pages(model, keep=keep)})
-        if len(prompt) > 1:
-            graph.chain(model, token=prompt[:-1], **state)
-        loop = graph.loop(model, token=prompt[-1], until="stop", max_steps=steps, **state)
+        loop = write(graph, given["prompt"], steps, keep)
         return {result: getattr(loop, result) for result in results}
 
-    return Unfolder(name, unfold, {"prompt": [0, 0], "max_tokens": 1}, (model,))
+    return Unfolder(name, unfold, {"prompt": [0, 0], "max_tokens": 1}, cells)
+
+
+def _plain(name: str, model: Cell, results: tuple[str, ...]) -> tuple[Write, tuple[Cell, ...]]:
+    """How a model of one cell is written, and the cell. Raises DefinitionError for one that says no tokens."""
+    grown = [key for key, spec in model.inputs.items() if spec.appends]
+    missing = {"token", "stop", *results} - set(model.outputs)
+    if len(grown) != 1 or set(model.inputs) != {"token", *grown} or missing:
+        raise DefinitionError(
+            f"model {name!r}: expected a cell with inputs token and one growing state, and outputs token, stop and "
+            f"{list(results)}; got {model!r}"
+        )
+
+    def write(graph: Graph, prompt: Any, steps: int, keep: bool) -> Loop:
+        state: dict[str, Any] = {grown[0]: graph.pages(model, keep=keep)}
+        if len(prompt) > 1:
+            graph.chain(model, token=prompt[:-1], **state)
+        return graph.loop(model, token=prompt[-1], until="stop", max_steps=steps, **state)
+
+    return write, (model,)
+
+
+def _layered(model: LayeredModel) -> tuple[Write, tuple[Cell, ...]]:
+    """How a model of a cell a layer is written, and the cells."""
+
+    def write(graph: Graph, prompt: Any, steps: int, keep: bool) -> LoopOfCells:
+        states = [graph.pages(layer, keep=keep) for layer in model.layers]
+        if len(prompt) > 1:
+            x = graph.chain(model.embed, token=prompt[:-1]).x
+            for layer, kv in zip(model.layers, states):
+                x = graph.chain(layer, x=x, kv=kv).x
+
+        def step(body: LoopBody, state: State) -> dict[str, Output]:
+            x = model.embed(token=state.token).x
+            for layer, kv in zip(model.layers, states):
+                x = layer(x=x, kv=kv).x
+            made = model.head(x=x)
+            return {name: getattr(made, name) for name in model.head.outputs}
+
+        return graph.loop(step, token=prompt[-1], until="stop", max_steps=steps)
+
+    return write, (model.embed, *model.layers, model.head)

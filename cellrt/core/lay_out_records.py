@@ -223,12 +223,16 @@ def _is_read_inside(draft, program, types, unit, value):
 @compiled
 def _write_body(draft, program, group, first, links, end):
     """Writes what is common to the body whose first member is unit ``first``; returns the new end."""
-    count = program[draft.unit_at[first] + 4] + 1
+    at = draft.unit_at[first]
+    count, num_types = max(0, program[at + 4]) + 1, max(0, -program[at + 4])
+    links[end + record.NUM_TYPES] = num_types
     links[end + record.LIMIT], links[end + record.LEFT] = draft.unit_lengths[first], count
     links[end + record.MEMBERS] = count
     for k in range(count):
         links[end + record.MEMBERS + 1 + k] = group[first + k]
-    return end + record.MEMBERS + 1 + count
+    for k in range(num_types):
+        links[end + record.MEMBERS + 1 + count + k] = program[at + 5 + k]
+    return end + record.MEMBERS + 1 + count + num_types
 
 
 @compiled

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled
-from cellrt.core.queue import dequeue, refresh
+from cellrt.core.queue import dequeue, enqueue, refresh
 from cellrt.core.records import end_record, give_late_rows, release_edges
 
 
@@ -46,9 +46,20 @@ def complete_member(t, request, subgraph_id, has_stopped):
     links[body + record.LEFT] = count
     for k in range(count):
         links[t.subgraphs[member_of(t, request, body, k)].record + record.LENGTH] += 1
+    if links[body + record.NUM_TYPES] > 0:
+        _change_type(t, subgraph_id, links[body + record.MEMBERS + 1 + count + links[at + record.DONE]])
     for k in range(count):
         refresh(t, member_of(t, request, body, k))
     return 1
+
+
+@compiled
+def _change_type(t, subgraph_id, cell_type):
+    """Has a loop's next step be of another cell type: it waits in that type's queue."""
+    subgraph = t.subgraphs[subgraph_id]
+    dequeue(t, subgraph_id)
+    subgraph.cell_type = cell_type
+    enqueue(t, subgraph_id)
 
 
 @compiled

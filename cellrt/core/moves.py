@@ -95,6 +95,7 @@ SUBGRAPH = StateMachine(
     {
         (SubgraphState.BLOCKED, SubgraphState.QUEUED): "producers complete, or all sent to one worker (early release)",
         (SubgraphState.QUEUED, SubgraphState.HANDED_OUT): "last node submitted, loop over, or request dead",
+        (SubgraphState.HANDED_OUT, SubgraphState.QUEUED): "a loop's next step is of another cell type",
     },
 )
 LIVE_REQUEST = StateMachine(

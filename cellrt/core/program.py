@@ -11,9 +11,10 @@ Operations (value ids count up from 0 in order of creation; an operation's outpu
     NODE     cell_type input*             one node
     CHAIN    cell_type length input*      ``length`` steps, each reading the carried state of the one before
     LOOP     cell_type limit stop input*  steps until output ``stop`` is true, or ``limit`` of them
-    MEMBER   cell_type limit stop left input*
-                                          one cell of a loop of several, its *body*: the ``left`` operations that follow
-                                          are the body's others. The output that says stop is of one of them, or of none
+    MEMBER   cell_type limit stop left cell_type* input*
+                                          one cell of a loop of several, its *body*: the ``left`` operations that
+                                          follow are the body's others. One of them, or none, has an output that says
+                                          stop. ``left`` below 0: there are no others; -left types follow, of each step
     RESULT   base stride count            count values are results
     RESULT_STEPS value limit              an output of a loop is a result, of every step
     RESULT_LAST value                     an output of a loop is a result, of the last step
@@ -93,7 +94,9 @@ class Draft(NamedTuple):
 def inputs_at(program, at):
     """Where the inputs of a unit's operation begin."""
     op = program[at]
-    return at + (2 if op == OP_NODE else 3 if op == OP_CHAIN else 4 if op == OP_LOOP else 5)
+    if op == OP_MEMBER:
+        return at + 5 + max(0, -program[at + 4])
+    return at + (2 if op == OP_NODE else 3 if op == OP_CHAIN else 4)
 
 
 @compiled
@@ -187,7 +190,7 @@ def read_program(program, types):
 def last_member(draft, program, unit):
     """The last unit of a unit's body, which ends when all of it does; of one that is no member, itself."""
     at = draft.unit_at[unit]
-    return unit + program[at + 4] if program[at] == OP_MEMBER else unit
+    return unit + max(0, program[at + 4]) if program[at] == OP_MEMBER else unit
 
 
 @compiled
@@ -205,6 +208,10 @@ def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Seq
             continue
         op, known = words[at : at + 2]
         words[at + 1] = ids[known]
+        if op == OP_MEMBER:
+            for each in range(at + 5, at + 5 - words[at + 4]):
+                words[each] = ids[words[each]]
+            at += max(0, -words[at + 4])
         at += NUM_WORDS_BEFORE_INPUTS[op]
         for _ in range(num_inputs[known]):
             at += 2 + words[at + 1] if words[at] in (LIST, EACH) else WORDS_OF_INPUT.get(words[at], 2)

@@ -22,7 +22,8 @@ Of a cell that carries nothing all steps that are fed are ready at once, and eac
 
 A loop of several cells, its *body*, has a record for each, a *member*. They go in step: nobody begins the next before
 all have done this one. So ``LENGTH`` is there the number of steps that are begun, and what is common to them is a block
-of links: ``BODY`` says where, ``LIMIT``, ``LEFT``, ``HAS_STOPPED`` and ``MEMBERS`` what.
+of links: ``BODY`` says where, ``LIMIT``, ``LEFT``, ``HAS_STOPPED``, ``NUM_TYPES`` and ``MEMBERS`` what. So has a loop
+whose steps are of different cell types, one after the other: a body of one member.
 
 State that goes from step to step alternates between two rows of the record's own, ``FIRST_ROW`` and ``SECOND_ROW``, so
 that a task may run twice; but where a step's output is also in a sequence or a value, its row there is the state's too.
@@ -64,7 +65,8 @@ NO_BODY = -1
 LIMIT = 0  # the most steps
 LEFT = 1  # members that have not done the step
 HAS_STOPPED = 2  # 1 if one of them said so at this step
-MEMBERS = 3  # how many, then their subgraphs, counted from the request's first
+NUM_TYPES = 3  # 0, or of a loop's one cell the number of types that its steps have, which lie behind the members
+MEMBERS = 4  # how many, then their subgraphs, counted from the request's first
 
 WHOLE, MANY, ALL, EACH, STEP, CARRY, PAGED, NOTHING, EMITTED, SAME, LAST = range(11)
 MODE = 0

@@ -51,7 +51,7 @@ NEVER = 1 << 62
 MAX_TYPES = 256
 ALL_TYPES = MAX_TYPES
 """In place of a cell type: the backlogs of all of them."""
-MAX_STATES = 16
+MAX_STATES = 64
 """Most states (rows that stay) of a session."""
 BRING = -1
 """Row of a session's slot whose state comes with the next request."""

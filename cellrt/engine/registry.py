@@ -20,9 +20,8 @@ from cellrt.engine.places import Places
 from cellrt.engine.template_cache import TemplateCache
 from cellrt.engine.together import Reader
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
-from cellrt.graph.graph import Recorded
 from cellrt.graph.known import Alike, KnownGraphs, check_key
-from cellrt.graph.results import ResultLayout, StateLayout
+from cellrt.graph.results import Recorded, ResultLayout, StateLayout
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.cell_type import CellType
 

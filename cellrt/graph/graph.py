@@ -8,11 +8,10 @@ costs only the recording.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, overload
+from typing import Literal, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from cellrt.core.program import CARRY, FIXED, NOTHING, OP_CONSTANT, OP_NODE
 from cellrt.core.trees import count_leaves, tree_program, why_no_tree
@@ -20,27 +19,15 @@ from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
 from cellrt.graph.growing import check_span
-from cellrt.graph.loops import Step, loop_of_cells, loop_of_one
+from cellrt.graph.loops import Step, loop_of_cells, loop_of_layers, loop_of_one
 from cellrt.graph.recorder import Recorder, Source
-from cellrt.graph.results import Placement, ResultLayout, StateLayout
+from cellrt.graph.results import Placement, Recorded, ResultLayout
 from cellrt.graph.sources import as_parents, bits_of, copied, describe_source, spec_of
 from cellrt.graph.symbols import Chain, GrowingState, Loop, LoopOfCells, LoopSteps, Node, Output, State, Steps, Tree
 
 NO_VALUES = np.empty(0, np.int32)
 RESULTS = (Output, Steps, LoopSteps)
 """What a named result may be, beside a list of outputs."""
-
-
-class Recorded(NamedTuple):
-    """What an unfolder recorded for one request."""
-
-    program: bytes
-    """The int32 words of ``core/program.py``."""
-    externals: list[tuple[int, NDArray[Any]]]
-    """(kind, rows ``[n, *shape]`` as ``arena.as_bits``) of the request's own tensors, in order of their values."""
-    results: tuple[ResultLayout, ...]
-    states: tuple[StateLayout, ...] = ()
-    """What a session keeps."""
 
 
 class Graph(Recorder):
@@ -225,6 +212,19 @@ class Graph(Recorder):
     @overload
     def loop(
         self,
+        cell: Sequence[Cell],
+        /,
+        *,
+        max_steps: None = None,
+        until: str | None = None,
+        keep: Literal[False] = False,
+        carry: None = None,
+        **inputs: Source,
+    ) -> Loop: ...
+
+    @overload
+    def loop(
+        self,
         cell: Step,
         /,
         *,
@@ -237,10 +237,10 @@ class Graph(Recorder):
 
     def loop(
         self,
-        cell: Cell | Step,
+        cell: Cell | Step | Sequence[Cell],
         /,
         *,
-        max_steps: int,
+        max_steps: int | None = None,
         until: str | None = None,
         keep: bool | Collection[str] = False,
         carry: Mapping[str, str] | None = None,
@@ -254,8 +254,10 @@ class Graph(Recorder):
         the same at every step; carried inputs that it leaves out are carried from the call itself, from zeros on. Each
         cell is batched by itself, with whatever else needs it; a request's next step begins when all have done this.
 
+        Of a list of cells that differ in their weights alone, such as a stack of layers, each is one step, in order.
+
         Args:
-            max_steps: the most steps.
+            max_steps: the most steps; of a list, as many as it has.
             until: name of an output of one number a row; the step that makes it non-zero is the last. None: run
                 ``max_steps`` steps.
             keep: as of ``chain``; not of several cells, whose state ``state`` and ``keep`` keep.
@@ -264,13 +266,18 @@ class Graph(Recorder):
             inputs: carried inputs are the state before the first step (default zeros); the others are the same at
                 every step.
         """
+        if isinstance(cell, list | tuple) and max_steps is None and not keep and carry is None:
+            return loop_of_layers(self, cell, until, inputs)
         where = f"loop of cell {cell.name!r}" if isinstance(cell, Cell) else f"loop of {cell!r}"
-        if not 1 <= max_steps < 1 << 20:
+        if max_steps is None or not 1 <= max_steps < 1 << 20:
             raise RequestError(f"{where}: expected 1 <= max_steps < 2**20, got {max_steps}")
         if isinstance(cell, Cell):
             return loop_of_one(self, cell, max_steps, until, keep, carry, inputs)
         if not callable(cell) or keep or carry is not None:
-            raise RequestError(f"{where}: expected a cell, or a function that says one step, without keep and carry")
+            raise RequestError(
+                f"{where}: expected a cell; or a function that says one step, without keep and carry; or a list of "
+                "cells, without max_steps too"
+            )
         return loop_of_cells(self, cell, max_steps, until, inputs)
 
     def tree(

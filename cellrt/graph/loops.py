@@ -195,6 +195,53 @@ def loop_of_cells(
     return LoopOfCells(made, max_steps)
 
 
+def loop_of_layers(graph: Recorder, cells: Sequence[Cell], until: str | None, inputs: Mapping[str, Source]) -> Loop:
+    """Records a loop whose first step is the first cell, its second the second; see ``Graph.loop``."""
+    if not cells or not all(isinstance(each, Cell) for each in cells):
+        raise RequestError(f"loop: expected a list of cells, got {describe_source(cells)}")
+    cell = cells[0]
+    for number, other in enumerate(cells):
+        if (other.inputs, other.outputs, other.carry) != (cell.inputs, cell.outputs, cell.carry):
+            raise RequestError(
+                f"loop of {len(cells)} cells: all must have the same inputs, outputs and carried inputs; number "
+                f"{number} is {other!r}, the first {cell!r}"
+            )
+    if any(spec.page_size for spec in cell.inputs.values()):
+        raise RequestError(
+            f"loop of {len(cells)} cells: cell {cell.name!r} has pages, of which each would need its own"
+        )
+    type_ids = [graph._begin(each) for each in cells]
+    carried = carried_by(cell, None)
+    graph._check_names(cell, inputs, carried)
+    graph._count_nodes(1, cell)
+    if not carried:
+        raise RequestError(f"loop of cell {cell.name!r}: no input is carried from an output (see cell(carry=...))")
+    stop = _stop_of(cell, until)
+    words: list[Sequence[int]] = []
+    for name, spec in cell.inputs.items():
+        if name in carried:
+            start = graph._value(cell, name, spec, inputs[name]) if name in inputs else graph._zero(spec)
+            words.append((LAST, start, cell.places[carried[name]]))
+        else:
+            words.append((NOTHING, 0) if spec.span else graph._words(cell, name, spec, inputs[name], is_loop=True))
+    first = graph._take_values(len(cell.outputs))
+    graph._program.extend((OP_MEMBER, type_ids[0], len(cells), stop, -len(cells), *type_ids))
+    for each in words:
+        graph._program.extend((LAST, each[1], first + each[2]) if each[0] == LAST else each)
+    graph._loop_values.update({first + k: len(cells) for k in range(len(cell.outputs))})
+    return Loop(graph, cell, first, len(cells))
+
+
+def _stop_of(cell: Cell, until: str | None) -> int:
+    """The output that ends a loop of the cell, or -1."""
+    if until is not None and (until not in cell.outputs or cell.outputs[until].shape):
+        raise RequestError(
+            f"loop of cell {cell.name!r}: until={until!r} must be an output of one number a row; "
+            f"outputs are { ({k: str(v) for k, v in cell.outputs.items()}) }"
+        )
+    return -1 if until is None else cell.places[until]
+
+
 def loop_of_one(
     graph: Recorder,
     cell: Cell,
@@ -211,14 +258,7 @@ def loop_of_one(
     graph._count_nodes(1, cell)
     if not carried:
         raise RequestError(f"loop of cell {cell.name!r}: no input is carried from an output (see cell(carry=...))")
-    stop = -1
-    if until is not None:
-        if until not in cell.outputs or cell.outputs[until].shape:
-            raise RequestError(
-                f"loop of cell {cell.name!r}: until={until!r} must be an output of one number a row; "
-                f"outputs are { ({k: str(v) for k, v in cell.outputs.items()}) }"
-            )
-        stop = cell.places[until]
+    stop = _stop_of(cell, until)
     kept = graph._kept_inputs(cell, keep) if keep else ()
     starts = graph._starts(cell, inputs, kept)
     words: list[int] = []

@@ -42,8 +42,7 @@ from cellrt.definition.cell import Cell
 from cellrt.definition.spans import PagedRows, Spans, nodes_of
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec
 from cellrt.errors import CellError
-from cellrt.graph.graph import Recorded
-from cellrt.graph.results import ResultLayout
+from cellrt.graph.results import Recorded, ResultLayout
 from cellrt.graph.unfolder import Unfolder
 
 Row = torch.Tensor
@@ -276,9 +275,10 @@ class _Interpreter:
     def _loop_of_cells(self, cell: Cell) -> None:
         """Runs the members of a body in order, again and again, until one of them says stop."""
         (limit, stop, left), first = self._take(3), len(self._values)
+        layers = [self._binding.cells[number] for number in self._take(max(0, -left))]
         members = [(cell, stop, self._sources(cell))]
         history: list[list[Row]] = []
-        while left:
+        while left > 0:
             _, type_id, _, stop, left = self._take(5)
             cell = self._binding.cells[type_id]
             members.append((cell, stop, self._sources(cell)))
@@ -287,7 +287,7 @@ class _Interpreter:
             self._step_before = dict(enumerate(self._values[first:], first))
             del self._values[first:]
             for cell, stop, sources in members:
-                outputs = self._node(cell, sources, len(history), [])
+                outputs = self._node(layers[len(history)] if layers else cell, sources, len(history), [])
                 has_stopped |= stop >= 0 and bool(outputs[stop])
                 self._values += outputs
             history.append(self._values[first:])

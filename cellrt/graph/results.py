@@ -1,10 +1,12 @@
-"""Where the results of a request lie among its result rows."""
+"""What an unfolder recorded, and where the results of a request lie among its result rows."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 from cellrt.core.program import OP_RESULT, OP_RESULT_LAST, OP_RESULT_STEPS
 from cellrt.graph.symbols import Steps
@@ -35,6 +37,18 @@ class StateLayout(NamedTuple):
     cell: str
     page_size: int = 0
     page_dim: int = 0
+
+
+class Recorded(NamedTuple):
+    """What an unfolder recorded for one request."""
+
+    program: bytes
+    """The int32 words of ``core/program.py``."""
+    externals: list[tuple[int, NDArray[Any]]]
+    """(kind, rows ``[n, *shape]`` as ``arena.as_bits``) of the request's own tensors, in order of their values."""
+    results: tuple[ResultLayout, ...]
+    states: tuple[StateLayout, ...] = ()
+    """What a session keeps."""
 
 
 class Placement:

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.graph.graph import Recorded
 from cellrt.graph.known import Alike
-from cellrt.graph.results import ResultLayout, StateLayout
+from cellrt.graph.results import Recorded, ResultLayout, StateLayout
 from cellrt.process.binding import RowFormat
 from cellrt.process.memory import Part, padded
 

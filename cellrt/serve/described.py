@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from cellrt.errors import CellrtError, RequestError, UnknownModelError
-from cellrt.graph.graph import Recorded
+from cellrt.graph.results import Recorded
 from cellrt.process.binding import Binding
 from cellrt.serve.arrays import BYTES, NAMES
 from cellrt.serve.forms import Form, ListForm, RecordForm, ScalarForm, TensorForm, check_shape, checked, form_of

@@ -121,7 +121,7 @@ class _Reader:
         steps = self._words[at + 2] if op == OP_CHAIN else 1
         limit = self._words[at + 2] if op in (OP_LOOP, OP_MEMBER) else 0
         left = self._words[at + 4] if op == OP_MEMBER else 0
-        at += NUM_WORDS_BEFORE_INPUTS[op]
+        at, left = at + NUM_WORDS_BEFORE_INPUTS[op] + max(0, -left), max(0, left)
         inputs: list[tuple[str, int, list[int]]] = []
         for name in cell.inputs:
             mode = self._words[at]

@@ -60,6 +60,8 @@ CELLS = (
     Cell(3, (-1, -1), (True, False), 2),
     Cell(4, (0, -1), (False, True), 2),
 )
+ALIKE = (CELLS[0], CELLS[2])
+"""Cells of the same inputs and outputs, as integers go: what is carried does not matter in a loop of several."""
 
 
 @dataclass
@@ -293,17 +295,21 @@ class Author:
     def body(self) -> None:
         """A loop of several cells, which read each other at the same step or the one before."""
         cells = [self.draw.choice(CELLS) for _ in range(self.draw.randint(1, 4))]
-        limit, first, outer = self.draw.randint(1, 6), len(self.values), len(self.values)
+        layers: list[Cell] = []
+        if self.draw.random() < 0.3:  # one of another cell at each step
+            layers = [self.draw.choice(ALIKE) for _ in range(self.draw.randint(1, 6))]
+            cells = layers[:1]
+        limit, first = len(layers) or self.draw.randint(1, 6), len(self.values)
         sources: list[list[tuple[int, ...]]] = []
         for number, cell in enumerate(cells):
             sources.append([self.many() if ragged else self.member_source(cells, number) for ragged in cell.ragged])
             first = len(self.values)  # lists of numbers come with the request
         stop = self.draw.choice([None, *((k, j) for k, cell in enumerate(cells) for j in range(cell.num_outputs))])
         starts = [first + sum(cell.num_outputs for cell in cells[:k]) for k in range(len(cells) + 1)]
-        assert outer <= first
         for number, cell in enumerate(cells):
             output = stop[1] if stop and stop[0] == number else -1
-            self.program += [OP_MEMBER, cell.number, limit, output, len(cells) - 1 - number]
+            self.program += [OP_MEMBER, cell.number, limit, output, -len(layers) or len(cells) - 1 - number]
+            self.program += [layer.number for layer in layers]
             for mode, *words in sources[number]:
                 if mode in (SAME, LAST):
                     words[-2:] = [starts[words[-2]] + words[-1]]
@@ -311,7 +317,7 @@ class Author:
         history: list[list[list[int]]] = []
         while len(history) < limit:
             made: list[list[int]] = []
-            for number, cell in enumerate(cells):
+            for number, cell in enumerate(layers[len(history) :][:1] or cells):
                 made.append(cell([self.member_input(source, made, history) for source in sources[number]]))
             history.append(made)
             if stop and stops(made[stop[0]][stop[1]]):

@@ -1,0 +1,147 @@
+"""Loops of several cells in the core: who may take a step when, and what they hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core.processor import Processor
+from cellrt.core.program import FIXED, LAST, OP_EXTERNAL, OP_MEMBER, OP_RESULT_LAST, SAME, rename_types
+from cellrt.core.simulate import Arrival, simulate
+from cellrt.core.task_layout import TaskView
+from cellrt.core.validate import broken_rules
+from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, make_processor
+
+LOWER, UPPER = 0, 1
+
+
+def stacked(limit: int, stop: int = -1) -> NDArray[np.int32]:
+    """Two layers of ``add_step``, of which the lower reads what the upper made at the step before."""
+    program = [OP_EXTERNAL, 0, 1, OP_MEMBER, LOWER, limit, -1, 1, LAST, 0, 2, LAST, 0, 1]
+    program += [OP_MEMBER, UPPER, limit, stop, 0, SAME, 1, LAST, 0, 2]
+    return np.array([*program, OP_RESULT_LAST, 2], np.int32)
+
+
+def layers(*cell_types: int, stop: int = -1) -> NDArray[np.int32]:
+    """A loop whose steps are of these types."""
+    program = [OP_EXTERNAL, 0, 1, OP_MEMBER, cell_types[0], len(cell_types), stop, -len(cell_types), *cell_types]
+    return np.array([*program, FIXED, 0, LAST, 0, 1, OP_RESULT_LAST, 1], np.int32)
+
+
+def two_cells(workers: int = 1, early_release: bool = True) -> Processor:
+    processor = make_processor(workers, settings=replace(ONE_BY_ONE, early_release=early_release))
+    add_step(processor, 4)
+    add_step(processor, 4)
+    return processor
+
+
+def admit(processor: Processor, program: NDArray[np.int32]) -> int:
+    admitted = processor.admit(processor.compile(program), 0)
+    assert admitted is not None
+    return admitted[0]
+
+
+def run(processor: Processor, worker: int = 1) -> list[int]:
+    """Schedules once at a worker; returns the cell types of the tasks, which stay in flight."""
+    tasks = processor.schedule(worker)
+    assert broken_rules(processor.tables) == []
+    return [int(processor.tables.tasks["cell_type"][task]) for task in tasks]
+
+
+def complete_oldest(processor: Processor, stops: bool = False) -> list[list[int]]:
+    tasks = processor.tables.tasks
+    task = min(np.flatnonzero(tasks["in_use"]).tolist(), key=lambda task: int(tasks["number"][task]))
+    if stops:
+        TaskView(processor.task_buffer(task)).done_steps[:] = -1
+    notices = processor.complete(task, 0)
+    assert broken_rules(processor.tables) == []
+    return notices
+
+
+def test_a_member_follows_the_one_it_reads_and_the_next_step_waits_for_all():
+    processor = two_cells()
+    admit(processor, stacked(3))
+    for _ in range(3):
+        assert [run(processor) for _ in range(3)] == [[LOWER], [UPPER], []]
+        complete_oldest(processor)
+        assert run(processor) == []
+        complete_oldest(processor)
+    assert run(processor) == []
+
+
+def test_without_early_release_a_member_waits_until_what_it_reads_is_done():
+    processor = two_cells(early_release=False)
+    admit(processor, stacked(2))
+    assert [run(processor), run(processor)] == [[LOWER], []]
+    complete_oldest(processor)
+    assert run(processor) == [UPPER]
+
+
+def test_another_worker_takes_a_member_only_when_what_it_reads_is_done():
+    processor = two_cells(workers=2)
+    admit(processor, stacked(2))
+    assert [run(processor, 1), run(processor, 2)] == [[LOWER], []]
+    complete_oldest(processor)
+    assert run(processor, 2) == [UPPER]
+
+
+def test_it_is_over_when_one_says_stop():
+    processor = two_cells()
+    request = admit(processor, stacked(9, stop=0))
+    for step in range(4):
+        assert [run(processor), run(processor)] == [[LOWER], [UPPER]]
+        complete_oldest(processor)
+        notices = complete_oldest(processor, stops=step == 3)
+    assert [what[0] for what in notices] == [request]
+    processor.release([request])
+    assert processor.num_live == 0
+    assert broken_rules(processor.tables) == []
+
+
+def test_members_of_several_requests_at_different_steps_are_rows_of_one_task():
+    processor = two_cells()
+    admit(processor, stacked(5))
+    assert [run(processor), run(processor)] == [[LOWER], [UPPER]]
+    complete_oldest(processor)
+    complete_oldest(processor)
+    admit(processor, stacked(5))
+    (task,) = processor.schedule(1)
+    assert int(processor.tables.tasks["rows"][task]) == 2
+
+
+def test_no_step_has_a_row_in_any_table():
+    processor = two_cells()
+    short, long = (processor.compile(stacked(limit)) for limit in (1, 5_000))
+    assert short.num_bytes == long.num_bytes
+    assert short.num_places == long.num_places
+
+
+def test_each_step_of_a_loop_over_cell_types_waits_in_the_queue_of_its_own():
+    processor = make_processor(limits=SMALL)
+    for _ in range(3):
+        add_step(processor, 4)
+    admit(processor, layers(0, 2, 1))
+    ran = []
+    for _ in range(3):
+        ran += run(processor)
+        assert run(processor) == []
+        complete_oldest(processor)
+    assert ran == [0, 2, 1]
+
+
+def test_a_loop_over_cell_types_may_end_before_the_last():
+    processor = make_processor()
+    for _ in range(3):
+        add_step(processor, 4)
+    arrivals = [Arrival(0, layers(0, 1, 2, stop=0), loop_steps=(steps,)) for steps in (1, 3, 2)]
+    simulation = simulate(processor, arrivals, lambda *_: 1.0)
+    assert simulation.finish_s == [1.0, 3.0, 2.0]
+    assert [task.rows for task in simulation.tasks] == [3, 2, 1]
+
+
+def test_types_are_renamed_wherever_they_are_named():
+    renamed = rename_types(layers(0, 2, 1), [2, 2, 2], [5, 6, 7])
+    assert renamed.tolist() == layers(5, 7, 6).tolist()
+    assert rename_types(stacked(4), [2, 2], [3, 9])[4] == 3
