@@ -53,7 +53,7 @@ def begin_pages(t, request, session, template):
     Returns 1; 0 if there is no room for them now, NEVER_FITS if there never is, with nothing changed.
     """
     links, count = t.links, template.pages.shape[0]
-    request.home = 0
+    request.home = request.pages_away = 0
     for k in range(count):
         at, slot = request.page_lists + page_list.WORDS * k, template.pages[k, 3]
         length = t.slots[session * MAX_STATES + slot].length if session >= 0 and slot >= 0 else 0
@@ -113,6 +113,7 @@ def _fill(t, request, session, at):
     slot = t.slots[session * MAX_STATES + links[at + page_list.SLOT]]
     if slot.row == BRING:
         links[at + page_list.HELD] = pages_of(slot.length, links[at + page_list.PAGE_SIZE])
+        request.pages_away += links[at + page_list.HELD]
         for k in range(links[at + page_list.HELD]):
             t.places[place + k] = take_row(t, HOST, kind)
     else:
@@ -120,6 +121,7 @@ def _fill(t, request, session, at):
         for k in range(slot.pages):
             t.places[place + k] = t.places[slot.place + k]
             request.home = max(request.home, t.places[place + k] >> LOCATION_SHIFT)
+            request.pages_away += 1 if t.places[place + k] >> LOCATION_SHIFT == HOST else 0
     t.kinds[kind].reserved_worker -= slot.pages
     slot.pages = slot.length = slot.row = 0
     _leave_slot(t, slot)
@@ -191,20 +193,22 @@ def feed_all(t):
 
 @compiled
 def claim_pages(t, subgraph, worker, count):
-    """Brings the pages of a chain or loop to a worker, all or none, and takes those that its next ``count`` steps need.
+    """Brings the pages of a request to a worker, all or none, and takes those that the next ``count`` steps of a chain
+    or loop of it need.
 
     Returns for how many of these there are pages.
     """
     links, cell_type, request = t.links, t.types[subgraph.cell_type], t.requests[subgraph.request]
-    settings, has_pages = t.settings[0], False
+    settings, has_pages = t.settings[0], request.pages_away > 0
     if request.num_page_lists == 0:
         return count
     if request.home == 0 and request.sequence > settings.next_home:
         return 0
-    if not _can_bring(t, subgraph, worker):
-        settings.next_home = request.sequence
-        return 0
-    _bring(t, subgraph, worker)  # all, before any page is taken: there is room for these
+    if request.pages_away > 0:
+        if not _can_bring(t, request, worker):
+            settings.next_home = request.sequence
+            return 0
+        _bring(t, request, worker)  # all, before any page is taken: there is room for these
     for port in range(cell_type.num_inputs):
         info, to = t.ports[cell_type.first_port + port], subgraph.record + record.HEADER + record.INPUT * port
         if info.page_size == 0:
@@ -232,36 +236,34 @@ def _follow_home(t, request):
 
 
 @compiled
-def _can_bring(t, subgraph, worker):
-    """Whether there is room at a worker for all pages of a chain or loop that are at the host."""
-    cell_type = t.types[subgraph.cell_type]
-    first = subgraph.record + record.HEADER + record.AT
-    for port in range(cell_type.num_inputs):
-        info, away = t.ports[cell_type.first_port + port], 0
-        for other in range(cell_type.num_inputs if info.page_size > 0 else 0):
-            its = t.ports[cell_type.first_port + other]
-            if its.page_size > 0 and its.kind == info.kind:
-                away += _num_away(t, t.links[first + record.INPUT * other])
-        if away > 0:
-            if t.settings[0].num_copies + away > MAX_COPIES:
-                return False
-            arena, home = t.arenas[worker * MAX_KINDS + info.kind], t.requests[subgraph.request].home
-            if not (_has_spare(arena, away) if home == 0 else away <= arena.num_free):
-                return False
+def _can_bring(t, request, worker):
+    """Whether there is room at a worker for all pages of a request that are at the host."""
+    if t.settings[0].num_copies + request.pages_away > MAX_COPIES:
+        return False
+    for k in range(request.num_page_lists):
+        kind, away = t.links[request.page_lists + page_list.WORDS * k + page_list.KIND], 0
+        for other in range(request.num_page_lists):
+            at = request.page_lists + page_list.WORDS * other
+            if t.links[at + page_list.KIND] == kind:
+                if other < k:
+                    away = 0  # looked at already
+                    break
+                away += _num_away(t, at)
+        arena = t.arenas[worker * MAX_KINDS + kind]
+        if away > 0 and not (_has_spare(arena, away) if request.home == 0 else away <= arena.num_free):
+            return False
     return True
 
 
 @compiled
-def _bring(t, subgraph, worker):
-    """Moves all pages of a chain or loop that are at the host to a worker."""
-    cell_type = t.types[subgraph.cell_type]
-    first = subgraph.record + record.HEADER + record.AT
-    for port in range(cell_type.num_inputs):
-        info = t.ports[cell_type.first_port + port]
-        at = t.links[first + record.INPUT * port] if info.page_size > 0 else -1
-        for k in range(t.links[at + page_list.HELD] if at >= 0 else 0):
-            if t.places[t.links[at + page_list.PLACE] + k] >> LOCATION_SHIFT == HOST:
-                _move(t, t.links[at + page_list.PLACE] + k, worker, info.kind)
+def _bring(t, request, worker):
+    """Moves all pages of a request that are at the host to a worker."""
+    for k in range(request.num_page_lists):
+        at = request.page_lists + page_list.WORDS * k
+        for page in range(t.links[at + page_list.HELD]):
+            if t.places[t.links[at + page_list.PLACE] + page] >> LOCATION_SHIFT == HOST:
+                _move(t, t.links[at + page_list.PLACE] + page, worker, t.links[at + page_list.KIND])
+    request.pages_away = 0
 
 
 @compiled
@@ -325,6 +327,7 @@ def suspend(t, worker):
             if t.places[place] >> LOCATION_SHIFT != HOST and is_room:
                 _move(t, place, HOST, kind)
                 moved += 1
+    request.pages_away += moved
     request.home = _home_of(t, request)
     _follow_home(t, request)
     feed_all(t)

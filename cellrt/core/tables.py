@@ -153,6 +153,7 @@ REQUEST = np.dtype(
         ("page_lists", "i4"),  # link index of its page lists (``page_list.py``)
         ("num_page_lists", "i4"),
         ("home", "i4"),  # the worker where its pages are, 0 if none is at one
+        ("pages_away", "i4"),  # those at the host
         ("unused", "i4", 3),
     ],
     align=True,

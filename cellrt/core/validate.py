@@ -41,7 +41,7 @@ REGIONS = {
 
 def broken_rules(t: Tables) -> list[str]:
     """Returns one line for each broken invariant; empty if the state is sound. Cost: the size of the tables."""
-    return [*_blocks(t), *_queues(t), *_flights(t), *_rows(t), *_reservations(t)]
+    return [*_blocks(t), *_queues(t), *_flights(t), *_rows(t), *_pages(t), *_reservations(t)]
 
 
 def _live(t: Tables) -> list[int]:
@@ -285,6 +285,22 @@ def _rows(t: Tables) -> list[str]:
             total = int(arena["capacity"])
             rules.append(f"arena of kind {kind} at {location}: {len(rows)} rows of {total} accounted for")
     rules.extend(f"rows held in no arena: {place}" for place in held)
+    return rules
+
+
+def _pages(t: Tables) -> list[str]:
+    """Pages of a request are at its home or at the host, where they are counted."""
+    rules = []
+    for request in _live(t):
+        locations: list[int] = []
+        for words in _page_lists(t, request):
+            first = int(words[page_list.PLACE])
+            locations += (t.places[first : first + int(words[page_list.HELD])] >> LOCATION_SHIFT).tolist()
+        away, home = int(t.requests["pages_away"][request]), int(t.requests["home"][request])
+        if locations and locations.count(HOST) != away:
+            rules.append(f"request {request}: {away} pages counted at the host, {locations.count(HOST)} are")
+        if elsewhere := set(locations) - {HOST, home}:
+            rules.append(f"request {request}: pages at {sorted(elsewhere)}, its home is {home}")
     return rules
 
 

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import DefinitionError, RequestError
+from cellrt.graph.binding import Binding
 from cellrt.graph.graph import Graph
-from cellrt.graph.recorder import Binding, Source
+from cellrt.graph.recorder import Source
 from cellrt.graph.results import Recorded
 from cellrt.graph.sources import LISTS, NUMBERS, bits_of, copied
 from cellrt.graph.symbols import Output

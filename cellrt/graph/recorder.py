@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,28 +26,13 @@ from cellrt.core.trees import PICK
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError, RequestTooLargeError
+from cellrt.graph.binding import Binding
 from cellrt.graph.children import child_word
 from cellrt.graph.growing import GrowingStates
 from cellrt.graph.results import StateLayout
 from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, copied, describe_source, num_steps, rows_of
 from cellrt.graph.states import SessionStates
 from cellrt.graph.symbols import Handle, LoopSteps, Node, Output, Steps
-
-
-class Binding(Protocol):
-    """What a graph must know of the engine it is built for."""
-
-    max_nodes: int
-
-    def cell_type(self, cell: Cell) -> int:
-        """Id of a cell's type. Raises RequestError if the model does not have the cell."""
-
-    def kind(self, spec: RowSpec) -> int:
-        """Id of a row kind."""
-
-    def constant_row(self, kind: int, content: bytes) -> int:
-        """Permanent row of a constant of that kind with those bits, or -1 if it has none and travels with requests."""
-
 
 Source = object
 """What may be an input: an Output, a tensor or number of one row; a list of them for a ragged input."""
@@ -192,7 +177,7 @@ class Recorder:
         self, handle: Output | Steps | LoopSteps, name: str, position: int = -1, what: str = "result"
     ) -> None:
         if handle.graph is not self:
-            wrong = "the node belongs to another graph"
+            wrong = _elsewhere(handle)
         elif isinstance(handle, Output) and handle.value in self._constants:
             wrong = "expected an output of a node, got a constant"
         else:
@@ -203,7 +188,7 @@ class Recorder:
         self, cell: Cell, name: str, spec: RowSpec, source: Output | Steps | LoopSteps, position: int = -1
     ) -> None:
         if source.graph is not self:
-            raise RequestError(f"{self._where(cell, name, position)}: the node belongs to another graph")
+            raise RequestError(f"{self._where(cell, name, position)}: {_elsewhere(source)}")
         if source.spec is not spec and source.spec != spec:
             raise RequestError(f"{self._where(cell, name, position)}: expected {spec}, got {source.spec}")
 
@@ -396,3 +381,10 @@ def _range_words(values: range) -> list[int]:
 
 def _is_handle(source: Source) -> bool:
     return isinstance(source, Handle)
+
+
+def _elsewhere(handle: Output | Steps | LoopSteps) -> str:
+    """What is wrong with a handle that is not of this graph."""
+    if isinstance(handle.graph, Recorder):
+        return "the node belongs to another graph"
+    return "what is inside a loop's step is read by cells that the step calls; others read what it returned"

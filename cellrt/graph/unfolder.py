@@ -8,8 +8,8 @@ from typing import Any
 
 from cellrt.definition.cell import CURRENT_GRAPH, Cell
 from cellrt.errors import DefinitionError, RequestError
+from cellrt.graph.binding import Binding
 from cellrt.graph.graph import Graph
-from cellrt.graph.recorder import Binding
 from cellrt.graph.results import Recorded
 from cellrt.graph.sources import describe_source
 

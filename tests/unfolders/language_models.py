@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cellrt.cells.language_models import language_model
+from cellrt.cells.language_models import LayeredModel, language_model, layered_language_model
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.definition.cell import Cell
 
@@ -26,6 +26,12 @@ def small_cell(page_size: int = 4, max_batch_rows: int = 64, max_batch: int = 8)
     """The model as a cell."""
     limits = {"max_batch_rows": max_batch_rows, "max_batch": max_batch}
     return language_model(small_llama(), END, page_size=page_size, **limits)
+
+
+def small_layers(page_size: int = 4, max_batch_rows: int = 64, max_batch: int = 8) -> LayeredModel:
+    """The model as one cell a layer."""
+    limits = {"max_batch_rows": max_batch_rows, "max_batch": max_batch}
+    return layered_language_model(small_llama(), END, page_size=page_size, **limits)
 
 
 def draw_prompt(seed: int, length: int) -> torch.Tensor:

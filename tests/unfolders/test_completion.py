@@ -13,10 +13,14 @@ from cellrt.graph.reference import run_one_by_one
 from cellrt.unfolders.completion import complete
 from tests.cells.toy_pages import generate
 from tests.engine.helpers import WAIT_S, close_and_check, error_of, small_engine, watch_suspensions
-from tests.unfolders.language_models import END, SIZES, draw_prompt, small_cell, small_llama, until_end
+from tests.unfolders.language_models import END, SIZES, draw_prompt, small_cell, small_layers, small_llama, until_end
 
 CELLS = {limits: small_cell(*limits) for limits in ((1, 8), (4, 64), (3, 11))}
-"""By page size and most rows of a task."""
+LAYERS = {limits: small_layers(*limits) for limits in CELLS}
+"""By page size and most rows of a task: the model as one cell, and as one a layer."""
+MODELS = st.sampled_from([*CELLS.values(), *LAYERS.values()])
+PAGE_BYTES = 12_288
+"""64 pages of a row each (of a layer 128), and the least, 64, of larger ones."""
 REQUEST = st.tuples(st.integers(0, 99), st.integers(1, 40), st.integers(1, 20))
 THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=8, deadline=None)
 
@@ -43,15 +47,15 @@ def test_tokens_are_those_of_a_plain_loop():
 @THOROUGH
 @given(
     requests=st.lists(REQUEST, min_size=1, max_size=12),
-    limits=st.sampled_from(list(CELLS)),
+    cells=MODELS,
     workers=st.integers(1, 2),
     waits=st.lists(st.integers(0, 11), max_size=3),
     cancelled=st.sets(st.integers(0, 11), max_size=3),
 )
-def test_texts_and_logprobs_are_bit_for_bit_those_of_the_request_alone(requests, limits, workers, waits, cancelled):
+def test_texts_and_logprobs_are_bit_for_bit_those_of_the_request_alone(requests, cells, workers, waits, cancelled):
     """64 pages at a worker: requests have to share them. Where one of `waits` is reached, its answer is awaited."""
-    model = complete("lm", CELLS[limits])
-    engine = small_engine(workers, page_bytes=1, debug=True)
+    model = complete("lm", cells)
+    engine = small_engine(workers, page_bytes=PAGE_BYTES, debug=True, arena_bytes=1 << 19)
     try:
         engine.register(model, warm_up=False)
         futures = []
@@ -77,9 +81,10 @@ def test_texts_and_logprobs_are_bit_for_bit_those_of_the_request_alone(requests,
         close_and_check(engine)
 
 
-def test_requests_that_were_suspended_give_the_same_bits():
-    model = complete("lm", CELLS[1, 8])
-    engine = small_engine(1, page_bytes=1, debug=True)
+@pytest.mark.parametrize("cells", [CELLS[1, 8], LAYERS[1, 8]], ids=["one cell", "layers"])
+def test_requests_that_were_suspended_give_the_same_bits(cells):
+    model = complete("lm", cells)
+    engine = small_engine(1, page_bytes=PAGE_BYTES, debug=True, arena_bytes=1 << 19)
     suspended = watch_suspensions(engine)
     requests = [asked(seed, 20, 30) for seed in range(10)]
     try:
@@ -96,15 +101,15 @@ def test_requests_that_were_suspended_give_the_same_bits():
 @given(
     turns=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 6)), min_size=2, max_size=4),
     sessions=st.integers(1, 6),
-    limits=st.sampled_from(list(CELLS)),
+    cells=MODELS,
     workers=st.integers(1, 2),
     moved=st.integers(0, 3),
 )
-def test_conversations_go_on_bit_for_bit_where_they_were(turns, sessions, limits, workers, moved):
+def test_conversations_go_on_bit_for_bit_where_they_were(turns, sessions, cells, workers, moved):
     """All sessions take their turns at once; before turn `moved` each is exported, reset and restored. One worker has
     64 pages for all of them (of two, tests/engine/test_pages_two_workers.py says what is wrong)."""
-    model = complete("lm", CELLS[limits], keep=True)
-    engine = small_engine(workers, page_bytes=1 if workers == 1 else 1 << 18, debug=True)
+    model = complete("lm", cells, keep=True)
+    engine = small_engine(workers, page_bytes=PAGE_BYTES if workers == 1 else 1 << 18, debug=True, arena_bytes=1 << 19)
     states: list[list[torch.Tensor]] = [[] for _ in range(sessions)]
     begins = [torch.zeros(0, dtype=torch.int64) for _ in range(sessions)]
     try:
@@ -138,6 +143,14 @@ def test_a_conversation_is_the_text_that_one_request_would_read():
     rest = run_one_by_one(model, {"prompt": torch.cat([made[-1:], second]), "max_tokens": 6}, state)
     whole = run_one_by_one(model, {"prompt": torch.cat([first, made, second]), "max_tokens": 6})
     assert_same_bits(rest, whole)
+
+
+def test_layers_give_the_bits_of_the_whole():
+    for limits, whole in CELLS.items():
+        for seed in range(6):
+            request = asked(seed, 1 + 5 * seed, 7)
+            wanted = run_one_by_one(complete("lm", whole), request)
+            assert_same_bits(run_one_by_one(complete("lm", LAYERS[limits]), request), wanted)
 
 
 def test_prompt_pieces_and_single_steps_share_tasks():

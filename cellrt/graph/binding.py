@@ -1,0 +1,23 @@
+"""What a graph under construction must know of the engine it is built for."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cellrt.definition.cell import Cell
+from cellrt.definition.spec import RowSpec
+
+
+class Binding(Protocol):
+    """Numbers of what the graph names."""
+
+    max_nodes: int
+
+    def cell_type(self, cell: Cell) -> int:
+        """Id of a cell's type. Raises RequestError if the model does not have the cell."""
+
+    def kind(self, spec: RowSpec) -> int:
+        """Id of a row kind."""
+
+    def constant_row(self, kind: int, content: bytes) -> int:
+        """Permanent row of a constant of that kind with those bits, or -1 if it has none and travels with requests."""
