@@ -101,8 +101,10 @@ def set_ready(t, subgraph, count):
     """Says how many steps of a chain or loop are ready: one or none, but of a cell that carries nothing any number."""
     if subgraph.state == QUEUED and count != subgraph.num_ready:
         at = backlog_of(subgraph.cell_type, subgraph.priority)
-        if count > 0 and t.ready[at, subgraph.pinned] == 0:
-            _begin_wait(t, at)
+        if count > 0:
+            t.types[subgraph.cell_type].starved_at = 0  # this one may have its page
+            if t.ready[at, subgraph.pinned] == 0:
+                _begin_wait(t, at)
         t.ready[at, subgraph.pinned] += count - subgraph.num_ready
     subgraph.num_ready = count
 
