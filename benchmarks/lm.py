@@ -4,7 +4,8 @@ Parts: ``random`` (a Llama of 8 million random weights) and ``smollm`` (SmolLM2-
 in float32. 1, 8 and 32 requests come at once. "mixed": prompts of 8 to 64 tokens, answers of 6 to 48, in the quick run
 a third of that. Beside cellrt are transformers' continuous batching (that of ``generate_batch``) and padded
 ``generate``, of which only the tokens asked for are counted. "equal": all prompts and all answers have one length, and
-beside cellrt is the same cell called in a bare loop, which has nothing to schedule and nothing to wait for.
+beside cellrt is the same cell called in a bare loop, which has nothing to schedule and nothing to wait for. In both
+cellrt also serves the model as one cell a layer.
 ``products``: what it costs that a row's bits do not depend on its company, beside torch's products, in microseconds.
 
 All use one torch thread. Tokens/s is up to the last token of all; the time to the first token and the time per token
@@ -32,7 +33,7 @@ from benchmarks.options import Options
 from benchmarks.record import Recorder
 from benchmarks.timing import medians_us
 from cellrt.cells.attention import Linear
-from cellrt.cells.language_models import language_model
+from cellrt.cells.language_models import language_model, layered_language_model
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.llama_weights import llama_from_gguf
 from cellrt.definition.spans import PagedRows
@@ -65,13 +66,15 @@ class Cellrt:
         self.cell = language_model(model, NO_END, page_size=PAGE_SIZE)
         self.engine = cellrt.Engine(1, page_bytes=1 << 30)
         self.engine.register(complete("lm", self.cell, max_tokens=max_tokens))
+        layers = layered_language_model(model, NO_END, page_size=PAGE_SIZE)
+        self.engine.register(complete("layers", layers, max_tokens=max_tokens))
 
-    def serve(self, requests: Sequence[Asked]) -> list[Made]:
-        """All of them at once, each streamed."""
+    def serve(self, requests: Sequence[Asked], name: str = "lm") -> list[Made]:
+        """All of them at once, each streamed; "layers": as one cell a layer."""
 
         async def one(asked: Asked) -> Made:
             made = Made()
-            stream = self.engine.stream("lm", {"prompt": torch.tensor(asked.prompt), "max_tokens": asked.steps})
+            stream = self.engine.stream(name, {"prompt": torch.tensor(asked.prompt), "max_tokens": asked.steps})
             async for step in stream:
                 made.note(int(step["token"]))
             return made
@@ -203,7 +206,9 @@ def run(recorder: Recorder, options: Options) -> None:
                 peer = Continuous(reference, longest[1])
                 ends.callback(peer.close)
                 mixed |= {"transformers, continuous": peer.serve, "transformers, padded": partial(padded, reference)}
-            equal: dict[str, Server] = {"cellrt": ours.serve, "bare loop": ours.serve_in_a_loop}
+            layers = {"cellrt, a cell a layer": partial(ours.serve, name="layers")}
+            equal: dict[str, Server] = {"cellrt": ours.serve, "bare loop": ours.serve_in_a_loop, **layers}
+            mixed |= layers
             for count in IN_FLIGHT:
                 for case, servers in (("mixed", mixed), ("equal", equal)):
                     requests = draw_requests(count, model.sizes.vocabulary, longest, case == "equal")
