@@ -146,6 +146,13 @@ def _choose_steps(t, type_id, priority, rows, nodes_at):
 
 
 @compiled
+def _least_steps(t, type_id, rows, steps):
+    """After how many steps a run of ``steps`` ends with the first row that ends, instead of keeping it waiting."""
+    step = step_time(t, type_id, rows)
+    return max(1, int(min(t.settings[0].min_run_ns / step, np.float64(steps)))) if step > 0 else steps
+
+
+@compiled
 def _others_wait(t, priority, longest):
     """Whether more types have work than there are idle workers to take it, or a client priority above this one has
     work or had some lately."""
@@ -179,14 +186,17 @@ def _run_length(t, node_id, limit):
 
 
 @compiled
-def _sort_rows(t, worker, nodes_at, lengths_at, scratch_at, rows, limit):
-    """Writes each row's length and sorts rows by falling length (counting sort, stable); returns the longest."""
+def _sort_rows(t, worker, nodes_at, lengths_at, scratch_at, rows, limit, least):
+    """Writes each row's length and sorts rows by falling length (counting sort, stable); returns the longest.
+
+    No row is longer than the first that ends after ``least`` steps or more.
+    """
     ints = t.ints
     if limit == 1:
         for row in range(rows):
             ints[lengths_at + row] = 1
         return 1
-    longest, shortest = 1, limit
+    cut = longest = limit
     early = t.settings[0].early_release
     for row in range(rows):
         id = ints[nodes_at + row]
@@ -195,6 +205,10 @@ def _sort_rows(t, worker, nodes_at, lengths_at, scratch_at, rows, limit):
         else:
             length = _run_length(t, id, limit)
         ints[lengths_at + row] = length
+        cut = min(cut, length) if length >= least else cut
+    longest, shortest = 1, cut
+    for row in range(rows):
+        length = ints[lengths_at + row] = min(cut, ints[lengths_at + row])
         longest, shortest = max(longest, length), min(shortest, length)
     if longest == shortest:
         return longest
@@ -268,7 +282,8 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     task.cell_type, task.worker, task.in_use, task.is_loop, task.rows = type_id, worker, 1, is_loop, rows
     task.priority, task.priorities = priority, priorities
     lengths_at = nodes_at + rows
-    task.steps = _sort_rows(t, worker, nodes_at, lengths_at, lengths_at + rows, rows, steps)
+    least = _least_steps(t, type_id, rows, steps)
+    task.steps = _sort_rows(t, worker, nodes_at, lengths_at, lengths_at + rows, rows, steps, least)
     sizes_at = lengths_at + rows
     done_at = sizes_at + task.steps
     task.positions = _count_sizes(ints, lengths_at, sizes_at, rows, task.steps)
@@ -280,7 +295,7 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     ints[base + layout.H_NODES], ints[base + layout.H_LENGTHS] = header, lengths_at - base
     ints[base + layout.H_BATCH_SIZES], ints[base + layout.H_DONE_STEPS] = sizes_at - base, done_at - base
     ints[base + layout.H_FAILED] = done_at + rows - base
-    ints[base + layout.H_STOP_OUTPUT] = stop
+    ints[base + layout.H_STOP_OUTPUT], ints[base + layout.H_LEAST_STEPS] = stop, least
     ints[base + layout.H_NUM_SPANS] = ints[base + layout.H_SPANS] = 0
     is_plain = cell_type.num_ragged + cell_type.has_spans == 0
     if chains == rows and task.steps == 1 and is_loop == 0 and is_plain:

@@ -1,4 +1,5 @@
-"""Runs a loop's task in one compiled call: step by step, each row until it stops or its run ends.
+"""Runs a loop's task in one compiled call: step by step, each row until it stops or the run ends: at the latest with
+the first row that stops after ``H_LEAST_STEPS``, so that it is answered and another takes its place.
 
 The rows that go on are moved together after each step that some row left at, so the kernel never sees the others.
 """
@@ -98,6 +99,17 @@ def _move_values(port, task, number, offsets, place, to):
 
 
 @compiled
+def _ends(buffer, active, flags, count, step):
+    """Whether a row stops at a step, or has taken all that it may."""
+    for place in range(count):
+        if step + 1 == buffer[buffer[layout.H_LENGTHS] + read_word(active, place)]:
+            return True
+        if flags != 0 and read_byte(flags, place) != 0:
+            return True
+    return False
+
+
+@compiled
 def run_loop(buffer, ports, num_inputs, own, host, kernel, constants, task):
     """As ``run_task``, for a loop; ``task`` is the address of its scratch. Writes how many steps each row took."""
     rows, num_ports = buffer[layout.H_ROWS], ports.shape[0]
@@ -122,7 +134,7 @@ def run_loop(buffer, ports, num_inputs, own, host, kernel, constants, task):
     stop = stop_output(buffer, ports, num_inputs)
     if stop >= 0 and ports[stop, ROW_BYTES] != 1:
         return REFUSED
-    count, step = rows, 0
+    count, step, has_ended = rows, 0, False
     write_word(task, STEPS, 1)
     write_word(task, BATCH_SIZES, sizes)
     while count > 0:
@@ -135,10 +147,13 @@ def run_loop(buffer, ports, num_inputs, own, host, kernel, constants, task):
             values = read_word(task, FIRST_INPUT + k)
             if ports[k, FLAG] and not are_finite(values, count * ports[k, ROW_BYTES] // 4):
                 return REFUSED
+        flags = read_word(task, FIRST_INPUT + stop) if stop >= 0 else 0
+        has_ended = has_ended or _ends(buffer, active, flags, count, step)
+        is_last = has_ended and step + 1 >= buffer[layout.H_LEAST_STEPS]
         for place in range(count):
             row = read_word(active, place)
-            stops = stop >= 0 and read_byte(read_word(task, FIRST_INPUT + stop), place) != 0
-            leaves = stops or step + 1 == buffer[buffer[layout.H_LENGTHS] + row]
+            stops = stop >= 0 and read_byte(flags, place) != 0
+            leaves = stops or is_last or step + 1 == buffer[buffer[layout.H_LENGTHS] + row]
             _keep(buffer, ports, num_inputs, task, kept, place, row, step, leaves)
             if leaves:
                 buffer[buffer[layout.H_DONE_STEPS] + row] = -(step + 1) if stops else step + 1

@@ -30,6 +30,8 @@ class SchedulerSettings:
         runs: let a task hold several successive steps of each chain.
         join_budget_s: how long a newcomer may have to wait for a run to end while requests arrive, in seconds.
         max_run_s: the same while hardly any arrive: the longest run of all.
+        min_run_s: once a run has taken so long, it ends with the first of its rows that ends, which is answered then
+            and whose place is taken (on a GPU: if that was known before the run), in seconds.
         order_by_arrival: among cell types, the one with the oldest request goes first, instead of priority.
         max_wait_s: what has been ready for longer goes before others of its client priority, and now and then before
             higher ones, in seconds; default: two join budgets. ``schedule.py`` says how long anything waits then.
@@ -43,6 +45,7 @@ class SchedulerSettings:
     runs: bool = True
     join_budget_s: float = 3e-3
     max_run_s: float = 20e-3
+    min_run_s: float = 1e-3
     order_by_arrival: bool = False
     max_wait_s: float | None = None
     fair_every: int = 16

@@ -266,6 +266,7 @@ SETTINGS = np.dtype(
         ("buffer_ints", "i4"),
         ("join_budget_ns", "f4"),
         ("max_run_ns", "f4"),
+        ("min_run_ns", "f4"),
         ("max_wait_ns", "f8"),
         ("free_request", "i4"),
         ("num_requests", "i4"),  # rows of the table

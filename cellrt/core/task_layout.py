@@ -28,7 +28,8 @@ H_NOTES = 10  # position of the notes of host rows to give back at completion, u
 # Of cells that are told which rows are of one node (``span_arrays.py``):
 H_NUM_SPANS = 11
 H_SPANS = 12  # position of [spans + 1] first rows, then [spans] steps of their chains or loops
-HEADER = 13
+H_LEAST_STEPS = 13  # of a loop's run: having taken so many, it ends with the first row that stops
+HEADER = 14
 
 # Input record.
 IN_SOURCE = 0  # location of all rows, or MIXED (then rows are handles, else row numbers)
@@ -57,6 +58,7 @@ class TaskView:
 
     Attributes:
         num_rows, num_steps, num_positions, is_loop: as the header has them.
+        least_steps: of a loop's run: having taken so many, it ends with the first row that stops.
         stop_output: the output that says stop, of those rows that are of loops, or -1.
         inputs, outputs: the words of each record.
 
@@ -72,6 +74,7 @@ class TaskView:
         self._words = words
         self.num_rows, self.num_steps, self.num_positions = words[H_ROWS], words[H_STEPS], words[H_POSITIONS]
         self.is_loop, self.stop_output = bool(words[H_IS_LOOP]), words[H_STOP_OUTPUT]
+        self.least_steps = words[H_LEAST_STEPS]
         self.inputs = [words[at : at + INPUT] for at in range(HEADER, end, INPUT)]
         self.outputs = [words[at : at + OUTPUT] for at in range(end, len(words), OUTPUT)]
 

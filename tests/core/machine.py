@@ -225,7 +225,10 @@ class Machine:
                 steps.append(cell(self._inputs(buffer, cell, row, worker, state, row)))
                 if stop >= 0 and stops(steps[-1][stop]):
                     break
+            history.append(steps)
+        most = max(int(buffer[layout.H_LEAST_STEPS]), min(map(len, history)))
+        for row, steps in enumerate(history):
+            del steps[most:]
             stopped = stop >= 0 and stops(steps[-1][stop])
             buffer[int(buffer[layout.H_DONE_STEPS]) + row] = -len(steps) if stopped else len(steps)
-            history.append(steps)
         return history

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cellrt.cells.language_models import language_model
+from cellrt.cells.language_models import language_model, layered_language_model
 from cellrt.cells.llama_weights import llama_from_gguf
 from cellrt.unfolders.completion import complete
 from tests.cells.smollm import smollm
@@ -55,10 +55,10 @@ def alone(model, prompts):
     return serve(model, prompts, one_by_one=True)
 
 
-def serve(model, prompts, *, one_by_one=False, page_bytes=1 << 28, workers=1, **limits):
+def serve(model, prompts, *, make=language_model, one_by_one=False, page_bytes=1 << 28, workers=1, **limits):
     """The results of all prompts; not one by one, the second half comes while the first is being served."""
-    cell = language_model(model, end_token=-1, **limits)
-    engine = small_engine(workers, page_bytes=page_bytes)
+    cell = make(model, end_token=-1, **limits)
+    engine = small_engine(workers, page_bytes=page_bytes, arena_bytes=1 << 28)
     try:
         engine.register(complete("lm", cell, max_tokens=STEPS), warm_up=False)
         if one_by_one:
@@ -102,8 +102,9 @@ def test_greedy_tokens_are_those_of_transformers(prompts, alone):
         {},
         {"max_batch_rows": 16, "max_batch": 16},
         {"page_size": 4, "page_bytes": 1},  # 64 pages, so 256 tokens, for texts of 22 to 75
+        {"make": layered_language_model},
     ],
-    ids=["among arrivals", "in pieces", "suspended"],
+    ids=["among arrivals", "in pieces", "suspended", "30 layers as cells"],
 )
 def test_tokens_and_logprobs_have_the_same_bits_in_any_company(model, prompts, alone, how):
     for result, wanted in zip(serve(model, prompts, **how), alone):

@@ -48,7 +48,7 @@ class CpuAttempt(Attempt[CpuOutcome]):
         self._gather, self._is_loop = gather, task.is_loop
         self._sizes: list[int] = task.batch_sizes.tolist()
         if task.is_loop:
-            self._lengths, self._stop = task.lengths, task.stop_output
+            self._lengths, self._stop, self._least = task.lengths, task.stop_output, task.least_steps
             self._every = [bool(words[OUT_RESULT_STEPS]) for words in task.outputs]
         self._whole_inputs: list[CellInput] | None = None
 
@@ -59,7 +59,8 @@ class CpuAttempt(Attempt[CpuOutcome]):
         else:
             inputs, sizes = self._take(first, end)
         if self._is_loop:
-            return _LoopRun(self.cell, inputs, self._lengths[first:end], len(sizes), self._stop, self._every).run()
+            lengths = self._lengths[first:end]
+            return _LoopRun(self.cell, inputs, lengths, len(sizes), self._stop, self._every, self._least).run()
         outputs = self.cell.run_padded(inputs) if len(sizes) == 1 else self.cell.run_steps(sizes, *inputs)
         outputs = plain_outputs(self.cell, outputs, sum(sizes), CPU)
         not_finite: dict[int, str] = {}
@@ -108,6 +109,7 @@ class _LoopRun:
     Args:
         stop: output that says stop, or -1.
         every: outputs that are shown at every step.
+        least: after so many steps all leave with the first that does.
     """
 
     def __init__(
@@ -118,7 +120,9 @@ class _LoopRun:
         num_steps: int,
         stop: int,
         every: list[bool],
+        least: int,
     ) -> None:
+        self._least, self._has_ended = least, False
         self._cell, self._inputs, self._lengths, self._stop, self._every = cell, inputs, lengths, stop, every
         outputs = list(cell.outputs)
         self._sources = [outputs.index(cell.carry[name]) if name in cell.carry else -1 for name in cell.inputs]
@@ -138,6 +142,9 @@ class _LoopRun:
             if self._keeps:
                 self._keep(outputs, bits, last, ahead)
             leaving = has_stopped | (self._lengths[self._active] == self._step + ahead)
+            self._has_ended = self._has_ended or bool(leaving.any())
+            if self._has_ended and self._step + ahead >= self._least:
+                leaving[:] = True
             state = outputs if ahead == 1 else [value[(ahead - 1) * count :] for value in outputs]
             if leaving.any():
                 state = self._leave(leaving, has_stopped, last, bits, state)
