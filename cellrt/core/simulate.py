@@ -193,7 +193,10 @@ class _Simulator:
         rows, steps = view.num_rows, view.num_steps
         in_flight = self.processor.rows_in_flight(task)
         if view.is_loop or view.stop_output >= 0:
-            steps = max(self._step_loop(view, row, *ids) for row, ids in enumerate(in_flight))
+            wanted = [self._steps_of(view, row, *ids) for row, ids in enumerate(in_flight)]
+            steps = min(max(wanted), max(min(wanted), view.least_steps)) if view.is_loop else steps
+            for row, ids in enumerate(in_flight):
+                self._end_steps(view, row, min(steps, wanted[row]), *ids)
         cell_type, number = int(tables.tasks["cell_type"][task]), int(tables.tasks["number"][task])
         elapsed = round(self.cost(cell_type, rows, steps) * 1e9)
         times = start / 1e9, (start + elapsed) / 1e9
@@ -201,17 +204,21 @@ class _Simulator:
         self.tasks.append(SimulatedTask(number, location, cell_type, *times, rows, steps, arrivals))
         return elapsed
 
-    def _step_loop(self, task: TaskView, row: int, request: int, subgraph: int) -> int:
-        """Steps one row of a task, of a loop as far as task and loop go; returns its number of steps."""
-        length = int(task.lengths[row])
-        wanted = self.arrivals[self.arrival_of[request]].loop_steps
-        loops = self.processor.loop_limits(request)
-        if wanted is not None and subgraph in loops:
-            left = wanted[list(loops).index(subgraph)] - loops[subgraph][1]
-            if left <= length:
-                task.done_steps[row] = -left
-                return left
-        return length
+    def _steps_of(self, task: TaskView, row: int, request: int, subgraph: int) -> int:
+        """How many steps a row of a task would take, of a loop as far as task and loop go."""
+        length, left = int(task.lengths[row]), self._left(request, subgraph)
+        return length if left is None else min(left, length)
+
+    def _end_steps(self, task: TaskView, row: int, steps: int, request: int, subgraph: int) -> None:
+        """Answers how many steps a row took."""
+        task.done_steps[row] = -steps if steps == self._left(request, subgraph) else steps
+
+    def _left(self, request: int, subgraph: int) -> int | None:
+        """The steps that a loop takes before it stops; None for what never does."""
+        wanted, loops = self.arrivals[self.arrival_of[request]].loop_steps, self.processor.loop_limits(request)
+        if wanted is None or subgraph not in loops:
+            return None
+        return wanted[list(loops).index(subgraph)] - loops[subgraph][1]
 
     def _complete(self, worker: _Worker, now: int) -> None:
         """Takes out the oldest task of a worker, and the requests that end with it."""

@@ -114,11 +114,6 @@ class TaskView:
         return self._part(self._words[H_SPANS], self._words[H_NUM_SPANS] + 1)
 
     @property
-    def span_steps(self) -> NDArray[np.int32]:
-        """Which step of its chain or loop each span begins with ``[spans]``."""
-        return self._part(self._words[H_SPANS] + self._words[H_NUM_SPANS] + 1, self._words[H_NUM_SPANS])
-
-    @property
     def has_failed(self) -> NDArray[np.int32]:
         """The worker's answer: 1 for each row on which the cell failed ``[num_rows]``."""
         return self._part(self._words[H_FAILED], self.num_rows)
@@ -126,25 +121,6 @@ class TaskView:
     def rows_of_span(self, span: int) -> range:
         """The rows of one span."""
         return range(*self.spans[span : span + 2].tolist())
-
-    def is_read(self) -> NDArray[np.bool_]:
-        """Whether anybody reads an output of each row ``[num_rows]``, of a task of one step."""
-        found = np.zeros(self.num_rows, bool)
-        for words in self.outputs:
-            found[self._part(words[OUT_STORE_POSITIONS], words[OUT_STORES])] = True
-            found[self._part(words[OUT_RESULT_POSITIONS], words[OUT_RESULTS])] = True
-        return found
-
-    def pages(self, words: list[int]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-        """Of an input that is a growing state, with that record: the page numbers of each span ``[spans, most]``,
-        filled up with 0, its rows with those that the task appends, and without ``[spans]``."""
-        count, offsets_at = self._words[H_NUM_SPANS], words[IN_OFFSETS]
-        offsets, numbers = self._part(offsets_at, count + 1), self._part(words[IN_ROWS], words[IN_COUNT])
-        counts = np.diff(offsets)
-        tables = np.zeros((count, max(1, counts.max(initial=0))), np.int32)
-        tables[np.arange(tables.shape[1]) < counts[:, None]] = numbers
-        lengths, starts = self._part(offsets_at + count + 1, 2 * count).reshape(2, count)
-        return tables, lengths, starts
 
     def _part(self, at: int, count: int) -> NDArray[np.int32]:
         return self.buffer[at : at + count]

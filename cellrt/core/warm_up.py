@@ -17,7 +17,8 @@ from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.core.run_task import run_task
 from cellrt.core.settings import Limits
-from cellrt.core.task_layout import HEADER
+from cellrt.core.span_rows import most_pages, unpack_pages, unpack_spans
+from cellrt.core.task_layout import HEADER, INPUT
 
 LIMITS = Limits(max_requests=4, max_nodes=64, max_values=64, max_links=256, max_subgraphs=16, max_events=8)
 
@@ -49,6 +50,9 @@ def warm_up() -> None:
                 processor.release(ended)
     bytes_, rows = np.zeros((2, 8), np.uint8), np.zeros(1, np.int32)
     put_columns(bytes_, rows[None], 0, 1, bytes_.reshape(-1))
+    buffer, none = np.zeros(HEADER + INPUT, np.int32), np.zeros(0, np.int32)
+    unpack_spans(buffer, 0, 0, none, none, none.astype(np.bool_))
+    unpack_pages(buffer, 0, np.zeros((0, most_pages(buffer, 0)), np.int32), none, none)
     # Asks for scratch, and so runs nothing.
     run_task(np.zeros(HEADER, np.int32), np.zeros((0, 8), np.int64), 0, 1, 0, 0, 0, np.zeros(0, np.uint8))
     for get, get_of, move in (

@@ -84,14 +84,28 @@ def test_loops_take_the_steps_they_are_told():
     assert simulation.finish_s == [2, 5, 9, 3]
 
 
-def test_a_run_of_loops_lasts_as_long_as_its_longest_row():
-    processor = make_processor(settings=SchedulerSettings(join_budget_s=4.0))
+@pytest.mark.parametrize(
+    ("min_run_s", "expected", "finish_s"),
+    [
+        (0.0, [(1, 0, 2, (0, 1)), (1, 2, 3, (1, 2)), (1, 3, 7, (2,)), (1, 7, 8, (2,))], [2, 3, 8]),
+        (3.0, [(1, 0, 3, (0, 1)), (1, 3, 7, (2,)), (1, 7, 9, (2,))], [3, 3, 9]),
+    ],
+    ids=["at once", "when it has taken so long"],
+)
+@pytest.mark.parametrize("are_loops", [True, False], ids=["loops", "chains"])
+def test_a_run_ends_with_the_first_of_its_rows_that_ends(min_run_s, expected, finish_s, are_loops):
+    processor = make_processor(settings=SchedulerSettings(1, join_budget_s=4.0, min_run_s=min_run_s))
     cell = add_step(processor, 4)
     processor.set_step_time(cell, 2, 1.0)
-    arrivals = [Arrival(0, loop(cell, 9), loop_steps=(steps,)) for steps in (2, 3)]
-    simulation = simulate(processor, [*arrivals, Arrival(0.5, loop(cell, 9), loop_steps=(6,))], unit_cost)
-    assert spans(simulation) == [(1, 0, 3, (0, 1)), (1, 3, 7, (2,)), (1, 7, 9, (2,))]
-    assert simulation.finish_s == [3, 3, 9]
+
+    def request(time_s: float, steps: int) -> Arrival:
+        if are_loops:
+            return Arrival(time_s, loop(cell, 9), loop_steps=(steps,))
+        return Arrival(time_s, chain(cell, steps))
+
+    simulation = simulate(processor, [request(0, 2), request(0, 3), request(0.5, 6)], unit_cost)
+    assert spans(simulation) == expected
+    assert simulation.finish_s == finish_s
 
 
 def test_requests_wait_for_room_in_order():

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.core.run_task import run_task
+from cellrt.core.span_rows import most_pages, unpack_pages, unpack_spans
 from cellrt.core.tables import HOST, MIXED
 from cellrt.core.task_layout import TaskView, input_record_at, output_record_at
 from cellrt.core.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES
@@ -137,33 +138,33 @@ class Executor:
 
     def _gather_spans(self, task: TaskView, cell_type: CellType) -> list[CellInput]:
         """The inputs of a cell that is told which rows are of one node."""
-        first_rows = task.spans.copy()
-        offsets, counts = torch.from_numpy(first_rows), np.diff(first_rows)
-        steps = np.arange(task.num_rows) - np.repeat(first_rows[:-1], counts)  # since the first of its span
-        nodes = torch.from_numpy(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
-        is_read = torch.from_numpy(task.is_read())
+        count, spans, buffer = task.num_rows, task.spans, task.buffer
+        offsets, (nodes, steps) = torch.from_numpy(spans.copy()), np.empty((2, count), np.int32)
+        is_read = np.empty(count, np.bool_)
+        unpack_spans(buffer, len(task.inputs), len(task.outputs), nodes, steps, is_read)
+        of_rows, read = torch.from_numpy(nodes), torch.from_numpy(is_read)
         inputs: list[CellInput] = []
-        for spec, kind, words in zip(cell_type.cell.inputs.values(), cell_type.input_kinds, task.inputs):
+        for number, (spec, kind) in enumerate(zip(cell_type.cell.inputs.values(), cell_type.input_kinds)):
             if spec.span:
-                positions = steps + np.repeat(task.span_steps, counts)
-                inputs.append(Spans(offsets, torch.from_numpy(positions.astype(np.int32)), is_read))
+                inputs.append(Spans(offsets, torch.from_numpy(steps), read))
             elif spec.page_size:
-                tables, lengths, starts = task.pages(words)
-                positions = steps + np.repeat(starts, counts) if spec.appends else np.zeros_like(steps)
+                tables = np.empty((len(spans) - 1, most_pages(buffer, number)), np.int32)
+                lengths, positions = np.empty(len(tables), np.int32), np.zeros(count, np.int32)
+                unpack_pages(buffer, number, tables, lengths, positions[: count if spec.appends else 0])
                 inputs.append(
                     PagedRows(
                         self._arenas[self._location][kind],
                         torch.from_numpy(tables),
-                        torch.from_numpy(lengths.copy()),
+                        torch.from_numpy(lengths),
                         offsets,
-                        nodes,
-                        torch.from_numpy(positions.astype(np.int32)),
-                        is_read,
+                        of_rows,
+                        torch.from_numpy(positions),
+                        read,
                         spec.page_dim,
                     )
                 )
             else:
-                inputs.append(self._gather(task, kind, *words))
+                inputs.append(self._gather(task, kind, *task.inputs[number]))
         return inputs
 
     def _gather_mixed(self, kind: int, handles: NDArray[np.int32]) -> torch.Tensor:

@@ -22,7 +22,7 @@ class SpanAttempt(Attempt[CpuOutcome]):
     here the rows of ``Attempt`` are the task's spans."""
 
     def __init__(self, cell: Cell, task: TaskView, gather: Callable[[], list[CellInput]], mode: CellMode) -> None:
-        self.cell, self.num_rows, self.mode = cell, len(task.span_steps), mode
+        self.cell, self.num_rows, self.mode = cell, len(task.spans) - 1, mode
         self._gather, self._offsets = gather, torch.from_numpy(task.spans.copy())
 
     def run(self, first: int, end: int) -> CpuOutcome:

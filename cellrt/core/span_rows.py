@@ -1,0 +1,53 @@
+"""What a task with spans says, row by row as a cell wants it: unpacked in compiled code, as many small tasks need it.
+
+The arrays are the caller's; ``buffer`` is a task's (``task_layout.py``). Written by ``span_arrays.py``.
+"""
+
+from __future__ import annotations
+
+from cellrt.core import task_layout as layout
+from cellrt.core.jit import short_entry
+
+
+@short_entry
+def unpack_spans(buffer, num_inputs, num_outputs, nodes, steps, is_read):
+    """Writes the span of each row, its step, and whether anybody reads an output of it: ``[rows]`` each."""
+    spans_at, count = buffer[layout.H_SPANS], buffer[layout.H_NUM_SPANS]
+    for span in range(count):
+        first, step = buffer[spans_at + span], buffer[spans_at + count + 1 + span]
+        for row in range(first, buffer[spans_at + span + 1]):
+            nodes[row], steps[row], is_read[row] = span, step + row - first, False
+    for output in range(num_outputs):
+        to = layout.HEADER + layout.INPUT * num_inputs + layout.OUTPUT * output
+        for k in range(buffer[to + layout.OUT_STORES]):
+            is_read[buffer[buffer[to + layout.OUT_STORE_POSITIONS] + k]] = True
+        for k in range(buffer[to + layout.OUT_RESULTS]):
+            is_read[buffer[buffer[to + layout.OUT_RESULT_POSITIONS] + k]] = True
+
+
+@short_entry
+def most_pages(buffer, number):
+    """The most pages that one span has of input ``number``, at least 1."""
+    at, most = buffer[layout.HEADER + layout.INPUT * number + layout.IN_OFFSETS], 1
+    for span in range(buffer[layout.H_NUM_SPANS]):
+        most = max(most, buffer[at + span + 1] - buffer[at + span])
+    return most
+
+
+@short_entry
+def unpack_pages(buffer, number, tables, lengths, positions):
+    """Writes the pages of each span of input ``number`` ``[spans, most]``, filled up with 0; its rows with those that
+    the task appends ``[spans]``; and of each row of the task the row that it appends ``[rows]``, or ``[0]`` for none.
+    """
+    to = layout.HEADER + layout.INPUT * number
+    at, pages_at = buffer[to + layout.IN_OFFSETS], buffer[to + layout.IN_ROWS]
+    spans_at, count = buffer[layout.H_SPANS], buffer[layout.H_NUM_SPANS]
+    for span in range(count):
+        first, end = buffer[at + span], buffer[at + span + 1]
+        for k in range(tables.shape[1]):
+            tables[span, k] = buffer[pages_at + first + k] if first + k < end else 0
+        lengths[span] = buffer[at + count + 1 + span]
+        if positions.size > 0:
+            start, row = buffer[at + 2 * count + 1 + span], buffer[spans_at + span]
+            for k in range(row, buffer[spans_at + span + 1]):
+                positions[k] = start + k - row
