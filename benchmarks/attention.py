@@ -45,7 +45,7 @@ MOST_DIFFERENT = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
 
 
 class Work(NamedTuple):
-    """The arguments of a call, and each request's keys and values as torch likes them: `[1, heads, keys, head_dim]`."""
+    """A call's arguments, and each request's keys and values as torch likes them: ``[1, heads, keys, head_dim]``."""
 
     query: Tensor
     pages: Pages

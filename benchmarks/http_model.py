@@ -20,7 +20,7 @@ MAX_BATCH = 256
 
 
 class Classifier(nn.Module):
-    """Tokens int64 `[batch, steps]`, padded, and lengths `[batch]` -> classes `[batch]`, in plain torch."""
+    """Tokens int64 ``[batch, steps]``, padded, and lengths ``[batch]`` -> classes ``[batch]``, in plain torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Classifier(nn.Module):
         return found
 
     def forward(self, h: Tensor) -> Tensor:
-        """The class of a state `[rows, 256]`."""
+        """The class of a state ``[rows, 256]``."""
         logits: Tensor = self.head(h)
         return logits.argmax(dim=-1)
 

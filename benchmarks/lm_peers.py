@@ -25,7 +25,7 @@ class Asked(NamedTuple):
 
 @dataclass
 class Made:
-    """An answer: its tokens and when each came, in seconds of `time.perf_counter`."""
+    """An answer: its tokens and when each came, in seconds of ``time.perf_counter``."""
 
     tokens: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Made:
 
 
 def make_reference(model: Llama) -> Any:
-    """`LlamaForCausalLM` with a model's weights, for inference."""
+    """``LlamaForCausalLM`` with a model's weights, for inference."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = model.sizes
@@ -75,7 +75,7 @@ def _their_name(name: str) -> str:
 
 
 class Continuous:
-    """Continuous batching, as `generate_batch` does it, with a manager that stays."""
+    """Continuous batching, as ``generate_batch`` does it, with a manager that stays."""
 
     def __init__(self, reference: Any, max_tokens: int) -> None:
         from transformers import ContinuousBatchingConfig, GenerationConfig

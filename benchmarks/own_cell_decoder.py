@@ -46,7 +46,7 @@ class Decoder(nn.Module):
         return logits.argmax(1)
 
     def forward(self, token: Tensor, left: Tensor, h: Tensor, memory: RaggedRows) -> dict[str, Tensor]:
-        """`h` is `[rows, 2, hidden]`."""
+        """``h`` is ``[rows, 2, hidden]``."""
         first = self.first(self.table(token), h[:, 0])
         second = self.second(first, h[:, 1])
         token = self.best(second, self.attention(second, memory).context)

@@ -1,4 +1,4 @@
-"""Twenty modules as users write them, none from the shelf: what `own_cell` times, and what the slow tests compare.
+"""Twenty modules as users write them, none from the shelf: what ``own_cell`` times, and what the slow tests compare.
 
 The last of them cannot be compiled, each for a reason of its own.
 """
@@ -55,7 +55,7 @@ class SelfAttention(nn.Module):
         self.attention, self.norm = nn.MultiheadAttention(WIDTH, 4, batch_first=True), nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[rows, span, width]`."""
+        """``[rows, span, width]``."""
         normed: Tensor = self.norm(x + self.attention(x, x, x, need_weights=False)[0])
         return normed
 
@@ -68,7 +68,7 @@ class RaggedAttention(nn.Module):
         self.query = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, h: Tensor, memory: RaggedRows) -> Tensor:
-        """The context `[rows, width]`; zeros of no memory."""
+        """The context ``[rows, width]``; zeros of no memory."""
         counts = memory.offsets.diff()
         owner = torch.repeat_interleave(counts, output_size=memory.values.shape[0])
         weights = (self.query(h)[owner] * memory.values).sum(1).exp()
@@ -116,7 +116,7 @@ class GRUStack(nn.Module):
         self.layers = nn.ModuleList(nn.GRUCell(WIDTH, WIDTH) for _ in range(2))
 
     def forward(self, token: Tensor, h: Tensor) -> dict[str, Tensor]:
-        """One step; `h` is `[rows, 2, width]`."""
+        """One step; ``h`` is ``[rows, 2, width]``."""
         value, states = self.table(token), []
         for k, layer in enumerate(self.layers):
             value = layer(value, h[:, k])
@@ -134,7 +134,7 @@ class TwoLSTMs(nn.Module):
         self.head = nn.Linear(WIDTH, 10)
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor) -> dict[str, Tensor]:
-        """One step; states are `[rows, 2, width]`."""
+        """One step; states are ``[rows, 2, width]``."""
         h0, c0 = self.first(x, (h[:, 0], c[:, 0]))
         h1, c1 = self.second(h0, (h[:, 1], c[:, 1]))
         return {"h": torch.stack([h0, h1], 1), "c": torch.stack([c0, c1], 1), "scores": self.head(h1)}

@@ -1,6 +1,6 @@
 """The inner loops of attention on a CPU: blocks of keys turned for the product, a tile of products, the softmax.
 
-Each is a handful of LLVM vector instructions in the width of this machine's registers (`_vectors.py`), for numbers of
+Each is a handful of LLVM vector instructions in the width of this machine's registers (``_vectors.py``), for numbers of
 rows and kinds of numbers that are constants. All take addresses of contiguous memory. What a row gets never depends on
 how many rows are computed with it: the order of its own operations is the same in every tile.
 """
@@ -37,8 +37,8 @@ def _multiply(
     typing_context: Any, rows: Any, groups: Any, fresh: Any, x: Any, x_stride: Any, panel: Any, stride: Any,
     depth: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """Add `x[r] @ panel` to `groups` vectors of each row of `out` (set them to it if `fresh`); the first three are
-    constants, strides are in numbers."""
+    """Add ``x[r] @ panel`` to ``groups`` vectors of each row of ``out`` (set them to it if ``fresh``); the first three
+    are constants, strides are in numbers."""
     num_rows, num_groups = rows.literal_value, groups.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -68,7 +68,7 @@ def _multiply(
 
 
 def _multiply_rows(groups: int, fresh: int) -> Any:
-    """The product of any number of rows up to `TILE_ROWS`, for constants."""
+    """The product of any number of rows up to ``TILE_ROWS``, for constants."""
 
     if TILE_ROWS == 6:
 
@@ -107,8 +107,8 @@ _add_four, _add_two, _add_one = _multiply_rows(4, 0), _multiply_rows(2, 0), _mul
 
 @nogil
 def add_values(rows, weights, values, width, count, out):  # type: ignore[no-untyped-def]
-    """Add `weights @ values` to `out`: `weights` `[rows, BLOCK_KEYS]`, of which `count`, `values` `[count, width]`,
-    `out` `[rows, width]`; the width is whole vectors."""
+    """Add ``weights @ values`` to ``out``: ``weights`` ``[rows, BLOCK_KEYS]``, of which ``count``, ``values`` ``[count,
+    width]``, ``out`` ``[rows, width]``; the width is whole vectors."""
     column = 0
     while column < width:
         left, at = (width - column) // MACHINE_LANES, 4 * column
@@ -127,7 +127,7 @@ def add_values(rows, weights, values, width, count, out):  # type: ignore[no-unt
 def _copy_row(
     typing_context: Any, source_kind: Any, target_kind: Any, source: Any, target: Any, size: Any, factor: Any
 ) -> Any:
-    """Write `factor` times a row of `size` numbers, from one kind (a constant) to another."""
+    """Write ``factor`` times a row of ``size`` numbers, from one kind (a constant) to another."""
     kinds = source_kind.literal_value, target_kind.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -145,7 +145,7 @@ def _copy_row(
 
 @nogil
 def read_row(kind, source, target, size, factor):  # type: ignore[no-untyped-def]
-    """Write `factor` times a row of this kind as float32."""
+    """Write ``factor`` times a row of this kind as float32."""
     if kind == 0:
         _copy_row(0, 0, source, target, size, factor)
     elif kind == 1:
@@ -156,7 +156,7 @@ def read_row(kind, source, target, size, factor):  # type: ignore[no-untyped-def
 
 @nogil
 def write_row(kind, source, target, size, factor):  # type: ignore[no-untyped-def]
-    """Write `factor` times a row of float32 as a row of this kind."""
+    """Write ``factor`` times a row of float32 as a row of this kind."""
     if kind == 0:
         _copy_row(0, 0, source, target, size, factor)
     elif kind == 1:
@@ -167,8 +167,8 @@ def write_row(kind, source, target, size, factor):  # type: ignore[no-untyped-de
 
 @intrinsic(prefer_literal=True)
 def _turn(typing_context: Any, kind: Any, places: Any, offset: Any, size: Any, target: Any) -> Any:
-    """Write the columns of `MACHINE_LANES` rows of `size` numbers, which lie `offset` bytes behind the addresses at
-    `places`, as rows of `BLOCK_KEYS` float32 numbers."""
+    """Write the columns of ``MACHINE_LANES`` rows of ``size`` numbers, which lie ``offset`` bytes behind the addresses
+    at ``places``, as rows of ``BLOCK_KEYS`` float32 numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, places, offset, size, target = arguments
@@ -212,7 +212,7 @@ def _turned(builder: Any, block: list[Any]) -> list[Any]:
 
 @nogil
 def turn_rows(kind, places, offset, size, target):  # type: ignore[no-untyped-def]
-    """As `_turn`, for any kind."""
+    """As ``_turn``, for any kind."""
     if kind == 0:
         _turn(0, places, offset, size, target)
     elif kind == 1:
@@ -223,11 +223,11 @@ def turn_rows(kind, places, offset, size, target):  # type: ignore[no-untyped-de
 
 @intrinsic
 def soften(typing_context: Any, scores: Any, low: Any, high: Any, highest: Any, sums: Any) -> Any:
-    """Write 2 to the power of `BLOCK_KEYS` scores less the highest so far in their place, 0 except from `low` to
-    `high`.
+    """Write 2 to the power of ``BLOCK_KEYS`` scores less the highest so far in their place, 0 except from ``low`` to
+    ``high``.
 
-    `highest` is the address of the highest score so far, `sums` of a vector of sums; both are brought up to date. Gives
-    the factor for what was summed before. (Milakov and Gimelshein 2018, algorithm 3.)
+    ``highest`` is the address of the highest score so far, ``sums`` of a vector of sums; both are brought up to date.
+    Gives the factor for what was summed before. (Milakov and Gimelshein 2018, algorithm 3.)
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -285,7 +285,7 @@ def scale_rows(row, width, factor):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def fetch_row(typing_context: Any, address: Any, size: Any) -> Any:
-    """Ask for `size` bytes of memory that will be read soon."""
+    """Ask for ``size`` bytes of memory that will be read soon."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address, size = arguments

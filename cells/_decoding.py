@@ -17,14 +17,14 @@ from cellrt.cells.lstm import LSTMCell
 from cellrt.cells.output import NEVER, ProjectionArgmax
 
 LOGITS, LOGPROB = "logits", "logprob"
-"""The outputs of a decoder that are there if it was made with `return_logits` and `return_logprobs`."""
+"""The outputs of a decoder that are there if it was made with ``return_logits`` and ``return_logprobs``."""
 
 
 class Decoder(nn.Module):
     """The upper layers, the projection and the choice; a subclass has the first layer.
 
-    The states, by name in `states`, are `[rows, hidden_size]` for one layer, `[rows, num_layers, hidden_size]` for
-    several.
+    The states, by name in ``states``, are ``[rows, hidden_size]`` for one layer, ``[rows, num_layers, hidden_size]``
+    for several.
     """
 
     recurrent_cell: ClassVar[type[LSTMCell] | type[GRUCell]]
@@ -55,12 +55,12 @@ class Decoder(nn.Module):
         return not (self.return_logits or self.return_logprobs)
 
     def input_specs(self) -> dict[str, RowSpec]:
-        """The inputs for `cellrt.cell`, in the type of the weights: `token` and the states."""
+        """The inputs for ``cellrt.cell``, in the type of the weights: ``token`` and the states."""
         state = RowSpec(self._state_shape, self.projection.weight.dtype)
         return {"token": rows(dtype=torch.int64), **dict.fromkeys(self.states, state)}
 
     def scores(self, token: Tensor, **inputs: Any) -> dict[str, Tensor]:
-        """A step without the choice: `logits` `[rows, num_tokens]`, and the states after it by name.
+        """A step without the choice: ``logits`` ``[rows, num_tokens]``, and the states after it by name.
 
         Raises ValueError if an input is missing.
         """
@@ -68,7 +68,7 @@ class Decoder(nn.Module):
         return {LOGITS: self.projection.logits(top), **states}
 
     def asked_for(self, logits: Tensor, token: Tensor) -> dict[str, Tensor]:
-        """What a step returns of its logits: `logits` as they are, `logprob` `[rows]` of the tokens chosen."""
+        """What a step returns of its logits: ``logits`` as they are, ``logprob`` ``[rows]`` of the tokens chosen."""
         made = {LOGITS: logits} if self.return_logits else {}
         if self.return_logprobs:
             wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -92,7 +92,7 @@ class Decoder(nn.Module):
     def _layers(
         self, first: Callable[..., tuple[Tensor, ...]], x: Tensor, inputs: Mapping[str, Any]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The states after `x` has gone through all layers, and the `h` of the top one."""
+        """The states after ``x`` has gone through all layers, and the ``h`` of the top one."""
         states = self._states_in(inputs, x)
         if self.num_layers == 1:
             states = tuple(first(x, *states))
@@ -104,7 +104,7 @@ class Decoder(nn.Module):
         return dict(zip(self.states, stacked, strict=True)), made[-1][0]
 
     def _states_in(self, inputs: Mapping[str, Any], x: Tensor) -> tuple[Tensor, ...]:
-        """The states among the inputs. Raises ValueError if one is missing, or of another shape or type (than `x`)."""
+        """The states among the inputs. Raises ValueError if one is missing, or of other shape or type (than ``x``)."""
         found: list[Tensor] = []
         for name in self.states:
             if name not in inputs:
@@ -129,7 +129,7 @@ def check_parts(
 ) -> int:
     """The number of layers of a decoder with the weights of torch modules.
 
-    Raises DefinitionError, naming the decoder, unless they fit each other and have one dtype. `others` are further
+    Raises DefinitionError, naming the decoder, unless they fit each other and have one dtype. ``others`` are further
     modules whose dtype counts.
     """
     name = kind.__name__

@@ -1,10 +1,10 @@
-"""How the ready-made cells run on a GPU: `run_rows` (`cellrt/definition/fused.py`) by fused kernels, and
-`run_chain_rows` by the chain kernel.
+"""How the ready-made cells run on a GPU: ``run_rows`` (``cellrt/definition/fused.py``) by fused kernels, and
+``run_chain_rows`` by the chain kernel.
 
 A kernel has its own layout of the weights. It is made when a cell first runs on a device and kept beside the
 parameters, which the plain form still needs: twice the memory. float32 is multiplied as torch does it there: in TF32
-if `torch.backends.cuda.matmul` allows that, else in full. Kernels are imported by the functions that call them: only a
-GPU needs them, and their code is no part of what a cell is.
+if ``torch.backends.cuda.matmul`` allows that, else in full. Kernels are imported by the functions that call them: only
+a GPU needs them, and their code is no part of what a cell is.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FusedStep:
     """A step kernel with the weights of one module, packed when they are first needed.
 
     Args:
-        step: the operation; its arguments have the names of the cell's inputs, and of its outputs with `_out`.
+        step: the operation; its arguments have the names of the cell's inputs, and of its outputs with ``_out``.
         pack: makes its weights from the parameters.
         names: of these parameters; a module need not have all of them.
     """
@@ -48,7 +48,7 @@ class FusedStep:
         self._packed = Derived(pack)
 
     def packed(self, module: nn.Module) -> PackedWeights:
-        """The weights of `module` as the kernel reads them."""
+        """The weights of ``module`` as the kernel reads them."""
         return self._packed.of(*(module._parameters.get(name) for name in self._names))
 
     def run(
@@ -58,7 +58,7 @@ class FusedStep:
         outputs: Mapping[str, IndexedRows],
         precision: Precision | None = None,
     ) -> None:
-        """One step, rows of arenas to rows of arenas; without a `precision`, float32 is multiplied as torch does."""
+        """One step, rows of arenas to rows of arenas; without a ``precision``, float32 is multiplied as torch does."""
         given = {name: ArenaRows(*value) for name, value in inputs.items()}
         made = {f"{name}_out": ArenaRows(*value) for name, value in outputs.items()}
         self._step(self.packed(module), **given, **made, precision=precision or chosen_precision())
@@ -75,7 +75,8 @@ class FusedLSTM(FusedStep):
         outputs: Mapping[str, IndexedRows],
         precision: Precision | None = None,
     ) -> bool:
-        """A run as `run_chain_rows` takes it; its input is `x`, which is multiplied for all steps at once, or `gates`.
+        """A run as ``run_chain_rows`` takes it; its input is ``x``, which is multiplied for all steps at once, or
+        ``gates``.
 
         False where the kernel does not take the weights, or the gates of so many positions would take too much memory.
         """
@@ -105,16 +106,16 @@ class FusedLSTM(FusedStep):
 
 
 def fused_lstm(is_recurrent: bool = False) -> FusedLSTM:
-    """The step of an LSTM with the parameters of torch's; without `weight_ih` its input is `gates`.
+    """The step of an LSTM with the parameters of torch's; without ``weight_ih`` its input is ``gates``.
 
-    With `is_recurrent` that is so even where the module has `weight_ih`.
+    With ``is_recurrent`` that is so even where the module has ``weight_ih``.
     """
     names = ("weight_hh", "bias_hh") if is_recurrent else ("weight_hh", "bias_hh", "weight_ih", "bias_ih")
     return FusedLSTM(_step_lstm, _pack_lstm, *names)
 
 
 def _multiply(x: IndexedRows | ArenaRows, weight: Tensor) -> ArenaRows:
-    """The products of rows of `x` with a weight, in order; the bias is not in them."""
+    """The products of rows of ``x`` with a weight, in order; the bias is not in them."""
     products = linear(x.values.index_select(0, x.rows), weight)
     return ArenaRows(products, torch.arange(len(products), device=products.device))
 
@@ -132,7 +133,7 @@ def _pack_lstm(*parameters: Tensor) -> PackedWeights:
 
 
 def fused_gru() -> FusedStep:
-    """The step of a GRU with the parameters of torch's; without `weight_ih` its input is `gates`."""
+    """The step of a GRU with the parameters of torch's; without ``weight_ih`` its input is ``gates``."""
     return FusedStep(_step_gru, _pack_gru, "weight_hh", "bias_hh", "weight_ih", "bias_ih")
 
 
@@ -149,7 +150,7 @@ def _pack_gru(*parameters: Tensor) -> PackedWeights:
 
 
 def fused_tree_lstm() -> FusedStep:
-    """The step of a node with two children; its parameters are as `tree_lstm.py` says."""
+    """The step of a node with two children; its parameters are as ``tree_lstm.py`` says."""
     return FusedStep(_step_tree_lstm, _pack_tree_lstm, "weight_hh", "bias", "weight_ih")
 
 
@@ -172,7 +173,7 @@ def _pack_tree_lstm(weight_hh: Tensor, bias: Tensor, weight_ih: Tensor | None) -
 
 
 def gates_of_tokens(table: Tensor, token: IndexedRows) -> ArenaRows:
-    """The rows of a table of gates that tokens name: its last, which `fold_with_end` made, for those outside."""
+    """The rows of a table of gates that tokens name: its last, which ``fold_with_end`` made, for those outside."""
     tokens = token.values.index_select(0, token.rows)
     end = len(table) - 1
     return ArenaRows(table, torch.where((tokens >= 0) & (tokens < end), tokens, end))
@@ -191,7 +192,7 @@ def choose_rows(
     inputs: Mapping[str, IndexedRows],
     outputs: Mapping[str, IndexedRows],
 ) -> None:
-    """Projection and greedy choice: rows `h` of an arena to rows `token` and `stop` of arenas."""
+    """Projection and greedy choice: rows ``h`` of an arena to rows ``token`` and ``stop`` of arenas."""
     from cellrt.kernels.project_argmax import Projection, project_argmax
     from cellrt.kernels.scatter_rows import scatter_rows
 
@@ -211,7 +212,7 @@ def can_fuse(
     expected_inputs: Mapping[str, RowSpec],
     expected_outputs: Mapping[str, RowSpec],
 ) -> bool:
-    """Whether a kernel runs where the weights of `module` are, and takes them and a cell's inputs and outputs.
+    """Whether a kernel runs where the weights of ``module`` are, and takes them and a cell's inputs and outputs.
 
     What is expected is written for float32; it must have the type of the weights.
     """

@@ -1,7 +1,7 @@
 """What the LSTM and GRU cells share: parameters in torch's layout, and one step and whole runs on every path.
 
-A family (`lstm.py`, `gru.py`) says in class attributes what tells it from the other; `_gated_cells.py` has the four
-kinds of cells that each of them has.
+A family (``lstm.py``, ``gru.py``) says in class attributes what tells it from the other; ``_gated_cells.py`` has the
+four kinds of cells that each of them has.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ States = tuple[Tensor, ...]
 
 
 class TaskFunctions(NamedTuple):
-    """What runs whole tasks of a family, by what comes beside the states: `_host.py`."""
+    """What runs whole tasks of a family, by what comes beside the states: ``_host.py``."""
 
     of_inputs: TaskFunction
     of_gates: TaskFunction
@@ -44,16 +44,16 @@ class TaskFunctions(NamedTuple):
 
 
 class GatedModule(nn.Module):
-    """A module with the parameters of torch's recurrent cells: `weight_ih`, `bias_ih` if it multiplies inputs, and
-    `weight_hh`, `bias_hh` if it multiplies states; the gates one below the other.
+    """A module with the parameters of torch's recurrent cells: ``weight_ih``, ``bias_ih`` if it multiplies inputs, and
+    ``weight_hh``, ``bias_hh`` if it multiplies states; the gates one below the other.
 
     Attributes:
         gates: of a unit.
         states: their names, in order.
         torch_cell, torch_layers: what has such weights.
-        update: the pointwise half of a step in plain torch: `(gates, hidden, *states)` -> the states after it, from the
-            two halves of the sums, `[rows, gates * hidden_size]` each.
-        run, run_inputs: whole runs, by addresses: `_recurrence.py`.
+        update: the pointwise half of a step in plain torch: ``(gates, hidden, *states)`` -> the states after it, from
+            the two halves of the sums, ``[rows, gates * hidden_size]`` each.
+        run, run_inputs: whole runs, by addresses: ``_recurrence.py``.
         functions: whole tasks.
     """
 
@@ -97,7 +97,7 @@ class GatedModule(nn.Module):
         return self._packed_hh.of(own_parameter(self, "weight_hh"), own_parameter(self, "bias_hh"))
 
     def input_gates(self, x: Tensor) -> Tensor:
-        """`x` `[rows, input_size]` times the input weight, plus its bias: `[rows, gates * hidden_size]`."""
+        """``x`` ``[rows, input_size]`` times the input weight, plus its bias: ``[rows, gates * hidden_size]``."""
         if not is_fusable(x):
             return linear(x, self.weight_ih, self.bias_ih)
         weight, bias = self.packed_ih()
@@ -105,7 +105,7 @@ class GatedModule(nn.Module):
         return packed_linear(x, weight, bias)
 
     def take_weights(self, module: nn.Module, suffix: str = "") -> None:
-        """Copy those weights of a torch module that this one has; `suffix` is behind their names there."""
+        """Copy those weights of a torch module that this one has; ``suffix`` is behind their names there."""
         for name, parameter in list(self.named_parameters(recurse=False)):
             value = getattr(module, name + suffix).detach().clone()
             if value.shape != parameter.shape:
@@ -113,7 +113,7 @@ class GatedModule(nn.Module):
             setattr(self, name, nn.Parameter(value))
 
     def extra_repr(self) -> str:
-        """The sizes, for `repr`."""
+        """The sizes, for ``repr``."""
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
 
     def _state_rows(self) -> dict[str, RowSpec]:
@@ -122,7 +122,7 @@ class GatedModule(nn.Module):
     def _can_fuse(
         self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec], given: Mapping[str, RowSpec]
     ) -> bool:
-        """Whether a step kernel takes these rows: those `given`, and the states."""
+        """Whether a step kernel takes these rows: those ``given``, and the states."""
         return can_fuse(self, inputs, outputs, {**given, **self._state_rows()}, self._state_rows())
 
     def _plain_step(self, gates: Tensor, *states: Tensor) -> States:
@@ -132,18 +132,18 @@ class GatedModule(nn.Module):
         return unroll(batch_sizes, self._plain_step, gates, states)
 
     def _check(self, sizes: NDArray[np.int64], rows: int, states: States) -> None:
-        """Raise ValueError unless packed inputs of `rows` rows, and the states, fit the rows of each step."""
+        """Raise ValueError unless packed inputs of ``rows`` rows, and the states, fit the rows of each step."""
         check_rows(sizes, rows)
         self.check_states(int(sizes[0]), states)
 
     def check_states(self, rows: int, states: States) -> None:
-        """Raise ValueError unless these are the states of `rows` rows."""
+        """Raise ValueError unless these are the states of ``rows`` rows."""
         expected = (rows, self.hidden_size)
         for name, state in zip(self.states, states, strict=True):
             check_shape(name, state, expected)
 
     def _run_gates(self, sizes: NDArray[np.int64], gates: Tensor, token: Tensor | None, states: States) -> States:
-        """The compiled run over `gates` (packed, or a table whose rows `token` names)."""
+        """The compiled run over ``gates`` (packed, or a table whose rows ``token`` names)."""
         rows = gates.shape[0] if token is None else token.shape[0]
         self._check(sizes, rows, states)
         check_float32_on_cpu("the table of gates", gates)
@@ -164,7 +164,7 @@ class GatedModule(nn.Module):
         return tuple(made)
 
     def _run_inputs(self, sizes: NDArray[np.int64], x: Tensor, states: States) -> States:
-        """The compiled run over inputs `x`, packed."""
+        """The compiled run over inputs ``x``, packed."""
         self._check(sizes, x.shape[0], states)
         x_weight, x_bias = self.packed_ih()
         check_shape("x", x, (x.shape[0], x_weight.depth))
@@ -186,7 +186,7 @@ class GatedModule(nn.Module):
         return tuple(made)
 
     def _form(self, function: TaskFunction, given: dict[str, RowSpec], words: list[int], keeps: object) -> CompiledForm:
-        """A form with the packed recurrent half behind `words`."""
+        """A form with the packed recurrent half behind ``words``."""
         weight, bias = self.packed_hh()
         state = self._state_rows()
         words = [*words, weight.address, bias.data_ptr(), self.hidden_size]
@@ -203,7 +203,7 @@ def check_batch_sizes(batch_sizes: Sequence[int]) -> NDArray[np.int64]:
 
 
 def check_rows(sizes: NDArray[np.int64], rows: int) -> None:
-    """Raise ValueError unless packed inputs of `rows` rows fit the rows of each step."""
+    """Raise ValueError unless packed inputs of ``rows`` rows fit the rows of each step."""
     total = int(sizes.sum()) if sizes.size > 1 else int(sizes[0])
     if total != rows:
         raise ValueError(f"batch_sizes sum to {total}, but the step inputs have {rows} rows")
@@ -215,7 +215,7 @@ def unroll(
     inputs: Tensor | None,
     states: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:
-    """The steps-first form by calling `step(inputs?, *states)` once a step; returns what the steps return, packed.
+    """The steps-first form by calling ``step(inputs?, *states)`` once a step; returns what the steps return, packed.
 
     The first results of a step are the states of the next.
     """

@@ -1,7 +1,7 @@
 """The four kinds of LSTM and GRU cells: the whole step, its two halves, and the step on tokens.
 
 Each cell of a family names its compiled and fused forms in methods of its own: a subclass of it, which may compute
-something else, shall not have them (`cellrt/definition/compiled_form.py`).
+something else, shall not have them (``cellrt/definition/compiled_form.py``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cellrt.definition.compiled_form import CompiledForm
 
 
 class WholeCell(GatedModule):
-    """A step on inputs `x`."""
+    """A step on inputs ``x``."""
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True) -> None:
         super().__init__(input_size, hidden_size, bias, is_recurrent=True)
@@ -88,7 +88,7 @@ class InputHalf(GatedModule):
 
     @classmethod
     def from_torch(cls, module: nn.Module, *, layer: int | None = None, reverse: bool = False) -> Self:
-        """The input half of a torch module; see `LSTMCell.from_torch`."""
+        """The input half of a torch module; see ``LSTMCell.from_torch``."""
         source = find_layer(cls, module, layer, reverse)
         made = cls(source.input_size, source.hidden_size, source.bias)
         made.take_weights(module, source.suffix)
@@ -101,14 +101,14 @@ class InputHalf(GatedModule):
 
 
 class RecurrentHalf(GatedModule):
-    """A step on the sums of an `InputHalf`."""
+    """A step on the sums of an ``InputHalf``."""
 
     def __init__(self, hidden_size: int, bias: bool = True) -> None:
         super().__init__(None, hidden_size, bias, is_recurrent=True)
 
     @classmethod
     def from_torch(cls, module: nn.Module, *, layer: int | None = None, reverse: bool = False) -> Self:
-        """The recurrent half of a torch module; see `LSTMCell.from_torch`."""
+        """The recurrent half of a torch module; see ``LSTMCell.from_torch``."""
         source = find_layer(cls, module, layer, reverse)
         made = cls(source.hidden_size, source.bias)
         made.take_weights(module, source.suffix)
@@ -136,7 +136,7 @@ class RecurrentHalf(GatedModule):
 
 
 class TokenCell(GatedModule):
-    """A step on tokens; `fold` says whether gates come from a table instead of a product."""
+    """A step on tokens; ``fold`` says whether gates come from a table instead of a product."""
 
     def __init__(
         self, num_embeddings: int, embedding_size: int, hidden_size: int, bias: bool = True, *, fold: bool = True
@@ -156,7 +156,7 @@ class TokenCell(GatedModule):
         layer: int | None = None,
         reverse: bool = False,
     ) -> Self:
-        """A cell with copies of the weights of a torch embedding and of a torch module; see `LSTMCell.from_torch`."""
+        """A cell with copies of the weights of a torch embedding and of a torch module; see ``LSTMCell.from_torch``."""
         source = find_layer(cls, module, layer, reverse)
         check_one_dtype(cls.__name__, module, table)
         if source.input_size != table.embedding_dim:
@@ -173,7 +173,7 @@ class TokenCell(GatedModule):
         return is_token(token) and is_fusable(*states)
 
     def folded(self) -> Tensor:
-        """The gates of every token `[num_embeddings, gates * hidden_size]`."""
+        """The gates of every token ``[num_embeddings, gates * hidden_size]``."""
         names = "weight_ih", "bias_ih"
         return self._table.of(own_parameter(self.embedding, "weight"), *(own_parameter(self, name) for name in names))
 

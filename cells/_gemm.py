@@ -1,11 +1,11 @@
 """Matrix products with weights packed once: the inner loop of the fused CPU cells.
 
 A library call lays the weights out anew at every product of a few rows, which costs more than the product. Here a
-weight is packed once, into the panels of Goto and van de Geijn (2008): `LANES` (one vector register of float32) columns
-of each of a few groups, for all of the depth, in the order in which the inner loop reads them. For an LSTM the groups
-of a panel are the four gates of the same eight units, so that the gates of a unit are complete when its tile is.
+weight is packed once, into the panels of Goto and van de Geijn (2008): ``LANES`` (one vector register of float32)
+columns of each of a few groups, for all of the depth, in the order in which the inner loop reads them. For an LSTM the
+groups of a panel are the four gates of the same eight units, so that the gates of a unit are complete when its tile is.
 
-The inner loop (`_multiply_tile`) keeps a tile of `rows x groups` registers, and is written as LLVM
+The inner loop (``_multiply_tile``) keeps a tile of ``rows x groups`` registers, and is written as LLVM
 instructions because a compiler does not find that form by itself. Everything else is Numba, compiled at the
 first call and cached. Kernels take the addresses of contiguous float32 memory, as integers: handing over an
 array costs more than some of the steps. The callers in this package check shapes, types and layout first.
@@ -42,7 +42,7 @@ _LINEAR_GROUPS = 4
 
 
 class PackedWeight(NamedTuple):
-    """A packed weight. `values` are its panels `[ceil(units / LANES), depth, groups * LANES]`, zero beyond the last
+    """A packed weight. ``values`` are its panels ``[ceil(units / LANES), depth, groups * LANES]``, zero beyond the last
     unit."""
 
     values: Tensor
@@ -56,7 +56,7 @@ class PackedWeight(NamedTuple):
 
 
 def pack_gates(weight: Tensor, gates: int) -> PackedWeight:
-    """Pack `weight` `[gates * units, depth]` so that a panel holds all gates of `LANES` units."""
+    """Pack ``weight`` ``[gates * units, depth]`` so that a panel holds all gates of ``LANES`` units."""
     units, depth = weight.shape[0] // gates, weight.shape[1]
     count = -(-units // LANES)
     padded = weight.new_zeros(gates, count * LANES, depth)
@@ -66,7 +66,7 @@ def pack_gates(weight: Tensor, gates: int) -> PackedWeight:
 
 
 def pack_linear(weight: Tensor) -> PackedWeight:
-    """Pack `weight` `[columns, depth]` of a plain linear layer: a panel holds `4 * LANES` neighbouring
+    """Pack ``weight`` ``[columns, depth]`` of a plain linear layer: a panel holds ``4 * LANES`` neighbouring
     columns."""
     columns, depth = weight.shape
     width = _LINEAR_GROUPS * LANES
@@ -78,7 +78,7 @@ def pack_linear(weight: Tensor) -> PackedWeight:
 
 @intrinsic
 def write(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-    """Set the float32 number `index` of those at `address`."""
+    """Set the float32 number ``index`` of those at ``address``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         base = builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
@@ -90,13 +90,13 @@ def write(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
 
 @nogil
 def copy(target, source, size):  # type: ignore[no-untyped-def]
-    """Copy `size` floats from one address to another."""
+    """Copy ``size`` floats from one address to another."""
     for index in range(size):
         write(target, index, read_float(source, index))
 
 
 def _tile_body(builder: Any, rows: int, groups: int, arguments: Any) -> None:
-    """Emit `tile[r, g] += sum over k of x[r, k] * panel[k, g]`, with the whole tile in vector registers."""
+    """Emit ``tile[r, g] += sum over k of x[r, k] * panel[k, g]``, with the whole tile in vector registers."""
     single, index = ir.FloatType(), ir.IntType(64)
     vector = ir.VectorType(single, LANES)
     fma = cgutils.get_or_insert_function(
@@ -152,8 +152,8 @@ def _tile_body(builder: Any, rows: int, groups: int, arguments: Any) -> None:
 def _multiply_tile(
     typing_context: Any, rows: Any, groups: Any, x: Any, stride: Any, panel: Any, depth: Any, tile: Any
 ) -> Any:
-    """Add `x @ panel` to `tile` `[rows, groups, LANES]`; `rows` and `groups` are constants, the rest
-    addresses, the row stride of `x` in elements, and the depth."""
+    """Add ``x @ panel`` to ``tile`` ``[rows, groups, LANES]``; ``rows`` and ``groups`` are constants, the rest
+    addresses, the row stride of ``x`` in elements, and the depth."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _tile_body(builder, rows.literal_value, groups.literal_value, arguments[2:])
@@ -164,7 +164,7 @@ def _multiply_tile(
 
 @nogil
 def multiply_four(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
-    """Add `x @ panel` to `tile` `[rows, 4, LANES]`: three rows at a time fill the sixteen registers of
+    """Add ``x @ panel`` to ``tile`` ``[rows, 4, LANES]``: three rows at a time fill the sixteen registers of
     AVX2."""
     block = _BLOCK_DEPTH if rows >= _WIDE_ROWS else depth
     for start in range(0, depth, block):
@@ -185,7 +185,7 @@ def multiply_four(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyp
 
 @nogil
 def multiply_three(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
-    """Add `x @ panel` to `tile` `[rows, 3, LANES]`, four rows at a time."""
+    """Add ``x @ panel`` to ``tile`` ``[rows, 3, LANES]``, four rows at a time."""
     block = _BLOCK_DEPTH if rows >= _WIDE_ROWS else depth
     for start in range(0, depth, block):
         size = min(block, depth - start)
@@ -207,7 +207,7 @@ def multiply_three(x, stride, rows, panel, depth, tile):  # type: ignore[no-unty
 
 @nogil
 def project(x, rows, depth, weight, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Write `x @ weight.T + bias` `[rows, columns]` to `out`, with a weight from `pack_linear`."""
+    """Write ``x @ weight.T + bias`` ``[rows, columns]`` to ``out``, with a weight from ``pack_linear``."""
     width = 4 * LANES
     scratch = np.zeros(CHUNK_ROWS * width, np.float32)
     for first in range(0, rows, CHUNK_ROWS):

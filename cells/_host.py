@@ -1,7 +1,7 @@
-"""The task functions of the cells' compiled forms (`cellrt.definition.compiled_form` says what they are given).
+"""The task functions of the cells' compiled forms (``cellrt.definition.compiled_form`` says what they are given).
 
-Each returns `REFUSED` for what only the module can do or explain. Constants and inputs come in the order in which each
-reads them.
+Each returns ``REFUSED`` for what only the module can do or explain. Constants and inputs come in the order in which
+each reads them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STOP = RowSpec((), torch.bool)
 
 @TaskFunction
 def project_rows(constants, task):  # type: ignore[no-untyped-def]
-    """`x` -> its product."""
+    """``x`` -> its product."""
     depth, weight, bias, columns = read_words(constants, 4)
     project(port_address(task, 0), read_word(task, POSITIONS), depth, weight, bias, columns, port_address(task, 1))
     return DONE
@@ -53,7 +53,7 @@ def project_rows(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def choose_best(constants, task):  # type: ignore[no-untyped-def]
-    """`h` -> `token`, `stop`."""
+    """``h`` -> ``token``, ``stop``."""
     units, weight, bias, columns, end_token = read_words(constants, 5)
     rows, token = read_word(task, POSITIONS), port_address(task, 1)
     project_best(port_address(task, 0), rows, units, weight, bias, columns, token)
@@ -63,7 +63,7 @@ def choose_best(constants, task):  # type: ignore[no-untyped-def]
 
 @nogil
 def _mark_stops(token, rows, end_token, stop):  # type: ignore[no-untyped-def]
-    """Write to the bytes `stop` whether each of the tokens ends its sequence."""
+    """Write to the bytes ``stop`` whether each of the tokens ends its sequence."""
     flags = carray(as_pointer(stop), rows, np.uint8)
     for row in range(rows):
         flags[row] = read_word(token, row) == end_token
@@ -71,7 +71,7 @@ def _mark_stops(token, rows, end_token, stop):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def lstm_inputs(constants, task):  # type: ignore[no-untyped-def]
-    """`x`, `h`, `c` -> `h`, `c`."""
+    """``x``, ``h``, ``c`` -> ``h``, ``c``."""
     depth, x_weight, x_bias, weight, bias, units = read_words(constants, 6)
     x, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
     lstm_run_inputs(batch_sizes(task), x, depth, x_weight, x_bias, weight, bias, h, c, h_out, c_out, units)
@@ -80,7 +80,7 @@ def lstm_inputs(constants, task):  # type: ignore[no-untyped-def]
 
 @nogil
 def _embed(table, width, token, rows):  # type: ignore[no-untyped-def]
-    """The rows of a table, `width` floats each, that tokens name; a new array."""
+    """The rows of a table, ``width`` floats each, that tokens name; a new array."""
     found = np.empty(rows * width, np.float32)
     for row in range(rows):
         copy(found.ctypes.data + row * width * FLOAT_BYTES, table + read_word(token, row) * width * FLOAT_BYTES, width)
@@ -95,7 +95,7 @@ def _hold(array):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def lstm_embedded(constants, task):  # type: ignore[no-untyped-def]
-    """`token`, `h`, `c` -> `h`, `c`, with a table of inputs."""
+    """``token``, ``h``, ``c`` -> ``h``, ``c``, with a table of inputs."""
     table, tokens, depth, x_weight, x_bias, weight, bias, units = read_words(constants, 8)
     token, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
     rows = read_word(task, POSITIONS)
@@ -109,7 +109,7 @@ def lstm_embedded(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def lstm_gates(constants, task):  # type: ignore[no-untyped-def]
-    """`gates`, `h`, `c` -> `h`, `c`."""
+    """``gates``, ``h``, ``c`` -> ``h``, ``c``."""
     weight, bias, units = read_words(constants, 3)
     gates, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
     lstm_run(batch_sizes(task), gates, 0, weight, bias, h, c, h_out, c_out, units)
@@ -118,7 +118,7 @@ def lstm_gates(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def lstm_tokens(constants, task):  # type: ignore[no-untyped-def]
-    """`token`, `h`, `c` -> `h`, `c`, with a table of gates."""
+    """``token``, ``h``, ``c`` -> ``h``, ``c``, with a table of gates."""
     table, tokens, weight, bias, units = read_words(constants, 5)
     token, h, c, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 5)
     if not all_below(token, read_word(task, POSITIONS), tokens):
@@ -129,7 +129,7 @@ def lstm_tokens(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def lstm_decoder(constants, task):  # type: ignore[no-untyped-def]
-    """`token`, `h`, `c` -> `token`, `stop`, `h`, `c`, with a table of gates."""
+    """``token``, ``h``, ``c`` -> ``token``, ``stop``, ``h``, ``c``, with a table of gates."""
     table, tokens, weight, bias, out_weight, out_bias, end_token, units = read_words(constants, 8)
     token, h, c, token_out, stop, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 7)
     sizes = batch_sizes(task)
@@ -142,7 +142,7 @@ def lstm_decoder(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def gru_inputs(constants, task):  # type: ignore[no-untyped-def]
-    """`x`, `h` -> `h`."""
+    """``x``, ``h`` -> ``h``."""
     depth, x_weight, x_bias, weight, bias, units = read_words(constants, 6)
     x, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
     gru_run_inputs(batch_sizes(task), x, depth, x_weight, x_bias, weight, bias, h, h_out, units)
@@ -151,7 +151,7 @@ def gru_inputs(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def gru_embedded(constants, task):  # type: ignore[no-untyped-def]
-    """`token`, `h` -> `h`, with a table of inputs."""
+    """``token``, ``h`` -> ``h``, with a table of inputs."""
     table, tokens, depth, x_weight, x_bias, weight, bias, units = read_words(constants, 8)
     token, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
     rows = read_word(task, POSITIONS)
@@ -165,7 +165,7 @@ def gru_embedded(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def gru_gates(constants, task):  # type: ignore[no-untyped-def]
-    """`gates`, `h` -> `h`."""
+    """``gates``, ``h`` -> ``h``."""
     weight, bias, units = read_words(constants, 3)
     gates, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
     gru_run(batch_sizes(task), gates, 0, weight, bias, h, h_out, units)
@@ -174,7 +174,7 @@ def gru_gates(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def gru_tokens(constants, task):  # type: ignore[no-untyped-def]
-    """`token`, `h` -> `h`, with a table of gates."""
+    """``token``, ``h`` -> ``h``, with a table of gates."""
     table, tokens, weight, bias, units = read_words(constants, 5)
     token, h, h_out = read_words(task + 8 * FIRST_INPUT, 3)
     if not all_below(token, read_word(task, POSITIONS), tokens):
@@ -185,7 +185,7 @@ def gru_tokens(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def gru_decoder(constants, task):  # type: ignore[no-untyped-def]
-    """`token`, `h` -> `token`, `stop`, `h`, with a table of gates."""
+    """``token``, ``h`` -> ``token``, ``stop``, ``h``, with a table of gates."""
     table, tokens, weight, bias, out_weight, out_bias, end_token, units = read_words(constants, 8)
     token, h, token_out, stop, h_out = read_words(task + 8 * FIRST_INPUT, 5)
     sizes = batch_sizes(task)
@@ -198,7 +198,7 @@ def gru_decoder(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def tree_leaf(constants, task):  # type: ignore[no-untyped-def]
-    """`x` -> `h`, `c`."""
+    """``x`` -> ``h``, ``c``."""
     depth, weight, bias, units = read_words(constants, 4)
     x, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 3)
     leaf_step(read_word(task, POSITIONS), x, depth, weight, bias, h_out, c_out, units)
@@ -207,7 +207,7 @@ def tree_leaf(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def tree_leaf_embedded(constants, task):  # type: ignore[no-untyped-def]
-    """`token` -> `h`, `c`, with a table of inputs."""
+    """``token`` -> ``h``, ``c``, with a table of inputs."""
     table, tokens, depth, weight, bias, units = read_words(constants, 6)
     token, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 3)
     rows = read_word(task, POSITIONS)
@@ -221,7 +221,7 @@ def tree_leaf_embedded(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def tree_leaf_tokens(constants, task):  # type: ignore[no-untyped-def]
-    """`token` -> `h`, `c`, from the tables of both."""
+    """``token`` -> ``h``, ``c``, from the tables of both."""
     h, c, tokens, units = read_words(constants, 4)
     token, h_out, c_out = read_words(task + 8 * FIRST_INPUT, 3)
     rows, row_bytes = read_word(task, POSITIONS), units * FLOAT_BYTES
@@ -236,7 +236,7 @@ def tree_leaf_tokens(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def tree_nary(constants, task):  # type: ignore[no-untyped-def]
-    """`h` of each child, `c` of each child, and `x` if `depth` is not 0 -> `h`, `c`."""
+    """``h`` of each child, ``c`` of each child, and ``x`` if ``depth`` is not 0 -> ``h``, ``c``."""
     children, weight, bias, depth, x_weight, x_bias, units = read_words(constants, 7)
     if read_word(task, STEPS) != 1:
         return REFUSED
@@ -251,9 +251,9 @@ def tree_nary(constants, task):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def tree_child_sum(constants, task):  # type: ignore[no-untyped-def]
-    """`x` (or `token`, if there is a `table`), ragged `h` and `c` -> `h`, `c`.
+    """``x`` (or ``token``, if there is a ``table``), ragged ``h`` and ``c`` -> ``h``, ``c``.
 
-    The table is one of gates, or of inputs if `depth` is not 0.
+    The table is one of gates, or of inputs if ``depth`` is not 0.
     """
     depth, x_weight, x_bias, table, tokens, weight, f_weight, zeros, units = read_words(constants, 9)
     x, h, c, h_out, c_out, _, offsets, others = read_words(task + 8 * FIRST_INPUT, 8)

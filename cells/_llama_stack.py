@@ -1,7 +1,8 @@
 """All layers of Llama's family as one compiled call on a CPU: what is between the embedding and the last norm.
 
-The parts are those that its modules call (`_gemm.py`, `_row_kernels.py`, `_paged_attention.py`), in the same order and
-with the same bits; what is saved is Python, some 0.2 ms a layer, and the interpreter lock, which it does not hold.
+The parts are those that its modules call (``_gemm.py``, ``_row_kernels.py``, ``_paged_attention.py``), in the same
+order and with the same bits; what is saved is Python, some 0.2 ms a layer, and the interpreter lock, which it does not
+hold.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ LAYER_WORDS = 2 * len(LINEARS) + len(NORMS)
 
 @nogil
 def run_layers(layers, sizes, epsilon, x, rows, positions, turns, settings, task, places):  # type: ignore[no-untyped-def]
-    """Change rows `x` `[rows, hidden]` as all layers do, and write their keys and values to the pages.
+    """Change rows ``x`` ``[rows, hidden]`` as all layers do, and write their keys and values to the pages.
 
-    `layers` has the words of each layer, `sizes` int64 `[count, hidden, inner, heads, kv_heads, head_dim]`; `turns` is
-    as `fill_turns` makes it, `settings` and `task` are as `attend` takes them, and `places` has the addresses of the
-    keys and values of each layer's pages `[count, 2]`.
+    ``layers`` has the words of each layer, ``sizes`` int64 ``[count, hidden, inner, heads, kv_heads, head_dim]``;
+    ``turns`` is as ``fill_turns`` makes it, ``settings`` and ``task`` are as ``attend`` takes them, and ``places`` has
+    the addresses of the keys and values of each layer's pages ``[count, 2]``.
     """
     count, hidden, inner, heads, kv_heads, head_dim = sizes
     wide, narrow = heads * head_dim, kv_heads * head_dim
@@ -140,9 +141,9 @@ class LayerSizes(NamedTuple):
 def run_all(
     words: NDArray[np.int64], sizes: LayerSizes, turns: Tensor, x: Tensor, spans: Spans, pages: Sequence[Pages]
 ) -> Tensor:
-    """The rows `[rows, hidden]` behind the last layer; `x`, which it changes, are those before the first.
+    """The rows ``[rows, hidden]`` behind the last layer; ``x``, which it changes, are those before the first.
 
-    `words` are those of `LayerWeights`, `turns` the cosines and sines of all positions that the rows have.
+    ``words`` are those of ``LayerWeights``, ``turns`` the cosines and sines of all positions that the rows have.
     """
     heads, mask, first = sizes.heads, Mask(True, sizes.window), pages[0]
     rows, size = len(x), heads.size

@@ -1,11 +1,11 @@
-"""Attention over pages on a CPU as one compiled call: what `cellrt.kernels.paged_attention` computes, without Python.
+"""Attention over pages on a CPU as one compiled call: what ``cellrt.kernels.paged_attention`` computes, without Python.
 
 As in FlashAttention (Dao et al. 2022), a tile of query rows goes over the keys block by block and keeps the highest
 score and the sums so far. A block of keys is turned, and one of values lined up, in scratch memory that stays in the
 first-level cache; nothing of them is copied elsewhere, and the pages may lie anywhere. The query heads that share a
 head of the keys are rows of one tile.
 
-Blocks begin at multiples of `BLOCK_KEYS` of the position, whoever asks, and a row's own operations are the same in
+Blocks begin at multiples of ``BLOCK_KEYS`` of the position, whoever asks, and a row's own operations are the same in
 every tile. So a row's bits depend on its query, its position and the keys that it sees alone: not on its company in the
 batch, nor on how a prompt was cut in chunks, nor on the pages. They do depend on the width of the machine's registers.
 """
@@ -39,11 +39,11 @@ LOG2_E = 1.4426950408889634
 def attend(constants, task):  # type: ignore[no-untyped-def]
     """Attention of a task's rows; both arguments are addresses of int64 words.
 
-    `constants`: `heads, kv_heads, head_dim, kind, causal, window, scale, bias, reach`; `kind` of all rows as in
-    `_vectors.py`, `scale` as the bits of a float64, `bias` an address or 0.
-    `task`: `nodes, offsets, positions, query, out, key, value, keys, values, page_size, page_stride, tables,
-    table_width, lengths, starts`: addresses but for the sizes; `page_stride` in numbers; `starts` may be 0, and here
-    `key` and `value`, which `append` reads. Shapes and types are as in `cellrt.kernels.paged_attention`.
+    ``constants``: ``heads, kv_heads, head_dim, kind, causal, window, scale, bias, reach``; ``kind`` of all rows as in
+    ``_vectors.py``, ``scale`` as the bits of a float64, ``bias`` an address or 0.
+    ``task``: ``nodes, offsets, positions, query, out, key, value, keys, values, page_size, page_stride, tables,
+    table_width, lengths, starts``: addresses but for the sizes; ``page_stride`` in numbers; ``starts`` may be 0, and
+    here ``key`` and ``value``, which ``append`` reads. Shapes and types are as in ``cellrt.kernels.paged_attention``.
     """
     heads, kv_heads = read_words(constants, 2)
     nodes, offsets_at = read_words(task, 2)
@@ -134,7 +134,7 @@ def _attend_heads(constants, task, node, first, last, first_head, num_heads):  #
 
 @nogil
 def _find_limits(positions, group, length, causal, window):  # type: ignore[no-untyped-def]
-    """The first key that each query of a tile sees, and the one behind its last: `[queries, 2]`."""
+    """The first key that each query of a tile sees, and the one behind its last: ``[queries, 2]``."""
     limits = np.empty((positions.size * group, 2), np.int64)
     for row in range(positions.size):
         low, high = 0, length
@@ -158,7 +158,7 @@ def _is_seen(limits, block):  # type: ignore[no-untyped-def]
 
 @nogil
 def _find_places(constants, task, node, first, count, places):  # type: ignore[no-untyped-def]
-    """Where the heads of `count` keys and values lie; the rest of `places` `[2, keys]` is the last one again."""
+    """Where the heads of ``count`` keys and values lie; the rest of ``places`` ``[2, keys]`` is the last one again."""
     _, kv_heads, head_dim, kind = read_words(constants, 4)
     nodes, _, _, _, _, _, _, keys, values, page_size, page_stride, tables, table_width, _, starts = read_words(task, 15)
     table = array_at(tables + 4 * node * table_width, table_width, np.int32)
@@ -190,7 +190,7 @@ def _fetch_block(places, offset, size):  # type: ignore[no-untyped-def]
 
 @nogil
 def _load_block(kind, head_dim, keys, places, offset, turned, lined):  # type: ignore[no-untyped-def]
-    """A head of the keys of a block as columns, and of the values as rows, in float32; `offset` is where it begins."""
+    """A head of a block's keys as columns, and of its values as rows, in float32; ``offset`` is where it begins."""
     for key in range(0, keys, MACHINE_LANES):
         turn_rows(kind, places[0, key:].ctypes.data, offset, head_dim, turned[0, key:].ctypes.data)
     for key in range(keys):
@@ -210,7 +210,7 @@ def _add_bias(scores, positions, bias, reach, head, group, row, block):  # type:
 
 @nogil
 def append(constants, task):  # type: ignore[no-untyped-def]
-    """Write `key` and `value`, a row for each position, to their slots; arguments are as for `attend`."""
+    """Write ``key`` and ``value``, a row for each position, to their slots; arguments are as for ``attend``."""
     _, kv_heads, head_dim, kind = read_words(constants, 4)
     nodes, offsets_at, positions_at, _, _, key, value = read_words(task, 7)
     offsets = array_at(offsets_at, nodes + 1, np.int32)
@@ -232,13 +232,13 @@ def _halves(address, size):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def attend_task(constants, task):  # type: ignore[no-untyped-def]
-    """`attend` as a C function."""
+    """``attend`` as a C function."""
     attend(constants, task)
     return DONE
 
 
 @TaskFunction
 def append_task(constants, task):  # type: ignore[no-untyped-def]
-    """`append` as a C function."""
+    """``append`` as a C function."""
     append(constants, task)
     return DONE

@@ -1,7 +1,7 @@
 """What an LSTM and a GRU do to the sums of their gates: the pointwise half of the fused CPU kernels.
 
-One call works on `LANES` units of one row, as whole vector registers (`_vectors.py`). The readable form of each
-function is the plain-torch one in `lstm.py` and `gru.py`, which the tests compare with this one.
+One call works on ``LANES`` units of one row, as whole vector registers (``_vectors.py``). The readable form of each
+function is the plain-torch one in ``lstm.py`` and ``gru.py``, which the tests compare with this one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cellrt.cells._vectors import VectorBuilder
 
 @intrinsic
 def lstm_units(typing_context: Any, sums: Any, c: Any, h_out: Any, c_out: Any) -> Any:
-    """From the sums of the gates i, f, g, o `[4, LANES]` and the state `c` `[LANES]`, write the next `h` and
-    `c`."""
+    """From the sums of the gates i, f, g, o ``[4, LANES]`` and the state ``c`` ``[LANES]``, write the next ``h`` and
+    ``c``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         sums, c, h_out, c_out = arguments
@@ -34,8 +34,8 @@ def lstm_units(typing_context: Any, sums: Any, c: Any, h_out: Any, c_out: Any) -
 
 @intrinsic
 def gru_units(typing_context: Any, sums: Any, given: Any, h: Any, h_out: Any) -> Any:
-    """From the sums r, z (complete) and n (hidden half) `[3, LANES]`, the input half `given` of n and the
-    state `h` `[LANES]`, write the next `h`."""
+    """From the sums r, z (complete) and n (hidden half) ``[3, LANES]``, the input half ``given`` of n and the
+    state ``h`` ``[LANES]``, write the next ``h``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         sums, given, h, h_out = arguments

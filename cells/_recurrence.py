@@ -1,13 +1,13 @@
 """Whole runs of an LSTM or a GRU as one compiled call: many steps, rows that end at different steps, no
 Python.
 
-A run takes `batch_sizes` (rows of each step, not increasing) and works on packed memory, the rows of one step
-behind those of the step before, as in `torch.nn.utils.rnn.PackedSequence`. All other arguments are sizes, and
-addresses of contiguous float32 memory, or of int64 for `rows_of` and tokens; `rows_of` may be 0 for "none".
-See `_gemm.py`.
+A run takes ``batch_sizes`` (rows of each step, not increasing) and works on packed memory, the rows of one step
+behind those of the step before, as in ``torch.nn.utils.rnn.PackedSequence``. All other arguments are sizes, and
+addresses of contiguous float32 memory, or of int64 for ``rows_of`` and tokens; ``rows_of`` may be 0 for "none".
+See ``_gemm.py``.
 
-Each step works on `CHUNK_ROWS` rows and one panel at a time: the products of all gates of `LANES` units, and
-at once the pointwise half, so that the sums of the gates never leave the first-level cache. `tile` is scratch
+Each step works on ``CHUNK_ROWS`` rows and one panel at a time: the products of all gates of ``LANES`` units, and
+at once the pointwise half, so that the sums of the gates never leave the first-level cache. ``tile`` is scratch
 for those sums.
 """
 
@@ -37,7 +37,7 @@ _TILE_FLOATS = (CHUNK_ROWS + 2) * 4 * LANES
 
 @nogil
 def all_below(address, size, limit):  # type: ignore[no-untyped-def]
-    """Whether each of `size` int64 at `address` is in `[0, limit)`."""
+    """Whether each of ``size`` int64 at ``address`` is in ``[0, limit)``."""
     for index in range(size):
         value = read_word(address, index)
         if value < 0 or value >= limit:
@@ -47,13 +47,13 @@ def all_below(address, size, limit):  # type: ignore[no-untyped-def]
 
 @nogil
 def _source_row(rows_of, row):  # type: ignore[no-untyped-def]
-    """The row of the input halves that belongs to `row`."""
+    """The row of the input halves that belongs to ``row``."""
     return read_word(rows_of, row) if rows_of != 0 else row
 
 
 @nogil
 def _fill(tile, groups, given, bias, row_bytes, lanes):  # type: ignore[no-untyped-def]
-    """Start the sums of a row: `tile` `[groups, LANES]` becomes `given + bias`, of which the groups are a row
+    """Start the sums of a row: ``tile`` ``[groups, LANES]`` becomes ``given + bias``, of which the groups are a row
     apart."""
     for group in range(groups):
         sums, left, right = (
@@ -67,7 +67,7 @@ def _fill(tile, groups, given, bias, row_bytes, lanes):  # type: ignore[no-untyp
 
 @nogil
 def _lstm_step(rows, gates, rows_of, weight, bias, h, c, h_out, c_out, units, tile):  # type: ignore[no-untyped-def]
-    """One LSTM step of `rows` rows; row r takes its input half from row `rows_of[r]` of `gates`."""
+    """One LSTM step of ``rows`` rows; row r takes its input half from row ``rows_of[r]`` of ``gates``."""
     row_bytes, tile_bytes = units * FLOAT_BYTES, 4 * LANES * FLOAT_BYTES
     spare = tile + CHUNK_ROWS * tile_bytes
     for first in range(0, rows, CHUNK_ROWS):
@@ -106,7 +106,7 @@ def lstm_run(batch_sizes, gates, rows_of, weight, bias, h, c, h_out, c_out, unit
 
 @nogil
 def _steps_together(batch_sizes, step):  # type: ignore[no-untyped-def]
-    """From `step` on: the step behind the last one to project with it, and their rows."""
+    """From ``step`` on: the step behind the last one to project with it, and their rows."""
     last, rows = step, 0
     while last < batch_sizes.size and (rows == 0 or rows + batch_sizes[last] <= _PROJECT_ROWS):
         rows += batch_sizes[last]
@@ -116,7 +116,7 @@ def _steps_together(batch_sizes, step):  # type: ignore[no-untyped-def]
 
 @nogil
 def lstm_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, c, h_out, c_out, units):  # type: ignore[no-untyped-def]
-    """Run an LSTM over inputs `x` of width `depth`, multiplied by their weight for several steps together."""
+    """Run an LSTM over inputs ``x`` of width ``depth``, multiplied by their weight for several steps together."""
     gates = np.empty(max(_PROJECT_ROWS, batch_sizes[0]) * 4 * units, np.float32)
     start, step = 0, 0
     while step < batch_sizes.size:
@@ -132,7 +132,7 @@ def lstm_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, c,
 
 @nogil
 def _gru_step(rows, gates, rows_of, weight, bias, h, h_out, units, tile):  # type: ignore[no-untyped-def]
-    """One GRU step of `rows` rows; row r takes its input half from row `rows_of[r]` of `gates`."""
+    """One GRU step of ``rows`` rows; row r takes its input half from row ``rows_of[r]`` of ``gates``."""
     row_bytes, tile_bytes = units * FLOAT_BYTES, 3 * LANES * FLOAT_BYTES
     spare = tile + CHUNK_ROWS * tile_bytes
     spare_given = spare + LANES * FLOAT_BYTES
@@ -176,7 +176,7 @@ def gru_run(batch_sizes, gates, rows_of, weight, bias, h, h_out, units):  # type
 
 @nogil
 def gru_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, h_out, units):  # type: ignore[no-untyped-def]
-    """Run a GRU over inputs `x` of width `depth`, multiplied by their weight for several steps together."""
+    """Run a GRU over inputs ``x`` of width ``depth``, multiplied by their weight for several steps together."""
     gates = np.empty(max(_PROJECT_ROWS, batch_sizes[0]) * 3 * units, np.float32)
     start, step = 0, 0
     while step < batch_sizes.size:
@@ -191,7 +191,7 @@ def gru_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, h_o
 
 @nogil
 def _write_best(logits, rows, columns, out):  # type: ignore[no-untyped-def]
-    """Write the column of the largest of each row of `logits` (the first of equals) as int64 to `out`."""
+    """Write the column of the largest of each row of ``logits`` (the first of equals) as int64 to ``out``."""
     for row in range(rows):
         base = logits + row * columns * FLOAT_BYTES
         best = 0
@@ -205,9 +205,9 @@ def _write_best(logits, rows, columns, out):  # type: ignore[no-untyped-def]
 
 @nogil
 def project_best(h, rows, units, out_weight, out_bias, tokens, token_out):  # type: ignore[no-untyped-def]
-    """Write the token with the largest of the `tokens` logits of each row of `h` as int64 to `token_out`.
+    """Write the token with the largest of the ``tokens`` logits of each row of ``h`` as int64 to ``token_out``.
 
-    Logits are kept for `CHUNK_ROWS` rows at a time only.
+    Logits are kept for ``CHUNK_ROWS`` rows at a time only.
     """
     logits = np.empty(min(rows, CHUNK_ROWS) * tokens, np.float32)
     for first in range(0, rows, CHUNK_ROWS):
@@ -221,7 +221,7 @@ def project_best(h, rows, units, out_weight, out_bias, tokens, token_out):  # ty
 def lstm_decode(  # type: ignore[no-untyped-def]
     batch_sizes, table, token, weight, bias, out_weight, out_bias, tokens, h, c, token_out, h_out, c_out, units
 ):
-    """Run a greedy LSTM decoder over a folded embedding `table`; each step takes the token of the step
+    """Run a greedy LSTM decoder over a folded embedding ``table``; each step takes the token of the step
     before."""
     scratch = np.zeros(_TILE_FLOATS, np.float32)
     start = 0
@@ -238,7 +238,7 @@ def lstm_decode(  # type: ignore[no-untyped-def]
 def gru_decode(  # type: ignore[no-untyped-def]
     batch_sizes, table, token, weight, bias, out_weight, out_bias, tokens, h, token_out, h_out, units
 ):
-    """Run a greedy GRU decoder over a folded embedding `table`; each step takes the token of the step
+    """Run a greedy GRU decoder over a folded embedding ``table``; each step takes the token of the step
     before."""
     scratch = np.zeros(_TILE_FLOATS, np.float32)
     start = 0

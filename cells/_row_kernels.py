@@ -23,7 +23,7 @@ LOG2_E = 1.4426950408889634
 
 @intrinsic
 def _gate(typing_context: Any, gate: Any, up: Any, out: Any) -> Any:
-    """Write `gate * sigmoid(gate) * up` of `LANES` numbers."""
+    """Write ``gate * sigmoid(gate) * up`` of ``LANES`` numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         gate, up, out = arguments
@@ -42,7 +42,7 @@ def _gate(typing_context: Any, gate: Any, up: Any, out: Any) -> Any:
 
 @intrinsic
 def _add_powers(typing_context: Any, x: Any, highest: Any, sums: Any) -> Any:
-    """Add `exp(x - highest)` of `LANES` numbers to as many sums; `highest` has `LANES` equal numbers."""
+    """Add ``exp(x - highest)`` of ``LANES`` numbers to as many sums; ``highest`` has ``LANES`` equal numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, highest, sums = arguments
@@ -57,7 +57,7 @@ def _add_powers(typing_context: Any, x: Any, highest: Any, sums: Any) -> Any:
 
 @intrinsic
 def _raise(typing_context: Any, x: Any, highest: Any) -> Any:
-    """Raise `LANES` numbers to those of `x` that are higher."""
+    """Raise ``LANES`` numbers to those of ``x`` that are higher."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, highest = arguments
@@ -70,7 +70,7 @@ def _raise(typing_context: Any, x: Any, highest: Any) -> Any:
 
 @nogil
 def gate_rows(gate, up, rows, width, out):  # type: ignore[no-untyped-def]
-    """`silu(gate) * up`, all three `[rows, width]`."""
+    """``silu(gate) * up``, all three ``[rows, width]``."""
     tail = np.zeros((3, LANES), np.float32)
     for row in range(rows):
         at = row * width * FLOAT_BYTES
@@ -88,7 +88,7 @@ def gate_rows(gate, up, rows, width, out):  # type: ignore[no-untyped-def]
 
 @nogil
 def add_rows(x, part, rows, width):  # type: ignore[no-untyped-def]
-    """Add `part` to `x`, both `[rows, width]`."""
+    """Add ``part`` to ``x``, both ``[rows, width]``."""
     own, added = array_at(x, rows * width, np.float32), array_at(part, rows * width, np.float32)
     for place in range(rows * width):
         own[place] += added[place]
@@ -96,7 +96,7 @@ def add_rows(x, part, rows, width):  # type: ignore[no-untyped-def]
 
 @nogil
 def norm_rows(x, weight, rows, width, epsilon, out):  # type: ignore[no-untyped-def]
-    """`x / sqrt(mean(x^2) + epsilon) * weight` of each row (Zhang and Sennrich 2019)."""
+    """``x / sqrt(mean(x^2) + epsilon) * weight`` of each row (Zhang and Sennrich 2019)."""
     scale = array_at(weight, width, np.float32)
     whole = width // LANES * LANES
     for row in range(rows):
@@ -118,7 +118,7 @@ def norm_rows(x, weight, rows, width, epsilon, out):  # type: ignore[no-untyped-
 
 @nogil
 def fill_turns(frequencies, half, amplitude, count, turns):  # type: ignore[no-untyped-def]
-    """Cosines and sines `[count, 2, half]` of the first positions' angles."""
+    """Cosines and sines ``[count, 2, half]`` of the first positions' angles."""
     frequency = array_at(frequencies, half, np.float32)
     made = array_at(turns, count * 2 * half, np.float32)
     for position in range(count):
@@ -130,7 +130,7 @@ def fill_turns(frequencies, half, amplitude, count, turns):  # type: ignore[no-u
 
 @nogil
 def turn_rows(x, positions, rows, heads, half, turns, out):  # type: ignore[no-untyped-def]
-    """Heads `[rows, heads, 2 * half]` turned by the angles of their rows' int32 `positions`, from `fill_turns`."""
+    """Heads ``[rows, heads, 2 * half]`` turned by the angles of their int32 ``positions``, from ``fill_turns``."""
     size = 2 * half
     position = array_at(positions, rows, np.int32)
     for row in range(rows):
@@ -146,7 +146,7 @@ def turn_rows(x, positions, rows, heads, half, turns, out):  # type: ignore[no-u
 
 @nogil
 def choose_likeliest(logits, rows, width, tokens, logprobs):  # type: ignore[no-untyped-def]
-    """The first of the highest logits of each row `[rows, width]`, int64, and its log-probability."""
+    """The first of the highest logits of each row ``[rows, width]``, int64, and its log-probability."""
     token, logprob = array_at(tokens, rows, np.int64), array_at(logprobs, rows, np.float32)
     whole = width // LANES * LANES
     for row in range(rows):

@@ -12,7 +12,7 @@ from cellrt.cells._weights import check_one_dtype
 
 
 class TorchLayer(NamedTuple):
-    """A layer of a torch module in one direction; `suffix` is behind the names of its weights."""
+    """A layer of a torch module in one direction; ``suffix`` is behind the names of its weights."""
 
     suffix: str
     input_size: int

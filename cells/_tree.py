@@ -1,11 +1,11 @@
 """One step of the tree-LSTM cells as one compiled call: all rows, whatever their number of children.
 
-A step works on a few rows at a time: the products of `_gemm.py` write the sums of their gates to scratch in the
+A step works on a few rows at a time: the products of ``_gemm.py`` write the sums of their gates to scratch in the
 second-level cache, where the pointwise half reads them. In scratch a gate takes a whole number of vector registers
-(`padded` units); weights are packed with as many units, zero beyond the last (`pack_padded`).
+(``padded`` units); weights are packed with as many units, zero beyond the last (``pack_padded``).
 
-Sizes and addresses are integers, and memory is contiguous float32 (int64 for offsets and tokens), as in `_gemm.py`.
-`tree_lstm.py` and `child_sum_tree_lstm.py` have the equations, and the plain-torch form of each function, which the
+Sizes and addresses are integers, and memory is contiguous float32 (int64 for offsets and tokens), as in ``_gemm.py``.
+``tree_lstm.py`` and ``child_sum_tree_lstm.py`` have the equations, and the plain-torch form of each function, which the
 tests compare with this one.
 """
 
@@ -33,7 +33,7 @@ from cellrt.definition.compiled_form import nogil, read_float, read_word
 
 
 def pad_gates(gates: Tensor, units: int) -> Tensor:
-    """`gates` `[gates * units, ...]` with zeros behind the units of each gate, up to whole vector registers."""
+    """``gates`` ``[gates * units, ...]`` with zeros behind the units of each gate, up to whole vector registers."""
     padded = -(-units // LANES) * LANES
     if padded == units:
         return gates.detach()
@@ -44,13 +44,13 @@ def pad_gates(gates: Tensor, units: int) -> Tensor:
 
 
 def pack_padded(weight: Tensor, units: int) -> PackedWeight:
-    """Pack `weight` `[gates * units, depth]` for `project`, which then gives sums `[rows, gates * padded]`."""
+    """Pack ``weight`` ``[gates * units, depth]`` for ``project``, which then gives sums ``[rows, gates * padded]``."""
     return pack_linear(pad_gates(weight, units))
 
 
 @intrinsic
 def _begin_units(typing_context: Any, i: Any, u: Any, c: Any) -> Any:
-    """`c = sigmoid(i) * tanh(u)`, for `LANES` units at these addresses."""
+    """``c = sigmoid(i) * tanh(u)``, for ``LANES`` units at these addresses."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         lanes = VectorBuilder(builder, LANES)
@@ -63,7 +63,7 @@ def _begin_units(typing_context: Any, i: Any, u: Any, c: Any) -> Any:
 
 @intrinsic
 def _add_child_units(typing_context: Any, f: Any, child: Any, c: Any) -> Any:
-    """`c += sigmoid(f) * child`, for `LANES` units."""
+    """``c += sigmoid(f) * child``, for ``LANES`` units."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         lanes = VectorBuilder(builder, LANES)
@@ -76,7 +76,7 @@ def _add_child_units(typing_context: Any, f: Any, child: Any, c: Any) -> Any:
 
 @intrinsic
 def _end_units(typing_context: Any, o: Any, c: Any, h: Any) -> Any:
-    """`h = sigmoid(o) * tanh(c)`, for `LANES` units."""
+    """``h = sigmoid(o) * tanh(c)``, for ``LANES`` units."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         lanes = VectorBuilder(builder, LANES)
@@ -89,7 +89,7 @@ def _end_units(typing_context: Any, o: Any, c: Any, h: Any) -> Any:
 
 @nogil
 def _add(target, source, size):  # type: ignore[no-untyped-def]
-    """Add `size` floats to those at `target`."""
+    """Add ``size`` floats to those at ``target``."""
     for index in range(size):
         write(target, index, read_float(target, index) + read_float(source, index))
 
@@ -102,7 +102,7 @@ def _padded(units):  # type: ignore[no-untyped-def]
 
 @nogil
 def _begin(sums, units, c):  # type: ignore[no-untyped-def]
-    """Start a row's state `c` (padded) from its gates i, o, u."""
+    """Start a row's state ``c`` (padded) from its gates i, o, u."""
     padded = _padded(units)
     for unit in range(0, units, LANES):
         shift = unit * FLOAT_BYTES
@@ -111,7 +111,7 @@ def _begin(sums, units, c):  # type: ignore[no-untyped-def]
 
 @nogil
 def _add_child(f, child, units, c, spare):  # type: ignore[no-untyped-def]
-    """Add what the gate `f` lets through of a child's state to a row's state `c`; `f` and `c` are padded."""
+    """Add what the gate ``f`` lets through of a child's state to a row's state ``c``; ``f`` and ``c`` are padded."""
     whole = units // LANES * LANES
     for unit in range(0, whole, LANES):
         shift = unit * FLOAT_BYTES
@@ -124,7 +124,7 @@ def _add_child(f, child, units, c, spare):  # type: ignore[no-untyped-def]
 
 @nogil
 def _end(sums, units, c, spare, h_out, c_out):  # type: ignore[no-untyped-def]
-    """Write a row's `h_out` and `c_out` from its gates and its finished state `c` (padded)."""
+    """Write a row's ``h_out`` and ``c_out`` from its gates and its finished state ``c`` (padded)."""
     o = sums + _padded(units) * FLOAT_BYTES
     whole = units // LANES * LANES
     for unit in range(0, whole, LANES):
@@ -139,7 +139,7 @@ def _end(sums, units, c, spare, h_out, c_out):  # type: ignore[no-untyped-def]
 
 @nogil
 def leaf_step(rows, x, depth, weight, bias, h_out, c_out, units):  # type: ignore[no-untyped-def]
-    """The states of leaves from inputs `x` `[rows, depth]`; gates i, o, u."""
+    """The states of leaves from inputs ``x`` ``[rows, depth]``; gates i, o, u."""
     padded = _padded(units)
     row_bytes, sums_bytes = units * FLOAT_BYTES, 3 * padded * FLOAT_BYTES
     scratch = np.empty(min(rows, CHUNK_ROWS) * 3 * padded, np.float32)
@@ -156,7 +156,7 @@ def leaf_step(rows, x, depth, weight, bias, h_out, c_out, units):  # type: ignor
 
 @nogil
 def _add_inputs(count, x, depth, weight, bias, given, padded, groups, sums):  # type: ignore[no-untyped-def]
-    """Add the products of inputs `x` (gates i, o, u, f, through the scratch `given`) to the sums of `groups` gates."""
+    """Add products of inputs ``x`` (gates i, o, u, f, through scratch ``given``) to the sums of ``groups`` gates."""
     project(x, count, depth, weight, bias, 4 * padded, given)
     gate_bytes = padded * FLOAT_BYTES
     for local in range(count):
@@ -170,7 +170,7 @@ def _add_inputs(count, x, depth, weight, bias, given, padded, groups, sums):  # 
 def nary_step(rows, states, weight, bias, x, depth, x_weight, x_bias, h_out, c_out, units):  # type: ignore[no-untyped-def]
     """The states of nodes with the same number of children, all in order; gates i, o, u and f of each child.
 
-    `states` are the addresses of h of each child, then of c of each; `x` is 0 if nodes have no input.
+    ``states`` are the addresses of h of each child, then of c of each; ``x`` is 0 if nodes have no input.
     """
     children, padded = states.size // 2, _padded(units)
     groups, width = 3 + children, children * units
@@ -203,7 +203,7 @@ def nary_step(rows, states, weight, bias, x, depth, x_weight, x_bias, h_out, c_o
 
 @nogil
 def are_offsets(offsets, others, rows, total):  # type: ignore[no-untyped-def]
-    """Whether two `[rows + 1]` int64 are equal, start at 0, never decrease and end at `total`."""
+    """Whether two ``[rows + 1]`` int64 are equal, start at 0, never decrease and end at ``total``."""
     before = 0
     for row in range(rows + 1):
         value = read_word(offsets, row)
@@ -215,9 +215,9 @@ def are_offsets(offsets, others, rows, total):  # type: ignore[no-untyped-def]
 
 @nogil
 def _add_children(first, count, offsets, h, c, weight, sums, states, units, forget, zeros, spare):  # type: ignore[no-untyped-def]
-    """Add to the `states` of `count` rows, from row `first`, what the forget gates let through of their children.
+    """Add to the ``states`` of ``count`` rows, from row ``first``, what the forget gates let through of their children.
 
-    `sums` has the gates i, o, u, f of these rows; `forget` is scratch for the gates of `CHUNK_ROWS` children.
+    ``sums`` has the gates i, o, u, f of these rows; ``forget`` is scratch for the gates of ``CHUNK_ROWS`` children.
     """
     padded = _padded(units)
     row_bytes, gate_bytes = units * FLOAT_BYTES, padded * FLOAT_BYTES
@@ -237,10 +237,10 @@ def _add_children(first, count, offsets, h, c, weight, sums, states, units, forg
 def child_sum_step(  # type: ignore[no-untyped-def]
     rows, x, depth, x_weight, x_bias, table, token, offsets, h, c, weight, f_weight, zeros, h_out, c_out, units
 ):
-    """The states of nodes with any number of children each: of row r, `offsets[r]` to `offsets[r + 1]` of h and c.
+    """The states of nodes with any number of children each: of row r, ``offsets[r]`` to ``offsets[r + 1]`` of h and c.
 
-    The input half of the gates i, o, u, f is the product of `x`, or if `token` is not 0 the row of `table` (padded)
-    that it names. `weight` are of i, o, u; `f_weight` of f; `zeros` has `3 * padded` of them.
+    The input half of the gates i, o, u, f is the product of ``x``, or if ``token`` is not 0 the row of ``table``
+    (padded) that it names. ``weight`` are of i, o, u; ``f_weight`` of f; ``zeros`` has ``3 * padded`` of them.
     """
     padded, most = _padded(units), min(rows, CHUNK_ROWS)
     row_bytes, gate_bytes = units * FLOAT_BYTES, padded * FLOAT_BYTES

@@ -15,7 +15,7 @@ from cellrt.cells._weights import check_float32_on_cpu
 
 
 class TreeState(NamedTuple):
-    """The state of a node: `h` and `c`, each `[rows, hidden_size]`."""
+    """The state of a node: ``h`` and ``c``, each ``[rows, hidden_size]``."""
 
     h: Tensor
     c: Tensor
@@ -32,7 +32,7 @@ def new_parameter(hidden_size: int, *shape: int) -> nn.Parameter:
 
 
 def pack(weight: Tensor, bias: Tensor | None, units: int) -> tuple[PackedWeight, Tensor]:
-    """A weight and its bias (None: zeros) for the steps of `_tree.py`."""
+    """A weight and its bias (None: zeros) for the steps of ``_tree.py``."""
     check_float32_on_cpu("the weight", weight)
     if bias is None:
         bias = weight.new_zeros(weight.shape[0])
@@ -41,6 +41,6 @@ def pack(weight: Tensor, bias: Tensor | None, units: int) -> tuple[PackedWeight,
 
 
 def finish(i: Tensor, o: Tensor, u: Tensor, kept: Tensor | float) -> TreeState:
-    """The pointwise half in plain torch, from the sums of gates and what the forget gates `kept` of the children."""
+    """The pointwise half in plain torch, from the sums of gates and what the forget gates ``kept`` of the children."""
     c = torch.sigmoid(i) * torch.tanh(u) + kept
     return TreeState(torch.sigmoid(o) * torch.tanh(c), c)

@@ -56,7 +56,7 @@ _CONVERTS_FLOAT16 = platform.machine() == "aarch64" or bool({"f16c", "avx512f"} 
 
 
 class VectorBuilder:
-    """Writes float32 vector arithmetic, ``lanes`` numbers at a time, into the function that `builder` is building."""
+    """Writes float32 vector arithmetic, ``lanes`` numbers at a time, into the function that ``builder`` is building."""
 
     def __init__(self, builder: Any, lanes: int) -> None:
         self.builder, self.lanes = builder, lanes
@@ -66,11 +66,11 @@ class VectorBuilder:
         self._fma = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fmuladd.v{lanes}f32")
 
     def constant(self, value: float) -> Any:
-        """`value` in every lane."""
+        """``value`` in every lane."""
         return ir.Constant(self.type, [ir.Constant(_SINGLE, value)] * self.lanes)
 
     def integer(self, value: int) -> Any:
-        """`value` in every lane, as integers."""
+        """``value`` in every lane, as integers."""
         return ir.Constant(self.integers, [ir.Constant(_INT, value)] * self.lanes)
 
     def spread(self, value: Any) -> Any:
@@ -81,14 +81,14 @@ class VectorBuilder:
         return self.builder.shuffle_vector(first, undefined, ir.Constant(self.integers, None))
 
     def place(self, address: Any, index: Any, kind: int = FLOAT32) -> Any:
-        """A pointer to number `index` behind `address`, and the numbers after it, as a vector in memory."""
+        """A pointer to number ``index`` behind ``address``, and the numbers after it, as a vector in memory."""
         element = (_SINGLE, ir.IntType(16), ir.HalfType())[kind]
         base = self.builder.inttoptr(address, element.as_pointer())
         at = self.builder.gep(base, [index])
         return self.builder.bitcast(at, ir.VectorType(element, self.lanes).as_pointer())
 
     def read(self, address: Any, index: Any, kind: int = FLOAT32) -> Any:
-        """The numbers from number `index` on behind `address`."""
+        """The numbers from number ``index`` on behind ``address``."""
         found = self.builder.load(self.place(address, index, kind), align=SIZES[kind])
         if kind == BFLOAT16:
             shifted = self.builder.shl(self.builder.zext(found, self.integers), self.integer(16))
@@ -151,11 +151,11 @@ class VectorBuilder:
         return builder.bitcast(builder.trunc(result, ir.VectorType(ir.IntType(16), self.lanes)), half)
 
     def load(self, address: Any, group: int = 0) -> Any:
-        """Vector number `group` behind `address`."""
+        """Vector number ``group`` behind ``address``."""
         return self.read(address, ir.IntType(64)(group * self.lanes))
 
     def store(self, value: Any, address: Any, group: int = 0) -> None:
-        """Sets vector number `group` behind `address`."""
+        """Sets vector number ``group`` behind ``address``."""
         self.write(value, address, ir.IntType(64)(group * self.lanes))
 
     def multiply(self, left: Any, right: Any) -> Any:
@@ -168,7 +168,7 @@ class VectorBuilder:
         return self.builder.call(self._fma, [left, right, plus])
 
     def larger(self, left: Any, right: Any) -> Any:
-        """The larger of each two; `right` where one is not a number."""
+        """The larger of each two; ``right`` where one is not a number."""
         return self.builder.select(self.builder.fcmp_ordered(">", left, right), left, right)
 
     def largest(self, x: Any) -> Any:

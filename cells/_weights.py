@@ -38,7 +38,7 @@ def is_eager(*tensors: Tensor) -> bool:
 
 
 def own_parameter(module: nn.Module, name: str) -> Tensor | None:
-    """`module.name` without the slow search of `nn.Module`; parametrized ones are found by that search."""
+    """``module.name`` without the slow search of ``nn.Module``; parametrized ones are found by that search."""
     value = module._parameters.get(name)
     return getattr(module, name) if value is None else value
 
@@ -62,7 +62,7 @@ def is_token(token: Tensor) -> bool:
 
 
 def check_tokens(token: Tensor, table: nn.Embedding) -> Tensor:
-    """`token` in contiguous memory; ValueError unless it is one-dimensional, IndexError if one has no embedding."""
+    """``token`` in contiguous memory; ValueError unless it is one-dimensional, IndexError if one has no embedding."""
     check_shape("token", token, (token.shape[0],))
     token = token.contiguous()
     if not all_below(token.data_ptr(), token.shape[0], table.num_embeddings):
@@ -74,8 +74,8 @@ class Derived(Generic[Value]):
     """A value computed from parameters when first asked for, and again after one of them has changed.
 
     A change is noticed when a parameter is replaced, moved, or written in place (by an optimizer or
-    `load_state_dict`), but not when it is written through `parameter.data` or was made under
-    `torch.inference_mode`. Copies and pickles start empty. Any thread may call `of`; two that come first at
+    ``load_state_dict``), but not when it is written through ``parameter.data`` or was made under
+    ``torch.inference_mode``. Copies and pickles start empty. Any thread may call ``of``; two that come first at
     the same time may both compute the value.
     """
 
@@ -105,7 +105,7 @@ class Derived(Generic[Value]):
 
 
 def pack_with_bias(weight: Tensor, bias: Tensor | None) -> tuple[PackedWeight, Tensor]:
-    """A plain linear layer for `project`."""
+    """A plain linear layer for ``project``."""
     return pack_linear(weight), _bias_or_zeros(weight, bias)
 
 
@@ -119,7 +119,7 @@ def _pack_recurrent(gates: int, weight: Tensor, bias: Tensor | None) -> tuple[Pa
 
 
 def fold_table(embedding: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The gates that each row of an embedding gives: `embedding @ weight.T + bias`."""
+    """The gates that each row of an embedding gives: ``embedding @ weight.T + bias``."""
     return linear(embedding, weight, bias).contiguous()
 
 
@@ -142,7 +142,7 @@ def are_float32_on_cpu(*weights: Tensor | None) -> bool:
 
 
 def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
-    """`x @ weight.T + bias` by the fused kernels; `x` `[rows, depth]` float32 on a CPU."""
+    """``x @ weight.T + bias`` by the fused kernels; ``x`` ``[rows, depth]`` float32 on a CPU."""
     x = x.contiguous()
     out = x.new_empty(x.shape[0], weight.units)
     project(x.data_ptr(), x.shape[0], weight.depth, weight.address, bias.data_ptr(), weight.units, out.data_ptr())
@@ -150,7 +150,7 @@ def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
 
 
 def compiled_linear(given: str, output: str, weight: PackedWeight, bias: Tensor) -> CompiledForm:
-    """The compiled form of `packed_linear`, with the names of its input and output."""
+    """The compiled form of ``packed_linear``, with the names of its input and output."""
     words = np.array([weight.depth, weight.address, bias.data_ptr(), weight.units])
     return CompiledForm(
         project_rows, {given: RowSpec((weight.depth,))}, {output: RowSpec((weight.units,))}, words, (weight, bias)
@@ -173,6 +173,6 @@ def check_one_dtype(name: str, *modules: nn.Module) -> None:
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless `tensor` has `shape`."""
+    """Raise ValueError unless ``tensor`` has ``shape``."""
     if tensor.shape != shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")

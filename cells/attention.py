@@ -1,27 +1,27 @@
-"""Attention over a ragged number of encoder outputs; `attention_decoder.py` has decoders with it.
+"""Attention over a ragged number of encoder outputs; ``attention_decoder.py`` has decoders with it.
 
-A node's `memory` is any number of rows m_1 ... m_n, such as the outputs of an encoder, declared with `cellrt.ragged`.
-With a query q, one per node, attention is
+A node's ``memory`` is any number of rows m_1 ... m_n, such as the outputs of an encoder, declared with
+``cellrt.ragged``. With a query q, one per node, attention is
 
     a_j     = exp(score(q, m_j)) / sum_k exp(score(q, m_k))
     context = sum_j a_j m_j
 
 Luong, Pham and Manning (2015), equation 7, with the scores of equation 8:
 
-    dot      q . m_j                        `DotAttention()`
-    general  q . W m_j                      `DotAttention(query_size, memory_size)`
+    dot      q . m_j                        ``DotAttention()``
+    general  q . W m_j                      ``DotAttention(query_size, memory_size)``
 
 Bahdanau, Cho and Bengio (2015), equations 5 and 6, with the score of appendix A.1.2:
 
-    additive v . tanh(W q + b + U m_j)      `AdditiveAttention`, b if asked for
+    additive v . tanh(W q + b + U m_j)      ``AdditiveAttention``, b if asked for
 
-U m_j does not depend on the query, so `AttentionKeys` may compute it once, as a cell of its own at each encoder step.
+U m_j does not depend on the query, so ``AttentionKeys`` may compute it once, as a cell of its own at each encoder step.
 
 Each memory row is read by its own node alone, without padding and without a loop over nodes. Scores and softmax are
 float32 (float64 for float64) whatever the type of the rows. A node with no memory has context zero.
 
-A query may have several rows a node, one after the other: `query` `[nodes * beams, size]` with `memory` of `nodes`
-nodes. So the hypotheses of a beam search share one memory.
+A query may have several rows a node, one after the other: ``query`` ``[nodes * beams, size]`` with ``memory`` of
+``nodes`` nodes. So the hypotheses of a beam search share one memory.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from cellrt.cells._weights import Derived, is_fusable, pack_with_bias, packed_li
 
 
 class Context(NamedTuple):
-    """What attention read: `context` `[rows, memory_size]`."""
+    """What attention read: ``context`` ``[rows, memory_size]``."""
 
     context: Tensor
 
 
 class Key(NamedTuple):
-    """What a memory row is found by: `key` `[rows, key_size]`."""
+    """What a memory row is found by: ``key`` ``[rows, key_size]``."""
 
     key: Tensor
 
 
 def _nodes_of(memory: RaggedRows) -> Tensor:
-    """The node of each memory row: int64 `[total]`."""
+    """The node of each memory row: int64 ``[total]``."""
     offsets, total = memory.offsets, memory.values.shape[0]
     nodes = torch.arange(offsets.shape[0] - 1, device=offsets.device)
     return torch.repeat_interleave(nodes, offsets.diff(), output_size=total)
 
 
 def _queries_of(query: Tensor, memory: RaggedRows, nodes: Tensor) -> Tensor:
-    """The queries that each memory row meets, as wide as the softmax is computed: `[total, beams, size]`."""
+    """The queries that each memory row meets, as wide as the softmax is computed: ``[total, beams, size]``."""
     wide = query.to(torch.promote_types(query.dtype, torch.float32))
     beams: Tensor = wide.unflatten(0, (memory.offsets.shape[0] - 1, -1))
     return beams.index_select(0, nodes)
 
 
 def _read(scores: Tensor, memory: RaggedRows, nodes: Tensor) -> Tensor:
-    """The context `[nodes * beams, memory_size]` under `scores` `[total, beams]`."""
+    """The context ``[nodes * beams, memory_size]`` under ``scores`` ``[total, beams]``."""
     values, offsets = memory.values, memory.offsets
     highest = torch.segment_reduce(scores, "max", offsets=offsets, unsafe=True)
     exps = (scores - highest.index_select(0, nodes)).exp()
@@ -85,9 +85,10 @@ def _read(scores: Tensor, memory: RaggedRows, nodes: Tensor) -> Tensor:
 
 
 class DotAttention(nn.Module):
-    """Dot attention; with sizes, the general form with a learned `weight` `[query_size, memory_size]`.
+    """Dot attention; with sizes, the general form with a learned ``weight`` ``[query_size, memory_size]``.
 
-    `h` `[rows, query_size]`, `memory` ragged `[memory_size]` -> `Context`. Without a weight both sizes are the same.
+    ``h`` ``[rows, query_size]``, ``memory`` ragged ``[memory_size]`` -> ``Context``. Without a weight both sizes are
+    the same.
     """
 
     def __init__(self, query_size: int | None = None, memory_size: int | None = None) -> None:
@@ -117,10 +118,10 @@ class DotAttention(nn.Module):
 
 
 class AdditiveAttention(nn.Module):
-    """Additive attention: `h` `[rows, query_size]`, `memory` ragged `[memory_size]` -> `Context`.
+    """Additive attention: ``h`` ``[rows, query_size]``, ``memory`` ragged ``[memory_size]`` -> ``Context``.
 
-    With a third input, `keys` ragged `[key_size]`, made of the memory's rows by `AttentionKeys(attention)`, the keys
-    are not computed again at every step.
+    With a third input, ``keys`` ragged ``[key_size]``, made of the memory's rows by ``AttentionKeys(attention)``, the
+    keys are not computed again at every step.
     """
 
     def __init__(self, query_size: int, memory_size: int, key_size: int, *, bias: bool = False) -> None:
@@ -160,7 +161,8 @@ class AdditiveAttention(nn.Module):
 
 
 class AttentionKeys(nn.Module):
-    """The keys of additive attention, a cell to be called on each encoder output: `h` `[rows, memory_size]` -> `Key`.
+    """The keys of additive attention, a cell to be called on each encoder output: ``h`` ``[rows, memory_size]`` ->
+    ``Key``.
 
     It has a copy of the weights of the attention that is to read them.
     """
@@ -178,14 +180,14 @@ class AttentionKeys(nn.Module):
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear`, with the packed product on the fused path (see `lstm.py`)."""
+    """``torch.nn.Linear``, with the packed product on the fused path (see ``lstm.py``)."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__(in_features, out_features, bias)
         self._packed = Derived(pack_with_bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input` `[rows, in_features]` -> `[rows, out_features]`."""
+        """``input`` ``[rows, in_features]`` -> ``[rows, out_features]``."""
         if input.shape[0] and input.shape[-1] == self.in_features and is_fusable(input):
             return packed_linear(input, *self._packed.of(self.weight, self.bias))
         return linear(input, self.weight, self.bias)

@@ -7,9 +7,9 @@ For a token y, the states of the layers and the attended state a of the step bef
     a' = tanh(W_c [context(h'); h'])        h' is that of the top layer
     logits = W_s a' + b_s
 
-A cell of one is `cellrt.cell(decoder, decoder.input_specs())`: `token` int64 `[rows]` (the one before), the states,
-`memory` ragged `[memory_size]`, and where they apply `attended` `[rows, hidden_size]` and `keys` ragged `[key_size]`.
-`graph.loop` carries token, states and attended. See `decoder.py` for what a decoder returns.
+A cell of one is ``cellrt.cell(decoder, decoder.input_specs())``: ``token`` int64 ``[rows]`` (the one before), the
+states, ``memory`` ragged ``[memory_size]``, and where they apply ``attended`` ``[rows, hidden_size]`` and ``keys``
+ragged ``[key_size]``. ``graph.loop`` carries token, states and attended. See ``decoder.py`` for what a decoder returns.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class _AttentionDecoder(Decoder):
     """What the decoders share: all of a step but the kind of the layers.
 
     Args:
-        num_tokens, embedding_size, hidden_size, end_token, num_layers: as of `EmbeddingLSTMDecoder`.
-        attention: default `DotAttention()`, for which `memory_size` must be `hidden_size`.
-        memory_size: of the encoder's rows; default `hidden_size`.
+        num_tokens, embedding_size, hidden_size, end_token, num_layers: as of ``EmbeddingLSTMDecoder``.
+        attention: default ``DotAttention()``, for which ``memory_size`` must be ``hidden_size``.
+        memory_size: of the encoder's rows; default ``hidden_size``.
         input_feeding: whether the attended state is an input of the next step.
-        return_logits, return_logprobs: see `decoder.py`.
+        return_logits, return_logprobs: see ``decoder.py``.
 
     Raises DefinitionError for sizes that do not fit.
     """
@@ -86,10 +86,10 @@ class _AttentionDecoder(Decoder):
         Args:
             table: the embedding of the tokens.
             module: an LSTM (for a GRU decoder a GRU) of any number of layers, or a torch cell. Its dropout is off. If
-                it reads `embedding_dim + hidden_size` numbers, the attended state is fed back behind the embedding.
-            combine: W_c, from `memory_size + hidden_size` (the context first) to `hidden_size`; it may have a bias.
-            projection: W_s, from `hidden_size` to as many tokens as `table` has.
-            attention: such as `AdditiveAttention.from_torch(...)`; default `DotAttention()`.
+                it reads ``embedding_dim + hidden_size`` numbers, the attended state is fed back behind the embedding.
+            combine: W_c, from ``memory_size + hidden_size`` (the context first) to ``hidden_size``; it may have a bias.
+            projection: W_s, from ``hidden_size`` to as many tokens as ``table`` has.
+            attention: such as ``AdditiveAttention.from_torch(...)``; default ``DotAttention()``.
             end_token, return_logits, return_logprobs: as of the class.
 
         Raises DefinitionError for other modules, and for those that do not fit each other.
@@ -125,9 +125,9 @@ class _AttentionDecoder(Decoder):
         return made
 
     def input_specs(self) -> dict[str, RowSpec]:
-        """The inputs for `cellrt.cell`: `token`, the states, `memory`, and `keys` for additive attention.
+        """The inputs for ``cellrt.cell``: ``token``, the states, ``memory``, and ``keys`` for additive attention.
 
-        If the keys shall not be computed apart, leave `keys` out.
+        If the keys shall not be computed apart, leave ``keys`` out.
         """
         specs, dtype = super().input_specs(), self.projection.weight.dtype
         if self.input_feeding:
@@ -173,7 +173,7 @@ def _check_attention(decoder: str, attention: object, hidden_size: int, memory_s
 
 
 class AttentionGRUDecoder(_AttentionDecoder):
-    """A GRU decoder with attention: returns `token` int64 `[rows]`, `stop` bool `[rows]`, `h`, `attended`."""
+    """A GRU decoder with attention: gives ``token`` int64 ``[rows]``, ``stop`` bool ``[rows]``, ``h``, ``attended``."""
 
     recurrent_cell, states = GRUCell, GRUCell.states
 
@@ -190,7 +190,7 @@ class AttentionGRUDecoder(_AttentionDecoder):
 
 
 class AttentionLSTMDecoder(_AttentionDecoder):
-    """An LSTM decoder with attention: as `AttentionGRUDecoder`, with the LSTM's `c`."""
+    """An LSTM decoder with attention: as ``AttentionGRUDecoder``, with the LSTM's ``c``."""
 
     recurrent_cell, states = LSTMCell, LSTMCell.states
 

@@ -1,8 +1,8 @@
 """Beam search (Graves 2012; Sutskever, Vinyals and Le 2014, section 3.2) as cells: one row is one request's whole beam.
 
-`BeamStart` spreads a state over the beams, `BeamStep` is the step of a loop, `BeamEnd` picks the best sequences;
-`cellrt.unfolders.beam_search` puts them together. A step extends each hypothesis by every token and keeps the `beams`
-best of all of these. One that has ended stays among them, unchanged, as long as it is good enough.
+``BeamStart`` spreads a state over the beams, ``BeamStep`` is the step of a loop, ``BeamEnd`` picks the best sequences;
+``cellrt.unfolders.beam_search`` puts them together. A step extends each hypothesis by every token and keeps the
+``beams`` best of all of these. One that has ended stays among them, unchanged, as long as it is good enough.
 
 Hypotheses are compared by the sum of the log-probabilities of their tokens, the end token included, divided by
 ((5 + tokens) / 6) ** length_penalty (Wu et al. 2016, equation 14, without the coverage term). Of equal ones, that of
@@ -26,13 +26,13 @@ from cellrt import DefinitionError, RaggedRows, RowSpec, as_spec, rows
 from cellrt.cells._weights import is_eager
 
 BEAM_NAMES = ("token", "score", "length", "tokens")
-"""The inputs and outputs of a `BeamStep` that are its own."""
+"""The inputs and outputs of a ``BeamStep`` that are its own."""
 
 
 class BestSequences(NamedTuple):
-    """The best sequences of each row, the best first: `tokens` int64 `[rows, best, max_steps]`, filled up with the end
-    token; `length` int64 `[rows, best]`, its tokens (the end token included); and `score` float32 `[rows, best]`, its
-    log-probability under the length penalty, minus infinity if there are fewer sequences than that."""
+    """The best sequences of each row, the best first: ``tokens`` int64 ``[rows, best, max_steps]``, filled up with the
+    end token; ``length`` int64 ``[rows, best]``, its tokens (the end token included); and ``score`` float32 ``[rows,
+    best]``, its log-probability under the length penalty, minus infinity if there are fewer sequences than that."""
 
     tokens: Tensor
     length: Tensor
@@ -40,7 +40,7 @@ class BestSequences(NamedTuple):
 
 
 class BeamStart(nn.Module):
-    """Spreads states over the beams: each `[rows, *shape]` -> `[rows, beams, *shape]`, with the same name."""
+    """Spreads states over the beams: each ``[rows, *shape]`` -> ``[rows, beams, *shape]``, with the same name."""
 
     def __init__(self, states: Sequence[str], beams: int) -> None:
         super().__init__()
@@ -58,11 +58,11 @@ class BeamStep(nn.Module):
     """A step of a beam search around any scorer.
 
     Args:
-        scorer: a decoder of this package, or any module (or function) called by keyword with `token` int64 `[n]`, its
-            states `[n, *shape]` and its constants, which returns a dict of `logits` `[n, num_tokens]` (they may be
-            log-probabilities) and the states after it, by name. It is called for n = rows * beams, a row's beams one
-            after the other; a ragged input comes as it is, one node a row.
-        inputs: the scorer's inputs for one hypothesis, as for `cellrt.cell`: `token` and the others by name.
+        scorer: a decoder of this package, or any module (or function) called by keyword with ``token`` int64 ``[n]``,
+            its states ``[n, *shape]`` and its constants, which returns a dict of ``logits`` ``[n, num_tokens]`` (they
+            may be log-probabilities) and the states after it, by name. It is called for n = rows * beams, a row's beams
+            one after the other; a ragged input comes as it is, one node a row.
+        inputs: the scorer's inputs for one hypothesis, as for ``cellrt.cell``: ``token`` and the others by name.
         beams: hypotheses kept.
         end_token: ends a sequence.
         max_steps: the most tokens of a sequence, the end token included.
@@ -70,11 +70,11 @@ class BeamStep(nn.Module):
         length_penalty: 0 is none; Wu et al. use 0.6 to 0.7.
         constants: inputs that the scorer does not return; ragged ones always are.
 
-    A cell of it is `cellrt.cell(step, step.input_specs())`. It takes and returns `token` int64 `[rows, beams]`, `score`
-    float32 `[rows, beams]` (the sum of log-probabilities; minus infinity where there is no hypothesis), `length` int64
-    `[rows, beams]`, `tokens` int64 `[rows, beams, max_steps]` and the states `[rows, beams, *shape]`, and returns
-    `stop` bool `[rows]`. A search starts with `start_token` and `start_score`; the rest starts with zeros. The
-    hypotheses are in order, the best first.
+    A cell of it is ``cellrt.cell(step, step.input_specs())``. It takes and returns ``token`` int64 ``[rows, beams]``,
+    ``score`` float32 ``[rows, beams]`` (the sum of log-probabilities; minus infinity where there is no hypothesis),
+    ``length`` int64 ``[rows, beams]``, ``tokens`` int64 ``[rows, beams, max_steps]`` and the states ``[rows, beams,
+    *shape]``, and returns ``stop`` bool ``[rows]``. A search starts with ``start_token`` and ``start_score``; the rest
+    starts with zeros. The hypotheses are in order, the best first.
 
     Raises DefinitionError.
     """
@@ -113,7 +113,7 @@ class BeamStep(nn.Module):
         self.best, self.length_penalty = best, length_penalty
 
     def input_specs(self) -> dict[str, RowSpec]:
-        """The inputs for `cellrt.cell`."""
+        """The inputs for ``cellrt.cell``."""
         specs = {
             "token": rows(self.beams, dtype=torch.int64),
             "score": rows(self.beams),
@@ -125,17 +125,17 @@ class BeamStep(nn.Module):
         return specs
 
     def start_token(self, token: int) -> Tensor:
-        """The `token` row of the first step: `[beams]`."""
+        """The ``token`` row of the first step: ``[beams]``."""
         return torch.full((self.beams,), token)
 
     def start_score(self) -> Tensor:
-        """The `score` row of the first step, when there is one hypothesis only: `[beams]`."""
+        """The ``score`` row of the first step, when there is one hypothesis only: ``[beams]``."""
         return torch.tensor([0.0] + [-torch.inf] * (self.beams - 1))
 
     def forward(
         self, token: Tensor, score: Tensor, length: Tensor, tokens: Tensor, *others: Tensor | RaggedRows
     ) -> dict[str, Tensor]:
-        """One step; `others` are the scorer's inputs in the order of `input_specs`."""
+        """One step; ``others`` are the scorer's inputs in the order of ``input_specs``."""
         given = {name: self._flat(name, value) for name, value in zip(self.others, others, strict=True)}
         scored = _score(self.scorer, token.flatten(), given)
         has_ended = (token == self.end_token) & (length > 0)
@@ -166,7 +166,7 @@ class BeamStep(nn.Module):
         return value.flatten(0, 1) if name in self.states else value.repeat_interleave(self.beams, 0)
 
     def _extend(self, logits: Tensor, has_ended: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and tokens of each hypothesis's `beams` best continuations: `[rows, beams, beams]`."""
+        """Log-probabilities and tokens of each hypothesis's ``beams`` best continuations: ``[rows, beams, beams]``."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         highest, choices = best_of(logits, self.beams)
         chances = (highest - logits.logsumexp(dim=1, keepdim=True)).float().unflatten(0, (-1, self.beams))
@@ -185,8 +185,8 @@ class BeamStep(nn.Module):
 
 
 class BeamEnd(nn.Module):
-    """The `best` of a beam's sequences: `tokens` `[rows, beams, max_steps]`, `score` and `length` `[rows, beams]` of
-    the last step -> `BestSequences`."""
+    """The ``best`` of a beam's sequences: ``tokens`` ``[rows, beams, max_steps]``, ``score`` and ``length`` ``[rows,
+    beams]`` of the last step -> ``BestSequences``."""
 
     def __init__(self, best: int, end_token: int, length_penalty: float = 0.0) -> None:
         super().__init__()
@@ -205,10 +205,10 @@ class BeamEnd(nn.Module):
 
 
 def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` highest of each row `[rows, n]` in order and their indices; of equal ones the first comes first.
+    """The ``count`` highest of each row ``[rows, n]`` in order and their indices; of equal ones the first comes first.
 
-    With fewer than `count` columns above minus infinity, the rest is minus infinity. `torch.topk` does not say which
-    of equal values it takes, so on a CPU its choice is used only where all are different.
+    With fewer than ``count`` columns above minus infinity, the rest is minus infinity. ``torch.topk`` does not say
+    which of equal values it takes, so on a CPU its choice is used only where all are different.
     """
     if values.is_cpu and is_eager(values) and count < values.shape[1]:
         highest, indices = values.topk(count + 1, dim=1)
@@ -228,7 +228,7 @@ def _penalty(length: Tensor, exponent: float) -> Tensor:
 
 
 def _score(scorer: Any, token: Tensor, given: Mapping[str, Tensor | RaggedRows]) -> Mapping[str, Tensor]:
-    """The logits and states of a scorer: from its `scores`, or from calling it."""
+    """The logits and states of a scorer: from its ``scores``, or from calling it."""
     scored: Mapping[str, Tensor] = getattr(scorer, "scores", scorer)(token=token, **given)
     if "logits" not in scored:
         raise ValueError(f"BeamStep: expected 'logits' among what the scorer returns, got {list(scored)}")

@@ -1,4 +1,4 @@
-"""Weights of BERT's family (Devlin et al. 2019) as `transformers` has them: MiniLM and other encoders of sentences."""
+"""Weights of BERT's family (Devlin et al. 2019) as ``transformers`` has them: MiniLM and other sentence encoders."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LAYER_NAMES = {
     "mlp.down": "output.dense",
     "mlp_norm": "output.LayerNorm",
 }
-"""Our names, and those of `transformers`."""
+"""Our names, and those of ``transformers``."""
 
 
 def encoder_from_bert(state: Mapping[str, Tensor], heads: int, epsilon: float = 1e-12) -> TransformerStack:
-    """An encoder with a copy of the weights in the state of a `BertModel`; all tokens are of its first type.
+    """An encoder with a copy of the weights in the state of a ``BertModel``; all tokens are of its first type.
 
     Raises DefinitionError if a weight is missing.
     """

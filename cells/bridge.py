@@ -1,8 +1,8 @@
 """From the last states of an encoder to the first states of a decoder.
 
-An encoder's last states have the names that torch gives the weights of its layers and directions: `h_l0` of the lowest
-layer, `h_l0_reverse` of the direction that runs backwards, `c_l1` of the second layer, and so on. A cell whose inputs
-have such names, and whose outputs have those of a decoder's states, is a bridge: `Bridge` or one's own.
+An encoder's last states have the names that torch gives the weights of its layers and directions: ``h_l0`` of the
+lowest layer, ``h_l0_reverse`` of the direction that runs backwards, ``c_l1`` of the second layer, and so on. A cell
+whose inputs have such names, and whose outputs have those of a decoder's states, is a bridge: ``Bridge`` or one's own.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ class Bridge(nn.Module):
     """A decoder's states, each made of states of an encoder: side by side, through a linear layer and an activation.
 
     Sutskever et al. (2014) hand the states over as they are; Cho et al. (2014) h' = tanh(V h); Bahdanau et al. (2015)
-    the same with the direction that runs backwards, `Bridge({"h": ["h_l0_reverse"]}, {"h": layer}, nn.Tanh())`.
+    the same with the direction that runs backwards, ``Bridge({"h": ["h_l0_reverse"]}, {"h": layer}, nn.Tanh())``.
 
     Args:
-        sources: of each decoder state by name, the names of the encoder's: `{"h": ["h_l0", "h_l0_reverse"]}`, or for a
-            decoder of several layers a list for each, `{"h": [["h_l0"], ["h_l1"]]}`. States that are not named start
-            with zeros; `Bridge({})` is none.
+        sources: of each decoder state by name, the names of the encoder's: ``{"h": ["h_l0", "h_l0_reverse"]}``, or for
+            a decoder of several layers a list for each, ``{"h": [["h_l0"], ["h_l1"]]}``. States that are not named
+            start with zeros; ``Bridge({})`` is none.
         linear: of each decoder state a linear layer, or one for each of the decoder's layers; those without one are the
             encoder's states side by side.
-        activation: what follows the linear layers, such as `nn.Tanh()`.
+        activation: what follows the linear layers, such as ``nn.Tanh()``.
 
-    Takes the named states `[rows, size]` in the order of `names`; returns the decoder's by name, `[rows, size]`, or of
-    several layers `[rows, layers, size]`. Raises DefinitionError for sources and layers that do not fit each other.
+    Takes the named states ``[rows, size]`` in the order of ``names``; returns the decoder's by name, ``[rows, size]``,
+    or of several layers ``[rows, layers, size]``. Raises DefinitionError for sources and layers that do not fit each
+    other.
     """
 
     def __init__(

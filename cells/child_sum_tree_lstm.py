@@ -10,10 +10,10 @@ For a node with input x and any number of children k:
     c   = i u + sum of f_k c_k
     h   = o tanh(c)
 
-`weight_ih` has the rows of W_i, W_o, W_u, W_f one below the other, `weight_hh` those of U_i, U_o, U_u, U_f; `bias` is
-laid out like them.
+``weight_ih`` has the rows of W_i, W_o, W_u, W_f one below the other, ``weight_hh`` those of U_i, U_o, U_u, U_f;
+``bias`` is laid out like them.
 
-Weights of any floating type. Which path runs, and on which thread, is as in `lstm.py`.
+Weights of any floating type. Which path runs, and on which thread, is as in ``lstm.py``.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ from cellrt.definition.compiled_form import CompiledForm
 
 
 class ChildSumTreeLSTMCell(nn.Module):
-    """A node of any number of children: `x` `[rows, input_size]`, their states `h` and `c` ragged -> `TreeState`.
+    """A node of any number of children: ``x`` ``[rows, input_size]``, their states ``h`` and ``c`` ragged ->
+    ``TreeState``.
 
-    `h` and `c` have equal offsets. A leaf is a row without children.
+    ``h`` and ``c`` have equal offsets. A leaf is a row without children.
     """
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
@@ -72,7 +73,7 @@ class ChildSumTreeLSTMCell(nn.Module):
         return self._run_fused(x.shape[0], inputs, h, c)
 
     def _run_fused(self, rows: int, inputs: tuple[int, ...], h: RaggedRows, c: RaggedRows) -> TreeState:
-        """The fused step; `inputs` say where the input half comes from, as in `child_sum_step`."""
+        """The fused step; ``inputs`` say where the input half comes from, as in ``child_sum_step``."""
         units, total = self.hidden_size, h.values.shape[0]
         check_shape("h.values", h.values, (total, units))
         check_shape("c.values", c.values, (total, units))
@@ -108,7 +109,7 @@ class ChildSumTreeLSTMCell(nn.Module):
         return self._form({"x": rows(weight.depth)}, inputs, (weight, bias))
 
     def _form(self, given: dict[str, RowSpec], inputs: Sequence[int], keeps: object) -> CompiledForm:
-        """A form; `inputs` say where the input half comes from, as in `_host.tree_child_sum`."""
+        """A form; ``inputs`` say where the input half comes from, as in ``_host.tree_child_sum``."""
         weight, f_weight, zeros = self._packed_hh.of(self.weight_hh)
         words = np.array([*inputs, weight.address, f_weight.address, zeros.data_ptr(), self.hidden_size])
         given = given | {"h": ragged(self.hidden_size), "c": ragged(self.hidden_size)}
@@ -132,15 +133,15 @@ class ChildSumTreeLSTMCell(nn.Module):
         return finish(i, o, u, kept.to(gates.dtype))
 
     def extra_repr(self) -> str:
-        """The sizes, for `repr`."""
+        """The sizes, for ``repr``."""
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
 
 
 class EmbeddingChildSumTreeLSTMCell(ChildSumTreeLSTMCell):
-    """A child-sum node with a token: `token` int64 `[rows]`, `h` and `c` ragged -> `TreeState`.
+    """A child-sum node with a token: ``token`` int64 ``[rows]``, ``h`` and ``c`` ragged -> ``TreeState``.
 
-    With `fold`, the table `embedding @ W + b` (`num_embeddings * 4 * hidden_size` numbers) is computed once, and a
-    step only looks up a row of it.
+    With ``fold``, the table ``embedding @ W + b`` (``num_embeddings * 4 * hidden_size`` numbers) is computed once, and
+    a step only looks up a row of it.
     """
 
     def __init__(self, num_embeddings: int, embedding_size: int, hidden_size: int, *, fold: bool = True) -> None:
@@ -173,12 +174,12 @@ class EmbeddingChildSumTreeLSTMCell(ChildSumTreeLSTMCell):
 
 
 def _fold_padded(table: Tensor, weight: Tensor, bias: Tensor, units: int) -> Tensor:
-    """The input half of the gates that each row of an embedding gives, padded: `[num_embeddings, 4 * padded]`."""
+    """The input half of the gates that each row of an embedding gives, padded: ``[num_embeddings, 4 * padded]``."""
     check_float32_on_cpu("the embedding", table)
     return linear(table, pad_gates(weight, units), pad_gates(bias, units)).contiguous()
 
 
 def _pack_child_sum(weight: Tensor, units: int) -> tuple[PackedWeight, PackedWeight, Tensor]:
-    """The recurrent weights of i, o, u and of f, and zeros, for `child_sum_step`."""
+    """The recurrent weights of i, o, u and of f, and zeros, for ``child_sum_step``."""
     packed, zeros = pack(weight[: 3 * units], None, units)
     return packed, pack_padded(weight[3 * units :], units), zeros

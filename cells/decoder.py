@@ -1,12 +1,13 @@
 """Decoders that feed their own tokens back (BatchMaker section 2.7.4): embedding, recurrent layers, projection, choice.
 
-`EmbeddingLSTMDecoder` and `EmbeddingGRUDecoder` choose greedily; `attention_decoder.py` has those that also attend to
-an encoder. `SamplingDecoder` makes any of them draw its tokens. The runtime ends a sequence at `stop`, not the cell.
+``EmbeddingLSTMDecoder`` and ``EmbeddingGRUDecoder`` choose greedily; ``attention_decoder.py`` has those that also
+attend to an encoder. ``SamplingDecoder`` makes any of them draw its tokens. The runtime ends a sequence at ``stop``,
+not the cell.
 
-Every decoder returns, if it is made with `return_logits`, the `logits` `[rows, num_tokens]` of a step, and with
-`return_logprobs` the `logprob` `[rows]` of the token chosen, float32 (float64 for float64). Both are the model's own:
-a temperature, `top_k` and `top_p` do not act on them. A decoder with either runs in plain torch, because the compiled
-kernels do not keep logits; without them nothing is computed for them.
+Every decoder returns, if it is made with ``return_logits``, the ``logits`` ``[rows, num_tokens]`` of a step, and with
+``return_logprobs`` the ``logprob`` ``[rows]`` of the token chosen, float32 (float64 for float64). Both are the model's
+own: a temperature, ``top_k`` and ``top_p`` do not act on them. A decoder with either runs in plain torch, because the
+compiled kernels do not keep logits; without them nothing is computed for them.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class _EmbeddingDecoder(Decoder):
 
     Attributes:
         first_cell: the kind of the lowest layer.
-        decode: a whole run, by addresses: `_recurrence.py`.
-        task_function: a whole task: `_host.py`.
+        decode: a whole run, by addresses: ``_recurrence.py``.
+        task_function: a whole task: ``_host.py``.
     """
 
     first_cell: ClassVar[type[EmbeddingLSTMCell] | type[EmbeddingGRUCell]]
@@ -79,7 +80,7 @@ class _EmbeddingDecoder(Decoder):
         Args:
             table: the embedding of the tokens.
             module: an LSTM (for a GRU decoder a GRU) of any number of layers, or a torch cell. Its dropout is off.
-            projection: from the top layer's state to as many tokens as `table` has.
+            projection: from the top layer's state to as many tokens as ``table`` has.
             end_token, fold, return_logits, return_logprobs: as of the class.
 
         Raises DefinitionError for other modules, and for those that do not fit each other.
@@ -106,7 +107,7 @@ class _EmbeddingDecoder(Decoder):
         return self._step(token, states)
 
     def _all_steps(self, batch_sizes: Sequence[int], token: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Steps from the states of `batch_sizes[0]` rows; the outputs of all of them, packed."""
+        """Steps from the states of ``batch_sizes[0]`` rows; the outputs of all of them, packed."""
         sizes = check_batch_sizes(batch_sizes)
         check_shape("token", token, (int(sizes[0]),))
         if self._is_fused(token, states):
@@ -164,11 +165,13 @@ class _EmbeddingDecoder(Decoder):
 
 
 class EmbeddingLSTMDecoder(_EmbeddingDecoder):
-    """A greedy LSTM decoder: `token` int64 `[rows]`, `h` and `c` -> `token`, `stop` bool `[rows]`, `h`, `c`.
+    """A greedy LSTM decoder: ``token`` int64 ``[rows]``, ``h`` and ``c`` -> ``token``, ``stop`` bool ``[rows]``, ``h``,
+    ``c``.
 
-    `token` is state like `h` and `c`: the token before, at first the one that starts a sequence. The states are
-    `[rows, hidden_size]` for one layer, `[rows, num_layers, hidden_size]` for several. `stop` says that the token
-    chosen is `end_token`. Of equal logits the lowest token wins on the fused path. For `fold` see `EmbeddingLSTMCell`.
+    ``token`` is state like ``h`` and ``c``: the token before, at first the one that starts a sequence. The states are
+    ``[rows, hidden_size]`` for one layer, ``[rows, num_layers, hidden_size]`` for several. ``stop`` says that the token
+    chosen is ``end_token``. Of equal logits the lowest token wins on the fused path. For ``fold`` see
+    ``EmbeddingLSTMCell``.
     """
 
     recurrent_cell, first_cell, states = LSTMCell, EmbeddingLSTMCell, LSTMCell.states
@@ -179,16 +182,16 @@ class EmbeddingLSTMDecoder(_EmbeddingDecoder):
         return self._one_step(token, {"h": h, "c": c})
 
     def steps(self, batch_sizes: Sequence[int], *, token: Tensor, h: Tensor, c: Tensor) -> dict[str, Tensor]:
-        """`len(batch_sizes)` steps from the states of `batch_sizes[0]` rows; all of them, packed."""
+        """``len(batch_sizes)`` steps from the states of ``batch_sizes[0]`` rows; all of them, packed."""
         return self._all_steps(batch_sizes, token, {"h": h, "c": c})
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of `steps`: for float32, one layer, a folded table, and neither logits nor logprobs."""
+        """The compiled form of ``steps``: for float32, one layer, a folded table, and neither logits nor logprobs."""
         return self._compiled()
 
 
 class EmbeddingGRUDecoder(_EmbeddingDecoder):
-    """As `EmbeddingLSTMDecoder`, with a GRU: `token` int64 `[rows]`, `h` -> `token`, `stop`, `h`."""
+    """As ``EmbeddingLSTMDecoder``, with a GRU: ``token`` int64 ``[rows]``, ``h`` -> ``token``, ``stop``, ``h``."""
 
     recurrent_cell, first_cell, states = GRUCell, EmbeddingGRUCell, GRUCell.states
     decode, task_function = staticmethod(gru_decode), gru_decoder
@@ -198,19 +201,19 @@ class EmbeddingGRUDecoder(_EmbeddingDecoder):
         return self._one_step(token, {"h": h})
 
     def steps(self, batch_sizes: Sequence[int], *, token: Tensor, h: Tensor) -> dict[str, Tensor]:
-        """`len(batch_sizes)` steps from the states of `batch_sizes[0]` rows; all of them, packed."""
+        """``len(batch_sizes)`` steps from the states of ``batch_sizes[0]`` rows; all of them, packed."""
         return self._all_steps(batch_sizes, token, {"h": h})
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of `steps`: for float32, one layer, a folded table, and neither logits nor logprobs."""
+        """The compiled form of ``steps``: for float32, one layer, a folded table, and neither logits nor logprobs."""
         return self._compiled()
 
 
 class SamplingDecoder(nn.Module):
-    """Any decoder of this package, drawing its tokens: its inputs, and `seed` and `step` int64 `[rows]`.
+    """Any decoder of this package, drawing its tokens: its inputs, and ``seed`` and ``step`` int64 ``[rows]``.
 
-    Returns `token`, `stop`, `step` (the next), the states, and what `decoder` was made to return of its logits. In a
-    loop `seed` is the request's, and `step` is carried, at first zero: see `Sample`.
+    Returns ``token``, ``stop``, ``step`` (the next), the states, and what ``decoder`` was made to return of its logits.
+    In a loop ``seed`` is the request's, and ``step`` is carried, at first zero: see ``Sample``.
 
     Raises DefinitionError if the two end sequences at different tokens.
     """
@@ -225,7 +228,7 @@ class SamplingDecoder(nn.Module):
         self.states = decoder.states
 
     def input_specs(self) -> dict[str, RowSpec]:
-        """The inputs for `cellrt.cell`: those of the decoder, `seed` and `step`."""
+        """The inputs for ``cellrt.cell``: those of the decoder, ``seed`` and ``step``."""
         number = rows(dtype=torch.int64)
         return {**self.decoder.input_specs(), "seed": number, "step": number}
 

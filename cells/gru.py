@@ -7,9 +7,9 @@ For one row with input x and state h, weights W and b of the gates r (reset), z 
     n  = tanh   (W_in x + b_in + r (W_hn h + b_hn))
     h' = (1 - z) n + z h
 
-Parameters have the names and the layout of `torch.nn.GRUCell`. `GRUCell` is the whole of it; `GRUInput` and
-`GRURecurrent` are its two halves; `EmbeddingGRUCell` takes tokens. Which path runs, and on which thread, is as in
-`lstm.py`.
+Parameters have the names and the layout of ``torch.nn.GRUCell``. ``GRUCell`` is the whole of it; ``GRUInput`` and
+``GRURecurrent`` are its two halves; ``EmbeddingGRUCell`` takes tokens. Which path runs, and on which thread, is as in
+``lstm.py``.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 
 class GRUState(NamedTuple):
-    """The state after a step: `h` `[rows, hidden_size]`."""
+    """The state after a step: ``h`` ``[rows, hidden_size]``."""
 
     h: Tensor
 
 
 class GRUGates(NamedTuple):
-    """The input half of the gates r, z, n: `[rows, 3 * hidden_size]`."""
+    """The input half of the gates r, z, n: ``[rows, 3 * hidden_size]``."""
 
     gates: Tensor
 
 
 def update_state(gates: Tensor, hidden: Tensor, h: Tensor) -> GRUState:
-    """The pointwise half of a step in plain torch, from the sums over input and state, `[rows, 3 * hidden_size]`."""
+    """The pointwise half of a step in plain torch, from the sums over input and state, ``[rows, 3 * hidden_size]``."""
     input_r, input_z, input_n = gates.chunk(3, dim=-1)
     hidden_r, hidden_z, hidden_n = hidden.chunk(3, dim=-1)
     r, z = torch.sigmoid(input_r + hidden_r), torch.sigmoid(input_z + hidden_z)
@@ -63,9 +63,9 @@ class _GRU(GatedModule):
 
 
 class GRUCell(_GRU, WholeCell):
-    """One GRU step: `x` `[rows, input_size]`, `h` `[rows, hidden_size]` -> `GRUState`.
+    """One GRU step: ``x`` ``[rows, input_size]``, ``h`` ``[rows, hidden_size]`` -> ``GRUState``.
 
-    The steps-first form takes `x` packed as in `torch.nn.utils.rnn.PackedSequence`.
+    The steps-first form takes ``x`` packed as in ``torch.nn.utils.rnn.PackedSequence``.
     """
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True) -> None:
@@ -77,36 +77,36 @@ class GRUCell(_GRU, WholeCell):
         return GRUState(*self._step(x, (h,)))
 
     def steps(self, batch_sizes: Sequence[int], *, x: Tensor, h: Tensor) -> GRUState:
-        """`len(batch_sizes)` steps; the state after each of them, packed."""
+        """``len(batch_sizes)`` steps; the state after each of them, packed."""
         return GRUState(*self._steps(batch_sizes, x, (h,)))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of `steps`, for float32."""
+        """The compiled form of ``steps``, for float32."""
         return self._compiled()
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether `run_rows` takes these rows, with the weights where they are."""
+        """Whether ``run_rows`` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
     def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
+        """One step by the fused kernel, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
         self._fused.run(self, inputs, outputs)
 
 
 class GRUInput(_GRU, InputHalf):
-    """The input half of a GRU: `x` `[rows, input_size]` -> `GRUGates`; feeds `GRURecurrent`."""
+    """The input half of a GRU: ``x`` ``[rows, input_size]`` -> ``GRUGates``; feeds ``GRURecurrent``."""
 
     def forward(self, x: Tensor) -> GRUGates:
         """The gates' sums over the input, its bias included."""
         return GRUGates(self.input_gates(x))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of `forward`, for float32."""
+        """The compiled form of ``forward``, for float32."""
         return self._compiled()
 
 
 class GRURecurrent(_GRU, RecurrentHalf):
-    """The recurrent half of a GRU: `gates` `[rows, 3 * hidden_size]` from `GRUInput`, `h` -> `GRUState`."""
+    """The recurrent half of a GRU: ``gates`` ``[rows, 3 * hidden_size]`` from ``GRUInput``, ``h`` -> ``GRUState``."""
 
     def __init__(self, hidden_size: int, bias: bool = True) -> None:
         super().__init__(hidden_size, bias)
@@ -117,26 +117,26 @@ class GRURecurrent(_GRU, RecurrentHalf):
         return GRUState(*self._step(gates, (h,)))
 
     def steps(self, batch_sizes: Sequence[int], *, gates: Tensor, h: Tensor) -> GRUState:
-        """`len(batch_sizes)` steps; the state after each of them, packed."""
+        """``len(batch_sizes)`` steps; the state after each of them, packed."""
         return GRUState(*self._steps(batch_sizes, gates, (h,)))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of `steps`, for float32."""
+        """The compiled form of ``steps``, for float32."""
         return self._compiled()
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether `run_rows` takes these rows, with the weights where they are."""
+        """Whether ``run_rows`` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
     def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
+        """One step by the fused kernel, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
         self._fused.run(self, inputs, outputs)
 
 
 class EmbeddingGRUCell(_GRU, TokenCell):
-    """A GRU step on tokens: `token` int64 `[rows]`, `h` `[rows, hidden_size]` -> `GRUState`.
+    """A GRU step on tokens: ``token`` int64 ``[rows]``, ``h`` ``[rows, hidden_size]`` -> ``GRUState``.
 
-    With `fold`, the table `embedding @ W_x + b` (`num_embeddings * 3 * hidden_size` numbers) is computed
+    With ``fold``, the table ``embedding @ W_x + b`` (``num_embeddings * 3 * hidden_size`` numbers) is computed
     once, and a step only looks up a row of it.
     """
 
@@ -145,9 +145,9 @@ class EmbeddingGRUCell(_GRU, TokenCell):
         return GRUState(*self._step(token, (h,)))
 
     def steps(self, batch_sizes: Sequence[int], *, token: Tensor, h: Tensor) -> GRUState:
-        """`len(batch_sizes)` steps on packed tokens; the state after each of them, packed."""
+        """``len(batch_sizes)`` steps on packed tokens; the state after each of them, packed."""
         return GRUState(*self._steps(batch_sizes, token, (h,)))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of `steps`, for float32."""
+        """The compiled form of ``steps``, for float32."""
         return self._compiled()

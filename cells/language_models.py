@@ -3,7 +3,7 @@
     rows = model(tokens);  token = argmax(logits(rows));  stop = token == end_token
 
 As one cell it costs the scheduler one task a step. As layers, requests join between two of them, and layers that models
-have in common are one cell. `python -m benchmarks lm` compares the two.
+have in common are one cell. ``python -m benchmarks lm`` compares the two.
 
 Of the rows of a prompt nobody asks for the next token but of the last, so logits are made for the rows that are read.
 """
@@ -22,7 +22,7 @@ from cellrt.cells.row_layers import likeliest
 
 
 class NextToken(NamedTuple):
-    """What a step of a language model gives, `[rows]` each.
+    """What a step of a language model gives, ``[rows]`` each.
 
     Attributes:
         token: int64, the likeliest next token.
@@ -48,7 +48,7 @@ class GreedyLanguageModel(nn.Module):
         self.model, self.end_token = model, end_token
 
     def forward(self, token: Tensor, kv: PagedRows) -> NextToken:
-        """`token` int64 `[rows]`; `kv` rows `[layers, 2, kv_heads, head_dim]`, in pages of dimension 2."""
+        """``token`` int64 ``[rows]``; ``kv`` rows ``[layers, 2, kv_heads, head_dim]``, in pages of dimension 2."""
         rows = self.model(token, Spans(kv.offsets, kv.positions), pages_of_layers(kv))
         chosen = kv.is_read.nonzero()[:, 0]
         made = token.new_zeros(len(token)), rows.new_zeros(len(token), dtype=torch.float32)
@@ -71,7 +71,7 @@ def language_model(
     max_batch: int = 64,
     max_batch_rows: int = 256,
 ) -> Cell:
-    """A cell that reads tokens and says the next: inputs `token` and `kv`, outputs as `NextToken`.
+    """A cell that reads tokens and says the next: inputs ``token`` and ``kv``, outputs as ``NextToken``.
 
     Args:
         model: its weights are copied.
@@ -95,12 +95,12 @@ def language_model(
 
 
 class LayeredModel(NamedTuple):
-    """A language model of one cell a layer, for `cellrt.unfolders.complete`.
+    """A language model of one cell a layer, for ``cellrt.unfolders.complete``.
 
     Attributes:
-        embed: token -> x `[hidden]`.
-        layers: x and the layer's growing state `kv` -> x.
-        head: x -> as `NextToken`.
+        embed: token -> x ``[hidden]``.
+        layers: x and the layer's growing state ``kv`` -> x.
+        head: x -> as ``NextToken``.
     """
 
     embed: Cell
@@ -109,7 +109,7 @@ class LayeredModel(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """Rows `[rows, hidden]` between two layers."""
+    """Rows ``[rows, hidden]`` between two layers."""
 
     x: Tensor
 
@@ -122,7 +122,7 @@ class Embedding(nn.Module):
         self.embedding = model.embedding
 
     def forward(self, token: Tensor) -> Hidden:
-        """`token` int64 `[rows]`."""
+        """``token`` int64 ``[rows]``."""
         return Hidden(self.embedding(token))
 
 
@@ -134,7 +134,7 @@ class Layer(nn.Module):
         self.layers = LlamaLayers(sizes, [layer])
 
     def forward(self, x: Tensor, kv: PagedRows) -> Hidden:
-        """`x` `[rows, hidden]`; `kv` rows `[2, kv_heads, head_dim]`, in pages of dimension 1."""
+        """``x`` ``[rows, hidden]``; ``kv`` rows ``[2, kv_heads, head_dim]``, in pages of dimension 1."""
         pages = Pages(kv.pages[:, 0], kv.pages[:, 1], kv.tables, kv.lengths)
         return Hidden(self.layers(x.clone(), Spans(kv.offsets, kv.positions), [pages]))
 
@@ -147,7 +147,7 @@ class Head(nn.Module):
         self.norm, self.head, self.end_token = model.norm, model.head, end_token
 
     def forward(self, x: Tensor) -> NextToken:
-        """`x` `[rows, hidden]`."""
+        """``x`` ``[rows, hidden]``."""
         made = likeliest(self.head(self.norm(x)))
         return NextToken(*made, made[0] == self.end_token)
 
@@ -161,7 +161,7 @@ def layered_language_model(
     max_batch: int = 64,
     max_batch_rows: int = 256,
 ) -> LayeredModel:
-    """The same model as `language_model`, bit for bit, with a cell for each layer; the arguments are the same."""
+    """The same model as ``language_model``, bit for bit, with a cell for each layer; the arguments are the same."""
     heads, dtype = model.sizes.attention, model.embedding.weight.dtype
     hidden = rows(model.sizes.hidden, dtype=dtype)
     state = grows(2, heads.num_kv_heads, heads.size, dtype=dtype, page_size=page_size, page_dim=1)

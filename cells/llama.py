@@ -57,7 +57,7 @@ class LlamaSizes:
 
 
 class LlamaLayers(nn.ModuleList):
-    """Layers one behind the other: rows `[rows, hidden]` -> `[rows, hidden]`, in one compiled call where that goes."""
+    """Layers one behind the other: rows ``[rows, hidden]`` -> the same shape, in one compiled call where that goes."""
 
     def __init__(self, sizes: LlamaSizes, layers: Iterable[TransformerLayer]) -> None:
         super().__init__(layers)
@@ -65,7 +65,7 @@ class LlamaLayers(nn.ModuleList):
         self.layer_sizes = LayerSizes(sizes.attention, sizes.inner, sizes.epsilon, sizes.window)
 
     def forward(self, x: Tensor, spans: Spans, pages: Sequence[Pages]) -> Tensor:
-        """`pages` has those of each layer; the rows' keys and values are written there. It may change `x`."""
+        """``pages`` has those of each layer; the rows' keys and values are written there. It may change ``x``."""
         if not has_one_call(x, spans, pages):
             for layer, paged in zip(self, pages):
                 x = layer(x, spans, paged)
@@ -77,10 +77,10 @@ class LlamaLayers(nn.ModuleList):
 
 
 class Llama(nn.Module):
-    """The whole stack: tokens int `[rows]` -> the last layer's normed rows `[rows, hidden]`; `logits` makes logits of
-    those of them that are needed.
+    """The whole stack: tokens int ``[rows]`` -> the last layer's normed rows ``[rows, hidden]``; ``logits`` makes
+    logits of those of them that are needed.
 
-    `layers` holds the same as single layers, for whoever runs one at a time.
+    ``layers`` holds the same as single layers, for whoever runs one at a time.
     """
 
     def __init__(self, sizes: LlamaSizes) -> None:
@@ -103,7 +103,7 @@ class Llama(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor, spans: Spans, pages: Sequence[Pages]) -> Tensor:
-        """`pages` has those of each layer, which may share one table; the rows are written there.
+        """``pages`` has those of each layer, which may share one table; the rows are written there.
 
         Raises DefinitionError for another number of them.
         """
@@ -113,12 +113,12 @@ class Llama(nn.Module):
         return normed
 
     def logits(self, rows: Tensor) -> Tensor:
-        """`[rows, hidden]` of `forward` -> `[rows, vocabulary]`."""
+        """``[rows, hidden]`` of ``forward`` -> ``[rows, vocabulary]``."""
         logits: Tensor = self.head(rows)
         return logits
 
     def new_pages(self, count: int, page_size: int) -> list[tuple[Tensor, Tensor]]:
-        """Zeros for keys and values of each layer: `[count, page_size, kv_heads, head_dim]`."""
+        """Zeros for keys and values of each layer: ``[count, page_size, kv_heads, head_dim]``."""
         heads, like = self.sizes.attention, self.embedding.weight
         shape = count, page_size, heads.num_kv_heads, heads.size
         return [(like.new_zeros(shape), like.new_zeros(shape)) for _ in self.layers]

@@ -1,4 +1,4 @@
-"""Weights of Llama's family as others have them: modules of `transformers`, and GGUF files of llama.cpp."""
+"""Weights of Llama's family as others have them: modules of ``transformers``, and GGUF files of llama.cpp."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ LAYER_NAMES = {
     "mlp.up": ("mlp.up_proj", "ffn_up"),
     "mlp.down": ("mlp.down_proj", "ffn_down"),
 }
-"""Our names, those of `transformers`, and those of GGUF."""
+"""Our names, those of ``transformers``, and those of GGUF."""
 TRANSFORMERS, GGUF = 0, 1
 
 
 def llama_from_transformers(state: Mapping[str, Tensor], sizes: LlamaSizes) -> Llama:
-    """A model with a copy of the weights in the state of `LlamaForCausalLM`, or of a Mistral or Qwen of that form.
+    """A model with a copy of the weights in the state of ``LlamaForCausalLM``, or of a Mistral or Qwen of that form.
 
     Raises DefinitionError if a weight is missing.
     """
@@ -44,7 +44,8 @@ def llama_from_transformers(state: Mapping[str, Tensor], sizes: LlamaSizes) -> L
 
 
 def llama_from_gguf(path: str | os.PathLike[str]) -> Llama:
-    """The model in a GGUF file of the architecture "llama", as float32 whatever the file has; needs the package `gguf`.
+    """The model in a GGUF file of the architecture "llama", as float32 whatever the file has; needs the package
+    ``gguf``.
 
     Raises DefinitionError for another architecture, for scaled rotary positions and if a weight is missing.
     """
@@ -61,7 +62,7 @@ def llama_from_gguf(path: str | os.PathLike[str]) -> Llama:
 
 def neighbours_to_halves(weight: Tensor, head_dim: int) -> Tensor:
     """The rows of a query's or key's projection, in which neighbours make a rotary pair, in the order of
-    `RotaryPositions`."""
+    ``RotaryPositions``."""
     halves: Tensor = weight.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
     return halves
 

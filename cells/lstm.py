@@ -10,11 +10,11 @@ o (output):
     c' = f c + i g
     h' = o tanh(c')
 
-Parameters have the names and the layout of `torch.nn.LSTMCell`. `LSTMCell` is the whole of it; `LSTMInput`
-and `LSTMRecurrent` are its two halves, because the sums over x need no state and can be batched over all
-steps; `EmbeddingLSTMCell` takes tokens.
+Parameters have the names and the layout of ``torch.nn.LSTMCell``. ``LSTMCell`` is the whole of it; ``LSTMInput``
+and ``LSTMRecurrent`` are its two halves, because the sums over x need no state and can be batched over all
+steps; ``EmbeddingLSTMCell`` takes tokens.
 
-Under `torch.no_grad` or `torch.inference_mode`, float32 on a CPU runs in kernels of our own on the calling
+Under ``torch.no_grad`` or ``torch.inference_mode``, float32 on a CPU runs in kernels of our own on the calling
 thread, with a packed copy of the weights made at the first call. All else (other devices and types,
 gradients, export) is plain torch. Any number of threads may call the same cell at the same time.
 """
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
 
 
 class LSTMState(NamedTuple):
-    """The state after a step: `h` and `c`, each `[rows, hidden_size]`."""
+    """The state after a step: ``h`` and ``c``, each ``[rows, hidden_size]``."""
 
     h: Tensor
     c: Tensor
 
 
 class LSTMGates(NamedTuple):
-    """The input half of the gates i, f, g, o: `[rows, 4 * hidden_size]`."""
+    """The input half of the gates i, f, g, o: ``[rows, 4 * hidden_size]``."""
 
     gates: Tensor
 
 
 def update_state(gates: Tensor, hidden: Tensor, h: Tensor, c: Tensor) -> LSTMState:
-    """The pointwise half of a step in plain torch, from the sums over input and state, `[rows, 4 * hidden_size]`."""
+    """The pointwise half of a step in plain torch, from the sums over input and state, ``[rows, 4 * hidden_size]``."""
     i, f, g, o = (gates + hidden).chunk(4, dim=-1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return LSTMState(torch.sigmoid(o) * torch.tanh(c), c)
@@ -71,9 +71,9 @@ class _LSTM(GatedModule):
 
 
 class LSTMCell(_LSTM, WholeCell):
-    """One LSTM step: `x` `[rows, input_size]`, `h` and `c` `[rows, hidden_size]` -> `LSTMState`.
+    """One LSTM step: ``x`` ``[rows, input_size]``, ``h`` and ``c`` ``[rows, hidden_size]`` -> ``LSTMState``.
 
-    The steps-first form takes `x` packed as in `torch.nn.utils.rnn.PackedSequence`.
+    The steps-first form takes ``x`` packed as in ``torch.nn.utils.rnn.PackedSequence``.
     """
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True) -> None:
@@ -85,19 +85,19 @@ class LSTMCell(_LSTM, WholeCell):
         return LSTMState(*self._step(x, (h, c)))
 
     def steps(self, batch_sizes: Sequence[int], *, x: Tensor, h: Tensor, c: Tensor) -> LSTMState:
-        """`len(batch_sizes)` steps; the state after each of them, packed."""
+        """``len(batch_sizes)`` steps; the state after each of them, packed."""
         return LSTMState(*self._steps(batch_sizes, x, (h, c)))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of `steps`, for float32."""
+        """The compiled form of ``steps``, for float32."""
         return self._compiled()
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether `run_rows` takes these rows, with the weights where they are."""
+        """Whether ``run_rows`` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
     def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
+        """One step by the fused kernel, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
         self._fused.run(self, inputs, outputs)
 
     def run_chain_rows(
@@ -108,19 +108,19 @@ class LSTMCell(_LSTM, WholeCell):
 
 
 class LSTMInput(_LSTM, InputHalf):
-    """The input half of an LSTM: `x` `[rows, input_size]` -> `LSTMGates`; feeds `LSTMRecurrent`."""
+    """The input half of an LSTM: ``x`` ``[rows, input_size]`` -> ``LSTMGates``; feeds ``LSTMRecurrent``."""
 
     def forward(self, x: Tensor) -> LSTMGates:
         """The gates' sums over the input, its bias included."""
         return LSTMGates(self.input_gates(x))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of `forward`, for float32."""
+        """The compiled form of ``forward``, for float32."""
         return self._compiled()
 
 
 class LSTMRecurrent(_LSTM, RecurrentHalf):
-    """The recurrent half of an LSTM: `gates` `[rows, 4 * hidden_size]` from `LSTMInput`, `h`, `c` -> `LSTMState`."""
+    """The recurrent half: ``gates`` ``[rows, 4 * hidden_size]`` from ``LSTMInput``, ``h``, ``c`` -> ``LSTMState``."""
 
     def __init__(self, hidden_size: int, bias: bool = True) -> None:
         super().__init__(hidden_size, bias)
@@ -131,19 +131,19 @@ class LSTMRecurrent(_LSTM, RecurrentHalf):
         return LSTMState(*self._step(gates, (h, c)))
 
     def steps(self, batch_sizes: Sequence[int], *, gates: Tensor, h: Tensor, c: Tensor) -> LSTMState:
-        """`len(batch_sizes)` steps; the state after each of them, packed."""
+        """``len(batch_sizes)`` steps; the state after each of them, packed."""
         return LSTMState(*self._steps(batch_sizes, gates, (h, c)))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of `steps`, for float32."""
+        """The compiled form of ``steps``, for float32."""
         return self._compiled()
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether `run_rows` takes these rows, with the weights where they are."""
+        """Whether ``run_rows`` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
     def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
+        """One step by the fused kernel, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
         self._fused.run(self, inputs, outputs)
 
     def run_chain_rows(
@@ -154,9 +154,9 @@ class LSTMRecurrent(_LSTM, RecurrentHalf):
 
 
 class EmbeddingLSTMCell(_LSTM, TokenCell):
-    """An LSTM step on tokens: `token` int64 `[rows]`, `h` and `c` `[rows, hidden_size]` -> `LSTMState`.
+    """An LSTM step on tokens: ``token`` int64 ``[rows]``, ``h`` and ``c`` ``[rows, hidden_size]`` -> ``LSTMState``.
 
-    With `fold`, the table `embedding @ W_x + b` (`num_embeddings * 4 * hidden_size` numbers) is computed
+    With ``fold``, the table ``embedding @ W_x + b`` (``num_embeddings * 4 * hidden_size`` numbers) is computed
     once, and a step only looks up a row of it: half the arithmetic of a step is gone.
     """
 
@@ -172,15 +172,15 @@ class EmbeddingLSTMCell(_LSTM, TokenCell):
         return LSTMState(*self._step(token, (h, c)))
 
     def steps(self, batch_sizes: Sequence[int], *, token: Tensor, h: Tensor, c: Tensor) -> LSTMState:
-        """`len(batch_sizes)` steps on packed tokens; the state after each of them, packed."""
+        """``len(batch_sizes)`` steps on packed tokens; the state after each of them, packed."""
         return LSTMState(*self._steps(batch_sizes, token, (h, c)))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of `steps`, for float32."""
+        """The compiled form of ``steps``, for float32."""
         return self._compiled()
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether `run_rows` takes these rows, with the weights where they are: only with `fold`."""
+        """Whether ``run_rows`` takes these rows, with the weights where they are: only with ``fold``."""
         return self.fold and self._can_fuse(inputs, outputs, {"token": TOKEN})
 
     def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
@@ -190,7 +190,7 @@ class EmbeddingLSTMCell(_LSTM, TokenCell):
     def run_chain_rows(
         self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
     ) -> bool:
-        """A run by the chain kernel, if it takes these weights; NaN as in `run_rows`."""
+        """A run by the chain kernel, if it takes these weights; NaN as in ``run_rows``."""
         return self._fused.run_chain(self, sizes, self._with_gates(inputs), outputs)
 
     def _with_gates(self, inputs: Mapping[str, IndexedRows]) -> dict[str, IndexedRows | ArenaRows]:

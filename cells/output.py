@@ -1,9 +1,9 @@
 """From the state of a decoder to its next token: projection to logits, greedy choice, sampling.
 
-Sampling takes its randomness as inputs: the `seed` of the request and the number of the `step` are hashed to one
+Sampling takes its randomness as inputs: the ``seed`` of the request and the number of the ``step`` are hashed to one
 uniform number (the mixing function of SplitMix64; Steele, Lea and Flood 2014), which picks from the cumulative
 distribution. So a row's token depends on its own logits, seed and step alone: not on its company in a batch, nor on
-what ran before. Greedy choice takes the lowest of equal tokens on the fused path (see `lstm.py`).
+what ran before. Greedy choice takes the lowest of equal tokens on the fused path (see ``lstm.py``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cellrt.definition.fused import IndexedRows
 
 NEVER = -1
-"""As `end_token`: no token ends the sequence."""
+"""As ``end_token``: no token ends the sequence."""
 
 
 # The constants of SplitMix64 as signed numbers: int64 products and sums wrap around.
@@ -48,20 +48,20 @@ _SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
 class Logits(NamedTuple):
-    """`logits` `[rows, num_tokens]`, not normalised."""
+    """``logits`` ``[rows, num_tokens]``, not normalised."""
 
     logits: Tensor
 
 
 class Choice(NamedTuple):
-    """The `token` chosen, int64 `[rows]`, and whether it ends the sequence, `stop`, bool `[rows]`."""
+    """The ``token`` chosen, int64 ``[rows]``, and whether it ends the sequence, ``stop``, bool ``[rows]``."""
 
     token: Tensor
     stop: Tensor
 
 
 class _Linear(nn.Module):
-    """The weights of a linear layer, `weight` `[num_tokens, hidden_size]` and `bias`, as torch lays them out."""
+    """The weights of a linear layer, ``weight`` ``[num_tokens, hidden_size]`` and ``bias``, as torch lays them out."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -83,7 +83,7 @@ class _Linear(nn.Module):
         return self._packed.of(own_parameter(self, "weight"), own_parameter(self, "bias"))
 
     def logits(self, h: Tensor) -> Tensor:
-        """`h` `[rows, hidden_size]` to `[rows, num_tokens]`."""
+        """``h`` ``[rows, hidden_size]`` to ``[rows, num_tokens]``."""
         if not is_fusable(h) or not h.shape[0]:
             return linear(h, self.weight, self.bias)
         weight, bias = self.packed()
@@ -92,7 +92,7 @@ class _Linear(nn.Module):
 
 
 class Projection(_Linear):
-    """A linear layer from states to logits: `h` `[rows, hidden_size]` -> `Logits`."""
+    """A linear layer from states to logits: ``h`` ``[rows, hidden_size]`` -> ``Logits``."""
 
     def __init__(self, hidden_size: int, num_tokens: int, bias: bool = True) -> None:
         super().__init__(hidden_size, num_tokens, bias)
@@ -114,7 +114,7 @@ class Projection(_Linear):
 
 
 class Argmax(nn.Module):
-    """The most likely token: `logits` `[rows, num_tokens]` -> `Choice`; `stop` where it is `end_token`."""
+    """The most likely token: ``logits`` ``[rows, num_tokens]`` -> ``Choice``; ``stop`` where it is ``end_token``."""
 
     def __init__(self, end_token: int = NEVER) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Argmax(nn.Module):
 
 
 class ProjectionArgmax(_Linear):
-    """Projection and greedy choice in one: `h` `[rows, hidden_size]` -> `Choice`, without keeping the logits."""
+    """Projection and greedy choice in one: ``h`` ``[rows, hidden_size]`` -> ``Choice``, without keeping the logits."""
 
     def __init__(self, hidden_size: int, num_tokens: int, end_token: int = NEVER, bias: bool = True) -> None:
         super().__init__(hidden_size, num_tokens, bias)
@@ -145,7 +145,7 @@ class ProjectionArgmax(_Linear):
         return self.choose(h)
 
     def choose(self, h: Tensor) -> Choice:
-        """As `forward`, without the hooks of a module."""
+        """As ``forward``, without the hooks of a module."""
         token = self._best(h) if is_fusable(h) and h.shape[0] else self.logits(h).argmax(dim=-1)
         return Choice(token, token == self.end_token)
 
@@ -175,23 +175,23 @@ class ProjectionArgmax(_Linear):
         return CompiledForm(choose_best, {"h": RowSpec((weight.depth,))}, outputs, words, (weight, bias))
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether `run_rows` takes these rows, with the weights where they are."""
+        """Whether ``run_rows`` takes these rows, with the weights where they are."""
         return can_fuse(self, inputs, outputs, vectors(h=self.weight.shape[1]), {"token": TOKEN, "stop": STOP})
 
     def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
+        """One step by the fused kernel, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
         choose_rows(self.weight, self.bias, self.end_token, inputs, outputs)
 
 
 class Sample(nn.Module):
-    """A random token: `logits` `[rows, num_tokens]`, `seed` and `step` int64 `[rows]` -> `Choice`.
+    """A random token: ``logits`` ``[rows, num_tokens]``, ``seed`` and ``step`` int64 ``[rows]`` -> ``Choice``.
 
     Args:
         end_token: the token that ends a sequence.
-        temperature: logits are divided by it; above 0 (for 0, use `Argmax`).
-        top_k: only the `top_k` most likely tokens, and those as likely as the last of them; 0: all.
+        temperature: logits are divided by it; above 0 (for 0, use ``Argmax``).
+        top_k: only the ``top_k`` most likely tokens, and those as likely as the last of them; 0: all.
         top_p: only the most likely tokens that together reach this probability, and those as likely as the last of
-            them; 1: all. It acts on what `top_k` leaves.
+            them; 1: all. It acts on what ``top_k`` leaves.
 
     Raises DefinitionError for a value out of range.
     """
@@ -213,7 +213,7 @@ class Sample(nn.Module):
         return Choice(token, token == self.end_token)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What is sampled from: float32 `[rows, num_tokens]`, zero for tokens that are left out."""
+        """What is sampled from: float32 ``[rows, num_tokens]``, zero for tokens that are left out."""
         scaled = logits.float() / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
             least = scaled.topk(self.top_k, dim=-1).values[:, -1:]
@@ -228,7 +228,7 @@ class Sample(nn.Module):
 
 
 def uniform(seed: Tensor, step: Tensor) -> Tensor:
-    """One number of (0, 1) for each pair of int64 `seed` and `step` `[rows]`: float64 `[rows]`, 48 random bits."""
+    """A number of (0, 1) for each pair of int64 ``seed`` and ``step`` ``[rows]``: float64, 48 random bits."""
     bits = _mix(_mix(seed) + step * _GOLDEN)
     return (_shift(bits, 16).to(torch.float64) + 0.5) / 2**48
 

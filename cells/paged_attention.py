@@ -1,7 +1,7 @@
-"""Attention over pages as the cells here call it: compiled for a CPU, else the operation of `cellrt.kernels`.
+"""Attention over pages as the cells here call it: compiled for a CPU, else the operation of ``cellrt.kernels``.
 
-The module's `forward` calls these as plain functions. A compiled form calls what they call, `attend` and `append` of
-`_paged_attention.py`, with the words that `settings_of` and `task_of` lay out.
+The module's ``forward`` calls these as plain functions. A compiled form calls what they call, ``attend`` and ``append``
+of ``_paged_attention.py``, with the words that ``settings_of`` and ``task_of`` lay out.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT1
 def paged_attention(
     query: Tensor, pages: Pages, spans: Spans, mask: Mask = CAUSAL, *, scale: float | None = None
 ) -> Tensor:
-    """As `cellrt.kernels.paged_attention.paged_attention`; on a CPU without a copy of keys and values.
+    """As ``cellrt.kernels.paged_attention.paged_attention``; on a CPU without a copy of keys and values.
 
     There a row's bits do not depend on its company, nor on how its span was cut, nor on the pages
-    (`_paged_attention.py` says why). For gradients it is the plain torch form.
+    (``_paged_attention.py`` says why). For gradients it is the plain torch form.
     """
     if not _is_compiled(query, *pages[:4], *spans):
         return plain.paged_attention(query, pages, spans, mask, scale=scale)
@@ -44,7 +44,7 @@ def paged_attention(
 
 
 def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None:
-    """As `cellrt.kernels.paged_attention.append_pages`."""
+    """As ``cellrt.kernels.paged_attention.append_pages``."""
     if not _is_compiled(key, value, *pages[:4], *spans):
         plain.append_pages(pages, spans, key, value)
         return
@@ -56,7 +56,7 @@ def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None
 
 
 def settings_of(heads: int, pages: Pages, mask: Mask, scale: float) -> NDArray[np.int64]:
-    """The first argument of `attend` and `append`: what stays the same from task to task. It does not hold the bias."""
+    """The first argument of ``attend`` and ``append``: what stays the same from task to task, without the bias."""
     kv_heads, head_dim = pages.keys.shape[2:]
     bias, reach = (0, 0) if mask.bias is None else (mask.bias.data_ptr(), mask.bias.shape[1] // 2)
     bits = np.float64(scale).view(np.int64)

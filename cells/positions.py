@@ -1,6 +1,7 @@
 """How a Transformer knows where a row is: rotary, learned, sinusoidal and relative positions.
 
-All take the rows' own positions, int32 or int64 `[rows]`, so rows of different sequences may lie together in any order.
+All take the rows' own positions, int32 or int64 ``[rows]``, so rows of different sequences may lie together in any
+order.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Scaling(Protocol):
         """What the rotated queries and keys are multiplied by."""
 
     def kept(self, frequencies: Tensor, base: float) -> Tensor:
-        """How much of each frequency `[head_dim / 2]` stays, from 0 (divided by the factor) to 1 (as it was)."""
+        """How much of each frequency ``[head_dim / 2]`` stays, from 0 (divided by the factor) to 1 (as it was)."""
 
 
 class LinearScaling(NamedTuple):
@@ -47,8 +48,8 @@ class LinearScaling(NamedTuple):
 
 
 class Llama3Scaling(NamedTuple):
-    """That of Llama 3.1: frequencies with at least `high` turns in the original context stay, those with at most `low`
-    are divided, the ones between lie between."""
+    """That of Llama 3.1: frequencies with at least ``high`` turns in the original context stay, those with at most
+    ``low`` are divided, the ones between lie between."""
 
     factor: float
     original_context: int
@@ -92,8 +93,8 @@ class YarnScaling(NamedTuple):
 class RotaryPositions(nn.Module):
     """Rotary positions (Su et al. 2021): pairs of numbers of a head are turned by angles that grow with the position.
 
-    Number k of a head makes a pair with number k + head_dim / 2, as in `transformers`; files of llama.cpp have another
-    order. The scores of a query and a key then depend on how far apart they are.
+    Number k of a head makes a pair with number k + head_dim / 2, as in ``transformers``; files of llama.cpp have
+    another order. The scores of a query and a key then depend on how far apart they are.
     """
 
     frequencies: Tensor
@@ -112,7 +113,7 @@ class RotaryPositions(nn.Module):
         self._turns = Derived(self._first_turns)
 
     def forward(self, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both `[rows, heads, head_dim]`, turned; angles are computed in float32."""
+        """Both ``[rows, heads, head_dim]``, turned; angles are computed in float32."""
         if is_fusable(query, key) and positions.dtype is torch.int32 and len(positions):
             turns, positions = self.turns_up_to(int(positions.max())), positions.contiguous()
             return _turn_compiled(query, positions, turns), _turn_compiled(key, positions, turns)
@@ -121,7 +122,7 @@ class RotaryPositions(nn.Module):
         return _turn(query, cos, sin), _turn(key, cos, sin)
 
     def turns_up_to(self, position: int) -> Tensor:
-        """Cosines and sines `[positions, 2, head_dim / 2]`, kept for the positions that were met."""
+        """Cosines and sines ``[positions, 2, head_dim / 2]``, kept for the positions that were met."""
         known = self._turns.of(self.frequencies)
         if position >= len(known[-1]):
             known.append(self._make_turns(position + 1))
@@ -150,7 +151,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class LearnedPositions(nn.Embedding):
-    """A learned vector for each of the first positions: int `[rows]` -> `[rows, size]`."""
+    """A learned vector for each of the first positions: int ``[rows]`` -> ``[rows, size]``."""
 
     def forward(self, positions: Tensor) -> Tensor:
         """Raises IndexError for a position that has none."""
@@ -158,9 +159,9 @@ class LearnedPositions(nn.Embedding):
 
 
 class SinusoidalPositions(nn.Module):
-    """Sines and cosines of any position (Vaswani et al. 2017, section 3.5): int `[rows]` -> `[rows, size]`.
+    """Sines and cosines of any position (Vaswani et al. 2017, section 3.5): int ``[rows]`` -> ``[rows, size]``.
 
-    Sine and cosine of a frequency are neighbours as in the paper, or all sines come first (`halves`).
+    Sine and cosine of a frequency are neighbours as in the paper, or all sines come first (``halves``).
     """
 
     frequencies: Tensor
@@ -184,9 +185,9 @@ class SinusoidalPositions(nn.Module):
 class RelativePositions(nn.Module):
     """T5's relative positions (Raffel et al. 2020, section 2.1): scores get a number for their head and distance added.
 
-    Distances share `buckets`: small ones have one each, larger ones in ranges that grow, and all from `max_distance` on
-    the last. With `both_ways`, for encoders, half of the buckets are for keys after the query. `weight` is
-    `[buckets, heads]`. Layers of a stack may share one.
+    Distances share ``buckets``: small ones have one each, larger ones in ranges that grow, and all from
+    ``max_distance`` on the last. With ``both_ways``, for encoders, half of the buckets are for keys after the query.
+    ``weight`` is ``[buckets, heads]``. Layers of a stack may share one.
     """
 
     def __init__(self, heads: int, buckets: int = 32, max_distance: int = 128, both_ways: bool = False) -> None:
@@ -196,7 +197,7 @@ class RelativePositions(nn.Module):
         self._table = Derived(self._look_up)
 
     def forward(self) -> Tensor:
-        """The biases of all distances, as `Mask.bias` has them: float32 `[heads, 2 * max_distance + 1]`."""
+        """The biases of all distances, as ``Mask.bias`` has them: float32 ``[heads, 2 * max_distance + 1]``."""
         if torch.is_grad_enabled() or self.weight.is_meta:
             return self._look_up(self.weight)
         return self._table.of(self.weight)

@@ -15,10 +15,10 @@ from cellrt.cells._weights import is_fusable
 
 
 class RMSNorm(nn.RMSNorm):
-    """`nn.RMSNorm` over the last dimension."""
+    """``nn.RMSNorm`` over the last dimension."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[..., size]` -> the same."""
+        """``[..., size]`` -> the same."""
         if self.weight is None or self.eps is None or not is_fusable(x, self.weight):
             return super().forward(x)
         x, out = x.contiguous(), torch.empty(x.shape)
@@ -29,7 +29,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def gate_with_silu(gate: Tensor, up: Tensor) -> Tensor:
-    """`silu(gate) * up`, `[rows, size]` each: what is inside SwiGLU (Shazeer 2020)."""
+    """``silu(gate) * up``, ``[rows, size]`` each: what is inside SwiGLU (Shazeer 2020)."""
     if not is_fusable(gate, up):
         return silu(gate) * up
     gate, up, out = gate.contiguous(), up.contiguous(), torch.empty(gate.shape)
@@ -38,7 +38,7 @@ def gate_with_silu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest token of each row of `[rows, tokens]`, int64 (the first of equals), and its log-probability."""
+    """The likeliest token of each row of ``[rows, tokens]``, int64 (the first of equals), and its log-probability."""
     if not is_fusable(logits):
         best, token = logits.float().max(1)
         return token, best - logits.float().logsumexp(1)

@@ -1,7 +1,7 @@
 """What layers of recurrent cells need between them, where the layer below runs in both directions.
 
 Such a layer has two outputs for a step, from nodes far apart in the graph. No node joins them: the cell above reads
-both, as inputs `left` (of the direction that runs from the first step on) and `right` (from the last step on), and
+both, as inputs ``left`` (of the direction that runs from the first step on) and ``right`` (from the last step on), and
 its weight multiplies them side by side.
 """
 
@@ -18,14 +18,14 @@ from cellrt.cells.lstm import LSTMInput
 
 
 class BothGates(NamedTuple):
-    """The input halves of both directions: `gates` and `gates_reverse`, each `[rows, gates * hidden_size]`."""
+    """The input halves of both directions: ``gates`` and ``gates_reverse``, each ``[rows, gates * hidden_size]``."""
 
     gates: Tensor
     gates_reverse: Tensor
 
 
 class BothInputs(nn.Module):
-    """The input halves of the two directions of a layer in one cell: `x` `[rows, input_size]` -> `BothGates`."""
+    """The input halves of the two directions of a layer in one cell: ``x`` ``[rows, input_size]`` -> ``BothGates``."""
 
     def __init__(self, ahead: LSTMInput | GRUInput, reverse: LSTMInput | GRUInput) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class BothInputs(nn.Module):
 
 
 class Joined(nn.Module):
-    """A module of one input that reads it in two parts: `left` and `right`, `[rows, size]` each, go in side by side."""
+    """A module of one input that reads it in two parts: ``left`` and ``right``, ``[rows, size]`` each, side by side."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -49,9 +49,10 @@ class Joined(nn.Module):
 
 
 class JoinedCell(nn.Module):
-    """A cell of one input `x` and states that reads `x` in two parts: `left`, `right`, then the states in order.
+    """A cell of one input ``x`` and states that reads ``x`` in two parts: ``left``, ``right``, then the states in
+    order.
 
-    Such as `LSTMCell` and `GRUCell`, with `input_size` the sum of both.
+    Such as ``LSTMCell`` and ``GRUCell``, with ``input_size`` the sum of both.
     """
 
     def __init__(self, cell: nn.Module) -> None:

@@ -1,16 +1,16 @@
 """Layers of Transformers over ragged rows: any number of rows of each node, without padding.
 
-Linear layers and norms see plain rows `[sum of rows, hidden]`; attention alone looks at whose rows are whose (`Spans`),
-and at the keys and values that the node has (`Pages`). So one layer serves the chunk of a prompt, a single step and a
-whole sentence, in one batch (ORCA section 3.2, "selective batching").
+Linear layers and norms see plain rows ``[sum of rows, hidden]``; attention alone looks at whose rows are whose
+(``Spans``), and at the keys and values that the node has (``Pages``). So one layer serves the chunk of a prompt, a
+single step and a whole sentence, in one batch (ORCA section 3.2, "selective batching").
 
     norm first:  x = x + attention(norm(x));  x = x + cross(norm(x));  x = x + mlp(norm(x))
     norm last:   x = norm(x + attention(x));  x = norm(x + cross(x));  x = norm(x + mlp(x))
 
-(Vaswani et al. 2017 has the norm last; Xiong et al. 2020 compare.) Norms are torch's: `nn.LayerNorm`, `nn.RMSNorm`.
+(Vaswani et al. 2017 has the norm last; Xiong et al. 2020 compare.) Norms are torch's: ``nn.LayerNorm``, ``nn.RMSNorm``.
 
-For inference in float32 on a CPU the linear layers keep a second, packed copy of their weights (`_gemm.py`) and run on
-the calling thread. A row's bits are then the same in any company and however its span is cut, through all layers.
+For inference in float32 on a CPU the linear layers keep a second, packed copy of their weights (``_gemm.py``) and run
+on the calling thread. A row's bits are then the same in any company and however its span is cut, through all layers.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Heads:
     Attributes:
         hidden: numbers of a row.
         heads: of the query.
-        kv_heads: of keys and values; each serves as many neighbouring heads of the query. None: as many as `heads`.
+        kv_heads: of keys and values; each serves as many neighbouring heads of the query. None: as many as ``heads``.
         head_dim: None: hidden / heads.
-        bias: whether the query, key and value have one; `out_bias`: whether the output has.
+        bias: whether the query, key and value have one; ``out_bias``: whether the output has.
         scale: of the scores; None: 1 / sqrt(head_dim).
     """
 
@@ -61,7 +61,7 @@ class Heads:
 
     @property
     def num_kv_heads(self) -> int:
-        """`kv_heads`, or `heads` without."""
+        """``kv_heads``, or ``heads`` without."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
@@ -71,7 +71,7 @@ class Heads:
 
 
 class Attention(nn.Module):
-    """What self-attention and cross-attention share: the four projections, `[rows, hidden]` to heads and back."""
+    """What self-attention and cross-attention share: the four projections, ``[rows, hidden]`` to heads and back."""
 
     def __init__(self, sizes: Heads, memory_size: int | None = None) -> None:
         super().__init__()
@@ -94,8 +94,9 @@ class Attention(nn.Module):
 class SelfAttention(Attention):
     """Attention of a node's rows over all that the node has so far; grouped heads (Ainslie et al. 2023).
 
-    With `Pages` the rows' keys and values are first written there, at their positions, in place. Without, for encoders,
-    the rows are all that there is. `norm_heads` makes a norm for the heads of queries and keys, as Qwen 3 has.
+    With ``Pages`` the rows' keys and values are first written there, at their positions, in place. Without, for
+    encoders, the rows are all that there is. ``norm_heads`` makes a norm for the heads of queries and keys, as Qwen 3
+    has.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class SelfAttention(Attention):
         self.key_norm = None if norm_heads is None else norm_heads(sizes.size)
 
     def forward(self, x: Tensor, spans: Spans, pages: Pages | None = None) -> Tensor:
-        """`[rows, hidden]` -> `[rows, hidden]`."""
+        """``[rows, hidden]`` -> ``[rows, hidden]``."""
         query, key, value = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
@@ -132,20 +133,20 @@ class SelfAttention(Attention):
 class CrossAttention(Attention):
     """Attention of a node's rows over all rows of a memory, such as an encoder's outputs.
 
-    `memory` makes the memory's keys and values, once for all steps; they may lie in pages too (`append_pages`).
+    ``memory`` makes the memory's keys and values, once for all steps; they may lie in pages too (``append_pages``).
     """
 
     def memory(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Key and value `[rows, kv_heads, head_dim]` of rows `[rows, memory_size]`."""
+        """Key and value ``[rows, kv_heads, head_dim]`` of rows ``[rows, memory_size]``."""
         return self._heads(self.key(rows)), self._heads(self.value(rows))
 
     def forward(self, x: Tensor, spans: Spans, pages: Pages) -> Tensor:
-        """`[rows, hidden]` -> `[rows, hidden]`; positions play no part."""
+        """``[rows, hidden]`` -> ``[rows, hidden]``; positions play no part."""
         return self._read(self._heads(self.query(x)), pages, spans, Mask(causal=False))
 
 
 class MLP(nn.Module):
-    """Two linear layers and what is between: `[rows, hidden]` -> `[rows, hidden]`; GELU unless another is given."""
+    """Two linear layers and what is between: ``[rows, hidden]`` -> ``[rows, hidden]``; GELU unless another is given."""
 
     def __init__(self, hidden: int, inner: int, activation: Activation = gelu, bias: bool = True) -> None:
         super().__init__()
@@ -159,7 +160,7 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """`down(activation(gate(x)) * up(x))` (Shazeer 2020); SwiGLU unless another activation is given."""
+    """``down(activation(gate(x)) * up(x))`` (Shazeer 2020); SwiGLU unless another activation is given."""
 
     def __init__(self, hidden: int, inner: int, activation: Activation = silu, bias: bool = False) -> None:
         super().__init__()
@@ -176,9 +177,9 @@ class GatedMLP(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """A layer of an encoder, of a decoder alone, or (with `cross`) of an encoder-decoder.
+    """A layer of an encoder, of a decoder alone, or (with ``cross``) of an encoder-decoder.
 
-    `norm` makes each of its norms. Which it is, and how it knows positions, its `attention` decides.
+    ``norm`` makes each of its norms. Which it is, and how it knows positions, its ``attention`` decides.
     """
 
     def __init__(
@@ -200,8 +201,8 @@ class TransformerLayer(nn.Module):
     def from_torch(cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> Self:
         """A layer with a copy of the weights of a torch layer, in evaluation mode.
 
-        That of an encoder sees all rows of its node, that of a decoder is causal and has cross-attention. `batch_first`
-        plays no part.
+        That of an encoder sees all rows of its node, that of a decoder is causal and has cross-attention.
+        ``batch_first`` plays no part.
 
         Raises DefinitionError for another activation than relu and gelu.
         """
@@ -231,7 +232,7 @@ class TransformerLayer(nn.Module):
         return made.eval()
 
     def forward(self, x: Tensor, spans: Spans, pages: Pages | None = None, memory: Pages | None = None) -> Tensor:
-        """`[rows, hidden]` -> `[rows, hidden]`; `pages` are its own, `memory` those that `cross` reads."""
+        """``[rows, hidden]`` -> ``[rows, hidden]``; ``pages`` are its own, ``memory`` those that ``cross`` reads."""
         x = self._add(x, self.attention_norm, self.attention, spans, pages)
         if self.cross is not None and self.cross_norm is not None:
             x = self._add(x, self.cross_norm, self.cross, spans, memory)

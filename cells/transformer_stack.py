@@ -31,7 +31,7 @@ class StackSizes:
     """What a stack is made of.
 
     Attributes:
-        vocabulary, positions, hidden, inner, layers, heads: sizes; `positions` is the longest sequence.
+        vocabulary, positions, hidden, inner, layers, heads: sizes; ``positions`` is the longest sequence.
         activation: of the two linear layers.
         epsilon: of the norms.
         scale: of the embedding.
@@ -56,7 +56,7 @@ class StackSizes:
 
 
 class TransformerStack(nn.Module):
-    """Layers with the norm last: of an encoder, or with `is_decoder` causal and with cross-attention."""
+    """Layers with the norm last: of an encoder, or with ``is_decoder`` causal and with cross-attention."""
 
     def __init__(self, sizes: StackSizes, *, is_decoder: bool = False) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class TransformerStack(nn.Module):
         pages: Sequence[Pages | None] | None = None,
         memory: Sequence[Pages | None] | None = None,
     ) -> Tensor:
-        """Tokens int64 `[rows]` -> `[rows, hidden]`; `pages` and `memory` of each layer, for a decoder."""
+        """Tokens int64 ``[rows]`` -> ``[rows, hidden]``; ``pages`` and ``memory`` of each layer, for a decoder."""
         x: Tensor = self.embedding(tokens) * self.sizes.scale + self.positions(spans.positions)
         if self.norm is not None:
             x = self.norm(x)
@@ -103,7 +103,7 @@ class SentenceEncoder(nn.Module):
         self.encoder = encoder
 
     def forward(self, token: Tensor, sentence: cellrt.Spans) -> Tensor:
-        """`[rows, hidden]`."""
+        """``[rows, hidden]``."""
         rows = self.encoder(token, Spans(sentence.offsets, sentence.positions))
         counts = sentence.offsets.diff()
         sums = rows.new_zeros(len(counts), rows.shape[1]).index_add(0, sentence.nodes, rows)
@@ -112,14 +112,14 @@ class SentenceEncoder(nn.Module):
 
 
 class SourceEncoder(nn.Module):
-    """An encoder that appends to `memory` what each layer of a decoder reads of it: rows `[layers, 2, heads, size]`."""
+    """An encoder that appends to ``memory`` what each layer of a decoder reads: rows ``[layers, 2, heads, size]``."""
 
     def __init__(self, encoder: TransformerStack, readers: Sequence[CrossAttention]) -> None:
         super().__init__()
         self.encoder, self.readers = encoder, nn.ModuleList(readers)
 
     def forward(self, token: Tensor, source: cellrt.Spans, memory: PagedRows) -> Tensor:
-        """The encoder's last rows `[rows, hidden]`."""
+        """The encoder's last rows ``[rows, hidden]``."""
         rows: Tensor = self.encoder(token, Spans(source.offsets, source.positions))
         places = Spans(memory.offsets, memory.positions)
         for reader, own in zip(self.readers, pages_of_layers(memory)):
@@ -141,7 +141,7 @@ class GreedyDecoder(nn.Module):
         self.decoder, self.head, self.end_token = decoder, head, end_token
 
     def forward(self, token: Tensor, kv: PagedRows, memory: PagedRows) -> NextToken:
-        """`token` int64 `[rows]`; rows of `kv` and `memory` are `[layers, 2, heads, size]`."""
+        """``token`` int64 ``[rows]``; rows of ``kv`` and ``memory`` are ``[layers, 2, heads, size]``."""
         spans = Spans(kv.offsets, kv.positions)
         rows = self.decoder(token, spans, pages_of_layers(kv), pages_of_layers(memory))
         best, logprob = likeliest(self.head(rows))
@@ -149,8 +149,8 @@ class GreedyDecoder(nn.Module):
 
 
 class EncoderDecoder(NamedTuple):
-    """The two cells of an encoder-decoder: one with inputs `token`, `source` and `memory`, which it appends to; and one
-    with `token`, `kv` and `memory`, which it reads, and outputs as `NextToken`."""
+    """The two cells of an encoder-decoder: one with inputs ``token``, ``source`` and ``memory``, which it appends to;
+    and one with ``token``, ``kv`` and ``memory``, which it reads, and outputs as ``NextToken``."""
 
     encoder: Cell
     decoder: Cell
@@ -159,9 +159,10 @@ class EncoderDecoder(NamedTuple):
 def sentence_encoder(
     encoder: TransformerStack, *, name: str = "sentence encoder", max_batch: int = 64, max_batch_rows: int = 1024
 ) -> Cell:
-    """A cell that reads whole sentences: inputs `token` and `sentence`, output `output`, as of `SentenceEncoder`.
+    """A cell that reads whole sentences: inputs ``token`` and ``sentence``, output ``output``, as of
+    ``SentenceEncoder``.
 
-    `max_batch` and `max_batch_rows` are the most sentences and tokens of a task; no sentence may be longer.
+    ``max_batch`` and ``max_batch_rows`` are the most sentences and tokens of a task; no sentence may be longer.
     """
     inputs = {"token": token, "sentence": span(whole=True)}
     module = SentenceEncoder(encoder).eval()
@@ -182,7 +183,7 @@ def encoder_decoder_cells(
     """The cells of an encoder-decoder; weights are copied.
 
     Args:
-        encoder, decoder: the stacks; the second was made with `is_decoder`.
+        encoder, decoder: the stacks; the second was made with ``is_decoder``.
         head: from the decoder's rows to logits.
         end_token: the one that ends a text.
         name: of the model, for the cells' names.

@@ -1,7 +1,7 @@
 """Tree-LSTM cells for leaves, and for nodes of a fixed number of children in order (Tai, Socher and Manning 2015).
 
-`NaryTreeLSTMCell` and `BinaryTreeLSTMCell` (section 3.2, equations 9 to 14), for a node with input x and n children k
-in order, l among them:
+``NaryTreeLSTMCell`` and ``BinaryTreeLSTMCell`` (section 3.2, equations 9 to 14), for a node with input x and n children
+k in order, l among them:
 
     i   = sigmoid(W_i x + sum of U_il h_l  + b_i)
     f_k = sigmoid(W_f x + sum of U_fkl h_l + b_fk)
@@ -11,14 +11,14 @@ in order, l among them:
     h   = o tanh(c)
 
 (The paper has one b_f for all f_k: equal ones here.) Without an input size the terms in x are left out: inner nodes of
-a constituency tree have no input. `TreeLSTMLeaf` is a node without children, so without f. `child_sum_tree_lstm.py` has
-nodes of any number of children.
+a constituency tree have no input. ``TreeLSTMLeaf`` is a node without children, so without f. ``child_sum_tree_lstm.py``
+has nodes of any number of children.
 
-`weight_ih` has the rows of W_i, W_o, W_u, W_f one below the other; `weight_hh` those of U_i, U_o, U_u, U_f1, ..., U_fn,
-each with a column for each unit of each child; `bias` is laid out as the gates of `weight_hh` (of a leaf, as those of
-`weight_ih`).
+``weight_ih`` has the rows of W_i, W_o, W_u, W_f one below the other; ``weight_hh`` those of U_i, U_o, U_u, U_f1, ...,
+U_fn, each with a column for each unit of each child; ``bias`` is laid out as the gates of ``weight_hh`` (of a leaf, as
+those of ``weight_ih``).
 
-Weights of any floating type. Which path runs, and on which thread, is as in `lstm.py`.
+Weights of any floating type. Which path runs, and on which thread, is as in ``lstm.py``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_CHILDREN = 8
 
 
 class TreeLSTMLeaf(nn.Module):
-    """A leaf: `x` `[rows, input_size]` -> `TreeState`."""
+    """A leaf: ``x`` ``[rows, input_size]`` -> ``TreeState``."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -84,14 +84,14 @@ class TreeLSTMLeaf(nn.Module):
         return CompiledForm(tree_leaf, {"x": rows(weight.depth)}, state_rows(self.hidden_size), words, (weight, bias))
 
     def extra_repr(self) -> str:
-        """The sizes, for `repr`."""
+        """The sizes, for ``repr``."""
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
 
 
 class EmbeddingTreeLSTMLeaf(TreeLSTMLeaf):
-    """A leaf of a token: `token` int64 `[rows]` -> `TreeState`.
+    """A leaf of a token: ``token`` int64 ``[rows]`` -> ``TreeState``.
 
-    A leaf depends on its token alone: with `fold`, the states of all tokens (twice `num_embeddings * hidden_size`
+    A leaf depends on its token alone: with ``fold``, the states of all tokens (twice ``num_embeddings * hidden_size``
     numbers) are computed once, and a call only looks them up.
     """
 
@@ -136,8 +136,8 @@ def _leaf_states(table: Tensor, weight: Tensor, bias: Tensor) -> TreeState:
 
 
 class NaryTreeLSTMCell(nn.Module):
-    """A node of `num_children` (1 to 8) children in order: states `h_0`, `c_0`, `h_1`, ... `[rows, hidden_size]`, and
-    `x` `[rows, input_size]` unless `input_size` is None -> `TreeState`."""
+    """A node of ``num_children`` (1 to 8) children in order: states ``h_0``, ``c_0``, ``h_1``, ... ``[rows,
+    hidden_size]``, and ``x`` ``[rows, input_size]`` unless ``input_size`` is None -> ``TreeState``."""
 
     weight_ih: nn.Parameter | None
 
@@ -174,7 +174,7 @@ class NaryTreeLSTMCell(nn.Module):
         c_7: Tensor | None = None,
         x: Tensor | None = None,
     ) -> TreeState:
-        """The states of `num_children` children and no others are given. Raises ValueError for a wrong shape."""
+        """The states of ``num_children`` children and no others are given. Raises ValueError for a wrong shape."""
         h = [value for value in (h_0, h_1, h_2, h_3, h_4, h_5, h_6, h_7) if value is not None]
         c = [value for value in (c_0, c_1, c_2, c_3, c_4, c_5, c_6, c_7) if value is not None]
         return self._state_of(h, c, x)
@@ -246,13 +246,13 @@ class NaryTreeLSTMCell(nn.Module):
         return CompiledForm(tree_nary, given, state_rows(self.hidden_size), words, (weight, bias, keeps))
 
     def extra_repr(self) -> str:
-        """The sizes, for `repr`."""
+        """The sizes, for ``repr``."""
         return f"num_children={self.num_children}, input_size={self.input_size}, hidden_size={self.hidden_size}"
 
 
 class BinaryTreeLSTMCell(NaryTreeLSTMCell):
-    """A node of two children: states `h_left`, `c_left`, `h_right`, `c_right` `[rows, hidden_size]`, and `x`
-    `[rows, input_size]` unless `input_size` is None -> `TreeState`."""
+    """A node of two children: states ``h_left``, ``c_left``, ``h_right``, ``c_right`` ``[rows, hidden_size]``, and
+    ``x`` ``[rows, input_size]`` unless ``input_size`` is None -> ``TreeState``."""
 
     def __init__(self, input_size: int | None, hidden_size: int) -> None:
         super().__init__(2, input_size, hidden_size)
@@ -269,12 +269,12 @@ class BinaryTreeLSTMCell(NaryTreeLSTMCell):
         return self._form(("h_left", "h_right", "c_left", "c_right"))
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether `run_rows` takes these rows, with the weights where they are."""
+        """Whether ``run_rows`` takes these rows, with the weights where they are."""
         given = {name: rows(self.hidden_size) for name in ("h_left", "c_left", "h_right", "c_right")}
         if self.weight_ih is not None:
             given["x"] = rows(self.weight_ih.shape[1])
         return can_fuse(self, inputs, outputs, given, state_rows(self.hidden_size))
 
     def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
-        """One step by the fused kernel, rows of arenas to rows of arenas (`cellrt/definition/fused.py`)."""
+        """One step by the fused kernel, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
         self._fused.run(self, inputs, outputs)

@@ -21,7 +21,7 @@ def typed() -> Iterator[str]:
 
 
 def answer(session: Session, talker: Talker, text: str, made: list[int]) -> Iterator[str]:
-    """The answer, piece by piece; `made` has the tokens of the one before, and then those of this."""
+    """The answer, piece by piece; ``made`` has the tokens of the one before, and then those of this."""
     prompt, shown = talker.prompt(text, made), ""
     made.clear()
     for step in session.stream(prompt):

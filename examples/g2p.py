@@ -1,6 +1,6 @@
 """Serve a trained encoder-decoder, spelling to phonemes. Needs its weights: pip install --no-deps g2p-en==2.1.0
 
-The whole model is in `cellrt/demo/g2p.py`: two cells and this unfolder.
+The whole model is in ``cellrt/demo/g2p.py``: two cells and this unfolder.
 
     letters = graph.chain(encoder, token=letter_ids(word))
     sounds = graph.loop(decoder, until="stop", max_steps=20, h=letters.last.h, token=graph.constant(START))

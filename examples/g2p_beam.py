@@ -1,6 +1,6 @@
 """Spelling to phonemes, greedy and with beam search. Needs the weights: pip install --no-deps g2p-en==2.1.0
 
-Both models are made of the same two cells of `cellrt.cells`; a step of the search has a whole beam as one row, so the
+Both models are made of the same two cells of ``cellrt.cells``; a step of the search has a whole beam as one row, so the
 beams of all requests are batched with each other.
 """
 

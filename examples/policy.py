@@ -15,7 +15,7 @@ HIDDEN, FEATURES, ACTIONS = 64, 2, 3
 
 
 class Policy(nn.Module):
-    """`x` `[rows, FEATURES]`, `h` and `c` `[rows, HIDDEN]` -> the best `action`, int64 `[rows]`, and the state."""
+    """Of ``x`` ``[rows, FEATURES]``, ``h`` and ``c`` ``[rows, HIDDEN]``: the best ``action``, int64, and the state."""
 
     def __init__(self) -> None:
         super().__init__()

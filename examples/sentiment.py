@@ -1,8 +1,8 @@
-"""Serve a Tree-LSTM over parse trees: how does a film critic like the film? Train it first: `train_sentiment.py`.
+"""Serve a Tree-LSTM over parse trees: how does a film critic like the film? Train it first: ``train_sentiment.py``.
 
     python examples/sentiment.py --model sentiment-model --trees data/trees/dev.txt
 
-`train_sentiment.py` says where to get the trees; without any, three sentences are served.
+``train_sentiment.py`` says where to get the trees; without any, three sentences are served.
 """
 
 import argparse

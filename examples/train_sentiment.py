@@ -1,9 +1,9 @@
-"""Train a Tree-LSTM on the Stanford Sentiment Treebank, in about a minute on one core; `sentiment.py` serves it.
+"""Train a Tree-LSTM on the Stanford Sentiment Treebank, in about a minute on one core; ``sentiment.py`` serves it.
 
     curl -LO https://nlp.stanford.edu/sentiment/trainDevTestTrees_PTB.zip && unzip -d data trainDevTestTrees_PTB.zip
     python examples/train_sentiment.py data/trees/train.txt data/trees/dev.txt --out sentiment-model
 
-Both files have a tree a line, such as `(3 (2 a) (4 (4 lovely) (2 film)))`. Training sentences that are also in the
+Both files have a tree a line, such as ``(3 (2 a) (4 (4 lovely) (2 film)))``. Training sentences that are also in the
 second file are left out.
 """
 

@@ -11,10 +11,10 @@ INDEX_TYPES = (torch.int32, torch.int64)
 
 
 class ArenaRows(NamedTuple):
-    """Row `rows[k]` of `values`, for each k.
+    """Row ``rows[k]`` of ``values``, for each k.
 
-    `values` is `[arena rows, size]`, its rows contiguous (the step between rows is free, a multiple of 16 bytes is
-    fastest). `rows` is int32 or int64 `[num_rows]`, contiguous, on the device of `values`. As an input, each must
+    ``values`` is ``[arena rows, size]``, its rows contiguous (the step between rows is free, a multiple of 16 bytes is
+    fastest). ``rows`` is int32 or int64 ``[num_rows]``, contiguous, on the device of ``values``. As an input, each must
     be inside the arena: a kernel cannot check it. As an output, a negative row is not written, and no row may be
     named twice.
     """
@@ -27,19 +27,19 @@ class ArenaRows(NamedTuple):
         return self.values, self.rows, self.values.stride(0)
 
     def gather(self) -> Tensor:
-        """The rows in order, `[num_rows, size]`, in float32."""
+        """The rows in order, ``[num_rows, size]``, in float32."""
         return self.values[self.rows.long()].float()
 
     def scatter(self, result: Tensor) -> None:
-        """Write `result` `[num_rows, size]`, rounded to the arena's type, to the rows that are not negative."""
+        """Write ``result`` ``[num_rows, size]``, rounded to the arena's type, to the rows that are not negative."""
         is_kept = self.rows >= 0
         self.values[self.rows[is_kept].long()] = result[is_kept].to(self.values.dtype)
 
 
 def check_rows(name: str, arena: ArenaRows | None, num_rows: int, size: int, like: Tensor) -> None:
-    """Check shape, type, device and layout of `arena` (None passes); raises ValueError.
+    """Check shape, type, device and layout of ``arena`` (None passes); raises ValueError.
 
-    `like` is a tensor of the type and on the device that it must have.
+    ``like`` is a tensor of the type and on the device that it must have.
     """
     if arena is None:
         return

@@ -30,11 +30,12 @@ PRECISIONS = ("ieee", "tf32", "tf32x3")
 
 @dataclass(frozen=True)
 class PackedWeights:
-    """Weights of a gated cell, interleaved; made by an operation's `pack_weights`, which keeps no other copy.
+    """Weights of a gated cell, interleaved; made by an operation's ``pack_weights``, which keeps no other copy.
 
-    `weight_hh` is `[gates * padded units, states * padded hidden size]` in the type of the cell; `weight_ih` is
-    `[gates * padded units, padded input size]`, or None. `bias` is float32, in the order of the rows of `weight_hh`
-    (a GRU has a section more). `sections` says which gates each section has; `states` how many a step reads.
+    ``weight_hh`` is ``[gates * padded units, states * padded hidden size]`` in the type of the cell; ``weight_ih`` is
+    ``[gates * padded units, padded input size]``, or None. ``bias`` is float32, in the order of the rows of
+    ``weight_hh`` (a GRU has a section more). ``sections`` says which gates each section has; ``states`` how many a step
+    reads.
     """
 
     hidden_size: int
@@ -51,7 +52,7 @@ class PackedWeights:
         return padded(self.hidden_size, UNIT_MULTIPLE)
 
     def plain_weights(self) -> tuple[Tensor, Tensor | None]:
-        """Copies of `weight_hh` and `weight_ih` in the layout that they were packed from."""
+        """Copies of ``weight_hh`` and ``weight_ih`` in the layout that they were packed from."""
         order = row_order(self.hidden_size, self.sections)
         hidden = unpack(self.weight_hh, order)
         hidden = hidden.view(len(hidden), self.states, -1)[..., : self.hidden_size].flatten(1)
@@ -60,13 +61,13 @@ class PackedWeights:
         return hidden, unpack(self.weight_ih, order)[:, : self.input_size]
 
     def plain_bias(self) -> Tensor:
-        """A copy of the bias of each gate, `[gates * hidden size]`, without the section that a GRU has more."""
+        """A copy of the bias of each gate, ``[gates * hidden size]``, without the section that a GRU has more."""
         order = row_order(self.hidden_size, self.sections)
         return unpack(self.bias[: len(order)], order)
 
 
 def padded(size: int, multiple: int) -> int:
-    """`size` rounded up."""
+    """``size`` rounded up."""
     return -(-size // multiple) * multiple
 
 
@@ -81,7 +82,7 @@ def row_order(hidden_size: int, sections: Sequence[Sequence[int]]) -> Tensor:
 
 
 def pack(weight: Tensor, order: Tensor) -> Tensor:
-    """Rows of `weight` in `order`, padding as zeros."""
+    """Rows of ``weight`` in ``order``, padding as zeros."""
     order = order.to(weight.device)
     is_row = order >= 0
     packed = weight.new_zeros(len(order), *weight.shape[1:])
@@ -90,13 +91,13 @@ def pack(weight: Tensor, order: Tensor) -> Tensor:
 
 
 def pad_depth(weight: Tensor) -> Tensor:
-    """The last dimension of `weight` padded with zeros."""
+    """The last dimension of ``weight`` padded with zeros."""
     depth = weight.shape[-1]
     return torch.nn.functional.pad(weight.detach(), (0, padded(depth, DEPTH_MULTIPLE) - depth))
 
 
 def unpack(packed: Tensor, order: Tensor) -> Tensor:
-    """The rows of `packed` back in the order they came from, without padding rows."""
+    """The rows of ``packed`` back in the order they came from, without padding rows."""
     order = order.to(packed.device)
     is_row = order >= 0
     plain = packed.new_empty((int(is_row.sum()), *packed.shape[1:]))
@@ -112,8 +113,8 @@ def pack_gates(
     *,
     states: int = 1,
 ) -> PackedWeights:
-    """Interleave `weight_hh` `[gates * hidden, states * hidden]`, `weight_ih` `[gates * hidden, input]` and `bias`
-    `[gates * hidden]`; raises ValueError for shapes or types that do not fit."""
+    """Interleave ``weight_hh`` ``[gates * hidden, states * hidden]``, ``weight_ih`` ``[gates * hidden, input]`` and
+    ``bias`` ``[gates * hidden]``; raises ValueError for shapes or types that do not fit."""
     num_gates = sum(map(len, sections))
     hidden_size = weight_hh.shape[0] // num_gates
     if hidden_size == 0 or weight_hh.shape != (num_gates * hidden_size, states * hidden_size):
@@ -140,7 +141,7 @@ def pack_gates(
 
 
 def sum_of_biases(weight: Tensor, *biases: Tensor | None) -> Tensor:
-    """The sum in float32 of those biases that are not None, one number for each row of `weight`."""
+    """The sum in float32 of those biases that are not None, one number for each row of ``weight``."""
     total = torch.zeros(len(weight), device=weight.device)
     for bias in biases:
         if bias is not None:

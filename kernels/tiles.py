@@ -1,6 +1,6 @@
 """The size of a program's tile: as measured on this device, or else by a rule of thumb.
 
-`tuned/<device>.json` holds what `python -m cellrt.kernels.tuning` measured on that device. For a device, type, size
+``tuned/<device>.json`` holds what ``python -m cellrt.kernels.tuning`` measured on that device. For a device, type, size
 or number of rows that is not in it, the rule decides: the largest tile that still fills the device. The rule was
 written for an H100 without having measured it there.
 """
@@ -25,10 +25,10 @@ LARGEST_ROWS = 1024
 
 @dataclass(frozen=True)
 class Tile:
-    """A program computes `rows` x `units` (all gates of each), `depth` of the product at a time.
+    """A program computes ``rows`` x ``units`` (all gates of each), ``depth`` of the product at a time.
 
-    `rows`, `units` and `depth` are powers of two; at least 16, 8 and 16, at most 128, 64 and 128. `warps` of 32
-    threads; `stages` tiles of the product are under way at once.
+    ``rows``, ``units`` and ``depth`` are powers of two; at least 16, 8 and 16, at most 128, 64 and 128. ``warps`` of 32
+    threads; ``stages`` tiles of the product are under way at once.
     """
 
     rows: int
@@ -39,7 +39,7 @@ class Tile:
 
 
 def choose_tile(operation: str, weights: PackedWeights, num_rows: int, precision: Precision) -> Tile:
-    """The tile for `num_rows` rows on the device of `weights`: measured, or by the rule."""
+    """The tile for ``num_rows`` rows on the device of ``weights``: measured, or by the rule."""
     device = weights.weight_hh.device
     if device.type == "cuda":
         key = tile_key(operation, weights, num_rows, precision)
@@ -68,7 +68,7 @@ def tile_key(operation: str, weights: PackedWeights, num_rows: int, precision: P
 
 
 def rows_class(num_rows: int) -> int:
-    """`num_rows` rounded up to a power of two from 16 to 1024: such numbers share a tile."""
+    """``num_rows`` rounded up to a power of two from 16 to 1024: such numbers share a tile."""
     return min(max(1 << (num_rows - 1).bit_length(), SMALLEST_ROWS), LARGEST_ROWS)
 
 
@@ -79,7 +79,7 @@ def tuned_path(device_name: str) -> Path:
 
 @functools.cache
 def measured_tiles(path: Path) -> Mapping[str, Tile]:
-    """The tiles in a file of `tuned`, by key; none where there is no such file, or it has another format."""
+    """The tiles in a file of ``tuned``, by key; none where there is no such file, or it has another format."""
     if not path.exists():
         return {}
     table = json.loads(path.read_text())
@@ -115,7 +115,7 @@ def candidates(weights: PackedWeights, num_rows: int, precision: Precision, shar
 
 
 def fit(tile: Tile, weights: PackedWeights, shared_bytes: int) -> Tile:
-    """`tile` with as many of its stages as fit into `shared_bytes` of shared memory."""
+    """``tile`` with as many of its stages as fit into ``shared_bytes`` of shared memory."""
     gates = sum(map(len, weights.sections))
     stage_bytes = (tile.rows + gates * tile.units) * tile.depth * weights.weight_hh.element_size()
     return replace(tile, stages=max(1, min(tile.stages, (shared_bytes - 1024) // stage_bytes)))

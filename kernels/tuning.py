@@ -3,7 +3,7 @@
     python -m cellrt.kernels.tuning                        # everything: some minutes
     python -m cellrt.kernels.tuning --operation lstm_step --hidden 1024 --rows 512
 
-writes `tuned/<device>.json` beside this file; what it held of other choices is kept. A tile whose results differ
+writes ``tuned/<device>.json`` beside this file; what it held of other choices is kept. A tile whose results differ
 from the reference, or that does not fit on the device, is left out and named. Times are of a captured CUDA graph,
 so they hold no launch from the host.
 """
@@ -41,7 +41,7 @@ Launch = Callable[[Tile | None], None]
 
 
 class Case:
-    """One operation on random rows: `launch(tile)` writes `outputs`; a tile of None is the reference."""
+    """One operation on random rows: ``launch(tile)`` writes ``outputs``; a tile of None is the reference."""
 
     def __init__(
         self, operation: str, dtype: torch.dtype, precision: Precision, hidden: int, rows: int, device: str = "cuda"
@@ -52,7 +52,7 @@ class Case:
         self.weights, self.launch = getattr(self, f"_{operation}")(precision)
 
     def error(self, tile: Tile) -> float:
-        """The largest difference between the results with `tile` and the reference."""
+        """The largest difference between the results with ``tile`` and the reference."""
         self.launch(None)
         expected = [arena.values.clone() for arena in self.outputs]
         for arena in self.outputs:
@@ -125,7 +125,7 @@ OPERATIONS = ("lstm_step", "gru_step", "tree_lstm_step")
 
 
 def fastest(case: Case, precision: Precision, rows: int, time_of: Callable[[Callable[[], None]], float]) -> Tile | None:
-    """The tile of least time among those that are right, or None if none is; `time_of` measures a call."""
+    """The tile of least time among those that are right, or None if none is; ``time_of`` measures a call."""
     _, shared_bytes = device_limits(case.weights.weight_hh.device)
     times: list[tuple[float, Tile]] = []
     for tile in candidates(case.weights, rows, precision, shared_bytes):
@@ -142,7 +142,7 @@ def fastest(case: Case, precision: Precision, rows: int, time_of: Callable[[Call
 
 
 def write(path: Path, device: str, chosen: dict[str, Tile]) -> None:
-    """Add `chosen` to the file at `path`."""
+    """Add ``chosen`` to the file at ``path``."""
     tiles = {**measured_tiles(path), **chosen}
     table = {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""Cell graphs of three small models, as `engine.graph(...).save(...)` draws them.
+"""Cell graphs of three small models, as ``engine.graph(...).save(...)`` draws them.
 
 python -m tools.cell_graphs    # writes docs/images/graph-*.png
 """

@@ -1,4 +1,4 @@
-"""What mkdocs does with the navigation before it builds the site: see `mkdocs.yml`."""
+"""What mkdocs does with the navigation before it builds the site: see ``mkdocs.yml``."""
 
 from __future__ import annotations
 

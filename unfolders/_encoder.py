@@ -53,9 +53,9 @@ class Encoder:
         model: the model's name, for errors.
         layers: a stack, a cell or a torch module, with one input that is not carried.
         decoder: what reads it.
-        bridge: see `encoder_decoder`.
+        bridge: see ``encoder_decoder``.
         memory: the output of the top layer that is attended to; None: nothing is.
-        keys: a cell of `AttentionKeys`.
+        keys: a cell of ``AttentionKeys``.
 
     Raises DefinitionError if these do not fit each other.
     """
@@ -98,7 +98,7 @@ class Encoder:
         return not self.states and not self._attends
 
     def __call__(self, graph: Graph, source: Any) -> dict[str, Any]:
-        """Adds the encoder over a source `[n, *shape]`; the decoder's inputs that it gives."""
+        """Adds the encoder over a source ``[n, *shape]``; the decoder's inputs that it gives."""
         run = self.stack(graph, source)
         given = self._first_states(graph, run)
         if self._attends and self._memory is not None:
@@ -236,7 +236,7 @@ def take(request: object, key: str, others: Collection[str]) -> dict[str, Any]:
 
 
 def _places(layer: int, directions: int) -> list[str]:
-    """The ends of names of a layer's states: `_l0`, and of two directions `_l0_reverse`."""
+    """The ends of names of a layer's states: ``_l0``, and of two directions ``_l0_reverse``."""
     return [f"_l{layer}", f"_l{layer}_reverse"][:directions]
 
 

@@ -10,9 +10,9 @@ from cellrt.cells.transformer_stack import EncoderDecoder
 
 
 def embed(name: str, encoder: Cell) -> Unfolder:
-    """A model of sentences: tokens `[steps]`, at least one -> `embedding` `[hidden]`.
+    """A model of sentences: tokens ``[steps]``, at least one -> ``embedding`` ``[hidden]``.
 
-    `encoder` is a cell as `cellrt.cells.transformer_stack.sentence_encoder` makes it.
+    ``encoder`` is a cell as ``cellrt.cells.transformer_stack.sentence_encoder`` makes it.
     """
 
     def unfold(graph: Graph, tokens: Any) -> object:
@@ -26,8 +26,8 @@ def embed(name: str, encoder: Cell) -> Unfolder:
 def transduce(name: str, cells: EncoderDecoder, *, start: int, max_steps: int) -> Unfolder:
     """A model from sequences to sequences, greedy.
 
-    A request is the source, tokens `[steps]`, at least one; or a dict of `source` and `max_steps`, the most tokens to
-    be made. The tokens made, the end token included, are `token` and `logprob` `[steps taken]`.
+    A request is the source, tokens ``[steps]``, at least one; or a dict of ``source`` and ``max_steps``, the most
+    tokens to be made. The tokens made, the end token included, are ``token`` and ``logprob`` ``[steps taken]``.
 
     Args:
         name: the model's name.

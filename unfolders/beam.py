@@ -1,4 +1,4 @@
-"""Encoder-decoders with beam search: see `cellrt/cells/beam.py` for what is searched and how ties are broken."""
+"""Encoder-decoders with beam search: see ``cellrt/cells/beam.py`` for what is searched and how ties are broken."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def beam_search(
 ) -> Unfolder:
     """A model: an encoder over the source, and a beam search with a decoder, each step of which is one row.
 
-    A request is `{"source": [n, *shape]}`, n >= 1, what the encoder reads (tokens are int64 `[n]`), and may have
-    `"max_steps"` of its own, an int from 1 to that of the model. Results, the best sequence first: `tokens` int64
-    `[best, max_steps]`, filled up with the end token; `length` int64 `[best]`, tokens with the end token, which one
-    that was cut at `max_steps` does not have; and `score` float32 `[best]`, the log-probability under the length
-    penalty, minus infinity if there are fewer sequences.
+    A request is ``{"source": [n, *shape]}``, n >= 1, what the encoder reads (tokens are int64 ``[n]``), and may have
+    ``"max_steps"`` of its own, an int from 1 to that of the model. Results, the best sequence first: ``tokens`` int64
+    ``[best, max_steps]``, filled up with the end token; ``length`` int64 ``[best]``, tokens with the end token, which
+    one that was cut at ``max_steps`` does not have; and ``score`` float32 ``[best]``, the log-probability under the
+    length penalty, minus infinity if there are fewer sequences.
 
     Args:
         name: the model's name.
-        encoder, bridge, memory, keys: as in `encoder_decoder`.
-        decoder: what `BeamStep` takes as scorer, such as `EmbeddingGRUDecoder` or `AttentionGRUDecoder`: the module,
-            not a cell of it.
+        encoder, bridge, memory, keys: as in ``encoder_decoder``.
+        decoder: what ``BeamStep`` takes as scorer, such as ``EmbeddingGRUDecoder`` or ``AttentionGRUDecoder``: the
+            module, not a cell of it.
         start, end: the tokens before the first and after the last.
         max_steps: the most tokens of a sequence.
-        inputs: the decoder's inputs, as for `cellrt.cell`; default: its `input_specs()`.
+        inputs: the decoder's inputs, as for ``cellrt.cell``; default: its ``input_specs()``.
         beams, best, length_penalty: hypotheses kept, sequences returned, and 0 or Wu et al.'s exponent.
-        max_batch: most requests in a step, which has `beams` times as many hypotheses.
+        max_batch: most requests in a step, which has ``beams`` times as many hypotheses.
 
     Raises DefinitionError if cells and inputs do not fit, naming the model, the cell, what was expected and what came.
     """

@@ -20,18 +20,18 @@ def complete(
     keep: bool = False,
     results: tuple[str, ...] = ("token", "logprob"),
 ) -> Unfolder:
-    """A model that completes texts: `engine.register(complete("lm", language_model(...)))`.
+    """A model that completes texts: ``engine.register(complete("lm", language_model(...)))``.
 
-    A request is a prompt, tokens `[steps]`, at least one; or a dict of `prompt` and `max_tokens`, the most to be made.
-    The tokens made, the end token included, are results `[steps taken]`.
+    A request is a prompt, tokens ``[steps]``, at least one; or a dict of ``prompt`` and ``max_tokens``, the most to be
+    made. The tokens made, the end token included, are results ``[steps taken]``.
 
-    With `keep` a session keeps what was read. The last token made has not been read then: the next prompt begins
+    With ``keep`` a session keeps what was read. The last token made has not been read then: the next prompt begins
     with it.
 
     Args:
         name: the model's name.
-        model: a cell with `token` among its inputs and outputs, an output `stop` and one growing state, such as
-            `cellrt.cells.language_model` makes; or the cells of `cellrt.cells.layered_language_model`.
+        model: a cell with ``token`` among its inputs and outputs, an output ``stop`` and one growing state, such as
+            ``cellrt.cells.language_model`` makes; or the cells of ``cellrt.cells.layered_language_model``.
         max_tokens: the most tokens that a request makes.
         keep: whether sessions go on where they were.
         results: outputs of the cell that are results.

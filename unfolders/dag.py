@@ -1,17 +1,17 @@
-"""Any directed acyclic graph, as `networkx` has it: the door for programs, circuits, molecules and documents.
+"""Any directed acyclic graph, as ``networkx`` has it: the door for programs, circuits, molecules and documents.
 
     functions = dag("functions", cells={"node": child_sum}, outputs=["h"])
 
-A request is a `networkx.DiGraph` or `MultiDiGraph`. A node has an attribute `cell`, one of the model's names, and may
-have one for each input of that cell that no edge feeds: a row, a number, or for a ragged input a list of rows. An edge
-has an attribute `feeds`, which says by name what flows along it, `{input of its end: output of its start}`. Without one
-it feeds every input of its end that has the name of an output of its start.
+A request is a ``networkx.DiGraph`` or ``MultiDiGraph``. A node has an attribute ``cell``, one of the model's names, and
+may have one for each input of that cell that no edge feeds: a row, a number, or for a ragged input a list of rows. An
+edge has an attribute ``feeds``, which says by name what flows along it, ``{input of its end: output of its start}``.
+Without one it feeds every input of its end that has the name of an output of its start.
 
 An input that is not ragged is fed once; a ragged one takes what all its edges bring, in the order in which they were
 added, with those from one node together (with no edge and no attribute, nothing). Carried inputs that get nothing are
 zeros.
 
-The graph's attribute `results` is a list of nodes, in any number and order; without it the results are those of the
+The graph's attribute ``results`` is a list of nodes, in any number and order; without it the results are those of the
 nodes that feed no other, in the order in which they were added.
 """
 
@@ -31,7 +31,7 @@ def dag(
 ) -> Unfolder:
     """A model over graphs of these cells; see the module for what a request looks like.
 
-    Its results are, by name, outputs of the chosen nodes one below the other: `[chosen nodes, *shape]`.
+    Its results are, by name, outputs of the chosen nodes one below the other: ``[chosen nodes, *shape]``.
 
     Args:
         name: the model's name.

@@ -29,24 +29,25 @@ def encoder_decoder(
 ) -> Unfolder:
     """A model: an encoder over the source, and a decoder that feeds its own tokens back until it says stop.
 
-    A request is `{"source": [n, *shape]}`, n >= 1, what the encoder reads (tokens are int64 `[n]`). It may have
-    `"max_steps"` of its own, an int from 1 to that of the model, and has the decoder's other inputs by name, such as
-    `"seed"`. The result is `tokens` int64 `[1 to max_steps]`, the end token included.
+    A request is ``{"source": [n, *shape]}``, n >= 1, what the encoder reads (tokens are int64 ``[n]``). It may have
+    ``"max_steps"`` of its own, an int from 1 to that of the model, and has the decoder's other inputs by name, such as
+    ``"seed"``. The result is ``tokens`` int64 ``[1 to max_steps]``, the end token included.
 
     Args:
         name: the model's name.
-        encoder: layers (see `from_torch`), a cell or a torch module: any number of layers, in one or both directions.
-        decoder: a cell with `token` and the output `stop`, such as `EmbeddingGRUDecoder` or `AttentionGRUDecoder`. If
-            it has the ragged input `memory`, that is the encoder's output `memory` of every step.
+        encoder: layers (see ``from_torch``), a cell or a torch module: any number of layers, in one or both directions.
+        decoder: a cell with ``token`` and the output ``stop``, such as ``EmbeddingGRUDecoder`` or
+            ``AttentionGRUDecoder``. If it has the ragged input ``memory``, that is the encoder's output ``memory`` of
+            every step.
         start: the token before the first.
         max_steps: the most steps of the decoder.
-        bridge: how the encoder's last states become the decoder's first ones: a `Bridge`, or a cell whose inputs have
-            the names that `cellrt/cells/bridge.py` tells. None: by name, of several layers a row for each, of two
-            directions side by side; states that only the decoder has, such as `attended`, start with zeros.
+        bridge: how the encoder's last states become the decoder's first ones: a ``Bridge``, or a cell whose inputs have
+            the names that ``cellrt/cells/bridge.py`` tells. None: by name, of several layers a row for each, of two
+            directions side by side; states that only the decoder has, such as ``attended``, start with zeros.
         memory: the output of the encoder's top layer that is attended to, of two directions side by side.
-        keys: a cell of `AttentionKeys`, if the decoder has a ragged input `keys`.
-        results: further outputs of the decoder that are results, each `[1 to max_steps, *shape]` by its name: such as
-            `logprob` and `logits` of a decoder made with `return_logprobs=True` and `return_logits=True`.
+        keys: a cell of ``AttentionKeys``, if the decoder has a ragged input ``keys``.
+        results: further outputs of the decoder that are results, each ``[1 to max_steps, *shape]`` by its name: such as
+            ``logprob`` and ``logits`` of a decoder made with ``return_logprobs=True`` and ``return_logits=True``.
 
     Raises DefinitionError if cells do not fit, naming the model, the cell, what was expected and what came.
     """

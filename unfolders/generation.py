@@ -27,23 +27,24 @@ def generate(
     results: Sequence[str] = ("token",),
     example: Any = None,
 ) -> Unfolder:
-    """A model that decodes: `engine.register(generate("g2p", decoder, max_steps=20, prompt=encoder, start=2))`.
+    """A model that decodes: ``engine.register(generate("g2p", decoder, max_steps=20, prompt=encoder, start=2))``.
 
     A request is a dict of the decoder's inputs by name, each one row; carried ones that it leaves out are zeros. With a
-    prompt it has also `prompt`, the `[steps, *shape]` that the prompt's layers read; a request that is no dict is the
-    prompt alone. Each result is `[steps taken, *shape]`: `token` int64 `[1 to max_steps]`, the stop token included.
+    prompt it has also ``prompt``, the ``[steps, *shape]`` that the prompt's layers read; a request that is no dict is
+    the prompt alone. Each result is ``[steps taken, *shape]``: ``token`` int64 ``[1 to max_steps]``, the stop token
+    included.
 
     Args:
         name: the model's name.
-        decoder: such as `EmbeddingLSTMDecoder`: a cell with `token` among its inputs and outputs.
+        decoder: such as ``EmbeddingLSTMDecoder``: a cell with ``token`` among its inputs and outputs.
         max_steps: the most steps.
-        prompt: layers with whose last states the decoder starts. Layers in both directions need `start`.
-        start: the token before the first. None: the request's `token`, or, with a prompt of tokens, its last one; the
+        prompt: layers with whose last states the decoder starts. Layers in both directions need ``start``.
+        start: the token before the first. None: the request's ``token``, or, with a prompt of tokens, its last one; the
             layers then read those before it.
-        bridge: how the prompt's last states become the decoder's first ones; see `encoder_decoder`.
+        bridge: how the prompt's last states become the decoder's first ones; see ``encoder_decoder``.
         until: the output that ends the sequence.
-        results: outputs of the decoder that are results: beside `token` such as `logprob` and `logits` of a decoder
-            made with `return_logprobs=True` and `return_logits=True`.
+        results: outputs of the decoder that are results: beside ``token`` such as ``logprob`` and ``logits`` of a
+            decoder made with ``return_logprobs=True`` and ``return_logits=True``.
         example: a request for the check at registration; default: zeros, a prompt of two steps.
 
     Raises DefinitionError if the prompt does not fit the decoder, naming the model, the cell, what was expected and

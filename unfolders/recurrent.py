@@ -1,6 +1,6 @@
 """Layers of recurrent cells over the steps of a sequence, and how trained torch modules become them.
 
-`Stack` is what `nn.LSTM` and `nn.GRU` compute: each layer runs over all steps, in one direction or in both, and a
+``Stack`` is what ``nn.LSTM`` and ``nn.GRU`` compute: each layer runs over all steps, in one direction or in both, and a
 layer reads the outputs of the one below.
 """
 
@@ -29,7 +29,7 @@ class Layer:
         ahead: runs from the first step to the last.
         reverse: runs from the last step to the first; None: one direction.
         inputs: the input half as a cell of its own, which needs no state and so is batched over all steps of all
-            requests: its first output is the input of `ahead`, its second that of `reverse`.
+            requests: its first output is the input of ``ahead``, its second that of ``reverse``.
     """
 
     ahead: Cell
@@ -62,9 +62,9 @@ class Layer:
         return [first.inputs[name] for name in step_inputs(first)]
 
     def __call__(self, graph: Graph, below: tuple[Any, ...], *, keep: bool = False) -> tuple[Chain, ...]:
-        """Adds the layer; `below` has what it reads: tensors `[steps, *shape]`, lists, or steps of chains.
+        """Adds the layer; ``below`` has what it reads: tensors ``[steps, *shape]``, lists, or steps of chains.
 
-        With `keep` it continues from the state of the request's session, which only one direction can.
+        With ``keep`` it continues from the state of the request's session, which only one direction can.
         """
         if self.inputs is None:
             sources = [below] * len(self.directions)
@@ -82,7 +82,7 @@ class StackRun(NamedTuple):
 
     Attributes:
         steps: the output of the top layer at every step, one for each direction.
-        last: the last node of each direction of each layer, lowest layer first; torch's order of `h_n`.
+        last: the last node of each direction of each layer, lowest layer first; torch's order of ``h_n``.
         top: the chain of each direction of the top layer.
     """
 
@@ -91,7 +91,7 @@ class StackRun(NamedTuple):
     top: tuple[Chain, ...]
 
     def states(self, name: str) -> list[Output]:
-        """The output `name` of each last node, such as torch's `h_n`: `[layers * directions, *shape]`."""
+        """The output ``name`` of each last node, such as torch's ``h_n``: ``[layers * directions, *shape]``."""
         return [getattr(node, name) for node in self.last]
 
 
@@ -122,7 +122,7 @@ class Stack:
         return self.layers[-1]
 
     def __call__(self, graph: Graph, steps: Any, *, keep: bool = False) -> StackRun:
-        """Adds the layers over `steps`: a tensor `[steps, *shape]`, a list of numbers, or a chain's steps."""
+        """Adds the layers over ``steps``: a tensor ``[steps, *shape]``, a list of numbers, or a chain's steps."""
         below: tuple[Any, ...] = (steps,)
         last: list[Node] = []
         chains: tuple[Chain, ...] = ()
@@ -133,7 +133,7 @@ class Stack:
         return StackRun(below, tuple(last), chains)
 
     def output(self, graph: Graph, run: StackRun, name: str | None = None) -> Steps:
-        """An output of the top layer at every step of a run (default its first), as `output_spec` says.
+        """An output of the top layer at every step of a run (default its first), as ``output_spec`` says.
 
         Of two directions it adds a node a step, which puts both rows side by side.
         """
@@ -177,15 +177,15 @@ def from_torch(
     """The layers of a trained torch module; its weights, of any one floating dtype, are copied.
 
     Args:
-        module: any number of layers and directions. Requests have no batch dimension, so `batch_first` does not matter;
-            dropout is off, as in evaluation mode.
-        embedding: makes the lowest layer read tokens, int64 `[steps]`.
+        module: any number of layers and directions. Requests have no batch dimension, so ``batch_first`` does not
+            matter; dropout is off, as in evaluation mode.
+        embedding: makes the lowest layer read tokens, int64 ``[steps]``.
         fold: whether the embedding and the input half of the lowest layer become one table.
-        split_input: whether the input half of each layer is a cell of its own (see `Layer.inputs`); with `embedding`,
-            of each but the lowest.
+        split_input: whether the input half of each layer is a cell of its own (see ``Layer.inputs``); with
+            ``embedding``, of each but the lowest.
         max_batch: most rows of a task, for all cells.
 
-    Raises DefinitionError for another module, for `proj_size`, and for an embedding of another size.
+    Raises DefinitionError for another module, for ``proj_size``, and for an embedding of another size.
     """
     kinds = next((each for each in (_LSTM, _GRU) if isinstance(module, each.torch)), None)
     if kinds is None:
@@ -261,7 +261,7 @@ class _Builder:
         return dict.fromkeys(("left", "right") if len(self.directions) == 2 else ("x",), self.state)
 
     def _step(self, part: nn.Module, given: dict[str, RowSpec]) -> Cell:
-        """A cell of a module that takes what is `given` and its states."""
+        """A cell of a module that takes what is ``given`` and its states."""
         states = dict.fromkeys(self.kinds.whole.states, self.state)
         return cellrt.cell(part, {**given, **states}, max_batch=self.max_batch)
 

@@ -19,25 +19,25 @@ def chain(
     keep: bool = False,
     example: Any = None,
 ) -> Unfolder:
-    """A model over sequences: `engine.register(chain("tagger", nn.LSTM(...), head=tags))`.
+    """A model over sequences: ``engine.register(chain("tagger", nn.LSTM(...), head=tags))``.
 
-    A request is `[steps, *shape]`, at least one step: a tensor, or a list of numbers (tokens). Its results, as torch's
-    modules give them without a batch dimension:
+    A request is ``[steps, *shape]``, at least one step: a tensor, or a list of numbers (tokens). Its results, as
+    torch's modules give them without a batch dimension:
 
-    - without a head `output` `[steps, directions * hidden]`: the first output of the top layer's cells;
-    - with one, each of the head's outputs `[steps, *shape]`, by its name;
-    - with `states` (default: without a head), for each output `x` of the cells that carries state `x_n`
-      `[layers * directions, *shape]`: after the last step of each layer and direction, such as `h_n` and `c_n`.
+    - without a head ``output`` ``[steps, directions * hidden]``: the first output of the top layer's cells;
+    - with one, each of the head's outputs ``[steps, *shape]``, by its name;
+    - with ``states`` (default: without a head), for each output ``x`` of the cells that carries state ``x_n``
+      ``[layers * directions, *shape]``: after the last step of each layer and direction, such as ``h_n`` and ``c_n``.
 
     Args:
         name: the model's name.
-        layers: a stack (see `from_torch`), a single cell, or a torch module.
+        layers: a stack (see ``from_torch``), a single cell, or a torch module.
         head: a cell for each step, such as a classifier. If the top layer runs in both directions, it reads both rows
             side by side, or each as an input of its own if it has two inputs.
-        keep: each request of a session continues from the state that the one before left (see `Engine.session`).
+        keep: each request of a session continues from the state that the one before left (see ``Engine.session``).
         example: a request for the check at registration; default: two steps of zeros.
 
-    Raises DefinitionError if the head does not fit the layers, and for `keep` with layers in both directions.
+    Raises DefinitionError if the head does not fit the layers, and for ``keep`` with layers in both directions.
     """
     stack = as_stack(layers)
     directions = len(stack.top.directions)
@@ -70,7 +70,7 @@ def chain(
 
 
 def as_stack(layers: Stack | Cell | nn.Module) -> Stack:
-    """A stack of what was given; see `chain`."""
+    """A stack of what was given; see ``chain``."""
     if isinstance(layers, Stack):
         return layers
     return Stack((Layer(layers),)) if isinstance(layers, Cell) else from_torch(layers)  # type: ignore[arg-type]

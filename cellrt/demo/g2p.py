@@ -43,8 +43,8 @@ _LETTER_IDS = {letter: index for index, letter in enumerate(LETTERS)}
 
 
 class GRUWeights(NamedTuple):
-    """One GRU layer behind an embedding, as torch lays it out: ``embedding`` `[vocabulary, 256]`, ``w_ih`` and ``w_hh``
-    `[768, 256]`, ``b_ih`` and ``b_hh`` `[768]`, all float32."""
+    """One GRU layer behind an embedding, as torch lays it out: ``embedding`` ``[vocabulary, 256]``, ``w_ih`` and
+    ``w_hh`` ``[768, 256]``, ``b_ih`` and ``b_hh`` ``[768]``, all float32."""
 
     embedding: torch.Tensor
     w_ih: torch.Tensor
@@ -54,7 +54,7 @@ class GRUWeights(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The whole model: encoder, decoder, and the decoder's output ``projection`` `[74, 256]` with ``bias`` `[74]`."""
+    """The model: encoder, decoder, and the decoder's output ``projection`` ``[74, 256]`` with ``bias`` ``[74]``."""
 
     encoder: GRUWeights
     decoder: GRUWeights
@@ -116,7 +116,7 @@ def _named(weights: GRUWeights) -> dict[str, torch.Tensor]:
 
 
 def make_g2p(weights: Weights | None = None, *, fold: bool = True, max_batch: int = 512) -> Unfolder:
-    """The model ``"g2p"``: a request is a word (a string), its result ``phonemes`` is int64 `[1 to 20]`.
+    """The model ``"g2p"``: a request is a word (a string), its result ``phonemes`` is int64 ``[1 to 20]``.
 
     Args:
         weights: default: those of the installed package g2p-en.

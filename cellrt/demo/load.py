@@ -53,7 +53,7 @@ class Served(NamedTuple):
 
 
 def poisson_arrivals(rate: float, count: int, seed: int) -> NDArray[np.float64]:
-    """Arrival times `[count]` in seconds from the start: a Poisson process of ``rate`` words a second."""
+    """Arrival times ``[count]`` in seconds from the start: a Poisson process of ``rate`` words a second."""
     return np.random.default_rng(seed).exponential(1 / rate, count).cumsum()
 
 

@@ -39,7 +39,7 @@ class Server(Protocol):
     name: str
 
     def submit(self, word: str) -> Future[torch.Tensor]:
-        """Submits a word; the future gives its phonemes, int64 `[steps]`."""
+        """Submits a word; the future gives its phonemes, int64 ``[steps]``."""
 
     def observe(self) -> Observed:
         """What happened since the last call; no word may be unfinished."""

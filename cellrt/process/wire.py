@@ -3,7 +3,7 @@
 The socket orders what the memory alone would not: a body is written before its packet is sent, read after it has come,
 and its place is free again once a later packet of the reader says so. So nobody looks at a flag in shared memory, and a
 process that ends is known at once by its socket. A packet there and back costs 10 us, an eventfd or a futex 7
-(`python -m benchmarks clients --only wake`).
+(``python -m benchmarks clients --only wake``).
 
 A body that finds no place, because it is large or the other end is slow, goes in memory of its own, whose descriptor
 travels with the packet. So nobody waits for a place either.

@@ -47,7 +47,7 @@ class AttentionWeights(nn.Module):
 
 
 class TorchDiacritizer(nn.Module):
-    """The model in plain torch: ids int64 `[letters]` -> logits `[letters, 15]`."""
+    """The model in plain torch: ids int64 ``[letters]`` -> logits ``[letters, 15]``."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -70,8 +70,8 @@ class TorchDiacritizer(nn.Module):
 
 
 class Projected(NamedTuple):
-    """A letter as attention needs it: as the one that asks (`query`) and the one that is found (`key`), `[rows, 512]`
-    each, and the logits that it stands for (`vote`, `[rows, 15]`)."""
+    """A letter as attention needs it: as the one that asks (``query``) and the one that is found (``key``), ``[rows,
+    512]`` each, and the logits that it stands for (``vote``, ``[rows, 15]``)."""
 
     query: Tensor
     key: Tensor
@@ -79,7 +79,7 @@ class Projected(NamedTuple):
 
 
 class Project(nn.Module):
-    """The states of both directions, `left` and `right` `[rows, 256]` -> `Projected`.
+    """The states of both directions, ``left`` and ``right`` ``[rows, 256]`` -> ``Projected``.
 
     The classifier is linear and attention's weights add up to 1, so what is averaged are its logits: 15 numbers a
     letter rather than 512.
@@ -99,9 +99,9 @@ class Project(nn.Module):
 
 
 class Attend(nn.Module):
-    """The logits of a letter, `[rows, 15]`: the votes of all letters, as heavy as `score . tanh(query + key)` says.
+    """The logits of a letter, ``[rows, 15]``: the votes of all letters, as heavy as ``score . tanh(query + key)`` says.
 
-    `query` `[rows, 512]`; `key` and `vote` ragged, of the same letters.
+    ``query`` ``[rows, 512]``; ``key`` and ``vote`` ragged, of the same letters.
     """
 
     def __init__(self, model: TorchDiacritizer) -> None:
@@ -130,7 +130,7 @@ def read_weights() -> dict[str, Tensor]:
 
 
 def make_diacritizer(model: TorchDiacritizer | None = None, *, max_batch: int = 256) -> Unfolder:
-    """The model `"diacritizer"`: a request is `letter_ids` of a text, its result `logits` `[letters, 15]`.
+    """The model ``"diacritizer"``: a request is ``letter_ids`` of a text, its result ``logits`` ``[letters, 15]``.
 
     Raises DefinitionError if arabic-diacritizer is not installed.
     """
@@ -161,6 +161,6 @@ def letter_ids(text: str) -> list[int]:
 
 
 def with_marks(text: str, logits: Tensor) -> str:
-    """A text without marks, with the likeliest under `logits` `[characters, 15]` behind each character."""
+    """A text without marks, with the likeliest under ``logits`` ``[characters, 15]`` behind each character."""
     marked = (character + MARKS[mark] for character, mark in zip(text, logits.argmax(1).tolist(), strict=True))
     return unicodedata.normalize("NFKC", "".join(marked))

@@ -1,4 +1,4 @@
-"""The model of `docs/serving.md` in a module of its own: an engine's process and its clients all import it."""
+"""The model of ``docs/serving.md`` in a module of its own: an engine's process and its clients all import it."""
 
 import torch
 
@@ -11,5 +11,5 @@ gru = cellrt.cell(GRUCell(8, 16), inputs={"x": (8,), "h": (16,)})
 
 @cellrt.unfold("listen", example=torch.zeros(1, 8))
 def listen(graph: cellrt.Graph, frames: torch.Tensor) -> dict[str, object]:
-    """The state after each frame `[frames, 8]`."""
+    """The state after each frame ``[frames, 8]``."""
     return {"h": graph.chain(gru, keep=True, x=frames).h}

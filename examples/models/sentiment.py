@@ -34,8 +34,8 @@ class LabelledTree(NamedTuple):
 
     Attributes:
         words: of the leaves, in order.
-        parents: `[nodes]`: each node's parent, -1 for the root.
-        labels: `[nodes]`, positions in `SENTIMENTS`.
+        parents: ``[nodes]``: each node's parent, -1 for the root.
+        labels: ``[nodes]``, positions in ``SENTIMENTS``.
     """
 
     words: list[str]
@@ -54,10 +54,10 @@ class TreeLevels(NamedTuple):
     """Trees to be computed together, nodes in order of height.
 
     Attributes:
-        tokens: `[leaves]`.
-        pairs: of each height from 1, `[nodes, 2]`: the positions of the left and right children.
-        labels: `[nodes]`.
-        roots: `[trees]`: positions of the roots.
+        tokens: ``[leaves]``.
+        pairs: of each height from 1, ``[nodes, 2]``: the positions of the left and right children.
+        labels: ``[nodes]``.
+        roots: ``[trees]``: positions of the roots.
     """
 
     tokens: Tensor
@@ -67,7 +67,7 @@ class TreeLevels(NamedTuple):
 
 
 def read_tree(line: str) -> LabelledTree:
-    """Reads a tree of the treebank, such as `(3 (2 a) (4 (4 lovely) (2 film)))`.
+    """Reads a tree of the treebank, such as ``(3 (2 a) (4 (4 lovely) (2 film)))``.
 
     Raises RequestError if the line is not one binary tree with labels 0 to 4.
     """
@@ -126,13 +126,13 @@ class Vocabulary(Mapping[str, int]):
 
 
 class Sentiment(NamedTuple):
-    """The `probabilities` of `SENTIMENTS`, `[rows, 5]`."""
+    """The ``probabilities`` of ``SENTIMENTS``, ``[rows, 5]``."""
 
     probabilities: Tensor
 
 
 class Classifier(nn.Linear):
-    """Reads the sentiment off a node's state `h` `[rows, hidden_size]`."""
+    """Reads the sentiment off a node's state ``h`` ``[rows, hidden_size]``."""
 
     def forward(self, h: Tensor) -> Sentiment:  # type: ignore[override]
         """The probabilities."""
@@ -140,7 +140,7 @@ class Classifier(nn.Linear):
 
 
 class SentimentModel(nn.Module):
-    """The network: `embedding`, the cells `leaf` and `inner`, and `output`, which gives logits `[rows, 5]`."""
+    """The network: ``embedding``, the cells ``leaf`` and ``inner``, and ``output``, of logits ``[rows, 5]``."""
 
     def __init__(self, num_tokens: int, embedding_size: int, hidden_size: int, dropout: float = 0.5) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class SentimentModel(nn.Module):
         nn.init.ones_(self.inner.bias.data[3 * hidden_size :])  # the forget gates begin open
 
     def forward(self, tokens: Tensor, pairs: Sequence[Tensor]) -> Tensor:
-        """The logits `[nodes, 5]` of all nodes of `TreeLevels`, level by level."""
+        """The logits ``[nodes, 5]`` of all nodes of ``TreeLevels``, level by level."""
         h, c = self.leaf(dropout(self.embedding(tokens), self.dropout, self.training))
         for children in pairs:
             left, right = children.unbind(1)
@@ -199,18 +199,18 @@ def in_levels(trees: Sequence[LabelledTree], vocabulary: Vocabulary) -> TreeLeve
 
 
 def is_positive(probabilities: Tensor) -> Tensor:
-    """Whether `[rows, 5]` says rather positive than negative."""
+    """Whether ``[rows, 5]`` says rather positive than negative."""
     return probabilities[:, NEUTRAL + 1 :].sum(1) > probabilities[:, :NEUTRAL].sum(1)
 
 
 def binary_accuracy(probabilities: Tensor, labels: Tensor) -> float:
-    """Share of the rows not labelled neutral whose side `[rows, 5]` gets right."""
+    """Share of the rows not labelled neutral whose side ``[rows, 5]`` gets right."""
     counted = labels != NEUTRAL
     return float((is_positive(probabilities) == (labels > NEUTRAL))[counted].float().mean())
 
 
 def save_model(model: SentimentModel, vocabulary: Vocabulary, folder: str | Path) -> None:
-    """Writes `weights.safetensors` and `vocabulary.json`."""
+    """Writes ``weights.safetensors`` and ``vocabulary.json``."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.state_dict(), folder / "weights.safetensors")
@@ -218,7 +218,7 @@ def save_model(model: SentimentModel, vocabulary: Vocabulary, folder: str | Path
 
 
 def load_model(folder: str | Path) -> tuple[SentimentModel, Vocabulary]:
-    """Reads what `save_model` wrote."""
+    """Reads what ``save_model`` wrote."""
     folder = Path(folder)
     with safe_open(folder / "weights.safetensors", framework="pt") as file:
         weights: Mapping[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -230,8 +230,8 @@ def load_model(folder: str | Path) -> tuple[SentimentModel, Vocabulary]:
 
 
 def make_sentiment(model: SentimentModel, vocabulary: Vocabulary, *, max_batch: int = 512) -> Unfolder:
-    """The model `"sentiment"`: a request is a line of the treebank (its labels are not read), its result
-    `probabilities` those of the root's `SENTIMENTS`, float32 `[5]`."""
+    """The model ``"sentiment"``: a request is a line of the treebank (its labels are not read), its result
+    ``probabilities`` those of the root's ``SENTIMENTS``, float32 ``[5]``."""
     state = (model.inner.hidden_size,)
     leaf = cell(model.embedded_leaf(), {"token": rows(dtype=torch.int64)}, name="leaf", max_batch=max_batch)
     children = dict.fromkeys(("h_left", "c_left", "h_right", "c_right"), state)

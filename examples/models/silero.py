@@ -4,8 +4,8 @@ A frame is 512 new samples at 16 kHz (32 ms) behind the last 64 of the frame bef
 convolutions, which need no state and are batched over all frames there are; an LSTM and one output unit turn them into
 the probability of speech, frame by frame.
 
-The weights (MIT) are read with `onnx` from the installed package's file. The package itself is never imported: it would
-bring along much that is not needed.
+The weights (MIT) are read with ``onnx`` from the installed package's file. The package itself is never imported: it
+would bring along much that is not needed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STRIDES = (1, 2, 2, 1)
 
 
 class SpeechState(NamedTuple):
-    """After a frame: the LSTM's `h` and `c` `[rows, 128]`, and the probability of `speech` `[rows]`."""
+    """After a frame: the LSTM's ``h`` and ``c`` ``[rows, 128]``, and the probability of ``speech`` ``[rows]``."""
 
     h: Tensor
     c: Tensor
@@ -47,8 +47,8 @@ class SpeechState(NamedTuple):
 
 
 class FrameEncoder(nn.Module):
-    """`samples` `[rows, 576]` -> features `[rows, 128]`: the magnitudes of four short spectra, then four convolutions
-    with a rectifier each.
+    """``samples`` ``[rows, 576]`` -> features ``[rows, 128]``: the magnitudes of four short spectra, then four
+    convolutions with a rectifier each.
 
     There are so few positions (4, 4, 2 and 1) that each convolution is one matrix over all of them, half as long to
     compute as a convolution.
@@ -75,7 +75,7 @@ class FrameEncoder(nn.Module):
 
 
 def _as_linear(weight: Tensor, bias: Tensor, stride: int, positions: int) -> nn.Linear:
-    """The convolution `weight` `[out, in, 3]` over that many positions as one layer, position by position: what it
+    """The convolution ``weight`` ``[out, in, 3]`` over that many positions as one layer, position by position: what it
     makes of each unit vector are its columns."""
     size = positions * weight.shape[1]
     units = torch.eye(size).view(size, positions, weight.shape[1]).transpose(1, 2)
@@ -87,7 +87,7 @@ def _as_linear(weight: Tensor, bias: Tensor, stride: int, positions: int) -> nn.
 
 
 class SpeechCell(LSTMCell):
-    """An LSTM step on features `x` `[rows, 128]`, and the probability of speech that it ends with."""
+    """An LSTM step on features ``x`` ``[rows, 128]``, and the probability of speech that it ends with."""
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True) -> None:
         super().__init__(input_size, hidden_size, bias)
@@ -151,7 +151,8 @@ def _in_torch_order(gates: Tensor) -> Tensor:
 
 
 def make_vad(weights: Mapping[str, Tensor] | None = None, *, max_batch: int = 256) -> Unfolder:
-    """The model `"vad"`: a request is `frames_of` a recording, float32 `[frames, 576]`; its result `speech` `[frames]`.
+    """The model ``"vad"``: a request is ``frames_of`` a recording, float32 ``[frames, 576]``; its result ``speech``
+    ``[frames]``.
 
     The LSTM's state is kept in the session of the request if it has one, so that the next request goes on where this
     one ends.
@@ -174,9 +175,9 @@ def make_vad(weights: Mapping[str, Tensor] | None = None, *, max_batch: int = 25
 
 
 def frames_of(audio: Tensor, before: Tensor | None = None) -> Tensor:
-    """Cuts `audio` `[samples]` into frames `[frames, 576]`; the last is filled up with silence.
+    """Cuts ``audio`` ``[samples]`` into frames ``[frames, 576]``; the last is filled up with silence.
 
-    `before`: what came before it in the stream, at least 64 samples; default silence.
+    ``before``: what came before it in the stream, at least 64 samples; default silence.
     """
     start = torch.zeros(CONTEXT) if before is None else before[-CONTEXT:]
     audio = pad(audio, (0, -len(audio) % FRAME))
@@ -184,7 +185,7 @@ def frames_of(audio: Tensor, before: Tensor | None = None) -> Tensor:
 
 
 def read_wave(path: str | Path) -> Tensor:
-    """A 16-bit mono WAV file at 8 or 16 kHz as samples `[n]` in -1 to 1 at 16 kHz.
+    """A 16-bit mono WAV file at 8 or 16 kHz as samples ``[n]`` in -1 to 1 at 16 kHz.
 
     Twice the samples are the same spectrum with nothing above. Raises RequestError for another kind of file.
     """
@@ -200,7 +201,7 @@ def read_wave(path: str | Path) -> Tensor:
 
 
 def synthesise(seconds: float, seed: int = 0) -> Tensor:
-    """Something like speech between pauses, for want of a recording, `[samples]` at 16 kHz: a voice's pulses through
+    """Something like speech between pauses, for want of a recording, ``[samples]`` at 16 kHz: a voice's pulses through
     three resonances, syllable by syllable, over faint noise."""
     generator = np.random.default_rng(seed)
     num_samples = int(seconds * SAMPLE_RATE)

@@ -1,8 +1,8 @@
 """What would you call this function? A child-sum Tree-LSTM reads Python's syntax trees and names the verb.
 
-The data are the functions of Python's own library whose names begin with one of a dozen verbs, such as `get_option` or
-`isSymlink`. In a syntax tree much occurs twice, and a child-sum node depends on nothing but its label and its children:
-so equal parts are one node, and the tree becomes a smaller graph without cycles.
+The data are the functions of Python's own library whose names begin with one of a dozen verbs, such as ``get_option``
+or ``isSymlink``. In a syntax tree much occurs twice, and a child-sum node depends on nothing but its label and its
+children: so equal parts are one node, and the tree becomes a smaller graph without cycles.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SharedTree(NamedTuple):
     """A syntax tree in which equal parts are one node. Nodes are numbered children first, so the root is the last.
 
     Attributes:
-        labels: of each node: what it is, and the name in it, if any, such as `Attribute append`.
+        labels: of each node: what it is, and the name in it, if any, such as ``Attribute append``.
         children: of each node, as often as they occur.
         num_nodes_as_tree: how many nodes there are if nothing is shared.
     """
@@ -49,7 +49,7 @@ class SharedTree(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function: its `name` and where it is from, the position of its verb in `VERBS`, and its syntax."""
+    """A function: its ``name`` and where it is from, the position of its verb in ``VERBS``, and its syntax."""
 
     name: str
     module: str
@@ -109,9 +109,9 @@ def read_functions(paths: Iterable[Path]) -> Iterator[Function]:
 
 
 class VerbModel(nn.Module):
-    """The network: the cell `node`, and `output`, which gives the logits of the verbs `[rows, 12]`.
+    """The network: the cell ``node``, and ``output``, which gives the logits of the verbs ``[rows, 12]``.
 
-    `vocabulary` has the token of each label; others have `UNKNOWN`.
+    ``vocabulary`` has the token of each label; others have ``UNKNOWN``.
     """
 
     def __init__(self, labels: Sequence[str], size: int = 64) -> None:
@@ -126,7 +126,7 @@ class VerbModel(nn.Module):
         return [known.get(label) or known.get(label.split()[0], UNKNOWN) for label in tree.labels]
 
     def as_networkx(self, tree: SharedTree) -> nx.MultiDiGraph:
-        """A request of the model `"verbs"`: child to parent, and the output on top; states go by their names."""
+        """A request of the model ``"verbs"``: child to parent, and the output on top; states go by their names."""
         graph = nx.MultiDiGraph()
         graph.add_nodes_from((node, {"cell": "node", "token": token}) for node, token in enumerate(self.tokens(tree)))
         graph.add_edges_from((child, node) for node, children in enumerate(tree.children) for child in children)
@@ -135,7 +135,7 @@ class VerbModel(nn.Module):
         return graph
 
     def forward(self, trees: Sequence[SharedTree]) -> Tensor:
-        """The logits `[trees, 12]`, all nodes of a height at once."""
+        """The logits ``[trees, 12]``, all nodes of a height at once."""
         levels, roots = _in_levels([(self.tokens(tree), tree.children) for tree in trees])
         h, c = (torch.empty(0, self.node.hidden_size) for _ in range(2))
         for tokens, children in levels:
@@ -202,8 +202,8 @@ def train(
 
 
 def make_verbs(model: VerbModel) -> Unfolder:
-    """The model `"verbs"`: a request is as `VerbModel.as_networkx` makes it, its result `output` `[1, 12]` logits of
-    the verbs."""
+    """The model ``"verbs"``: a request is as ``VerbModel.as_networkx`` makes it, its result ``output`` ``[1, 12]``
+    logits of the verbs."""
     state = ragged(model.node.hidden_size)
     node = cell(model.node, {"token": rows(dtype=torch.int64), "h": state, "c": state}, name="node")
     output = cell(model.output, {"h": (model.node.hidden_size,)}, name="output")

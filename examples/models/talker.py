@@ -31,9 +31,9 @@ class Talker(NamedTuple):
         return complete("talker", language_model(self.model, self.end_token), max_tokens=max_tokens, keep=True)
 
     def prompt(self, text: str, made: list[int]) -> torch.Tensor:
-        """What the session has not read yet, once a user has said `text`.
+        """What the session has not read yet, once a user has said ``text``.
 
-        Of the answer `made` before, that is the last token, and the end token if the answer did not come to its end.
+        Of the answer ``made`` before, that is the last token, and the end token if the answer did not come to its end.
         """
         before = [*made[-1:], *([self.end_token] if made and made[-1] != self.end_token else [])]
         begin = "\n" if made else f"{BEGIN}system\n{SYSTEM}{END}\n"

@@ -1,13 +1,13 @@
 """One step of a GRU for many rows of an arena, in one launch: gather, products, gates and scatter.
 
-For each row, with the equations and the layout of `torch.nn.GRUCell` (gates r, z, n; the reset gate acts behind the
+For each row, with the equations and the layout of ``torch.nn.GRUCell`` (gates r, z, n; the reset gate acts behind the
 hidden product):
 
     r  = sigmoid(W_ir x + b_ir + gates_r + W_hr h + b_hr),   z likewise
     n  = tanh(W_in x + b_in + gates_n + r (W_hn h + b_hn))
     h' = (1 - z) n + z h
 
-`x` and `gates` are both optional; `gates` is as in `lstm_step`.
+``x`` and ``gates`` are both optional; ``gates`` is as in ``lstm_step``.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def pack_weights(
     weight_ih: Tensor | None = None,
     bias_ih: Tensor | None = None,
 ) -> PackedWeights:
-    """Interleave, once, the weights of a `torch.nn.GRUCell`: `weight_hh` `[3 * hidden, hidden]`, `weight_ih`
-    `[3 * hidden, input]` (None if steps get `gates` instead, whose bias is then theirs) and the biases.
+    """Interleave, once, the weights of a ``torch.nn.GRUCell``: ``weight_hh`` ``[3 * hidden, hidden]``, ``weight_ih``
+    ``[3 * hidden, input]`` (None if steps get ``gates`` instead, whose bias is then theirs) and the biases.
 
     The packed bias has four sections: the sums of r and z, n's over the input, n's over h. Raises ValueError for
     shapes or types that do not fit.
@@ -63,11 +63,11 @@ def gru_step(
     precision: Precision = "ieee",
     tile: Tile | None = None,
 ) -> None:
-    """One step for `len(h.rows)` rows, written to `h_out`.
+    """One step for ``len(h.rows)`` rows, written to ``h_out``.
 
-    `h` and `h_out` are rows of `hidden` numbers, `x` of `input` numbers (given exactly if `weights` has
-    `weight_ih`), `gates` of `3 * hidden` numbers, gate after gate. Types, alignment, devices, negative rows,
-    `precision` and `tile` are as in `lstm_step`.
+    ``h`` and ``h_out`` are rows of ``hidden`` numbers, ``x`` of ``input`` numbers (given exactly if ``weights`` has
+    ``weight_ih``), ``gates`` of ``3 * hidden`` numbers, gate after gate. Types, alignment, devices, negative rows,
+    ``precision`` and ``tile`` are as in ``lstm_step``.
 
     **No row written may be a row read by the same call**: programs write h while others still read it. The
     scheduler gives a task no output row that it reads.

@@ -42,7 +42,7 @@ def gru_step_kernel(
     BLOCK_UNITS: tl.constexpr,
     BLOCK_DEPTH: tl.constexpr,
 ):
-    """One program's tile of the step: see `gru_step` in the package for what the arguments mean."""
+    """One program's tile of the step: see ``gru_step`` in the package for what the arguments mean."""
     o_rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     b_is_row = o_rows < num_rows
     o_units = tl.program_id(1) * BLOCK_UNITS + tl.arange(0, BLOCK_UNITS)

@@ -1,10 +1,10 @@
 """Several steps of many LSTM chains in one launch: rows are packed by step, those of chains that ended leave.
 
-The equations are those of `lstm_step`, with the input half computed before (`gates`), as one product for all steps.
-Step s has the first `batch_sizes[s]` rows, and position `sum(batch_sizes[:s]) + row` is a row at that step, as in
-`torch.nn.utils.rnn.PackedSequence` and in a task's buffer.
+The equations are those of ``lstm_step``, with the input half computed before (``gates``), as one product for all steps.
+Step s has the first ``batch_sizes[s]`` rows, and position ``sum(batch_sizes[:s]) + row`` is a row at that step, as in
+``torch.nn.utils.rnn.PackedSequence`` and in a task's buffer.
 
-There are two forms (see `triton.py`): by rows, for small weights, and persistent (Diamos et al. 2016, "Persistent
+There are two forms (see ``triton.py``): by rows, for small weights, and persistent (Diamos et al. 2016, "Persistent
 RNNs"), with the weights kept on chip. Neither was measured yet; the runtime measures where it may choose.
 """
 
@@ -25,12 +25,12 @@ __all__ = ["ChainPlan", "ChainScratch", "find_plan", "is_worthwhile", "lstm_chai
 
 
 def find_plan(weights: PackedWeights, num_rows: int, precision: Precision = "ieee") -> ChainPlan | None:
-    """How a chain of `num_rows` rows runs in one launch, or None where the weights do not fit."""
+    """How a chain of ``num_rows`` rows runs in one launch, or None where the weights do not fit."""
     return fitting_plan(weights, num_rows, precision, *device_limits(weights.weight_hh.device))
 
 
 def is_worthwhile(weights: PackedWeights, num_rows: int, precision: Precision = "ieee") -> bool:
-    """Whether a chain of `num_rows` rows should be faster than its steps one at a time, by a rule of thumb."""
+    """Whether a chain of ``num_rows`` rows should be faster than its steps one at a time, by a rule of thumb."""
     return choose_plan(weights, num_rows, precision, *device_limits(weights.weight_hh.device)) is not None
 
 
@@ -47,20 +47,20 @@ def lstm_chain(
     precision: Precision = "ieee",
     plan: ChainPlan | None = None,
 ) -> None:
-    """`len(batch_sizes)` steps, each step's state written to `h_out` and `c_out`.
+    """``len(batch_sizes)`` steps, each step's state written to ``h_out`` and ``c_out``.
 
-    `weights` come from `lstm_step.pack_weights`, without `weight_ih`. `batch_sizes` is int32 or int64 `[steps]`,
-    not increasing, on the device; its first is `len(h.rows)` and its sum `len(h_out.rows)` (neither is checked on a
-    device). `h` and `c` name the rows of the first state; `gates` (of `4 * hidden` numbers), `h_out` and `c_out`
-    one for each position. Positions whose state nobody reads are negative, or share rows with others of the same
-    chain, in which the last one stays. The rest is as in `lstm_step`; between steps h and c are in the arena's type,
-    so a chain gives what its steps would.
+    ``weights`` come from ``lstm_step.pack_weights``, without ``weight_ih``. ``batch_sizes`` is int32 or int64
+    ``[steps]``, not increasing, on the device; its first is ``len(h.rows)`` and its sum ``len(h_out.rows)`` (neither is
+    checked on a device). ``h`` and ``c`` name the rows of the first state; ``gates`` (of ``4 * hidden`` numbers),
+    ``h_out`` and ``c_out`` one for each position. Positions whose state nobody reads are negative, or share rows with
+    others of the same chain, in which the last one stays. The rest is as in ``lstm_step``; between steps h and c are in
+    the arena's type, so a chain gives what its steps would.
 
-    **No row written may be a row read by the same call.** `scratch` serves one launch at a time. On CUDA the
+    **No row written may be a row read by the same call.** ``scratch`` serves one launch at a time. On CUDA the
     kernel is launched on the current stream and nothing waits. The persistent form needs the whole device: beside
     a kernel that does not end it gives up after a bounded wait, and the device is lost to its error.
 
-    `plan` takes the place of the rule of thumb. Raises ValueError for shapes, types or devices that do not fit.
+    ``plan`` takes the place of the rule of thumb. Raises ValueError for shapes, types or devices that do not fit.
     """
     _check(weights, batch_sizes, gates, h, c, h_out, c_out, scratch)
     check_precision(precision)

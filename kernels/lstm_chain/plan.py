@@ -16,8 +16,8 @@ STREAMED_BYTES = 512 * 1024  # a program reads so much from the L2 cache in some
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """`groups` of programs share the rows in the persistent form; 0 is the form by rows. In the persistent form
-    `tile.units` is a program's slice."""
+    """``groups`` of programs share the rows in the persistent form; 0 is the form by rows. In the persistent form
+    ``tile.units`` is a program's slice."""
 
     tile: Tile
     groups: int

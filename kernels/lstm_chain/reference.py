@@ -34,6 +34,6 @@ def lstm_chain(
 
 
 def _fresh(arena: ArenaRows, num_rows: int) -> ArenaRows:
-    """An arena of the same kind with `num_rows` rows, in order."""
+    """An arena of the same kind with ``num_rows`` rows, in order."""
     values = arena.values.new_empty(num_rows, arena.values.shape[1])
     return ArenaRows(values, arena.rows.new_tensor(range(num_rows)))

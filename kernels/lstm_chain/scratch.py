@@ -15,11 +15,11 @@ MAX_GROUPS = 32
 
 @dataclass(frozen=True)
 class ChainScratch:
-    """Memory of chains of up to `max_rows` rows; one launch at a time may use it. Made by `make_scratch`.
+    """Memory of chains of up to ``max_rows`` rows; one launch at a time may use it. Made by ``make_scratch``.
 
-    `h` is `[2, rows, padded hidden]` and `c` `[rows, padded hidden]`, in the type of the weights; `arrivals`
-    counts, for each group of programs, how often one came to a barrier; `error` is 1 once a program gave up
-    waiting, which on a device is an error of the device too. Both are int32. Only `error` must be zero at first.
+    ``h`` is ``[2, rows, padded hidden]`` and ``c`` ``[rows, padded hidden]``, in the type of the weights; ``arrivals``
+    counts, for each group of programs, how often one came to a barrier; ``error`` is 1 once a program gave up
+    waiting, which on a device is an error of the device too. Both are int32. Only ``error`` must be zero at first.
     """
 
     max_rows: int
@@ -34,7 +34,7 @@ class ChainScratch:
 
 
 def make_scratch(weights: PackedWeights, max_rows: int) -> ChainScratch:
-    """Scratch memory for chains of up to `max_rows` rows with these weights, on their device."""
+    """Scratch memory for chains of up to ``max_rows`` rows with these weights, on their device."""
     rows, width = padded(max_rows, ROW_MULTIPLE), weights.weight_hh.shape[1]
     return ChainScratch(
         max_rows=max_rows,

@@ -160,7 +160,7 @@ def lstm_chain_rows_kernel(
 
 @triton.jit
 def meet(p_arrivals, p_error, target, MAX_LOOKS: tl.constexpr, TRAPS: tl.constexpr):
-    """Wait until `target` arrivals were counted; False, or a trap, if that did not come within MAX_LOOKS looks.
+    """Wait until ``target`` arrivals were counted; False, or a trap, if that did not come within MAX_LOOKS looks.
 
     The arrival releases what this program's threads wrote before it (they meet first), and the last look acquires
     what others wrote before theirs.
@@ -216,8 +216,8 @@ def lstm_chain_persistent_kernel(
     BLOCK_UNITS: tl.constexpr,
     BLOCK_DEPTH: tl.constexpr,
 ):
-    """A slice of units over all steps, for every so-manyth block of rows: one of `num_programs(0)` slices, one of
-    `num_programs(1)` groups. See the package for what the arguments mean."""
+    """A slice of units over all steps, for every so-manyth block of rows: one of ``num_programs(0)`` slices, one of
+    ``num_programs(1)`` groups. See the package for what the arguments mean."""
     slices = tl.num_programs(0)
     group = tl.program_id(1)
     groups = tl.num_programs(1)
@@ -278,7 +278,7 @@ def lstm_chain(
     plan: ChainPlan,
     max_looks: int = MAX_LOOKS,
 ) -> None:
-    """Launch the kernel of `plan`; arguments are as in the operation, and are not checked."""
+    """Launch the kernel of ``plan``; arguments are as in the operation, and are not checked."""
     num_rows, tile = len(h.rows), plan.tile
     arguments = [batch_sizes, *gates.arguments(), *h.arguments(), *c.arguments(), weights.weight_hh, weights.bias]
     arguments += [*h_out.arguments(), *c_out.arguments(), scratch.h, scratch.c, scratch.h.stride(0)]

@@ -1,11 +1,11 @@
 """One step of an LSTM for many rows of arenas, in one launch: gather, products, gates and scatter.
 
-For each row, with the equations and the layout of `torch.nn.LSTMCell` (gates i, f, g, o):
+For each row, with the equations and the layout of ``torch.nn.LSTMCell`` (gates i, f, g, o):
 
     i, f, g, o = W_ih x + gates + W_hh h + b,   c' = sigmoid(f) c + sigmoid(i) tanh(g),   h' = sigmoid(o) tanh(c')
 
-`x` and `gates` are both optional. `gates` is the input half where it was computed before: a row of it, or the row of
-a folded embedding table that a token names. This is the cell of BatchMaker's section 2.5 with the copies around it
+``x`` and ``gates`` are both optional. ``gates`` is the input half where it was computed before: a row of it, or the row
+of a folded embedding table that a token names. This is the cell of BatchMaker's section 2.5 with the copies around it
 taken in: neither a gathered batch nor the sums are ever in memory.
 """
 
@@ -28,8 +28,8 @@ def pack_weights(
     weight_ih: Tensor | None = None,
     bias_ih: Tensor | None = None,
 ) -> PackedWeights:
-    """Interleave, once, the weights of a `torch.nn.LSTMCell`: `weight_hh` `[4 * hidden, hidden]`, `weight_ih`
-    `[4 * hidden, input]` (None if steps get `gates` instead, whose bias is then theirs) and the biases.
+    """Interleave, once, the weights of a ``torch.nn.LSTMCell``: ``weight_hh`` ``[4 * hidden, hidden]``, ``weight_ih``
+    ``[4 * hidden, input]`` (None if steps get ``gates`` instead, whose bias is then theirs) and the biases.
 
     Raises ValueError for shapes or types that do not fit.
     """
@@ -48,17 +48,17 @@ def lstm_step(
     precision: Precision = "ieee",
     tile: Tile | None = None,
 ) -> None:
-    """One step for `len(h.rows)` rows, written to `h_out` and `c_out`.
+    """One step for ``len(h.rows)`` rows, written to ``h_out`` and ``c_out``.
 
-    `h`, `c`, `h_out`, `c_out` are rows of `hidden` numbers, `x` of `input` numbers (given exactly if `weights` has
-    `weight_ih`), `gates` of `4 * hidden` numbers, gate after gate; all have the type and device of the weights:
-    float32, bfloat16 or float16. Sums are float32, c is kept in the arena's type. `precision` is how float32 is
-    multiplied. Rows that start at multiples of 16 bytes are fastest.
+    ``h``, ``c``, ``h_out``, ``c_out`` are rows of ``hidden`` numbers, ``x`` of ``input`` numbers (given exactly if
+    ``weights`` has ``weight_ih``), ``gates`` of ``4 * hidden`` numbers, gate after gate; all have the type and device
+    of the weights: float32, bfloat16 or float16. Sums are float32, c is kept in the arena's type. ``precision`` is how
+    float32 is multiplied. Rows that start at multiples of 16 bytes are fastest.
 
     **No row written may be a row read by the same call**: programs write h while others still read it. The
     scheduler gives a task no output row that it reads. Rows of h_out and c_out that are negative are not written.
 
-    On CUDA the kernel is launched on the current stream and nothing waits; elsewhere the reference runs. `tile`
+    On CUDA the kernel is launched on the current stream and nothing waits; elsewhere the reference runs. ``tile``
     takes the place of the tuner's choice. Raises ValueError for shapes, types or devices that do not fit.
     """
     _check(weights, h, c, h_out, c_out, x, gates)

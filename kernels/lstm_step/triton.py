@@ -1,7 +1,7 @@
 """The fused LSTM step in Triton: gather, both products, the pointwise half and the scatter in one launch.
 
 A program has a tile of rows and of units. It gathers its rows of x and h by index while it multiplies; the weights
-are interleaved (`gate_weights.py`), so its sums are all four gates of its units, and it writes their h and c to
+are interleaved (``gate_weights.py``), so its sums are all four gates of its units, and it writes their h and c to
 their arena rows.
 """
 
@@ -56,7 +56,7 @@ def lstm_step_kernel(
     BLOCK_UNITS: tl.constexpr,
     BLOCK_DEPTH: tl.constexpr,
 ):
-    """One program's tile of the step: see `lstm_step` in the package for what the arguments mean."""
+    """One program's tile of the step: see ``lstm_step`` in the package for what the arguments mean."""
     o_rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     b_is_row = o_rows < num_rows
     o_columns = tl.program_id(1) * 4 * BLOCK_UNITS + tl.arange(0, 4 * BLOCK_UNITS)

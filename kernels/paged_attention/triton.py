@@ -29,7 +29,7 @@ LEAST_SPLIT = 256
 
 @triton.jit
 def find_node(p_offsets, nodes, number, ROWS: tl.constexpr):
-    """The last node whose first tile, of `ROWS` rows, is not behind tile `number`; 0: tiles are rows."""
+    """The last node whose first tile, of ``ROWS`` rows, is not behind tile ``number``; 0: tiles are rows."""
     low = 0
     high = nodes - 1
     while low < high:
@@ -46,7 +46,7 @@ def find_node(p_offsets, nodes, number, ROWS: tl.constexpr):
 
 @triton.jit
 def key_places(p_table, o_keys, b_is_key, start, page_size, page_stride, SIZE: tl.constexpr, PAGE_SIZE: tl.constexpr):
-    """Where each key begins, of which one has `SIZE` numbers with all its heads."""
+    """Where each key begins, of which one has ``SIZE`` numbers with all its heads."""
     size = page_size
     if PAGE_SIZE > 0:
         size = PAGE_SIZE
@@ -91,7 +91,7 @@ def attend_kernel(
     BLOCK_KEYS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """A tile: see the package and this file for what the arguments mean. `scale` has the logarithm's base in it."""
+    """A tile: see the package and this file for what the arguments mean. ``scale`` has the logarithm's base in it."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = BLOCK_QUERIES // GROUP
     head = tl.program_id(1)
@@ -226,7 +226,7 @@ def append_kernel(
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row: its key and its value, `SIZE` numbers each, to the slot of its position."""
+    """One row: its key and its value, ``SIZE`` numbers each, to the slot of its position."""
     row = tl.program_id(0).to(tl.int64)
     node = find_node(p_offsets, nodes, row, 0)
     start = 0
@@ -340,7 +340,7 @@ def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None
 
 
 class QueryTile(NamedTuple):
-    """A program looks at `keys` keys at a time for `queries` queries, both powers of two; `warps` of 32 threads."""
+    """A program sees ``keys`` keys at a time for ``queries`` queries, both powers of two; ``warps`` of 32 threads."""
 
     queries: int
     keys: int

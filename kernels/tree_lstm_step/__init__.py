@@ -24,8 +24,8 @@ SECTIONS = ((0, 1, 2, 3), (4,))
 
 
 def pack_weights(weight_hh: Tensor, bias: Tensor | None = None, weight_ih: Tensor | None = None) -> PackedWeights:
-    """Interleave, once, `weight_hh` `[5 * hidden, 2 * hidden]` (the columns of h_left before those of h_right),
-    `bias` `[5 * hidden]` and `weight_ih` `[5 * hidden, input]`; gates are i, f_left, f_right, o, g.
+    """Interleave, once, ``weight_hh`` ``[5 * hidden, 2 * hidden]`` (the columns of h_left before those of h_right),
+    ``bias`` ``[5 * hidden]`` and ``weight_ih`` ``[5 * hidden, input]``; gates are i, f_left, f_right, o, g.
 
     Raises ValueError for shapes or types that do not fit.
     """
@@ -45,10 +45,10 @@ def tree_lstm_step(
     precision: Precision = "ieee",
     tile: Tile | None = None,
 ) -> None:
-    """One step for `len(h_left.rows)` nodes, written to `h_out` and `c_out`.
+    """One step for ``len(h_left.rows)`` nodes, written to ``h_out`` and ``c_out``.
 
-    States are rows of `hidden` numbers, `x` rows of `input` numbers (given exactly if `weights` has `weight_ih`).
-    Types, alignment, devices, negative rows, `precision` and `tile` are as in `lstm_step`.
+    States are rows of ``hidden`` numbers, ``x`` rows of ``input`` numbers (given exactly if ``weights`` has
+    ``weight_ih``). Types, alignment, devices, negative rows, ``precision`` and ``tile`` are as in ``lstm_step``.
 
     **No row written may be a row read by the same call**: programs write h while others still read it. The
     scheduler gives a task no output row that it reads.

@@ -15,7 +15,7 @@ def ragged_of(parts: list[Tensor]) -> RaggedRows:
 
 
 def attend_one(query, memory, score):
-    """The context of one query over the rows of `memory`; `score(query, row)` is a number."""
+    """The context of one query over the rows of ``memory``; ``score(query, row)`` is a number."""
     size = memory.shape[1]
     context = [0.0] * size
     if not len(memory):

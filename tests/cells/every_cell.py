@@ -1,6 +1,6 @@
 """Every ready-made cell with its inputs, and rows to try it on, chosen so that no token or stop hangs on rounding.
 
-A new cell needs a line in `CASES`; `test_every_cell.py` fails until it has one.
+A new cell needs a line in ``CASES``; ``test_every_cell.py`` fails until it has one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from cellrt.definition.define import cell
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, ragged, rows
 
 SIZE, HIDDEN, TOKENS, END = 5, 11, 7, 2
-"""`HIDDEN` is one vector register and a part of one."""
+"""``HIDDEN`` is one vector register and a part of one."""
 WIDE = 136
 """More than the kernels multiply in one block."""
 BEAMS, MAX_STEPS = 3, 6
 POOL_ROWS, MOST_ROWS, MOST_STEPS = 64, 61, 5
-"""`MOST_ROWS` is more than the kernels take in one chunk."""
+"""``MOST_ROWS`` is more than the kernels take in one chunk."""
 
 TOKEN, STATE, NUMBERS = rows(dtype=torch.int64), rows(HIDDEN), rows(SIZE)
 LIMITS = {"token": TOKENS, "tokens": TOKENS, "length": MAX_STEPS, "step": 100, "seed": 1 << 62}
@@ -35,7 +35,7 @@ ALWAYS_FLOAT32 = frozenset({"score"})
 
 
 class Case(NamedTuple):
-    """How to make a cell, and its inputs in float32; None: those that its `input_specs` says."""
+    """How to make a cell, and its inputs in float32; None: those that its ``input_specs`` says."""
 
     make: Callable[[], Callable[..., Any]]
     inputs: Mapping[str, RowSpec] | None
@@ -203,7 +203,7 @@ NOT_CELLS = {
 
 
 class Mode(NamedTuple):
-    """How cells run; `margin` is how far floats are moved to see whether a row's integers hang on rounding."""
+    """How cells run; ``margin`` is how far floats are moved to see whether a row's integers hang on rounding."""
 
     dtype: torch.dtype
     is_inference: bool
@@ -224,7 +224,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 Row = dict[str, Tensor]
-"""A row of each input: `[*shape]`, of a ragged one `[n, *shape]`."""
+"""A row of each input: ``[*shape]``, of a ragged one ``[n, *shape]``."""
 
 
 def typed(value: Tensor, name: str, dtype: torch.dtype) -> Tensor:
@@ -299,7 +299,7 @@ class Subject(NamedTuple):
         return [self.draw(length, generator) for length in lengths]
 
     def assert_same(self, actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], factor: int = 1) -> None:
-        """Floats within `factor` times the tolerance of the type; integers are equal."""
+        """Floats within ``factor`` times the tolerance of the type; integers are equal."""
         tolerance = self.mode.tolerance * factor
         assert actual.keys() == expected.keys()
         for name, value in actual.items():
@@ -342,7 +342,7 @@ def subject_of(name: str, mode_name: str) -> Subject:
 def clear_rows(exact: Cell, drawn: list[Row], margin: float) -> list[Row]:
     """Those rows whose integer outputs stay the same, over some steps, when every float of input and state moves.
 
-    `exact` is the cell with its weights in float64.
+    ``exact`` is the cell with its weights in float64.
     """
     wide = [{name: typed(value, name, torch.float64) for name, value in row.items()} for row in drawn]
     generator, is_clear = seeded(1), torch.ones(len(drawn), dtype=torch.bool)
@@ -358,7 +358,7 @@ def clear_rows(exact: Cell, drawn: list[Row], margin: float) -> list[Row]:
 
 @torch.inference_mode()
 def integers(exact: Cell, some: Sequence[Row], margin: float, generator: torch.Generator) -> list[Tensor]:
-    """The integer outputs of successive steps, `[rows, n]` each, with noise of size `margin` on every float."""
+    """The integer outputs of successive steps, ``[rows, n]`` each, with noise of size ``margin`` on every float."""
     inputs, found = dict(zip(exact.inputs, batch_of(exact.inputs, some))), []
     for _ in range(MOST_STEPS if exact.has_steps else 1):
         noisy = {name: moved(value, margin, generator) for name, value in inputs.items()}

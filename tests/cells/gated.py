@@ -21,7 +21,7 @@ def packed(batch_sizes: list[int], x: Tensor) -> torch.nn.utils.rnn.PackedSequen
 
 
 def final_rows(batch_sizes: list[int], values: Tensor) -> Tensor:
-    """Each row's value at its last step, `[batch_sizes[0], ...]`."""
+    """Each row's value at its last step, ``[batch_sizes[0], ...]``."""
     starts = [sum(batch_sizes[:step]) for step in range(len(batch_sizes))]
     last = [max(step for step, rows in enumerate(batch_sizes) if row < rows) for row in range(batch_sizes[0])]
     return torch.stack([values[starts[step] + row] for row, step in enumerate(last)])

@@ -41,7 +41,7 @@ def way_of(name, query_size, memory_size, dtype=torch.float32):
 
 
 def with_keys(attention, memory, name):
-    """The ragged inputs: with `keys` if they are computed apart."""
+    """The ragged inputs: with ``keys`` if they are computed apart."""
     if name != "keys":
         return (memory,)
     return memory, RaggedRows(AttentionKeys(attention)(memory.values).key, memory.offsets)

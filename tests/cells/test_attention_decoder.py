@@ -38,7 +38,7 @@ class Trained(nn.Module):
         return self.score(torch.tanh(self.query(h) + self.key(memory)))[:, 0]
 
     def forward(self, token, states, attended, memory):
-        """One row: token `[]`, states `[layers, size]`, memory `[n, size]` -> logits, states, attended."""
+        """One row: token ``[]``, states ``[layers, size]``, memory ``[n, size]`` -> logits, states, attended."""
         x = self.table(token)
         x = torch.cat([x, attended]) if self.layers.input_size > WIDTH else x
         h, after = self.layers(x[None], tuple(states) if len(states) > 1 else states[0])

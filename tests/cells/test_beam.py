@@ -41,7 +41,7 @@ def make_step(scorer, **options):
 
 
 def run(step, *states, until_stop=True):
-    """Searches the rows of `states` `[rows, *shape]` together, each until it stops; the last outputs of each row."""
+    """Searches the rows of ``states`` ``[rows, *shape]`` together, each until it stops; returns each row's last."""
     count = len(states[0])
     token, score = (row.expand(count, -1) for row in (step.start_token(START), step.start_score()))
     current = {"token": token, "score": score, "length": torch.zeros_like(token)}

@@ -17,7 +17,7 @@ STATES = {EmbeddingLSTMDecoder: ("h", "c"), EmbeddingGRUDecoder: ("h",)}
 
 
 def torch_step(recurrent, table, token, states):
-    """One step of torch's layers from states `[rows, layers, size]`: the output of the top, and the states after."""
+    """One step of torch's layers from states ``[rows, layers, size]``: the output of the top, and the states after."""
     before = tuple(state.transpose(0, 1).contiguous() for state in states)
     top, after = recurrent(table(token)[None], before if len(before) > 1 else before[0])
     after = after if isinstance(after, tuple) else (after,)

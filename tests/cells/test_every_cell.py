@@ -1,7 +1,7 @@
 """Every ready-made cell is row-wise: a row's outputs depend on that row alone, not on its place or on its company.
 
-Each cell of `every_cell.py` runs in float32 on the fused path and on the plain one (with gradients), in bfloat16 and in
-float16. Integers must be equal, floats within the tolerance of their type.
+Each cell of ``every_cell.py`` runs in float32 on the fused path and on the plain one (with gradients), in bfloat16 and
+in float16. Integers must be equal, floats within the tolerance of their type.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ every_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def cells_not_in_the_table() -> set[str]:
-    """Exported names, and public module classes of the package's files, that are neither cases nor `NOT_CELLS`."""
+    """Exported names, and public module classes of the package's files, that are neither cases nor ``NOT_CELLS``."""
     found = {*cells.__all__}
     for info in pkgutil.iter_modules(cells.__path__, cells.__name__ + "."):
         if not info.name.rpartition(".")[2].startswith("_"):
@@ -194,7 +194,7 @@ def test_a_chain_does_not_depend_on_its_company(
 
 
 def model_of(subject: Subject) -> Unfolder:
-    """A model of one cell: a single node, or of a cell with `steps` a chain or a loop; requests are lists of rows."""
+    """A model of one cell: a single node, or of a cell with ``steps`` a chain or a loop; requests are lists of rows."""
     made = subject.cell
     own = [name for name in made.inputs if name not in made.carry]
 

@@ -1,4 +1,4 @@
-"""The GRU cells against torch, on the fused path (under `inference_mode`) and on the plain one."""
+"""The GRU cells against torch, on the fused path (under ``inference_mode``) and on the plain one."""
 
 import copy
 
@@ -15,7 +15,7 @@ from tests.cells.gated import RUNS, SIZES, assert_close, final_rows, normal, pac
 
 @pytest.fixture(params=[True, False], ids=["fused", "plain"])
 def path(request):
-    """Run under `inference_mode`, where the kernels are used, and with gradients, where they are not."""
+    """Run under ``inference_mode``, where the kernels are used, and with gradients, where they are not."""
     with torch.inference_mode(request.param):
         yield request.param
 

@@ -1,4 +1,4 @@
-"""Llama's family against `transformers`, and against equations written out where that is not installed."""
+"""Llama's family against ``transformers``, and against equations written out where that is not installed."""
 
 import pytest
 import torch
@@ -121,7 +121,7 @@ OWN = {
 
 
 def theirs(kind, scaling=None, **changed):
-    """A small random model of `transformers`, and its sizes as ours."""
+    """A small random model of ``transformers``, and its sizes as ours."""
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
     rope = {"rope_type": "default", "rope_theta": 500.0}
     if scaling is not None:

@@ -14,7 +14,7 @@ ROWS = 67
 
 
 def check(compiled, rows):
-    """`compiled` gives each row, alone and beside others, the same bits; and with gradients on what torch gives."""
+    """``compiled`` gives each row, alone and beside others, the same bits; and with gradients on what torch gives."""
     with torch.inference_mode():
         whole = compiled(rows)
         for size in (1, 2, 3, 30, 66):

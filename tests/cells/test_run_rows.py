@@ -1,6 +1,6 @@
 """The GPU form of the ready-made cells gives what their plain form gives, and is used where it can be.
 
-Here `run_rows` runs the kernels' references; one test interprets the kernels.
+Here ``run_rows`` runs the kernels' references; one test interprets the kernels.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 
 def some_rows(count: int, generator: torch.Generator) -> Tensor:
-    """Different rows of an arena of `count + 3`, the first and the last among them, in any order."""
+    """Different rows of an arena of ``count + 3``, the first and the last among them, in any order."""
     inner = 1 + torch.randperm(count + 1, generator=generator)
     chosen = torch.cat([torch.tensor([count + 2, 0]), inner])[:count]
     return chosen[torch.randperm(count, generator=generator)]
@@ -87,7 +87,7 @@ def given_rows(spec: RowSpec, count: int, generator: torch.Generator) -> Indexed
 
 
 def check(name: str, count: int, unwritten: int = 0) -> None:
-    """The rows named are what `forward` gives; all others, and those of negative outputs, are as they were."""
+    """The rows named are what ``forward`` gives; all others, and those of negative outputs, are as they were."""
     generator = torch.Generator().manual_seed(count)
     torch.manual_seed(count)
     case = CASES[name]

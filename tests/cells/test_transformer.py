@@ -1,4 +1,4 @@
-"""Transformer layers over ragged rows, against torch's own layers with padding, T5 of `transformers`, and formulas."""
+"""Transformer layers over ragged rows, against torch's layers with padding, T5 of ``transformers``, and formulas."""
 
 import math
 
@@ -28,7 +28,7 @@ def split(rows):
 
 
 def paged(key, value, page_size=4):
-    """Empty pages for the rows of `SPANS`, one node's between another's."""
+    """Empty pages for the rows of ``SPANS``, one node's between another's."""
     count = -(-max(LENGTHS) // page_size)
     tables = torch.arange(count * len(LENGTHS), dtype=torch.int32).view(count, -1).t().contiguous()
     shape = tables.numel(), page_size, *key.shape[1:]

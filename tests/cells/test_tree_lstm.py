@@ -29,7 +29,7 @@ TOKEN = cellrt.rows(dtype=torch.int64)
 
 @pytest.fixture(params=[True, False], ids=["fused", "plain"])
 def path(request):
-    """Run under `inference_mode`, where the kernels are used, and with gradients, where they are not."""
+    """Run under ``inference_mode``, where the kernels are used, and with gradients, where they are not."""
     with torch.inference_mode(request.param):
         yield request.param
 
@@ -65,7 +65,7 @@ def leaf_node(cell, x) -> tuple[np.ndarray, np.ndarray]:
 
 
 def nary_node(cell, x, children) -> tuple[np.ndarray, np.ndarray]:
-    """Equations 9 to 14 for one node; `children` are (h, c) in order."""
+    """Equations 9 to 14 for one node; ``children`` are (h, c) in order."""
     states = [h for h, _ in children]
     kept = sum(sigmoid(gate_of(cell, 3 + k, x, states)) * c for k, (_, c) in enumerate(children))
     return finish(*(gate_of(cell, gate, x, states) for gate in range(3)), kept)

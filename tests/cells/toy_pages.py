@@ -21,7 +21,7 @@ class ToyPages:
         self.tables: dict[object, list[int]] = {}
 
     def of(self, lengths: dict[object, int]) -> list[Pages]:
-        """The pages of these requests, enough for so many rows of each: one `Pages` a layer."""
+        """The pages of these requests, enough for so many rows of each: one ``Pages`` a layer."""
         for request, length in lengths.items():
             table = self.tables.setdefault(request, [])
             while len(table) * self.page_size < length:

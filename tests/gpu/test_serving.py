@@ -1,6 +1,6 @@
 """Engines on a GPU: a fused LSTM, two engines on one device, and a soak with cancellations.
 
-CELLRT_SOAK_S is how long the soak lasts, in seconds; `make gpu-soak` makes it ten minutes.
+CELLRT_SOAK_S is how long the soak lasts, in seconds; ``make gpu-soak`` makes it ten minutes.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Arenas:
         return arena
 
     def outputs(self, num_rows: int, size: int, unwritten: int = 0) -> ArenaRows:
-        """An arena of NaN and rows of it, the first and the last among them; `unwritten` of them are negative.
+        """An arena of NaN and rows of it, the first and the last among them; ``unwritten`` of them are negative.
 
         Its rows are part of wider ones, so that a kernel must mind the step between rows.
         """
@@ -56,7 +56,7 @@ def like(arena: ArenaRows) -> ArenaRows:
 
 
 def assert_same(actual: ArenaRows, expected: ArenaRows, kind: tuple[torch.dtype, str], steps: int = 1) -> None:
-    """The whole arenas are equal within the tolerance of `kind`; what is NaN in one is NaN in the other.
+    """The whole arenas are equal within the tolerance of ``kind``; what is NaN in one is NaN in the other.
 
     After several steps a last place that was rounded the other way (at numbers up to 1) has been carried on.
     """

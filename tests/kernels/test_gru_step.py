@@ -21,7 +21,7 @@ def check(
     tile: Tile | None = SMALL,
     unwritten: int = 0,
 ) -> None:
-    """The kernel (of the rule's tile, if `tile` is None) writes what the reference writes, and nothing else."""
+    """The kernel (of the rule's tile, if ``tile`` is None) writes what the reference writes, and nothing else."""
     from cellrt.kernels.gru_step import triton
 
     dtype, precision = kind

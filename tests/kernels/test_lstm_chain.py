@@ -28,7 +28,7 @@ def check(
     in_turns: bool = False,
     index: torch.dtype = torch.int32,
 ) -> None:
-    """The kernel writes what the reference writes, and nothing else; `in_turns`, steps write the same rows."""
+    """The kernel writes what the reference writes, and nothing else; ``in_turns``, steps write the same rows."""
     from cellrt.kernels.lstm_chain import triton
 
     dtype, precision = kind

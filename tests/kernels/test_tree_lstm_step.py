@@ -22,7 +22,7 @@ def check(
     tile: Tile | None = SMALL,
     unwritten: int = 0,
 ) -> None:
-    """The kernel (of the rule's tile, if `tile` is None) writes what the reference writes, and nothing else."""
+    """The kernel (of the rule's tile, if ``tile`` is None) writes what the reference writes, and nothing else."""
     from cellrt.kernels.tree_lstm_step import triton
 
     dtype, precision = kind
@@ -72,7 +72,7 @@ def test_chosen_tile_equals_reference_on_a_device(kind: tuple[torch.dtype, Preci
 
 
 def one_node(weight: Tensor, bias: Tensor, children: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Section 3.2 of Tai et al., gate by gate, for one node; `children` are h_left, h_right, c_left, c_right."""
+    """Section 3.2 of Tai et al., gate by gate, for one node; ``children`` are h_left, h_right, c_left, c_right."""
     h_left, h_right, c_left, c_right = children
     hidden = len(h_left)
     sums = []

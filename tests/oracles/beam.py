@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 Advance = Callable[[int, Any], tuple[torch.Tensor, Any]]
-"""From the token before and a state to the logits `[num_tokens]` of the next token and the state after."""
+"""From the token before and a state to the logits ``[num_tokens]`` of the next token and the state after."""
 
 
 class Hypothesis(NamedTuple):
@@ -36,7 +36,7 @@ def log_probabilities(logits: torch.Tensor) -> list[float]:
 def search(
     advance: Advance, state: Any, start: int, end: int, beams: int, max_steps: int, length_penalty: float = 0.0
 ) -> list[Hypothesis]:
-    """The hypotheses left after `max_steps` steps, or when all have ended; the best first."""
+    """The hypotheses left after ``max_steps`` steps, or when all have ended; the best first."""
     kept = [Hypothesis((), 0.0, state)]
     for _ in range(max_steps):
         extended = []
@@ -58,7 +58,7 @@ def search(
 def all_sequences(
     advance: Advance, state: Any, start: int, end: int, num_tokens: int, max_steps: int, length_penalty: float
 ) -> list[tuple[tuple[int, ...], float]]:
-    """Every sequence that ends with the end token or has `max_steps` tokens without it, with its rank; best first."""
+    """Every sequence that ends with the end token or has ``max_steps`` tokens without it, with its rank; best first."""
     found: list[tuple[tuple[int, ...], float]] = []
     for length in range(1, max_steps + 1):
         for tokens in itertools.product(range(num_tokens), repeat=length):

@@ -53,7 +53,7 @@ def test_tokens_are_those_of_a_plain_loop():
     cancelled=st.sets(st.integers(0, 11), max_size=3),
 )
 def test_texts_and_logprobs_are_bit_for_bit_those_of_the_request_alone(requests, cells, workers, waits, cancelled):
-    """64 pages at a worker: requests have to share them. Where one of `waits` is reached, its answer is awaited."""
+    """64 pages at a worker: requests have to share them. Where one of ``waits`` is reached, its answer is awaited."""
     model = complete("lm", cells)
     engine = small_engine(workers, page_bytes=PAGE_BYTES, debug=True, arena_bytes=1 << 19)
     try:
@@ -106,7 +106,7 @@ def test_requests_that_were_suspended_give_the_same_bits(cells):
     moved=st.integers(0, 3),
 )
 def test_conversations_go_on_bit_for_bit_where_they_were(turns, sessions, cells, workers, moved):
-    """All sessions take their turns at once; before turn `moved` each is exported, reset and restored. One worker has
+    """All sessions take their turns at once; before turn ``moved`` each is exported, reset and restored. One worker has
     64 pages for all of them (of two, tests/engine/test_pages_two_workers.py says what is wrong)."""
     model = complete("lm", cells, keep=True)
     engine = small_engine(workers, page_bytes=PAGE_BYTES if workers == 1 else 1 << 18, debug=True, arena_bytes=1 << 19)

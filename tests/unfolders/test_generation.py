@@ -15,7 +15,7 @@ VOCABULARY, HIDDEN, END, LIMIT = 7, 12, 3, 9
 
 
 class Language:
-    """A random language model in torch, `layers` deep."""
+    """A random language model in torch, ``layers`` deep."""
 
     def __init__(self, layers: int) -> None:
         self.layers = layers

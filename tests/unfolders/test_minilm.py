@@ -1,4 +1,4 @@
-"""Embeddings of MiniLM in the engine are those of `transformers`."""
+"""Embeddings of MiniLM in the engine are those of ``transformers``."""
 
 from __future__ import annotations
 

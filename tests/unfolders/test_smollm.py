@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct in the engine against `transformers`, in float32: greedy tokens of 50 prompts."""
+"""SmolLM2-135M-Instruct in the engine against ``transformers``, in float32: greedy tokens of 50 prompts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def serve(model, prompts, *, make=language_model, one_by_one=False, page_bytes=1
 
 @torch.inference_mode()
 def test_greedy_tokens_are_those_of_transformers(prompts, alone):
-    """Wherever the two best logits differ by more than 1e-3; where they do not is printed (`pytest -s`)."""
+    """Wherever the two best logits differ by more than 1e-3; where they do not is printed (``pytest -s``)."""
     path = smollm()
     import transformers
 

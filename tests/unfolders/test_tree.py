@@ -49,7 +49,7 @@ class Classifier(nn.Module):
 
 
 class Again(nn.Module):
-    """Reads and writes `h`, so that its chains would carry it."""
+    """Reads and writes ``h``, so that its chains would carry it."""
 
     def forward(self, h: Tensor) -> dict[str, Tensor]:
         return {"h": 2 * h}
@@ -118,7 +118,7 @@ def ragged(rows: list[Tensor]) -> RaggedRows:
 
 
 def fold_nested(tree: Any, leaf, inner, names, name: str, nodes: list) -> Any:
-    """The state of nested tuples by recursion; states of all nodes, as they begin, in `nodes`."""
+    """The state of nested tuples by recursion; states of all nodes, as they begin, in ``nodes``."""
     place = len(nodes)
     nodes.append(None)
     if not isinstance(tree, tuple):

@@ -14,10 +14,10 @@ SOURCES = [[3, 1, 4, 1, 5], [8], [2, 7, 1, 8, 2, 8, 1, 8], [6, 6]]
 
 
 class Translator(nn.Module):
-    """An encoder-decoder as somebody may have trained it in torch; states are `[layers, size]`, one for each kind.
+    """An encoder-decoder as somebody may have trained it in torch; states are ``[layers, size]``, one for each kind.
 
     The encoder's layers are half as wide if they run in both directions, so that a decoder may begin with both halves
-    side by side, unless there is a `bridge`, a layer from the last states of the top layer alone.
+    side by side, unless there is a ``bridge``, a layer from the last states of the top layer alone.
     """
 
     def __init__(self, kind, num_layers, is_both, has_bridge=False, attends=False):
@@ -38,7 +38,7 @@ class Translator(nn.Module):
         self.eval()
 
     def encode(self, source):
-        """The encoder's outputs `[n, size]`, and the decoder's first states."""
+        """The encoder's outputs ``[n, size]``, and the decoder's first states."""
         memory, last = self.encoder(self.source(torch.tensor(source)))
         states = last if isinstance(last, tuple) else (last,)
         if self.bridge is not None:
