@@ -1,8 +1,12 @@
-"""Small files, small functions: what is longer is known by name, and the list of it may only get shorter."""
+"""The house's habits. Small files, small functions: what is longer is known by name, and the list may only get shorter.
+
+And one dialect in docstrings: code stands between double backticks.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,3 +65,30 @@ def test_what_is_no_longer_too_long_leaves_the_list() -> None:
 )
 def test_a_function_counts_without_signature_and_docstring(source: str, expected: int) -> None:
     assert dict(functions(source)) == {"f": expected}
+
+
+def docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """Every string of a file that stands alone, which is what docstrings are: first line, and text."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text
+
+
+def single_backticks(text: str) -> list[str]:
+    """What stands between single backticks."""
+    return re.findall(r"(?<!`)`(?!`)[^`]+`(?!`)", text)
+
+
+def test_code_in_docstrings_is_between_double_backticks() -> None:
+    found = {
+        f"{path}:{line}": singles
+        for path, source in sources()
+        for line, text in docstrings(source)
+        if (singles := single_backticks(text))
+    }
+    assert not found
+
+
+def test_single_backticks_are_found_beside_double_ones() -> None:
+    assert single_backticks("``a`` and `b`, ``c`d``") == ["`b`"]

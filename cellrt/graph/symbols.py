@@ -1,7 +1,7 @@
 """What an unfolder holds of a graph: nodes, their outputs, and those of chains and loops. They only name values.
 
 A value is there when the request runs, long after its graph was written. So whatever would look at one while the graph
-is written is refused (`Handle`), instead of being silently true, unequal or empty.
+is written is refused (``Handle``), instead of being silently true, unequal or empty.
 """
 
 from __future__ import annotations
