@@ -8,10 +8,10 @@ import torch
 from cellrt.definition.bits import DTYPES
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
-from cellrt.engine.engine import Engine
 from cellrt.errors import CellError, DefinitionError
 from cellrt.graph.reference import run_one_by_one
 from tests.api.models import model
+from tests.engine.helpers import small_engine
 
 NAMES = [name for name in sorted(vars(torch)) if isinstance(getattr(torch, name), torch.dtype)]
 OTHERS = {getattr(torch, name) for name in NAMES} - set(DTYPES)
@@ -58,7 +58,7 @@ def test_every_supported_dtype_works_end_to_end(dtype: torch.dtype, worker: str)
 
     unfolder = model(write, request_of(2))
     requests = [request_of(1 + k % 4, count=9 if k == 3 else 0) for k in range(8)]
-    with Engine([worker], arena_bytes=1 << 18) as engine:
+    with small_engine([worker], arena_bytes=1 << 18) as engine:
         engine.register(unfolder)
         for k, future in enumerate(engine.submit_many("m", requests)):
             if k == 3:
@@ -74,7 +74,7 @@ def test_every_supported_dtype_works_end_to_end(dtype: torch.dtype, worker: str)
 def test_a_part_of_a_conjugate_is_an_output_like_any_other() -> None:
     made = cell(lambda x: torch.fft.rfft(x).conj().imag, {"x": (4,)})
     unfolder = model(lambda graph, x: {"y": made(x=x).output}, torch.randn(4))
-    with Engine(1, arena_bytes=1 << 18) as engine:
+    with small_engine(arena_bytes=1 << 18) as engine:
         engine.register(unfolder)
         got = engine.submit("m", unfolder.example).result(60)["y"]
     torch.testing.assert_close(got, -torch.fft.rfft(unfolder.example).imag)

@@ -11,11 +11,12 @@ from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError, UnknownModelError, http_status
 from tests.api.mistakes import MISTAKES, OTHER, ROW, STEP, TOKEN, good
 from tests.api.models import SIZE, counter, model
+from tests.engine.helpers import small_engine
 
 
 @pytest.fixture(scope="module", autouse=True)
 def other_graph() -> None:
-    engine = Engine(workers=1, arena_bytes=1 << 20)
+    engine = small_engine(arena_bytes=1 << 20)
 
     def keep(graph, request):
         OTHER[:] = [STEP(x=ROW), graph.chain(STEP, x=[ROW, ROW])]
@@ -28,7 +29,7 @@ def other_graph() -> None:
 @pytest.fixture(scope="module")
 def served():
     """An engine with a model that does what the request says."""
-    with Engine(workers=1, max_nodes=100, arena_bytes=1 << 20) as engine:
+    with small_engine(max_nodes=100, arena_bytes=1 << 20) as engine:
         engine.register(model(lambda graph, write: write(graph), good), warm_up=False)
         yield engine
         engine.check()
@@ -63,7 +64,7 @@ def test_a_cell_that_the_example_did_not_use() -> None:
             late(number=1, limit=1, step=1)
         return STEP(x=ROW)
 
-    with Engine(workers=1, arena_bytes=1 << 20) as engine:
+    with small_engine(arena_bytes=1 << 20) as engine:
         engine.register(model(function, False, "without"), warm_up=False)
         with pytest.raises(RequestError, match=r"cell 'count_up' is not one of the model's.*cells=\[...\]"):
             engine.submit("without", True)
@@ -81,14 +82,14 @@ def test_a_request_with_too_many_nodes_is_too_large(served: Engine) -> None:
 
 def test_an_example_that_would_never_fit() -> None:
     with (
-        Engine(workers=1, arena_bytes=1 << 10) as engine,
+        small_engine(arena_bytes=1 << 10) as engine,
         pytest.raises(DefinitionError, match="the example request does not fit: model 'm': the request needs"),
     ):
         engine.register(model(lambda graph, x: {"h": graph.chain(STEP, x=x).h}, torch.ones(5000, SIZE)), warm_up=False)
 
 
 def test_a_request_that_would_never_fit() -> None:
-    with Engine(workers=1, arena_bytes=1 << 10) as engine:
+    with small_engine(arena_bytes=1 << 10) as engine:
         engine.register(model(lambda graph, x: {"h": graph.chain(STEP, x=x).h}, torch.ones(2, SIZE)), warm_up=False)
         with pytest.raises(RequestError, match="model 'm': the request needs"):
             engine.submit("m", torch.ones(5000, SIZE))
@@ -108,7 +109,7 @@ def test_an_example_is_unfolded_once() -> None:
         unfolded.append(x)
         return {"h": graph.chain(STEP, x=x).h}
 
-    with Engine(workers=1, arena_bytes=1 << 20) as engine:
+    with small_engine(arena_bytes=1 << 20) as engine:
         engine.register(model(function, torch.ones(2, SIZE)), warm_up=False)
         assert len(unfolded) == 1
 

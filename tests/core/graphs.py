@@ -20,17 +20,8 @@ from cellrt.core.program import (
 )
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.template import Template
+from tests.limits import SMALL
 
-SMALL = Limits(
-    max_requests=64,
-    max_nodes=4096,
-    max_values=8192,
-    max_links=32768,
-    max_subgraphs=2048,
-    max_tasks=16,
-    max_sessions=16,
-)
-"""Little more than the tests use: the validator reads all of it, a thousand times."""
 ONE_BY_ONE = SchedulerSettings(max_tasks_to_submit=1, runs=False)
 """Algorithm 1 alone: a step at a time, a task at a time."""
 

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.processor import Port, Processor
-from cellrt.core.settings import Limits, SchedulerSettings
+from cellrt.core.settings import SchedulerSettings
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
 from cellrt.core.template import Template
 from cellrt.core.validate import broken_rules
 from tests.core.author import CELLS, Cell, Graph, stops
+from tests.limits import SMALL
 
 
 @dataclass
@@ -40,16 +41,7 @@ class Machine:
     def __init__(
         self, workers: int, max_batches: tuple[int, ...], settings: SchedulerSettings, rows: int = 1024
     ) -> None:
-        limits = Limits(
-            max_requests=64,
-            max_nodes=4096,
-            max_values=8192,
-            max_links=32768,
-            max_subgraphs=2048,
-            max_tasks=16,
-            max_sessions=16,
-        )
-        self.processor = Processor(workers, limits, settings)
+        self.processor = Processor(workers, SMALL, settings)
         kind = self.processor.add_kind(rows, rows)
         for cell, max_batch in zip(CELLS, max_batches, strict=True):
             ports = [Port(kind, carry, ragged) for carry, ragged in zip(cell.carry, cell.ragged, strict=True)]

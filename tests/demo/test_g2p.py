@@ -30,7 +30,7 @@ def expected() -> Expected:
 
 
 def make_engine(workers: int, max_batch: int, *, fold: bool = True, **settings: float) -> Engine:
-    engine = Engine(workers, settings=SchedulerSettings(**settings))  # type: ignore[arg-type]
+    engine = Engine(workers, settings=SchedulerSettings(**settings), freeze=False)  # type: ignore[arg-type]
     engine.register(demo.make_g2p(max_batch=max_batch, fold=fold))
     return engine
 

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from cellrt.core.moves import FREE
-from cellrt.core.settings import Limits
 from cellrt.core.validate import broken_rules
 from cellrt.engine.engine import Engine
 from cellrt.engine.future import RequestFuture
+from tests import limits
 
 WAIT_S = 30.0
 """Time limit of every wait: long enough for a busy machine, short enough to see what hangs."""
 
-SMALL = Limits(
-    max_requests=64,
-    max_nodes=4096,
-    max_values=8192,
-    max_links=32_768,
-    max_subgraphs=2048,
-    max_tasks=32,
-    max_sessions=1024,
-    max_events=256,
-)
+SMALL = replace(limits.SMALL, max_sessions=1024)
 
 
-def small_engine(workers: int = 1, **options: Any) -> Engine:
+def small_engine(workers: int | Sequence[str] = 1, **options: Any) -> Engine:
     """An engine with small tables, so that a test makes many of them."""
     options.setdefault("limits", SMALL)
     options.setdefault("arena_bytes", 1 << 16)
-    options.setdefault("freeze", False)  # a full collection takes a tenth of a second
+    options.setdefault("freeze", False)  # it collects garbage, through all that every test has imported
     return Engine(workers, **options)
 
 

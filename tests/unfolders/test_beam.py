@@ -8,10 +8,10 @@ from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, rows
 from cellrt.demo import g2p
 from cellrt.demo.words import choose_words
-from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.unfolders import beam_search, encoder_decoder
+from tests.engine.helpers import small_engine
 from tests.oracles.beam import rank, search
 from tests.oracles.g2p import checkpoint_path
 
@@ -26,7 +26,7 @@ def found_of(result):
 
 
 def serve(model, requests):
-    with Engine(workers=2) as engine:
+    with small_engine(2) as engine:
         engine.register(model)
         return [future.result(timeout=60) for future in engine.submit_many(model.name, requests)]
 

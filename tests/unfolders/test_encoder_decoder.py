@@ -14,10 +14,10 @@ from cellrt.cells import (
 )
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, rows
-from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.unfolders import encoder_decoder
+from tests.engine.helpers import small_engine
 
 SIZE, TOKENS, START, END, MOST = 6, 9, 0, 2, 7
 INTEGER = rows(dtype=torch.int64)
@@ -97,7 +97,7 @@ def test_served_tokens_are_those_of_each_request_alone(kind):
     made = model(kind)
     expected = [translate(kind, request["source"], request.get("max_steps", MOST)) for request in requests]
     assert len({len(tokens) for tokens in expected}) > 3
-    with Engine(workers=2) as engine:
+    with small_engine(2) as engine:
         engine.register(made)
         futures = engine.submit_many("model", requests)
         assert [future.result(timeout=60)["tokens"].tolist() for future in futures] == expected

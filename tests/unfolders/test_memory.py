@@ -5,6 +5,7 @@ import torch
 
 import cellrt
 from cellrt import cells, unfolders
+from tests.engine.helpers import small_engine
 
 HIDDEN, TOKENS, STEPS = 32, 50, 1000
 ARENA_BYTES = 1 << 13
@@ -13,7 +14,7 @@ ARENA_BYTES = 1 << 13
 
 @pytest.fixture
 def engine():
-    with cellrt.Engine(workers=1, arena_bytes=ARENA_BYTES) as made:
+    with small_engine(arena_bytes=ARENA_BYTES) as made:
         yield made
 
 

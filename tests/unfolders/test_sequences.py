@@ -10,15 +10,15 @@ import cellrt
 from cellrt import unfolders
 from cellrt.cells import LSTMCell
 from cellrt.errors import DefinitionError
+from tests.engine.helpers import small_engine
 
 WAIT_S = 60
 
 
 def serve(model: cellrt.Unfolder, requests: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     """The results of requests that are in flight together."""
-    limits = cellrt.Limits(max_requests=64, max_nodes=4096, max_values=8192, max_links=32_768, max_subgraphs=2048)
-    with cellrt.Engine(limits=limits, arena_bytes=1 << 20) as engine:
-        engine.register(model)
+    with small_engine(arena_bytes=1 << 20) as engine:
+        engine.register(model, warm_up=False)
         return [future.result(WAIT_S) for future in engine.submit_many(model.name, requests)]
 
 
@@ -104,7 +104,7 @@ def test_a_head_reads_both_directions_at_every_step(reads):
 
 def test_a_session_continues_where_its_last_request_ended():
     module, x = nn.LSTM(6, 9, 2), torch.randn(7, 6)
-    with cellrt.Engine() as engine:
+    with small_engine() as engine:
         engine.register(unfolders.chain("stream", module, keep=True))
         session = engine.session("stream", "client")
         parts = [session.submit(part).result(WAIT_S)["output"] for part in x.split((3, 1, 3))]

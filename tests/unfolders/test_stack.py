@@ -6,6 +6,7 @@ from torch import nn
 
 import cellrt
 from cellrt import unfolders
+from tests.engine.helpers import small_engine
 from tests.unfolders.test_sequences import serve
 
 
@@ -61,7 +62,7 @@ def test_one_in_a_session_goes_on_where_the_last_request_ended():
     def stream(graph, x):
         return {"output": stack(graph, x, keep=True).steps[0]}
 
-    with cellrt.Engine() as engine:
+    with small_engine() as engine:
         engine.register(stream)
         session = engine.session("stream", "client")
         parts = [session.submit(part).result(60)["output"] for part in x.split((3, 4))]

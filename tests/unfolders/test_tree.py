@@ -27,6 +27,7 @@ from cellrt.cells import (
 from cellrt.definition.spec import RaggedRows
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.unfolders.trees import _flatten
+from tests.engine.helpers import small_engine
 
 HIDDEN = 8
 STATE, CHILDREN, TOKEN = (HIDDEN,), cellrt.ragged(HIDDEN), cellrt.rows(dtype=torch.int64)
@@ -81,7 +82,7 @@ def cells() -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def engine(cells) -> Iterator[cellrt.Engine]:
-    with cellrt.Engine() as made:
+    with cellrt.Engine(freeze=False) as made:  # a tree of 5,000 levels is among the requests
         every = {"output": cells.classifier, "every_node": True}
         words = {"vocabulary": WORDS, "unknown": 4}
         for model in (
@@ -369,7 +370,7 @@ def test_a_request_of_shared_trees_is_too_large(cells):
     shared: Any = torch.zeros(4)
     for _ in range(60):
         shared = (shared, shared)
-    with cellrt.Engine(1, arena_bytes=1 << 20, max_nodes=100) as engine:
+    with small_engine(1, arena_bytes=1 << 20, max_nodes=100) as engine:
         engine.register(unfolders.tree("m", leaf=cells.leaf, inner=cells.binary), warm_up=False)
         with pytest.raises(RequestTooLargeError, match=r"model 'm': the tree has more than 100 nodes.*max_nodes"):
             engine.submit("m", shared)
