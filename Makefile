@@ -20,7 +20,7 @@ help:
 	@echo "make test    linters, types, import rules and the fast tests: what CI runs"
 	@echo "make lint    linters, types and import rules alone"
 	@echo "make interpreted  the core's tests alone, without compiling it"
-	@echo "make slow    the tests marked slow"
+	@echo "make slow    the tests marked slow, and all properties with many more examples"
 	@echo "make bench   the quick form of the benchmarks"
 	@echo "make docs    build the documentation into site/"
 	@echo "make pictures  draw what docs/images/ holds, and the map of the rooms (docs/rooms.md)"
@@ -58,7 +58,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile thorough --timeout 600
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks overhead --quick

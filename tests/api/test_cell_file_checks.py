@@ -20,6 +20,7 @@ from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell, load_cell
 from cellrt.errors import DefinitionError
 from tests.api.models import INTEGER, leaf
+from tests.effort import examples
 
 ATTRIBUTES = ["name", "carry", "finite", "max_batch", "min_batch", "batch_sizes", "priority", "identity"]
 
@@ -210,7 +211,7 @@ def as_saved(saved_decoder: Path) -> dict[str, Any]:
     return described(load_cell(saved_decoder))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), is_signed=st.booleans())
 def test_a_changed_description_is_the_same_cell_or_none(
     data: st.DataObject, is_signed: bool, saved_decoder: Path, as_saved: dict[str, Any]
@@ -236,7 +237,7 @@ def test_a_changed_description_is_the_same_cell_or_none(
     assert after == before
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_changed_bytes_of_a_description_are_the_same_cell_or_none(
     data: st.DataObject, saved_decoder: Path, as_saved: dict[str, Any]

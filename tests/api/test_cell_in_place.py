@@ -16,11 +16,12 @@ from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell, load_cell
 from cellrt.definition.spec import RaggedRows, ragged, rows
-from cellrt.engine.engine import Engine
 from cellrt.errors import CellError, DefinitionError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.executor import DeviceOptions
 from tests.api.models import SIZE, model
+from tests.effort import examples
+from tests.engine.helpers import small_engine
 
 H = {"h": (SIZE,)}
 X = {"x": (SIZE,)}
@@ -70,7 +71,7 @@ def chain_by_hand(x: torch.Tensor) -> torch.Tensor:
 
 def serve(kind: str, unfolder: Unfolder, requests: list[Any]) -> list[Any]:
     """Results, or errors, of requests that are served together."""
-    with Engine(**KINDS[kind], arena_bytes=1 << 18) as engine:
+    with small_engine(**KINDS[kind], arena_bytes=1 << 18) as engine:
         engine.register(unfolder)
         futures = engine.submit_many(unfolder.name, requests)
         return [future.exception(60) or future.result(60) for future in futures]
@@ -274,7 +275,7 @@ OPERATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(OPERATIONS)), st.booleans()), min_size=1, max_size=5),
     st.lists(st.integers(1, 6), min_size=1, max_size=6),

@@ -5,6 +5,6 @@ import numba
 
 if numba.config.DISABLE_JIT:
     hypothesis.settings.register_profile(
-        "interpreted", parent=hypothesis.settings.get_profile("cellrt"), max_examples=20
+        "interpreted", parent=hypothesis.settings.get_profile("cellrt"), max_examples=10
     )
     hypothesis.settings.load_profile("interpreted")

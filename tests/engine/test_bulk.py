@@ -15,6 +15,7 @@ from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.errors import CancelledError, CellError, DeadlineError, EngineClosedError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
+from tests.effort import examples
 from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check, error_of, small_engine
 from tests.engine.models import RAISE, WIDTH, Gate, chain_model, make_cells
 
@@ -29,7 +30,7 @@ def steps(length: int, value: float = 0.0) -> torch.Tensor:
     return torch.arange(length * WIDTH, dtype=torch.float32).reshape(length, WIDTH) / 8 + value
 
 
-@settings(suppress_health_check=list(HealthCheck), max_examples=25)
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(15))
 @given(
     bulks=st.lists(
         st.tuples(

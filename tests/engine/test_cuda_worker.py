@@ -24,6 +24,7 @@ from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.dry import DryDevice, DryDeviceError
 from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
+from tests.effort import examples
 from tests.engine.author import make_unfolder
 from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check, error_of
 from tests.engine.models import DIE, NOT_FINITE, RAISE, WIDTH, WRONG_SHAPE, chain_model, loop_model, make_cells
@@ -32,7 +33,7 @@ from tests.engine.zoo import make_zoo
 
 DEVICES = ["dry", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 on_every_device = pytest.mark.parametrize("device", DEVICES)
-FEW = settings(suppress_health_check=list(HealthCheck), max_examples=15)
+FEW = settings(suppress_health_check=list(HealthCheck), max_examples=examples(10))
 PLAIN, WITH_STEPS, COUNT = make_cells()
 OPTIONS = st.builds(
     DeviceOptions,

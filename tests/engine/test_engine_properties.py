@@ -10,6 +10,7 @@ from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, ShortestJ
 from cellrt.core.settings import SchedulerSettings
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
+from tests.effort import examples
 from tests.engine.author import OPERATIONS, make_unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
 from tests.engine.zoo import make_zoo
@@ -38,7 +39,7 @@ ENGINES = st.fixed_dictionaries(
         "debug": st.booleans(),
     }
 )
-THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=60)
+THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=examples(25))
 
 
 @THOROUGH

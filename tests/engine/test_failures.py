@@ -12,6 +12,7 @@ from cellrt.definition.define import cell
 from cellrt.errors import CellError, DeviceError, EngineClosedError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
+from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
 from tests.engine.models import (
     DIE,
@@ -67,7 +68,7 @@ def test_only_the_guilty_requests_fail(model, fault):
     close_and_check(engine)
 
 
-@settings(suppress_health_check=list(HealthCheck), max_examples=60)
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(25))
 @given(
     drawn=st.lists(
         st.tuples(

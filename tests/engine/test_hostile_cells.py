@@ -14,6 +14,7 @@ from cellrt.definition.define import cell
 from cellrt.errors import CellError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.executor import DeviceOptions
+from tests.effort import examples
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.hostile_cells import (
     FAULTS,
@@ -253,7 +254,7 @@ def test_a_worker_survives_another_default_dtype(workers):
 FAULTY = st.sampled_from([None, None, None, *FAULTS, *HARMLESS])
 
 
-@settings(suppress_health_check=list(HealthCheck), max_examples=60)
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(25))
 @given(
     drawn=st.lists(
         st.tuples(st.sampled_from(sorted(MODELS)), st.integers(1, 4), st.integers(0, 7), FAULTY),

@@ -14,12 +14,13 @@ from cellrt.definition.spec import grows, pages
 from cellrt.errors import CancelledError, CellError, DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
+from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine, watch_suspensions
 from tests.engine.paged_models import POISON, WIDTH, SumSoFar, make_cells, make_request, sums
 
 CELLS = {page_size: make_cells(page_size, rows) for page_size, rows in ((1, 5), (2, 64), (3, 7))}
 REQUEST = st.tuples(st.integers(0, 99), st.integers(1, 12), st.integers(1, 40), st.integers(1, 30))
-THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=25, deadline=None)
+THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=examples(15), deadline=None)
 
 
 @THOROUGH

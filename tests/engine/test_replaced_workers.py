@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cellrt.errors import DeviceError, EngineClosedError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
+from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
 from tests.engine.models import DIE, WIDTH, chain_model, let_rows_kill, loop_model, make_cells
 
@@ -61,7 +62,7 @@ def test_a_worker_that_dies_again_and_again_is_given_up(monkeypatch):
     close_and_check(engine)
 
 
-@settings(suppress_health_check=list(HealthCheck), max_examples=30)
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(20))
 @given(
     deadly=st.lists(st.booleans(), min_size=1, max_size=16),
     lengths=st.lists(st.integers(1, 6), min_size=16, max_size=16),

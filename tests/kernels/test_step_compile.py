@@ -1,6 +1,7 @@
 """Every tile that the rule of thumb can choose compiles for every architecture without a byte of local memory."""
 
 import importlib
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -37,8 +38,19 @@ def launches_of(operation: str, dtype: torch.dtype, precision: Precision, rows: 
     return launches
 
 
-@pytest.mark.parametrize("operation", STATES)
-@pytest.mark.parametrize("kind", [(torch.bfloat16, "ieee"), (torch.float32, "tf32")], ids=str)
+KINDS_OF_CORES: list[tuple[torch.dtype, Precision]] = [(torch.bfloat16, "ieee"), (torch.float32, "tf32")]
+
+
+def largest_tiles() -> Iterator[object]:
+    """Each operation with each kind of numbers. The largest of all takes ten seconds and its siblings one to three."""
+    for operation in STATES:
+        for kind in KINDS_OF_CORES:
+            is_longest = (operation, kind[0]) == ("tree_lstm_step", torch.bfloat16)
+            marks = [pytest.mark.slow] if is_longest else []
+            yield pytest.param(operation, kind, marks=marks, id=f"{kind}-{operation}")
+
+
+@pytest.mark.parametrize(("operation", "kind"), list(largest_tiles()))
 def test_largest_tile_uses_the_tensor_cores(operation: str, kind: tuple[torch.dtype, Precision]) -> None:
     compiled = compile_ahead(launches_of(operation, *kind, ROWS)[0], 90)
     assert compiled.stack_bytes == 0

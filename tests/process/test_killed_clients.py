@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cellrt.errors import CellrtError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.process.client import Client, connect
+from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same
 from tests.process import models
 from tests.process.helpers import assert_as_before, held, holdings, steps
@@ -95,7 +96,7 @@ def watched(served):
 deeds = st.lists(st.sampled_from(DEEDS), min_size=1, max_size=6)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(clients=st.lists(st.tuples(deeds, st.booleans()), min_size=1, max_size=4))
 def test_connections_that_break_leave_nothing(watched, clients):
     """Clients of this process, whose connections end as if they were killed: each of their futures ends once."""

@@ -14,6 +14,7 @@ from cellrt.cells.transformer_stack import StackSizes, TransformerStack, encoder
 from cellrt.errors import RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.unfolders.attention import embed, transduce
+from tests.effort import examples
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 
 SIZES = StackSizes(vocabulary=30, positions=40, hidden=24, inner=40, layers=2, heads=4, activation=relu, scale=3.0)
@@ -73,7 +74,7 @@ def draw(seed: int, length: int) -> torch.Tensor:
 
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 99), st.integers(1, 40)), min_size=1, max_size=12)
-THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=8, deadline=None)
+THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=examples(6), deadline=None)
 
 
 @THOROUGH

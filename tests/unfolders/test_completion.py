@@ -12,6 +12,7 @@ from cellrt.errors import CancelledError, DefinitionError, RequestError, Request
 from cellrt.graph.reference import run_one_by_one
 from cellrt.unfolders.completion import complete
 from tests.cells.toy_pages import generate
+from tests.effort import examples
 from tests.engine.helpers import WAIT_S, close_and_check, error_of, small_engine, watch_suspensions
 from tests.unfolders.language_models import END, SIZES, draw_prompt, small_cell, small_layers, small_llama, until_end
 
@@ -22,7 +23,7 @@ MODELS = st.sampled_from([*CELLS.values(), *LAYERS.values()])
 PAGE_BYTES = 12_288
 """64 pages of a row each (of a layer 128), and the least, 64, of larger ones."""
 REQUEST = st.tuples(st.integers(0, 99), st.integers(1, 40), st.integers(1, 20))
-THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=8, deadline=None)
+THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=examples(6), deadline=None)
 
 
 def asked(seed: int, length: int, steps: int) -> dict[str, object]:
