@@ -4,9 +4,10 @@ Torch is imported only when a test needs a GPU, as the core's tests run without 
 """
 
 import functools
+import gc
 import importlib.util
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
@@ -32,6 +33,22 @@ def reason_without_gpu() -> str | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail a test marked gpu that would be skipped")
+
+
+def pytest_collection_finish() -> None:
+    """What importing all tests has made stays to the end: no collection of garbage goes through it again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """For what freezes or unfreezes by itself: nothing is frozen at first, and at the end all is again."""
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

