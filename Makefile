@@ -41,15 +41,17 @@ serve: $(VENV)/.serve
 # For two cores: what is one process goes side by side, and then the tests run in two. Torch takes one thread in each of
 # these, as threads that wait for each other by spinning cost several times as much once there are more than cores.
 test: $(VENV)/.dev
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint interpreted compiled
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target compiled lint interpreted
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 interpreted: $(VENV)/.dev
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m "not slow" tests/core
 
-# Where nothing is compiled yet, both processes of the tests would compile the same; Numba keeps it on disk.
+# Where nothing is compiled yet, both processes of the tests would compile the same; Numba keeps it on disk. The second
+# line imports all tests, and so makes their cells, whose kernels are compiled for it.
 compiled: $(VENV)/.dev
 	$(BIN)/python -c 'from cellrt.core.warm_up import warm_up; warm_up()'
+	$(BIN)/python -m pytest --collect-only --quiet > /dev/null
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
