@@ -13,7 +13,7 @@ import torch
 from cellrt.process.client import Client
 from cellrt.process.engine_process import EngineProcess
 from tests.engine.helpers import SMALL, WAIT_S
-from tests.process.models import HOLD, WIDTH
+from tests.steps import HOLD_LONG, WIDTH
 
 MODELS = ("chain", "loop", "kept", "grown", "half")
 
@@ -31,7 +31,7 @@ def steps(count: int, first: float = 1.0) -> torch.Tensor:
 
 def held(count: int = 1) -> torch.Tensor:
     """A request whose first step takes long."""
-    return torch.cat([torch.full((1, WIDTH), HOLD), steps(count)])
+    return torch.cat([torch.full((1, WIDTH), HOLD_LONG), steps(count)])
 
 
 def until(is_so: Callable[[], object], what: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 from torch import Tensor
 
@@ -12,37 +10,16 @@ from cellrt.definition.spec import grows, rows
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder, unfold
 from tests.engine.paged_models import SumSoFar
-
-WIDTH = 2
-RAISE, HOLD = 101.0, 102.0
-"""A row that starts with one of these makes its cell raise, or take ``HOLD_S``."""
-HOLD_S = 0.2
-
-
-def step(x: Tensor, h: Tensor) -> dict[str, Tensor]:
-    """``x + h / 2``, unless a row of ``x`` says otherwise."""
-    if x.device.type != "meta":
-        if (x[:, 0] == RAISE).any():
-            raise ValueError("a row this cell cannot take")
-        if (x[:, 0] == HOLD).any():
-            time.sleep(HOLD_S)
-    return {"h": x + 0.5 * h}
+from tests.steps import HALF, STEP, WIDTH
+from tests.steps import chain as chain
 
 
 def count(h: Tensor, n: Tensor) -> dict[str, Tensor]:
     return {"h": h * 2, "n": n + 1, "stop": n >= 4}
 
 
-STEP = cell(step, {"x": (WIDTH,), "h": (WIDTH,)}, max_batch=8)
 COUNT = cell(count, {"h": (WIDTH,), "n": rows(dtype=torch.int64)})
 TOTAL = cell(SumSoFar(), {"x": (WIDTH,), "total": grows(WIDTH, page_size=3)}, name="total")
-HALF = cell(lambda x: {"y": x + 1}, {"x": rows(3, dtype=torch.bfloat16)}, name="half")
-
-
-@unfold("chain", example=torch.zeros(2, WIDTH))
-def chain(graph: Graph, x: Tensor) -> dict[str, object]:
-    made = graph.chain(STEP, x=x)
-    return {"every": made.h, "last": made.last.h}
 
 
 @unfold("loop", example=torch.zeros(WIDTH))

@@ -29,7 +29,7 @@ from cellrt.process.numbering import Numbering
 from tests.engine.helpers import WAIT_S, assert_same, error_of
 from tests.process import models
 from tests.process.helpers import held, steps
-from tests.process.models import RAISE, WIDTH
+from tests.steps import RAISE, WIDTH
 
 TOO_MANY = 40_000
 """Steps that are more rows than the host's arena has."""

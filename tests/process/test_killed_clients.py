@@ -19,6 +19,7 @@ from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same
 from tests.process import models
 from tests.process.helpers import assert_as_before, held, holdings, steps
+from tests.steps import RAISE
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.process.test_killed_clients"])
@@ -44,7 +45,7 @@ def act(client: Client, deeds: list[str], futures: list[Future]) -> None:
         elif deed == "cancel" and futures:
             futures.pop().cancel()
         elif deed == "wrong":
-            futures.append(client.submit("chain", steps(2, models.RAISE)))
+            futures.append(client.submit("chain", steps(2, RAISE)))
 
 
 def live_and_die(address: str, deeds: list[str], pipe) -> None:

@@ -16,21 +16,8 @@ from cellrt.definition.spec import rows
 from cellrt.errors import RequestError
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder, unfold
-
-WIDTH = 2
-RAISE, HOLD = 101.0, 102.0
-"""A row that starts with one of these makes its cell raise, or take ``HOLD_S``."""
-HOLD_S = 0.02
-
-
-def step(x: Tensor, h: Tensor) -> dict[str, Tensor]:
-    """``x + h / 2``, unless a row of ``x`` says otherwise."""
-    if x.device.type != "meta":
-        if (x[:, 0] == RAISE).any():
-            raise ValueError("a row this cell cannot take")
-        if (x[:, 0] == HOLD).any():
-            time.sleep(HOLD_S)
-    return {"h": x + 0.5 * h}
+from tests.steps import HALF, STEP, WIDTH
+from tests.steps import chain as chain
 
 
 def count_up(n: Tensor) -> dict[str, Tensor]:
@@ -39,17 +26,9 @@ def count_up(n: Tensor) -> dict[str, Tensor]:
     return {"n": n + 1, "stop": n >= 100_000}
 
 
-STEP = cell(step, {"x": (WIDTH,), "h": (WIDTH,)}, max_batch=8)
 COUNT = cell(count_up, {"n": rows(dtype=torch.int64)})
 NEXT = cell(lambda letter: {"code": letter + 1}, {"letter": rows(dtype=torch.int64)}, name="next")
 ADD = cell(lambda a, b: {"sum": a + b}, {"a": rows(dtype=torch.int64), "b": rows(dtype=torch.int64)}, name="add")
-HALF = cell(lambda x: {"y": x + 1}, {"x": rows(3, dtype=torch.bfloat16)}, name="half")
-
-
-@unfold("chain", example=torch.zeros(2, WIDTH))
-def chain(graph: Graph, x: Tensor) -> dict[str, object]:
-    made = graph.chain(STEP, x=x)
-    return {"every": made.h, "last": made.last.h}
 
 
 @unfold("kept", example=torch.zeros(2, WIDTH))

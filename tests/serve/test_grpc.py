@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.serve.helpers import Server, until
-from tests.serve.models import HOLD, RAISE, WIDTH
 from tests.serve.test_oip import X, expected
+from tests.steps import HOLD, RAISE, WIDTH
 
 tritongrpc = pytest.importorskip("tritonclient.grpc")
 WAIT_S = 30.0

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from tests.serve.helpers import Server, until
-from tests.serve.models import HOLD, RAISE
+from tests.steps import HOLD, RAISE
 
 websocket = pytest.importorskip("websockets.sync.client")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.serve.helpers import Server
-from tests.serve.models import HOLD, RAISE, WIDTH
+from tests.steps import HOLD, RAISE, WIDTH
 
 tritonhttp = pytest.importorskip("tritonclient.http")
 

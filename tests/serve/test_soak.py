@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from tests.serve.helpers import Server, until
-from tests.serve.models import HOLD, RAISE
 from tests.serve.test_under_fire import children
 from tests.serve.test_watching import samples
+from tests.steps import HOLD, RAISE
 
 aiohttp = pytest.importorskip("aiohttp")
 SOAK_S = float(os.environ.get("CELLRT_SOAK_S", "15"))

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from tests.serve.helpers import WAIT_S, Server, start, until
-from tests.serve.models import DIE, HOLD
+from tests.serve.models import DIE
+from tests.steps import HOLD
 
 KEY = "a-key-that-is-long-enough"
 CONFIG = """

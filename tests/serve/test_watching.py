@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.serve.helpers import ROOT, Server
-from tests.serve.models import RAISE
+from tests.steps import RAISE
 
 parser = pytest.importorskip("prometheus_client.parser")
 openmetrics = pytest.importorskip("prometheus_client.openmetrics.parser")
