@@ -194,6 +194,9 @@ NOT_CELLS = {
     "StackSizes": "what a TransformerStack is made of",
     "RMSNorm": "a norm inside layers, with a test of its own",
     **dict.fromkeys(["GreedyLanguageModel", "language_model", "encoder_decoder_cells", "sentence_encoder"], WITH_PAGES),
+    **dict.fromkeys(
+        ["Embedding", "Head", "Layer", "LayeredModel", "LlamaLayers", "layered_language_model"], WITH_PAGES
+    ),
     **dict.fromkeys(["GreedyDecoder", "SentenceEncoder", "SourceEncoder", "TransformerStack"], WITH_PAGES),
     **dict.fromkeys(
         ["LearnedPositions", "RelativePositions", "RotaryPositions", "SinusoidalPositions"], WITH_POSITIONS

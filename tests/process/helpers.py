@@ -15,7 +15,7 @@ from cellrt.process.engine_process import EngineProcess
 from tests.engine.helpers import SMALL, WAIT_S
 from tests.steps import HOLD_LONG, WIDTH
 
-MODELS = ("chain", "loop", "kept", "grown", "half")
+MODELS = ("chain", "loop", "layers", "kept", "grown", "half")
 
 
 def start(**options: Any) -> EngineProcess:

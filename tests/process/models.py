@@ -8,6 +8,8 @@ from torch import Tensor
 from cellrt.definition.define import cell
 from cellrt.definition.spec import grows, rows
 from cellrt.graph.graph import Graph
+from cellrt.graph.loops import LoopBody
+from cellrt.graph.symbols import State
 from cellrt.graph.unfolder import Unfolder, unfold
 from tests.engine.paged_models import SumSoFar
 from tests.steps import HALF, STEP, WIDTH
@@ -26,6 +28,18 @@ TOTAL = cell(SumSoFar(), {"x": (WIDTH,), "total": grows(WIDTH, page_size=3)}, na
 def loop(graph: Graph, x: Tensor) -> dict[str, object]:
     made = graph.loop(COUNT, h=x, max_steps=9, until="stop")
     return {"h": made.h, "n": made.n, "total": made.last.n}
+
+
+@unfold("layers", example=torch.zeros(WIDTH))
+def layers(graph: Graph, x: Tensor) -> dict[str, object]:
+    """A loop of two cells, and one over a list of them."""
+
+    def step(body: LoopBody, state: State) -> dict[str, object]:
+        counted = COUNT(h=state.h, n=state.n)
+        return {"h": STEP(x=counted.h, h=state.h).h, "n": counted.n, "stop": counted.stop}
+
+    made = graph.loop(step, max_steps=9, until="stop", h=x, n=0)
+    return {"h": made.h, "n": made.last.n, "twice": graph.loop([COUNT, COUNT], h=made.last.h).last.h}
 
 
 @unfold("kept", example=torch.zeros(2, WIDTH))

@@ -41,6 +41,7 @@ TOO_MANY = 40_000
         (models.chain, torch.arange(10.0).reshape(5, WIDTH)),
         (models.chain, [[1.0, 2.0], [3.0, 4.0]]),
         (models.loop, torch.ones(WIDTH)),
+        (models.layers, torch.ones(WIDTH)),
         (models.half, torch.ones(3, dtype=torch.bfloat16)),
     ],
 )
