@@ -363,9 +363,10 @@ def _touches(t, request, worker):
             return True
         if subgraph.record >= 0:
             for output in range(t.types[subgraph.cell_type].num_outputs):
-                row = t.links[output_at(t, subgraph, output) + record.ROW]
-                if row > 0 and row >> LOCATION_SHIFT == worker:
-                    return True
+                for word in (record.ROW, record.LATE_ROW):  # which others of its body may still read
+                    row = t.links[output_at(t, subgraph, output) + word]
+                    if row > 0 and row >> LOCATION_SHIFT == worker:
+                        return True
     for k in range(request.first_value, request.first_value + request.num_values):
         if t.values[k].row >= NUM_PERMANENT and t.values[k].row >> LOCATION_SHIFT == worker:
             return True

@@ -159,6 +159,69 @@ def test_a_stack_of_layers_ends_early_for_whom_it_may():
     assert sum(task.rows for task in tasks) == sum(depths), "nobody runs a layer that he does not need"
 
 
+def test_a_stream_gives_each_step_of_a_loop_of_cells_when_it_is_done():
+    engine = small_engine()
+    try:
+        engine.register(writer, warm_up=False)
+        for k in range(8):
+            request = (k, torch.full((WIDTH,), k / 10))
+            *items, last = engine.stream("writer", request)
+            tokens, h = written(*request)
+            assert [int(item["tokens"]) for item in items] == tokens
+            torch.testing.assert_close(last["h"], h, rtol=1e-5, atol=1e-5)
+    finally:
+        close_and_check(engine)
+
+
+@torch.inference_mode()
+def test_a_session_keeps_what_a_loop_of_cells_left():
+    @cellrt.unfold("going on", example=3, cells=(EMBED, FIRST, SAY))
+    def going_on(graph, token):
+        before = graph.state(FIRST)
+
+        def step(body, state):
+            lower = FIRST(x=EMBED(token=state.token).output, h=state.h, c=state.c)
+            return {"token": SAY(h=lower.h).token, "h": lower.h, "c": lower.c}
+
+        loop = graph.loop(step, max_steps=3, token=token, h=before.h, c=before.c)
+        graph.keep(before, loop.last)
+        return {"tokens": loop.token}
+
+    engine = small_engine(2)
+    try:
+        engine.register(going_on, warm_up=False)
+        with engine.session("going on") as session:
+            state, token = (torch.zeros(1, WIDTH), torch.zeros(1, WIDTH)), 3
+            for _ in range(4):
+                said, wanted = session.submit(token).result(WAIT_S)["tokens"].tolist(), []
+                for _ in range(3):
+                    state = LOWER(EMBEDDING(torch.tensor([token])), *state)
+                    token = int(HEAD(state[0])[0])
+                    wanted.append(token)
+                assert said == wanted
+    finally:
+        close_and_check(engine)
+
+
+def test_a_known_key_gives_the_same_as_unfolding_anew():
+    def function(graph, start):
+        def step(body, state):
+            lower = FIRST(x=EMBED(token=state.token).output, h=state.h, c=state.c)
+            return {"token": SAY(h=lower.h).token, "h": lower.h, "c": lower.c}
+
+        loop = graph.loop(step, max_steps=4, token=start["token"], h=start["h"], c=start["h"])
+        return {"tokens": loop.token}
+
+    def request(k):
+        return {"token": torch.tensor(k % TOKENS), "h": torch.full((WIDTH,), k / 5)}
+
+    model = Unfolder("keyed", function, request(0), key=lambda _: "one graph")
+    requests = [request(k) for k in range(20)]
+    results, _ = served(model, requests)
+    for asked, result in zip(requests, results):
+        assert result["tokens"].tolist() == run_one_by_one(model, asked)["tokens"].tolist()
+
+
 def test_what_a_loop_of_cells_made_is_read_by_others_at_every_step():
     @cellrt.unfold("mean", example=0, cells=(EMBED, FIRST, SECOND, SAY, MEAN))
     def mean(graph, request):
