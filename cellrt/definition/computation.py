@@ -28,6 +28,7 @@ class Computation:
         has_spans: whether it is told which rows are of one node.
         is_whole: whether it needs all steps of a chain at once.
         places: of the outputs in their order, by name.
+        may_step: the inputs that may have a value for each step of a chain.
         written: the inputs that the module writes to in place, as far as it was seen to. It is given copies of these.
     """
 
@@ -43,6 +44,11 @@ class Computation:
         self.max_batch, self.min_batch, self.batch_sizes, self.max_batch_rows = declaration.sizes
         self.has_spans = any(spec.has_nodes for spec in self.inputs.values())
         self.is_whole = any(spec.span == "whole" for spec in self.inputs.values())
+        self.may_step = {
+            name: spec
+            for name, spec in self.inputs.items()
+            if name not in self.carry and not spec.ragged and not spec.has_nodes
+        }
         self._steps = method_of(module, "steps")
 
     @property

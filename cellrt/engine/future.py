@@ -50,9 +50,6 @@ class RequestFuture(Future[Result]):
     for a request that has not ended raises RequestError.
     """
 
-    number = 0
-    """The request's number in its engine, as timelines have it."""
-
     # The base makes a condition for every future and locks it at every call, which is a good part of what a small
     # request costs. Here a condition is made when the first thread needs one, and so is everything else that most
     # futures never have: those are attributes of the class.
@@ -65,10 +62,12 @@ class RequestFuture(Future[Result]):
     _together: Results | None = None
     """Has the results until somebody asks for them."""
 
-    def __init__(self, owner: Owner, place: int = 0) -> None:
+    def __init__(self, owner: Owner, place: int = 0, number: int = 0) -> None:
         self._owner: Owner | None = owner
         self.place = place
         """Its number among the requests of its owner; later among the results that it is part of."""
+        self.number = number
+        """The request's number in its engine, as timelines have it."""
 
     @property
     def _waiters(self) -> list[Any]:

@@ -105,7 +105,7 @@ class Bulk:
         self.manager, self.plan, self.externals, self.model, self.job = manager, plan, externals, model, job
         self.arrival_ns, self.deadline_ns, self.channel, self.session = arrival_ns, deadline_ns, channel, session
         self.order, self.lane = order, lane
-        self.futures: list[RequestFuture | None] = [RequestFuture(self, k) for k in range(count)]
+        self.futures: list[RequestFuture | None] = [RequestFuture(self, k, job.sequence + k) for k in range(count)]
         self.size = count
         self.states = bytearray(count)  # LiveState.SUBMITTED is 0
         self.ids = array("i", NOT_ADMITTED) * count

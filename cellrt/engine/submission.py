@@ -195,9 +195,6 @@ class Submission:
                 order, lane = float(self._policy.admission_key(job)), lane_of(self._policy, job)
                 rest = (now_ns, deadline_ns, channel, session, order, lane)
                 bulks.append(Bulk(manager, plan, recorded.externals, model, job, len(members), *rest))
-                for place, future in enumerate(bulks[-1].futures):
-                    if future is not None:
-                        future.number = job.sequence + place
             futures = _in_order(bulks, parts)
             if bulks:
                 manager.hand_in(bulks, count, places)

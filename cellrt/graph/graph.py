@@ -13,7 +13,7 @@ from typing import Literal, overload
 import numpy as np
 import torch
 
-from cellrt.core.program import CARRY, FIXED, NOTHING, OP_CONSTANT, OP_NODE
+from cellrt.core.program import CARRY, FIXED, NOTHING, OP_CHAIN, OP_CONSTANT, OP_NODE
 from cellrt.core.trees import count_leaves, tree_program, why_no_tree
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
@@ -178,19 +178,17 @@ class Graph(Recorder):
             raise RequestError(f"chain of cell {cell.name!r}: one that runs backwards cannot be continued: keep=True")
         kept = self._kept_inputs(cell, keep) if keep else ()
         starts = self._starts(cell, inputs, kept)
-        parts: dict[str, Sequence[int]] = {}
-        """By input: words of a chain's input, or the values of an input with one for each step."""
+        words = [OP_CHAIN, type_id, count]
         for name, spec in cell.inputs.items():
-            if name in cell.carry:
-                parts[name] = (CARRY, starts[name])
+            if name in starts:
+                words += (CARRY, starts[name])
             elif name in stepped:
-                values = self._stepped(cell, name, spec, inputs[name])
-                parts[name] = values[::-1] if reverse else values
+                words += self._step_words(cell, name, spec, inputs[name], reverse)
             elif spec.span:
-                parts[name] = (NOTHING, 0)
+                words += (NOTHING, 0)
             else:
-                parts[name] = self._words(cell, name, spec, inputs[name])
-        self._record_chain(type_id, count, parts, stepped)
+                words += self._words(cell, name, spec, inputs[name])
+        self._program.extend(words)
         first = self._take_values(count * len(cell.outputs))
         if kept:
             self._keep(cell, kept, starts, first, count)
@@ -341,7 +339,7 @@ class Graph(Recorder):
 
     def record(self, results: object) -> Recorded:
         """Ends the recording: the request's results are what the unfolder returned."""
-        if isinstance(results, Node):
+        if type(results) is not dict and isinstance(results, Node):
             results = {name: getattr(results, name) for name in results._cell.outputs}
         if type(results) is not dict and not isinstance(results, Mapping):
             raise RequestError(f"an unfolder must return a dict of results, got {type(results).__name__}")
@@ -362,7 +360,7 @@ class Graph(Recorder):
 
     def _layout(self, name: str, result: object, placement: Placement) -> ResultLayout:
         """Places one named result and says where it lies."""
-        if isinstance(result, Node) and len(result._cell.outputs) == 1:
+        if type(result) is not Output and isinstance(result, Node) and len(result._cell.outputs) == 1:
             result = Output(result._graph, result._first, next(iter(result._cell.outputs.values())))
         if isinstance(result, RESULTS):
             self._check_result(result, name)

@@ -16,7 +16,6 @@ from cellrt.core.program import (
     EMITTED,
     FIXED,
     LIST,
-    OP_CHAIN,
     OP_CONSTANT,
     OP_EXTERNAL,
     RANGE,
@@ -266,32 +265,25 @@ class Recorder:
     def _chain_lengths(self, cell: Cell, inputs: Mapping[str, Source]) -> dict[str, int]:
         """The inputs that have a value for each step of a chain, with the number of steps: at least one, all equal."""
         lengths: dict[str, int] = {}
-        for name, spec in cell.inputs.items():
-            if name in cell.carry or spec.ragged or (cell.has_spans and spec.has_nodes):
-                continue
+        for name, spec in cell.may_step.items():
             if (count := num_steps(inputs[name], spec)) >= 0:
                 lengths[name] = count
+        if len(lengths) == 1 and 0 not in lengths.values():  # as most have
+            return lengths
         if not lengths:
             raise RequestError(f"chain of cell {cell.name!r}: {_why_no_steps(cell, inputs)}")
-        if len(lengths) > 1 and len(set(lengths.values())) > 1:
+        if len(set(lengths.values())) > 1:
             raise RequestError(f"chain of cell {cell.name!r}: inputs have different numbers of steps: {lengths}")
         if 0 in lengths.values():
             raise RequestError(f"chain of cell {cell.name!r}: no steps; a chain needs at least one")
         return lengths
 
-    def _record_chain(
-        self, type_id: int, count: int, parts: Mapping[str, Sequence[int]], stepped: Mapping[str, int]
-    ) -> None:
-        """Records a chain: of what differs by the step, evenly spaced values by their base and stride."""
-        words = [OP_CHAIN, type_id, count]
-        for name, part in parts.items():
-            if name not in stepped:
-                words += part
-            elif isinstance(part, range):
-                words += (STEP, part.start, part.step)
-            else:
-                words += (EACH, len(part), *part)
-        self._program.extend(words)
+    def _step_words(self, cell: Cell, name: str, spec: RowSpec, source: Source, reverse: bool) -> Sequence[int]:
+        """Words of an input that differs by the step of a chain: evenly spaced values by their base and stride."""
+        values = self._stepped(cell, name, spec, source)
+        if reverse:
+            values = values[::-1]
+        return (STEP, values.start, values.step) if isinstance(values, range) else (EACH, len(values), *values)
 
     def _stepped(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
         """The values of an input with one for each step of a chain; a range if they are evenly spaced."""

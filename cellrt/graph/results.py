@@ -58,7 +58,7 @@ class Placement:
         self._program, self._loop_limits = program, loop_limits
         self._end = 0
         self._steps: dict[int, range] = {}
-        self._values: dict[int, int] = {}
+        self._values: dict[int, tuple[int]] = {}
         self._chains: dict[tuple[int, int, int], range] = {}
 
     def of_steps(self, value: int) -> range:
@@ -73,16 +73,19 @@ class Placement:
         """The row of one output; of a loop whose every step is a result: those rows."""
         if value in self._steps:
             return self._steps[value]
-        if value not in self._values:
+        known = self._values.get(value)
+        if known is None:
             for (base, stride, count), rows in self._chains.items():
                 step, rest = divmod(value - base, stride)
                 if rest == 0 and 0 <= step < count:
-                    self._values[value] = rows[step]
-        if value not in self._values:
+                    known = (rows[step],)
+        if known is None:
             is_loop = value in self._loop_limits
-            self._program.extend([OP_RESULT_LAST, value] if is_loop else [OP_RESULT, value, 1, 1])
-            self._values[value] = self._take(1)[0]
-        return (self._values[value],)
+            self._program.extend((OP_RESULT_LAST, value) if is_loop else (OP_RESULT, value, 1, 1))
+            known = (self._end,)
+            self._end += 1
+        self._values[value] = known
+        return known
 
     def of_chain(self, steps: Steps) -> Sequence[int]:
         """Rows of an output of each node of a chain."""

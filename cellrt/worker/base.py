@@ -110,6 +110,8 @@ class Worker(ABC):
 
     def wake(self) -> bool:
         """Wakes the worker to take a turn if it is idle; False if it is not."""
+        if not self._idle:
+            return False
         try:
             token = self._idle[0]
         except IndexError:
