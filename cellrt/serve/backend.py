@@ -75,8 +75,7 @@ class Backend:
 
     async def _connect(self) -> None:
         lost, self._client = self._client, None
-        self._described.clear()
-        self._sessions.clear()
+        self._forget_engine()
         if lost is not None:
             await asyncio.to_thread(lost.close)
         client = None
@@ -94,6 +93,11 @@ class Backend:
         HEAP.freeze(id(self))
         self._described, self._client, self._has_workers = described, client, True
         self.is_connected.set()
+
+    def _forget_engine(self) -> None:
+        """Forgets what the process had that is gone."""
+        self._described.clear()
+        self._sessions.clear()
 
     def _describe(self, client: Client, name: str) -> Described:
         return describe(client.binding(name), self.settings.limits)

@@ -60,6 +60,26 @@ def as_json(results: Result) -> dict[str, Any]:
     return {name: tensor.tolist() for name, tensor in results.items()}
 
 
+def read_frame(described: Described, message: str | bytes) -> Frame:
+    """A message of the websocket, read: JSON, or the raw rows of the model's one tensor. Raises RequestError."""
+    if isinstance(message, bytes):
+        return Frame(_rows(described, message))
+    frame: Frame = oip.decode(message.encode(), _frames)
+    return Frame(described.read_json(frame.request), frame.deadline_s, frame.priority)
+
+
+def _rows(described: Described, data: bytes) -> Any:
+    form = described.request
+    if not isinstance(form, TensorForm) or form.shape[:1] != (-1,) or -1 in form.shape[1:]:
+        raise RequestError(f"model {described.name!r} takes no raw rows: send JSON")
+    info = next(iter(described.inputs.values())).info
+    row_bytes = form.dtype.itemsize * oip.count_of(form.shape[1:], "a row")
+    if len(data) % row_bytes:
+        raise RequestError(f"expected rows of {row_bytes} bytes, got {len(data)} bytes")
+    rows = oip.from_raw(data, (len(data) // row_bytes, *form.shape[1:]), info)
+    return described.read_tensors({info.name: rows})
+
+
 class NativeDoor:
     """The handlers. ``door``: where requests go."""
 
@@ -163,7 +183,8 @@ class _SocketSession:
                 raise WebSocketDisconnect(message.get("code", 1005))
             answer: asyncio.Future[Result] | CellrtError
             try:
-                frame = self._frame(message)
+                text, data = message.get("text"), message.get("bytes")
+                frame = read_frame(self._described, text if text is not None else data or b"")
                 options = {"deadline": frame.deadline_s, "priority": int(frame.priority)}
                 with self._door.counted(self._described.name):
                     arguments = (self._described.name, frame.request) if is_client else (frame.request,)
@@ -172,25 +193,6 @@ class _SocketSession:
                 answer = error
             await self._answers.put((number, answer))
             number += 1
-
-    def _frame(self, message: Any) -> Frame:
-        """A request: JSON, or the raw rows of the model's one tensor."""
-        text, data = message.get("text"), message.get("bytes")
-        if text is not None:
-            frame: Frame = oip.decode(text.encode(), _frames)
-            return Frame(self._described.read_json(frame.request), frame.deadline_s, frame.priority)
-        return Frame(self._rows(data or b""))
-
-    def _rows(self, data: bytes) -> Any:
-        form = self._described.request
-        if not isinstance(form, TensorForm) or form.shape[:1] != (-1,) or -1 in form.shape[1:]:
-            raise RequestError(f"model {self._described.name!r} takes no raw rows: send JSON")
-        info = next(iter(self._described.inputs.values())).info
-        row_bytes = form.dtype.itemsize * oip.count_of(form.shape[1:], "a row")
-        if len(data) % row_bytes:
-            raise RequestError(f"expected rows of {row_bytes} bytes, got {len(data)} bytes")
-        rows = oip.from_raw(data, (len(data) // row_bytes, *form.shape[1:]), info)
-        return self._described.read_tensors({info.name: rows})
 
     async def _write(self) -> None:
         """Answers in order."""

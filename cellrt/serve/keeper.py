@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import zip_longest
 
 import msgspec
 
@@ -25,6 +24,7 @@ from cellrt.errors import CellrtError, DefinitionError
 from cellrt.process.address import new_address
 from cellrt.process.starting import Started
 from cellrt.serve.settings import Settings
+from cellrt.serve.starting import start_engine
 
 log = logging.getLogger("cellrt")
 COMMAND = "from cellrt.serve.front_end import main; main()"
@@ -98,19 +98,7 @@ class Keeper:
         self._woken.set()
 
     def _start_engine(self) -> Started:
-        settings = self.settings
-        workers = list(settings.workers) if isinstance(settings.workers, tuple) else settings.workers
-        options = {
-            "workers": workers,
-            "max_queue": settings.max_queued_requests,
-            "trace": settings.timeline or False,
-            "compile": settings.compile,
-        }
-        models = [
-            (model, {"max_queue": settings.max_queued_per_model, "max_batch": max_batch})
-            for model, max_batch in zip_longest(settings.models, settings.max_batch)
-        ]
-        self._engine = Started(settings.address, options, models, ends_without_workers=True)
+        self._engine = start_engine(self.settings)
         return self._engine
 
     def _start_front_end(self, number: int) -> subprocess.Popen[bytes]:

@@ -1,0 +1,95 @@
+"""What crosses from the front to a replica and back: HTTP's requests and answers, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cellrt.errors import RequestError
+from cellrt.serve.oip import HEADER_LENGTH
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Call(NamedTuple):
+    """A request; names of headers are in lower case."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: Headers
+    body: bytes
+
+    @property
+    def is_inference(self) -> bool:
+        """Whether it asks for a model's results."""
+        return self.method == "POST" and self.path.rpartition("/")[2] in _INFERENCES
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether its answer comes in parts that are worth sending one by one."""
+        if self.path.endswith("/generate_stream"):
+            return True
+        return self.path.startswith("/v1/") and self.is_inference and self._peek().stream is True
+
+    @property
+    def changes_models(self) -> bool:
+        """Whether it loads or unloads a model."""
+        return self.path.startswith("/v2/repository/models/")
+
+    @property
+    def session(self) -> str:
+        """Model and id of the session that it is in, in one text; empty if it is in none.
+
+        This says which replica is asked. What is not understood here is in none: the replica says what is wrong.
+        """
+        if not self.is_inference:
+            return ""
+        peek = self._peek()
+        id = peek.session if self.path.startswith("/v1/") else peek.parameters.get("sequence_id")
+        return key_of(self.path.split("/")[3], str(id)) if id not in (None, 0, "") else ""
+
+    def _peek(self) -> _Peek:
+        size = dict(self.headers).get(HEADER_LENGTH.encode(), b"")
+        body = self.body[: int(size)] if size.isdigit() else self.body
+        try:
+            return _decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _Peek()
+
+
+NOT_BEGUN = b"x-cellrt-not-begun", b"1"
+"""In the head of an answer: the replica has no engine now, and has done nothing."""
+
+
+class Answer(NamedTuple):
+    """An answer, or its head if the parts of the body come after it."""
+
+    status: int
+    headers: Headers
+    body: bytes = b""
+
+
+class _Peek(msgspec.Struct):
+    session: Any = None
+    stream: Any = False
+    parameters: dict[str, Any] = {}
+
+
+_INFERENCES = ("infer", "generate", "generate_stream")
+_decoder = msgspec.json.Decoder(_Peek)
+
+
+def key_of(model: str, id: str) -> str:
+    """What a session is known by over all replicas."""
+    return f"{model}/{id}"
+
+
+def parts_of(key: str) -> tuple[str, str]:
+    """Model and id of a session. Raises RequestError if it is not the key of one."""
+    model, slash, id = key.partition("/")
+    if not slash:
+        raise RequestError(f"expected model/id, got {key!r:.80}")
+    return model, id

@@ -1,0 +1,202 @@
+"""Which replica has the state of which session, and the way of a state from one replica to another.
+
+There is one of it. It is asked when a session begins or ends, and when a request of it comes to a replica that does not
+have its state: not for each request. Replicas ask; the directory never calls one, but answers each one's ``orders``.
+
+A session has one owner at a time. A grant has a number, and an order to give a state up names the grant that it is
+about, so that a replica knows whether it has yet to hear of that grant. Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+LOOK_EVERY_S = 0.25
+"""How often one looks whether a replica lives that is to give a state up."""
+MOVE_S = 120.0
+"""How long it may take to do so: the requests that were submitted before are run first."""
+POLL_S = 5.0
+"""How long a replica waits for orders, before it asks again."""
+PARKED_S = 3600.0
+"""How long the states are kept of a replica that left, until somebody asks for them."""
+
+
+class Order(NamedTuple):
+    """To a replica: give up a session that it was granted with that number."""
+
+    key: str
+    grant: int
+
+
+class Grant(NamedTuple):
+    """To a replica: the session is yours.
+
+    Attributes:
+        number: of the grant; 0: nobody has the session.
+        state: what ``export`` gave where it was; None if it begins anew, or has been there already.
+        is_lost: whether somebody had it who died.
+    """
+
+    number: int
+    state: bytes | None = None
+    is_lost: bool = False
+
+
+class Owner(NamedTuple):
+    """Who has a session: a replica, by which grant."""
+
+    replica: str
+    grant: int
+
+
+class Parked(NamedTuple):
+    """A state whose replica left: what ``export`` gave, and since when it is here."""
+
+    state: bytes
+    since_s: float
+
+
+@dataclass
+class Peer:
+    """A replica; ``actor``: what one asks whether it lives."""
+
+    actor: Any
+    orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
+
+
+class Directory:
+    """See the module.
+
+    Args:
+        is_alive: whether a replica lives.
+        note_move: called when a state has moved.
+    """
+
+    def __init__(self, is_alive: Callable[[Any], Awaitable[bool]], note_move: Callable[[], None]) -> None:
+        self._is_alive, self._note_move = is_alive, note_move
+        self._peers: dict[str, Peer] = {}
+        self._owners: dict[str, Owner] = {}
+        self._parked: dict[str, Parked] = {}
+        self._awaited: dict[Order, asyncio.Future[bytes | None]] = {}
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._last_grant = time.time_ns()  # of a successor they are greater than all before
+        self._moves = self._lost = 0
+
+    async def join(self, replica: str, actor: Any, held: Mapping[str, int]) -> None:
+        """Takes a replica in, with the sessions that it has and the numbers of their grants."""
+        self._peers[replica] = Peer(actor)
+        for key, number in held.items():
+            if key not in self._owners or self._owners[key].grant < number:
+                self._owners[key] = Owner(replica, number)
+        await self.num_living()
+
+    async def num_living(self) -> int:
+        """How many replicas there are; forgets those that have died."""
+        for name, peer in list(self._peers.items()):
+            if not await self._is_alive(peer.actor):
+                self._peers.pop(name, None)
+        return len(self._peers)
+
+    async def orders(self, replica: str) -> list[Order] | None:
+        """What the replica is to give up, as soon as there is something; None: join first."""
+        peer = self._peers.get(replica)
+        if peer is None:
+            return None
+        orders = []
+        try:
+            async with asyncio.timeout(POLL_S):
+                orders.append(await peer.orders.get())
+        except TimeoutError:
+            return []
+        while not peer.orders.empty():
+            orders.append(peer.orders.get_nowait())
+        return orders
+
+    async def take(self, key: str, replica: str, *, is_start: bool) -> Grant:
+        """Makes a replica the owner of a session: of one that is somewhere, or of a new one."""
+        lock, waiting = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = lock, waiting + 1
+        try:
+            async with lock:
+                return await self._take(key, replica, is_start)
+        finally:
+            lock, waiting = self._locks.pop(key)
+            if waiting > 1:
+                self._locks[key] = lock, waiting - 1
+
+    async def _take(self, key: str, replica: str, is_start: bool) -> Grant:
+        owner, state = self._owners.get(key), None
+        if owner is not None and owner.replica != replica:
+            state = await self._fetch(key, owner)
+            if state is None and not is_start:
+                self._owners.pop(key, None)
+                self._lost += 1
+                return Grant(0, is_lost=True)
+        if owner is None and not is_start:
+            return Grant(0)
+        self._last_grant += 1
+        self._owners[key] = Owner(replica, self._last_grant)
+        if state is None or is_start:
+            return Grant(self._last_grant)
+        self._moves += 1
+        self._note_move()
+        return Grant(self._last_grant, state)
+
+    async def _fetch(self, key: str, owner: Owner) -> bytes | None:
+        """The state of a session, which its owner gives up; None if it is lost."""
+        parked = self._parked.pop(key, None)
+        if parked is not None:
+            return parked.state
+        peer, order = self._peers.get(owner.replica), Order(key, owner.grant)
+        if peer is None:
+            return None
+        given = self._awaited[order] = asyncio.get_running_loop().create_future()
+        peer.orders.put_nowait(order)
+        try:
+            async with asyncio.timeout(MOVE_S):
+                while not given.done():
+                    await asyncio.wait([given], timeout=LOOK_EVERY_S)
+                    if not given.done() and not await self._is_alive(peer.actor):
+                        self._peers.pop(owner.replica, None)
+                        return None
+            state: bytes | None = given.result()
+        except TimeoutError:
+            return None
+        finally:
+            del self._awaited[order]
+        return state
+
+    def given(self, order: Order, state: bytes | None) -> None:
+        """Takes in what a replica gave up; None: it did not have it."""
+        given = self._awaited.get(order)
+        if given is not None and not given.done():
+            given.set_result(state)
+
+    def release(self, key: str, grant: int) -> None:
+        """Takes in that a session has ended."""
+        owner = self._owners.get(key)
+        if owner is not None and owner.grant == grant:
+            del self._owners[key]
+
+    def leave(self, replica: str, states: Mapping[Order, bytes]) -> None:
+        """Takes in that a replica ends, with what it had: whoever gets a request of them first has them next."""
+        now_s = time.monotonic()
+        self._parked = {k: parked for k, parked in self._parked.items() if now_s - parked.since_s < PARKED_S}
+        self._peers.pop(replica, None)
+        for order, state in states.items():
+            if order in self._awaited:
+                self.given(order, state)
+            elif self._owners.get(order.key) == Owner(replica, order.grant):
+                self._parked[order.key] = Parked(state, now_s)
+
+    def counts(self) -> dict[str, Any]:
+        """Sessions by replica, states that are kept for replicas that left, and counts since the start."""
+        sessions = dict.fromkeys(self._peers, 0)
+        for key, owner in self._owners.items():
+            if owner.replica in sessions and key not in self._parked:
+                sessions[owner.replica] += 1
+        return {"sessions": sessions, "parked": len(self._parked), "moves": self._moves, "lost": self._lost}

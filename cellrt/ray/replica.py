@@ -1,0 +1,192 @@
+"""A replica: an engine's process, the doors of the server in front of it, and the sessions that are here.
+
+Everything runs in the event loop that Ray Serve gives to user code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray import serve
+from starlette.types import ASGIApp, Message
+
+from cellrt.errors import CellrtError, DeviceError, http_status
+from cellrt.process.address import new_address
+from cellrt.ray.calls import NOT_BEGUN, Answer, Call, parts_of
+from cellrt.ray.directory import LOOK_EVERY_S, Grant, Order
+from cellrt.ray.kept import kept_directory
+from cellrt.ray.scaling import Load
+from cellrt.ray.sessions import MovingBackend
+from cellrt.serve import oip
+from cellrt.serve.app import kept_connected, make_app
+from cellrt.serve.door import Door, told
+from cellrt.serve.http_native import Frame, as_json, read_frame
+from cellrt.serve.measures import Measures
+from cellrt.serve.settings import Settings
+from cellrt.serve.starting import start_engine
+
+log = logging.getLogger("cellrt")
+JSON = b"content-type", b"application/json"
+LEAVE_S = 10.0
+"""How long the directory may take to hear that a replica ends."""
+
+
+class Replica:
+    """See the module."""
+
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+        context = serve.get_replica_context()
+        self._id = str(context.replica_id.unique_id)
+        self._directory = kept_directory(context.app_name)
+        self._giving: set[asyncio.Task[None]] = set()
+        settings = replace(settings, address=new_address())
+        self._started = await asyncio.to_thread(start_engine, settings)
+        await asyncio.to_thread(self._started.wait)
+        self._backend = MovingBackend(settings, _Asking(self._directory, self._id))
+        self._door = Door(self._backend, Measures(is_shared=False))
+        self._app: ASGIApp = make_app(self._door)
+        self._load = Load()
+        self._connected = AsyncExitStack()
+        await self._connected.enter_async_context(kept_connected(self._backend))
+        await self._backend.is_connected.wait()
+        await self._join()
+        self._hearing = asyncio.create_task(self._hear())
+
+    async def answer(self, call: Call) -> Answer:
+        """The whole answer to a request."""
+        if call.is_inference and not self._backend.is_ready:
+            error = DeviceError("the replica has no engine now")
+            return Answer(http_status(error), (NOT_BEGUN, JSON), oip.encode(told(error)))
+        parts = [part async for part in self.stream(call)]
+        head = parts[0]
+        return head._replace(body=b"".join(part.body for part in parts)) if len(parts) > 1 else head
+
+    async def stream(self, call: Call) -> AsyncIterator[Answer]:
+        """The answer, part by part: each with head, and of the body what it adds; leaving gives the request up."""
+        messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
+        running = asyncio.create_task(_run(self._app, call, messages))
+        head = Answer(500, ())
+        try:
+            while (message := await messages.get()) is not None:
+                if message["type"] == "http.response.start":
+                    head = Answer(message["status"], tuple((bytes(k), bytes(v)) for k, v in message["headers"]))
+                elif message["type"] == "http.response.body":
+                    yield head._replace(body=message.get("body", b""))
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    async def frame(self, key: str, message: str | bytes | None, *, is_start: bool, is_end: bool) -> dict[str, Any]:
+        """What a websocket's message comes to, in the session of that key if its model keeps state.
+
+        ``message``: None: nothing is asked; the session may begin or end. What is wrong comes as ``error`` and
+        ``type``.
+        """
+        model, id = parts_of(key)
+        try:
+            described = await self._backend.model(model)
+            sequence = oip.InSequence(id, is_start, is_end) if described.keeps_state else None
+            if message is None:
+                if sequence is not None:
+                    session = await self._backend.session(model, id, is_start=is_start)
+                    if is_end:
+                        await self._backend.end_session(model, id, session)
+                return {}
+            frame: Frame = read_frame(described, message)
+            how = oip.Parameters(frame.deadline_s, int(frame.priority), sequence)
+            results, _ = await self._door.infer(described, frame.request, how, asyncio.Event().wait)
+            return {"results": as_json(results)}
+        except CellrtError as error:
+            return told(error)
+
+    async def check_health(self) -> None:
+        """Raises DeviceError unless requests are taken; Ray Serve starts another replica then."""
+        if not self._backend.is_ready:
+            raise DeviceError("the engine's process is gone, or has no worker left")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """How long requests waited since it was asked last, and how busy workers were: see ``QueueingPolicy``."""
+        return self._load.look(await self._backend.call("statistics"), time.monotonic())
+
+    async def __del__(self) -> None:
+        """Leaves its sessions to the others; Ray Serve calls it when nothing is asked of this replica any more."""
+        self._hearing.cancel()
+        if self._giving:
+            await asyncio.wait(self._giving, timeout=LEAVE_S)
+        states = await self._backend.give_all()
+        with suppress(Exception):  # the whole application ends
+            async with asyncio.timeout(LEAVE_S):
+                await self._directory.leave.remote(self._id, states)
+        await self._connected.aclose()
+        await asyncio.to_thread(self._started.end)
+
+    async def _join(self) -> None:
+        actor = ray.get_runtime_context().current_actor
+        await self._directory.join.remote(self._id, actor, dict(self._backend.held))
+
+    async def _hear(self) -> None:
+        """Gives up what the directory says; joins it anew when it has a successor."""
+        while True:
+            try:
+                orders = await self._directory.orders.remote(self._id)
+                if orders is None:
+                    await self._join()
+                for order in orders or ():
+                    giving = asyncio.create_task(self._give(order))
+                    self._giving.add(giving)
+                    giving.add_done_callback(self._giving.discard)
+            except Exception as error:
+                log.warning("the directory does not answer: %s", error)
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _give(self, order: Order) -> None:
+        state = await self._backend.give(order)
+        await self._directory.given.remote(order, state)
+
+
+class _Asking:
+    """The directory, as ``MovingBackend`` asks it."""
+
+    def __init__(self, directory: Any, replica: str) -> None:
+        self._directory, self._replica = directory, replica
+
+    async def take(self, key: str, *, is_start: bool) -> Grant:
+        grant: Grant = await self._directory.take.remote(key, self._replica, is_start=is_start)
+        return grant
+
+    async def release(self, key: str, grant: int) -> None:
+        await self._directory.release.remote(key, grant)
+
+
+async def _run(app: ASGIApp, call: Call, messages: asyncio.Queue[Message | None]) -> None:
+    """Has the application answer; None is the last message."""
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": call.method,
+        "scheme": "http",
+        "path": call.path,
+        "raw_path": call.path.encode(),
+        "root_path": "",
+        "query_string": call.query,
+        "headers": [(bytes(name), bytes(value)) for name, value in call.headers],
+    }
+    given = [{"type": "http.request", "body": call.body, "more_body": False}]
+
+    async def receive() -> Message:
+        while not given:  # the client stays: when it goes, Ray Serve cancels the call
+            await asyncio.Event().wait()
+        return given.pop()
+
+    try:
+        await app(scope, receive, messages.put)
+    finally:
+        await messages.put(None)

@@ -1,0 +1,154 @@
+"""The engine's process as a replica has it: sessions come from other replicas when they are asked for here, and go.
+
+Belongs to the replica's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+from cellrt.errors import CellrtError, SessionError
+from cellrt.process.remote_session import RemoteSession
+from cellrt.ray.calls import key_of, parts_of
+from cellrt.ray.directory import Grant, Order
+from cellrt.serve.backend import Backend
+from cellrt.serve.settings import Settings
+
+log = logging.getLogger("cellrt")
+HEARD_S = 10.0
+"""How long one waits to hear of a grant that an order is about."""
+
+
+class Asked(Protocol):
+    """The directory, as a replica asks it."""
+
+    async def take(self, key: str, *, is_start: bool) -> Grant:
+        """As ``Directory.take``, for this replica."""
+
+    async def release(self, key: str, grant: int) -> None:
+        """As ``Directory.release``."""
+
+
+class Held(NamedTuple):
+    """A session that is here, and the number of its grant."""
+
+    session: RemoteSession
+    grant: int
+
+
+class MovingBackend(Backend):
+    """See the module. ``directory``: says where sessions are."""
+
+    def __init__(self, settings: Settings, directory: Asked) -> None:
+        super().__init__(settings)
+        self._directory = directory
+        self._held: dict[str, Held] = {}
+        self._coming: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """The sessions that are here, and the numbers of their grants."""
+        return {key: held.grant for key, held in self._held.items()}
+
+    async def session(self, model: str, id: str, *, is_start: bool) -> RemoteSession:
+        """As ``Backend.session``; the state is brought here if another replica has it.
+
+        Whoever is given a session submits to it before the loop goes on: else it might have moved.
+        """
+        key = key_of(model, id)
+        while True:
+            coming, held = self._coming.get(key), self._held.get(key)
+            if coming is not None:
+                await asyncio.wait([coming])
+            elif held is None:
+                await self._bring(key, is_start)
+                is_start = False
+            elif is_start:
+                with suppress(SessionError):  # it has moved, or ended
+                    await asyncio.to_thread(held.session.reset)
+                is_start = self._held.get(key) is not held
+            else:
+                self._held[key] = self._held.pop(key)  # used last
+                return held.session
+
+    async def _bring(self, key: str, is_start: bool) -> None:
+        """Has a session here, for all that ask meanwhile; goes on if whoever asked first is gone."""
+        task = self._coming[key] = asyncio.create_task(self._begin(key, is_start))
+        task.add_done_callback(lambda _: self._coming.pop(key, None))
+        await asyncio.shield(task)
+
+    async def _begin(self, key: str, is_start: bool) -> None:
+        """Begins a session here, or goes on with one that was elsewhere."""
+        model, id = parts_of(key)
+        grant = await self._directory.take(key, is_start=is_start)
+        if not grant.number:
+            why = "the replica that had it died" if grant.is_lost else "it has not begun, has ended or has expired"
+            raise SessionError(f"session {id!r} of model {model!r} is on no replica: {why}")
+        is_here = not is_start and grant.state is None
+        try:
+            session = await self.call("session", model, id, state=grant.state, must_be_open=is_here)
+            if is_start:
+                await asyncio.to_thread(session.reset)
+        except CellrtError:
+            await self._directory.release(key, grant.number)
+            raise
+        self._held[key] = Held(session, grant.number)
+        if len(self._held) > self.settings.limits.max_sessions:
+            await self._end_oldest()
+
+    async def _end_oldest(self) -> None:
+        key = next(iter(self._held))
+        await self.end_session(*parts_of(key), self._held[key].session)
+
+    async def give(self, order: Order) -> bytes | None:
+        """Gives a session up: its state after the requests that were submitted here; None if it is not here."""
+        coming = self._coming.get(order.key)
+        if coming is not None and self._grant_of(order.key) < order.grant:
+            await asyncio.wait([coming], timeout=HEARD_S)
+        held = self._held.get(order.key)
+        if held is None or held.grant != order.grant:
+            return None
+        del self._held[order.key]  # whoever comes from now on asks the directory
+        try:
+            state: bytes = await asyncio.to_thread(held.session.export)
+            await asyncio.to_thread(held.session.close)
+        except CellrtError as error:
+            log.warning("the state of session %s cannot be moved: %s", order.key, error)
+            return None
+        return state
+
+    async def give_all(self) -> dict[Order, bytes]:
+        """Gives every session up."""
+        orders = [Order(key, held.grant) for key, held in self._held.items()]
+        return {order: state for order in orders if (state := await self.give(order)) is not None}
+
+    def _grant_of(self, key: str) -> int:
+        held = self._held.get(key)
+        return 0 if held is None else held.grant
+
+    def forget_session(self, model: str, id: str) -> None:
+        """As ``Backend.forget_session``."""
+        held = self._held.pop(key_of(model, id), None)
+        if held is not None:
+            task = asyncio.ensure_future(self._directory.release(key_of(model, id), held.grant))
+            task.add_done_callback(_note_failure)
+
+    async def end_session(self, model: str, id: str, session: RemoteSession) -> None:
+        """As ``Backend.end_session``."""
+        held = self._held.get(key_of(model, id))
+        if held is None or held.session is not session:
+            return  # it has moved
+        await super().end_session(model, id, session)
+
+    def _forget_engine(self) -> None:
+        super()._forget_engine()
+        self._held.clear()
+
+
+def _note_failure(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("the directory did not hear of a session's end: %s", error)

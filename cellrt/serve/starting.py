@@ -1,0 +1,24 @@
+"""Starting the engine's process of a server, with its models."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+from cellrt.process.starting import Started
+from cellrt.serve.settings import Settings
+
+
+def start_engine(settings: Settings) -> Started:
+    """Starts it, and does not wait for it; it ends by itself when its last worker has died. Raises DeviceError."""
+    workers = list(settings.workers) if isinstance(settings.workers, tuple) else settings.workers
+    options = {
+        "workers": workers,
+        "max_queue": settings.max_queued_requests,
+        "trace": settings.timeline or False,
+        "compile": settings.compile,
+    }
+    models = [
+        (model, {"max_queue": settings.max_queued_per_model, "max_batch": max_batch})
+        for model, max_batch in zip_longest(settings.models, settings.max_batch)
+    ]
+    return Started(settings.address, options, models, ends_without_workers=True)
