@@ -11,7 +11,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test lint interpreted compiled slow bench docs pictures gpu gpu-dry gpu-tune gpu-soak gpu-sanitize \
+.PHONY: help demo serve test lint interpreted compiled slow ray bench docs pictures gpu gpu-dry gpu-tune gpu-soak gpu-sanitize \
 	format clean
 
 help:
@@ -20,7 +20,8 @@ help:
 	@echo "make test    linters, types, import rules and the fast tests: what CI runs"
 	@echo "make lint    linters, types and import rules alone"
 	@echo "make interpreted  the core's tests alone, without compiling it"
-	@echo "make slow    the tests marked slow, and all properties with many more examples"
+	@echo "make slow    the tests marked slow"
+	@echo "make ray     install Ray Serve and test replicas on it"
 	@echo "make bench   the quick form of the benchmarks"
 	@echo "make docs    build the documentation into site/"
 	@echo "make pictures  draw what docs/images/ holds, and the map of the rooms (docs/rooms.md)"
@@ -61,6 +62,10 @@ lint: $(VENV)/.dev
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile thorough --timeout 600
+
+ray: $(VENV)/.dev
+	$(PIP_INSTALL) --editable '.[ray]'
+	$(BIN)/python -m pytest tests/ray
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks overhead --quick

@@ -132,10 +132,11 @@ class Directory:
         owner, state = self._owners.get(key), None
         if owner is not None and owner.replica != replica:
             state = await self._fetch(key, owner)
-            if state is None and not is_start:
-                self._owners.pop(key, None)
+            if state is None:
                 self._lost += 1
-                return Grant(0, is_lost=True)
+                if not is_start:
+                    self._owners.pop(key, None)
+                    return Grant(0, is_lost=True)
         if owner is None and not is_start:
             return Grant(0)
         self._last_grant += 1

@@ -110,6 +110,16 @@ def test_the_state_of_a_replica_that_died_is_lost_and_said_to_be() -> None:
     run(story)
 
 
+def test_a_session_that_begins_anew_after_its_replica_died_was_lost_too() -> None:
+    async def story(replicas: Replicas) -> None:
+        await replicas.ask("one", is_start=True)
+        replicas.kill("one")
+        assert await replicas.ask("two", is_start=True) == b"."
+        assert replicas.directory.counts()["lost"] == 1
+
+    run(story)
+
+
 def test_a_replica_that_leaves_leaves_its_states_to_who_is_asked_next() -> None:
     async def story(replicas: Replicas) -> None:
         await replicas.ask("one", is_start=True)

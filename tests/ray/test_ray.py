@@ -111,7 +111,7 @@ class Load:
             if answer.status_code == 410 and answer.json()["type"] == "SessionError" and not is_start:
                 h, is_start = torch.zeros(2), True
                 self._note("lost")
-                self.told.append(f"{time.time():.2f} {number}: {answer.json()['error']}")
+                self.told.append(f"{number}: {answer.json()['error']}")
                 continue
             h, is_start = x + 0.5 * h, False
             assert answer.status_code == 200, answer.text
@@ -140,7 +140,6 @@ def test_replicas_come_die_and_go_under_load(url: str) -> None:
 
         before = overview(url)
         victim, held = max(before["sessions"].items(), key=lambda pair: pair[1])
-        print("KILL", time.time(), before)
         kill(victim)
         until(lambda: load.count("lost") >= held, "their clients hear of it")
         until(lambda: len(overview(url)["sessions"].keys() - {victim}) == 3, "it has a successor", START_S)
