@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import signal
 import tomllib
@@ -16,7 +17,17 @@ from cellrt.errors import DefinitionError
 if TYPE_CHECKING:
     from cellrt.serve.settings import Limits
 
-NEEDED = "cellrt serve needs more packages: pip install 'cellrt[serve]', and for gRPC 'cellrt[grpc]'"
+NEEDED = (
+    "cellrt serve needs more packages: pip install 'cellrt[serve]', for gRPC 'cellrt[grpc]', for --spans 'cellrt[otel]'"
+)
+
+
+class Spans(enum.StrEnum):
+    """What is told about a request: nothing, its queueing and computation, or each of its tasks too."""
+
+    OFF = "off"
+    REQUESTS = "requests"
+    TASKS = "tasks"
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -88,6 +99,9 @@ def serve(
     ] = None,
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds for what was begun, at the end.")] = 20.0,
     timeline: Annotated[int, typer.Option(min=0, help="Tasks and requests that /debug remembers; 0: none.")] = 2000,
+    spans: Annotated[
+        Spans, typer.Option(help="OpenTelemetry's spans, for requests with a traceparent that is sampled.")
+    ] = Spans.OFF,
     compile: Annotated[str, typer.Option(help="off, background or wait: see cellrt.Engine.")] = "off",
     profile: Annotated[
         list[Path] | None, typer.Option(help="Of cellrt tune, one for each model in their order: their max_batch.")
@@ -102,6 +116,8 @@ def serve(
         from cellrt.serve.keeper import Keeper
         from cellrt.serve.settings import Settings
 
+        if spans is not Spans.OFF:
+            importlib.import_module("opentelemetry.sdk.trace")
         if grpc_port is not None:
             importlib.import_module("tritonclient.grpc.service_pb2")
     except ImportError as error:
@@ -120,10 +136,13 @@ def serve(
             api_keys=tuple(api_key or ()),
             drain_s=drain_s,
             timeline=timeline,
+            spans=spans.value,
             compile=compile,
             max_batch=_max_batch(profile or [], len(models)),
             limits=_limits(context.obj or {}),
         )
+        if spans is not Spans.OFF and not timeline:
+            raise DefinitionError("--spans needs a --timeline that it can read")
         if any(not key.isascii() or not key for key in settings.api_keys):
             raise DefinitionError("an API key is ASCII text, and not empty")
         keeper = Keeper(settings, lambda text: typer.echo(text, err=True))

@@ -28,8 +28,8 @@ from cellrt.serve.keys import Keys
 from cellrt.serve.oip import encode
 from cellrt.serve.settings import Settings
 
-MOST_DEATHS = 2
-"""A request without a session that has met so many dead replicas or workers may be what kills them."""
+MOST_DEATHS = 1
+"""A request without a session that meets more dead replicas or workers may be what kills them."""
 MOST_TRIES = 100
 """How often it is handed to another replica, if one after the other has no engine now."""
 TRY_AFTER_S = 0.2

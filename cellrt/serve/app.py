@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from cellrt.errors import CellrtError
 from cellrt.serve.backend import Backend
@@ -26,8 +27,11 @@ FIRST_S = 30.0
 """How long connections wait for a front end's first sight of the engine; then they are told that there is none."""
 
 
-def make_app(door: Door) -> Guard:
-    """The application; it is connected to the engine's process from its start to its end."""
+def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> Guard:
+    """The application; it is connected to the engine's process from its start to its end.
+
+    ``wrap``: what stands between the guard and the doors.
+    """
     backend = door.backend
 
     @asynccontextmanager
@@ -45,7 +49,7 @@ def make_app(door: Door) -> Guard:
         lifespan=connected,
     )
     often = {("v1", "infer"): native.native_infer, ("v2", "infer"): oip.infer, ("v2", "generate"): oip.generate}
-    return Guard(Shortcut(app, often), Keys(backend.settings.api_keys), door.measures)
+    return Guard(wrap(Shortcut(app, often)), Keys(backend.settings.api_keys), door.measures)
 
 
 @asynccontextmanager

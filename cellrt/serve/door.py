@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
@@ -24,6 +25,8 @@ RETRY_AFTER_S = 1
 MAY_RETRY = (429, 503)
 
 T = TypeVar("T")
+SEEN: ContextVar[list[str] | None] = ContextVar("SEEN", default=None)
+"""A list for the requests that are answered in this context, by what ``/debug`` knows them by; None: nobody asks."""
 Gone = Callable[[], Awaitable[object]]
 """Waits until the client is gone."""
 
@@ -42,10 +45,11 @@ class Door:
             if how.sequence is None:
                 waiter = self.collector.submit(described.name, request, how.deadline, how.priority)
                 results, future = await unless_gone(waiter, gone)
-                return results, self.trace_id(future)
+                return results, self._note(future)
             async with self._in_session(described, how) as session:
                 future = session.submit(request, deadline=how.deadline, priority=how.priority)
-                return await unless_gone(as_awaitable(future), gone), self.trace_id(future)
+                id = self._note(future)
+                return await unless_gone(as_awaitable(future), gone), id
 
     @asynccontextmanager
     async def stream(self, described: Described, request: Any, how: Parameters) -> AsyncIterator[Stream]:
@@ -66,12 +70,14 @@ class Door:
                         priority=how.priority,
                         max_unread=limits.max_unread,
                     ) as stream:
+                        self._note(stream.future)
                         yield stream
                     return
                 async with self._in_session(described, how) as session:
                     with session.stream(
                         request, deadline=how.deadline, priority=how.priority, max_unread=limits.max_unread
                     ) as stream:
+                        self._note(stream.future)
                         yield stream
             finally:
                 self._num_streams -= 1
@@ -101,6 +107,13 @@ class Door:
         except OverloadError:
             self.measures.rejections.labels(model).inc()
             raise
+
+    def _note(self, future: RequestFuture) -> str:
+        """What ``/debug/requests/...`` knows a request by; noted for whoever asks for its spans."""
+        id, seen = self.trace_id(future), SEEN.get()
+        if id and seen is not None:
+            seen.append(id)
+        return id
 
     def trace_id(self, future: RequestFuture) -> str:
         """What ``/debug/requests/...`` knows a request by."""

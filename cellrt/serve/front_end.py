@@ -15,11 +15,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import msgspec
 import uvicorn
+from starlette.types import ASGIApp
 
 from cellrt.serve.app import make_app
 from cellrt.serve.backend import Backend
@@ -57,8 +59,29 @@ async def run(settings: Settings, sock: socket.socket, number: int, *, is_shared
     """Serves until it is told to end."""
     backend = Backend(settings)
     door = Door(backend, Measures(is_shared=is_shared))
+    with tracing(backend) as wrap:
+        await _serve(settings, sock, door, make_app(door, wrap))
+
+
+@contextmanager
+def tracing(backend: Backend) -> Iterator[Callable[[ASGIApp], ASGIApp]]:
+    """What writes spans, if the settings say so; those that wait are exported at the end."""
+    if backend.settings.spans == "off":
+        yield lambda app: app
+        return
+    from cellrt.serve.telemetry import Traced, make_provider  # it needs more packages
+
+    provider = make_provider()
+    try:
+        yield partial(Traced, backend=backend, provider=provider, with_tasks=backend.settings.spans == "tasks")
+    finally:
+        provider.shutdown()
+
+
+async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIApp) -> None:
+    backend = door.backend
     config = uvicorn.Config(
-        make_app(door),
+        app,
         log_level="warning",
         access_log=False,
         backlog=BACKLOG,

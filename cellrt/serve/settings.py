@@ -48,6 +48,7 @@ class Settings:
         api_keys: one of them must come with each request, unless there are none.
         drain_s: how long requests may take to end when the server is told to.
         timeline: tasks and requests that are remembered for ``/debug``; 0: none, and no such pages.
+        spans: "requests": OpenTelemetry's spans of the requests that ask for them; "tasks": with their tasks; "off".
         compile: as of ``Engine``.
         max_batch: most rows of a task by cell name, of each model in the order of ``models``: of a profile.
         limits: of each client.
@@ -65,6 +66,7 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     drain_s: float = 20.0
     timeline: int = 2000
+    spans: str = "off"
     compile: str = "off"
     max_batch: tuple[dict[str, int], ...] = ()
     limits: Limits = Limits()

@@ -25,10 +25,10 @@ def save_chrome_trace(tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan]
 
 
 def chrome_trace(tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan]) -> dict[str, Any]:
-    """Tasks and requests in the format, for JSON."""
+    """Tasks and requests in the format, for JSON; times are from ``zero_s`` on the spans' own clock."""
     zero_s = min((*(span.arrival_s for span in requests), *(task.start_s for task in tasks)), default=0.0)
     events = [*_names(tasks), *_task_events(tasks, zero_s), *_request_events(tasks, requests, zero_s)]
-    return {"displayTimeUnit": "ms", "traceEvents": events}
+    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"zero_s": zero_s}}
 
 
 def _names(tasks: Sequence[TaskSpan]) -> Iterator[Event]:

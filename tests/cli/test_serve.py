@@ -98,3 +98,10 @@ def test_a_port_that_is_taken_is_said_in_a_line() -> None:
         sock.listen()
         output = serve(MODEL, "--port", sock.getsockname()[1], status=1)
     assert "cannot listen at" in output and "Traceback" not in output
+
+
+def test_spans_need_what_they_are_read_from(told: list[Any]) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    serve(MODEL, "--spans", "tasks")
+    assert told[0].spans == "tasks"
+    assert "--spans needs a --timeline" in serve(MODEL, "--spans", "requests", "--timeline", 0, status=1)

@@ -184,12 +184,12 @@ def test_a_websocket_is_a_session_of_its_own(url: str) -> None:
 
 
 def test_a_replica_whose_engine_dies_is_replaced(url: str) -> None:
-    (before,) = overview(url)["sessions"]
+    before = overview(url)["sessions"].keys()
     answer = httpx.post(f"{url}/v1/models/deadly/infer", json={"request": [[DIE, 0]]}, timeout=WAIT_S, trust_env=False)
-    assert (answer.status_code, answer.json()["type"]) == (503, "DeviceError")
+    assert answer.status_code == 503 and answer.json()["type"] in ("DeviceError", "EngineClosedError"), answer.text
     answer = httpx.post(f"{url}/v1/models/chain/infer", json={"request": [[1, 2]]}, timeout=WAIT_S, trust_env=False)
     assert answer.status_code == 200, answer.text
-    until(lambda: overview(url)["sessions"].keys().isdisjoint({before}), "the old one is gone")
+    until(lambda: not before <= overview(url)["sessions"].keys(), "the old one is gone")
 
 
 def test_replicas_are_added_while_requests_wait(url: str) -> None:
