@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
-from cellrt.errors import CellrtError, DeviceError, EngineClosedError, SessionError
+from cellrt.errors import CellrtError, DefinitionError, DeviceError, EngineClosedError, SessionError
 from cellrt.process.client import Client, connect
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve.described import Described, describe
@@ -84,7 +85,7 @@ class Backend:
             entries = await asyncio.to_thread(client.models)
             names = [entry["name"] for entry in entries if entry["is_loaded"]]
             await asyncio.to_thread(client.number)
-            described = {name: await asyncio.to_thread(self._describe, client, name) for name in names}
+            described = await asyncio.to_thread(self._describe_all, client, names)
         except CellrtError as error:
             log.debug("no engine yet: %s", error)
             if client is not None:
@@ -98,6 +99,16 @@ class Backend:
         """Forgets what the process had that is gone."""
         self._described.clear()
         self._sessions.clear()
+
+    def _describe_all(self, client: Client, names: Iterable[str]) -> dict[str, Described]:
+        """The models that can be served; of the others the log says why, and so does the answer to each request."""
+        described = {}
+        for name in names:
+            try:
+                described[name] = self._describe(client, name)
+            except DefinitionError as error:
+                log.error("%s", error)
+        return described
 
     def _describe(self, client: Client, name: str) -> Described:
         return describe(client.binding(name), self.settings.limits)

@@ -7,7 +7,7 @@ more row there.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from cellrt.errors import CellrtError, RequestError, UnknownModelError
+from cellrt.errors import CellrtError, DefinitionError, RequestError, UnknownModelError
 from cellrt.graph.results import Recorded
 from cellrt.process.binding import Binding
 from cellrt.serve.arrays import BYTES, NAMES
@@ -43,10 +43,12 @@ class Input(NamedTuple):
     Attributes:
         info: as metadata has it.
         read: from the tensor (BYTES: from a list of bytes) to what the request has in its place.
+        is_optional: whether the model does without it.
     """
 
     info: TensorInfo
     read: Callable[[Any], Any]
+    is_optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,15 +92,22 @@ class Described:
 
     def read_tensors(self, tensors: Mapping[str, Any]) -> Any:
         """A request from its input tensors. Raises RequestError if some are missing or unknown."""
-        if tensors.keys() != self.inputs.keys():
+        missing = [name for name, each in self.inputs.items() if name not in tensors and not each.is_optional]
+        if missing or tensors.keys() - self.inputs.keys():
             raise RequestError(f"model {self.name!r}: expected inputs {list(self.inputs)}, got {list(tensors)!r:.200}")
         return self._assemble({name: self.inputs[name].read(value) for name, value in tensors.items()})
 
 
 def describe(binding: Binding, limits: Limits) -> Described:
-    """Describes a model; unfolds its example some times."""
+    """Describes a model; unfolds its example some times. Raises DefinitionError if it is another than the engine's."""
     example = binding.unfolder.example
-    recorded = [binding.unfolder.record(binding, example)]
+    try:
+        recorded = [binding.unfolder.record(binding, example)]
+    except RequestError as error:
+        raise DefinitionError(
+            f"model {binding.name!r} cannot be served: each process makes it anew, and in this one its own example "
+            f"fails; its weights must come from files or a seed: {error}"
+        ) from error
 
     def takes(other: Any) -> bool:
         try:
@@ -157,7 +166,21 @@ def _with_variable_fields(form: RecordForm, parts: dict[str, Any], takes: Callab
     }
     if fixed and takes_changed(**{name: _longer(parts[name], 0) for name in fixed}):
         fields |= {name: replace(field, shape=(VARIABLE, *field.shape[1:])) for name, field in fixed.items()}
-    return replace(form, fields=fields)
+    return replace(form, fields=fields, optional=_optional_fields(form, parts, takes))
+
+
+def _optional_fields(form: RecordForm, parts: dict[str, Any], takes: Callable[[Any], bool]) -> frozenset[str]:
+    """The fields that the model does without: each of them, and all together."""
+
+    def takes_without(names: Collection[str]) -> bool:
+        try:
+            request = form.make(**{name: part for name, part in parts.items() if name not in names})
+        except TypeError:  # a class whose field has no default
+            return False
+        return takes(request)
+
+    found = frozenset(name for name in parts if len(parts) > 1 and takes_without({name}))
+    return found if found and len(found) < len(parts) and takes_without(found) else frozenset()
 
 
 def _named(takes: Callable[..., bool], name: str, part: Any) -> bool:
@@ -197,7 +220,8 @@ def _outputs_of(binding: Binding, recorded: Sequence[Recorded]) -> list[TensorIn
     infos = []
     for place, result in enumerate(recorded[0].results):
         spec = binding.formats[result.kind].spec
-        sizes = {len(one.results[place].positions) for one in recorded if len(one.results) > place}
+        same = (one.results[place] for one in recorded if len(one.results) > place)
+        sizes = {len(other.positions) for other in same if other.name == result.name}
         first: tuple[int, ...] = ()
         if not result.is_single:
             first = (VARIABLE,) if result.is_loop or len(sizes) > 1 else (len(result.positions),)
@@ -209,7 +233,9 @@ def _inputs_of(form: Form, parameter: str, limits: Limits) -> tuple[dict[str, In
     """The input tensors of a form, and what makes a request of what they read."""
     if isinstance(form, RecordForm):
         inputs = {name: _input_of(name, part, limits) for name, part in form.fields.items()}
-        named = {name: made for name, made in inputs.items() if made is not None}
+        named = {
+            name: made._replace(is_optional=name in form.optional) for name, made in inputs.items() if made is not None
+        }
         if len(named) == len(inputs):
             return named, lambda parts: form.make(**parts)
     made = _input_of(parameter, form, limits) or _json_input(parameter, form, limits)

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.stream import Stream
-from cellrt.errors import CancelledError, OverloadError, RequestError, SessionError, http_status
+from cellrt.errors import CancelledError, CellError, OverloadError, RequestError, SessionError, http_status
 from cellrt.serve.backend import Backend
+from cellrt.serve.blame import explained
 from cellrt.serve.collector import Collector
 from cellrt.serve.described import Described
 from cellrt.serve.measures import Measures
@@ -41,7 +42,7 @@ class Door:
 
     async def infer(self, described: Described, request: Any, how: Parameters, gone: Gone) -> tuple[Result, str]:
         """The results of a request, and what ``/debug`` knows it by. Raises what ``Engine.infer`` raises."""
-        with self.counted(described.name):
+        with self.counted(described.name), blamed(described, request):
             if how.sequence is None:
                 waiter = self.collector.submit(described.name, request, how.deadline, how.priority)
                 results, future = await unless_gone(waiter, gone)
@@ -55,7 +56,7 @@ class Door:
     async def stream(self, described: Described, request: Any, how: Parameters) -> AsyncIterator[Stream]:
         """The steps of a request; leaving gives it up. Raises what ``Engine.stream`` raises."""
         limits = self.backend.settings.limits
-        with self.counted(described.name):
+        with self.counted(described.name), blamed(described, request):
             if self._num_streams >= limits.max_streams:
                 raise OverloadError(f"{self._num_streams} streams are open, this front end takes {limits.max_streams}")
             self._num_streams += 1
@@ -118,6 +119,15 @@ class Door:
     def trace_id(self, future: RequestFuture) -> str:
         """What ``/debug/requests/...`` knows a request by."""
         return self.backend.trace_id(future)
+
+
+@contextmanager
+def blamed(described: Described, request: Any) -> Iterator[None]:
+    """Raises a cell's failure as RequestError if it is the request's fault: see ``blame``."""
+    try:
+        yield
+    except CellError as error:
+        raise explained(described, request, error) from error
 
 
 async def unless_gone(waiter: asyncio.Future[T], gone: Gone) -> T:

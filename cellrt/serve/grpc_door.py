@@ -93,15 +93,18 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         """The same in the words of Triton's configuration."""
         described = await self._backend.model(request.name, request.version)
 
-        def as_config(kind: Any, info: TensorInfo) -> Message:
+        def as_config(kind: Any, info: TensorInfo, **more: bool) -> Message:
             name = "STRING" if info.datatype == BYTES else info.datatype
             datatype = model_config_pb2.DataType.Value(f"TYPE_{name}")
-            return kind(name=info.name, data_type=datatype, dims=info.shape)
+            return kind(name=info.name, data_type=datatype, dims=info.shape, **more)
 
         config = model_config_pb2.ModelConfig(
             name=described.name,
             backend="cellrt",
-            input=[as_config(model_config_pb2.ModelInput, each.info) for each in described.inputs.values()],
+            input=[
+                as_config(model_config_pb2.ModelInput, each.info, optional=each.is_optional)
+                for each in described.inputs.values()
+            ],
             output=[as_config(model_config_pb2.ModelOutput, info) for info in described.outputs],
         )
         if described.keeps_state:

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -19,7 +19,7 @@ from cellrt.engine.future import Result
 from cellrt.errors import CellrtError, RequestError
 from cellrt.serve import oip
 from cellrt.serve.described import Described
-from cellrt.serve.door import Door, told
+from cellrt.serve.door import Door, blamed, told
 from cellrt.serve.forms import TensorForm
 from cellrt.serve.http import EventStream, gone, json_response, read_body
 
@@ -138,6 +138,14 @@ class NativeDoor:
                 await socket.close(1008, type(error).__name__)
 
 
+class _Answer(NamedTuple):
+    """What a message comes to: its number, the request that it was, and the answer or why there is none."""
+
+    number: int
+    given: Any
+    answer: asyncio.Future[Result] | CellrtError
+
+
 class _SocketSession:
     """One websocket. Its requests are in a session if its model keeps state: of the id that the address has, which
     goes on where it was and stays open, or a new one that ends with the connection."""
@@ -146,7 +154,7 @@ class _SocketSession:
         self._door, self._described, self._socket = door, described, socket
         self._limits = door.backend.settings.limits
         most = self._limits.max_streams_per_connection
-        self._answers: asyncio.Queue[tuple[int, asyncio.Future[Result] | CellrtError] | None] = asyncio.Queue(most)
+        self._answers: asyncio.Queue[_Answer | None] = asyncio.Queue(most)
 
     async def run(self) -> None:
         """Serves until either end has had enough."""
@@ -169,8 +177,8 @@ class _SocketSession:
         finally:
             while not self._answers.empty():
                 waiting = self._answers.get_nowait()
-                if waiting is not None and isinstance(waiting[1], asyncio.Future):
-                    waiting[1].cancel()
+                if waiting is not None and isinstance(waiting.answer, asyncio.Future):
+                    waiting.answer.cancel()
             if session is not None and not given_id:
                 await backend.end_session(name, key, session)
 
@@ -182,26 +190,29 @@ class _SocketSession:
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", 1005))
             answer: asyncio.Future[Result] | CellrtError
+            given = None
             try:
                 text, data = message.get("text"), message.get("bytes")
                 frame = read_frame(self._described, text if text is not None else data or b"")
+                given = frame.request
                 options = {"deadline": frame.deadline_s, "priority": int(frame.priority)}
                 with self._door.counted(self._described.name):
-                    arguments = (self._described.name, frame.request) if is_client else (frame.request,)
+                    arguments = (self._described.name, given) if is_client else (given,)
                     answer = asyncio.wrap_future(target.submit(*arguments, **options))
             except CellrtError as error:
                 answer = error
-            await self._answers.put((number, answer))
+            await self._answers.put(_Answer(number, given, answer))
             number += 1
 
     async def _write(self) -> None:
         """Answers in order."""
         while (waiting := await self._answers.get()) is not None:
-            number, answer = waiting
+            number, given, answer = waiting
             try:
                 if isinstance(answer, CellrtError):
                     raise answer
-                message: dict[str, Any] = {"number": number, "results": as_json(await answer)}
+                with blamed(self._described, given):
+                    message: dict[str, Any] = {"number": number, "results": as_json(await answer)}
             except CellrtError as error:
                 message = {"number": number, **told(error)}
             await _say(self._socket, oip.encode(message), self._limits.write_timeout_s)

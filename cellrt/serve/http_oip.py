@@ -157,7 +157,10 @@ class OipDoor:
             "name": described.name,
             "backend": "cellrt",
             "max_batch_size": 0,
-            "input": [as_config(each.info) for each in described.inputs.values()],
+            "input": [
+                {**as_config(each.info), **({"optional": True} if each.is_optional else {})}
+                for each in described.inputs.values()
+            ],
             "output": [as_config(info) for info in described.outputs],
         }
         if described.keeps_state:

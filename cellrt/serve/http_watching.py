@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.resources import files
 from typing import Any
 
@@ -13,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from cellrt.errors import DeviceError, RequestError
+from cellrt.errors import DefinitionError, DeviceError, RequestError
 from cellrt.serve.door import Door, told
 from cellrt.serve.http import json_response
 from cellrt.serve.metrics import EngineMetrics
@@ -60,7 +61,11 @@ class WatchingDoor:
     async def openapi(self, request: Request) -> Response:
         """The description of the doors."""
         entries = await self._backend.call("models")
-        models = [await self._backend.model(entry["name"]) for entry in entries if entry["is_loaded"]]
+        models = []
+        for entry in entries:
+            if entry["is_loaded"]:
+                with suppress(DefinitionError):  # one that cannot be served: its own answers say why
+                    models.append(await self._backend.model(entry["name"]))
         return json_response(document(models, has_keys=bool(self._backend.settings.api_keys)))
 
     async def statistics(self, request: Request) -> Response:

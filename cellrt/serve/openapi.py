@@ -68,7 +68,7 @@ def _paths_of(model: Described, schemas: Schema) -> Schema:
             "parameters": {"type": "object"},
             "id": {"type": "string"},
         },
-        "required": list(model.inputs),
+        "required": [name for name, each in model.inputs.items() if not each.is_optional],
         "additionalProperties": False,
     }
     native, tensors = f"#/components/schemas/{name}.Request", "#/components/schemas/InferRequest"

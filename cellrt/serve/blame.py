@@ -1,0 +1,93 @@
+"""Whose fault a cell's failure is: of a client that sent a token outside the vocabulary, or of nobody that is known.
+
+A cell sees rows of many requests, and its error says what went wrong in its own words. After such a failure the request
+is unfolded once more, and what it gave to that cell is looked at; a request that does not fail costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from cellrt.definition.cell import Cell
+from cellrt.definition.spec import token
+from cellrt.errors import CellError, CellrtError, RequestError
+from cellrt.graph.graph import Graph
+from cellrt.serve.described import Described
+
+OUTSIDE = "raised IndexError"
+
+
+def explained(described: Described, request: Any, error: CellrtError) -> CellrtError:
+    """The error that a client is told: RequestError if what it sent is outside a cell's vocabulary; else the error.
+
+    ``request``: as the unfolder takes it.
+    """
+    if not isinstance(error, CellError) or OUTSIDE not in str(error):
+        return error
+    watching = _Watching(described, str(error))
+    with suppress(CellrtError):  # it was recorded before: what there is to see, was seen
+        described.binding.unfolder.record_in(watching, request)
+    if watching.found:
+        return RequestError(f"model {described.name!r}: {watching.found}")
+    return CellError(f"model {described.name!r}: an index is outside of what the cell looks it up in: {error}")
+
+
+class _Watching(Graph):
+    """A graph that looks at the tokens which a request itself gives to the cell that an error names.
+
+    Attributes:
+        found: what is wrong with one of them; empty: nothing that can be seen here.
+    """
+
+    def __init__(self, described: Described, error: str) -> None:
+        super().__init__(described.binding)
+        self._error = error
+        self.found = ""
+
+    def call(self, cell: Cell, /, **inputs: Any) -> Any:
+        self._look(cell, inputs)
+        return super().call(cell, **inputs)
+
+    def chain(self, cell: Cell, /, **inputs: Any) -> Any:
+        self._look(cell, inputs)
+        return super().chain(cell, **inputs)
+
+    def loop(self, cell: Any, /, **inputs: Any) -> Any:
+        if isinstance(cell, Cell):
+            self._look(cell, inputs)
+        return super().loop(cell, **inputs)
+
+    def tree(self, parents: Any, *, leaf: Cell, inner: Cell, **inputs: Any) -> Any:
+        self._look(leaf, inputs.get("leaf_inputs") or {})
+        self._look(inner, inputs.get("inner_inputs") or {})
+        return super().tree(parents, leaf=leaf, inner=inner, **inputs)
+
+    def _look(self, cell: Cell, inputs: Mapping[str, Any]) -> None:
+        modules = cell.module.modules() if isinstance(cell.module, torch.nn.Module) else ()
+        sizes = [each.num_embeddings for each in modules if isinstance(each, torch.nn.Embedding)]
+        if self.found or not sizes or not self._error.startswith(f"cell {cell.name!r} "):
+            return
+        for name, spec in cell.inputs.items():
+            if (spec.shape, spec.dtype) != (token.shape, token.dtype) or name not in inputs:
+                continue
+            for value in _numbers(inputs[name]):
+                if not 0 <= value < max(sizes):
+                    where = f"cell {cell.name!r}, input {name!r}"
+                    self.found = f"{where}: expected tokens from 0 to {max(sizes) - 1}, got {value}"
+                    return
+
+
+def _numbers(source: Any) -> Iterator[int]:
+    """The integers that a request gives; outputs of other cells are none."""
+    if isinstance(source, torch.Tensor | np.ndarray):
+        yield from (int(value) for value in source.reshape(-1).tolist())
+    elif isinstance(source, int | np.integer):
+        yield int(source)
+    elif isinstance(source, list | tuple):
+        for value in source:
+            yield from _numbers(value)
