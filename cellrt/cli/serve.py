@@ -94,6 +94,10 @@ def serve(
     front_ends: Annotated[int, typer.Option(min=1, max=256, help="Processes that parse and answer.")] = 1,
     max_queued_requests: Annotated[int, typer.Option(min=1, help="Unfinished at once; beyond, 429.")] = 4096,
     max_queued_per_model: Annotated[int | None, typer.Option(min=1, help="The same, of one model.")] = None,
+    max_queued_rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows of unfinished requests: of all their steps and nodes.")
+    ] = None,
+    max_queued_rows_per_model: Annotated[int | None, typer.Option(min=1, help="The same, of one model.")] = None,
     api_key: Annotated[
         list[str] | None, typer.Option(help="One of them must come with each request. Better in the environment.")
     ] = None,
@@ -133,6 +137,8 @@ def serve(
             workers=workers_of(device),
             max_queued_requests=max_queued_requests,
             max_queued_per_model=max_queued_per_model,
+            max_queued_rows=max_queued_rows,
+            max_queued_rows_per_model=max_queued_rows_per_model,
             api_keys=tuple(api_key or ()),
             drain_s=drain_s,
             timeline=timeline,

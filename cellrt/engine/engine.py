@@ -21,6 +21,7 @@ from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
 from cellrt.engine.occupancy import ready_nodes, rows_by_place
 from cellrt.engine.options import check_instance, check_numbers, check_workers
+from cellrt.engine.places import QueueLimit
 from cellrt.engine.registration import ArenaBytes, Registrar
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.serving import Serving
@@ -55,7 +56,8 @@ class Engine(Serving):
         arena_bytes: memory for the rows of one kind (shape and dtype) at each worker; the host, which holds inputs and
             results, gets four times that.
         page_bytes: the same for the pages of states that grow (``cellrt.grows``).
-        max_queue: requests that may be unfinished at once; ``submit`` raises OverloadError beyond.
+        max_queue, max_queue_rows: requests, and rows of all their nodes (a loop's: up to its limit), that may be
+            unfinished at once; ``submit`` raises OverloadError beyond.
         max_nodes: most nodes of one request's graph.
         queue_depth: tasks a worker may have before the next is formed. A CPU worker forms its own next task, so one is
             enough, and leaves most time to join; a GPU has four, so that it never runs dry.
@@ -82,6 +84,7 @@ class Engine(Serving):
         arena_bytes: int = 64 << 20,
         page_bytes: int = 256 << 20,
         max_queue: int = 8192,
+        max_queue_rows: int | None = None,
         max_nodes: int = 65_535,
         queue_depth: int | None = None,
         device_options: DeviceOptions | None = None,
@@ -96,6 +99,7 @@ class Engine(Serving):
             arena_bytes=arena_bytes,
             page_bytes=page_bytes,
             max_queue=max_queue,
+            max_queue_rows=1 if max_queue_rows is None else max_queue_rows,
             max_nodes=max_nodes,
             queue_depth=1 if queue_depth is None else queue_depth,
         )
@@ -115,8 +119,9 @@ class Engine(Serving):
         self._registry = registry = Registry(self._processor, max_nodes)
         self._models: dict[str, Model] = {}
         self._arenas = arenas = [Arenas(), *map(arenas_on, devices)]
+        limit = QueueLimit(max_queue, max_queue_rows)
         self._manager = manager = Manager(
-            self._processor, arenas, registry, self._models, queue_depth, sessions or SessionLimits(), max_queue, debug
+            self._processor, arenas, registry, self._models, queue_depth, sessions or SessionLimits(), limit, debug
         )
         self._compiler = CellCompiler(compile, weakref.WeakMethod(self._adopt_forms))
         self._registrar = Registrar(
@@ -154,6 +159,7 @@ class Engine(Serving):
         priorities: dict[str, int] | None = None,
         warm_up: bool = True,
         max_queue: int | None = None,
+        max_queue_rows: int | None = None,
         max_batch: dict[str, int] | None = None,
         replace: bool = False,
     ) -> None:
@@ -164,7 +170,8 @@ class Engine(Serving):
             priorities: cell priorities by cell name, over the cells' own and the default from the type graph.
             warm_up: run each new cell at a few batch sizes, so that the scheduler knows its step time; a RuntimeWarning
                 tells of one whose rows influence each other (see ``Cell.check_row_wise``).
-            max_queue: requests of this model that may be unfinished at once, within what the engine takes.
+            max_queue, max_queue_rows: requests of this model, and their rows, that may be unfinished at once, within
+                what the engine takes.
             max_batch: most rows of a task by cell name, for new cells, where that is less than the cell takes.
             replace: take the place of the model of that name, to serve new weights, say: requests from now on go to
                 this one; those before, and sessions that are open, go on with the old one to their end. None is lost.
@@ -174,14 +181,14 @@ class Engine(Serving):
         """
         if not isinstance(unfolder, Unfolder):
             raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(unfolder).__name__}")
-        if max_queue is not None:
-            check_numbers(max_queue=max_queue)
+        limit = QueueLimit(max_queue, max_queue_rows)
+        check_numbers(**{f"max_queue of {what}": value for what, value in limit._asdict().items() if value is not None})
         check_numbers(**(max_batch or {}))
         with self._register_lock:
             known = self._models.get(unfolder.name)
             if known is not None and not replace:
                 raise DefinitionError(f"a model {unfolder.name!r} is registered already (see replace=True)")
-            model = self._registrar.prepare(unfolder, priorities or {}, warm_up, max_queue, max_batch or {})
+            model = self._registrar.prepare(unfolder, priorities or {}, warm_up, limit, max_batch or {})
             with self._manager.turns.gate:
                 self._models[unfolder.name] = model
             if known is not None:
@@ -316,6 +323,7 @@ class Engine(Serving):
         by_model = {name: model.places.num_unfinished for name, model in list(self._models.items())}
         return {
             "unfinished": unfinished,
+            "unfinished_rows": self._manager.places.num_rows,
             **self._manager.statistics.snapshot(
                 dict(self._registry.types),
                 by_model,

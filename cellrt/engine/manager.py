@@ -13,7 +13,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
 from cellrt.engine.crew import Crew
-from cellrt.engine.places import Places, Room
+from cellrt.engine.places import Places, QueueLimit, Room, Size
 from cellrt.engine.records import Bulk, SessionRecord
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.replies import Replies
@@ -51,7 +51,7 @@ class Manager:
         models: those that take requests, by name.
         queue_depth: tasks that a worker may have before the next is formed.
         session_limits: see ``SessionLimits``.
-        max_queue: requests that may be unfinished.
+        max_queue: requests and rows that may be unfinished.
         debug: check every invariant whenever nothing runs.
         clock_ns: the engine's clock.
     """
@@ -64,7 +64,7 @@ class Manager:
         models: Mapping[str, Model],
         queue_depth: int,
         session_limits: SessionLimits,
-        max_queue: int,
+        max_queue: QueueLimit,
         debug: bool,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
@@ -150,11 +150,11 @@ class Manager:
         """Takes in that a session was opened: it is idle from now on; from any thread."""
         self.turns.command(lambda: self._requests.go_on(record))
 
-    def hand_in(self, bulks: Sequence[Bulk], count: int, places: Sequence[Places]) -> None:
+    def hand_in(self, bulks: Sequence[Bulk], size: Size, places: Sequence[Places]) -> None:
         """Hands in so many requests with one deadline, all or none; under the gate. Raises EngineClosedError."""
         try:
             for one in places:
-                one.take(count)
+                one.take(size)
             self.turns.hand_in(bulks, bulks[0].deadline_ns is not None or not self.has_workers)
         except BaseException:  # a signal's handler raised: a turn counts anew
             self.turns.was_interrupted = True
@@ -244,8 +244,9 @@ class Manager:
             self._heal()
 
     def _accept(self, bulk: Bulk) -> None:
-        self.places.note_accepted(bulk.size)
-        bulk.model.places.note_accepted(bulk.size)
+        size = Size(bulk.size, bulk.size * bulk.plan.num_nodes)
+        self.places.note_accepted(size)
+        bulk.model.places.note_accepted(size)
         self._requests.accept(bulk)
         if not self._crew.has_workers:
             self._requests.end_early(bulk, bulk.unanswered(), EngineClosedError("the engine has no worker left"))

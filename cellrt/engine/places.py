@@ -1,4 +1,4 @@
-"""Places in the queues: how many requests of an engine, or of one model, are unfinished, and how many may be.
+"""Places in the queues: how many requests and rows of an engine, or of a model, are unfinished, and may be.
 
 Clients count up what they hand in, under the gate; the holder of the turn counts what it accepts and what has ended.
 So nobody needs a lock for the other's number, and a client that was interrupted between counting and handing in is put
@@ -10,53 +10,104 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from cellrt.errors import DeadlineError, EngineClosedError, OverloadError, RequestTooLargeError
 
 
+class Size(NamedTuple):
+    """Requests, and the rows that all of their nodes have; a loop counts as its step limit."""
+
+    requests: int
+    rows: int
+
+
+class QueueLimit(NamedTuple):
+    """How many requests and rows may be unfinished; None: any number."""
+
+    requests: int | None = None
+    rows: int | None = None
+
+
+NO_LIMIT = QueueLimit()
+
+
+class _Count:
+    """Requests, or rows: taken, accepted and ended since the start; ``limit``: how many may be unfinished."""
+
+    __slots__ = ("accepted", "ended", "limit", "taken")
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self.taken = self.accepted = self.ended = 0
+
+    @property
+    def unfinished(self) -> int:
+        return self.taken - self.ended
+
+    def has_room(self, count: int) -> bool:
+        return self.limit is None or self.unfinished + count <= self.limit
+
+
 class Places:
-    """The queue of one engine, or the part of it that one model may fill. ``limit`` None: any number."""
+    """The queue of one engine, or the part of it that one model may fill."""
 
-    __slots__ = ("_num_accepted", "_num_ended", "_num_taken", "limit", "owner")
+    __slots__ = ("_requests", "_rows", "owner")
 
-    def __init__(self, owner: str, limit: int | None) -> None:
-        self.owner, self.limit = owner, limit
-        self._num_taken = self._num_accepted = self._num_ended = 0
+    def __init__(self, owner: str, limit: QueueLimit) -> None:
+        self.owner = owner
+        self._requests, self._rows = _Count(limit.requests), _Count(limit.rows)
 
     @property
     def num_unfinished(self) -> int:
         """Requests handed in that have not ended."""
-        return self._num_taken - self._num_ended
+        return self._requests.unfinished
 
-    def has_room(self, count: int) -> bool:
+    @property
+    def num_rows(self) -> int:
+        """Rows of requests handed in that have not ended."""
+        return self._rows.unfinished
+
+    def has_room(self, size: Size) -> bool:
         """Whether so many more may be handed in now."""
-        return self.limit is None or self.num_unfinished + count <= self.limit
+        return self._requests.has_room(size.requests) and self._rows.has_room(size.rows)
 
-    def check(self, count: int) -> None:
+    def check(self, size: Size) -> None:
         """Raises RequestTooLargeError if so many will never fit, OverloadError if they do not fit now."""
-        if self.has_room(count):
+        if self.has_room(size):
             return
-        if self.limit is not None and count > self.limit:
-            raise RequestTooLargeError(f"{count} requests at once; {self.owner} takes {self.limit}: hand in fewer")
-        more = f"; {count} more came" if count > 1 else ""
-        raise OverloadError(f"{self.num_unfinished} requests are unfinished, {self.owner} takes {self.limit}{more}")
+        for count, wanted, what in ((self._requests, size.requests, "requests"), (self._rows, size.rows, "rows")):
+            if count.limit is not None and wanted > count.limit:
+                raise RequestTooLargeError(f"{wanted} {what} at once; {self.owner} takes {count.limit}: hand in fewer")
+            if not count.has_room(wanted):
+                more = f"; {wanted} more came" if wanted > 1 else ""
+                raise OverloadError(f"{count.unfinished} {what} are unfinished, {self.owner} takes {count.limit}{more}")
 
-    def take(self, count: int) -> None:
+    def check_ever(self, size: Size) -> None:
+        """Raises RequestTooLargeError if so many will never fit."""
+        with suppress(OverloadError):
+            self.check(size)
+
+    def take(self, size: Size) -> None:
         """Counts requests that are about to be handed in; under the gate."""
-        self._num_taken += count
+        self._requests.taken += size.requests
+        self._rows.taken += size.rows
 
-    def note_accepted(self, count: int) -> None:
+    def note_accepted(self, size: Size) -> None:
         """Counts requests that a turn has seen."""
-        self._num_accepted += count
+        self._requests.accepted += size.requests
+        self._rows.accepted += size.rows
 
-    def give_back(self, count: int) -> None:
+    def give_back(self, size: Size) -> None:
         """Counts requests that have ended; in a turn."""
-        self._num_ended += count
+        self._requests.ended += size.requests
+        self._rows.ended += size.rows
 
     def heal(self) -> None:
         """Forgets places taken for requests that never came; in a turn, under the gate, with an empty inbox."""
-        self._num_taken = self._num_accepted
+        for count in (self._requests, self._rows):
+            count.taken = count.accepted
 
 
 class Room:
@@ -76,12 +127,12 @@ class Room:
         finally:
             self._wakes.remove(wake)
 
-    def wait(self, places: Sequence[Places], count: int, end_s: float | None, is_closed: threading.Event) -> None:
-        """Waits, holding the gate, until there are ``count`` places in each.
+    def wait(self, places: Sequence[Places], size: Size, end_s: float | None, is_closed: threading.Event) -> None:
+        """Waits, holding the gate, until there are places for so many in each.
 
         Args:
             places: of the engine and of the model.
-            count: places wanted.
+            size: places wanted.
             end_s: when to give up, on the monotonic clock; None: never.
             is_closed: set once nothing ends any more.
 
@@ -89,10 +140,9 @@ class Room:
         """
         self._num_waiting += 1
         try:
-            while not all(one.has_room(count) for one in places):
+            while not all(one.has_room(size) for one in places):
                 for one in places:
-                    if one.limit is not None and count > one.limit:
-                        one.check(count)
+                    one.check_ever(size)
                 if is_closed.is_set():
                     raise EngineClosedError("the engine closed while a request waited for a place in its queue")
                 left_s = None if end_s is None else end_s - time.monotonic()

@@ -14,6 +14,7 @@ from cellrt.definition.row_wise import warn_unless_row_wise
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.announce import announced
 from cellrt.engine.compiling import CellCompiler
+from cellrt.engine.places import QueueLimit
 from cellrt.engine.priorities import default_priorities
 from cellrt.engine.registry import Discovery, Model, Registry
 from cellrt.errors import DefinitionError, RequestTooLargeError
@@ -66,7 +67,7 @@ class Registrar:
         unfolder: Unfolder,
         priorities: Mapping[str, int],
         warm_up: bool,
-        max_queue: int | None,
+        max_queue: QueueLimit,
         max_batch: Mapping[str, int],
     ) -> Model:
         """Makes a model that the engine can serve; what it needs is there, and nobody finds it yet.

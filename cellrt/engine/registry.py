@@ -16,7 +16,7 @@ from cellrt.core.template import Template
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import RowSpec
-from cellrt.engine.places import Places
+from cellrt.engine.places import NO_LIMIT, Places, QueueLimit
 from cellrt.engine.template_cache import TemplateCache
 from cellrt.engine.together import Reader
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
@@ -261,7 +261,7 @@ class Model:
         processor: Processor,
         types: Mapping[str, int],
         priorities: Mapping[str, int] | None = None,
-        max_queue: int | None = None,
+        max_queue: QueueLimit = NO_LIMIT,
         max_cached_bytes: int = MAX_CACHED_BYTES,
     ) -> None:
         self.unfolder, self.name, self.types = unfolder, unfolder.name, types

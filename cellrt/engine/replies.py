@@ -11,7 +11,7 @@ from cellrt.core.event_log import read_events
 from cellrt.core.processor import Processor
 from cellrt.core.tables import HOST, NO_ROW
 from cellrt.engine.future import RequestFuture, Result, finish_together
-from cellrt.engine.places import Places
+from cellrt.engine.places import Places, Size
 from cellrt.engine.records import Bulk
 from cellrt.engine.registry import Plan
 from cellrt.engine.statistics import Statistics
@@ -66,11 +66,12 @@ class Replies:
         self, requests: Sequence[tuple[Bulk, Sequence[int]]], started_ns: Sequence[int], results: Together
     ) -> None:
         """Gives the places of complete requests of one model back, then tells clients and runs their callbacks."""
-        now_ns, count, first = self._clock_ns(), len(started_ns), requests[0][0]
+        now_ns, first = self._clock_ns(), requests[0][0]
+        size = Size(len(started_ns), sum(bulk.plan.num_nodes * len(numbers) for bulk, numbers in requests))
         if first.channel is not None:
             self._stream_rest(first, results.of(0))
-        self._places.give_back(count)
-        first.model.places.give_back(count)
+        self._places.give_back(size)
+        first.model.places.give_back(size)
         arrivals_ns: list[int] = []
         futures: list[RequestFuture] = []
         for bulk, numbers in requests:
@@ -84,8 +85,9 @@ class Replies:
 
     def refuse(self, bulk: Bulk, number: int, error: CellrtError) -> None:
         """Gives a request's place back, then tells its client of an error and runs its callbacks."""
-        self._places.give_back(1)
-        bulk.model.places.give_back(1)
+        size = Size(1, bulk.plan.num_nodes)
+        self._places.give_back(size)
+        bulk.model.places.give_back(size)
         self._statistics.count_error(bulk.model.name, error)
         if self.trace is not None:
             self.trace.end(bulk, number, self._clock_ns())

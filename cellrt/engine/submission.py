@@ -13,6 +13,7 @@ from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
 from cellrt.core.tables import NUM_PRIORITIES
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
+from cellrt.engine.places import Size
 from cellrt.engine.records import Bulk, SessionRecord
 from cellrt.engine.registry import Model, Planned
 from cellrt.engine.stream import Channel
@@ -71,7 +72,7 @@ class Submission:
             parts = model.plans(requests)
             with self._manager.turns.gate:
                 if wait:
-                    self._wait_for_room(model, len(requests), deadline)
+                    self._wait_for_room(model, size_of(parts), deadline)
                 if self._models.get(name) is model:
                     return self._enqueue(model, parts, deadline, priority, channel, None)
             # Another has taken its place, or it was unregistered: plans name the cells of the one they were made for.
@@ -95,19 +96,19 @@ class Submission:
                     while True:
                         may_have_room.clear()
                         with suppress(OverloadError):
-                            self._check_room(name, len(requests))
+                            self._check_room(name, Size(len(requests), 0))  # rows are known once it is unfolded
                             left_s = None if end_s is None else max(TINY_S, end_s - time.monotonic())
                             return self.submit(name, requests, left_s, priority, False)
                         await may_have_room.wait()
         except TimeoutError:
             raise DeadlineError("the deadline passed while the request waited for a place in the queue") from None
 
-    def _check_room(self, name: str, count: int) -> None:
+    def _check_room(self, name: str, size: Size) -> None:
         """Raises as ``submit`` does if there is no place for so many; nothing is unfolded for it."""
         with self._manager.turns.gate:
             self.refuse_if_closed()
             for one in (self._manager.places, self.model(name).places):
-                one.check(count)
+                one.check(size)
 
     def submit_in(
         self,
@@ -125,7 +126,7 @@ class Submission:
         _check_states(parts, session)
         with self._manager.turns.gate:
             if wait:
-                self._wait_for_room(session.model, 1, deadline)
+                self._wait_for_room(session.model, size_of(parts), deadline)
             return self._enqueue(session.model, parts, deadline, priority, channel, session)[0]
 
     def submit_recorded(
@@ -160,13 +161,13 @@ class Submission:
         if not self._manager.has_workers:
             raise EngineClosedError("the engine has no worker left")
 
-    def _wait_for_room(self, model: Model, count: int, deadline: float | None) -> None:
+    def _wait_for_room(self, model: Model, size: Size, deadline: float | None) -> None:
         """Waits for places in the queue, at most so many seconds; under the gate."""
         manager, places = self._manager, (self._manager.places, model.places)
-        if not all(one.has_room(count) for one in places):
+        if not all(one.has_room(size) for one in places):
             manager.refuse_in_callback()
             end_s = None if deadline is None else time.monotonic() + check_seconds("deadline", deadline)
-            manager.room.wait(places, count, end_s, manager.closed)
+            manager.room.wait(places, size, end_s, manager.closed)
 
     def _enqueue(
         self,
@@ -185,9 +186,9 @@ class Submission:
         places = (manager.places, model.places)
         with manager.turns.gate:
             self.refuse_if_closed()
-            count = len(parts[0].alike.places) if len(parts) == 1 else sum(len(part.alike.places) for part in parts)
+            size = size_of(parts)
             for one in places:
-                one.check(count)
+                one.check(size)
             bulks: list[Bulk] = []
             for plan, (recorded, members) in parts:
                 job = Job(self._next_sequence, plan.num_nodes, priority, deadline)
@@ -197,8 +198,14 @@ class Submission:
                 bulks.append(Bulk(manager, plan, recorded.externals, model, job, len(members), *rest))
             futures = _in_order(bulks, parts)
             if bulks:
-                manager.hand_in(bulks, count, places)
+                manager.hand_in(bulks, size, places)
         return futures
+
+
+def size_of(parts: Sequence[Planned]) -> Size:
+    """How many requests there are, and rows."""
+    counts = [(len(part.alike.places), part.plan.num_nodes) for part in parts]
+    return Size(sum(count for count, _ in counts), sum(count * rows for count, rows in counts))
 
 
 def _in_order(bulks: Sequence[Bulk], parts: Sequence[Planned]) -> list[RequestFuture]:

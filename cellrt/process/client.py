@@ -75,6 +75,7 @@ class Client(Serving):
         priorities: dict[str, int] | None = None,
         warm_up: bool = True,
         max_queue: int | None = None,
+        max_queue_rows: int | None = None,
         max_batch: dict[str, int] | None = None,
         replace: bool = False,
     ) -> None:
@@ -83,19 +84,19 @@ class Client(Serving):
         Args:
             model: where both processes find it: "module:attribute" or "file.py:attribute", of what ``cellrt.unfold``
                 makes or of a function that returns it; or a model that is an attribute of an imported module.
-            priorities, warm_up, max_queue, max_batch, replace: as of ``Engine.register``.
+            priorities, warm_up, max_queue, max_queue_rows, max_batch, replace: as of ``Engine.register``.
 
         Raises DefinitionError, also if the engine's process cannot import the model; EngineClosedError, DeviceError.
         """
         source = source_of(model)
-        if max_queue is not None:
-            check_numbers(max_queue=max_queue)
+        limits: dict[str, Any] = {"max_queue": max_queue, "max_queue_rows": max_queue_rows}
+        check_numbers(**{name: limit for name, limit in limits.items() if limit is not None})
         self._link.call(
             "register",
             source=source.text,
             priorities=priorities or {},
             warm_up=warm_up,
-            max_queue=max_queue,
+            **limits,
             max_batch=max_batch,
             replace=replace,
         )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cellrt.engine.places import Places
+from cellrt.engine.places import Places, Size
 from cellrt.engine.registry import Model
 from cellrt.errors import CellrtError, DeadlineError, OverloadError
 from cellrt.graph.known import Alike
@@ -76,8 +76,8 @@ class WaitingRoom:
 
     def _try(self, patient: Patient) -> bool:
         """Hands a submission in; False if there are no places for it yet."""
-        count = patient.submission.num_requests
-        if not (self._places.has_room(count) and patient.model.places.has_room(count)):
+        size = Size(patient.submission.num_requests, 0)  # rows are counted when it is handed in
+        if not (self._places.has_room(size) and patient.model.places.has_room(size)):
             return False
         try:
             patient.guest.hand_in(patient)

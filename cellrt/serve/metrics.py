@@ -91,6 +91,9 @@ def _of_the_rest(counts: Mapping[str, Any]) -> Iterator[Metric]:
     for location, worker in counts["workers"].items():
         busy.add_metric([str(location)], worker["busy_s"])
     yield busy
+    yield GaugeMetricFamily(
+        "cellrt_unfinished_rows", "Rows of requests that have not ended.", counts["unfinished_rows"]
+    )
     sessions = counts["sessions"]
     yield GaugeMetricFamily("cellrt_sessions_open", "Sessions that are open.", sessions["open"])
     yield GaugeMetricFamily("cellrt_sessions_resident", "Idle sessions with state at a worker.", sessions["resident"])

@@ -45,6 +45,7 @@ class Settings:
         workers: number of CPU workers, or devices; None: one CPU worker a core.
         max_queued_requests: requests of all models that may be unfinished.
         max_queued_per_model: requests of one model that may be; None: as many as of all.
+        max_queued_rows, max_queued_rows_per_model: the same of the rows of all their nodes; None: any number.
         api_keys: one of them must come with each request, unless there are none.
         drain_s: how long requests may take to end when the server is told to.
         timeline: tasks and requests that are remembered for ``/debug``; 0: none, and no such pages.
@@ -63,6 +64,8 @@ class Settings:
     workers: int | tuple[str, ...] | None = None
     max_queued_requests: int = 4096
     max_queued_per_model: int | None = None
+    max_queued_rows: int | None = None
+    max_queued_rows_per_model: int | None = None
     api_keys: tuple[str, ...] = ()
     drain_s: float = 20.0
     timeline: int = 2000

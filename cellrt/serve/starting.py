@@ -14,11 +14,13 @@ def start_engine(settings: Settings) -> Started:
     options = {
         "workers": workers,
         "max_queue": settings.max_queued_requests,
+        "max_queue_rows": settings.max_queued_rows,
         "trace": settings.timeline or False,
         "compile": settings.compile,
     }
+    limits = {"max_queue": settings.max_queued_per_model, "max_queue_rows": settings.max_queued_rows_per_model}
     models = [
-        (model, {"max_queue": settings.max_queued_per_model, "max_batch": max_batch})
+        (model, {**limits, "max_batch": max_batch})
         for model, max_batch in zip_longest(settings.models, settings.max_batch)
     ]
     return Started(settings.address, options, models, ends_without_workers=True)

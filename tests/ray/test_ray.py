@@ -35,7 +35,8 @@ def deploy(num: int | None, **arguments: Any) -> None:
     scaled = [{"name": "Engine", "num_replicas": num}] if num else []
     one = {"name": "default", "import_path": "cellrt.ray:build", "args": arguments, "deployments": scaled}
     client = serve.context._get_global_client()
-    client.deploy_apps(ServeDeploySchema.model_validate({"applications": [one]}), _blocking=True)
+    client.deploy_apps(ServeDeploySchema.model_validate({"applications": [one]}))
+    until(lambda: serve.status().applications["default"].status == "RUNNING", "it is deployed", START_S)
 
 
 @pytest.fixture(scope="module")
