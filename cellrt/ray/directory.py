@@ -194,6 +194,14 @@ class Directory:
             elif self._owners.get(order.key) == Owner(replica, order.grant):
                 self._parked[order.key] = Parked(state, now_s)
 
+    async def is_kept(self, key: str) -> bool:
+        """Whether the state of a session is somewhere still: what came to a replica that left can be asked again."""
+        if key in self._parked:
+            return True
+        owner = self._owners.get(key)
+        peer = None if owner is None else self._peers.get(owner.replica)
+        return peer is not None and await self._is_alive(peer.actor)
+
     def counts(self) -> dict[str, Any]:
         """Sessions by replica, states that are kept for replicas that left, and counts since the start."""
         sessions = dict.fromkeys(self._peers, 0)

@@ -83,7 +83,9 @@ class Front:
                     return answer
                 is_begun = NOT_BEGUN not in answer.headers
             except ray.exceptions.RayActorError as error:
-                if not may_repeat or num_deaths == MOST_DEATHS:
+                # One that ends in good order has answered all that it began, and left the session to the others.
+                is_kept = may_repeat or (call.is_inference and await self._directory.is_kept.remote(key))
+                if not is_kept or num_deaths == MOST_DEATHS:
                     raise _of_death(key, error) from None
                 is_begun = True
             num_deaths += is_begun

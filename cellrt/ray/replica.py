@@ -46,6 +46,7 @@ class Replica:
         self._id = str(context.replica_id.unique_id)
         self._directory = kept_directory(context.app_name)
         self._giving: set[asyncio.Task[None]] = set()
+        self._hearing: asyncio.Task[None] | None = None
         settings = replace(settings, address=new_address())
         self._started = await asyncio.to_thread(start_engine, settings)
         await asyncio.to_thread(self._started.wait)
@@ -117,6 +118,8 @@ class Replica:
 
     async def __del__(self) -> None:
         """Leaves its sessions to the others; Ray Serve calls it when nothing is asked of this replica any more."""
+        if self._hearing is None:  # it has not begun; the engine's process ends with this one
+            return
         self._hearing.cancel()
         if self._giving:
             await asyncio.wait(self._giving, timeout=LEAVE_S)

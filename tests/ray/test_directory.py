@@ -101,7 +101,9 @@ def test_a_session_that_nobody_began_is_nowhere() -> None:
 def test_the_state_of_a_replica_that_died_is_lost_and_said_to_be() -> None:
     async def story(replicas: Replicas) -> None:
         await replicas.ask("one", is_start=True)
+        assert await replicas.directory.is_kept(KEY)
         replicas.kill("one")
+        assert not await replicas.directory.is_kept(KEY)
         assert await replicas.directory.take(KEY, "two", is_start=False) == Grant(0, is_lost=True)
         assert await replicas.directory.take(KEY, "two", is_start=False) == Grant(0)
         assert await replicas.ask("two", is_start=True) == b"."
@@ -124,7 +126,7 @@ def test_a_replica_that_leaves_leaves_its_states_to_who_is_asked_next() -> None:
     async def story(replicas: Replicas) -> None:
         await replicas.ask("one", is_start=True)
         replicas.leave("one")
-        assert replicas.directory.counts()["parked"] == 1
+        assert replicas.directory.counts()["parked"] == 1 and await replicas.directory.is_kept(KEY)
         assert await replicas.ask("two") == b".."
         assert replicas.directory.counts() == {"sessions": {"two": 1}, "parked": 0, "moves": 1, "lost": 0}
 
