@@ -20,7 +20,7 @@ help:
 	@echo "make test    linters, types, import rules and the fast tests: what CI runs"
 	@echo "make lint    linters, types and import rules alone"
 	@echo "make interpreted  the core's tests alone, without compiling it"
-	@echo "make slow    the tests marked slow"
+	@echo "make slow    the tests marked slow, and all properties with many more examples"
 	@echo "make ray     install Ray Serve and test replicas on it"
 	@echo "make bench   the quick form of the benchmarks"
 	@echo "make docs    build the documentation into site/"

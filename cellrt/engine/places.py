@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from cellrt.errors import DeadlineError, EngineClosedError, OverloadError, RequestTooLargeError
@@ -33,81 +33,80 @@ class QueueLimit(NamedTuple):
 NO_LIMIT = QueueLimit()
 
 
-class _Count:
-    """Requests, or rows: taken, accepted and ended since the start; ``limit``: how many may be unfinished."""
-
-    __slots__ = ("accepted", "ended", "limit", "taken")
-
-    def __init__(self, limit: int | None) -> None:
-        self.limit = limit
-        self.taken = self.accepted = self.ended = 0
-
-    @property
-    def unfinished(self) -> int:
-        return self.taken - self.ended
-
-    def has_room(self, count: int) -> bool:
-        return self.limit is None or self.unfinished + count <= self.limit
-
-
 class Places:
-    """The queue of one engine, or the part of it that one model may fill."""
+    """The queue of one engine, or the part of it that one model may fill.
 
-    __slots__ = ("_requests", "_rows", "owner")
+    Requests and rows are counted since the start: those that were taken, those that a turn accepted, and those ended.
+    """
+
+    __slots__ = (
+        "_num_accepted",
+        "_num_ended",
+        "_num_taken",
+        "_rows_accepted",
+        "_rows_ended",
+        "_rows_taken",
+        "limit",
+        "owner",
+    )
 
     def __init__(self, owner: str, limit: QueueLimit) -> None:
-        self.owner = owner
-        self._requests, self._rows = _Count(limit.requests), _Count(limit.rows)
+        self.owner, self.limit = owner, limit
+        self._num_taken = self._num_accepted = self._num_ended = 0
+        self._rows_taken = self._rows_accepted = self._rows_ended = 0
 
     @property
     def num_unfinished(self) -> int:
         """Requests handed in that have not ended."""
-        return self._requests.unfinished
+        return self._num_taken - self._num_ended
 
     @property
     def num_rows(self) -> int:
         """Rows of requests handed in that have not ended."""
-        return self._rows.unfinished
+        return self._rows_taken - self._rows_ended
 
     def has_room(self, size: Size) -> bool:
         """Whether so many more may be handed in now."""
-        return self._requests.has_room(size.requests) and self._rows.has_room(size.rows)
+        (requests, rows), (most_requests, most_rows) = size, self.limit
+        if most_requests is not None and self._num_taken - self._num_ended + requests > most_requests:
+            return False
+        return most_rows is None or self._rows_taken - self._rows_ended + rows <= most_rows
 
     def check(self, size: Size) -> None:
         """Raises RequestTooLargeError if so many will never fit, OverloadError if they do not fit now."""
         if self.has_room(size):
             return
-        for count, wanted, what in ((self._requests, size.requests, "requests"), (self._rows, size.rows, "rows")):
-            if count.limit is not None and wanted > count.limit:
-                raise RequestTooLargeError(f"{wanted} {what} at once; {self.owner} takes {count.limit}: hand in fewer")
-            if not count.has_room(wanted):
+        self.check_ever(size)
+        unfinished = self.num_unfinished, self.num_rows
+        for what, wanted, there, limit in zip(Size._fields, size, unfinished, self.limit):
+            if limit is not None and there + wanted > limit:
                 more = f"; {wanted} more came" if wanted > 1 else ""
-                raise OverloadError(f"{count.unfinished} {what} are unfinished, {self.owner} takes {count.limit}{more}")
+                raise OverloadError(f"{there} {what} are unfinished, {self.owner} takes {limit}{more}")
 
     def check_ever(self, size: Size) -> None:
         """Raises RequestTooLargeError if so many will never fit."""
-        with suppress(OverloadError):
-            self.check(size)
+        for what, wanted, limit in zip(Size._fields, size, self.limit):
+            if limit is not None and wanted > limit:
+                raise RequestTooLargeError(f"{wanted} {what} at once; {self.owner} takes {limit}: hand in fewer")
 
     def take(self, size: Size) -> None:
         """Counts requests that are about to be handed in; under the gate."""
-        self._requests.taken += size.requests
-        self._rows.taken += size.rows
+        self._num_taken += size[0]
+        self._rows_taken += size[1]
 
     def note_accepted(self, size: Size) -> None:
         """Counts requests that a turn has seen."""
-        self._requests.accepted += size.requests
-        self._rows.accepted += size.rows
+        self._num_accepted += size[0]
+        self._rows_accepted += size[1]
 
     def give_back(self, size: Size) -> None:
         """Counts requests that have ended; in a turn."""
-        self._requests.ended += size.requests
-        self._rows.ended += size.rows
+        self._num_ended += size[0]
+        self._rows_ended += size[1]
 
     def heal(self) -> None:
         """Forgets places taken for requests that never came; in a turn, under the gate, with an empty inbox."""
-        for count in (self._requests, self._rows):
-            count.taken = count.accepted
+        self._num_taken, self._rows_taken = self._num_accepted, self._rows_accepted
 
 
 class Room:

@@ -204,6 +204,9 @@ class Submission:
 
 def size_of(parts: Sequence[Planned]) -> Size:
     """How many requests there are, and rows."""
+    if len(parts) == 1:  # as most are
+        ((plan, (_, places)),) = parts
+        return Size(len(places), len(places) * plan.num_nodes)
     counts = [(len(part.alike.places), part.plan.num_nodes) for part in parts]
     return Size(sum(count for count, _ in counts), sum(count * rows for count, rows in counts))
 
