@@ -93,7 +93,7 @@ def measure_lstm(recorder: Recorder, device: str, size: Size, dtype: torch.dtype
     for way, seconds in baselines.items():
         recorder.add(f"lstm {name} {way}", "steps", rows / seconds, "steps/s", batch=size.batch)
     for way, settings in {
-        "runs": SchedulerSettings(join_budget_s=1.0),
+        "runs": SchedulerSettings(join_budget_s=1.0, min_run_s=1.0),
         "step by step": SchedulerSettings(runs=False),
     }.items():
         for is_fused in (True, False):

@@ -29,7 +29,7 @@ from tests.engine.models import WIDTH
 from tests.engine.test_cuda_worker import device_engine, serve
 from tests.kernels.interpreter import set_up
 
-RUNS = SchedulerSettings(join_budget_s=60.0)
+RUNS = SchedulerSettings(join_budget_s=60.0, min_run_s=60.0)
 STEP, CHAIN = 100.0, 1000.0
 """What each form adds to every state, so that one can tell which of them ran."""
 SIZE, HIDDEN, TOKENS = 3, 9, 5

@@ -49,7 +49,9 @@ def test_the_fused_lstm_gives_what_the_plain_one_gives(device, runs, precision, 
         return {"every": chain.h, "last": chain.last.c}
 
     model = Unfolder("lstm", unfold, torch.zeros(2, HIDDEN, dtype=dtype))
-    with Engine([device], settings=SchedulerSettings(runs=runs, join_budget_s=1.0), arena_bytes=1 << 20) as engine:
+    with Engine(
+        [device], settings=SchedulerSettings(runs=runs, join_budget_s=1.0, min_run_s=1.0), arena_bytes=1 << 20
+    ) as engine:
         engine.register(model, warm_up=False)
         requests = [torch.randn(1 + k % 7, HIDDEN).to(dtype) for k in range(40)]
         for request, future in zip(requests, engine.submit_many("lstm", requests)):

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from tests.serve.helpers import ROOT, until
-from tests.serve.models import DIE, HOLD
+from tests.serve.models import DIE
+from tests.steps import HOLD
 
 ray = pytest.importorskip("ray")
 serve = pytest.importorskip("ray.serve")

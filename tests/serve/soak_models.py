@@ -9,7 +9,7 @@ from cellrt.definition.define import cell
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder, unfold
 from cellrt.unfolders import complete
-from tests.serve.models import WIDTH
+from tests.steps import WIDTH
 from tests.unfolders.language_models import small_cell
 
 KILL = 104.0

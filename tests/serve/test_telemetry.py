@@ -25,7 +25,7 @@ from cellrt.serve.measures import Measures
 from cellrt.serve.settings import Settings
 from cellrt.serve.starting import start_engine
 from cellrt.serve.telemetry import Traced, make_provider
-from tests.serve.models import RAISE
+from tests.steps import RAISE
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ASKED, NOT_SAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
