@@ -79,6 +79,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
         log_event(t, COMPLETED, request_id, task.number, length)
         subgraph.in_flight -= 1
         request.in_flight -= 1
+        shown = settings.num_shown
         steps = abs(t.ints[done_at + row])
         if id < 0:
             note_steps(t, subgraph, steps, has_failed)
@@ -105,7 +106,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
                 move_request(t, request, DONE)
                 notices[count, 0], notices[count, 1] = request_id, NOTICE_DONE
                 count += 1
-            elif request.streamed:
+            elif settings.num_shown != shown:
                 notices[count, 0], notices[count, 1] = request_id, NOTICE_STEPS
                 count += 1
         elif request.state == DEAD and request.in_flight == 0:
@@ -172,6 +173,7 @@ def _show(t, place):
     """Says that a result is there to be streamed."""
     if t.places[place] < PENDING:
         t.places[place] = PENDING - t.places[place]
+        t.settings[0].num_shown += 1
 
 
 @compiled

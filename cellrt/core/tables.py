@@ -274,6 +274,7 @@ SETTINGS = np.dtype(
         ("illegal_moves", "i4"),
         ("num_events", "i8"),
         ("num_tasks", "i8"),
+        ("num_shown", "i8"),  # results of streamed requests that are complete, since the start
         ("now_ns", "i8"),
         ("arrival_gap_ns", "f8"),  # smoothed time between arrivals
         ("last_arrival_ns", "i8"),

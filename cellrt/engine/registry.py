@@ -36,11 +36,12 @@ class Plan:
     Attributes:
         template, results, states: what they have in common.
         readers: of their results.
+        stepped: of results of every step: name, kind and positions.
         num_nodes: nodes of the graph; a loop counts as its step limit.
         num_bytes: memory of the template's rows.
     """
 
-    __slots__ = ("num_bytes", "num_nodes", "readers", "results", "states", "template")
+    __slots__ = ("num_bytes", "num_nodes", "readers", "results", "states", "stepped", "template")
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class Plan:
     ) -> None:
         self.template, self.results, self.states = template, results, states
         self.readers = [Reader(layout, kinds[layout.kind]) for layout in results]
+        self.stepped = [(layout.name, layout.kind, layout.positions) for layout in results if not layout.is_single]
         self.num_nodes, self.num_bytes = template.num_steps, template.num_bytes
 
 

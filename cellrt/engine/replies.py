@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cellrt.core.event_log import read_events
 from cellrt.core.processor import Processor
-from cellrt.core.tables import HOST, NO_ROW
+from cellrt.core.tables import HOST
 from cellrt.engine.future import RequestFuture, Result, finish_together
 from cellrt.engine.places import Places, Size
 from cellrt.engine.records import Bulk
@@ -54,13 +54,15 @@ class Replies:
         """Sends the steps of a streamed request that are complete in all results that have steps."""
         if request.channel is None or request.is_answered(0):
             return
-        host, plan = self._arenas[HOST], request.plan
-        rows = np.maximum(self._processor.results(request.results_at, plan.template.num_results), NO_ROW)
-        stepped = [(result, _at(rows, result.positions)) for result in plan.results if not result.is_single]
-        ready = min((_num_leading(wanted) for _, wanted in stepped), default=0)
-        for step in range(request.num_streamed, ready):
-            request.channel.put({r.name: host.get(r.kind, wanted[step : step + 1])[0] for r, wanted in stepped})
-            request.num_streamed = step + 1
+        host, stepped, step = self._arenas[HOST], request.plan.stepped, request.num_streamed
+        most = min((len(positions) for _, _, positions in stepped), default=0)
+        rows = self._processor.results(request.results_at, request.plan.template.num_results)
+        while step < most:
+            taken = [rows[positions[step] : positions[step] + 1] for _, _, positions in stepped]
+            if any(row[0] < 0 for row in taken):  # not complete
+                break
+            request.channel.put({name: host.get(kind, row)[0] for (name, kind, _), row in zip(stepped, taken)})
+            step = request.num_streamed = step + 1
 
     def answer(
         self, requests: Sequence[tuple[Bulk, Sequence[int]]], started_ns: Sequence[int], results: Together
@@ -118,16 +120,3 @@ def _take_future(bulk: Bulk, number: int) -> RequestFuture:
     if future is None:
         raise InternalError(f"{bulk.name_of(number)} is answered twice")
     return future
-
-
-def _at(rows: NDArray[np.int32], positions: Sequence[int]) -> NDArray[np.int32]:
-    """Result rows at these positions."""
-    if isinstance(positions, range):
-        return rows[positions.start : positions.stop]
-    return rows[list(positions)]
-
-
-def _num_leading(rows: NDArray[np.int32]) -> int:
-    """How many results are there before the first that is not."""
-    missing = np.flatnonzero(rows < 0)
-    return int(missing[0]) if missing.size else len(rows)

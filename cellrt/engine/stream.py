@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
+from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Self
@@ -35,6 +37,35 @@ class Channel:
         wake = self.wake
         if wake is not None:
             wake()
+
+
+class _Alarm:
+    """Sets events of a loop from other threads: however many in a turn of the engine, the loop is woken once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._events: deque[asyncio.Event] = deque()
+        self._is_set = False
+
+    def ring(self, event: asyncio.Event) -> None:
+        """Has the loop set an event. Raises RuntimeError if it is closed."""
+        self._events.append(event)  # before the look: whoever is about to set the others then sees this one
+        if not self._is_set and (loop := self._loop()) is not None:
+            self._is_set = True
+            try:
+                loop.call_soon_threadsafe(self._set_all)
+            except RuntimeError:
+                self._is_set = False
+                raise
+
+    def _set_all(self) -> None:
+        self._is_set = False
+        while self._events:
+            self._events.popleft().set()
+
+
+_alarms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Alarm] = weakref.WeakKeyDictionary()
+"""Of each loop that waits for a stream."""
 
 
 class Stream:
@@ -114,11 +145,11 @@ class Stream:
         """Waits until there is an item."""
         self.future._refuse_to_wait()
         loop = asyncio.get_running_loop()
-        arrived = asyncio.Event()
+        arrived, alarm = asyncio.Event(), _alarms.get(loop) or _alarms.setdefault(loop, _Alarm(loop))
 
         def wake() -> None:
             try:
-                loop.call_soon_threadsafe(arrived.set)
+                alarm.ring(arrived)
             except RuntimeError:  # the loop is closed: nobody listens any more
                 self.future.cancel()
 
