@@ -84,11 +84,24 @@ class Trial:
             ) from error
 
     def _run_on_random(self, module: Callable[..., Any], rows: int) -> None:
-        """Looks for writes that depend on values. With gradients on, where ready-made cells take their plain form."""
+        """Looks for writes that depend on values, and for rows that should be appended. With gradients on, where
+        ready-made cells take their plain form."""
         generator = torch.Generator().manual_seed(1)  # other rows than those of the row-wise check
         with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            inputs = random_inputs(self._specs.values(), rows, generator)
+            grown = {
+                key: (value, value.pages.clone())
+                for (key, spec), value in zip(self._specs.items(), inputs)
+                if isinstance(value, PagedRows) and spec.appends and spec.dtype.is_floating_point
+            }
             try:
-                self._run(module, random_inputs(self._specs.values(), rows, generator))
+                self._run(module, inputs)
+                for key, (value, before) in grown.items():
+                    if torch.equal(before, value.pages):
+                        raise DefinitionError(
+                            f"cell {self._name!r}, input {key!r}: appends no row (see PagedRows.append); what a cell "
+                            "only reads is cellrt.pages"
+                        )
             except (DefinitionError, KeyboardInterrupt):
                 raise
             except BaseException:  # random rows may be no inputs of this cell

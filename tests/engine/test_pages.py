@@ -235,3 +235,11 @@ def test_a_cell_that_writes_to_pages_it_only_reads_is_refused():
 
     with pytest.raises(DefinitionError, match="'memory': writes to pages that it only reads"):
         cell(write, {"x": (WIDTH,), "memory": pages(WIDTH)})
+
+
+def test_a_cell_that_appends_nothing_to_what_it_grows_is_refused():
+    def forget(x, memory):
+        return x + memory.lengths[memory.nodes][:, None]
+
+    with pytest.raises(DefinitionError, match="'memory': appends no row"):
+        cell(forget, {"x": (WIDTH,), "memory": grows(WIDTH)})
