@@ -15,7 +15,7 @@ from cellrt.core.index_arrays import give_noted_rows, subgraph_of, write_inputs,
 from cellrt.core.jit import compiled
 from cellrt.core.lane_order import first_lane, lane_at
 from cellrt.core.queue import backlog_of, pop_ready, steps_ready
-from cellrt.core.records import is_member, ragged_ints, runs_alone
+from cellrt.core.records import ragged_ints, runs_alone
 from cellrt.core.span_arrays import write_spans
 from cellrt.core.spans import collect_spans
 from cellrt.core.step_arrays import write_steps
@@ -64,8 +64,8 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
     Ready nodes that no worker holds are shared out among the idle workers. Subgraphs are scanned in queue order;
     those pinned to another worker are passed over (Algorithm 1, line 27). A task holds nodes of graphs or of loops
     (a step of one of several cells is a node of a graph), never both, and has one stop output. ``room`` is the number
-    of ints left for ragged inputs. Returns (rows, those of chains and of loops of one cell, ragged ints, whether they
-    are loops, the output that says stop or -1, client priorities as bits).
+    of ints left for ragged inputs. Returns (rows, those of chains, ragged ints, whether they are loops, the output
+    that says stop or -1, client priorities as bits).
     """
     rows = chains = ragged = priorities = 0
     stop, is_loop = -1, 0
@@ -92,12 +92,15 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
             following = subgraph.next
             if subgraph.pinned == 0 or subgraph.pinned == worker:
                 while subgraph.num_ready > 0 and rows < left:
-                    loop, its_stop, extra = 0, -1, 0
+                    loop, its_stop, extra, is_chain = 0, -1, 0, 0
                     if subgraph.record < 0:
                         extra = 2 * (t.nodes[subgraph.ready_head].num_refs - cell_type.num_inputs)
                     else:
-                        loop = 1 if runs_alone(t.links, subgraph.record) else 0
-                        its_stop = max(-1, t.links[subgraph.record + record.STOP])
+                        if t.links[subgraph.record + record.STOP] == record.IS_CHAIN:
+                            is_chain = 1
+                        else:
+                            its_stop = t.links[subgraph.record + record.STOP]
+                            loop = 1 if runs_alone(t.links, subgraph.record) else 0
                         extra = ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
                     if rows > 0 and (loop != is_loop or (its_stop != stop and (loop or min(its_stop, stop) >= 0))):
                         break
@@ -117,8 +120,7 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                         ragged += (count - 1) * extra
                     for each in range(count):
                         t.ints[nodes_at + rows + each] = ~subgraph_id
-                    rows += count
-                    chains += 0 if is_member(t.links, subgraph.record) else count
+                    rows, chains = rows + count, chains + count * is_chain
                     break
             subgraph_id = following
     return rows, chains, ragged, is_loop, stop, priorities

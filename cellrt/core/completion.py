@@ -96,12 +96,12 @@ def complete(t, task_id, elapsed_ns, notices, count):
             if id >= 0:
                 _complete_nodes(t, request, id, length)
                 unpin_if_idle(t, subgraph_id)
+            elif t.links[subgraph.record + record.STOP] == record.IS_CHAIN:
+                _complete_steps(t, request, subgraph_id, length)
             elif is_member(t.links, subgraph.record):
                 _complete_member(t, request, subgraph_id, t.ints[done_at + row] < 0)
-            elif t.links[subgraph.record + record.STOP] != record.IS_CHAIN:
-                _complete_loop(t, request, subgraph_id, t.ints[done_at + row], length)
             else:
-                _complete_steps(t, request, subgraph_id, length)
+                _complete_loop(t, request, subgraph_id, t.ints[done_at + row], length)
             if request.nodes_left == 0:
                 move_request(t, request, DONE)
                 notices[count, 0], notices[count, 1] = request_id, NOTICE_DONE

@@ -268,8 +268,7 @@ def note_steps(t, subgraph, steps, has_failed):
     is_of_body = is_member(links, at)
     if not has_failed:
         links[at + record.DONE] += steps
-        if links[at + record.STOP] != record.IS_CHAIN and not is_of_body:
-            links[at + record.POSITION] += steps
+        links[at + record.POSITION] += steps if runs_alone(links, at) else 0
     if has_failed:
         for output in range(t.types[subgraph.cell_type].num_outputs):
             to = output_at(t, subgraph, output)
@@ -281,11 +280,12 @@ def note_steps(t, subgraph, steps, has_failed):
 @compiled
 def give_late_rows(t, subgraph):
     """Gives back the rows at another worker whose readers are done."""
+    to = output_at(t, subgraph, 0)
     for output in range(t.types[subgraph.cell_type].num_outputs):
-        to = output_at(t, subgraph, output)
         if t.links[to + record.LATE_ROW] > 0:
             give_row(t, t.links[to + record.LATE_ROW], _kind_of(t, subgraph, output))
             t.links[to + record.LATE_ROW] = 0
+        to += record.OUTPUT
 
 
 @compiled
