@@ -264,17 +264,19 @@ class Graph(Recorder):
             inputs: carried inputs are the state before the first step (default zeros); the others are the same at
                 every step.
         """
-        if isinstance(cell, list | tuple) and max_steps is None and not keep and carry is None:
+        if isinstance(cell, list | tuple):
+            if max_steps is not None or keep or carry is not None:
+                raise RequestError("loop of a list of cells: it takes as many steps as it has, and no keep and carry")
             return loop_of_layers(self, cell, until, inputs)
         where = f"loop of cell {cell.name!r}" if isinstance(cell, Cell) else f"loop of {cell!r}"
-        if max_steps is None or not 1 <= max_steps < 1 << 20:
+        if not isinstance(max_steps, int) or not 1 <= max_steps < 1 << 20:
             raise RequestError(f"{where}: expected 1 <= max_steps < 2**20, got {max_steps}")
         if isinstance(cell, Cell):
             return loop_of_one(self, cell, max_steps, until, keep, carry, inputs)
         if not callable(cell) or keep or carry is not None:
             raise RequestError(
-                f"{where}: expected a cell; or a function that says one step, without keep and carry; or a list of "
-                "cells, without max_steps too"
+                f"{where}: expected a cell, a list of cells, or a function that says one step, without keep and carry "
+                "(see graph.state and graph.keep)"
             )
         return loop_of_cells(self, cell, max_steps, until, inputs)
 

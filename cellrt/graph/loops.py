@@ -137,13 +137,16 @@ class LoopBody:
         for k, name in enumerate(self._names):
             use, after = self._uses[k], outputs[name]
             if after.value < 0 and after.value != -1 - k:
-                raise RequestError(f"loop, {name!r}: expected an output of a cell, got another state")
-            if use is None and after.value < 0:
-                raise RequestError(f"loop, {name!r}: no cell of the step reads or makes it")
+                raise RequestError(
+                    f"loop, {name!r}: expected an output of a cell, got another state; a cell that returns its input "
+                    "makes one of it"
+                )
             if use is None:
-                maker = next(each for each in self._members if after.value - each.first < len(each.cell.outputs))
-                use = _Use(maker.cell, name, after.spec)
-            elif after.value >= 0 and after.spec != use.spec:
+                raise RequestError(
+                    f"loop, {name!r}: it is given, but no cell of the step reads it as state.{name} (a carried input "
+                    "that a call leaves out goes on from that call itself)"
+                )
+            if after.value >= 0 and after.spec != use.spec:
                 raise RequestError(f"loop, {name!r}: it begins as {use.spec}, and is {after.spec} after a step")
             starts.append((self._graph._value(use.cell, use.name, use.spec, given[name]), after.value))
         return starts

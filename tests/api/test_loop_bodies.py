@@ -301,7 +301,13 @@ MISTAKES = {
         lambda body, state: {**embedded(body, state), "other": state.other},
         {"token": 1, "other": 2},
         {},
-        "'other': no cell of the step reads or makes it",
+        "'other': it is given, but no cell of the step reads it",
+    ),
+    "a state that is made but not read": (
+        lambda body, state: {**embedded(body, state), "h": FIRST(x=EMBED(token=state.token).output).h},
+        {"token": 1, "h": torch.ones(WIDTH)},
+        {},
+        r"'h': it is given, but no cell of the step reads it as state.h \(a carried input that a call leaves out goes on",
     ),
     "half a state": (
         lambda body, state: {"h": FIRST(x=state.h, h=state.h).h},
@@ -315,7 +321,7 @@ MISTAKES = {
         {},
         r"expected ragged float32\[6\], got an output of the loop's own step",
     ),
-    "kept": (embedded, {"token": 1}, {"keep": True}, "without keep and carry"),
+    "kept": (embedded, {"token": 1}, {"keep": True}, r"without keep and carry \(see graph.state"),
     "no steps": (embedded, {"token": 1}, {"max_steps": 0}, r"expected 1 <= max_steps < 2\*\*20, got 0"),
     "an empty list": ([], {}, {"max_steps": None}, "expected a list of cells, got list"),
     "cells that differ": (
@@ -324,7 +330,13 @@ MISTAKES = {
         {"max_steps": None},
         "all must have the same inputs, outputs and carried inputs; number 1 is",
     ),
-    "a list and steps": (STACK, {"h": torch.zeros(WIDTH)}, {"max_steps": 3}, "without max_steps too"),
+    "a list and steps": (
+        STACK,
+        {"h": torch.zeros(WIDTH)},
+        {"max_steps": 3},
+        "as many steps as it has, and no keep and carry",
+    ),
+    "half steps": (embedded, {"token": 1}, {"max_steps": 2.5}, r"expected 1 <= max_steps < 2\*\*20, got 2.5"),
 }
 
 
