@@ -16,14 +16,16 @@ states are kilobytes a beam), but the steps of a loop can only be results: it wo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from cellrt import DefinitionError, RaggedRows, RowSpec, as_spec, rows
+from cellrt import DefinitionError, PagedRows, RaggedRows, RowSpec, as_spec, rows
 from cellrt.cells._weights import is_eager
+from cellrt.cells.row_layers import likeliest
 
 BEAM_NAMES = ("token", "score", "length", "tokens")
 """The inputs and outputs of a ``BeamStep`` that are its own."""
@@ -61,14 +63,14 @@ class BeamStep(nn.Module):
         scorer: a decoder of this package, or any module (or function) called by keyword with ``token`` int64 ``[n]``,
             its states ``[n, *shape]`` and its constants, which returns a dict of ``logits`` ``[n, num_tokens]`` (they
             may be log-probabilities) and the states after it, by name. It is called for n = rows * beams, a row's beams
-            one after the other; a ragged input comes as it is, one node a row.
+            one after the other; a ragged input and pages come as they are, one node a row.
         inputs: the scorer's inputs for one hypothesis, as for ``cellrt.cell``: ``token`` and the others by name.
         beams: hypotheses kept.
         end_token: ends a sequence.
         max_steps: the most tokens of a sequence, the end token included.
         best: sequences wanted; the search ends when these cannot change any more.
         length_penalty: 0 is none; Wu et al. use 0.6 to 0.7.
-        constants: inputs that the scorer does not return; ragged ones always are.
+        constants: inputs that the scorer does not return; ragged ones and pages always are.
 
     A cell of it is ``cellrt.cell(step, step.input_specs())``. It takes and returns ``token`` int64 ``[rows, beams]``,
     ``score`` float32 ``[rows, beams]`` (the sum of log-probabilities; minus infinity where there is no hypothesis),
@@ -108,7 +110,9 @@ class BeamStep(nn.Module):
         if unknown:
             raise DefinitionError(f"BeamStep: constants {unknown} are not inputs of the scorer: {list(inputs)}")
         self.scorer, self.others = scorer, others
-        self.states = tuple(name for name, spec in others.items() if not spec.ragged and name not in constants)
+        self.states = tuple(
+            name for name, spec in others.items() if not (spec.ragged or spec.page_size or name in constants)
+        )
         self.beams, self.end_token, self.max_steps = beams, end_token, max_steps
         self.best, self.length_penalty = best, length_penalty
 
@@ -133,7 +137,7 @@ class BeamStep(nn.Module):
         return torch.tensor([0.0] + [-torch.inf] * (self.beams - 1))
 
     def forward(
-        self, token: Tensor, score: Tensor, length: Tensor, tokens: Tensor, *others: Tensor | RaggedRows
+        self, token: Tensor, score: Tensor, length: Tensor, tokens: Tensor, *others: Tensor | RaggedRows | PagedRows
     ) -> dict[str, Tensor]:
         """One step; ``others`` are the scorer's inputs in the order of ``input_specs``."""
         given = {name: self._flat(name, value) for name, value in zip(self.others, others, strict=True)}
@@ -142,7 +146,7 @@ class BeamStep(nn.Module):
         chances, choices = self._extend(scored["logits"], has_ended)
         sums = score[..., None] + chances
         lengths = torch.where(has_ended, length, length + 1)
-        ranks = sums / _penalty(lengths, self.length_penalty)[..., None]
+        ranks = sums / self._penalty(lengths)[..., None]
         order = ranks.flatten(1).sort(dim=1, descending=True, stable=True).indices[:, : self.beams]
         parent = order // self.beams
         token, score = choices.flatten(1).gather(1, order), sums.flatten(1).gather(1, order)
@@ -159,9 +163,9 @@ class BeamStep(nn.Module):
         stop = self._is_over(token, score, length)
         return {"token": token, "score": score, "length": length, "tokens": tokens, "stop": stop, **states}
 
-    def _flat(self, name: str, value: Tensor | RaggedRows) -> Tensor | RaggedRows:
+    def _flat(self, name: str, value: Tensor | RaggedRows | PagedRows) -> Tensor | RaggedRows | PagedRows:
         """A scorer's input with a row for each hypothesis."""
-        if isinstance(value, RaggedRows):
+        if isinstance(value, RaggedRows | PagedRows):
             return value
         return value.flatten(0, 1) if name in self.states else value.repeat_interleave(self.beams, 0)
 
@@ -169,7 +173,7 @@ class BeamStep(nn.Module):
         """Log-probabilities and tokens of each hypothesis's ``beams`` best continuations: ``[rows, beams, beams]``."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         highest, choices = best_of(logits, self.beams)
-        chances = (highest - logits.logsumexp(dim=1, keepdim=True)).float().unflatten(0, (-1, self.beams))
+        chances = (highest - highest[:, :1] + likeliest(logits)[1][:, None]).float().unflatten(0, (-1, self.beams))
         only = torch.full((self.beams,), -torch.inf, device=logits.device)
         only[0] = 0.0
         choices = choices.unflatten(0, (-1, self.beams)).masked_fill(has_ended[..., None], self.end_token)
@@ -178,10 +182,13 @@ class BeamStep(nn.Module):
     def _is_over(self, token: Tensor, score: Tensor, length: Tensor) -> Tensor:
         """Whether the wanted sequences are certain: they have ended, and none that goes on can come to outrank them."""
         has_ended = (token == self.end_token) | (score == -torch.inf)
-        last = (score / _penalty(length, self.length_penalty))[:, self.best - 1, None]
-        reach = score / ((5 + self.max_steps) / 6) ** self.length_penalty
+        last = (score / self._penalty(length))[:, self.best - 1, None]
+        reach = score / self._penalty(torch.full_like(length, self.max_steps))
         over: Tensor = has_ended[:, : self.best].all(dim=1) & (has_ended | (reach <= last)).all(dim=1)
         return over
+
+    def _penalty(self, length: Tensor) -> Tensor:
+        return _penalty(length, self.max_steps, self.length_penalty)
 
 
 class BeamEnd(nn.Module):
@@ -200,7 +207,7 @@ class BeamEnd(nn.Module):
         return BestSequences(
             tokens.masked_fill(is_past | is_missing[..., None], self.end_token),
             length.masked_fill(is_missing, 0),
-            score / _penalty(length, self.length_penalty),
+            score / _penalty(length, tokens.shape[2], self.length_penalty),
         )
 
 
@@ -221,13 +228,20 @@ def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return torch.cat([pair.values for pair in found], 1), torch.cat([pair.indices for pair in found], 1)
 
 
-def _penalty(length: Tensor, exponent: float) -> Tensor:
-    """What a score of so many tokens is divided by."""
-    penalty: Tensor = ((5 + length) / 6) ** exponent
-    return penalty
+def _penalty(length: Tensor, most: int, exponent: float) -> Tensor:
+    """What a score of so many tokens, at most ``most``, is divided by.
+
+    From a table: the bits of torch's powers depend on where in a batch they stand.
+    """
+    return torch.tensor(_penalties(most, exponent), device=length.device)[length]
 
 
-def _score(scorer: Any, token: Tensor, given: Mapping[str, Tensor | RaggedRows]) -> Mapping[str, Tensor]:
+@functools.cache
+def _penalties(most: int, exponent: float) -> list[float]:
+    return [((5 + length) / 6) ** exponent for length in range(most + 1)]
+
+
+def _score(scorer: Any, token: Tensor, given: Mapping[str, Tensor | RaggedRows | PagedRows]) -> Mapping[str, Tensor]:
     """The logits and states of a scorer: from its ``scores``, or from calling it."""
     scored: Mapping[str, Tensor] = getattr(scorer, "scores", scorer)(token=token, **given)
     if "logits" not in scored:

@@ -231,11 +231,21 @@ class TransformerLayer(nn.Module):
         made.load_state_dict(state)
         return made.eval()
 
-    def forward(self, x: Tensor, spans: Spans, pages: Pages | None = None, memory: Pages | None = None) -> Tensor:
-        """``[rows, hidden]`` -> ``[rows, hidden]``; ``pages`` are its own, ``memory`` those that ``cross`` reads."""
+    def forward(
+        self,
+        x: Tensor,
+        spans: Spans,
+        pages: Pages | None = None,
+        memory: Pages | None = None,
+        readers: Spans | None = None,
+    ) -> Tensor:
+        """``[rows, hidden]`` -> ``[rows, hidden]``; ``pages`` are its own, ``memory`` those that ``cross`` reads.
+
+        ``readers``: whose rows are whose there, unless as in ``spans``.
+        """
         x = self._add(x, self.attention_norm, self.attention, spans, pages)
         if self.cross is not None and self.cross_norm is not None:
-            x = self._add(x, self.cross_norm, self.cross, spans, memory)
+            x = self._add(x, self.cross_norm, self.cross, spans if readers is None else readers, memory)
         return self._add(x, self.mlp_norm, self.mlp)
 
     def _add(self, x: Tensor, norm: nn.Module, part: nn.Module, *others: Any) -> Tensor:

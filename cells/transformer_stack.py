@@ -83,14 +83,18 @@ class TransformerStack(nn.Module):
         spans: Spans,
         pages: Sequence[Pages | None] | None = None,
         memory: Sequence[Pages | None] | None = None,
+        readers: Spans | None = None,
     ) -> Tensor:
-        """Tokens int64 ``[rows]`` -> ``[rows, hidden]``; ``pages`` and ``memory`` of each layer, for a decoder."""
+        """Tokens int64 ``[rows]`` -> ``[rows, hidden]``; ``pages`` and ``memory`` of each layer, for a decoder.
+
+        ``readers`` is as ``TransformerLayer`` takes it.
+        """
         x: Tensor = self.embedding(tokens) * self.sizes.scale + self.positions(spans.positions)
         if self.norm is not None:
             x = self.norm(x)
         none = [None] * len(self.layers)
         for layer, own, read in zip(self.layers, pages or none, memory or none):
-            x = layer(x, spans, own, read)
+            x = layer(x, spans, own, read, readers)
         return x
 
 

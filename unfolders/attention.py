@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cellrt import Cell, Graph, RequestError, Unfolder
+from cellrt import Cell, Graph, GrowingState, RequestError, Unfolder, cell
+from cellrt.cells.beam import BeamEnd
+from cellrt.cells.transformer_beams import transformer_beam_step
 from cellrt.cells.transformer_stack import EncoderDecoder
+
+EXAMPLE = {"source": [0, 0], "max_steps": 1}
 
 
 def embed(name: str, encoder: Cell) -> Unfolder:
@@ -37,17 +41,71 @@ def transduce(name: str, cells: EncoderDecoder, *, start: int, max_steps: int) -
     """
 
     def unfold(graph: Graph, request: Any) -> object:
-        given = request if isinstance(request, Mapping) else {"source": request}
-        steps = given.get("max_steps", max_steps)
-        if given.keys() - {"source", "max_steps"} or "source" not in given or not len(given["source"]):
-            raise RequestError("expected a source of at least one token, and max_steps at most")
-        if not isinstance(steps, int) or not 1 <= steps <= max_steps:
-            raise RequestError(f"expected max_steps from 1 to {max_steps}, got {steps!r}")
-        memory = graph.pages(cells.encoder)
-        graph.chain(cells.encoder, token=given["source"], memory=memory)
+        memory, steps = _read(graph, cells.encoder, request, max_steps)
         first = graph.constant(start, cells.decoder.inputs["token"])
         own = graph.pages(cells.decoder)
         made = graph.loop(cells.decoder, token=first, kv=own, memory=memory, until="stop", max_steps=steps)
         return {"token": made.token, "logprob": made.logprob}
 
-    return Unfolder(name, unfold, {"source": [0, 0], "max_steps": 1}, tuple(cells))
+    return Unfolder(name, unfold, EXAMPLE, tuple(cells))
+
+
+def transduce_with_beams(
+    name: str,
+    cells: EncoderDecoder,
+    *,
+    start: int,
+    max_steps: int,
+    beams: int = 4,
+    best: int = 1,
+    length_penalty: float = 0.0,
+) -> Unfolder:
+    """A model from sequences to sequences with beam search, each step of which is one row (``cells/beam.py``).
+
+    Requests are those of ``transduce``. Results, the best sequence first, are those of ``beam_search``: ``tokens``
+    int64 ``[best, max_steps]``, filled up with the end token; ``length`` int64 ``[best]``, tokens with the end token,
+    which one that was cut at ``max_steps`` does not have; and ``score`` float32 ``[best]``, the log-probability under
+    the length penalty, minus infinity if there are fewer sequences.
+
+    Args:
+        name: the model's name.
+        cells: the encoder and the decoder, as for ``transduce``. A step has as many requests at most as one of the
+            decoder, and ``beams`` times as many hypotheses.
+        start: the token before the first.
+        max_steps: the most tokens of a sequence.
+        beams, best, length_penalty: hypotheses kept, sequences returned, and 0 or Wu et al.'s exponent.
+
+    Raises DefinitionError for sizes that do not fit.
+    """
+    search = transformer_beam_step(
+        cells.decoder, beams=beams, max_steps=max_steps, best=best, length_penalty=length_penalty
+    )
+    limits = {"max_batch": cells.decoder.max_batch, "max_batch_rows": cells.decoder.max_batch_rows}
+    step = cell(search, search.input_specs(), name=f"{name} beam step", **limits)
+    finish = cell(
+        BeamEnd(best, search.end_token, length_penalty),
+        {key: step.outputs[key] for key in ("tokens", "score", "length")},
+        name=f"{name} beam end",
+    )
+
+    def unfold(graph: Graph, request: Any) -> object:
+        memory, steps = _read(graph, cells.encoder, request, max_steps)
+        token, score = graph.constant(search.start_token(start)), graph.constant(search.start_score())
+        own = graph.pages(step)
+        made = graph.loop(step, token=token, score=score, kv=own, memory=memory, until="stop", max_steps=steps).last
+        return graph.call(finish, tokens=made.tokens, score=made.score, length=made.length)
+
+    return Unfolder(name, unfold, EXAMPLE, (cells.encoder, step, finish))
+
+
+def _read(graph: Graph, encoder: Cell, request: Any, max_steps: int) -> tuple[GrowingState, int]:
+    """Adds the encoder over a request's source: what it appends, and the most steps that the request may take."""
+    given = request if isinstance(request, Mapping) else {"source": request}
+    steps = given.get("max_steps", max_steps)
+    if given.keys() - {"source", "max_steps"} or "source" not in given or not len(given["source"]):
+        raise RequestError("expected a source of at least one token, and max_steps at most")
+    if not isinstance(steps, int) or not 1 <= steps <= max_steps:
+        raise RequestError(f"expected max_steps from 1 to {max_steps}, got {steps!r}")
+    memory = graph.pages(encoder)
+    graph.chain(encoder, token=given["source"], memory=memory)
+    return memory, steps
