@@ -22,6 +22,7 @@ from cellrt.cells.lstm import (
 )
 from cellrt.cells.output import Argmax, Projection, ProjectionArgmax, Sample
 from cellrt.cells.stacked import BothInputs, Joined, JoinedCell
+from cellrt.cells.transformer_beams import transformer_beam_step
 from cellrt.cells.transformer_stack import StackSizes, TransformerStack, encoder_decoder_cells, sentence_encoder
 from cellrt.cells.tree_lstm import BinaryTreeLSTMCell, EmbeddingTreeLSTMLeaf, NaryTreeLSTMCell, TreeLSTMLeaf
 
@@ -69,4 +70,5 @@ __all__ = [
     "language_model",
     "layered_language_model",
     "sentence_encoder",
+    "transformer_beam_step",
 ]

@@ -37,8 +37,8 @@ class BeamScorer(nn.Module):
         """``token`` int64 ``[rows * beams]`` and ``ancestors`` int32 ``[rows * beams, max_steps]`` -> ``logits``
         ``[rows * beams, vocabulary]`` and the ancestors with this step's.
 
-        Rows of ``kv`` are ``[layers, 2, beams, heads, size]`` and those of ``memory`` ``[layers, 2, heads, size]``, both
-        in pages of dimension 2.
+        Rows of ``kv`` are ``[layers, 2, beams, heads, size]``, those of ``memory`` ``[layers, 2, heads, size]``; their
+        pages are of dimension 2.
         """
         positions = kv.positions.repeat_interleave(self.beams)
         beam = torch.arange(self.beams, dtype=torch.int32, device=token.device).repeat(len(kv.positions))
@@ -80,10 +80,9 @@ def transformer_beam_step(
     greedy = decoder.module
     if not isinstance(greedy, GreedyDecoder):
         raise DefinitionError(f"expected a decoder as encoder_decoder_cells makes it, got {decoder!r}")
-    if max_steps > greedy.decoder.sizes.positions:
-        raise DefinitionError(
-            f"{decoder!r}: expected max_steps of at most {greedy.decoder.sizes.positions}, its positions, got {max_steps}"
-        )
+    positions = greedy.decoder.sizes.positions
+    if max_steps > positions:
+        raise DefinitionError(f"{decoder!r}: expected max_steps of at most {positions}, its positions, got {max_steps}")
     own = decoder.inputs["kv"]
     layers, _, heads, size = own.shape
     inputs: dict[str, RowSpec] = {

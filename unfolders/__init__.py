@@ -1,6 +1,6 @@
 """Ready-made unfolders: one shape of cell graph a file."""
 
-from cellrt.unfolders.attention import embed, transduce
+from cellrt.unfolders.attention import embed, transduce, transduce_with_beams
 from cellrt.unfolders.beam import beam_search
 from cellrt.unfolders.completion import complete
 from cellrt.unfolders.dag import dag
@@ -25,5 +25,6 @@ __all__ = [
     "parent_tree",
     "penn_tree",
     "transduce",
+    "transduce_with_beams",
     "tree",
 ]

@@ -80,8 +80,13 @@ def transduce_with_beams(
     search = transformer_beam_step(
         cells.decoder, beams=beams, max_steps=max_steps, best=best, length_penalty=length_penalty
     )
-    limits = {"max_batch": cells.decoder.max_batch, "max_batch_rows": cells.decoder.max_batch_rows}
-    step = cell(search, search.input_specs(), name=f"{name} beam step", **limits)
+    step = cell(
+        search,
+        search.input_specs(),
+        name=f"{name} beam step",
+        max_batch=cells.decoder.max_batch,
+        max_batch_rows=cells.decoder.max_batch_rows,
+    )
     finish = cell(
         BeamEnd(best, search.end_token, length_penalty),
         {key: step.outputs[key] for key in ("tokens", "score", "length")},

@@ -198,6 +198,7 @@ NOT_CELLS = {
         ["Embedding", "Head", "Layer", "LayeredModel", "LlamaLayers", "layered_language_model"], WITH_PAGES
     ),
     **dict.fromkeys(["GreedyDecoder", "SentenceEncoder", "SourceEncoder", "TransformerStack"], WITH_PAGES),
+    **dict.fromkeys(["BeamScorer", "transformer_beam_step"], WITH_PAGES),
     **dict.fromkeys(
         ["LearnedPositions", "RelativePositions", "RotaryPositions", "SinusoidalPositions"], WITH_POSITIONS
     ),
