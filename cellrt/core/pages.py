@@ -307,14 +307,15 @@ def _extend(t, request, at, worker, rows):
 
 @compiled
 def suspend(t, worker):
-    """Moves the pages of the latest arrival at a worker to the host, if another has some there too and nothing of it is
-    in flight. Returns whether any page moved: the host may have no room, but then all have the pages they need."""
+    """Moves the pages of the latest arrival at a worker that has any for which there is room at the host, if another has
+    some there too and nothing of it is in flight. Returns whether any page moved."""
     latest, holders = -1, 0
     for request_id in range(t.settings[0].num_requests):
         request = t.requests[request_id]
         if request.state == LIVE and request.home == worker:
             holders += 1
-            if request.in_flight == 0 and (latest < 0 or request.sequence > t.requests[latest].sequence):
+            is_later = latest < 0 or request.sequence > t.requests[latest].sequence
+            if request.in_flight == 0 and is_later and _can_lend(t, request):
                 latest = request_id
     if latest < 0 or (holders < 2 and not _others_starve(t, worker, t.requests[latest].sequence)):
         return False
@@ -332,6 +333,17 @@ def suspend(t, worker):
     _follow_home(t, request)
     feed_all(t)
     return moved > 0
+
+
+@compiled
+def _can_lend(t, request):
+    """Whether a page of a request that is at a worker has room at the host."""
+    for k in range(request.num_page_lists):
+        at = request.page_lists + page_list.WORDS * k
+        has_room = t.arenas[HOST * MAX_KINDS + t.links[at + page_list.KIND]].num_free > 0
+        if has_room and _num_away(t, at) < t.links[at + page_list.HELD]:
+            return True
+    return False
 
 
 @compiled

@@ -307,7 +307,7 @@ MISTAKES = {
         lambda body, state: {**embedded(body, state), "h": FIRST(x=EMBED(token=state.token).output).h},
         {"token": 1, "h": torch.ones(WIDTH)},
         {},
-        r"'h': it is given, but no cell of the step reads it as state.h \(a carried input that a call leaves out goes on",
+        r"'h': it is given, but no cell of the step reads it as state.h \(a carried input that a call leaves out",
     ),
     "half a state": (
         lambda body, state: {"h": FIRST(x=state.h, h=state.h).h},
