@@ -307,8 +307,8 @@ def _extend(t, request, at, worker, rows):
 
 @compiled
 def suspend(t, worker):
-    """Moves the pages of the latest arrival at a worker that has any for which there is room at the host, if another has
-    some there too and nothing of it is in flight. Returns whether any page moved."""
+    """Moves the pages of the latest arrival at a worker that has any for which there is room at the host, if another
+    has some there too and nothing of it is in flight. Returns whether any page moved."""
     latest, holders = -1, 0
     for request_id in range(t.settings[0].num_requests):
         request = t.requests[request_id]
