@@ -61,7 +61,8 @@ def write(so_far: list[int], memory: list[int], x: int) -> int:
 
 @dataclass
 class Paged:
-    """A request: reads ``numbers``, and then writes ``num_written`` beside them if any."""
+    """A request: reads ``numbers``, and then writes ``num_written`` beside them if any, from the first number on: only
+    the pages say that it must wait."""
 
     numbers: list[int]
     num_written: int = 0
@@ -82,14 +83,14 @@ class Paged:
         program += [OP_PAGES, PAGES, PAGE_SIZE, 0] if self.num_written else []
         program += [OP_CHAIN, READ, count, STEP, 0, 1, PAGED, 0]
         if self.num_written:
-            program += [OP_LOOP, WRITE, self.num_written, -1, CARRY, 2 * count - 1, PAGED, 1, PAGED, 0]
+            program += [OP_LOOP, WRITE, self.num_written, -1, CARRY, 0, PAGED, 1, PAGED, 0]
             program += [OP_RESULT_LAST, 2 * count]
         return np.array([*program, OP_RESULT, count, 1, count], np.int32)
 
     def expected(self) -> list[int]:
         """Its results, in order; what its session has read then is in ``so_far``."""
         made = [read(self.so_far, x) for x in self.numbers]
-        last, written = made[-1], list[int]()
+        last, written = self.numbers[0], list[int]()
         for _ in range(self.num_written):
             last = write(written, self.so_far, last)
         return [last, *made] if self.num_written else made

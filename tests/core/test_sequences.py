@@ -51,7 +51,9 @@ def complete_all(processor: Processor) -> None:
     assert broken_rules(processor.tables) == []
 
 
-@pytest.mark.parametrize("make", [lambda n: chain(0, n), lambda n: two_layers(n, 0, 1, n), lambda n: pooled(n)])
+@pytest.mark.parametrize(
+    "make", [lambda n: chain(0, n), lambda n: two_layers(n, 0, 1, n), lambda n: pooled(n), lambda n: shown(n)]
+)
 def test_no_step_of_a_chain_has_a_row_in_a_table_of_nodes_values_links_or_subgraphs(make):
     limits = replace(SMALL, max_places=1 << 15)
     processor = make_processor(limits=limits, rows=1 << 14)
@@ -71,6 +73,12 @@ def pooled(length: int) -> NDArray[np.int32]:
     program = [OP_EXTERNAL, 0, length + 1, OP_CHAIN, LOWER, length, STEP, 0, 1, CARRY, length]
     program += [OP_NODE, 2, RANGE, length + 1, 1, length]
     return np.array([*program, OP_RESULT, 2 * length + 1, 1, 1], np.int32)
+
+
+def shown(length: int) -> NDArray[np.int32]:
+    """A chain of which every step is a result."""
+    program = [OP_EXTERNAL, 0, length + 1, OP_CHAIN, LOWER, length, STEP, 0, 1, CARRY, length]
+    return np.array([*program, OP_RESULT, length + 1, 1, length], np.int32)
 
 
 def test_a_layer_follows_the_one_below_step_by_step_on_the_same_worker():
