@@ -277,7 +277,9 @@ def lengths(settings: SchedulerSettings, now_s: float, count: int = 1, streamed:
     return steps
 
 
-@pytest.mark.parametrize(("budget_s", "expected"), [(1e-3, [10, 10, 4]), (0.35e-3, [3] * 8), (1e-5, [1] * 24)])
+@pytest.mark.parametrize(
+    ("budget_s", "expected"), [(1e-3, [10, 10, 4]), (0.35e-3, [3] * 8), (0.25e-3, [2] * 12), (1e-5, [1] * 24)]
+)
 def test_a_run_fits_the_join_budget(budget_s, expected):
     assert lengths(SchedulerSettings(join_budget_s=budget_s), 0.0) == expected
     assert lengths(SchedulerSettings(join_budget_s=budget_s), 0.0, count=3) == expected
