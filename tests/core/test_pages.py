@@ -270,6 +270,17 @@ def test_pages_that_run_out_are_lent_by_the_latest_arrival():
     assert (early.end, late.end) == (NOTICE_DONE, NOTICE_DONE)
 
 
+def test_nobody_lends_pages_that_no_other_asks_for():
+    machine = PageMachine(1, 20, 20)
+    machine.submit(Paged(numbers(1), num_written=9))
+    for _ in range(3):
+        machine.schedule(1)
+        machine.finish(1)
+    assert any(page_view.request_pages(machine.processor.tables, 0).values())
+    assert not machine.processor.suspend(1)
+    machine.check()
+
+
 def test_a_session_goes_on_in_its_pages():
     machine = PageMachine(1, 12, 12)
     session = machine.processor.open_session()
