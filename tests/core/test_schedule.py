@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.processor import Processor
+from cellrt.core.program import FIXED, OP_EXTERNAL, OP_NODE, OP_RESULT
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import (
@@ -287,6 +288,18 @@ def test_a_run_fits_the_join_budget(budget_s, expected):
 
 def test_a_run_is_a_whole_chain_when_nobody_is_expected():
     assert lengths(SchedulerSettings(join_budget_s=1e-5), now_s=1.0) == [24]
+
+
+def test_a_run_takes_nodes_each_of_which_carries_the_state_of_the_one_before():
+    processor = make_processor(settings=SchedulerSettings())
+    cell = add_step(processor, 4)
+    processor.set_step_time(cell, 1, STEP_S)
+    program = [OP_EXTERNAL, 0, 6]
+    for k in range(5):
+        program += [OP_NODE, cell, FIXED, k, FIXED, 5 + k]
+    admit(processor, np.array([*program, OP_RESULT, 10, 1, 1], np.int32))
+    (task,) = processor.schedule(1)
+    assert processor.tables.tasks["steps"][task] == 5
 
 
 def test_no_run_is_longer_than_the_longest():
