@@ -295,7 +295,7 @@ def test_a_session_goes_on_in_its_pages():
 
 @pytest.mark.parametrize(("pages", "fits"), [(4, False), (5, True)])
 def test_what_needs_more_pages_than_a_worker_has_is_refused_and_what_needs_all_is_not(pages, fits):
-    machine = PageMachine(1, pages, 40)
+    machine = PageMachine(1, pages, 0)
     session = machine.processor.open_session()
     so_far: list[int] = []
     play(machine, Paged(numbers(5, 1), session=session, so_far=so_far))
@@ -314,6 +314,17 @@ def test_as_many_are_admitted_as_all_pages_hold_of_them_grown_to_their_ends():
     requests = [Paged(numbers(9, k)) for k in range(4)]
     assert [machine.submit(request) for request in requests] == [True, True, True, False]
     machine.check()
+
+
+def test_who_found_no_page_at_one_worker_may_begin_at_another():
+    machine = PageMachine(2, 10, 10)
+    early, late = Paged(numbers(20, 1)), Paged(numbers(4, 2))
+    assert machine.submit(early)
+    for _ in range(5):
+        machine.schedule(1)
+    assert machine.submit(late)
+    assert machine.schedule(1) == 0
+    assert machine.schedule(2) == 1
 
 
 def test_a_failed_request_leaves_its_session_the_rows_before_the_one_that_failed():

@@ -76,3 +76,14 @@ def test_a_node_has_at_most_as_many_inputs_as_are_said_to_be_possible():
     assert "inputs" in why
     assert compile_with(many(most - 1))[1] is None
     assert not compile_with(many(most))[0].fits, "its number of inputs is a link too"
+
+
+def test_a_task_takes_no_more_nodes_than_its_buffer_has_room_for_the_inputs_of():
+    processor = make_processor(limits=replace(SMALL, max_links=1 << 17))
+    cell, count = add_tree(processor, 8), 9_000
+    listed = [k % 4000 for k in range(count)]
+    program = [OP_EXTERNAL, 0, 4000, *[OP_NODE, cell, LIST, count, *listed] * 8, OP_RESULT, 4000, 1, 8]
+    assert processor.admit(processor.compile(np.array(program, np.int32)), 0) is not None
+    (task,) = processor.schedule(1)
+    rows, ints = int(processor.tables.tasks["rows"][task]), len(processor.task_buffer(task))
+    assert rows == ints // (2 * count), "for each input its row, and a note of the row to give back"
