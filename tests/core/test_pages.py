@@ -281,6 +281,19 @@ def test_nobody_lends_pages_that_no_other_asks_for():
     machine.check()
 
 
+def test_the_only_one_with_pages_lends_them_to_an_earlier_arrival_that_has_none():
+    machine = PageMachine(1, 20, 20)
+    machine.sequence = 5
+    machine.submit(Paged(numbers(1), num_written=9))
+    for _ in range(3):
+        machine.schedule(1)
+        machine.finish(1)
+    machine.sequence = 0
+    machine.submit(Paged(numbers(1)))
+    assert machine.processor.suspend(1)
+    machine.check()
+
+
 def test_a_session_goes_on_in_its_pages():
     machine = PageMachine(1, 12, 12)
     session = machine.processor.open_session()
