@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cellrt.core.processor import Processor
-from cellrt.core.program import LIST, OP_EXTERNAL, OP_KEEP, OP_NODE, OP_RESULT, OP_STATE
+from cellrt.core.processor import Port, Processor
+from cellrt.core.program import CARRY, LIST, OP_CHAIN, OP_EXTERNAL, OP_KEEP, OP_NODE, OP_RESULT, OP_STATE, STEP
 from cellrt.core.template import Template
 from tests.core.graphs import add_step, add_tree, chain, make_processor
 from tests.limits import SMALL
@@ -62,6 +62,15 @@ def test_a_request_fits_in_arenas_that_have_just_its_rows(rows, fits):
     template, why = said_of(processor, chain(0, 6))  # six inputs, the first state and the result at the host
     assert template.fits == fits
     assert (why is None) == fits
+
+
+def test_the_rows_of_state_are_of_the_kind_of_their_output():
+    processor = make_processor()
+    processor.add_kind(8, 8)
+    cell = processor.add_type([Port(1, carry=0), Port(0)], [Port(1)], max_batch=4)
+    program = [OP_EXTERNAL, 0, 3, OP_EXTERNAL, 1, 1, OP_CHAIN, cell, 3, CARRY, 3, STEP, 0, 1, OP_RESULT, 6, 1, 1]
+    needs = processor.compile(np.array(program, np.int32)).arrays.needs
+    assert needs.tolist() == [[0, 3], [2, 2]], "at a worker two rows of state; at the host what comes, and the result"
 
 
 def test_a_node_has_at_most_as_many_inputs_as_are_said_to_be_possible():
