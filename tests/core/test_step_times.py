@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cellrt.core.processor import Processor
 from tests.core.graphs import add_step, chain, make_processor
 
@@ -35,3 +37,16 @@ def test_a_longer_time_counts_for_a_hundredth_more():
 
 def test_a_task_of_unknown_time_changes_nothing():
     assert measured(2000, 0) == 2000
+
+
+@pytest.mark.parametrize(("rows", "of_measured"), [(1, 1), (2, 1), (4, 2), (7, 4), (8, 4)])
+def test_a_size_that_was_not_measured_takes_as_long_as_a_larger_one_or_in_proportion_to_a_smaller_one(
+    rows, of_measured
+):
+    processor = make_processor()
+    cell = add_step(processor, max_batch=8)
+    processor.set_step_time(cell, 2, 3000e-9)
+    for _ in range(rows):
+        assert processor.admit(processor.compile(chain(cell, 1)), 0) is not None
+    (task,) = processor.schedule(1)
+    assert processor.tables.tasks["expected_ns"][task] == pytest.approx(of_measured * 3000)
