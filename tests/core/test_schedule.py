@@ -120,6 +120,17 @@ def test_under_fcfs_the_type_with_the_oldest_request_goes_first():
     assert schedule(processor) == [(old, 1)]
 
 
+def test_under_fcfs_a_request_that_runs_elsewhere_makes_its_type_no_older():
+    processor = make_processor(2, settings=replace(ONE_BY_ONE, order_by_arrival=True))
+    first, second = add_step(processor, 4), add_step(processor, 4)
+    admit(processor, chain(first, 3), sequence=1)
+    admit(processor, chain(second, 3), sequence=2)
+    assert schedule(processor, 1) + schedule(processor, 1) == [(first, 1), (second, 1)]
+    admit(processor, chain(second, 1), sequence=3)
+    admit(processor, chain(first, 1), sequence=4)
+    assert schedule(processor, 2) == [(second, 1)]
+
+
 # How tasks are cut (lines 12-23).
 
 
