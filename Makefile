@@ -80,7 +80,7 @@ mutants: $(VENV)/.mutants
 		python -m tools.mutants session.sqlite $(MUTANTS) && \
 		cosmic-ray exec tools/mutants.toml session.sqlite && \
 		cr-report --surviving-only --show-diff session.sqlite && \
-		cr-rate --fail-over 10 session.sqlite
+		cr-rate session.sqlite
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks overhead --quick
