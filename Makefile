@@ -11,8 +11,8 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test lint interpreted compiled slow ray bench docs pictures gpu gpu-dry gpu-tune gpu-soak gpu-sanitize \
-	format clean
+.PHONY: help demo serve test lint interpreted compiled slow mutants ray bench docs pictures gpu gpu-dry gpu-tune gpu-soak \
+	gpu-sanitize format clean
 
 help:
 	@echo "make demo    install what the demo needs into $(VENV) and run it"
@@ -22,6 +22,7 @@ help:
 	@echo "make interpreted  the core's tests alone, without compiling it"
 	@echo "make slow    the tests marked slow, and all properties with many more examples"
 	@echo "make ray     install Ray Serve and test replicas on it"
+	@echo "make mutants tries one-line changes of the core against its tests: hours (MUTANTS=... how many)"
 	@echo "make bench   the quick form of the benchmarks"
 	@echo "make docs    build the documentation into site/"
 	@echo "make pictures  draw what docs/images/ holds, and the map of the rooms (docs/rooms.md)"
@@ -66,6 +67,20 @@ slow: $(VENV)/.dev
 ray: $(VENV)/.dev
 	$(PIP_INSTALL) --editable '.[ray]'
 	$(BIN)/python -m pytest tests/ray
+
+# How many are drawn, always the same ones for a number. They are tried in a copy, so that no mutant is left in this tree.
+MUTANTS ?= 100
+
+mutants: $(VENV)/.mutants
+	rm -rf build/mutants && mkdir -p build/mutants
+	cp -a cellrt cells kernels unfolders tests tools pyproject.toml build/mutants
+	cd build/mutants && export PATH="$(CURDIR)/$(BIN):$$PATH" && \
+		cosmic-ray init tools/mutants.toml session.sqlite && \
+		cr-filter-operators session.sqlite tools/mutants.toml && \
+		python -m tools.mutants session.sqlite $(MUTANTS) && \
+		cosmic-ray exec tools/mutants.toml session.sqlite && \
+		cr-report --surviving-only --show-diff session.sqlite && \
+		cr-rate session.sqlite
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks overhead --quick
@@ -147,6 +162,10 @@ $(VENV)/.serve: $(VENV)/.created pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.mutants: $(VENV)/.dev
+	$(PIP_INSTALL) --editable '.[mutants]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.created pyproject.toml constraints.txt

@@ -8,3 +8,12 @@ if numba.config.DISABLE_JIT:
         "interpreted", parent=hypothesis.settings.get_profile("cellrt"), max_examples=10
     )
     hypothesis.settings.load_profile("interpreted")
+    # `make mutants`: that one example fails is enough, whichever is the smallest.
+    hypothesis.settings.register_profile(
+        "mutants",
+        parent=hypothesis.settings.get_profile("interpreted"),
+        derandomize=True,
+        max_examples=8,
+        report_multiple_bugs=False,
+        phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+    )

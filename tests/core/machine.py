@@ -57,11 +57,11 @@ class Machine:
         self.largest = 1000
         self.task_types: list[tuple[int, int, int]] = []
 
-    def submit(self, request: Request, lane: int = 0, session: int = -1) -> bool:
+    def submit(self, request: Request, lane: int = 0, session: int = -1, streamed: bool = False) -> bool:
         """Admits a request if there is room."""
         template: Template = self.processor.compile(np.array(request.graph.program, np.int32))
         self.sequence += 1
-        admitted = self.processor.admit(template, self.sequence, lane, session=session)
+        admitted = self.processor.admit(template, self.sequence, lane, streamed, session)
         if admitted is None:
             return False
         request.id, rows = admitted

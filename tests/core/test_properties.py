@@ -38,7 +38,7 @@ def interleave(machine: Machine, draw: random.Random, requests: list[Request], c
         event = draw.random()
         worker = draw.choice(workers)
         if event < 0.3 and waiting:
-            if machine.submit(waiting[0], lane=draw.choice([0, 0, 3, 40])):
+            if machine.submit(waiting[0], lane=draw.choice([0, 0, 3, 40]), streamed=draw.choice([False, True])):
                 waiting.pop(0)
         elif event < 0.6 and machine.alive[worker - 1] and len(machine.streams[worker - 1]) < 5:
             machine.schedule(worker)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.processor import Processor
+from cellrt.core.program import FIXED, OP_EXTERNAL, OP_NODE, OP_RESULT
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import (
@@ -117,6 +118,17 @@ def test_under_fcfs_the_type_with_the_oldest_request_goes_first():
     admit(processor, leaves(old, 1), sequence=1)
     admit(processor, leaves(new, 1), sequence=2)
     assert schedule(processor) == [(old, 1)]
+
+
+def test_under_fcfs_a_request_that_runs_elsewhere_makes_its_type_no_older():
+    processor = make_processor(2, settings=replace(ONE_BY_ONE, order_by_arrival=True))
+    first, second = add_step(processor, 4), add_step(processor, 4)
+    admit(processor, chain(first, 3), sequence=1)
+    admit(processor, chain(second, 3), sequence=2)
+    assert schedule(processor, 1) + schedule(processor, 1) == [(first, 1), (second, 1)]
+    admit(processor, chain(second, 1), sequence=3)
+    admit(processor, chain(first, 1), sequence=4)
+    assert schedule(processor, 2) == [(second, 1)]
 
 
 # How tasks are cut (lines 12-23).
@@ -277,7 +289,9 @@ def lengths(settings: SchedulerSettings, now_s: float, count: int = 1, streamed:
     return steps
 
 
-@pytest.mark.parametrize(("budget_s", "expected"), [(1e-3, [10, 10, 4]), (0.35e-3, [3] * 8), (1e-5, [1] * 24)])
+@pytest.mark.parametrize(
+    ("budget_s", "expected"), [(1e-3, [10, 10, 4]), (0.35e-3, [3] * 8), (0.25e-3, [2] * 12), (1e-5, [1] * 24)]
+)
 def test_a_run_fits_the_join_budget(budget_s, expected):
     assert lengths(SchedulerSettings(join_budget_s=budget_s), 0.0) == expected
     assert lengths(SchedulerSettings(join_budget_s=budget_s), 0.0, count=3) == expected
@@ -285,6 +299,18 @@ def test_a_run_fits_the_join_budget(budget_s, expected):
 
 def test_a_run_is_a_whole_chain_when_nobody_is_expected():
     assert lengths(SchedulerSettings(join_budget_s=1e-5), now_s=1.0) == [24]
+
+
+def test_a_run_takes_nodes_each_of_which_carries_the_state_of_the_one_before():
+    processor = make_processor(settings=SchedulerSettings())
+    cell = add_step(processor, 4)
+    processor.set_step_time(cell, 1, STEP_S)
+    program = [OP_EXTERNAL, 0, 6]
+    for k in range(5):
+        program += [OP_NODE, cell, FIXED, k, FIXED, 5 + k]
+    admit(processor, np.array([*program, OP_RESULT, 10, 1, 1], np.int32))
+    (task,) = processor.schedule(1)
+    assert processor.tables.tasks["steps"][task] == 5
 
 
 def test_no_run_is_longer_than_the_longest():

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cellrt.core import record_layout as record
+from cellrt.core.completion import NOTICE_FAILED
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, EACH, FIXED, LIST, OP_CHAIN, OP_EXTERNAL, OP_NODE, OP_RESULT, RANGE, STEP
 from cellrt.core.validate import broken_rules
@@ -51,7 +52,9 @@ def complete_all(processor: Processor) -> None:
     assert broken_rules(processor.tables) == []
 
 
-@pytest.mark.parametrize("make", [lambda n: chain(0, n), lambda n: two_layers(n, 0, 1, n), lambda n: pooled(n)])
+@pytest.mark.parametrize(
+    "make", [lambda n: chain(0, n), lambda n: two_layers(n, 0, 1, n), lambda n: pooled(n), lambda n: shown(n)]
+)
 def test_no_step_of_a_chain_has_a_row_in_a_table_of_nodes_values_links_or_subgraphs(make):
     limits = replace(SMALL, max_places=1 << 15)
     processor = make_processor(limits=limits, rows=1 << 14)
@@ -71,6 +74,12 @@ def pooled(length: int) -> NDArray[np.int32]:
     program = [OP_EXTERNAL, 0, length + 1, OP_CHAIN, LOWER, length, STEP, 0, 1, CARRY, length]
     program += [OP_NODE, 2, RANGE, length + 1, 1, length]
     return np.array([*program, OP_RESULT, 2 * length + 1, 1, 1], np.int32)
+
+
+def shown(length: int) -> NDArray[np.int32]:
+    """A chain of which every step is a result."""
+    program = [OP_EXTERNAL, 0, length + 1, OP_CHAIN, LOWER, length, STEP, 0, 1, CARRY, length]
+    return np.array([*program, OP_RESULT, length + 1, 1, length], np.int32)
 
 
 def test_a_layer_follows_the_one_below_step_by_step_on_the_same_worker():
@@ -140,6 +149,19 @@ def test_steps_that_carry_nothing_are_rows_of_one_task_and_who_follows_takes_the
     assert [tuple(task) for task in formed] == [(plain, 4), (upper, 4), (plain, 2), (upper, 2)]
     complete_all(processor)
     assert processor.num_live == 1
+
+
+def test_a_worker_is_lost_with_the_requests_whose_sequences_it_has():
+    processor = make_processor(2)
+    plain = processor.add_type([Port(0)], [Port(0)], max_batch=4)
+    reads_all = add_tree(processor, 4)
+    program = [OP_EXTERNAL, 0, 3, OP_CHAIN, plain, 3, STEP, 0, 1, OP_NODE, reads_all, RANGE, 3, 1, 3]
+    request = admit(processor, np.array([*program, OP_RESULT, 6, 1, 1], np.int32))
+    assert run(processor) == [plain]
+    complete_all(processor)
+    assert processor.lose_worker(2) == []
+    assert [request, NOTICE_FAILED] in processor.lose_worker(1)
+    assert broken_rules(processor.tables) == []
 
 
 def test_a_chain_keeps_two_rows_of_state_however_long_it_is():

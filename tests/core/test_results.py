@@ -1,0 +1,44 @@
+"""Where a request's results are, once it is done."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cellrt.core.program import (
+    CARRY,
+    FIXED,
+    OP_CHAIN,
+    OP_EXTERNAL,
+    OP_LOOP,
+    OP_NODE,
+    OP_RESULT,
+    OP_RESULT_STEPS,
+    STEP,
+)
+from tests.core.graphs import add_step, make_processor
+
+
+def test_results_of_several_requests_at_some_positions_are_those_of_each():
+    processor = make_processor()
+    cell = add_step(processor, 4)
+    program = [OP_EXTERNAL, 0, 4, OP_CHAIN, cell, 3, STEP, 0, 1, CARRY, 3, OP_RESULT, 4, 1, 3]
+    ids, rows = processor.admit_many(processor.compile(np.array(program, np.int32)), np.arange(3))
+    while tasks := processor.schedule(1):
+        for task in tasks:
+            processor.complete(task, 0)
+    each = [processor.results(int(first), 3).tolist() for first in rows[:, -1]]
+    assert len({row for result in each for row in result}) == 9
+    found = processor.result_rows(np.array([ids[2], ids[0]], np.int32), np.array([2, 0], np.int32))
+    assert found.tolist() == [[each[2][2], each[2][0]], [each[0][2], each[0][0]]]
+
+
+def test_a_template_counts_what_comes_what_goes_and_what_is_done():
+    processor = make_processor()
+    cell = add_step(processor, 4)
+    program = [OP_EXTERNAL, 0, 6, OP_CHAIN, cell, 3, STEP, 0, 1, CARRY, 5, OP_LOOP, cell, 7, -1, FIXED, 0, CARRY, 8]
+    program += [OP_NODE, cell, FIXED, 4, FIXED, 5]
+    program += [OP_RESULT, 6, 1, 3, OP_RESULT_STEPS, 9, 7, OP_RESULT, 10, 1, 1]
+    template = processor.compile(np.array(program, np.int32))
+    assert (template.num_externals, template.num_results, template.num_steps) == (6, 3 + 7 + 1, 3 + 7 + 1)
+    assert template.num_places == template.num_results + template.num_externals, "a row of each that is read by step"
+    assert template.most_refs == 2

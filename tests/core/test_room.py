@@ -1,0 +1,98 @@
+"""What never fits is refused by name, and what just fits is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cellrt.core.processor import Port, Processor
+from cellrt.core.program import CARRY, LIST, OP_CHAIN, OP_EXTERNAL, OP_KEEP, OP_NODE, OP_RESULT, OP_STATE, STEP
+from cellrt.core.template import Template
+from tests.core.graphs import add_step, add_tree, chain, make_processor
+from tests.limits import SMALL
+
+LIMITS = {
+    "nodes": "max_nodes",
+    "values": "max_values",
+    "links": "max_links",
+    "subgraphs": "max_subgraphs",
+    "rows of results and sequences": "max_places",
+}
+
+
+def compile_with(program: NDArray[np.int32], **limits: int) -> tuple[Template, str | None]:
+    """A template, and why it is too large."""
+    processor = make_processor(limits=replace(SMALL, **limits))
+    add_step(processor, 4)
+    add_tree(processor, 4)
+    return said_of(processor, program)
+
+
+def said_of(processor: Processor, program: NDArray[np.int32]) -> tuple[Template, str | None]:
+    template = processor.compile(program)
+    return template, processor.why_too_large(template, ["numbers"])
+
+
+def kept_tree() -> NDArray[np.int32]:
+    """A chain, a tree and a state that is kept: some of all that tables hold."""
+    program = [*chain(0, 3), *[OP_EXTERNAL, 0, 2, OP_STATE, 0, -1]]
+    program += [OP_NODE, 1, LIST, 2, 7, 8, OP_NODE, 1, LIST, 3, 9, 10, 6, OP_KEEP, 9, 11, 1, 0]
+    return np.array([*program, OP_RESULT, 11, 1, 1], np.int32)
+
+
+@pytest.mark.parametrize("what", LIMITS)
+def test_a_request_fits_in_tables_that_hold_just_so_much_as_it_is_said_to_want(what):
+    template, why = compile_with(kept_tree(), **{LIMITS[what]: 0})
+    assert why is not None
+    wanted, _, said = why.partition(" ")
+    assert said == f"{what}, the tables hold 0"
+    assert not template.fits
+    assert compile_with(kept_tree(), **{LIMITS[what]: int(wanted)})[1] is None
+    assert not compile_with(kept_tree(), **{LIMITS[what]: int(wanted) - 1})[0].fits
+
+
+@pytest.mark.parametrize(("rows", "fits"), [(8, True), (7, False)])
+def test_a_request_fits_in_arenas_that_have_just_its_rows(rows, fits):
+    processor = make_processor(rows=rows)
+    add_step(processor, 4)
+    add_tree(processor, 4)
+    template, why = said_of(processor, chain(0, 6))  # six inputs, the first state and the result at the host
+    assert template.fits == fits
+    assert (why is None) == fits
+
+
+def test_the_rows_of_state_are_of_the_kind_of_their_output():
+    processor = make_processor()
+    processor.add_kind(8, 8)
+    cell = processor.add_type([Port(1, carry=0), Port(0)], [Port(1)], max_batch=4)
+    program = [OP_EXTERNAL, 0, 3, OP_EXTERNAL, 1, 1, OP_CHAIN, cell, 3, CARRY, 3, STEP, 0, 1, OP_RESULT, 6, 1, 1]
+    needs = processor.compile(np.array(program, np.int32)).arrays.needs
+    assert needs.tolist() == [[0, 3], [2, 2]], "at a worker two rows of state; at the host what comes, and the result"
+
+
+def test_a_node_has_at_most_as_many_inputs_as_are_said_to_be_possible():
+    def many(count: int) -> NDArray[np.int32]:
+        listed = [k % 4000 for k in range(count)]
+        return np.array([OP_EXTERNAL, 0, 4000, OP_NODE, 1, LIST, count, *listed, OP_RESULT, 4000, 1, 1], np.int32)
+
+    template, why = compile_with(many(20_000))
+    assert why is not None
+    assert not template.fits
+    most = int(why.partition("at most ")[2].split()[0])
+    assert "inputs" in why
+    assert compile_with(many(most - 1))[1] is None
+    assert not compile_with(many(most))[0].fits, "its number of inputs is a link too"
+
+
+def test_a_task_takes_no_more_nodes_than_its_buffer_has_room_for_the_inputs_of():
+    processor = make_processor(limits=replace(SMALL, max_links=1 << 17))
+    cell, count = add_tree(processor, 8), 9_000
+    listed = [k % 4000 for k in range(count)]
+    program = [OP_EXTERNAL, 0, 4000, *[OP_NODE, cell, LIST, count, *listed] * 8, OP_RESULT, 4000, 1, 8]
+    assert processor.admit(processor.compile(np.array(program, np.int32)), 0) is not None
+    (task,) = processor.schedule(1)
+    rows, ints = int(processor.tables.tasks["rows"][task]), len(processor.task_buffer(task))
+    assert rows == ints // (2 * count), "for each input its row, and a note of the row to give back"
