@@ -22,7 +22,7 @@ help:
 	@echo "make interpreted  the core's tests alone, without compiling it"
 	@echo "make slow    the tests marked slow, and all properties with many more examples"
 	@echo "make ray     install Ray Serve and test replicas on it"
-	@echo "make mutants tries one-line changes of the core against its tests: hours (MUTANTS=... how many)"
+	@echo "make mutants try one-line changes of the core against its tests: slow (MUTANTS=... how many)"
 	@echo "make bench   the quick form of the benchmarks"
 	@echo "make docs    build the documentation into site/"
 	@echo "make pictures  draw what docs/images/ holds, and the map of the rooms (docs/rooms.md)"
