@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.serve.helpers import WAIT_S, Server
+from tests.serve.helpers import WAIT_S, Server, until
 
 PATH = "/v1/models/scaled/infer"
 
@@ -28,11 +28,13 @@ def test_weights_are_swapped_without_dropping_a_request(server: Server, weight_f
         sender.start()
     first = int(server.http.get("/v2/models/scaled").json()["versions"][0])
     try:
+        until(lambda: answers, "an answer by the first weights")
         for version, weight in enumerate((3, 5, 7), first + 1):
             weight_file.write_text(str(weight))
             assert server.post("/v2/repository/models/scaled/load", {}).status_code == 200
             last = server.post(PATH, {"request": [[1, 0]]}).json()
             assert (last["version"], last["results"]["y"]) == (str(version), [[weight, 0]])
+        until(lambda: answers[-1][2] == 7, "an answer by the last weights")
     finally:
         is_over.set()
         for sender in senders:
