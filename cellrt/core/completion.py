@@ -13,7 +13,7 @@ from cellrt.core.batching import size_class
 from cellrt.core.event_log import log_event
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of
 from cellrt.core.jit import compiled
-from cellrt.core.loop_bodies import complete_member, member_of
+from cellrt.core.loop_bodies import complete_member, end_loop, member_of
 from cellrt.core.moves import DEAD, DONE, LIVE, QUEUED, move_request
 from cellrt.core.pages import note_appended
 from cellrt.core.queue import dequeue, note_served, pin, refresh, unpin_if_idle
@@ -25,7 +25,6 @@ from cellrt.core.records import (
     note_steps,
     output_at,
     read_late,
-    release_edges,
     wake_done,
 )
 from cellrt.core.rows import give_row
@@ -228,12 +227,8 @@ def _complete_loop(t, request, subgraph_id, done, length):
             t.places[place + step] = NO_ROW
     if not is_over:
         refresh(t, subgraph_id)
-        return
-    end_record(t, subgraph)
-    subgraph.nodes_left = 0
-    dequeue(t, subgraph_id)
-    request.nodes_left -= 1
-    release_edges(t, subgraph)
+    else:
+        end_loop(t, request, subgraph_id)
 
 
 @compiled
@@ -242,7 +237,7 @@ def _complete_member(t, request, subgraph_id, has_stopped):
     links, at = t.links, t.subgraphs[subgraph_id].record
     _show_member(t, request, subgraph_id, STEPS, links[at + record.DONE] - 1)
     body = links[at + record.BODY]
-    if complete_member(t, request, subgraph_id, has_stopped) == 2:
+    if complete_member(t, request, subgraph_id, has_stopped):
         for k in range(links[body + record.MEMBERS]):
             _show_member(t, request, member_of(t, request, body, k), 0, 0)
 

@@ -25,8 +25,8 @@ def send_member(t, subgraph_id):
 
 @compiled
 def complete_member(t, request, subgraph_id, has_stopped):
-    """Takes in that a member has done its step. Returns 0 if others have not, 1 if the next begins, 2 if the loop is
-    over: then all members are."""
+    """Takes in that a member has done its step, and begins the next if all have. Returns whether the loop is over: then
+    all members are."""
     links, at = t.links, t.subgraphs[subgraph_id].record
     body = links[at + record.BODY]
     if has_stopped and links[at + record.STOP] != record.NO_STOP:
@@ -35,14 +35,14 @@ def complete_member(t, request, subgraph_id, has_stopped):
     if links[body + record.LEFT] > 0:
         refresh(t, subgraph_id)
         _refresh_followers(t, at)
-        return 0
+        return False
     count = links[body + record.MEMBERS]
     for k in range(count):
         give_late_rows(t, t.subgraphs[member_of(t, request, body, k)])
     if links[body + record.HAS_STOPPED] or links[at + record.DONE] == links[body + record.LIMIT]:
         for k in range(count):
-            _end_member(t, request, member_of(t, request, body, k))
-        return 2
+            end_loop(t, request, member_of(t, request, body, k))
+        return True
     links[body + record.LEFT] = count
     for k in range(count):
         links[t.subgraphs[member_of(t, request, body, k)].record + record.LENGTH] += 1
@@ -50,7 +50,7 @@ def complete_member(t, request, subgraph_id, has_stopped):
         _change_type(t, subgraph_id, links[body + record.MEMBERS + 1 + count + links[at + record.DONE]])
     for k in range(count):
         refresh(t, member_of(t, request, body, k))
-    return 1
+    return False
 
 
 @compiled
@@ -69,7 +69,8 @@ def member_of(t, request, body, k):
 
 
 @compiled
-def _end_member(t, request, subgraph_id):
+def end_loop(t, request, subgraph_id):
+    """Ends a loop, or a member of one: it has taken its last step."""
     subgraph = t.subgraphs[subgraph_id]
     end_record(t, subgraph)
     subgraph.nodes_left = 0

@@ -20,6 +20,7 @@ from cellrt.core.program import (
 )
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.template import Template
+from cellrt.core.validate import broken_rules
 from tests.limits import SMALL
 
 ONE_BY_ONE = SchedulerSettings(max_tasks_to_submit=1, runs=False)
@@ -93,3 +94,17 @@ def compile_small(program: NDArray[np.int32]) -> Template:
     add_step(processor, 4)
     add_tree(processor, 4)
     return processor.compile(program)
+
+
+def admit(processor: Processor, program: NDArray[np.int32]) -> int:
+    """Admits a request; returns its id."""
+    admitted = processor.admit(processor.compile(program), 0)
+    assert admitted is not None
+    return admitted[0]
+
+
+def run(processor: Processor, worker: int = 1) -> list[int]:
+    """Schedules once at a worker; returns the cell types of the tasks, which stay in flight."""
+    tasks = processor.schedule(worker)
+    assert broken_rules(processor.tables) == []
+    return [int(processor.tables.tasks["cell_type"][task]) for task in tasks]

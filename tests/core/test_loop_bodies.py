@@ -12,7 +12,7 @@ from cellrt.core.program import FIXED, LAST, OP_EXTERNAL, OP_MEMBER, OP_RESULT_L
 from cellrt.core.simulate import Arrival, simulate
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
-from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, make_processor
+from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, admit, make_processor, run
 
 LOWER, UPPER = 0, 1
 
@@ -35,19 +35,6 @@ def two_cells(workers: int = 1, early_release: bool = True) -> Processor:
     add_step(processor, 4)
     add_step(processor, 4)
     return processor
-
-
-def admit(processor: Processor, program: NDArray[np.int32]) -> int:
-    admitted = processor.admit(processor.compile(program), 0)
-    assert admitted is not None
-    return admitted[0]
-
-
-def run(processor: Processor, worker: int = 1) -> list[int]:
-    """Schedules once at a worker; returns the cell types of the tasks, which stay in flight."""
-    tasks = processor.schedule(worker)
-    assert broken_rules(processor.tables) == []
-    return [int(processor.tables.tasks["cell_type"][task]) for task in tasks]
 
 
 def complete_oldest(processor: Processor, stops: bool = False) -> list[list[int]]:

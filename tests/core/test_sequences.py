@@ -13,7 +13,7 @@ from cellrt.core.completion import NOTICE_FAILED
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, EACH, FIXED, LIST, OP_CHAIN, OP_EXTERNAL, OP_NODE, OP_RESULT, RANGE, STEP
 from cellrt.core.validate import broken_rules
-from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, add_tree, chain, make_processor
+from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, add_tree, admit, chain, make_processor, run
 
 LOWER, UPPER = 0, 1
 
@@ -30,19 +30,6 @@ def layered(workers: int = 1, early_release: bool = True) -> Processor:
     add_step(processor, 4)
     add_step(processor, 4, priority=1)
     return processor
-
-
-def admit(processor: Processor, program: NDArray[np.int32]) -> int:
-    admitted = processor.admit(processor.compile(program), 0)
-    assert admitted is not None
-    return admitted[0]
-
-
-def run(processor: Processor, worker: int = 1) -> list[int]:
-    """Schedules once at a worker; returns the cell types of the tasks, which stay in flight."""
-    tasks = processor.schedule(worker)
-    assert broken_rules(processor.tables) == []
-    return [int(processor.tables.tasks["cell_type"][task]) for task in tasks]
 
 
 def complete_all(processor: Processor) -> None:
