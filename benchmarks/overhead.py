@@ -22,7 +22,7 @@ from benchmarks.record import Recorder
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.template import Template
+from cellrt.core.sized_template import SizedTemplate
 
 PARTS = ("core", "engine", "turn", "live")
 LENGTH = 24
@@ -39,7 +39,7 @@ class Bench:
     """A processor with one cell type, and the shape of one chain."""
 
     processor: Processor
-    template: Template
+    template: SizedTemplate
 
 
 def make_bench(batch: int, num_requests: int) -> Bench:

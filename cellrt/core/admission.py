@@ -195,18 +195,32 @@ def admit(t, template, sequence, lane, streamed, session, rows, at):
 
 
 @compiled
-def admit_many(t, template, sequences, lane, streamed, session, rows, ids):
+def _set_lengths(template, lengths, k):
+    """Makes a template that of a request with these lengths."""
+    for j in range(template.patches.shape[0]):
+        word = template.patches[j, 1]
+        for number in range(lengths.shape[1]):
+            word += template.patches[j, 2 + number] * lengths[k, number]
+        template.memory[template.patches[j, 0]] = word
+
+
+@compiled
+def admit_many(t, template, lengths, sequences, lane, streamed, session, rows, ids):
     """Admits requests of one template in order, as far as there is room; returns how many, with their ids in ``ids``.
 
-    ``rows`` gets what ``admit`` writes for each, one behind the other. A session's request comes alone.
+    ``lengths`` are those of each, or one row for all. ``rows`` gets what ``admit`` writes for each, one behind the
+    other. A session's request comes alone.
     """
-    width = template.states.shape[0] + 1
-    for k in range(template.externals.shape[0]):
-        width += template.externals[k, 0]
+    at = 0
     for k in range(sequences.size):
-        ids[k] = admit(t, template, sequences[k], lane, streamed, session, rows, k * width)
+        if k < lengths.shape[0]:
+            _set_lengths(template, lengths, k)
+        ids[k] = admit(t, template, sequences[k], lane, streamed, session, rows, at)
         if ids[k] < 0:
             return k
+        at += template.states.shape[0] + 1
+        for each in range(template.externals.shape[0]):
+            at += template.externals[each, 0]
     return sequences.size
 
 

@@ -12,9 +12,10 @@ _schedule, _drop_states, _suspend = schedule.schedule, session_state.drop_states
 
 
 @short_entry
-def admit_many(at, template_at, sequences, lane, streamed, session, host_rows, ids):
+def admit_many(at, template_at, lengths, sequences, lane, streamed, session, host_rows, ids):
     """See ``admission.admit_many``; ``template_at`` is ``Template.at``."""
-    return _admit_many(open_tables(at), open_template(template_at), sequences, lane, streamed, session, host_rows, ids)
+    t, template = open_tables(at), open_template(template_at)
+    return _admit_many(t, template, lengths, sequences, lane, streamed, session, host_rows, ids)
 
 
 @short_entry

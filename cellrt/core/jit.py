@@ -121,6 +121,8 @@ class OpenTemplate(NamedTuple):
     states: Any
     needs: Any
     pages: Any
+    patches: Any
+    memory: Any
 
 
 class RowsPointer(types.Type):  # type: ignore[misc]
@@ -207,6 +209,8 @@ _TEMPLATE: dict[str, np.dtype[Any]] = dict(
     states=_INT,
     needs=_INT,
     pages=_INT,
+    patches=_INT,
+    memory=_INT,
 )
 _tables_pointer = RowsPointer(
     "Tables",
@@ -217,7 +221,7 @@ _tables_pointer = RowsPointer(
 _template_pointer = RowsPointer(
     "Template",
     {field: _TEMPLATE[field] for field in OpenTemplate._fields},
-    ("externals", "lists", "states", "needs", "pages"),
+    ("externals", "lists", "states", "needs", "pages", "patches"),
 )
 open_tables = _same if numba.config.DISABLE_JIT else _opener(_tables_pointer)
 open_template = _same if numba.config.DISABLE_JIT else _opener(_template_pointer)

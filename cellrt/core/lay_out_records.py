@@ -32,10 +32,10 @@ from cellrt.core.uses import is_chain, is_inside, place_of
 
 @allocating
 def write_records(draft, program, types, ports, uses, edges, group, subgraphs, first_link):
-    """Returns (links of all records, which begin at link ``first_link``; the most inputs of a step)."""
+    """Returns the links of all records, which begin at link ``first_link``."""
     links, readers = np.zeros(_most_words(draft, program, types, uses), np.int32), _find_readers(edges)
     appended = np.zeros(draft.pages.size, np.int32)
-    end = most = body = 0
+    end = body = 0
     for unit in range(draft.unit_at.size):
         if draft.unit_lengths[unit] == 0:
             continue
@@ -48,9 +48,8 @@ def write_records(draft, program, types, ports, uses, edges, group, subgraphs, f
         is_loop, is_member = not is_chain(draft, program, unit), program[draft.unit_at[unit]] == OP_MEMBER
         links[at + record.STOP] = program[draft.unit_at[unit] + 3] if is_loop else record.IS_CHAIN
         links[at + record.VALUES] = uses.rows[draft.unit_values[unit]]
-        end, num_refs = _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link)
+        end = _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link)
         _write_starts(draft, program, types, ports, appended, unit, links, at)
-        most = max(most, num_refs)
         _write_outputs(draft, program, types, ports, uses, unit, links, at)
         if is_member:
             if not is_behind_member(draft, program, unit):
@@ -61,7 +60,23 @@ def write_records(draft, program, types, ports, uses, edges, group, subgraphs, f
         else:
             end = _write_taps(draft, types, uses, unit, links, at, end, first_link)
         end = _write_edges(edges, readers, group, unit, links, at, end, first_link)
-    return links[:end].copy(), most
+    return links[:end].copy()
+
+
+@compiled
+def most_refs(types, subgraphs, links):
+    """The most inputs of a step of a chain or loop, a ragged one counted as its rows."""
+    most = 0
+    for k in range(subgraphs.size):
+        at = subgraphs[k].record
+        count = types[subgraphs[k].cell_type].num_inputs if at >= 0 else 0
+        for to in range(at + record.HEADER, at + record.HEADER + record.INPUT * count, record.INPUT):
+            if links[to + record.MODE] in (record.MANY, record.ALL):
+                count += links[to + record.START]
+            elif links[to + record.MODE] == record.EMITTED:
+                count += record.most_steps(links, subgraphs[links[to + record.SOURCE]].record)
+        most = max(most, count)
+    return most
 
 
 @compiled
@@ -92,13 +107,12 @@ def _listed(draft, program, types, unit):
 
 @compiled
 def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link):
-    """Writes the inputs of a record at ``at``, and their lists from ``end`` on; returns (new end, inputs of a step)."""
+    """Writes the inputs of a record at ``at``, and their lists from ``end`` on; returns the new end."""
     cell_type = types[draft.unit_types[unit]]
-    word, num_refs = inputs_at(program, draft.unit_at[unit]), 0
+    word = inputs_at(program, draft.unit_at[unit])
     for port in range(cell_type.num_inputs):
         mode, to = program[word], at + record.HEADER + record.INPUT * port
         links[to + record.SOURCE] = -1
-        num_refs += 1
         if mode == PAGED:
             links[to + record.MODE], links[to + record.AT] = record.PAGED, program[word + 1]
         elif mode == NOTHING:
@@ -107,7 +121,6 @@ def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, en
             links[to + record.MODE] = record.EMITTED
             links[to + record.AT] = uses.values[uses.rows[program[word + 1]]].result
             links[to + record.SOURCE] = group[draft.makers[program[word + 1]]]
-            num_refs += program[word + 2]
         elif mode in (SAME, LAST):
             maker = draft.makers[program[word + (1 if mode == SAME else 2)]]
             output = program[word + (1 if mode == SAME else 2)] - draft.unit_values[maker]
@@ -125,7 +138,7 @@ def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, en
             links[to + record.AT], links[to + record.START] = first_link + end, count
             for k in range(count):
                 links[end + k] = uses.rows[program[word + 2 + k]]
-            end, num_refs = end + count, num_refs + (count if mode == LIST else 0)
+            end += count
         else:
             base, stride = program[word + 1], program[word + 2]
             count = draft.unit_lengths[unit] if mode == STEP else program[word + 3]
@@ -137,12 +150,11 @@ def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, en
                 for k in range(count):
                     links[end + k] = uses.rows[base + k * stride]
                 end += count
-            num_refs += 0 if mode == STEP else count
         is_led = links[to + record.MODE] == record.SAME
         is_led = is_led or (links[to + record.MODE] == record.STEP and links[to + record.SOURCE] >= 0)
         links[at + record.NUM_SOURCES] += int(is_led)
         word = next_input(program, word)
-    return end, num_refs
+    return end
 
 
 @compiled

@@ -31,10 +31,12 @@ from cellrt.core.entries import (
 from cellrt.core.growth import TaskBuffers, with_more_rows
 from cellrt.core.jit import address_of
 from cellrt.core.room import has_rows, why_too_large
+from cellrt.core.session_state import sessions_at
 from cellrt.core.settings import Limits, SchedulerSettings
+from cellrt.core.sized_template import Room, SizedTemplate, Template, compile_template
 from cellrt.core.tables import Tables
 from cellrt.core.task_layout import HEADER, INPUT, OUTPUT, TaskView
-from cellrt.core.template import Template, compile_template
+from cellrt.core.template_cache import TemplateCache
 from cellrt.errors import DefinitionError, RequestTooLargeError
 
 
@@ -89,8 +91,9 @@ class Processor:
         self.tables = empty_tables(self.limits, self.settings, num_workers)
         self._task_ids = np.zeros(self.limits.max_tasks, np.int32)
         self._notices = np.zeros((64, 2), np.int32)
-        self._room: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-        """What ``compile_template`` must know of the limits; None after they grew."""
+        self._room: Room | None = None
+        """None after the limits grew."""
+        self._templates = TemplateCache[Template]()
         self._free_types: list[int] = []
         self._free_sessions = list(range(self.limits.max_sessions))[::-1]
 
@@ -194,6 +197,8 @@ class Processor:
         self._grown.per_row = max(self._grown.per_row, int(row["per_row"]))
         if self._free_types:
             self._free_types.pop()
+            # What another thread compiles of the type that had this number, it adds to those that it began with.
+            self._templates = TemplateCache[Template]()
         else:
             self.tables.settings["num_types"] = type_id + 1
         self._room = None
@@ -213,23 +218,19 @@ class Processor:
         k = min(tables.NUM_SIZE_CLASSES - 1, max(0, rows - 1).bit_length())
         self.tables.step_ns[type_id, k] = seconds * 1e9
 
-    def compile(self, program: NDArray[np.int32]) -> Template:
+    def compile(self, program: NDArray[np.int32]) -> SizedTemplate:
         """Compiles a program (``program.py``) into a template. Safe from any thread: reads only types and ports."""
-        t = self.tables
+        known, t = self._templates, self.tables  # in this order: see ``add_type``
         if self._room is None:
-            limits, most_refs = self.limits, self._most_refs
-            most = [limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs, most_refs]
-            most.append(limits.max_places)
-            rows = np.array(self._grown.kind_rows, np.int64).reshape(-1, 2)
-            self._room = np.array(most, np.int64), rows
-        return compile_template(program, t.types, t.ports, *self._room)
+            self._room = Room.of(self.limits, self._most_refs, self._grown.kind_rows)
+        return compile_template(program, t.types, t.ports, self._room, known)
 
     @property
     def _most_refs(self) -> int:
         """Most inputs of a node that fit in a task's buffer and in the tables."""
         return min(self._grown.buffer_ints // 4 - self._grown.per_row, tables.MAX_REFS)
 
-    def why_too_large(self, template: Template, kinds: Sequence[object]) -> str | None:
+    def why_too_large(self, template: SizedTemplate, kinds: Sequence[object]) -> str | None:
         """Says what of a template would not fit even in an empty engine; None if it fits. ``kinds`` names the kinds."""
         return why_too_large(template, self.limits, self._grown.kind_rows, self._most_refs, kinds)
 
@@ -246,7 +247,7 @@ class Processor:
         settings["arrival_gap_ns"], settings["last_arrival_ns"] = gap, last
 
     def admit(
-        self, template: Template, sequence: int, lane: int = 0, streamed: bool = False, session: int = -1
+        self, template: SizedTemplate, sequence: int, lane: int = 0, streamed: bool = False, session: int = -1
     ) -> tuple[int, NDArray[np.int32]] | None:
         """Admits a request: returns (id, rows), or None if there is no room now.
 
@@ -259,18 +260,32 @@ class Processor:
         return (ids[0], rows[0]) if ids else None
 
     def admit_many(
-        self, template: Template, sequences: NDArray[Any], lane: int = 0, streamed: bool = False, session: int = -1
+        self,
+        template: SizedTemplate,
+        sequences: NDArray[Any],
+        lane: int = 0,
+        streamed: bool = False,
+        session: int = -1,
+        lengths: NDArray[np.int32] | None = None,
     ) -> tuple[list[int], NDArray[np.int32]]:
         """Admits requests of one template in order, as far as there is room now: their ids, and of each the ``rows``
-        that ``admit`` returns, ``[requests, rows]``. Raises as ``admit`` does."""
-        rows = np.empty((sequences.size, template.num_externals + template.num_states + 1), np.int32)
-        ids = np.empty(sequences.size, np.int32)
-        count = admit_many(self._at, template.at, sequences, lane, int(streamed), session, rows.reshape(-1), ids)
+        that ``admit`` returns, ``[requests, rows]``. Raises as ``admit`` does.
+
+        ``lengths``: ``[requests, lengths]`` where they differ; then all rows are in one dimension.
+        """
+        width = template.num_states + 1
+        if lengths is None:
+            rows = np.empty((sequences.size, template.num_externals + width), np.int32)
+        else:
+            rows = np.empty(int(template.template.num_externals(lengths).sum()) + sequences.size * width, np.int32)
+        ids, its = np.empty(sequences.size, np.int32), template.lengths[None] if lengths is None else lengths
+        at = template.template.at
+        count = admit_many(self._at, at, its, sequences, lane, int(streamed), session, rows.reshape(-1), ids)
         if not count and ids[0] == TOO_LARGE:
             raise RequestTooLargeError("with what its session has kept, the request needs more pages than a worker has")
-        return ids[:count].tolist(), rows[:count]
+        return ids[:count].tolist(), rows[:count] if lengths is None else rows
 
-    def has_rows(self, template: Template) -> bool:
+    def has_rows(self, template: SizedTemplate) -> bool:
         """Whether the arenas have room for a request now, if its session keeps nothing."""
         return has_rows(self.tables, template)
 
@@ -294,12 +309,7 @@ class Processor:
 
     def sessions_at(self, worker: int) -> list[int]:
         """Sessions without a live request that have state at a worker."""
-        slots = self.tables.slots
-        found = set((np.flatnonzero(slots["row"] >> tables.LOCATION_SHIFT == worker) // tables.MAX_STATES).tolist())
-        for at in np.flatnonzero(slots["pages"]).tolist():
-            if self.tables.places[slots["place"][at]] >> tables.LOCATION_SHIFT == worker:
-                found.add(at // tables.MAX_STATES)
-        return sorted(found)
+        return sessions_at(self.tables, worker)
 
     def suspend(self, worker: int) -> bool:
         """Moves the pages of the latest arrival at a worker to the host, for others; False if there is none to move.
@@ -383,8 +393,7 @@ class Processor:
             self._buffers.take_over(self.tables, task)
         notices = np.zeros((3 * self.limits.max_requests + 4 * len(self._notices), 2), np.int32)
         count = lose_worker(self._at, worker, notices)
-        told: list[Notice] = notices[:count].tolist()
-        return told
+        return notices[:count].tolist()  # type: ignore[no-any-return]
 
     def task_buffer(self, task: int) -> NDArray[np.int32]:
         """The task's index arrays, laid out as ``task_layout.py`` says."""

@@ -109,7 +109,7 @@ def next_input(program, at):
 
 
 @compiled
-def _next_operation(program, at, types):
+def next_operation(program, at, types):
     """Where the operation behind the one at ``at`` begins, and how many values this one makes."""
     op = program[at]
     if op in (OP_NODE, OP_CHAIN, OP_LOOP, OP_MEMBER):
@@ -135,7 +135,7 @@ def read_program(program, types):
     at = num_units = num_sources = num_results = num_states = num_pages = num_values = 0
     while at < program.size:
         op = program[at]
-        at, count = _next_operation(program, at, types)
+        at, count = next_operation(program, at, types)
         num_values += count
         if op in (OP_NODE, OP_CHAIN, OP_LOOP, OP_MEMBER):
             num_units += 1
@@ -162,7 +162,7 @@ def read_program(program, types):
     at = unit = source = result = state = pages = value = 0
     while at < program.size:
         op = program[at]
-        after, count = _next_operation(program, at, types)
+        after, count = next_operation(program, at, types)
         if op in (OP_NODE, OP_CHAIN, OP_LOOP, OP_MEMBER):
             draft.unit_types[unit], draft.unit_at[unit], draft.unit_values[unit] = program[at + 1], at, value
             if op != OP_NODE:

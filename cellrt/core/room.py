@@ -8,12 +8,13 @@ import numpy as np
 
 from cellrt.core import page_list
 from cellrt.core.settings import Limits
+from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.tables import Tables
-from cellrt.core.template import Template, pages_wanted
+from cellrt.core.template import pages_wanted
 
 
 def why_too_large(
-    template: Template,
+    template: SizedTemplate,
     limits: Limits,
     kind_rows: Sequence[tuple[int, int]],
     most_refs: int,
@@ -58,15 +59,16 @@ def why_too_large(
     return None
 
 
-def has_rows(t: Tables, template: Template) -> bool:
+def has_rows(t: Tables, template: SizedTemplate) -> bool:
     """Whether the arenas have room for a request now, if its session keeps nothing."""
-    kinds = t.kinds[: template.arrays.needs.shape[0]]
+    arrays = template.arrays
+    kinds = t.kinds[: arrays.needs.shape[0]]
     reserved = np.stack([kinds["reserved_worker"], kinds["reserved_host"]], 1)
     rows = np.stack([kinds["worker_rows"], kinds["host_rows"]], 1)
     has_pages = all(
-        kinds["reserved_worker"][kind] + pages_wanted(template.arrays.pages, kind)
+        kinds["reserved_worker"][kind] + pages_wanted(arrays.pages, kind)
         <= kinds["worker_rows"][kind] + kinds["host_rows"][kind]
-        for kind in set(template.arrays.pages[:, 0].tolist())
+        for kind in set(arrays.pages[:, 0].tolist())
     )
-    has_rows = (reserved + template.arrays.needs <= rows) | (kinds["is_paged"] != 0)[:, None]
+    has_rows = (reserved + arrays.needs <= rows) | (kinds["is_paged"] != 0)[:, None]
     return has_pages and bool(has_rows.all())

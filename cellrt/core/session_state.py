@@ -14,13 +14,25 @@ While a request runs it holds its session's rows and their reservations; between
 
 from __future__ import annotations
 
+import numpy as np
+
 from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled
 from cellrt.core.moves import DONE
 from cellrt.core.pages import drop_pages
 from cellrt.core.records import output_at
 from cellrt.core.rows import give_row, take_row
-from cellrt.core.tables import BORROWED, BRING, HOST, LOCATION_SHIFT, MAX_STATES, NO_ROW, NUM_PERMANENT, STARTS
+from cellrt.core.tables import (
+    BORROWED,
+    BRING,
+    HOST,
+    LOCATION_SHIFT,
+    MAX_STATES,
+    NO_ROW,
+    NUM_PERMANENT,
+    STARTS,
+    Tables,
+)
 
 BEFORE, AFTER, SUBGRAPH, OUTPUT = 0, 1, 2, 3
 WORDS = 4
@@ -137,3 +149,12 @@ def _reserve(t, slot, sign):
             t.kinds[slot.kind].reserved_host += sign
         else:
             t.kinds[slot.kind].reserved_worker += sign
+
+
+def sessions_at(t: Tables, worker: int) -> list[int]:
+    """Sessions without a live request that have state at a worker."""
+    found = set((np.flatnonzero(t.slots["row"] >> LOCATION_SHIFT == worker) // MAX_STATES).tolist())
+    for at in np.flatnonzero(t.slots["pages"]).tolist():
+        if t.places[t.slots["place"][at]] >> LOCATION_SHIFT == worker:
+            found.add(at // MAX_STATES)
+    return sorted(found)

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.processor import Notice, Processor
+from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.tables import MAX_KINDS
 from cellrt.core.task_layout import TaskView
-from cellrt.core.template import Template
 from cellrt.errors import InternalError, RequestError, RequestTooLargeError
 
 Cost = Callable[[int, int, int], float]
@@ -43,7 +43,7 @@ class Arrival:
     """
 
     time_s: float
-    work: Template | NDArray[np.int32]
+    work: SizedTemplate | NDArray[np.int32]
     label: str = ""
     loop_steps: tuple[int, ...] | None = None
     lane: int = 0
@@ -130,8 +130,8 @@ class _Simulator:
         self.finishes = [0] * len(arrivals)
         self.tasks: list[SimulatedTask] = []
 
-    def _template(self, arrival: Arrival) -> Template:
-        template = arrival.work if isinstance(arrival.work, Template) else self.processor.compile(arrival.work)
+    def _template(self, arrival: Arrival) -> SizedTemplate:
+        template = arrival.work if isinstance(arrival.work, SizedTemplate) else self.processor.compile(arrival.work)
         if reason := self.processor.why_too_large(template, [f"kind {k}" for k in range(MAX_KINDS)]):
             raise RequestTooLargeError(reason)
         if arrival.time_s < 0 or not template.num_steps:

@@ -1,12 +1,12 @@
-"""From a program to the template of a cell graph: its rows for the tables, compiled once for all equal programs.
+"""From a program to the template of a cell graph: its rows for the tables, compiled once for all programs that differ
+in their lengths alone (``sized_template.py``).
 
-All in one compiled call, because a request of a shape not seen before (most trees) waits for it.
+All in one compiled call, because a request of a graph not seen before (most trees) waits for it.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -16,7 +16,7 @@ from cellrt.core import page_list
 from cellrt.core import record_layout as record
 from cellrt.core.jit import OpenTemplate, allocating, compiled
 from cellrt.core.lay_out import cut, find_edges, make_subgraphs, write_nodes
-from cellrt.core.lay_out_records import is_carried, write_records
+from cellrt.core.lay_out_records import is_carried, most_refs, write_records
 from cellrt.core.memory import copy_bytes
 from cellrt.core.program import PAGED, inputs_at, next_input, read_program
 from cellrt.core.tables import BORROWED, CHAIN_NEXT, EXTERNAL, MAX_READERS, NODE, SUBGRAPH, VALUE
@@ -36,61 +36,32 @@ ARRAYS = {
 }
 """The arrays of a template: dtype and columns."""
 NUM_ARRAYS = len(ARRAYS)
-NUM_EXTERNALS, NUM_RESULTS, NUM_PLACES, NUM_STEPS, MOST_REFS, FITS = (3 * len(ARRAYS) + k for k in range(6))
-"""Where the numbers of a template lie behind its arrays' addresses and sizes."""
+PATCHES, MEMORY = 3 * NUM_ARRAYS, 3 * NUM_ARRAYS + 3
+"""Where those of what depends on lengths, and of the memory, are behind address, rows and columns of each array."""
+NUM_EXTERNALS, NUM_RESULTS, NUM_PLACES, NUM_STEPS, MOST_REFS, FITS = (MEMORY + 3 + k for k in range(6))
+"""Where the numbers of a template lie behind these."""
+
+ITEM_BYTES = np.array([dtype.itemsize for dtype, _ in ARRAYS.values()])
 
 
-class Template:
-    """A compiled cell graph: rows for the tables, with ids relative to the request. Immutable, shared by requests.
+class Compiled(NamedTuple):
+    """A program as it was compiled: the memory of its arrays, and where they are with its numbers."""
 
-    Attributes:
-        at: the address of its arrays, for compiled code.
-        num_results, num_externals: result rows; rows that come with the request.
-        num_states: rows that it keeps in a session.
-        num_page_lists: growing states.
-        num_places: rows of its results and sequences.
-        num_steps: nodes and steps, a loop counted as its step limit.
-        most_refs: most inputs of a node or step, a ragged one counted as its rows.
-        fits: whether an empty engine has room for it.
-        arrays: the rows by name; made when they are asked for.
-    """
+    memory: NDArray[np.uint8]
+    words: NDArray[np.int64]
 
-    def __init__(self, memory: NDArray[np.uint8], words: NDArray[np.int64]) -> None:
-        self._memory, self._words = memory, words
-        self.num_externals, self.num_results, self.num_places = words[NUM_EXTERNALS : NUM_PLACES + 1].tolist()
-        self.num_steps, self.most_refs, self.fits = int(words[NUM_STEPS]), int(words[MOST_REFS]), bool(words[FITS])
-        self.num_states, self.num_page_lists = (
-            int(words[3 * list(ARRAYS).index(name) + 1]) for name in ("states", "pages")
-        )
-        self.at: Any = self.arrays if numba.config.DISABLE_JIT else words
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the rows."""
-        return self._memory.nbytes + self._words.nbytes
-
-    @cached_property
-    def arrays(self) -> OpenTemplate:
-        """The rows."""
-        return OpenTemplate(*map(self._array, range(len(ARRAYS))))
-
-    def loop_limits(self) -> list[int]:
-        """The most steps of each loop, in order of their subgraphs; of several cells at the one that says stop."""
-        limits = (record.loop_limit(self.arrays.links, int(at)) for at in self.arrays.subgraphs["record"])
-        return [limit for limit in limits if limit > 0]
-
-    def _array(self, k: int) -> NDArray[Any]:
-        """An array of the template: a part of its memory, where each begins with a whole word."""
-        counts, columns = self._words[: 3 * len(ARRAYS)].reshape(-1, 3)[:, 1:].T
-        sizes = counts * columns * _ITEM_BYTES
-        first = int((-(-sizes[:k] // 8) * 8).sum())
-        array = self._memory[first : first + int(sizes[k])].view(list(ARRAYS.values())[k][0])
+def open_memory(memory: NDArray[np.uint8], words: NDArray[np.int64], patches: NDArray[np.int32]) -> OpenTemplate:
+    """The arrays in the memory of a template; each begins with a whole word."""
+    arrays, at = [], 0
+    for k, (dtype, columns) in enumerate(ARRAYS.values()):
+        size = int(words[3 * k + 1]) * columns * dtype.itemsize
+        array = memory[at : at + size].view(dtype)
         if numba.config.DISABLE_JIT and array.dtype.names:
             array = array.view(np.recarray)
-        return array.reshape(-1, int(columns[k])) if columns[k] > 1 else array
-
-
-_ITEM_BYTES = np.array([dtype.itemsize for dtype, _ in ARRAYS.values()])
+        arrays.append(array.reshape(-1, columns) if columns > 1 else array)
+        at += -(-size // 8) * 8
+    return OpenTemplate._make((*arrays, patches, memory.view(np.int32)))
 
 
 @compiled
@@ -185,7 +156,7 @@ def _lay_out(program, types, ports, num_kinds):
     group, num_groups = cut(draft, program, types, edges)
     subgraphs = make_subgraphs(draft, group, num_groups)
     nodes, node_links, most = write_nodes(draft, program, types, ports, uses, edges, group, subgraphs)
-    records, most_of_step = write_records(draft, program, types, ports, uses, edges, group, subgraphs, node_links.size)
+    records = write_records(draft, program, types, ports, uses, edges, group, subgraphs, node_links.size)
     links = np.concatenate((node_links, records))
     states = _list_states(draft, program, uses, group)
     needs = np.zeros((num_kinds, 2), np.int32)
@@ -197,16 +168,15 @@ def _lay_out(program, types, ports, num_kinds):
     num_results = 0
     for k in range(draft.results.size):
         num_results += lists[k, 1]
-    most = max(most, most_of_step)
+    most = max(most, most_refs(types, subgraphs, links))
     numbers = (uses.externals[:, 0].sum(), num_results, lists[:, 1].sum(), num_steps if fits else -1, most)
     pages = _list_pages(draft, program, types, ports)
     return (nodes, uses.values, links, subgraphs, uses.externals, lists, states, needs, pages), numbers
 
 
 @compiled
-def _fits(arrays, numbers, limits, kind_rows):
+def has_room(nodes, values, links, subgraphs, lists, states, needs, pages, num_places, most, limits, kind_rows):
     """Whether an empty engine has room: ``limits`` of nodes, values, links, subgraphs, inputs of a node and places."""
-    nodes, values, links, subgraphs, _, lists, states, needs, pages = arrays
     num_links = links.size + lists.size + states.size + needs.size + page_list.WORDS * pages.shape[0]
     if nodes.size > limits[0] or values.size > limits[1] or num_links > limits[2] or subgraphs.size > limits[3]:
         return False
@@ -215,7 +185,7 @@ def _fits(arrays, numbers, limits, kind_rows):
             return False
         if pages_wanted(pages, kind) > kind_rows[kind, 0]:
             return False
-    return numbers[4] <= limits[4] and numbers[2] <= limits[5]
+    return most <= limits[4] and num_places <= limits[5]
 
 
 @allocating
@@ -244,7 +214,8 @@ def _compile(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
     nodes, values, links, subgraphs, externals, lists, states, needs, pages = arrays
     total = nodes.size * item_bytes[0] + values.size * item_bytes[1] + subgraphs.size * item_bytes[3]
     total += 4 * (links.size + externals.size + lists.size + states.size + needs.size + pages.size)
-    memory, words = np.zeros(total + 8 * NUM_ARRAYS, np.uint8), np.zeros(3 * NUM_ARRAYS + 6, np.int64)
+    memory = np.zeros((total + 8 * NUM_ARRAYS + 7) // 8 * 8, np.uint8)
+    words = np.zeros(FITS + 1, np.int64)
     at = _pack_part(nodes, 1, item_bytes[0], memory, words, 0, 0)
     at = _pack_part(values, 1, item_bytes[1], memory, words, 1, at)
     at = _pack_part(links, 1, 4, memory, words, 2, at)
@@ -254,28 +225,34 @@ def _compile(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
     at = _pack_part(states, 4, 4, memory, words, 6, at)
     at = _pack_part(needs, 2, 4, memory, words, 7, at)
     _pack_part(pages, 4, 4, memory, words, 8, at)
+    words[PATCHES + 2], words[MEMORY], words[MEMORY + 1], words[MEMORY + 2] = 2, memory.ctypes.data, memory.size // 4, 1
     for k in range(5):
-        words[3 * NUM_ARRAYS + k] = numbers[k]
-    words[3 * NUM_ARRAYS + 5] = _fits(arrays, numbers, limits, kind_rows)
+        words[NUM_EXTERNALS + k] = numbers[k]
+    words[FITS] = has_room(
+        nodes, values, links, subgraphs, lists, states, needs, pages, numbers[2], numbers[4], limits, kind_rows
+    )
     return memory, words
 
 
 def _compile_plainly(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
     """As ``_compile``, where nothing is compiled and so nothing has an address."""
     arrays, numbers = _lay_out(program, types, ports, num_kinds)
+    nodes, values, links, subgraphs, _, lists, states, needs, pages = arrays
     words = [word for array in arrays for word in (0, *array.shape, 1)[:3]]
-    words += [*numbers, _fits(arrays, numbers, limits, kind_rows)]
+    room = nodes, values, links, subgraphs, lists, states, needs, pages, numbers[2], numbers[4], limits, kind_rows
     parts = [array.tobytes().ljust(-(-array.nbytes // 8) * 8, b"\0") for array in arrays]
-    return np.frombuffer(b"".join(parts), np.uint8).copy(), np.array(words, np.int64)
+    memory = np.frombuffer(b"".join(parts), np.uint8).copy()
+    words += [0, 0, 2, 0, memory.size // 4, 1, *numbers, has_room(*room)]
+    return memory, np.array(words, np.int64)
 
 
-def compile_template(
+def compile_program(
     program: NDArray[np.int32],
     types: NDArray[np.void],
     ports: NDArray[np.void],
     limits: NDArray[np.int64],
     kind_rows: NDArray[np.int64],
-) -> Template:
+) -> Compiled:
     """Reads a program, cuts it into subgraphs and lays it out as rows for the tables.
 
     Args:
@@ -287,7 +264,7 @@ def compile_template(
     Raises RequestTooLargeError if one value has more than MAX_READERS readers.
     """
     function = _compile_plainly if numba.config.DISABLE_JIT else _compile
-    template = Template(*function(program, types, ports, len(kind_rows), limits, kind_rows, _ITEM_BYTES))
-    if template.num_steps < 0:
+    made = Compiled(*function(program, types, ports, len(kind_rows), limits, kind_rows, ITEM_BYTES))
+    if made.words[NUM_STEPS] < 0:
         raise RequestTooLargeError(f"an output has more than {MAX_READERS} readers in one graph")
-    return template
+    return made

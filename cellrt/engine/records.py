@@ -155,7 +155,7 @@ class Bulk:
     def goes_with(self, other: Bulk) -> bool:
         """Whether requests of both may be admitted in one call."""
         return (
-            self.plan.template is other.plan.template
+            self.plan.template.template is other.plan.template.template
             and self.lane == other.lane
             and self.session is other.session is None
             and self.channel is other.channel is None

@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import rename_types
+from cellrt.core.sized_template import SizedTemplate, Template
 from cellrt.core.tables import NUM_PERMANENT
-from cellrt.core.template import Template
+from cellrt.core.template_cache import MAX_CACHED_BYTES, TemplateCache
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.places import NO_LIMIT, Places, QueueLimit
-from cellrt.engine.template_cache import TemplateCache
 from cellrt.engine.together import Reader
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.known import Alike, KnownGraphs, check_key
@@ -26,8 +27,6 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.cell_type import CellType
 
 NO_LIMITS: Mapping[str, int] = MappingProxyType({})
-MAX_CACHED_BYTES = 1 << 20
-"""Memory of the compiled shapes that a model keeps."""
 
 
 class Plan:
@@ -35,7 +34,7 @@ class Plan:
 
     Attributes:
         template, results, states: what they have in common.
-        readers: of their results.
+        readers: of their results; graphs whose results lie alike, whatever their lengths, have the same.
         stepped: of results of every step: name, kind and positions.
         num_nodes: nodes of the graph; a loop counts as its step limit.
         num_bytes: memory of the template's rows.
@@ -45,13 +44,12 @@ class Plan:
 
     def __init__(
         self,
-        template: Template,
+        template: SizedTemplate,
         results: tuple[ResultLayout, ...],
         states: tuple[StateLayout, ...],
-        kinds: Sequence[RowSpec],
+        readers: Sequence[Reader],
     ) -> None:
-        self.template, self.results, self.states = template, results, states
-        self.readers = [Reader(layout, kinds[layout.kind]) for layout in results]
+        self.template, self.results, self.states, self.readers = template, results, states, readers
         self.stepped = [(layout.name, layout.kind, layout.positions) for layout in results if not layout.is_single]
         self.num_nodes, self.num_bytes = template.num_steps, template.num_bytes
 
@@ -247,7 +245,7 @@ class Model:
         name: the unfolder's.
         types: the cell types that its requests may use, by identity.
         places: its part of the queue.
-        templates: compiled graphs of its requests.
+        plans_by_program: of its requests' graphs, by what they recorded.
         states: what a session of the model keeps; from the example.
         priorities: of its cells, by name, as chosen where it was registered.
         max_batch: most rows of a task, by the names of cells, as chosen there.
@@ -276,7 +274,11 @@ class Model:
         self._registry, self._processor = registry, processor
         self.kind, self.constant_row = registry.kind, registry.constant_row
         self.max_nodes = registry.max_nodes
-        self.templates = TemplateCache[Plan](max_cached_bytes)
+        self.plans_by_program = TemplateCache[Plan](max_cached_bytes)
+        self._latest: WeakKeyDictionary[Template, tuple[tuple[ResultLayout, ...], Sequence[Reader]]] = (
+            WeakKeyDictionary()
+        )
+        """Readers of a template's latest results."""
         self._known = KnownGraphs(unfolder)
 
     @property
@@ -303,16 +305,24 @@ class Model:
 
     def plan_of(self, recorded: Recorded) -> Plan:
         """The plan of what requests recorded. Raises RequestTooLargeError."""
-        plan = self.templates.get(recorded.program)
+        plan = self.plans_by_program.get(recorded.program)
         if plan is None:
-            template = self._compile(recorded.program)
-            plan = Plan(template, recorded.results, recorded.states, self._registry.kinds)
-            self.templates.add(recorded.program, plan)
+            plan = self._plan(self._compile(recorded.program), recorded)
+            self.plans_by_program.add(recorded.program, plan)
         if plan.results != recorded.results or plan.states != recorded.states:
-            plan = Plan(plan.template, recorded.results, recorded.states, self._registry.kinds)
+            plan = self._plan(plan.template, recorded)
         return plan
 
-    def _compile(self, program: bytes) -> Template:
+    def _plan(self, template: SizedTemplate, recorded: Recorded) -> Plan:
+        results, readers = self._latest.get(template.template, (None, ()))
+        if results != recorded.results:
+            kinds = self._registry.kinds
+            readers = [Reader(layout, kinds[layout.kind]) for layout in recorded.results]
+            if template.lengths.size:
+                self._latest[template.template] = recorded.results, readers
+        return Plan(template, recorded.results, recorded.states, readers)
+
+    def _compile(self, program: bytes) -> SizedTemplate:
         try:
             template = self._processor.compile(np.frombuffer(program, np.int32))
         except RequestTooLargeError as error:

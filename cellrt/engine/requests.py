@@ -223,31 +223,39 @@ class Requests:
     def _admit(self, together: Sequence[tuple[Bulk, Sequence[int]]]) -> int:
         """Admits requests of one template in order, as far as there is room; returns how many."""
         first = together[0][0]
+        lengths = _lengths(together)
         ids, rows = self._processor.admit_many(
             first.plan.template,
             _sequences(together),
             first.lane,
             first.channel is not None,
             first.session.id if first.session is not None else -1,
+            lengths,
         )
-        if ids:
-            self._waiting.note_admitted(len(ids))
-            self._copy_in(together, rows, ids[0])
-        begin = 0
+        if not ids:
+            return 0
+        self._waiting.note_admitted(len(ids))
+        begin, groups = 0, []
         for bulk, numbers in together:
             admitted = numbers[: len(ids) - begin]
             if not admitted:
                 break
+            groups.append((bulk, admitted))
             for number, id in zip(admitted, ids[begin : begin + len(admitted)]):
                 bulk.ids[number] = id
                 self._admitted[id] = bulk, number
             bulk.move(admitted, LiveState.ADMITTED)
             bulk.next = admitted[-1] + 1
-            self._stop_waiting(bulk, len(admitted))
             begin += len(admitted)
-        if ids and first.channel is not None:
+        if lengths is None:
+            self._copy_in(groups, rows, ids[0])
+        else:
+            self._copy_in_each(groups, rows)
+        for bulk, admitted in groups:
+            self._stop_waiting(bulk, len(admitted))
+        if first.channel is not None:
             first.results_at = int(rows[0, -1])
-        if ids and first.session is not None:
+        if first.session is not None:
             self._sessions.note_admitted(first.session)
         return len(ids)
 
@@ -265,22 +273,34 @@ class Requests:
         if bulk.session is not None:
             self._sessions.copy_in(bulk.session, request, rows[0, first:])
 
+    def _copy_in_each(self, together: Sequence[tuple[Bulk, Sequence[int]]], rows: NDArray[np.int32]) -> None:
+        """As ``_copy_in``, of requests without a session that differ in their lengths."""
+        tensors = together[0][0].externals
+        counts: list[int] = []
+        for bulk, numbers in together:
+            counts += [*(len(values) // bulk.size for _, values in bulk.externals), 1] * len(numbers)
+        owners = np.arange(len(counts)) % (len(tensors) + 1)
+        owner_of_row = np.repeat(owners, counts)
+        for k, (kind, _) in enumerate(tensors):
+            values = np.concatenate([bulk.tensor(k, numbers) for bulk, numbers in together])
+            self._arenas[HOST].put(kind, rows[: owner_of_row.size][owner_of_row == k], values)
+
     def _finish(self, ids: Sequence[int]) -> None:
-        """Answers complete requests with their results, those of one plan together, and gives back their rows."""
-        by_plan: dict[int, dict[Bulk, tuple[list[int], list[int]]]] = {}
+        """Answers complete requests with their results, those that lie alike together, and gives back their rows."""
+        by_readers: dict[int, dict[Bulk, tuple[list[int], list[int]]]] = {}
         """Of each bulk, ids and numbers of requests; those that stream by themselves."""
         for request_id in ids:
             bulk, number = self._admitted[request_id]
-            alike = by_plan.setdefault(id(bulk.plan if bulk.channel is None else bulk), {})
+            alike = by_readers.setdefault(id(bulk.plan.readers if bulk.channel is None else bulk), {})
             if bulk not in alike:
                 alike[bulk] = [], []
             alike[bulk][0].append(request_id)
             alike[bulk][1].append(number)
-        for alike in by_plan.values():
+        for alike in by_readers.values():
             self._finish_alike(alike)
 
     def _finish_alike(self, alike: Mapping[Bulk, tuple[list[int], list[int]]]) -> None:
-        """See ``_finish``: of one plan."""
+        """See ``_finish``: of one list of readers."""
         first = next(iter(alike))
         if first.channel is not None:
             self._replies.stream(first)
@@ -313,6 +333,15 @@ class Requests:
         if record is not None and record.running is bulk:
             self._sessions.note_over(record)
             self.go_on(record)
+
+
+def _lengths(requests: Sequence[tuple[Bulk, Sequence[int]]]) -> NDArray[np.int32] | None:
+    """``[requests, lengths]`` of requests of one template; None if they are those of the first."""
+    first = requests[0][0].plan
+    if all(bulk.plan is first for bulk, _ in requests):
+        return None
+    each = [bulk.plan.template.lengths for bulk, numbers in requests for _ in numbers]
+    return np.concatenate(each).reshape(len(each), -1)
 
 
 def _sequences(requests: Sequence[tuple[Bulk, Sequence[int]]]) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ import numpy as np
 from cellrt.core.processor import Processor
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.simulate import Arrival, simulate
-from cellrt.core.template import Template
+from cellrt.core.sized_template import SizedTemplate
 from cellrt.engine.registry import Discovery, Model, Registry
 from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
@@ -67,12 +67,12 @@ class Plant:
                 self._costs[made.id] = profile.cells[cell.identity]
         self.model = Model(unfolder, registry, self.processor, registry.use(discovery.cells))
 
-    def template(self, request: Any) -> Template:
+    def template(self, request: Any) -> SizedTemplate:
         """A request as the scheduler has it. Raises RequestError."""
         return self.model.plans([request])[0].plan.template
 
     def play(
-        self, templates: Sequence[Template], times_s: Sequence[float], rate: float, loop_share: float = 1.0
+        self, templates: Sequence[SizedTemplate], times_s: Sequence[float], rate: float, loop_share: float = 1.0
     ) -> Outcome:
         """Plays requests at their times.
 
@@ -107,7 +107,7 @@ class Plant:
         return steps * self._costs[cell_type].seconds(rows)
 
 
-def _loop_steps(template: Template, share: float) -> tuple[int, ...] | None:
+def _loop_steps(template: SizedTemplate, share: float) -> tuple[int, ...] | None:
     if share >= 1.0:
         return None
     return tuple(max(1, round(share * limit)) for limit in template.loop_limits())

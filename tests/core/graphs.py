@@ -19,7 +19,7 @@ from cellrt.core.program import (
     STEP,
 )
 from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.template import Template
+from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.validate import broken_rules
 from tests.limits import SMALL
 
@@ -88,7 +88,7 @@ def tree(leaf: int, inner: int, num_leaves: int) -> NDArray[np.int32]:
     return np.array([*program, OP_RESULT, level[0], 1, 1], np.int32)
 
 
-def compile_small(program: NDArray[np.int32]) -> Template:
+def compile_small(program: NDArray[np.int32]) -> SizedTemplate:
     """Compiles a program whose cells are a step (type 0) and a tree (type 1), for tests that need no more."""
     processor = make_processor()
     add_step(processor, 4)

@@ -12,8 +12,8 @@ from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.processor import Port, Processor
 from cellrt.core.settings import SchedulerSettings
+from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
-from cellrt.core.template import Template
 from cellrt.core.validate import broken_rules
 from tests.core.author import CELLS, Cell, Graph, stops
 from tests.limits import SMALL
@@ -59,7 +59,7 @@ class Machine:
 
     def submit(self, request: Request, lane: int = 0, session: int = -1, streamed: bool = False) -> bool:
         """Admits a request if there is room."""
-        template: Template = self.processor.compile(np.array(request.graph.program, np.int32))
+        template: SizedTemplate = self.processor.compile(np.array(request.graph.program, np.int32))
         self.sequence += 1
         admitted = self.processor.admit(template, self.sequence, lane, streamed, session)
         if admitted is None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, LIST, OP_CHAIN, OP_EXTERNAL, OP_KEEP, OP_NODE, OP_RESULT, OP_STATE, STEP
-from cellrt.core.template import Template
+from cellrt.core.sized_template import SizedTemplate
 from tests.core.graphs import add_step, add_tree, chain, make_processor
 from tests.limits import SMALL
 
@@ -23,7 +23,7 @@ LIMITS = {
 }
 
 
-def compile_with(program: NDArray[np.int32], **limits: int) -> tuple[Template, str | None]:
+def compile_with(program: NDArray[np.int32], **limits: int) -> tuple[SizedTemplate, str | None]:
     """A template, and why it is too large."""
     processor = make_processor(limits=replace(SMALL, **limits))
     add_step(processor, 4)
@@ -31,7 +31,7 @@ def compile_with(program: NDArray[np.int32], **limits: int) -> tuple[Template, s
     return said_of(processor, program)
 
 
-def said_of(processor: Processor, program: NDArray[np.int32]) -> tuple[Template, str | None]:
+def said_of(processor: Processor, program: NDArray[np.int32]) -> tuple[SizedTemplate, str | None]:
     template = processor.compile(program)
     return template, processor.why_too_large(template, ["numbers"])
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.simulate import Arrival, SimulatedTask, simulate
+from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.tables import LANES_PER_PRIORITY, NUM_PRIORITIES
-from cellrt.core.template import Template
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import SMALL, add_step, add_tree, chain, leaves, make_processor
 
@@ -235,7 +235,7 @@ class Watched(Processor):
         self._since = {each: self._since.get(each, (self._now, queued)) for each in ready}
 
     def admit(
-        self, template: Template, sequence: int, lane: int = 0, streamed: bool = False, session: int = -1
+        self, template: SizedTemplate, sequence: int, lane: int = 0, streamed: bool = False, session: int = -1
     ) -> tuple[int, NDArray[np.int32]] | None:
         admitted = super().admit(template, sequence, lane, streamed, session)
         self._look()

@@ -116,7 +116,7 @@ def test_an_example_is_recorded_as_requests_are_whatever_was_registered_before()
     engine.register(unfolder, warm_up=False)
     model = engine._models["second"]
     engine.graph("second", unfolder.example)
-    assert len(model.templates) == 1
+    assert len(model.plans_by_program) == 1
     assert_same(engine.submit("second", unfolder.example).result(WAIT_S), run_one_by_one(unfolder, unfolder.example))
     close_and_check(engine)
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.core.settings import Limits
-from cellrt.core.template import Template
-from cellrt.engine.template_cache import OVERHEAD_BYTES, TemplateCache
+from cellrt.core.sized_template import SizedTemplate
+from cellrt.core.template import ARRAYS
+from cellrt.core.template_cache import OVERHEAD_BYTES, TemplateCache
 from tests.api.models import SIZE, model, recurrent
 from tests.engine.helpers import small_engine
 
@@ -25,14 +26,14 @@ KIND = PROCESSOR.add_kind(1 << 16, 1 << 16)
 CHAIN = PROCESSOR.add_type([Port(KIND), Port(KIND, carry=0)], [Port(KIND)], max_batch=4)
 
 
-def chain(length: int) -> tuple[bytes, Template]:
+def chain(length: int) -> tuple[bytes, SizedTemplate]:
     words = [OP_EXTERNAL, KIND, length + 1, OP_CHAIN, CHAIN, length, STEP, 0, 1, CARRY, length]
     program = np.array([*words, OP_RESULT, 2 * length, 1, 1], np.int32)
     return program.tobytes(), PROCESSOR.compile(program)
 
 
-def true_size(template: Template) -> int:
-    return sum(array.nbytes for array in template.arrays)
+def true_size(template: SizedTemplate) -> int:
+    return sum(getattr(template.arrays, name).nbytes for name in ARRAYS)
 
 
 @given(

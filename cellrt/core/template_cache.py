@@ -1,4 +1,4 @@
-"""The templates of a model's requests, so that equal graphs are compiled once."""
+"""Templates that are kept, so that equal graphs are compiled once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from typing import Generic, Protocol, TypeVar
 
+MAX_CACHED_BYTES = 1 << 20
 OVERHEAD_BYTES = 2048
 """What a template costs beside its rows: Python objects, and what the allocator rounds up."""
 
@@ -28,7 +29,7 @@ class TemplateCache(Generic[T]):
         max_bytes: memory of all templates with their programs; the oldest leave when it is exceeded.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
         self._max_bytes = max_bytes
         self._templates: OrderedDict[bytes, T] = OrderedDict()
         self._num_bytes = 0

@@ -1,0 +1,144 @@
+"""Programs that differ in their lengths alone share a template, which is each time what the program compiles to."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from cellrt.core.lengths import find_lengths, with_lengths
+from cellrt.core.processor import Processor
+from cellrt.core.program import (
+    CARRY,
+    FIXED,
+    OP_CHAIN,
+    OP_EXTERNAL,
+    OP_LOOP,
+    OP_NODE,
+    OP_RESULT,
+    OP_RESULT_STEPS,
+    RANGE,
+    STEP,
+)
+from cellrt.core.settings import SchedulerSettings
+from cellrt.core.sized_template import Room, SizedTemplate, compile_template
+from cellrt.core.template import ARRAYS, FITS, NUM_EXTERNALS, compile_program, open_memory
+from cellrt.core.template_cache import TemplateCache
+from tests.core.author import CELLS, Author
+from tests.core.graphs import add_step, add_tree, leaves, make_processor, tree
+from tests.core.machine import Machine
+
+PROCESSOR = Machine(1, (4,) * len(CELLS), SchedulerSettings()).processor
+ROOM = Room(np.full(6, 40, np.int64), np.full((PROCESSOR.num_kinds, 2), 12, np.int64))
+"""So little that of some lengths it is enough and of others not."""
+
+
+def compiled(program: NDArray[np.int32], known: TemplateCache, processor: Processor = PROCESSOR) -> SizedTemplate:
+    return compile_template(program, processor.tables.types, processor.tables.ports, ROOM, known)
+
+
+def assert_is_what_compiles(made: SizedTemplate, program: NDArray[np.int32]) -> None:
+    alone = compile_program(program, PROCESSOR.tables.types, PROCESSOR.tables.ports, *ROOM)
+    wanted = open_memory(*alone, np.zeros((0, 2), np.int32))
+    for name in ARRAYS:
+        one, other = getattr(made.arrays, name), getattr(wanted, name)
+        assert one.shape == other.shape and one.tobytes() == other.tobytes(), name
+    numbers = made.num_externals, made.num_results, made.num_places, made.num_steps, made.most_refs, made.fits
+    assert numbers == tuple(alone.words[NUM_EXTERNALS : FITS + 1])
+
+
+@given(
+    draw=st.randoms(use_true_random=False),
+    operations=st.integers(1, 4),
+    others=st.lists(st.integers(2, 60), min_size=4, max_size=4),
+)
+def test_a_template_with_lengths_is_what_the_program_with_them_compiles_to(draw: random.Random, operations, others):
+    program, types = np.array(Author(draw).graph(operations).program, np.int32), PROCESSOR.tables.types
+    key, lengths = find_lengths(program, types)
+    assume(lengths.size)
+    known: TemplateCache = TemplateCache()
+    first = compiled(program, known)
+    assert_is_what_compiles(first, program)
+    longer = with_lengths(program, types, lengths, np.array(others[: lengths.size], np.int32))
+    second = compiled(longer, known)
+    assert_is_what_compiles(second, longer)
+    assert_is_what_compiles(first, program)
+    if len(set(others[: lengths.size])) == lengths.size:
+        assert find_lengths(longer, types)[0].tolist() == key.tolist()
+        assert (second.template is first.template) == bool(first.lengths.size)
+
+
+def test_a_program_with_its_own_lengths_is_itself():
+    for seed in range(200):
+        program = np.array(Author(random.Random(seed)).graph(3).program, np.int32)
+        _, lengths = find_lengths(program, PROCESSOR.tables.types)
+        if lengths.size:
+            assert with_lengths(program, PROCESSOR.tables.types, lengths, lengths).tolist() == program.tolist()
+
+
+def stepped(length: int) -> NDArray[np.int32]:
+    """A chain of ``add_step`` nodes from one row of the request over others; the last state is the result."""
+    program = [OP_EXTERNAL, 0, 1, OP_EXTERNAL, 0, length, OP_CHAIN, 0, length, STEP, 1, 1, CARRY, 0]
+    return np.array([*program, OP_RESULT, 2 * length, 1, 1], np.int32)
+
+
+def backwards_above(length: int) -> NDArray[np.int32]:
+    """A chain above another that reads it from its end, and a node that reads all; every step is a result."""
+    program = [*stepped(length)[:-4].tolist(), OP_CHAIN, 0, length, STEP, 2 * length, -1, CARRY, 0]
+    return np.array([*program, OP_NODE, 1, RANGE, 1 + 2 * length, 1, length, OP_RESULT, 3 * length, -1, length])
+
+
+def looped(limit: int) -> NDArray[np.int32]:
+    """A loop of ``add_step``; every step is a result."""
+    program = [OP_EXTERNAL, 0, 1, OP_LOOP, 0, limit, 0, FIXED, 0, CARRY, 0]
+    return np.array([*program, OP_RESULT_STEPS, 1, limit], np.int32)
+
+
+@pytest.mark.parametrize("make", [stepped, backwards_above, looped])
+def test_graphs_of_all_lengths_from_two_on_have_one_template(make):
+    processor = make_processor()
+    add_step(processor, 4)
+    add_tree(processor, 4)
+    first, *others = (processor.compile(make(length)) for length in (2, 3, 24, 1000))
+    assert all(other.template is first.template for other in others)
+    assert processor.compile(make(1)).template is not first.template
+
+
+@pytest.mark.parametrize("make", [lambda n: leaves(1, n), lambda n: tree(1, 1, n)], ids=["leaves", "tree"])
+def test_graphs_with_a_node_for_each_row_have_a_template_each(make):
+    processor = make_processor()
+    add_step(processor, 4)
+    add_tree(processor, 4)
+    first, second = (processor.compile(make(length)) for length in (4, 8))
+    assert first.template is not second.template and not first.lengths.size
+
+
+def test_a_cell_type_that_takes_the_number_of_another_does_not_meet_its_templates():
+    processor = make_processor()
+    add_step(processor, 4)
+    before = processor.compile(stepped(5)).template
+    assert processor.compile(stepped(7)).template is before
+    processor.remove_type(0)
+    assert add_step(processor, 4) == 0
+    assert processor.compile(stepped(5)).template is not before
+
+
+def test_requests_of_different_lengths_are_admitted_in_one_call_as_one_by_one():
+    def admitted(together: bool) -> list[list[int]]:
+        processor = make_processor()
+        add_step(processor, 4)
+        templates = [processor.compile(stepped(length)) for length in (5, 2, 9)]
+        if together:
+            lengths = np.array([template.lengths for template in templates])
+            ids, rows = processor.admit_many(templates[0], np.arange(3), lengths=lengths)
+            assert ids == [0, 1, 2]
+        else:
+            rows = np.concatenate([processor.admit(template, k)[1] for k, template in enumerate(templates)])
+        tables = processor.tables
+        return [array.tobytes() for array in (rows, tables.links, tables.places, tables.subgraphs, tables.values)]
+
+    assert admitted(together=True) == admitted(together=False)
