@@ -74,7 +74,9 @@ def most_refs(types, subgraphs, links):
             if links[to + record.MODE] in (record.MANY, record.ALL):
                 count += links[to + record.START]
             elif links[to + record.MODE] == record.EMITTED:
-                count += record.most_steps(links, subgraphs[links[to + record.SOURCE]].record)
+                loop = subgraphs[links[to + record.SOURCE]].record
+                body = links[loop + record.BODY]
+                count += links[loop + record.LENGTH] if body == record.NO_BODY else links[body + record.LIMIT]
         most = max(most, count)
     return most
 

@@ -36,7 +36,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.jit import allocating, compiled
+from cellrt.core.jit import allocating
 
 LENGTH = 0  # steps; of a loop, at most
 POSITION = 1
@@ -96,15 +96,9 @@ def loop_limit(links: NDArray[np.int32], at: int) -> int:
     """The most steps of the loop with the record at ``at``; 0 if it is no loop, or a member that does not say stop."""
     if at < 0 or links[at + STOP] == IS_CHAIN:
         return 0
-    if links[at + BODY] != NO_BODY and links[at + STOP] == NO_STOP:
-        return 0
-    return int(most_steps(links, at))
-
-
-@compiled
-def most_steps(links, at):
-    """The most steps of the loop, or of the body that has the member, with the record at ``at``."""
-    return links[at + LENGTH] if links[at + BODY] == NO_BODY else links[links[at + BODY] + LIMIT]
+    if links[at + BODY] == NO_BODY:
+        return int(links[at + LENGTH])
+    return int(links[links[at + BODY] + LIMIT]) if links[at + STOP] != NO_STOP else 0
 
 
 @allocating
