@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cellrt.core.settings import SchedulerSettings
+from cellrt.engine.statistics import TIME_BOUNDS_S, Histogram
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, loop_model, make_cells
 
@@ -24,3 +30,14 @@ def test_steps_that_a_loop_did_not_take_are_not_counted():
     assert sum(task.steps for task in tasks) == count * STEPS
     assert max(task.steps for task in tasks) == STEPS
     close_and_check(engine)
+
+
+@given(batches=st.lists(st.lists(st.integers(0, 70_000_000_000), max_size=700), max_size=4))
+def test_a_histogram_has_every_time_in_its_bucket_whether_it_is_sorted_yet_or_not(batches: list[list[int]]):
+    histogram, wanted = Histogram(), [0] * (len(TIME_BOUNDS_S) + 1)
+    for values in batches:
+        histogram.count(values)
+        for value in values:
+            wanted[bisect_left(TIME_BOUNDS_S, value / 1e9)] += 1
+        assert histogram.snapshot()["counts"] == wanted
+    assert histogram.snapshot()["sum_s"] == pytest.approx(sum(map(sum, batches)) / 1e9)
