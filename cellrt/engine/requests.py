@@ -275,10 +275,10 @@ class Requests:
 
     def _copy_in_each(self, together: Sequence[tuple[Bulk, Sequence[int]]], rows: NDArray[np.int32]) -> None:
         """As ``_copy_in``, of requests without a session that differ in their lengths."""
-        tensors = together[0][0].externals
+        tensors, others = together[0][0].externals, together[0][0].plan.template.num_states + 1
         counts: list[int] = []
         for bulk, numbers in together:
-            counts += [*(len(values) // bulk.size for _, values in bulk.externals), 1] * len(numbers)
+            counts += [*(len(values) // bulk.size for _, values in bulk.externals), others] * len(numbers)
         owners = np.arange(len(counts)) % (len(tensors) + 1)
         owner_of_row = np.repeat(owners, counts)
         for k, (kind, _) in enumerate(tensors):
