@@ -186,7 +186,6 @@ class PageMachine:
         number = int(view.buffer[at + row])
         if source == MIXED:
             source, number = number >> LOCATION_SHIFT, number & ROW_MASK
-        assert source in (HOST, worker)
         assert self.rows[source, number] != -999, "read of a row that nobody wrote"
         return int(self.rows[source, number])
 
