@@ -7,8 +7,10 @@ one carried state, a step at a time (no runs). Times hold everything between two
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,8 @@ from cellrt.core.sized_template import SizedTemplate
 
 PARTS = ("core", "engine", "turn", "live")
 LENGTH = 24
+MIXED_LENGTHS = random.Random(0).sample(range(5, 44), 39)
+"""As many nodes as ``LENGTH`` on average."""
 MANY = 250
 TOGETHER = 1_000
 TURN_ROWS = 512
@@ -192,47 +196,50 @@ def make_models(**options: Any) -> list[cellrt.Unfolder]:
     return [cellrt.Unfolder("chain", chain, words), cellrt.Unfolder("known", chain, words, key=len)]
 
 
-def request_times(engine: cellrt.Engine, model: str, count: int) -> tuple[float, float, float]:
+def request_times(engine: cellrt.Engine, model: str, count: int, lengths: Sequence[int]) -> tuple[float, float, float]:
     """Microseconds of a request alone, of one of many that are submitted each, and of one of many in bulk."""
-    words = list(range(LENGTH))
+    requests = [list(range(lengths[k % len(lengths)])) for k in range(count)]
     start = time.perf_counter()
-    for _ in range(count // 20):
-        engine.submit(model, words).result()
+    for request in requests[: count // 20]:
+        engine.submit(model, request).result()
     alone = 20e6 * (time.perf_counter() - start) / count
     start = time.perf_counter()
-    for future in [engine.submit(model, words) for _ in range(count)]:
+    for future in [engine.submit(model, request) for request in requests]:
         future.result()
     each = 1e6 * (time.perf_counter() - start) / count
     start = time.perf_counter()
-    for futures in [engine.submit_many(model, [words] * MANY) for _ in range(count // MANY)]:
+    for futures in [engine.submit_many(model, requests[k : k + MANY]) for k in range(0, count, MANY)]:
         for future in futures:
             future.result()
-    return alone, each, 1e6 * (time.perf_counter() - start) / (count // MANY * MANY)
+    return alone, each, 1e6 * (time.perf_counter() - start) / count
 
 
 def run_engine(recorder: Recorder, quick: bool) -> None:
-    """Requests of 24 nodes of a cell that does nothing, through one engine: from ``submit`` to the result."""
+    """Requests of 24 nodes, and of 5 to 43, of a cell that does nothing, through one engine: from ``submit`` to the
+    result."""
     count, rounds = (4_000, 3) if quick else (20_000, 5)
-    models = make_models()
+    cases = [(model, lengths) for model in make_models() for lengths in ([LENGTH], MIXED_LENGTHS)]
     with cellrt.Engine(1, max_queue=1 << 20) as engine:
-        times: dict[str, list[tuple[float, float, float]]] = {}
-        for model in models:
-            engine.register(model)
-            times[model.name] = []
-            request_times(engine, model.name, 1_000)
+        times: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
+        for model, lengths in cases:
+            if len(lengths) == 1:
+                engine.register(model)
+            times[model.name, len(lengths)] = []
+            request_times(engine, model.name, 1_000, lengths)
         gc.collect()
         gc.freeze()
         for _ in range(rounds):
-            for model in models:
-                times[model.name].append(request_times(engine, model.name, count))
+            for model, lengths in cases:
+                times[model.name, len(lengths)].append(request_times(engine, model.name, count, lengths))
         gc.unfreeze()
-    for model in models:
-        alone, each, many = (statistics.median(column) for column in zip(*times[model.name]))
-        key = "len" if model.key is not None else "none"
-        recorder.add("engine", "submit to result, one at a time", alone, "us/request", key=key)
-        recorder.add("engine", "submit to result, many at once", each, "us/request", key=key)
-        recorder.add("engine", "throughput, 24-node chains", 1e6 / each, "requests/s", key=key)
-        recorder.add("engine", f"throughput, 24-node chains, submit_many of {MANY}", 1e6 / many, "requests/s", key=key)
+    for model, lengths in cases:
+        alone, each, many = (statistics.median(column) for column in zip(*times[model.name, len(lengths)]))
+        nodes = f"{LENGTH}" if len(lengths) == 1 else f"{min(lengths)} to {max(lengths)}"
+        case = {"key": "len" if model.key is not None else "none", "nodes": nodes}
+        recorder.add("engine", "submit to result, one at a time", alone, "us/request", **case)
+        recorder.add("engine", "submit to result, many at once", each, "us/request", **case)
+        recorder.add("engine", "throughput", 1e6 / each, "requests/s", **case)
+        recorder.add("engine", f"throughput, submit_many of {MANY}", 1e6 / many, "requests/s", **case)
 
 
 def run_turn(recorder: Recorder, quick: bool) -> None:

@@ -89,7 +89,8 @@ def stepped(length: int) -> NDArray[np.int32]:
 def backwards_above(length: int) -> NDArray[np.int32]:
     """A chain above another that reads it from its end, and a node that reads all; every step is a result."""
     program = [*stepped(length)[:-4].tolist(), OP_CHAIN, 0, length, STEP, 2 * length, -1, CARRY, 0]
-    return np.array([*program, OP_NODE, 1, RANGE, 1 + 2 * length, 1, length, OP_RESULT, 3 * length, -1, length], np.int32)
+    program += [OP_NODE, 1, RANGE, 1 + 2 * length, 1, length]
+    return np.array([*program, OP_RESULT, 3 * length, -1, length], np.int32)
 
 
 def looped(limit: int) -> NDArray[np.int32]:
