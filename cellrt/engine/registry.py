@@ -35,12 +35,13 @@ class Plan:
     Attributes:
         template, results, states: what they have in common.
         readers: of their results; graphs whose results lie alike, whatever their lengths, have the same.
+        answered_with: plans that have the same object may be answered together: the graphs differ in lengths alone.
         stepped: of results of every step: name, kind and positions.
         num_nodes: nodes of the graph; a loop counts as its step limit.
         num_bytes: memory of the template's rows.
     """
 
-    __slots__ = ("num_bytes", "num_nodes", "readers", "results", "states", "stepped", "template")
+    __slots__ = ("answered_with", "num_bytes", "num_nodes", "readers", "results", "states", "stepped", "template")
 
     def __init__(
         self,
@@ -48,10 +49,23 @@ class Plan:
         results: tuple[ResultLayout, ...],
         states: tuple[StateLayout, ...],
         readers: Sequence[Reader],
+        answered_with: object,
     ) -> None:
         self.template, self.results, self.states, self.readers = template, results, states, readers
+        self.answered_with = answered_with
         self.stepped = [(layout.name, layout.kind, layout.positions) for layout in results if not layout.is_single]
         self.num_nodes, self.num_bytes = template.num_steps, template.num_bytes
+
+
+class _Answers(NamedTuple):
+    """The results of a graph, and their readers."""
+
+    results: tuple[ResultLayout, ...]
+    readers: Sequence[Reader]
+
+    def goes_with(self, results: tuple[ResultLayout, ...]) -> bool:
+        """Whether these are the same results, but for where they lie."""
+        return [one._replace(positions=()) for one in self.results] == [one._replace(positions=()) for one in results]
 
 
 class Planned(NamedTuple):
@@ -275,10 +289,7 @@ class Model:
         self.kind, self.constant_row = registry.kind, registry.constant_row
         self.max_nodes = registry.max_nodes
         self.plans_by_program = TemplateCache[Plan](max_cached_bytes)
-        self._latest: WeakKeyDictionary[Template, tuple[tuple[ResultLayout, ...], Sequence[Reader]]] = (
-            WeakKeyDictionary()
-        )
-        """Readers of a template's latest results."""
+        self._latest: WeakKeyDictionary[Template, _Answers] = WeakKeyDictionary()
         self._known = KnownGraphs(unfolder)
 
     @property
@@ -314,13 +325,16 @@ class Model:
         return plan
 
     def _plan(self, template: SizedTemplate, recorded: Recorded) -> Plan:
-        results, readers = self._latest.get(template.template, (None, ()))
-        if results != recorded.results:
-            kinds = self._registry.kinds
-            readers = [Reader(layout, kinds[layout.kind]) for layout in recorded.results]
+        known = self._latest.get(template.template)
+        if known is not None and known.results == recorded.results:
+            return Plan(template, recorded.results, recorded.states, known.readers, known)
+        kinds = self._registry.kinds
+        made = _Answers(recorded.results, [Reader(layout, kinds[layout.kind]) for layout in recorded.results])
+        if known is None or not known.goes_with(recorded.results):
+            known = made
             if template.lengths.size:
-                self._latest[template.template] = recorded.results, readers
-        return Plan(template, recorded.results, recorded.states, readers)
+                self._latest[template.template] = made
+        return Plan(template, recorded.results, recorded.states, made.readers, known)
 
     def _compile(self, program: bytes) -> SizedTemplate:
         try:

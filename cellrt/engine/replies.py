@@ -45,10 +45,13 @@ class Replies:
         self._clock_ns = clock_ns
         self.trace: Trace | None = None
 
-    def read(self, plan: Plan, requests: NDArray[np.int32]) -> Together:
-        """The results of complete requests of one plan, by their ids in the processor."""
-        host = self._arenas[HOST]
-        return Together([reader.read(self._processor, host, requests) for reader in plan.readers])
+    def read(self, plans: Sequence[Plan], requests: NDArray[np.int32]) -> Together:
+        """The results of complete requests whose plans answer together, by their ids in the processor."""
+        host, first = self._arenas[HOST], plans[0].readers
+        if all(plan.readers is first for plan in plans):
+            return Together([reader.read(self._processor, host, requests) for reader in first])
+        each = zip(*(plan.readers for plan in plans))
+        return Together([its[0].read(self._processor, host, requests, its) for its in each])
 
     def stream(self, request: Bulk) -> None:
         """Sends the steps of a streamed request that are complete in all results that have steps."""

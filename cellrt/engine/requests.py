@@ -286,26 +286,27 @@ class Requests:
             self._arenas[HOST].put(kind, rows[: owner_of_row.size][owner_of_row == k], values)
 
     def _finish(self, ids: Sequence[int]) -> None:
-        """Answers complete requests with their results, those that lie alike together, and gives back their rows."""
-        by_readers: dict[int, dict[Bulk, tuple[list[int], list[int]]]] = {}
+        """Answers complete requests with their results, those of one kind together, and gives back their rows."""
+        by_kind: dict[int, dict[Bulk, tuple[list[int], list[int]]]] = {}
         """Of each bulk, ids and numbers of requests; those that stream by themselves."""
         for request_id in ids:
             bulk, number = self._admitted[request_id]
-            alike = by_readers.setdefault(id(bulk.plan.readers if bulk.channel is None else bulk), {})
+            alike = by_kind.setdefault(id(bulk.plan.answered_with if bulk.channel is None else bulk), {})
             if bulk not in alike:
                 alike[bulk] = [], []
             alike[bulk][0].append(request_id)
             alike[bulk][1].append(number)
-        for alike in by_readers.values():
+        for alike in by_kind.values():
             self._finish_alike(alike)
 
     def _finish_alike(self, alike: Mapping[Bulk, tuple[list[int], list[int]]]) -> None:
-        """See ``_finish``: of one list of readers."""
+        """See ``_finish``: of one kind."""
         first = next(iter(alike))
         if first.channel is not None:
             self._replies.stream(first)
         ids = np.array([request_id for its, _ in alike.values() for request_id in its], np.int32)
-        results, started_ns = self._replies.read(first.plan, ids), self._processor.start_times(ids)
+        plans = [bulk.plan for bulk, (its, _) in alike.items() for _ in its]
+        results, started_ns = self._replies.read(plans, ids), self._processor.start_times(ids)
         for bulk, (_, numbers) in alike.items():
             bulk.move(numbers, LiveState.ENDING)
             self._note_answered(bulk, len(numbers))

@@ -70,40 +70,52 @@ class Together:
 
 
 class Reader:
-    """Reads one named result of complete requests of one plan."""
+    """Reads one named result of complete requests."""
 
     def __init__(self, layout: ResultLayout, spec: RowSpec) -> None:
         self._layout = layout
         self._positions = np.array(layout.positions, np.int32)
         self._dtype, self._row_shape, self._row_bytes = spec.dtype, spec.shape, spec.num_bytes
 
-    def read(self, processor: Processor, host: Arenas, requests: NDArray[np.int32]) -> Part:
-        """Copies the result of requests, by their ids in the processor, out of the arena."""
+    def read(
+        self, processor: Processor, host: Arenas, requests: NDArray[np.int32], each: Sequence[Reader] | None = None
+    ) -> Part:
+        """Copies the result of requests, by their ids in the processor, out of the arena.
+
+        ``each``: the reader of each request, where it does not lie alike in all.
+        """
         name, kind, _, is_loop, is_single = self._layout
         if is_single and not is_loop and len(requests) == 1:  # of a small request this is a tenth of its time
             first = processor.tables.requests["first_place"][requests[0]]
             row = processor.tables.places[first + self._positions[0]]
             memory = host.get_row_bytes(kind, int(row))
             return Part(name, memory, (), (0, len(memory)), self._dtype, self._row_shape, self._row_bytes)
-        rows = processor.result_rows(requests, self._positions)
         ends: NDArray[np.int64] | None = None
-        if is_loop:
-            counts = (rows >= 0).sum(1)
+        if each is None:
+            rows = processor.result_rows(requests, self._positions).reshape(-1)
+            if is_loop:
+                ends = np.arange(1, len(requests) + 1) * len(self._positions)
+        else:
+            positions = [reader._positions for reader in each]
+            counts = np.array([one.size for one in positions])
+            firsts = processor.tables.requests["first_place"][requests]
+            rows = processor.tables.places[np.repeat(firsts, counts) + np.concatenate(positions)]
+            ends = np.cumsum(counts)
+        if ends is not None and is_loop:
+            is_taken: NDArray[np.bool_] = rows >= 0
+            rows, ends = rows[is_taken], np.cumsum(is_taken, dtype=np.int64)[ends - 1]
             if is_single:
-                rows = rows[np.arange(len(rows)), counts - 1][:, None]
-            else:
-                rows, ends = rows[rows >= 0], np.cumsum(counts)
-        num_rows = rows.size
-        each = num_rows // len(requests)
+                rows, ends = rows[ends - 1], None
         shape = self._row_shape if is_single else (-1, *self._row_shape)
-        if each * self._row_bytes > SMALL_BYTES:
-            split = np.split(rows.reshape(-1), range(each, num_rows, each) if ends is None else ends[:-1])
+        share = rows.size // len(requests)
+        if share * self._row_bytes > SMALL_BYTES:
+            split = np.split(rows, range(share, rows.size, share) if ends is None else ends[:-1])
             own = [host.get_bits(kind, one).reshape(-1) for one in split]
             return Part(name, NOTHING, own, (), self._dtype, shape, self._row_bytes)
-        memory = host.get_bytes(kind, rows.reshape(-1))
+        memory = host.get_bytes(kind, rows)
         begins: Sequence[int]
         if ends is None:
-            begins = range(0, len(memory) + 1, each * self._row_bytes)
+            begins = range(0, len(memory) + 1, share * self._row_bytes)
         else:
             begins = [0, *(ends * self._row_bytes).tolist()]
         return Part(name, memory, (), begins, self._dtype, shape, self._row_bytes)

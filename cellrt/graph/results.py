@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -92,12 +92,23 @@ class Placement:
         key = (steps._base, steps._stride, len(steps))
         if key in self._chains:
             return self._chains[key]
-        if self._values or self._chains:
-            return tuple(self.of_value(output.value)[0] for output in steps)
+        values = steps.values()
+        if any(value in values for value in self._values) or any(_meet(values, range(*one)) for one in self._ranges()):
+            return tuple(self.of_value(output.value)[0] for output in steps)  # what is a result already has its place
         self._program.extend([OP_RESULT, *key])
         self._chains[key] = self._take(len(steps))
         return self._chains[key]
 
+    def _ranges(self) -> Iterator[tuple[int, int, int]]:
+        return ((base, base + stride * count, stride) for base, stride, count in self._chains)
+
     def _take(self, count: int) -> range:
         self._end += count
         return range(self._end - count, self._end)
+
+
+def _meet(one: range, other: range) -> bool:
+    """Whether values of two chains' outputs may be the same."""
+    if max(min(one[0], one[-1]), min(other[0], other[-1])) > min(max(one[0], one[-1]), max(other[0], other[-1])):
+        return False
+    return abs(one.step) != abs(other.step) or (one.start - other.start) % one.step == 0
