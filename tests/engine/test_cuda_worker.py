@@ -379,3 +379,18 @@ def test_a_thread_that_is_stuck_in_submitting_loses_its_device(monkeypatch):
     serve(engine, model, [torch.ones(2, WIDTH)])
     is_over.set()
     close_and_check(engine)
+
+
+def test_a_capture_that_nobody_used_for_long_gives_way_where_memory_is_short(monkeypatch):
+    monkeypatch.setattr("cellrt.worker.device.captures.STALE_AFTER", 8)
+    model = chain_model("chain", cell(add_twice, {"x": (WIDTH,), "h": (WIDTH,)}, max_batch=64))
+    options = DeviceOptions(ring_bytes=1 << 16, capture_after=1, graph_bytes=1024)  # room for one: each costs so much
+    engine = device_engine("dry", 1, options, settings=SchedulerSettings(runs=False))
+    engine.register(model, warm_up=False)
+    captures = engine._manager.workers[0]._executor._captures
+    for count in (1, 1, 8, 8, 8, 8, 8, 8):
+        serve(engine, model, [torch.randn(3, WIDTH) for _ in range(count)])
+    assert captures.counts["captures"] > 1
+    assert captures.counts["captures_evicted"] == captures.counts["captures"] - 1
+    assert captures.used_bytes == 1024
+    close_and_check(engine)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import logging
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from cellrt.worker.blame import describe_error
+from cellrt.worker.device.capturable import NotCapturableError
 from cellrt.worker.device.device import Device, Work
 from cellrt.worker.device.packing import Signature
 
 MAX_COUNTED = 4096
+STALE_AFTER = 1024
+"""A capture that so many tasks did without gives way to another where memory is short."""
 
 
 @dataclass
@@ -20,6 +25,9 @@ class Capture:
 
     words: torch.Tensor
     replay: Work
+    num_bytes: int
+    last_used: int
+    """Of the tasks that asked for a capture, the number of the last that got this one."""
 
 
 class Captures:
@@ -29,32 +37,49 @@ class Captures:
         device: that captures.
         budget_bytes: device memory that captures may take in all; 0 captures nothing.
         after: how often a signature runs before it is captured, at least 1, which warms its cell up.
+
+    Attributes:
+        counts: ``captures`` made, ``captures_refused`` by work that cannot be captured, ``captures_failed`` on the
+            device, ``captures_evicted``, and tasks that were ``replayed`` or ``eager``.
     """
 
     def __init__(self, device: Device, budget_bytes: int, after: int = 2) -> None:
         self._device, self._budget_bytes, self._after = device, budget_bytes, max(1, after)
-        self._known: dict[Signature, Capture | None] = {}
-        self._counts: OrderedDict[Signature, int] = OrderedDict()
-        self._bytes: dict[Signature, int] = {}
+        self._known: OrderedDict[Signature, Capture | None] = OrderedDict()
+        """Those that cannot be captured have none; the others are in order of their last use."""
+        self._seen: OrderedDict[Signature, int] = OrderedDict()
+        self._num_asked = 0
+        self._lost_bytes = 0
+        """What captures took that failed: nobody gives it back."""
+        self.counts: Counter[str] = Counter()
 
     @property
     def used_bytes(self) -> int:
         """Device memory that captures have taken."""
-        return sum(list(self._bytes.values()))
+        return self._lost_bytes + sum(capture.num_bytes for capture in list(self._known.values()) if capture)
 
     def find(self, signature: Signature) -> Capture | None:
         """The capture of a signature, if there is one."""
-        return self._known.get(signature)
+        self._num_asked += 1
+        capture = self._known.get(signature)
+        if capture is not None:
+            capture.last_used = self._num_asked
+            self._known.move_to_end(signature)
+            self.counts["replayed"] += 1
+        return capture
 
     def is_due(self, signature: Signature) -> bool:
-        """Counts a signature that is about to run without a capture; whether it should be captured afterwards."""
-        if signature in self._known or self.used_bytes >= self._budget_bytes:
+        """Counts a signature that has run without a capture; whether it should be captured now.
+
+        Where there is no memory, captures that nobody used for long give way, if there are such.
+        """
+        if signature in self._known or not self._budget_bytes:
             return False
-        count = self._counts.pop(signature, 0) + 1
-        self._counts[signature] = count
-        if len(self._counts) > MAX_COUNTED:
-            self._counts.popitem(last=False)
-        return count >= self._after
+        count = self._seen.pop(signature, 0) + 1
+        self._seen[signature] = count
+        if len(self._seen) > MAX_COUNTED:
+            self._seen.popitem(last=False)
+        return count >= self._after and self._has_room()
 
     def make(self, signature: Signature, words: torch.Tensor, operations_of: Callable[[torch.Tensor], Work]) -> None:
         """Captures a signature's work. What cannot be captured runs as before; what loses the device raises.
@@ -64,16 +89,36 @@ class Captures:
         """
         words = words.clone()
         before = self._device.memory_in_use()
-        self._counts.pop(signature, None)
+        self._seen.pop(signature, None)
         self._known[signature] = None
         try:
-            self._known[signature] = Capture(words, self._device.capture(operations_of(words)))
-        except BaseException:  # the cell's own code runs meanwhile
+            replay = self._device.capture(operations_of(words))
+        except NotCapturableError:
+            self.counts["captures_refused"] += 1
+        except BaseException as error:  # the cell's own code runs meanwhile
             self._device.check()
-        self._bytes[signature] = max(0, self._device.memory_in_use() - before)
+            self._lost_bytes += max(0, self._device.memory_in_use() - before)
+            self.counts["captures_failed"] += 1
+            logging.getLogger("cellrt").warning("a task was not captured and runs as it is: %s", describe_error(error))
+        else:
+            num_bytes = max(0, self._device.memory_in_use() - before)
+            self._known[signature] = Capture(words, replay, num_bytes, self._num_asked)
+            self.counts["captures"] += 1
 
     def forget(self, type_id: int) -> None:
         """Drops the captures of a cell type that no task has; while others are found and made."""
         for signature in [signature for signature in list(self._known) if signature.type_id == type_id]:
             self._known.pop(signature, None)
-            self._bytes.pop(signature, None)
+
+    def _has_room(self) -> bool:
+        """Whether the budget allows one more, for which others may be dropped."""
+        for signature, capture in list(self._known.items()):
+            if self.used_bytes < self._budget_bytes:
+                break
+            if capture is None:
+                continue
+            if self._num_asked - capture.last_used < STALE_AFTER:
+                break
+            self._known.pop(signature, None)
+            self.counts["captures_evicted"] += 1
+        return self.used_bytes < self._budget_bytes

@@ -103,6 +103,11 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def beside(self) -> AbstractContextManager[Work]:
+        """While it lasts, this thread (any) computes on the device, apart from the worker's tasks. Gives what waits for
+        what was computed so."""
+
+    @abstractmethod
     def synchronize(self) -> None:
         """Waits for all that was submitted."""
 
