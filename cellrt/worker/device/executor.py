@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from cellrt.core.copying import LARGE_BYTES, get_rows, get_rows_nogil, move_rows, move_rows_nogil
 from cellrt.core.tables import HOST
 from cellrt.core.task_layout import TaskView
-from cellrt.errors import CellError, InternalError
+from cellrt.definition.bits import NUMPY_DTYPES
+from cellrt.errors import InternalError
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.base import Launch
 from cellrt.worker.blame import Failure, Failures
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.captures import Captures
+from cellrt.worker.device.checks import bad_rows, check_uploaded, error_of
 from cellrt.worker.device.device import Device, Work
 from cellrt.worker.device.fused import CannotFuseError, ChainReader, FusedOperations, FusedReader
 from cellrt.worker.device.operations import ANSWER, Memory, Operations
@@ -163,6 +165,12 @@ class DeviceExecutor:
             get = get_rows if target.size < LARGE_BYTES else get_rows_nogil
             get(self._host(upload.kind), upload.host_rows(launch.buffer), target)
         begun = InFlight(launch, task, packing, up, up_block, down, down_block, begun_ns)
+        for number, limits in packing.checked:
+            upload, start = uploads[number], up_starts[number]
+            uploaded = up.array[start : start + upload.num_rows * up_bytes[number]]
+            dtype = self._arenas[HOST][upload.kind].dtype
+            numbers = uploaded.view(NUMPY_DTYPES[dtype]).reshape(upload.num_rows, -1)
+            check_uploaded(placed.cell, task, numbers, limits, begun.failures)
         has_download = bool(downloads or answers)
         self.device.submit(self._work(begun, placed, has_download), has_download)
         return begun
@@ -177,11 +185,9 @@ class DeviceExecutor:
         cell = cell_type.cell
         if failures.split is not None:
             cell_type.retries.note(cell.name, failures.split, len(failures))
-        for row in _rows_not_finite(packing, task, answers):
+        for row, what in bad_rows(packing, task, answers).items():
             if row not in failed:
-                outputs = " or ".join(map(repr, cell.finite))
-                error = CellError(f"cell {cell.name!r} returned a value that is not finite in output {outputs}")
-                failures.append(Failure(row, error))
+                failures.append(Failure(row, error_of(cell, what)))
         if task.is_loop:
             task.done_steps[:] = answers[: task.num_rows]
         elif task.stop_output >= 0:
@@ -235,8 +241,8 @@ class DeviceExecutor:
                 readers.append(FusedReader)
         for reader in readers:
             with suppress(CannotFuseError):
-                return self._packings.of(type_id, task.buffer, reader)
-        return self._packings.of(type_id, task.buffer)
+                return self._packings.of(type_id, task.buffer, placed.limits, reader)
+        return self._packings.of(type_id, task.buffer, placed.limits)
 
     def _operations(
         self,
@@ -292,18 +298,3 @@ class DeviceExecutor:
         if len(self._counting) < count:
             self._counting = np.arange(2 * count, dtype=np.int32)
         return self._counting[:count]
-
-
-def _rows_not_finite(packing: Packing, task: TaskView, answers: NDArray[np.int32]) -> list[int]:
-    """The rows with a value that is not finite where the cell declares finite ones."""
-    if not answers.size:
-        return []
-    if task.is_loop:
-        padded = packing.signature.sizes[0]
-        return np.flatnonzero(answers[padded : padded + task.num_rows]).tolist()
-    behind = packing.signature.sizes[0] if task.stop_output >= 0 else 0
-    bad = np.flatnonzero(answers[behind : behind + task.num_positions])
-    if not bad.size:
-        return []
-    row_of = np.concatenate([np.arange(size) for size in task.batch_sizes])
-    return sorted(set(row_of[bad].tolist()))

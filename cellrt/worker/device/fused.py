@@ -23,7 +23,7 @@ from cellrt.definition.fused import IndexedRows, RunSizes
 from cellrt.worker.blame import Failures, describe_error
 from cellrt.worker.device.attempt import DeviceOutcome
 from cellrt.worker.device.operations import Operations
-from cellrt.worker.device.packing import NOWHERE, InputSignature, OutputSignature, Packing, TaskReader
+from cellrt.worker.device.packing import NOWHERE, OUTSIDE, InputSignature, OutputSignature, Packing, TaskReader
 from cellrt.worker.torch_state import CellMode
 
 
@@ -132,8 +132,8 @@ class FusedOperations(Operations):
         for k, output in enumerate(self._signature.outputs):
             if output.results:
                 self._deliver(k, output, self._arena(output.kind))
-        if self._signature.answers:
-            self._answer(bad)
+        if self._signature.tells_bad:
+            self._answer([torch.cat([part.to(torch.int32) for part in bad]) | self._outside()])
 
     def _store(self, output: OutputSignature, value: torch.Tensor) -> None:
         """Every position has a row, but those that nobody reads have none: they go where nobody looks."""
@@ -148,7 +148,7 @@ class FusedOperations(Operations):
         """Runs a run either way; returns which positions have a value that is not finite where they must be."""
         if not (self._goes_in_one_call() and self._run_chain()):
             self._run_steps()
-        return [self._not_finite(0, sum(self._signature.sizes))] if self._placed.cell.finite else []
+        return [self._not_finite(0, sum(self._signature.sizes))]
 
     def _goes_in_one_call(self) -> bool:
         """Whether a run like this one goes in one call; measured if that is not known yet."""
@@ -235,13 +235,13 @@ class FusedOperations(Operations):
                     for name, output in outputs.items()
                 },
             )
-            if cell.finite and signature.sizes_at == NOWHERE:
+            if signature.tells_bad and signature.sizes_at == NOWHERE:
                 bad.append(self._not_finite(start, size))
             before, start = start, start + size
         return bad
 
     def _not_finite(self, start: int, size: int) -> torch.Tensor:
-        """Which of these positions have a value that is not finite where the cell declares finite ones."""
+        """Which of these positions have a value that is not finite where the cell declares finite ones: bool."""
         cell = self._placed.cell
         bad = torch.zeros(size, dtype=torch.bool, device=self._words.device)
         for name, output in zip(cell.outputs, self._signature.outputs):
@@ -249,6 +249,18 @@ class FusedOperations(Operations):
                 continue
             rows = self._slice(output.rows_at + start, size).clamp(min=0)
             bad |= ~torch.isfinite(self._arena(output.kind).index_select(0, rows)).reshape(size, -1).all(1)
+        return bad
+
+    def _outside(self) -> torch.Tensor:
+        """Which positions read what is outside an input's limits: a fused form reads nothing there."""
+        bad = torch.zeros(sum(self._signature.sizes), dtype=torch.int32, device=self._words.device)
+        for number, (name, given) in enumerate(zip(self._placed.cell.inputs, self._signature.inputs)):
+            if name in self._placed.limits:
+                source = given.sources[0]
+                rows = self._slice(source.rows_at, source.num_rows)
+                values = self._rows_at(given.kind, self._specs[number], source).index_select(0, rows)
+                is_outside = self._placed.limits[name].are_left_by(values)
+                bad[: len(is_outside)] |= OUTSIDE * is_outside
         return bad
 
     def _arena(self, kind: int) -> torch.Tensor:

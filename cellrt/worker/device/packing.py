@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
-from cellrt.core.task_layout import TaskView
+from cellrt.core.task_layout import IN_COUNT, IN_OFFSETS, IN_SOURCE, TaskView
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device.arenas import DeviceArenas
+from cellrt.worker.device.limits import Limits
 
 Ints = NDArray[np.int32]
 Numbers = NDArray[np.int64] | Ints
@@ -29,6 +30,8 @@ NOWHERE = -1
 REPEAT = -2
 """Padding that repeats the last value."""
 MAX_KNOWN = 8192
+NOT_FINITE, OUTSIDE = 1, 2
+"""What is bad of a position (of a loop: a row), or both: an output is not finite, an input is outside its limits."""
 
 
 class Source(NamedTuple):
@@ -84,10 +87,11 @@ class Signature(NamedTuple):
     outputs: tuple[OutputSignature, ...]
     lengths_at: int
     answers: int
-    """Integers that come back: of a loop, steps done and whether a value was not finite, for each row; of other tasks
-    for each row of the first step whether it says stop, where an output does, and if their cell declares finite outputs
-    whether a value was not finite for each position."""
+    """Integers that come back: of a loop, steps done and what is bad, for each row; of other tasks for each row of the
+    first step whether it says stop, where an output does, and if ``tells_bad`` what is bad of each position."""
     answers_at: int
+    tells_bad: bool
+    """Whether, of what is no loop, there is an answer for each position: ``NOT_FINITE``, ``OUTSIDE``, or 0."""
     sizes_at: int
     """First word of ``sizes`` of a fused run that may go in one call, else NOWHERE."""
     num_words: int
@@ -121,6 +125,8 @@ class Packing(NamedTuple):
     """(word, values): what is not in the buffer as it is."""
     uploads: list[Transfer]
     downloads: list[Transfer]
+    checked: list[tuple[int, Limits]]
+    """Uploads whose values must be within limits."""
     can_capture: bool
 
 
@@ -138,14 +144,17 @@ class Packings:
         self._location, self._types, self._arenas, self._pad = location, types, arenas, pad
         self._known: dict[tuple[object, ...], Packing] = {}
 
-    def of(self, type_id: int, buffer: Ints, reader: type[TaskReader] | None = None) -> Packing:
-        """Reads a task. ``reader``: how, if not as a plain cell's; what that raises is raised."""
+    def of(
+        self, type_id: int, buffer: Ints, limits: Mapping[str, Limits], reader: type[TaskReader] | None = None
+    ) -> Packing:
+        """Reads a task of a cell whose inputs have these limits. ``reader``: how, if not as a plain cell's; what that
+        raises is raised."""
         cell_type = self._types[type_id]
         task = TaskView(buffer, len(cell_type.input_kinds), len(cell_type.output_kinds))
         key = (type_id, reader, task.layout_key())
         packing = self._known.get(key)
         if packing is None:
-            packing = (reader or TaskReader)(self._location, cell_type, task, self._arenas, self._pad).read()
+            packing = (reader or TaskReader)(self._location, cell_type, task, self._arenas, self._pad, limits).read()
             if not packing.computed:
                 if len(self._known) >= MAX_KNOWN:
                     self._known.clear()
@@ -163,9 +172,17 @@ class TaskReader:
 
     is_fused = False
 
-    def __init__(self, location: int, cell_type: CellType, task: TaskView, arenas: DeviceArenas, pad: bool) -> None:
+    def __init__(
+        self,
+        location: int,
+        cell_type: CellType,
+        task: TaskView,
+        arenas: DeviceArenas,
+        pad: bool,
+        limits: Mapping[str, Limits],
+    ) -> None:
         self._location, self._type, self._task, self._buffer = location, cell_type, task, task.buffer
-        self._arenas = arenas
+        self._arenas, self._limits = arenas, limits
         self._rows, self._positions, self._steps = task.num_rows, task.num_positions, task.num_steps
         self._is_loop = task.is_loop
         self._sizes: list[int] = task.batch_sizes.tolist()
@@ -179,23 +196,29 @@ class TaskReader:
         self._computed: list[tuple[int, Numbers]] = []
         self._uploads: list[Transfer] = []
         self._downloads: list[Transfer] = []
+        self._checked: list[tuple[int, Limits]] = []
         self._can_capture = self._pads_counts
 
     def read(self) -> Packing:
         """Reads it."""
         cell, task = self._type.cell, self._task
-        inputs = tuple(self._input(kind, *words) for kind, words in zip(self._type.input_kinds, task.inputs))
+        inputs = []
+        for name, kind, words in zip(cell.inputs, self._type.input_kinds, task.inputs):
+            if self._is_checked_here(name, words) and words[IN_COUNT]:
+                self._checked.append((len(self._uploads), self._limits[name]))
+            inputs.append(self._input(kind, *words))
         outputs = tuple(
             self._output(number, kind, *words)
             for number, (kind, words) in enumerate(zip(self._type.output_kinds, task.outputs))
         )
-        lengths_at, answers, answers_at = NOWHERE, 0, NOWHERE
+        lengths_at, answers, answers_at, tells_bad = NOWHERE, 0, NOWHERE, False
         if self._is_loop:
             lengths_at = self._copy(task.lengths_at, self._rows, self._padded, 1)
             answers = 2 * self._padded
         else:
             answers = self._padded if task.stop_output >= 0 else 0
-            if cell.finite:
+            tells_bad = bool(cell.finite) or self._reads_unchecked()
+            if tells_bad:
                 answers += self._padded if self._steps == 1 else self._positions
         if answers:
             answers_at = self._room(answers)
@@ -210,11 +233,12 @@ class TaskReader:
             sizes,
             self._is_loop,
             task.stop_output,
-            inputs,
+            tuple(inputs),
             outputs,
             lengths_at,
             answers,
             answers_at,
+            tells_bad,
             sizes_at,
             self._num_words,
         )
@@ -226,8 +250,18 @@ class TaskReader:
             self._computed,
             self._uploads,
             self._downloads,
+            self._checked,
             self._can_capture,
         )
+
+    def _is_checked_here(self, name: str, words: list[int]) -> bool:
+        """Whether the host checks an input with limits: it does where it uploads all of it, a row for each position."""
+        return name in self._limits and words[IN_SOURCE] == HOST and words[IN_OFFSETS] < 0
+
+    def _reads_unchecked(self) -> bool:
+        """Whether an input with limits is left for the device to check."""
+        given = zip(self._type.cell.inputs, self._task.inputs)
+        return any(name in self._limits and not self._is_checked_here(name, words) for name, words in given)
 
     def _sizes_words(self) -> int:
         """Words of the steps' sizes, where they are needed."""
