@@ -40,8 +40,10 @@ class Captures:
 
     Attributes:
         counts: ``captures`` made, ``captures_refused`` by work that cannot be captured, ``captures_failed`` on the
-            device, ``captures_evicted``, and tasks that were ``replayed`` or ``eager``.
+            device, ``captures_evicted``, and tasks that were ``replayed``.
     """
+
+    COUNTED = ("replayed", "captures", "captures_refused", "captures_failed", "captures_evicted")
 
     def __init__(self, device: Device, budget_bytes: int, after: int = 2) -> None:
         self._device, self._budget_bytes, self._after = device, budget_bytes, max(1, after)

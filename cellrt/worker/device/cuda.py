@@ -11,6 +11,7 @@ import torch
 from cellrt.worker.blame import describe_error
 from cellrt.worker.device import counters
 from cellrt.worker.device.capturable import Capturable
+from cellrt.worker.device.compilations import COMPILATIONS
 from cellrt.worker.device.device import Device, Work
 from cellrt.worker.device.sharing import STREAMS, capturing
 
@@ -27,6 +28,7 @@ class CudaDevice(Device):
 
     def __init__(self, name: str, completion: str | None = None) -> None:
         self.torch_device = torch.device(name)
+        COMPILATIONS.watch_triton()
         self._compute, self._up, self._down = (STREAMS.take(self.torch_device) for _ in range(3))
         self._peers: dict[torch.device, torch.cuda.Stream] = {}
         with torch.cuda.device(self.torch_device):

@@ -7,6 +7,7 @@ rings. The host's rows are read by ``begin`` and written by ``collect``, and by 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from cellrt.worker.cell_type import CellType
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.captures import Captures
 from cellrt.worker.device.checks import bad_rows, check_uploaded, error_of
+from cellrt.worker.device.compilations import COMPILATIONS
 from cellrt.worker.device.device import Device, Work
 from cellrt.worker.device.fused import CannotFuseError, ChainReader, FusedOperations, FusedReader
 from cellrt.worker.device.operations import ANSWER, Memory, Operations
@@ -107,6 +109,13 @@ class DeviceExecutor:
         self._placed: dict[int, PlacedCell] = {}
         self._host_bytes: list[NDArray[np.uint8]] = []
         self._counting = np.arange(0, dtype=np.int32)
+        self._counts: Counter[str] = Counter()
+
+    def counts(self) -> dict[str, int]:
+        """See ``CudaWorker.counts``; any thread may ask."""
+        names = (*Captures.COUNTED, "eager", "unfused", "compilations")
+        counted = self._captures.counts | self._counts
+        return {name: counted[name] for name in names}
 
     def place(self, cell_type: CellType) -> PlacedCell:
         """The cell with its weights on this device, copied the first time. Raises what the device is lost by."""
@@ -172,7 +181,9 @@ class DeviceExecutor:
             numbers = uploaded.view(NUMPY_DTYPES[dtype]).reshape(upload.num_rows, -1)
             check_uploaded(placed.cell, task, numbers, limits, begun.failures)
         has_download = bool(downloads or answers)
+        compiled = COMPILATIONS.of_this_thread()
         self.device.submit(self._work(begun, placed, has_download), has_download)
+        self._counts["compilations"] += COMPILATIONS.of_this_thread() - compiled
         return begun
 
     def collect(self, done: InFlight) -> list[Failure]:
@@ -220,6 +231,7 @@ class DeviceExecutor:
                 capture.words.copy_(words)
                 capture.replay()
             else:
+                self._counts["eager"] += 1
                 memory = self._memory._replace(up=up, down=down) if is_own else self._memory
                 host_words = up.host[words_bytes].view(torch.int64)
                 self._operations(placed, signature, memory, words, host_words).run(packing.rows, begun.failures)
@@ -242,6 +254,7 @@ class DeviceExecutor:
         for reader in readers:
             with suppress(CannotFuseError):
                 return self._packings.of(type_id, task.buffer, placed.limits, reader)
+        self._counts["unfused"] += bool(readers)
         return self._packings.of(type_id, task.buffer, placed.limits)
 
     def _operations(

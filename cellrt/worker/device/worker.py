@@ -89,6 +89,11 @@ class CudaWorker(Worker):
                     self.error = HungError("the device does not take a task")
         return super().is_alive()
 
+    def counts(self) -> dict[str, int]:
+        """``replayed`` and ``eager`` tasks, those that were ``unfused`` though their cell has a fused form, what became
+        of captures (see ``Captures``), and ``compilations`` while serving."""
+        return self._executor.counts()
+
     def forget(self, type_id: int) -> None:
         """See ``Worker.forget``."""
         self._longest_ns.pop(type_id, None)
