@@ -9,20 +9,25 @@ refused: a capture that reads a value on the host fails, and its pool goes on re
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.stub_accesses import Ranges, accesses_of, overlap, returns_of, written_by
+from cellrt.worker.device.driver import Driver
 
 HOST_READS = frozenset(
     {torch.ops.aten.is_nonzero, torch.ops.aten.item, torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero}
 )
+ASKED_UNTIL_SHOWN = 3
+"""How often a counter is asked until it shows one more."""
 MOST_KEPT = 64
 """Accesses of one memory that are kept before those that everybody waited for are dropped."""
 Clock = dict[int, int]
@@ -144,9 +149,11 @@ class StubCuda:
 
     Args:
         num_streams: how many different streams there are, as torch hands out those of a pool in turns.
+        has_driver: whether compiled code finds the driver's functions.
     """
 
-    def __init__(self, num_streams: int = 32) -> None:
+    def __init__(self, num_streams: int = 32, has_driver: bool = True) -> None:
+        self.has_driver = has_driver
         self.clocks: dict[int, Clock] = {}
         self.races: list[str] = []
         self.recording: set[object] = set()
@@ -156,7 +163,9 @@ class StubCuda:
         self.local = threading.local()
         self._host = Clock()
         self._accesses: dict[int, list[Access]] = {}
-        self._alive: list[object] = []
+        self._alive: dict[int, torch.UntypedStorage] = {}
+        self.num_launched = 0
+        """Graphs that compiled code launched."""
         self._handles: dict[int, Any] = {}
         self._number = 0
         self._num_streams, self._made = num_streams, 0
@@ -180,7 +189,10 @@ class StubCuda:
         }
         ended = patch("torch._C._cuda_endAllocateToPool", self._end_allocating, create=True)
         plain = patch("cellrt.worker.device.counters.page_locked", lambda size: torch.zeros(size, dtype=torch.uint8))
-        with patch.multiple(torch.cuda, **names), ended, plain:
+        functions = StubDriver(self)
+        driver = patch("cellrt.worker.device.cuda.find_driver", lambda: functions.driver if self.has_driver else None)
+        counter = patch("cellrt.worker.device.counters.CopiedCounter", lambda _: StubCounter(self))
+        with patch.multiple(torch.cuda, **names), ended, plain, driver, counter:
             yield self
 
     @property
@@ -273,9 +285,16 @@ class StubCuda:
                 if len(kept) > MOST_KEPT:
                     kept[:] = [access for access in kept if not all(_is_after(c, access) for c in self.clocks.values())]
 
-    def keep(self, memory: object) -> None:
+    def keep(self, memory: torch.UntypedStorage) -> None:
         """Keeps memory from being used again for something else, which would look like a race."""
-        self._alive.append(memory)
+        self._alive.setdefault(memory.data_ptr(), memory)
+
+    def memory_at(self, address: int, num_bytes: int) -> tuple[int, Ranges]:
+        """Which memory these bytes are of, of that which was seen."""
+        for first, memory in self._alive.items():
+            if first <= address < first + memory.nbytes():
+                return first, (np.array([address]), np.array([address + num_bytes]))
+        return address, (np.array([address]), np.array([address + num_bytes]))
 
     def _state(self) -> list[Any]:
         """The thread's device, and its stream on each."""
@@ -292,6 +311,82 @@ class StubCuda:
         if pool not in self.recording:
             raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
         self.recording.discard(pool)
+
+
+class StubCounter:
+    """Counts what a stream has reached, and shows it late: so several tasks are in flight. Once the host has seen that
+    a task is done, what it queues comes after it."""
+
+    def __init__(self, stub: StubCuda) -> None:
+        self._stub = stub
+        self._reached: list[Clock] = []
+        self._num_shown, self._num_asked = 0, 0
+
+    def send(self) -> None:
+        """Counts, or is captured to count."""
+        if self._stub.is_capturing:
+            self._stub.local.capture.operations.append(self._count)
+        else:
+            self._count()
+
+    def completed(self) -> int:
+        """One more every few times that it is asked."""
+        self._num_asked += 1
+        if self._num_asked % ASKED_UNTIL_SHOWN == 0 and self._num_shown < len(self._reached):
+            self._num_shown += 1
+            self._stub.host_waits(self._reached[self._num_shown - 1])
+        return self._num_shown
+
+    def _count(self) -> None:
+        self._reached.append(dict(self._stub.current_stream().clock))
+
+
+class StubDriver:
+    """The driver's functions, as C functions that compiled code may call: they do what they are asked for at once."""
+
+    def __init__(self, stub: StubCuda) -> None:
+        self._stub = stub
+        self._kept: list[object] = []
+        word, flags = ctypes.c_int64, ctypes.c_uint32
+        self.driver = Driver(
+            self._function(self._copy, word, word, word, word),
+            self._function(self._copy, word, word, word, word),
+            self._function(self._launch, word, word),
+            self._function(lambda event, stream: self._stub.of_handle(event).record(self._stream(stream)), word, word),
+            self._function(self._wait, word, word, flags),
+        )
+
+    def _function(self, call: Callable[..., None], *kinds: Any) -> int:
+        """The address of a C function that returns 0, or 999 (unknown error) if the call raises."""
+
+        def checked(*arguments: int) -> int:
+            try:
+                call(*arguments)
+            except Exception as error:
+                self._stub.races.append(repr(error))
+                return 999
+            return 0
+
+        made = ctypes.CFUNCTYPE(ctypes.c_int32, *kinds)(checked)
+        self._kept.append(made)
+        return ctypes.cast(made, ctypes.c_void_p).value or 0
+
+    def _stream(self, handle: int) -> StubStream:
+        return StubStream(self._stub, number=handle)
+
+    def _copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        with self._stub.stream(self._stream(stream)):
+            reads, writes = self._stub.memory_at(source, num_bytes), self._stub.memory_at(target, num_bytes)
+            self._stub.note([reads], [writes], "copy")
+        ctypes.memmove(target, source, num_bytes)
+
+    def _launch(self, graph: int, stream: int) -> None:
+        with self._stub.stream(self._stream(stream)):
+            self._stub.num_launched += 1
+            self._stub.of_handle(graph).replay()
+
+    def _wait(self, stream: int, event: int, flags: int) -> None:
+        self._stream(stream).wait_event(self._stub.of_handle(event))
 
 
 class _Noting(TorchDispatchMode):
@@ -322,8 +417,9 @@ class _Noting(TorchDispatchMode):
         made = [value for value in torch.utils._pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
         written = written_by(function, args, kwargs)
         stub = self._stub
-        for value in made:
-            stub.keep(value.untyped_storage())
+        for value in torch.utils._pytree.tree_leaves((args, kwargs, result)):
+            if isinstance(value, torch.Tensor):
+                stub.keep(value.untyped_storage())
 
         def note() -> None:
             with torch._C._DisableTorchDispatch():

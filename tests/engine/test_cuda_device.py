@@ -4,18 +4,25 @@ notes which operations are ordered, and refuses what torch refuses."""
 from __future__ import annotations
 
 import gc
+from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.stub_cuda import StubCuda
+from benchmarks.stub_cuda import StubCounter, StubCuda
+from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
+from cellrt.definition.spec import rows
 from cellrt.errors import DeviceError
-from cellrt.worker.device import counters
+from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.cuda import CudaDevice
+from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.device.placement import Forms, PlacedCell, Placements
 from cellrt.worker.step_times import measure_steps
+from tests.engine.helpers import close_and_check
+from tests.engine.models import WIDTH, chain_model
+from tests.engine.test_cuda_worker import device_engine, serve
 
 LARGE = 1 << 17
 
@@ -29,6 +36,82 @@ def stub():
 def open_device(name: str = "cpu") -> CudaDevice:
     """The CPU plays a device; operations on it are noted while it is entered."""
     return CudaDevice(name, "copy")
+
+
+@pytest.fixture
+def stub_engines(stub, monkeypatch):
+    """Engines with the workers "dry" have CUDA devices over the stand-in instead."""
+
+    def open_device_over_stub(name: str, options: DeviceOptions) -> CudaDevice:
+        device = CudaDevice("cpu", "copy", options.direct)
+        device.placements = Placements(device.torch_device, options.forms)
+        return device
+
+    monkeypatch.setattr("cellrt.engine.engine.open_device", open_device_over_stub)
+    return stub
+
+
+class Halved(NamedTuple):
+    h: Tensor
+
+
+def halve(x: Tensor, h: Tensor) -> Halved:
+    return Halved(x + 0.5 * h)
+
+
+class HalvesRows(nn.Module):
+    """The same for rows of arenas."""
+
+    def forward(self, x: Tensor, h: Tensor) -> Halved:
+        return halve(x, h)
+
+    def run_rows(self, inputs, outputs):
+        x, h, out = inputs["x"], inputs["h"], outputs["h"]
+        value = x.values.index_select(0, x.rows) + 0.5 * h.values.index_select(0, h.rows)
+        out.values.index_copy_(0, torch.where(out.rows < 0, len(out.values) - 1, out.rows), value)
+
+
+class Countdown(NamedTuple):
+    n: Tensor
+    seen: Tensor
+    stop: Tensor
+
+
+def count_down(n: Tensor, seen: Tensor) -> Countdown:
+    return Countdown(n - 1, seen + n, n == 0)
+
+
+def every_step(graph, counting, request):
+    loop = graph.loop(counting, until="stop", max_steps=9, n=request)
+    return {"every": loop.seen, "last": loop.last.seen}
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("ring_bytes", [2048, 1 << 16])
+def test_tasks_that_compiled_code_launches_give_what_their_nodes_give(stub_engines, direct, ring_bytes):
+    """Chains and runs, fused and plain, loops, results of some steps and of all; without a race between streams."""
+    options = DeviceOptions(ring_bytes=ring_bytes, capture_after=1, direct=direct)
+    state = {"x": (WIDTH,), "h": (WIDTH,)}
+    number = rows(dtype=torch.int64)
+    counting = cell(count_down, {"n": number, "seen": number}, max_batch=8)
+    models = [
+        chain_model("plain", cell(halve, state, max_batch=8)),
+        chain_model("fused", cell(HalvesRows(), state, max_batch=8, finite=["h"])),
+        Unfolder("loop", lambda graph, request: every_step(graph, counting, request), 1),
+    ]
+    engine = device_engine("dry", 2, options, settings=SchedulerSettings(join_budget_s=1.0, min_run_s=1.0))
+    for model in models:
+        engine.register(model, warm_up=False)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(6):
+        serve(engine, models[0], [torch.randn(1 + k % 5, WIDTH, generator=generator) for k in range(12)])
+        serve(engine, models[1], [torch.randn(1 + k % 5, WIDTH, generator=generator) for k in range(12)])
+        serve(engine, models[2], [k % 5 for k in range(12)])
+    counts = [worker.counts() for worker in engine._manager.workers]
+    close_and_check(engine)
+    assert stub_engines.races == []
+    assert (stub_engines.num_launched > 0) == direct
+    assert sum(each["replayed"] for each in counts) > 0, counts
 
 
 def run(device: CudaDevice, work) -> None:
@@ -79,7 +162,8 @@ def test_uploads_and_downloads_are_ordered_with_what_is_computed(stub, num_bytes
         device.synchronize()
         torch.cuda.current_stream().synchronize()
         device.submit(work, True)
-        assert device.num_completed() == 1
+        while device.num_completed() < 1:
+            pass
     assert (result == 4).all()
     assert stub.races == []
 
@@ -109,7 +193,7 @@ def test_after_a_capture_that_failed_others_are_captured(stub):
             device.capture(looks_when_captured)
         replay = device.capture(lambda: values.add_(1))
         values.fill_(1)
-        replay()
+        replay.replay()
     assert stub.num_captured == 1
     assert (values == 2).all()
     assert not stub.recording
@@ -160,7 +244,7 @@ def test_without_a_compiler_for_the_signal_tasks_are_counted_by_copies(stub, mon
 
     monkeypatch.setattr("cellrt.kernels.signal.Signal", refuse)
     device = CudaDevice("cpu")
-    assert all(isinstance(counter, counters.CopiedCounter) for counter in device._counters)
+    assert all(isinstance(counter, StubCounter) for counter in device._counters)
     assert "Failed to find C compiler" in caplog.text
 
 

@@ -7,11 +7,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from cellrt.worker.blame import describe_error
 from cellrt.worker.device.capturable import NotCapturableError
-from cellrt.worker.device.device import Device, Work
+from cellrt.worker.device.device import Captured, Device, DoneEvent, Work
 from cellrt.worker.device.packing import Signature
 
 MAX_COUNTED = 4096
@@ -20,14 +22,38 @@ STALE_AFTER = 1024
 
 
 @dataclass
-class Capture:
-    """Work that repeats what it was captured doing, with the words that lie in ``words``."""
+class Side:
+    """Work that was captured, with the words that it reads.
+
+    ``numbers``: as compiled code launches it (``launch.py``), where it can.
+    """
 
     words: torch.Tensor
-    replay: Work
+    captured: Captured
+    done: DoneEvent | None
+    numbers: NDArray[np.int64] | None
+
+
+@dataclass
+class Capture:
+    """What was captured of a signature: once, or for compiled code twice, with words of their own: while one side runs
+    the words of the other are uploaded."""
+
+    sides: list[Side]
     num_bytes: int
     last_used: int
     """Of the tasks that asked for a capture, the number of the last that got this one."""
+
+    def next_numbers(self) -> NDArray[np.int64] | None:
+        """Of the side whose turn it is; None: it must be replayed."""
+        sides = self.sides
+        sides.append(sides.pop(0))
+        return sides[-1].numbers
+
+    def replay(self, words: torch.Tensor) -> None:
+        """Inside ``work``: repeats it with these words."""
+        self.sides[0].words.copy_(words)
+        self.sides[0].captured.replay()
 
 
 class Captures:
@@ -83,18 +109,25 @@ class Captures:
             self._seen.popitem(last=False)
         return count >= self._after and self._has_room()
 
-    def make(self, signature: Signature, words: torch.Tensor, operations_of: Callable[[torch.Tensor], Work]) -> None:
+    def make(
+        self,
+        signature: Signature,
+        words: torch.Tensor,
+        operations_of: Callable[[torch.Tensor], Work],
+        has_download: bool,
+    ) -> None:
         """Captures a signature's work. What cannot be captured runs as before; what loses the device raises.
 
         ``words`` are those of a task that has just run. No row is read and written in one task, so a device that runs
         what it captures does it no harm.
         """
-        words = words.clone()
         before = self._device.memory_in_use()
         self._seen.pop(signature, None)
         self._known[signature] = None
         try:
-            replay = self._device.capture(operations_of(words))
+            sides = [self._side(words.clone(), operations_of, has_download)]
+            if sides[0].numbers is not None:
+                sides.append(self._side(words.clone(), operations_of, has_download))
         except NotCapturableError:
             self.counts["captures_refused"] += 1
         except BaseException as error:  # the cell's own code runs meanwhile
@@ -104,8 +137,16 @@ class Captures:
             logging.getLogger("cellrt").warning("a task was not captured and runs as it is: %s", describe_error(error))
         else:
             num_bytes = max(0, self._device.memory_in_use() - before)
-            self._known[signature] = Capture(words, replay, num_bytes, self._num_asked)
+            self._known[signature] = Capture(sides, num_bytes, self._num_asked)
             self.counts["captures"] += 1
+
+    def _side(self, words: torch.Tensor, operations_of: Callable[[torch.Tensor], Work], has_download: bool) -> Side:
+        captured = self._device.capture(operations_of(words), not has_download)
+        if not captured.handle or self._device.direct is None:
+            return Side(words, captured, None, None)
+        done = self._device.make_event()
+        numbers = np.array([words.data_ptr(), captured.handle, done.cuda_event], np.int64)
+        return Side(words, captured, done, numbers)
 
     def forget(self, type_id: int) -> None:
         """Drops the captures of a cell type that no task has; while others are found and made."""

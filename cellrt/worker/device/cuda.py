@@ -6,13 +6,16 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from cellrt.worker.blame import describe_error
 from cellrt.worker.device import counters
 from cellrt.worker.device.capturable import Capturable
 from cellrt.worker.device.compilations import COMPILATIONS
-from cellrt.worker.device.device import Device, Work
+from cellrt.worker.device.device import Captured, Device, Work
+from cellrt.worker.device.driver import find_driver
 from cellrt.worker.device.sharing import STREAMS, capturing
 
 SMALL_BYTES = 64 << 10
@@ -24,9 +27,10 @@ class CudaDevice(Device):
     """Args:
     name: "cuda:0" or so.
     completion: see ``counter_maker``.
+    direct: have compiled code launch what was captured, by the driver's functions.
     """
 
-    def __init__(self, name: str, completion: str | None = None) -> None:
+    def __init__(self, name: str, completion: str | None = None, direct: bool = True) -> None:
         self.torch_device = torch.device(name)
         COMPILATIONS.watch_triton()
         self._compute, self._up, self._down = (STREAMS.take(self.torch_device) for _ in range(3))
@@ -40,6 +44,9 @@ class CudaDevice(Device):
         self._in_flight: deque[tuple[bool, int]] = deque()
         self._num_completed = 0
         self._pool = torch.cuda.graph_pool_handle()
+        self._driver = find_driver() if direct and not isinstance(self._counters[True], counters.EventCounter) else None
+        self._direct: NDArray[np.int64] | None = None
+        self._end: Captured | None = None
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         """Page-locked host memory."""
@@ -56,8 +63,7 @@ class CudaDevice(Device):
 
     def submit(self, work: Work, has_download: bool) -> None:
         """Queues the kernels and copies of a task, then its signal on the stream that ends it."""
-        self._submitted[has_download] += 1
-        self._in_flight.append((has_download, self._submitted[has_download]))
+        self.note_launched(has_download)
         with torch.inference_mode():
             work()
             if has_download:
@@ -105,22 +111,54 @@ class CudaDevice(Device):
             return True
         return isinstance(error, RuntimeError) and any(words in describe_error(error) for words in FATAL_WORDS)
 
-    def capture(self, work: Work) -> Work:
-        """A CUDA graph. All graphs share their memory: they run one after the other, and nothing of one outlives it."""
-        with Capturable(self.torch_device):
+    def capture(self, work: Work, ends_task: bool = False) -> Captured:
+        """A CUDA graph. All graphs share their memory: they run one after the other, and nothing of one outlives it.
+
+        Where random numbers are drawn torch must prepare each replay, so there is no handle.
+        """
+        with Capturable(self.torch_device) as seen:
             work()
+        has_handle = self._driver is not None and not seen.is_random
+        return self._capture(work, has_handle and ends_task, has_handle)
+
+    def _capture(self, work: Work, ends_task: bool, has_handle: bool) -> Captured:
         graph = torch.cuda.CUDAGraph()
         with capturing():
             try:
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     work()
+                    if ends_task:
+                        self._counters[False].send()
                 finally:
                     graph.capture_end()
             except BaseException:
                 self._leave_pool()
                 raise
-        return graph.replay
+        return Captured(graph.replay, graph.raw_cuda_graph_exec() if has_handle else 0)
+
+    @property
+    def direct(self) -> NDArray[np.int64] | None:
+        """Made when it is first asked for, which captures how a task with a download ends."""
+        if self._driver is None or self._direct is not None:
+            return self._direct
+        with torch.cuda.stream(self._down), torch.inference_mode():
+            end = self._end = self._capture(self._counters[True].send, False, True)
+        self._uploaded.record(self._up)
+        streams = [stream.cuda_stream for stream in (self._compute, self._up, self._down)]
+        self._direct = np.array([*self._driver, *streams, self._uploaded.cuda_event, end.handle], np.int64)
+        return self._direct
+
+    def note_launched(self, has_download: bool) -> None:
+        """See ``Device.note_launched``."""
+        self._submitted[has_download] += 1
+        self._in_flight.append((has_download, self._submitted[has_download]))
+
+    def make_event(self) -> torch.cuda.Event:
+        """Recorded once, as an event has no address before."""
+        event = torch.cuda.Event()
+        event.record(self._compute)
+        return event
 
     def _leave_pool(self) -> None:
         """After a capture that failed: torch 2.11 goes on recording to its pool, and refuses the next capture there."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from cellrt.core.tables import HOST, MIXED
 from cellrt.definition.fused import IndexedRows, RunSizes
 from cellrt.worker.blame import Failures, describe_error
+from cellrt.worker.device import launch
 from cellrt.worker.device.attempt import DeviceOutcome
 from cellrt.worker.device.operations import Operations
 from cellrt.worker.device.packing import NOWHERE, OUTSIDE, InputSignature, OutputSignature, Packing, TaskReader
@@ -60,20 +61,22 @@ class FusedReader(TaskReader):
         result_rows_at: int,
         every_step: int,
     ) -> OutputSignature:
-        buffer, trash = self._buffer, self._arenas.trash_row(kind)
         num_positions = self._padded if self._steps == 1 else self._positions
         if stores == self._positions and not results:
             first_row = self._copy(rows_at, stores, num_positions, -1)
             return OutputSignature(kind, num_positions, first_row, NOWHERE, 0, NOWHERE, NOWHERE, False)
-        shown = buffer[result_positions_at : result_positions_at + results]
-        rows = self._scratch_rows(number, kind, shown)
-        rows[buffer[positions_at : positions_at + stores]] = buffer[rows_at : rows_at + stores]
-        first_row = self._compute(rows, num_positions, -1)
-        delivered = self._results(kind, results, NOWHERE, result_rows_at, rows[shown], trash)
+        rows, first_shown = self._scratch_rows(number, kind, results)
+        first_row = self._fix(rows, num_positions, -1)
+        self._operations.append((launch.SHOW, first_row, result_positions_at, first_shown, results, 0, 0))
+        self._operations.append((launch.STORE, first_row, positions_at, rows_at, stores, 0, 0))
+        delivered = self._results(kind, results, result_rows_at)
+        if results:
+            padded, at, trash = delivered[0], delivered[2], self._arenas.trash_row(kind)
+            self._operations.append((launch.LOOK_UP, at, result_positions_at, first_row, results, padded, trash))
         return OutputSignature(kind, num_positions, first_row, NOWHERE, *delivered, False)
 
-    def _scratch_rows(self, number: int, kind: int, shown: NDArray[np.int32]) -> NDArray[np.int64]:
-        """A scratch row for each position that needs one if it is not stored, else -1."""
+    def _scratch_rows(self, number: int, kind: int, results: int) -> tuple[NDArray[np.int64], int]:
+        """A scratch row for each position that needs one if it is not stored, else -1; the first one of results."""
         cell = self._type.cell
         name = list(cell.outputs)[number]
         rows: NDArray[np.int64] = np.empty(self._positions, np.int64)
@@ -89,12 +92,12 @@ class FusedReader(TaskReader):
                 rows[start : start + size] = np.arange(size) + (first + used + step % 2 * self._rows)
                 start += size
             used += 2 * self._rows
-        rows[shown] = np.arange(len(shown)) + (first + used)
-        used += len(shown)
+        first_shown = first + used
+        used += results
         if used > room:
             raise CannotFuseError
         self._scratch_used[kind] = used
-        return rows
+        return rows, first_shown
 
 
 class ChainReader(FusedReader):
@@ -186,7 +189,7 @@ class FusedOperations(Operations):
             way()
 
         device = self._memory.device
-        return device.time(device.capture(work) if self._is_captured else work)
+        return device.time(device.capture(work).replay if self._is_captured else work)
 
     def _run_chain(self) -> bool:
         """Runs all steps in one call, if the cell takes these."""
