@@ -140,7 +140,7 @@ def _engine(delivers: bool, is_direct: bool) -> Iterator[tuple[DeviceExecutor, l
                 launches.clear()
                 for future in engine.submit_many("decoder", requests):
                     future.result(WAIT_S)
-        executor: DeviceExecutor = engine._manager.workers[0]._executor  # type: ignore[attr-defined]
+        executor: DeviceExecutor = engine._manager.workers[0]._executor
         for capture in executor._captures._known.values():
             for side in capture.sides if capture is not None else []:
                 side.captured = Captured(lambda: None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -161,6 +162,7 @@ class StubCuda:
         """Memory of the device that torch does not know of."""
         self.num_captured = 0
         self.local = threading.local()
+        self._lock = threading.Lock()
         self._host = Clock()
         self._accesses: dict[int, list[Access]] = {}
         self._alive: dict[int, torch.UntypedStorage] = {}
@@ -182,7 +184,6 @@ class StubCuda:
             "stream": self.stream,
             "current_stream": lambda device=None: self.current_stream(device),
             "current_device": lambda: self._state()[0],
-            "device_count": lambda: 2,
             "graph_pool_handle": self._pool,
             "memory_reserved": lambda device=None: 0,
             "mem_get_info": lambda device=None: ((80 << 30) - self.driver_bytes, 80 << 30),
@@ -267,7 +268,12 @@ class StubCuda:
 
     def note(self, reads: list[tuple[int, Ranges]], writes: list[tuple[int, Ranges]], name: str) -> None:
         """Notes what an operation does on the current stream, and finds what it races with."""
-        stream = self.current_stream()
+        with self._lock:
+            self._note(self.current_stream(), reads, writes, name)
+
+    def _note(
+        self, stream: StubStream, reads: list[tuple[int, Ranges]], writes: list[tuple[int, Ranges]], name: str
+    ) -> None:
         self._number += 1
         _merge(stream.clock, self._host)
         stream.clock[stream.cuda_stream] = self._number
@@ -287,11 +293,14 @@ class StubCuda:
 
     def keep(self, memory: torch.UntypedStorage) -> None:
         """Keeps memory from being used again for something else, which would look like a race."""
-        self._alive.setdefault(memory.data_ptr(), memory)
+        with self._lock:
+            self._alive.setdefault(memory.data_ptr(), memory)
 
     def memory_at(self, address: int, num_bytes: int) -> tuple[int, Ranges]:
         """Which memory these bytes are of, of that which was seen."""
-        for first, memory in self._alive.items():
+        with self._lock:
+            known = list(self._alive.items())
+        for first, memory in known:
             if first <= address < first + memory.nbytes():
                 return first, (np.array([address]), np.array([address + num_bytes]))
         return address, (np.array([address]), np.array([address + num_bytes]))
@@ -363,7 +372,7 @@ class StubDriver:
             try:
                 call(*arguments)
             except Exception as error:
-                self._stub.races.append(repr(error))
+                self._stub.races.append("".join(traceback.format_exception(error)))
                 return 999
             return 0
 

@@ -20,9 +20,11 @@ from cellrt.worker.device.cuda import CudaDevice
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.device.placement import Forms, PlacedCell, Placements
 from cellrt.worker.step_times import measure_steps
+from tests.engine.author import OPERATIONS, make_unfolder
 from tests.engine.helpers import close_and_check
 from tests.engine.models import WIDTH, chain_model
 from tests.engine.test_cuda_worker import device_engine, serve
+from tests.engine.zoo import make_zoo
 
 LARGE = 1 << 17
 
@@ -253,3 +255,16 @@ def test_memory_that_torch_does_not_know_of_counts(stub):
     before = device.memory_in_use()
     stub.driver_bytes += 1 << 20
     assert device.memory_in_use() == before + (1 << 20)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_two_workers_of_one_device_pass_rows_to_each_other_without_a_race(stub_engines, direct):
+    model = make_unfolder(make_zoo(3))
+    options = DeviceOptions(ring_bytes=1 << 14, capture_after=1, direct=direct)
+    engine = device_engine("dry", 2, options, settings=SchedulerSettings(runs=False))
+    engine.register(model, warm_up=False)
+    serve(
+        engine, model, [[(name, seed), (other, seed)] for name in OPERATIONS for other in OPERATIONS for seed in (1, 2)]
+    )
+    close_and_check(engine)
+    assert stub_engines.races == []

@@ -117,6 +117,7 @@ class DeviceExecutor:
         own = arenas[location]
         if not isinstance(own, DeviceArenas):
             raise InternalError(f"location {location} has no arenas of a device")
+        compiled.compile_all(np.zeros(1, np.int32))
         self._captures = Captures(device, options.graph_bytes, options.capture_after)
         self._plans = Plans(location, types, own, arenas[HOST], pad=options.graph_bytes > 0)
         up, down = (Ring(device, options.ring_bytes) for _ in range(2))

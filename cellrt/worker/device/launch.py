@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import config, typeof, types
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, entry, short_entry
@@ -282,3 +283,18 @@ def _take_in_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def
 prepare, prepare_nogil = short_entry(_prepare_task), entry(_prepare_task)
 launch, launch_nogil = short_entry(_launch_task), entry(_launch_task)
 take_in, take_in_nogil = short_entry(_take_in_task), entry(_take_in_task)
+
+
+def compile_all(buffer: NDArray[np.int32]) -> None:
+    """Compiles all of it for buffers like this one, or loads what was compiled before: no task shall wait for that."""
+    numbers, table = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
+    plan = (numbers, numbers, table, table, table, table, table)
+    prepared = tuple(map(typeof, (buffer, plan, numbers, numbers, numbers)))
+    launched = tuple(map(typeof, (buffer, plan, numbers, numbers, numbers, numbers, numbers)))
+    for function, kinds in (
+        (take_block, tuple(map(typeof, (numbers, table, numbers, 0)))),
+        *((function, prepared) for function in (prepare, prepare_nogil, take_in, take_in_nogil)),
+        *((function, launched) for function in (launch, launch_nogil)),
+    ):
+        if not config.DISABLE_JIT:
+            function.compile(kinds)

@@ -71,9 +71,9 @@ class CudaWorker(Worker):
         self._life = threading.Lock()
         self._is_closing = False
         self.host_ns = 0
-        """Time that the thread spent on submitting and collecting tasks."""
+        """Time that the thread spent on submitting and collecting tasks, and on the manager's turns."""
         self.busy_ns = 0
-        """Time during which a task was on the device, as far as the thread saw."""
+        """Time during which a task was on the device, as far as the thread saw: not how busy the device was."""
 
     @property
     def num_tasks(self) -> int:
@@ -118,11 +118,12 @@ class CudaWorker(Worker):
         start_ns = time.perf_counter_ns()
         self._take_queue()
         has_begun, has_ended = self._begin_waiting(), self._collect_done()
-        if has_begun or has_ended:
-            self.host_ns += time.perf_counter_ns() - start_ns
-        if has_ended or self._has_news():
+        takes_turn = has_ended or self._has_news()
+        if takes_turn:
             self._take_turns()
-        elif not has_begun:
+        if has_begun or takes_turn:
+            self.host_ns += time.perf_counter_ns() - start_ns
+        else:
             self._rest()
 
     def _take_queue(self) -> None:
