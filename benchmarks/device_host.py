@@ -38,6 +38,7 @@ from cellrt.worker.device.cuda import CudaDevice
 from cellrt.worker.device.device import Captured
 from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
 from cellrt.worker.device.placement import Placements
+from cellrt.worker.device.worker import CudaWorker
 
 PARTS = ("direct", "torch")
 LAUNCHED = {"direct": "compiled launch", "torch": "torch's calls"}
@@ -67,7 +68,7 @@ class Decoder(nn.Module):
             made.values.index_copy_(0, to, given.values.index_select(0, given.rows))
 
 
-@cfunc("int32(int64, int64)")  # type: ignore[untyped-decorator]
+@cfunc("int32(int64, int64)")
 def _do_nothing(first: int, second: int) -> int:
     return 0
 
@@ -140,7 +141,10 @@ def _engine(delivers: bool, is_direct: bool) -> Iterator[tuple[DeviceExecutor, l
                 launches.clear()
                 for future in engine.submit_many("decoder", requests):
                     future.result(WAIT_S)
-        executor: DeviceExecutor = engine._manager.workers[0]._executor
+        worker = engine._manager.workers[0]
+        if not isinstance(worker, CudaWorker):
+            raise TypeError("the stand-in has no device worker")
+        executor = worker._executor
         for capture in executor._captures._known.values():
             for side in capture.sides if capture is not None else []:
                 side.captured = Captured(lambda: None)

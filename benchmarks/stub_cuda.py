@@ -9,9 +9,7 @@ refused: a capture that reads a value on the host fails, and its pool goes on re
 
 from __future__ import annotations
 
-import ctypes
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -22,13 +20,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.stub_accesses import Ranges, accesses_of, overlap, returns_of, written_by
-from cellrt.worker.device.driver import Driver
+from benchmarks.stub_driver import StubCounter, StubDriver
 
 HOST_READS = frozenset(
     {torch.ops.aten.is_nonzero, torch.ops.aten.item, torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero}
 )
-ASKED_UNTIL_SHOWN = 3
-"""How often a counter is asked until it shows one more."""
 MOST_KEPT = 64
 """Accesses of one memory that are kept before those that everybody waited for are dropped."""
 Clock = dict[int, int]
@@ -206,6 +202,10 @@ class StubCuda:
         self._made += 1
         return 1 + (self._made - 1) % self._num_streams
 
+    def stream_of(self, handle: int) -> StubStream:
+        """The stream of that handle."""
+        return StubStream(self, number=handle)
+
     def handle_of(self, made: object) -> int:
         """A number by which a driver's function finds an event or a graph."""
         self._handles[id(made)] = made
@@ -320,82 +320,6 @@ class StubCuda:
         if pool not in self.recording:
             raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
         self.recording.discard(pool)
-
-
-class StubCounter:
-    """Counts what a stream has reached, and shows it late: so several tasks are in flight. Once the host has seen that
-    a task is done, what it queues comes after it."""
-
-    def __init__(self, stub: StubCuda) -> None:
-        self._stub = stub
-        self._reached: list[Clock] = []
-        self._num_shown, self._num_asked = 0, 0
-
-    def send(self) -> None:
-        """Counts, or is captured to count."""
-        if self._stub.is_capturing:
-            self._stub.local.capture.operations.append(self._count)
-        else:
-            self._count()
-
-    def completed(self) -> int:
-        """One more every few times that it is asked."""
-        self._num_asked += 1
-        if self._num_asked % ASKED_UNTIL_SHOWN == 0 and self._num_shown < len(self._reached):
-            self._num_shown += 1
-            self._stub.host_waits(self._reached[self._num_shown - 1])
-        return self._num_shown
-
-    def _count(self) -> None:
-        self._reached.append(dict(self._stub.current_stream().clock))
-
-
-class StubDriver:
-    """The driver's functions, as C functions that compiled code may call: they do what they are asked for at once."""
-
-    def __init__(self, stub: StubCuda) -> None:
-        self._stub = stub
-        self._kept: list[object] = []
-        word, flags = ctypes.c_int64, ctypes.c_uint32
-        self.driver = Driver(
-            self._function(self._copy, word, word, word, word),
-            self._function(self._copy, word, word, word, word),
-            self._function(self._launch, word, word),
-            self._function(lambda event, stream: self._stub.of_handle(event).record(self._stream(stream)), word, word),
-            self._function(self._wait, word, word, flags),
-        )
-
-    def _function(self, call: Callable[..., None], *kinds: Any) -> int:
-        """The address of a C function that returns 0, or 999 (unknown error) if the call raises."""
-
-        def checked(*arguments: int) -> int:
-            try:
-                call(*arguments)
-            except Exception as error:
-                self._stub.races.append("".join(traceback.format_exception(error)))
-                return 999
-            return 0
-
-        made = ctypes.CFUNCTYPE(ctypes.c_int32, *kinds)(checked)
-        self._kept.append(made)
-        return ctypes.cast(made, ctypes.c_void_p).value or 0
-
-    def _stream(self, handle: int) -> StubStream:
-        return StubStream(self._stub, number=handle)
-
-    def _copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
-        with self._stub.stream(self._stream(stream)):
-            reads, writes = self._stub.memory_at(source, num_bytes), self._stub.memory_at(target, num_bytes)
-            self._stub.note([reads], [writes], "copy")
-        ctypes.memmove(target, source, num_bytes)
-
-    def _launch(self, graph: int, stream: int) -> None:
-        with self._stub.stream(self._stream(stream)):
-            self._stub.num_launched += 1
-            self._stub.of_handle(graph).replay()
-
-    def _wait(self, stream: int, event: int, flags: int) -> None:
-        self._stream(stream).wait_event(self._stub.of_handle(event))
 
 
 class _Noting(TorchDispatchMode):
