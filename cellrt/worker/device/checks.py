@@ -47,7 +47,8 @@ def bad_rows(packing: Packing, task: TaskView, answers: NDArray[np.int32]) -> di
 def error_of(cell: Cell, what: int) -> CellError:
     """The error of a row of which that is bad."""
     if what & OUTSIDE:
-        return CellError(f"cell {cell.name!r}: a number of an integer input is outside what the cell indexes with it")
+        said = "a number of an integer input is outside what the cell indexes with it"
+        return CellError(f"cell {cell.name!r} raised IndexError: {said}")  # as it does where it sees the number
     outputs = " or ".join(map(repr, cell.finite))
     return CellError(f"cell {cell.name!r} returned a value that is not finite in output {outputs}")
 
