@@ -3,7 +3,7 @@
 Tasks of 512 rows, one step each, are recorded while an engine serves on the stand-in for ``torch.cuda``
 (``stub_cuda.py``). Then each is begun and collected again many times, as the worker's thread does it, with functions
 of no effect in place of the driver's. So this is all that the host does for a task but the time inside the driver,
-which its makers give as 1 to 5 microseconds a call: 10 calls where there are results, 6 where there are none.
+which is not known here: 10 calls where there are inputs and results, 7 without results.
 
 ``torch's calls`` is the same with ``DeviceOptions(direct=False)``: copies by torch, on memory of the CPU, and graphs
 that do nothing.

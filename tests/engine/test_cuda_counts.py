@@ -74,3 +74,14 @@ def test_scratch_rows_suffice_for_every_step_of_512_rows_and_24_steps():
     arenas = DeviceArenas(torch.device("cpu"))
     arenas.add(rows(1024), arenas.allocate(rows(1024), 4))
     assert arenas.scratch_rows(0)[1] >= 2 * 512 * 24 + 4 * 512  # of h and c, which are of one kind
+
+
+def test_a_task_with_results_of_a_fused_cell_is_read_once_for_its_layout():
+    model = chain_model("chain", cell(FusedAdd(), {"x": (WIDTH,), "h": (WIDTH,)}, max_batch=8))
+    engine = device_engine("dry", 1, settings=SchedulerSettings(join_budget_s=60.0, min_run_s=60.0))
+    engine.register(model, warm_up=False)
+    for future in engine.submit_many("chain", [torch.zeros(3, WIDTH) for _ in range(4)]):
+        future.result(WAIT_S)
+    plans = list(engine._manager.workers[0]._executor._plans._known.values())
+    assert any(plan.packing.signature.fused and plan.packing.downloads for plan in plans)
+    close_and_check(engine)
