@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from benchmarks import gpu_completion
+from benchmarks.gpu_busy import busy_share
 from benchmarks.gpu_cells import FusedLSTM
 from benchmarks.gpu_figures import FIGURES, measure_figures
 from benchmarks.gpu_kernels import measure_floors, measure_kernels
@@ -147,12 +148,20 @@ def _measure_engine(
         seconds = (time.perf_counter() - start) / size.waves
         tasks, host_ns = worker.num_tasks - tasks, worker.host_ns - host_ns
         busy_s = (worker.busy_ns - busy_ns) / 1e9 / size.waves
+
+        def wave() -> None:
+            for future in engine.submit_many("chain", requests):
+                future.result(WAIT_S)
+
+        busy = None if device == "dry" else busy_share(wave, torch.device(device))
     name = f"{case} cellrt, {way}{'' if is_fused else ', plain cell'}"
     recorder.add(name, "steps", size.steps * size.batch / seconds, "steps/s", batch=size.batch)
     recorder.add(name, "of the ideal, requests included", ideal_s / seconds, "ratio", batch=size.batch)
     recorder.add(name, "of the ideal, while tasks are there", ideal_s / busy_s, "ratio", batch=size.batch)
     recorder.add(name, "device has tasks", busy_s / seconds, "ratio", batch=size.batch)
-    recorder.add(name, "host time", host_ns / max(1, tasks) / 1e3, "us/task", batch=size.batch)
+    if busy is not None:
+        recorder.add(name, "device busy", busy, "ratio", batch=size.batch)
+    recorder.add(name, "host time, turns included", host_ns / max(1, tasks) / 1e3, "us/task", batch=size.batch)
 
 
 def _ideal(module: FusedLSTM, device: str, size: Size) -> float:

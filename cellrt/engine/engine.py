@@ -315,6 +315,8 @@ class Engine(Serving):
         ``form``: what runs a cell's tasks on a CPU, or "eager" and why its module does.
         ``retried``: tasks of a cell that failed and were tried again in halves, to find the rows to blame.
 
+        ``workers``: by location, seconds busy and what its device counted (``CudaWorker.counts``).
+
         ``rows``: of arenas, by place. ``ready``: nodes of a cell that could run now.
 
         Cells of one name are told apart by the beginning of their identity.
@@ -329,6 +331,7 @@ class Engine(Serving):
                 by_model,
                 self._compiler.why_eager,
                 partial(ready_nodes, self._processor),
+                {location: worker.counts() for location, worker in enumerate(list(self._manager.workers), 1)},
             ),
             "rows": rows_by_place(self._processor, self._registry.kinds),
             "sessions": {

@@ -159,11 +159,12 @@ class Statistics:
         unfinished: Mapping[str, int],
         why_eager: Callable[[Cell], str],
         ready: Callable[[int], int],
+        counts: Mapping[int, Mapping[str, int]],
     ) -> dict[str, Any]:
         """Requests by end, in all and by model, and what each cell did.
 
         Cells of one name are told apart by their identity. ``unfinished``: by model; ``why_eager``: a cell has no form;
-        ``ready``: nodes of a type that could run now.
+        ``ready``: nodes of a type that could run now; ``counts``: of workers, by location.
         """
         by_identity: dict[str, list[CellType]] = {}
         for made in types.values():
@@ -181,7 +182,10 @@ class Statistics:
             name: {"unfinished": unfinished.get(name, 0), **self.by_model.get(name, Ends()).snapshot()}
             for name in [*unfinished, *(name for name in list(self.by_model) if name not in unfinished)]
         }
-        workers = {location: {"busy_s": busy / 1e9} for location, busy in sorted(dict(self.busy_ns).items())}
+        workers = {
+            location: {"busy_s": busy / 1e9, **counts.get(location, {})}
+            for location, busy in sorted(dict(self.busy_ns).items())
+        }
         return {**self.every.snapshot(), "models": models, "cells": cells, "workers": workers}
 
     def _of_cell(self, types: Sequence[CellType]) -> dict[str, Any]:

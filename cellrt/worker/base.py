@@ -93,6 +93,10 @@ class Worker(ABC):
         """Starts the thread."""
         self._thread.start()
 
+    def counts(self) -> dict[str, int]:
+        """What it counted besides tasks, by name; any thread may ask."""
+        return {}
+
     @property
     def num_outstanding(self) -> int:
         """Tasks launched and not yet polled."""

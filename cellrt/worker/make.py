@@ -54,7 +54,7 @@ def open_device(name: str, options: DeviceOptions) -> Device | None:
     else:
         from cellrt.worker.device.cuda import CudaDevice
 
-        device = CudaDevice(name, options.completion)
+        device = CudaDevice(name, options.completion, options.direct)
     device.placements = Placements(device.torch_device, options.forms)
     return device
 

@@ -10,8 +10,8 @@ import torch
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import plain
-from cellrt.worker.device.device import Device
-from cellrt.worker.device.placement import EXAMPLE_ROWS
+from cellrt.worker.device.device import Device, Work
+from cellrt.worker.device.placement import EXAMPLE_ROWS, PlacedCell
 from cellrt.worker.torch_state import torch_threads
 
 ROWS = (1, 8, 64, 512)
@@ -63,30 +63,34 @@ def _time_on_cpu(cell: Cell, form: CompiledForm | None, rows: int) -> float:
 def _measure_on(device: Device, cell: Cell) -> dict[int, float]:
     """The same on a device: the cell is placed and, if asked for, compiled there; its kernels are loaded and tuned."""
     times: dict[int, float] = {}
-    placed = device.placements.of(cell)
-    if device.torch_device.type == "cpu":
-        return times
-    stream = torch.cuda.current_stream(device.torch_device)
-    for rows in _sizes(cell):
-        samples = []
-        try:
-            step = placed.example_step(rows)
-            for _ in range(4):
-                stream.synchronize()
-                start = time.perf_counter()
-                step()
-                stream.synchronize()
-                samples.append(time.perf_counter() - start)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # a cell may refuse zeros
+    with device.beside() as wait:  # a kernel of Triton's goes to the device that the thread is on
+        placed = device.placements.of(cell)
+        if device.torch_device.type == "cpu":
             return times
-        times[rows] = min(samples)
-        if times[rows] > LONG_S:
-            break
-    run = placed.example_run(min(cell.max_batch, EXAMPLE_ROWS), 2)
-    if run is not None:
-        with suppress(Exception):  # it is tried again, and measured, when there is a run to do
-            run()
-            stream.synchronize()
+        for rows in _sizes(cell):
+            try:
+                times[rows] = _time_step(placed, rows, wait)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # a cell may refuse zeros
+                return times
+            if times[rows] > LONG_S:
+                break
+        run = placed.example_run(min(cell.max_batch, EXAMPLE_ROWS), 2)
+        if run is not None:
+            with suppress(Exception):  # it is tried again, and measured, when there is a run to do
+                run()
+                wait()
     return times
+
+
+def _time_step(placed: PlacedCell, rows: int, wait: Work) -> float:
+    """The fastest of a few."""
+    samples, step = [], placed.example_step(rows)
+    for _ in range(4):
+        wait()
+        start = time.perf_counter()
+        step()
+        wait()
+        samples.append(time.perf_counter() - start)
+    return min(samples)

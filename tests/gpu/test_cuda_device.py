@@ -71,7 +71,7 @@ def test_a_captured_program_repeats_what_it_did(device):
 
     device.submit(program, False)
     replays = []
-    device.submit(lambda: replays.append(device.capture(program)), False)
+    device.submit(lambda: replays.append(device.capture(program).replay), False)
     device.submit(replays[0], False)
     device.submit(replays[0], False)
     wait(device, 4)

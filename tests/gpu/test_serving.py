@@ -100,3 +100,25 @@ def test_a_soak_with_cancellations_leaves_nothing_behind(device):
                 num_compared += 1
     assert num_compared
     close_and_check(engine)
+
+
+@pytest.mark.gpu
+def test_random_delays_on_every_stream_change_nothing(monkeypatch):
+    """Two workers of one device, whose streams stand still for up to a millisecond before any task."""
+    from cellrt.worker.device.cuda import CudaDevice
+
+    draw, note_launched = random.Random(2), CudaDevice.note_launched
+
+    def launch_late(device: CudaDevice, has_download: bool) -> None:
+        for stream in (device._compute, device._up, device._down):
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(draw.randrange(1, 2_000_000))
+        note_launched(device, has_download)
+
+    monkeypatch.setattr(CudaDevice, "note_launched", launch_late)
+    model = make_unfolder(make_zoo(8))
+    engine = device_engine("cuda:0", 2, DeviceOptions(ring_bytes=1 << 16, capture_after=1))
+    engine.register(model, warm_up=False)
+    for seed in range(10):
+        serve(engine, model, [[(name, seed), (other, seed)] for name in OPERATIONS for other in OPERATIONS])
+    close_and_check(engine)

@@ -12,8 +12,9 @@ from cellrt.definition.bits import as_bits
 from cellrt.definition.spec import RowSpec
 from cellrt.worker.arenas import Arenas
 
-SCRATCH_BYTES = 32 << 20
-MAX_SCRATCH_ROWS = 8192
+SCRATCH_BYTES = 128 << 20
+MAX_SCRATCH_ROWS = 32_768
+"""Every step of 512 rows and 24 steps for two states of one kind, and what goes from step to step."""
 
 
 class DeviceArenas(Arenas):

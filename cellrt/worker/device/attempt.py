@@ -7,7 +7,7 @@ a row that stopped would not have come to; its outputs stay those of that step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from cellrt.definition.spec import CellInput
 from cellrt.errors import InternalError
 from cellrt.worker.blame import Attempt, part_of, take_rows
 from cellrt.worker.device.device import Device
+from cellrt.worker.device.packing import NOT_FINITE, OUTSIDE
 from cellrt.worker.device.placement import PlacedCell, zeros
 from cellrt.worker.outputs import plain_outputs
 from cellrt.worker.torch_state import CellMode
@@ -25,17 +26,20 @@ class Inputs(NamedTuple):
     """Inputs of some rows of a task, on the device: steps-first, packed; ``sizes[s]`` rows take part in step s.
 
     ``sizes`` include the padding. ``lengths`` ``[sizes[0]]`` int64 is how many steps each row of a loop takes at most.
+    ``bad`` int32: of each position (of a loop: row) whether an input was outside its limits, and was brought within;
+    None: none was.
     """
 
     sizes: list[int]
     values: list[CellInput]
     lengths: torch.Tensor | None
+    bad: torch.Tensor | None
 
 
 class DeviceOutcome(NamedTuple):
     """Outputs of some rows, by position; of a loop the last by row, and ``[rows, steps, *shape]``.
 
-    ``bad``: for each position (row of a loop) whether a value is not finite where the cell declares finite ones.
+    ``bad``: for each position (row of a loop) int32 what is bad of it, see ``packing.py``.
     ``done_steps`` int32: steps that each row of a loop took, negative if it stopped.
     """
 
@@ -81,21 +85,25 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
 
     def run(self, first: int, end: int) -> DeviceOutcome:
         """See ``Attempt``."""
-        sizes, values, lengths = self._gather() if end - first == self.num_rows else self._take(first, end)
+        inputs = self._gather() if end - first == self.num_rows else self._take(first, end)
         if self._every is not None:
-            return self._run_loop(sizes, values, lengths, self._every)
+            return self._run_loop(inputs, self._every)
+        sizes, values, _, outside = inputs
         positions = sum(sizes)
         outputs = self._placed.call(values) if len(sizes) == 1 else self._placed.steps(sizes, values)
         outputs = plain_outputs(self.cell, outputs, positions, self._device.torch_device)
-        return DeviceOutcome(outputs, [], self._not_finite(outputs, positions), torch.empty(0, dtype=torch.int32))
+        bad = self._not_finite(outputs, positions)
+        if outside is not None:
+            bad[: len(outside)] |= outside  # of what is carried only the first step's are seen
+        return DeviceOutcome(outputs, [], bad, torch.empty(0, dtype=torch.int32))
 
     def nothing(self) -> DeviceOutcome:
         """See ``Attempt``."""
-        device, (sizes, _, lengths) = self._device.torch_device, self._inputs()
+        device, (sizes, _, lengths, _) = self._device.torch_device, self._inputs()
         count = sum(sizes) if self._every is None else sizes[0]
         specs = list(self.cell.outputs.values())
         outputs = [zeros(spec, device, count) for spec in specs]
-        bad = torch.zeros(count, dtype=torch.bool, device=device)
+        bad = torch.zeros(count, dtype=torch.int32, device=device)
         if self._every is None or lengths is None:
             return DeviceOutcome(outputs, [], bad, torch.empty(0, dtype=torch.int32))
         every = [zeros(spec, device, count, len(sizes) if kept else 0) for spec, kept in zip(specs, self._every)]
@@ -129,26 +137,32 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         values = [
             take_rows(value, rows if source >= 0 else positions) for value, source in zip(whole.values, self._sources)
         ]
-        lengths = whole.lengths
-        if lengths is not None:
-            lengths = lengths.index_select(0, torch.tensor(rows, device=lengths.device))
-        return Inputs(sizes * len(whole.sizes) if is_loop else sizes, values, lengths)
+        chosen = torch.tensor(rows, device=self._device.torch_device)
+        lengths = None if whole.lengths is None else whole.lengths.index_select(0, chosen)
+        bad = None
+        if whole.bad is not None:
+            at = torch.tensor([p for p in positions if p < len(whole.bad)], dtype=torch.int64, device=chosen.device)
+            bad = whole.bad.index_select(0, chosen if is_loop else at)
+        return Inputs(sizes * len(whole.sizes) if is_loop else sizes, values, lengths, bad)
 
-    def _run_loop(
-        self, sizes: Sequence[int], values: list[CellInput], lengths: torch.Tensor | None, every: list[bool]
-    ) -> DeviceOutcome:
+    def _run_loop(self, inputs: Inputs, every: list[bool]) -> DeviceOutcome:
+        sizes, values, lengths, outside = inputs
         if lengths is None:
             raise InternalError("a loop's task without lengths")
         rows, steps, current = sizes[0], len(sizes), list(values)
         is_active = lengths > 0
         has_stopped = torch.zeros_like(is_active)
-        bad = torch.zeros_like(is_active)
+        bad = torch.zeros(rows, dtype=torch.int32, device=is_active.device)
+        if outside is not None:
+            bad |= outside[:rows]
         done = torch.zeros(rows, dtype=torch.int32, device=is_active.device)
         last: list[torch.Tensor] = []
         kept: list[list[torch.Tensor]] = [[] for _ in every]
         for step in range(steps):
+            if step > 0:
+                bad |= self._bring_within(current) * is_active
             outputs = plain_outputs(self.cell, self._placed.call(current), rows, self._device.torch_device)
-            bad |= self._not_finite(outputs, rows) & is_active
+            bad |= self._not_finite(outputs, rows) * is_active
             last = outputs if step == 0 else [_where(is_active, new, old) for new, old in zip(outputs, last)]
             for kept_values, value, is_kept in zip(kept, last, every):
                 if is_kept:
@@ -170,12 +184,22 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         ]
         return DeviceOutcome(last, every_step, bad, torch.where(has_stopped, -done, done))
 
+    def _bring_within(self, current: list[CellInput]) -> torch.Tensor:
+        """Brings what a loop carries within its limits; returns int32 ``[rows]`` where something was outside."""
+        bad = torch.zeros((), dtype=torch.int32, device=self._device.torch_device)
+        for number, (name, value) in enumerate(zip(self.cell.inputs, current)):
+            limits = self._placed.limits.get(name)
+            if limits is not None and isinstance(value, torch.Tensor) and self._sources[number] >= 0:
+                bad = bad | OUTSIDE * limits.are_left_by(value).to(torch.int32)
+                current[number] = value.clamp(limits.first, limits.end - 1)
+        return bad
+
     def _not_finite(self, outputs: list[torch.Tensor], positions: int) -> torch.Tensor:
-        """Positions with a value that is not finite where the cell declares finite ones ``[positions]`` bool."""
-        bad = torch.zeros(positions, dtype=torch.bool, device=self._device.torch_device)
+        """Positions with a value that is not finite where the cell declares finite ones: int32 ``[positions]``."""
+        bad = torch.zeros(positions, dtype=torch.int32, device=self._device.torch_device)
         for name, value in zip(self.cell.outputs, outputs):
             if name in self.cell.finite:
-                bad |= ~torch.isfinite(value).reshape(positions, -1).all(1)
+                bad |= NOT_FINITE * ~torch.isfinite(value).reshape(positions, -1).all(1)
         return bad
 
 

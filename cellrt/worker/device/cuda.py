@@ -1,121 +1,56 @@
-"""A CUDA device through torch. See ``device.py`` for what each method promises.
-
-A task is noticed to be done in one of three ways (``benchmarks/gpu_completion.py`` compares them):
-
-- "signal": a kernel of one thread adds 1 to a count and stores it to a word of pinned memory, which the host reads
-  without a call (BatchMaker section 2.5);
-- "copy": the count is added to by torch and copied there, which takes two launches but no Triton;
-- "event": an event is recorded, and asked about.
-"""
+"""A CUDA device through torch. ``device.py`` says what each method promises, ``counters.py`` how a task ends."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from cellrt.errors import DefinitionError
 from cellrt.worker.blame import describe_error
-from cellrt.worker.device.device import Device, Work
+from cellrt.worker.device import counters
+from cellrt.worker.device.capturable import Capturable
+from cellrt.worker.device.compilations import COMPILATIONS
+from cellrt.worker.device.device import Captured, Device, Work
+from cellrt.worker.device.driver import find_driver
+from cellrt.worker.device.sharing import STREAMS, capturing
 
 SMALL_BYTES = 64 << 10
 """Uploads up to this size go on the compute stream itself: the copy costs less than ordering two streams."""
 FATAL_WORDS = ("CUDA error", "CUDA driver error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "an illegal memory")
 
 
-class Counter(Protocol):
-    """Counts what a stream has reached."""
-
-    def send(self) -> None:
-        """Puts one more count behind what the current stream holds."""
-
-    def completed(self) -> int:
-        """How many counts the stream has reached."""
-
-
-class CopiedCounter:
-    """Counts by an addition on the device and a copy to pinned memory."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._count = torch.zeros(1, dtype=torch.int64, device=device)
-        self._word = torch.zeros(1, dtype=torch.int64, pin_memory=True)
-        self._view = self._word.numpy()
-
-    def send(self) -> None:
-        """Two launches."""
-        self._count += 1
-        self._word.copy_(self._count, non_blocking=True)
-
-    def completed(self) -> int:
-        """Reads host memory."""
-        return int(self._view[0])
-
-
-class EventCounter:
-    """Counts by CUDA events, in order."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[torch.cuda.Event] = deque()
-        self._spare: list[torch.cuda.Event] = []
-        self._num_reached = 0
-
-    def send(self) -> None:
-        """Records an event."""
-        event = self._spare.pop() if self._spare else torch.cuda.Event()
-        event.record()
-        self._waiting.append(event)
-
-    def completed(self) -> int:
-        """Asks the oldest events."""
-        while self._waiting and self._waiting[0].query():
-            self._spare.append(self._waiting.popleft())
-            self._num_reached += 1
-        return self._num_reached
-
-
-def make_counter(kind: str | None, device: torch.device) -> Counter:
-    """A counter: "signal", "copy" or "event"; None takes the first of them that is there.
-
-    Raises DefinitionError for other words.
-    """
-    kind = kind or ("signal" if importlib.util.find_spec("triton") else "copy")
-    if kind == "signal":
-        from cellrt.kernels.signal import Signal
-
-        return Signal(device)
-    if kind == "copy":
-        return CopiedCounter(device)
-    if kind == "event":
-        return EventCounter()
-    raise DefinitionError(f"completion: expected 'signal', 'copy' or 'event', got {kind!r}")
-
-
 class CudaDevice(Device):
     """Args:
     name: "cuda:0" or so.
-    completion: see ``make_counter``.
+    completion: see ``counter_maker``.
+    direct: have compiled code launch what was captured, by the driver's functions.
     """
 
-    def __init__(self, name: str, completion: str | None = None) -> None:
+    def __init__(self, name: str, completion: str | None = None, direct: bool = True) -> None:
         self.torch_device = torch.device(name)
-        self._compute, self._up, self._down = (torch.cuda.Stream(self.torch_device) for _ in range(3))
+        COMPILATIONS.watch_triton()
+        self._compute, self._up, self._down = (STREAMS.take(self.torch_device) for _ in range(3))
         self._peers: dict[torch.device, torch.cuda.Stream] = {}
         with torch.cuda.device(self.torch_device):
             self._uploaded, self._computed = torch.cuda.Event(), torch.cuda.Event()
-            self._counters = [make_counter(completion, self.torch_device) for _ in range(2)]
+            make = counters.counter_maker(completion, self.torch_device)
+            self._counters = [make() for _ in range(2)]
             torch.cuda.current_stream().synchronize()
         self._submitted = [0, 0]
         self._in_flight: deque[tuple[bool, int]] = deque()
         self._num_completed = 0
         self._pool = torch.cuda.graph_pool_handle()
+        self._driver = find_driver() if direct and not isinstance(self._counters[True], counters.EventCounter) else None
+        self._direct: NDArray[np.int64] | None = None
+        self._end: Captured | None = None
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         """Page-locked host memory."""
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        return counters.page_locked(num_bytes)
 
     def entered(self) -> AbstractContextManager[object]:
         """This thread computes on this device's compute stream."""
@@ -128,8 +63,7 @@ class CudaDevice(Device):
 
     def submit(self, work: Work, has_download: bool) -> None:
         """Queues the kernels and copies of a task, then its signal on the stream that ends it."""
-        self._submitted[has_download] += 1
-        self._in_flight.append((has_download, self._submitted[has_download]))
+        self.note_launched(has_download)
         with torch.inference_mode():
             work()
             if has_download:
@@ -177,42 +111,95 @@ class CudaDevice(Device):
             return True
         return isinstance(error, RuntimeError) and any(words in describe_error(error) for words in FATAL_WORDS)
 
-    def capture(self, work: Work) -> Work:
-        """A CUDA graph. All graphs share their memory: they run one after the other, and nothing of one outlives it."""
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
+    def capture(self, work: Work, ends_task: bool = False) -> Captured:
+        """A CUDA graph. All graphs share their memory: they run one after the other, and nothing of one outlives it.
+
+        Where random numbers are drawn torch must prepare each replay, so there is no handle.
+        """
+        with Capturable(self.torch_device) as seen:
             work()
-        except BaseException:
-            with suppress(RuntimeError):
-                graph.capture_end()
-            raise
-        graph.capture_end()
-        return graph.replay
+        has_handle = self._driver is not None and not seen.is_random
+        return self._capture(work, has_handle and ends_task, has_handle)
+
+    def _capture(self, work: Work, ends_task: bool, has_handle: bool) -> Captured:
+        graph = torch.cuda.CUDAGraph()
+        with capturing():
+            try:
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                    if ends_task:
+                        self._counters[False].send()
+                finally:
+                    graph.capture_end()
+            except BaseException:
+                self._leave_pool()
+                raise
+        return Captured(graph.replay, graph.raw_cuda_graph_exec() if has_handle else 0)
+
+    @property
+    def direct(self) -> NDArray[np.int64] | None:
+        """Made when it is first asked for, which captures how a task with a download ends."""
+        if self._driver is None or self._direct is not None:
+            return self._direct
+        with torch.cuda.stream(self._down), torch.inference_mode():
+            end = self._end = self._capture(self._counters[True].send, False, True)
+        self._uploaded.record(self._up)
+        streams = [stream.cuda_stream for stream in (self._compute, self._up, self._down)]
+        self._direct = np.array([*self._driver, *streams, self._uploaded.cuda_event, end.handle], np.int64)
+        return self._direct
+
+    def note_launched(self, has_download: bool) -> None:
+        """See ``Device.note_launched``."""
+        self._submitted[has_download] += 1
+        self._in_flight.append((has_download, self._submitted[has_download]))
+
+    def make_event(self) -> torch.cuda.Event:
+        """Recorded once, as an event has no address before."""
+        event = torch.cuda.Event()
+        event.record(self._compute)
+        return event
+
+    def _leave_pool(self) -> None:
+        """After a capture that failed: torch 2.11 goes on recording to its pool, and refuses the next capture there."""
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self.torch_device.index or 0, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
 
     def settle(self) -> None:
         """Waits for the compute stream."""
         self._compute.synchronize()
 
     def memory_in_use(self) -> int:
-        """What torch's allocator holds, captures included."""
-        return torch.cuda.memory_reserved(self.torch_device)
+        """What is not free, whoever has it: the driver's part of a graph is in no count of torch's."""
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return total - free
 
     def fetch(self, arena: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Gathers on a stream of our own at the other device, whose tasks that made the rows are known to be done.
+        """Rows whose tasks are known to be done: of a worker on this device read in place, on the compute stream.
 
-        The copy between devices runs there too; torch has our compute stream wait for it.
+        At another device they are gathered on a stream of our own. That waits for what had the memory of the copy
+        before, and the compute stream waits for the copy.
         """
         other = arena.device
+        if other == self.torch_device:
+            return arena.index_select(0, rows.to(other, non_blocking=True))
         fetched = torch.empty((len(rows), *arena.shape[1:]), dtype=arena.dtype, device=self.torch_device)
         stream = self._peers.get(other)
         if stream is None:
-            stream = self._peers[other] = torch.cuda.Stream(other)
+            stream = self._peers[other] = STREAMS.take(other)
+        stream.wait_stream(self._compute)
         with torch.cuda.stream(stream):
             values = arena.index_select(0, rows.to(other, non_blocking=True))
-            with torch.cuda.device(self.torch_device):
-                fetched.copy_(values, non_blocking=True)
+            fetched.copy_(values, non_blocking=True)  # torch copies on the current stream of the source
+        self._compute.wait_stream(stream)
         return fetched
+
+    @contextmanager
+    def beside(self) -> Iterator[Work]:
+        """This thread computes on this device, on a stream that is not the worker's."""
+        with torch.cuda.device(self.torch_device):
+            yield lambda: torch.cuda.current_stream(self.torch_device).synchronize()
 
     def synchronize(self) -> None:
         """Waits for the three streams."""

@@ -14,15 +14,35 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from cellrt.errors import InternalError
 from cellrt.worker.device.placement import Placements
 
 Work = Callable[[], None]
 
 NUM_SAMPLES = 3
 """How often work runs to be timed; the fastest counts."""
+
+
+class Captured(NamedTuple):
+    """What was captured: ``replay`` repeats it, inside ``work``.
+
+    With a ``handle`` compiled code can launch it instead, and does: then it is not replayed.
+    """
+
+    replay: Work
+    handle: int = 0
+
+
+class DoneEvent(Protocol):
+    """An event by its address."""
+
+    cuda_event: int
 
 
 class Device(ABC):
@@ -70,11 +90,24 @@ class Device(ABC):
         """Whether an error that a cell raised means that the device is lost, rather than that the cell is wrong."""
 
     @abstractmethod
-    def capture(self, work: Work) -> Work:
-        """Records the operations of work; calling the result repeats them at the same addresses.
+    def capture(self, work: Work, ends_task: bool = False) -> Captured:
+        """Records the operations of work, which are repeated at the same addresses.
 
-        It must have run before. Raises if it does something that cannot be recorded.
+        It must have run before. Raises if it does something that cannot be recorded. ``ends_task``: what has a
+        ``handle`` counts a task that has no download, too.
         """
+
+    @property
+    def direct(self) -> NDArray[np.int64] | None:
+        """What compiled code needs to launch what was captured (``launch.py``); None: only ``submit`` does."""
+        return None
+
+    def note_launched(self, has_download: bool) -> None:  # noqa: B027 - most have no such tasks
+        """A task was launched by compiled code: it counts like those that were submitted."""
+
+    def make_event(self) -> DoneEvent:
+        """An event that compiled code records and waits for, where ``direct`` is there."""
+        raise InternalError("this device launches nothing directly")
 
     def time(self, work: Work) -> float:
         """Inside ``work``: seconds until the device has done this work, which must have run before. Waits for it."""
@@ -101,6 +134,11 @@ class Device(ABC):
 
         Gathered where they are; the compute stream waits for the copy.
         """
+
+    @abstractmethod
+    def beside(self) -> AbstractContextManager[Work]:
+        """While it lasts, this thread (any) computes on the device, apart from the worker's tasks. Gives what waits for
+        what was computed so."""
 
     @abstractmethod
     def synchronize(self) -> None:

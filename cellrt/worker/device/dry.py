@@ -11,19 +11,15 @@ import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from cellrt.worker.device.device import Device, Work
+from cellrt.worker.device.capturable import Capturable
+from cellrt.worker.device.device import Captured, Device, Work
 from cellrt.worker.service_thread import ServiceThread
 from cellrt.worker.torch_state import HOST_THREADS, use_torch_threads
 
 SYNCHRONIZE_S = 60.0
-_HOST_READS = frozenset(
-    {torch.ops.aten.is_nonzero, torch.ops.aten.item, torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero}
-)
 
 
 class DryDeviceError(RuntimeError):
@@ -90,12 +86,12 @@ class DryDevice(Device):
         """A DryDeviceError is; what a cell raises is not."""
         return isinstance(error, DryDeviceError)
 
-    def capture(self, work: Work) -> Work:
+    def capture(self, work: Work, ends_task: bool = False) -> Captured:
         """The work itself: it must find all it reads at the same addresses. It may not look at values."""
-        with _NoValues():  # type: ignore[no-untyped-call]
+        with Capturable(self.torch_device):
             work()
         self.num_captured += 1
-        return work
+        return Captured(work)
 
     def settle(self) -> None:
         """Nothing to do: this is the thread that computes."""
@@ -107,6 +103,10 @@ class DryDevice(Device):
     def fetch(self, arena: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Rows of another location's arena."""
         return arena.index_select(0, rows)
+
+    def beside(self) -> AbstractContextManager[Work]:
+        """Nothing to do, and nothing to wait for."""
+        return nullcontext(lambda: None)
 
     def synchronize(self) -> None:
         """Waits until both threads have done all there is."""
@@ -155,22 +155,6 @@ class DryDevice(Device):
 
     def _count(self, has_download: bool) -> None:
         self._counts[has_download] += 1
-
-
-class _NoValues(TorchDispatchMode):
-    """Refuses operations that hand a value to the host, as capturing on a GPU does."""
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Lets compiled functions run, which torch otherwise runs as they are inside of a mode."""
-        return True
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if function.overloadpacket in _HOST_READS:
-            raise RuntimeError("captured work cannot hand values to the host")
-        return function(*args, **(kwargs or {}))
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from cellrt.core.tables import HOST, MIXED
 from cellrt.definition.fused import IndexedRows, RunSizes
 from cellrt.worker.blame import Failures, describe_error
+from cellrt.worker.device import launch
 from cellrt.worker.device.attempt import DeviceOutcome
 from cellrt.worker.device.operations import Operations
-from cellrt.worker.device.packing import NOWHERE, InputSignature, OutputSignature, Packing, TaskReader
+from cellrt.worker.device.packing import NOWHERE, OUTSIDE, InputSignature, OutputSignature, Packing, TaskReader
 from cellrt.worker.torch_state import CellMode
 
 
@@ -60,20 +61,22 @@ class FusedReader(TaskReader):
         result_rows_at: int,
         every_step: int,
     ) -> OutputSignature:
-        buffer, trash = self._buffer, self._arenas.trash_row(kind)
         num_positions = self._padded if self._steps == 1 else self._positions
         if stores == self._positions and not results:
             first_row = self._copy(rows_at, stores, num_positions, -1)
             return OutputSignature(kind, num_positions, first_row, NOWHERE, 0, NOWHERE, NOWHERE, False)
-        shown = buffer[result_positions_at : result_positions_at + results]
-        rows = self._scratch_rows(number, kind, shown)
-        rows[buffer[positions_at : positions_at + stores]] = buffer[rows_at : rows_at + stores]
-        first_row = self._compute(rows, num_positions, -1)
-        delivered = self._results(kind, results, NOWHERE, result_rows_at, rows[shown], trash)
+        rows, first_shown = self._scratch_rows(number, kind, results)
+        first_row = self._fix(rows, num_positions, -1)
+        self._operations.append((launch.SHOW, first_row, result_positions_at, first_shown, results, 0, 0))
+        self._operations.append((launch.STORE, first_row, positions_at, rows_at, stores, 0, 0))
+        delivered = self._results(kind, results, result_rows_at)
+        if results:
+            padded, at, trash = delivered[0], delivered[2], self._arenas.trash_row(kind)
+            self._operations.append((launch.LOOK_UP, at, result_positions_at, first_row, results, padded, trash))
         return OutputSignature(kind, num_positions, first_row, NOWHERE, *delivered, False)
 
-    def _scratch_rows(self, number: int, kind: int, shown: NDArray[np.int32]) -> NDArray[np.int64]:
-        """A scratch row for each position that needs one if it is not stored, else -1."""
+    def _scratch_rows(self, number: int, kind: int, results: int) -> tuple[NDArray[np.int64], int]:
+        """A scratch row for each position that needs one if it is not stored, else -1; the first one of results."""
         cell = self._type.cell
         name = list(cell.outputs)[number]
         rows: NDArray[np.int64] = np.empty(self._positions, np.int64)
@@ -89,12 +92,12 @@ class FusedReader(TaskReader):
                 rows[start : start + size] = np.arange(size) + (first + used + step % 2 * self._rows)
                 start += size
             used += 2 * self._rows
-        rows[shown] = np.arange(len(shown)) + (first + used)
-        used += len(shown)
+        first_shown = first + used
+        used += results
         if used > room:
             raise CannotFuseError
         self._scratch_used[kind] = used
-        return rows
+        return rows, first_shown
 
 
 class ChainReader(FusedReader):
@@ -132,8 +135,8 @@ class FusedOperations(Operations):
         for k, output in enumerate(self._signature.outputs):
             if output.results:
                 self._deliver(k, output, self._arena(output.kind))
-        if self._signature.answers:
-            self._answer(bad)
+        if self._signature.tells_bad:
+            self._answer([torch.cat([part.to(torch.int32) for part in bad]) | self._outside()])
 
     def _store(self, output: OutputSignature, value: torch.Tensor) -> None:
         """Every position has a row, but those that nobody reads have none: they go where nobody looks."""
@@ -148,7 +151,7 @@ class FusedOperations(Operations):
         """Runs a run either way; returns which positions have a value that is not finite where they must be."""
         if not (self._goes_in_one_call() and self._run_chain()):
             self._run_steps()
-        return [self._not_finite(0, sum(self._signature.sizes))] if self._placed.cell.finite else []
+        return [self._not_finite(0, sum(self._signature.sizes))]
 
     def _goes_in_one_call(self) -> bool:
         """Whether a run like this one goes in one call; measured if that is not known yet."""
@@ -186,7 +189,7 @@ class FusedOperations(Operations):
             way()
 
         device = self._memory.device
-        return device.time(device.capture(work) if self._is_captured else work)
+        return device.time(device.capture(work).replay if self._is_captured else work)
 
     def _run_chain(self) -> bool:
         """Runs all steps in one call, if the cell takes these."""
@@ -235,13 +238,13 @@ class FusedOperations(Operations):
                     for name, output in outputs.items()
                 },
             )
-            if cell.finite and signature.sizes_at == NOWHERE:
+            if signature.tells_bad and signature.sizes_at == NOWHERE:
                 bad.append(self._not_finite(start, size))
             before, start = start, start + size
         return bad
 
     def _not_finite(self, start: int, size: int) -> torch.Tensor:
-        """Which of these positions have a value that is not finite where the cell declares finite ones."""
+        """Which of these positions have a value that is not finite where the cell declares finite ones: bool."""
         cell = self._placed.cell
         bad = torch.zeros(size, dtype=torch.bool, device=self._words.device)
         for name, output in zip(cell.outputs, self._signature.outputs):
@@ -249,6 +252,18 @@ class FusedOperations(Operations):
                 continue
             rows = self._slice(output.rows_at + start, size).clamp(min=0)
             bad |= ~torch.isfinite(self._arena(output.kind).index_select(0, rows)).reshape(size, -1).all(1)
+        return bad
+
+    def _outside(self) -> torch.Tensor:
+        """Which positions read what is outside an input's limits: a fused form reads nothing there."""
+        bad = torch.zeros(sum(self._signature.sizes), dtype=torch.int32, device=self._words.device)
+        for number, (name, given) in enumerate(zip(self._placed.cell.inputs, self._signature.inputs)):
+            if name in self._placed.limits:
+                source = given.sources[0]
+                rows = self._slice(source.rows_at, source.num_rows)
+                values = self._rows_at(given.kind, self._specs[number], source).index_select(0, rows)
+                is_outside = self._placed.limits[name].are_left_by(values)
+                bad[: len(is_outside)] |= OUTSIDE * is_outside
         return bad
 
     def _arena(self, kind: int) -> torch.Tensor:

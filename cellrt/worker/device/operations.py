@@ -11,12 +11,13 @@ from typing import NamedTuple
 import torch
 
 from cellrt.core.tables import HOST
-from cellrt.definition.spec import CellInput, RaggedRows, RowSpec
+from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Failures, run_or_blame
 from cellrt.worker.device.attempt import DeviceAttempt, DeviceOutcome, Inputs
 from cellrt.worker.device.device import Device
-from cellrt.worker.device.packing import NOWHERE, InputSignature, OutputSignature, Signature, Source
+from cellrt.worker.device.limits import Limits
+from cellrt.worker.device.packing import NOWHERE, OUTSIDE, InputSignature, OutputSignature, Signature, Source
 from cellrt.worker.device.placement import PlacedCell, zeros
 from cellrt.worker.device.ring import Ring
 
@@ -77,7 +78,7 @@ class Operations:
         """What comes back beside the results: see ``Signature.answers``."""
         if self._signature.is_loop:
             return [outcome.done_steps, outcome.bad]
-        parts = [outcome.bad] if self._placed.cell.finite else []
+        parts = [outcome.bad] if self._signature.tells_bad else []
         if self._signature.stop != NOWHERE:
             rows = self._signature.sizes[0]
             parts.insert(0, outcome.outputs[self._signature.stop][:rows].reshape(rows) != 0)
@@ -91,9 +92,16 @@ class Operations:
         self._memory.down.rows(ANSWER).index_copy_(0, self._slice(self._signature.answers_at, len(answers)), answers)
 
     def _inputs(self) -> Inputs:
-        """Copies of all inputs."""
-        values = [self._gather(k, given) for k, given in enumerate(self._signature.inputs)]
-        return Inputs(list(self._signature.sizes), values, self._lengths())
+        """Copies of all inputs, within their limits."""
+        signature = self._signature
+        values = [self._gather(k, given) for k, given in enumerate(signature.inputs)]
+        count = signature.sizes[0] if signature.is_loop else sum(signature.sizes)
+        bad = None
+        for k, name in enumerate(self._placed.cell.inputs):
+            if name in self._placed.limits:
+                bad = torch.zeros(count, dtype=torch.int32, device=self._words.device) if bad is None else bad
+                values[k] = _bring_within(values[k], self._placed.limits[name], bad)
+        return Inputs(list(signature.sizes), values, self._lengths(), bad)
 
     def _slice(self, at: int, count: int) -> torch.Tensor:
         return self._words[at : at + count]
@@ -153,3 +161,18 @@ class Operations:
         positions = self._slice(output.result_positions_at, output.results)
         ring = self._memory.down.rows(self._output_specs[number])
         ring.index_copy_(0, self._slice(output.result_rows_at, output.results), source.index_select(0, positions))
+
+
+def _bring_within(value: CellInput, limits: Limits, bad: torch.Tensor) -> CellInput:
+    """An input within its limits; notes in ``bad`` which of its first positions were not."""
+    given = plain(value)
+    values = given.values if isinstance(given, RaggedRows) else given
+    is_outside = limits.are_left_by(values).to(torch.int32)
+    within = values.clamp(limits.first, limits.end - 1)
+    if isinstance(given, RaggedRows):
+        position = torch.bucketize(torch.arange(len(values), device=values.device), given.offsets[1:], right=True)
+        counts = torch.zeros_like(bad).index_add_(0, position.clamp(max=len(bad) - 1), is_outside)
+        bad |= OUTSIDE * (counts > 0)
+        return RaggedRows(within, given.offsets)
+    bad[: len(is_outside)] |= OUTSIDE * is_outside
+    return within

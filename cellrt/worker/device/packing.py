@@ -15,20 +15,23 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
-from cellrt.core.task_layout import TaskView
+from cellrt.core.task_layout import IN_COUNT, IN_OFFSETS, IN_SOURCE, TaskView
 from cellrt.worker.cell_type import CellType
+from cellrt.worker.device import launch
 from cellrt.worker.device.arenas import DeviceArenas
+from cellrt.worker.device.launch import REPEAT
+from cellrt.worker.device.limits import Limits
 
 Ints = NDArray[np.int32]
 Numbers = NDArray[np.int64] | Ints
 
 NOWHERE = -1
-REPEAT = -2
-"""Padding that repeats the last value."""
-MAX_KNOWN = 8192
+NOT_FINITE, OUTSIDE = 1, 2
+"""What is bad of a position (of a loop: a row), or both: an output is not finite, an input is outside its limits."""
 
 
 class Source(NamedTuple):
@@ -84,10 +87,11 @@ class Signature(NamedTuple):
     outputs: tuple[OutputSignature, ...]
     lengths_at: int
     answers: int
-    """Integers that come back: of a loop, steps done and whether a value was not finite, for each row; of other tasks
-    for each row of the first step whether it says stop, where an output does, and if their cell declares finite outputs
-    whether a value was not finite for each position."""
+    """Integers that come back: of a loop, steps done and what is bad, for each row; of other tasks for each row of the
+    first step whether it says stop, where an output does, and if ``tells_bad`` what is bad of each position."""
     answers_at: int
+    tells_bad: bool
+    """Whether, of what is no loop, there is an answer for each position: ``NOT_FINITE``, ``OUTSIDE``, or 0."""
     sizes_at: int
     """First word of ``sizes`` of a fused run that may go in one call, else NOWHERE."""
     num_words: int
@@ -115,47 +119,17 @@ class Packing(NamedTuple):
     signature: Signature
     rows: int
     positions: int
-    copies: NDArray[np.int64]
-    """``[n, 5]``: (word, where in the buffer, how many, how many with the padding, padding or REPEAT)."""
+    fixed: NDArray[np.int64]
+    """Words as they are for every task of this packing, as far as no operation writes them."""
+    operations: list[tuple[int, ...]]
+    """How the buffer's numbers get into the words, as ``launch.py`` has it."""
     computed: list[tuple[int, Numbers]]
     """(word, values): what is not in the buffer as it is."""
     uploads: list[Transfer]
     downloads: list[Transfer]
+    checked: list[tuple[int, Limits]]
+    """Uploads whose values must be within limits."""
     can_capture: bool
-
-
-class Packings:
-    """Reads the tasks of one location, those of one layout once.
-
-    Args:
-        location: of the worker.
-        types: of the engine.
-        arenas: of the location.
-        pad: pad rows and counts to a few sizes, so that signatures recur; else only as the cell demands.
-    """
-
-    def __init__(self, location: int, types: Mapping[int, CellType], arenas: DeviceArenas, pad: bool) -> None:
-        self._location, self._types, self._arenas, self._pad = location, types, arenas, pad
-        self._known: dict[tuple[object, ...], Packing] = {}
-
-    def of(self, type_id: int, buffer: Ints, reader: type[TaskReader] | None = None) -> Packing:
-        """Reads a task. ``reader``: how, if not as a plain cell's; what that raises is raised."""
-        cell_type = self._types[type_id]
-        task = TaskView(buffer, len(cell_type.input_kinds), len(cell_type.output_kinds))
-        key = (type_id, reader, task.layout_key())
-        packing = self._known.get(key)
-        if packing is None:
-            packing = (reader or TaskReader)(self._location, cell_type, task, self._arenas, self._pad).read()
-            if not packing.computed:
-                if len(self._known) >= MAX_KNOWN:
-                    self._known.clear()
-                self._known[key] = packing
-        return packing
-
-    def forget(self, type_id: int) -> None:
-        """Drops what was read of tasks of a cell type; while the worker's thread reads those of others."""
-        for key in [key for key in list(self._known) if key[0] == type_id]:
-            self._known.pop(key, None)
 
 
 class TaskReader:
@@ -163,9 +137,17 @@ class TaskReader:
 
     is_fused = False
 
-    def __init__(self, location: int, cell_type: CellType, task: TaskView, arenas: DeviceArenas, pad: bool) -> None:
+    def __init__(
+        self,
+        location: int,
+        cell_type: CellType,
+        task: TaskView,
+        arenas: DeviceArenas,
+        pad: bool,
+        limits: Mapping[str, Limits],
+    ) -> None:
         self._location, self._type, self._task, self._buffer = location, cell_type, task, task.buffer
-        self._arenas = arenas
+        self._arenas, self._limits = arenas, limits
         self._rows, self._positions, self._steps = task.num_rows, task.num_positions, task.num_steps
         self._is_loop = task.is_loop
         self._sizes: list[int] = task.batch_sizes.tolist()
@@ -175,27 +157,34 @@ class TaskReader:
         if self._steps == 1 or self._is_loop:
             self._padded = _padded_rows(cell_type, self._rows, self._pads_counts)
         self._num_words = 0
-        self._copies: list[tuple[int, int, int, int, int]] = []
+        self._fixed: list[tuple[int, Numbers]] = []
+        self._operations: list[tuple[int, ...]] = []
         self._computed: list[tuple[int, Numbers]] = []
         self._uploads: list[Transfer] = []
         self._downloads: list[Transfer] = []
+        self._checked: list[tuple[int, Limits]] = []
         self._can_capture = self._pads_counts
 
     def read(self) -> Packing:
         """Reads it."""
         cell, task = self._type.cell, self._task
-        inputs = tuple(self._input(kind, *words) for kind, words in zip(self._type.input_kinds, task.inputs))
+        inputs = []
+        for name, kind, words in zip(cell.inputs, self._type.input_kinds, task.inputs):
+            if self._is_checked_here(name, words) and words[IN_COUNT]:
+                self._checked.append((len(self._uploads), self._limits[name]))
+            inputs.append(self._input(kind, *words))
         outputs = tuple(
             self._output(number, kind, *words)
             for number, (kind, words) in enumerate(zip(self._type.output_kinds, task.outputs))
         )
-        lengths_at, answers, answers_at = NOWHERE, 0, NOWHERE
+        lengths_at, answers, answers_at, tells_bad = NOWHERE, 0, NOWHERE, False
         if self._is_loop:
             lengths_at = self._copy(task.lengths_at, self._rows, self._padded, 1)
             answers = 2 * self._padded
         else:
             answers = self._padded if task.stop_output >= 0 else 0
-            if cell.finite:
+            tells_bad = bool(cell.finite) or self._reads_unchecked()
+            if tells_bad:
                 answers += self._padded if self._steps == 1 else self._positions
         if answers:
             answers_at = self._room(answers)
@@ -210,11 +199,12 @@ class TaskReader:
             sizes,
             self._is_loop,
             task.stop_output,
-            inputs,
+            tuple(inputs),
             outputs,
             lengths_at,
             answers,
             answers_at,
+            tells_bad,
             sizes_at,
             self._num_words,
         )
@@ -222,12 +212,24 @@ class TaskReader:
             signature,
             self._rows,
             self._positions,
-            np.array(self._copies, np.int64).reshape(-1, 5),
+            self._fixed_words(),
+            self._operations,
             self._computed,
             self._uploads,
             self._downloads,
+            self._checked,
             self._can_capture,
         )
+
+    def _is_checked_here(self, name: str, words: list[int]) -> bool:
+        """Whether the host checks an input with limits: it does where it uploads all of it, a row for each position."""
+        is_uploaded = words[IN_SOURCE] == HOST and words[IN_OFFSETS] < 0
+        return is_uploaded and name in self._limits and self._type.cell.inputs[name].dtype == torch.int64
+
+    def _reads_unchecked(self) -> bool:
+        """Whether an input with limits is left for the device to check."""
+        given = zip(self._type.cell.inputs, self._task.inputs)
+        return any(name in self._limits and not self._is_checked_here(name, words) for name, words in given)
 
     def _sizes_words(self) -> int:
         """Words of the steps' sizes, where they are needed."""
@@ -267,12 +269,12 @@ class TaskReader:
         for location in np.unique(locations).tolist():
             positions = np.flatnonzero(locations == location)
             rows, count = handles[positions] & ROW_MASK, len(positions)
-            positions_at = self._compute(positions, count)
+            positions_at = self._compute(positions)
             if location == HOST:
                 at = self._room(count)
                 self._uploads.append(Transfer(kind, count, NOWHERE, at, count, rows))
             else:
-                at = self._compute(rows, count)
+                at = self._compute(rows)
             sources.append(Source(location, count, at, positions_at))
         return tuple(sources)
 
@@ -300,28 +302,23 @@ class TaskReader:
             first_row = self._copy(rows_at, stores, padded_stores, trash)
             if not is_whole:
                 first_position = self._copy(positions_at, stores, padded_stores, 0)
-        shown: Numbers | None = None
-        if every_step and self._padded > self._rows:  # the last steps lie behind those of the padding too
-            positions = self._buffer[result_positions_at : result_positions_at + results]
-            limit = self._rows * self._steps
-            shown = np.where(positions < limit, positions, positions + self._padded * self._steps - limit)
-        delivered = self._results(kind, results, result_positions_at, result_rows_at, shown, 0)
+        delivered = self._results(kind, results, result_rows_at)
+        if results:
+            limit = self._rows * self._steps  # behind the padding's steps, too, lie the last steps
+            shift = (self._padded - self._rows) * self._steps if every_step else 0
+            at, padded = delivered[2], delivered[0]
+            self._operations.append((launch.SHIFT, at, result_positions_at, limit, results, padded, shift))
         return OutputSignature(kind, padded_stores, first_row, first_position, *delivered, bool(every_step))
 
-    def _results(
-        self, kind: int, count: int, positions_at: int, rows_at: int, positions: Numbers | None, pad: int
-    ) -> tuple[int, int, int]:
-        """Results go to host rows, from the buffer's positions unless others are given.
+    def _results(self, kind: int, count: int, rows_at: int) -> tuple[int, int, int]:
+        """Results go to host rows.
 
-        Returns (how many, words of their rows in the ring, words of the positions).
+        Returns (how many, words of their rows in the ring, words of where they are from, which are yet to be written).
         """
         if not count:
             return 0, NOWHERE, NOWHERE
         padded = self._count(count)
-        if positions is None:
-            words_at = self._copy(positions_at, count, padded, pad)
-        else:
-            words_at = self._compute(positions, padded, pad)
+        words_at = self._room(padded)
         at = self._room(padded)
         self._downloads.append(Transfer(kind, count, rows_at, at, padded))
         return padded, at, words_at
@@ -338,14 +335,24 @@ class TaskReader:
     def _copy(self, source: int, count: int, padded: int, pad: int) -> int:
         """Words that are copied from the buffer; returns the first."""
         at = self._room(padded)
-        self._copies.append((at, source, count, padded, pad))
+        self._operations.append((launch.COPY, at, source, 0, count, padded, pad))
         return at
 
-    def _compute(self, values: Numbers, padded: int, pad: int = 0) -> int:
-        """Words with values of their own; returns the first."""
+    def _fix(self, values: Numbers, padded: int, pad: int) -> int:
+        """Words that are the same for all tasks of this layout, but for what operations write; returns the first."""
         at = self._room(padded)
-        if padded > len(values):
-            values = np.concatenate([values, np.full(padded - len(values), pad, np.int64)])
+        self._fixed.append((at, np.concatenate([values, np.full(padded - len(values), pad, np.int64)])))
+        return at
+
+    def _fixed_words(self) -> NDArray[np.int64]:
+        words = np.zeros(self._num_words if self._fixed else 0, np.int64)
+        for at, values in self._fixed:
+            words[at : at + len(values)] = values
+        return words
+
+    def _compute(self, values: Numbers) -> int:
+        """Words with values of their own; returns the first."""
+        at = self._room(len(values))
         self._computed.append((at, values))
         return at
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from cellrt.definition.snapshot import FunctionSnapshot
 from cellrt.definition.spec import CellInput, RowSpec
 from cellrt.errors import CellError
 from cellrt.worker.blame import describe_error
+from cellrt.worker.device.limits import Limits, find_limits
 from cellrt.worker.device.torch_compile import CompiledFunction, CompiledStep, as_function, warn_not_compiled
 from cellrt.worker.torch_state import HOST_THREADS, torch_threads
 
@@ -63,6 +64,7 @@ class PlacedCell:
     """A cell with its weights on a device. ``call`` is as ``Cell.run``; ``steps`` as ``Cell.run_steps``.
 
     Attributes:
+        limits: of its integer inputs, by name.
         run_rows: its fused form, or the compiled one; None: it has neither.
         chains: its form for whole runs, if it has one.
         prefers_steps: whether its author's ``steps`` takes runs, and ``run_rows`` only single steps.
@@ -73,6 +75,7 @@ class PlacedCell:
         self._device = device
         self._names_device = False
         self.prefers_steps = False
+        self.limits = find_limits(cell)
         if device.type != "cpu":
             self.cell = copy.copy(cell)
             with torch.inference_mode(False):
@@ -199,6 +202,7 @@ class UnplacedCell(PlacedCell):
     def __init__(self, cell: Cell, error: BaseException) -> None:
         self.cell, self._error = cell, error
         self.run_rows, self.chains, self.prefers_steps = None, None, False
+        self.limits: Mapping[str, Limits] = {}
 
     def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
         """Raises CellError."""

@@ -3,12 +3,13 @@
 What a task uploads (or downloads) is one block of both: the same bytes at the same place. A block belongs to its
 task until the task is done, so nothing in flight is ever rewritten. On the device the ring looks like one more
 arena: ``rows`` views it as rows of any kind, so a gather (or scatter) names its rows by number at a fixed address.
+
+Which blocks there are is kept in integers, as compiled code takes and gives back most of them (``launch.py``).
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,9 +18,11 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.definition.spec import RowSpec
+from cellrt.worker.device import launch
 from cellrt.worker.device.device import Device
+from cellrt.worker.device.launch import ALIGNMENT, MOST_BLOCKS, NUM_BLOCKS, OLDEST
 
-ALIGNMENT = 16
+Ints = NDArray[np.int64]
 
 
 class Block(NamedTuple):
@@ -32,14 +35,19 @@ class Block(NamedTuple):
 
 
 class Ring:
-    """Blocks of one size of memory. One thread takes and gives back; the device reads or writes in between."""
+    """Blocks of one size of memory. One thread takes and gives back; the device reads or writes in between.
+
+    Attributes:
+        state: as ``launch.py`` has it.
+    """
 
     def __init__(self, device: Device, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.host = device.pinned(num_bytes)
         self.device = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self.array: NDArray[np.uint8] = self.host.numpy()
-        self._blocks: deque[Block] = deque()
+        self.state = np.zeros(launch.BLOCKS + 2 * MOST_BLOCKS, np.int64)
+        self.state[: launch.OLDEST] = num_bytes, self.host.data_ptr(), self.device.data_ptr()
         self._views: dict[RowSpec, torch.Tensor] = {}
 
     def rows(self, spec: RowSpec) -> torch.Tensor:
@@ -54,40 +62,33 @@ class Ring:
     @property
     def is_empty(self) -> bool:
         """Whether nobody has a block."""
-        return not self._blocks
+        return not self.state[NUM_BLOCKS]
 
     def take(self, pieces: Sequence[tuple[int, int]]) -> Block | None:
         """Takes a block for arrays of (bytes, bytes of a row); None if there is no room until older blocks are back."""
-        if not self._blocks:
-            return self._take_at(pieces, 0, self.num_bytes)
-        oldest, newest = self._blocks[0], self._blocks[-1]
-        if newest.first < oldest.first:  # gone round
-            return self._take_at(pieces, newest.end, oldest.first)
-        return self._take_at(pieces, newest.end, self.num_bytes) or self._take_at(pieces, 0, oldest.first)
+        slots = np.empty(launch.STARTS + len(pieces), np.int64)
+        if not launch.take_block(self.state, pieces_of(pieces), slots, 0):
+            return None
+        return block_at(slots, 0, len(pieces))
 
     def give_back(self) -> None:
         """Takes back the oldest block."""
-        self._blocks.popleft()
-
-    def take_last_back(self) -> None:
-        """Takes back the newest block, which was not used."""
-        self._blocks.pop()
-
-    def _take_at(self, pieces: Sequence[tuple[int, int]], first: int, limit: int) -> Block | None:
-        block = block_from(pieces, first)
-        if block.end > limit:
-            return None
-        self._blocks.append(block)
-        return block
+        self.state[OLDEST] = (self.state[OLDEST] + 1) % MOST_BLOCKS
+        self.state[NUM_BLOCKS] -= 1
 
 
-def block_from(pieces: Sequence[tuple[int, int]], first: int) -> Block:
-    """The block of arrays of (bytes, bytes of a row) that lie as near behind ``first`` as their alignment lets them."""
-    first = at = -(-first // ALIGNMENT) * ALIGNMENT
-    starts = []
-    for num_bytes, row_bytes in pieces:
-        unit = math.lcm(row_bytes, ALIGNMENT)
-        at = -(-at // unit) * unit
-        starts.append(at)
-        at += num_bytes
-    return Block(starts, first, max(at, first + ALIGNMENT))
+def pieces_of(pieces: Sequence[tuple[int, int]]) -> Ints:
+    """Arrays of (bytes, bytes of a row) as compiled code takes them."""
+    made = [(num_bytes, math.lcm(row_bytes, ALIGNMENT)) for num_bytes, row_bytes in pieces]
+    return np.array(made, np.int64).reshape(-1, 2)
+
+
+def bytes_for(pieces: Ints) -> int:
+    """Room in which a block of these pieces fits from the start."""
+    return int((pieces[:, 0] + pieces[:, 1]).sum()) + ALIGNMENT
+
+
+def block_at(slots: Ints, at: int, num_pieces: int) -> Block:
+    """A block as compiled code wrote it."""
+    first, end, *starts = slots[at : at + launch.STARTS + num_pieces].tolist()
+    return Block(starts, first, end)

@@ -16,6 +16,7 @@ import torch
 from cellrt.definition.cell import Cell
 from cellrt.definition.fused import IndexedRows
 from cellrt.definition.snapshot import FunctionSnapshot, globals_of, rebound
+from cellrt.worker.device.compilations import COMPILATIONS
 
 
 class CompiledFunction:
@@ -33,6 +34,7 @@ class CompiledFunction:
 
     def __init__(self, name: str, function: Callable[..., Any], backend: str, is_whole: bool) -> None:
         self._name, self._function = name, function
+        COMPILATIONS.watch_torch()
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)

@@ -71,9 +71,9 @@ class CudaWorker(Worker):
         self._life = threading.Lock()
         self._is_closing = False
         self.host_ns = 0
-        """Time that the thread spent on submitting and collecting tasks."""
+        """Time that the thread spent on submitting and collecting tasks, and on the manager's turns."""
         self.busy_ns = 0
-        """Time during which a task was on the device, as far as the thread saw."""
+        """Time during which a task was on the device, as far as the thread saw: not how busy the device was."""
 
     @property
     def num_tasks(self) -> int:
@@ -88,6 +88,11 @@ class CudaWorker(Worker):
                 if self._begun_since_ns == since_ns and self.error is None:
                     self.error = HungError("the device does not take a task")
         return super().is_alive()
+
+    def counts(self) -> dict[str, int]:
+        """``replayed`` and ``eager`` tasks, those that were ``unfused`` though their cell has a fused form, what became
+        of captures (see ``Captures``), and ``compilations`` while serving."""
+        return self._executor.counts()
 
     def forget(self, type_id: int) -> None:
         """See ``Worker.forget``."""
@@ -113,11 +118,12 @@ class CudaWorker(Worker):
         start_ns = time.perf_counter_ns()
         self._take_queue()
         has_begun, has_ended = self._begin_waiting(), self._collect_done()
-        if has_begun or has_ended:
-            self.host_ns += time.perf_counter_ns() - start_ns
-        if has_ended or self._has_news():
+        takes_turn = has_ended or self._has_news()
+        if takes_turn:
             self._take_turns()
-        elif not has_begun:
+        if has_begun or takes_turn:
+            self.host_ns += time.perf_counter_ns() - start_ns
+        else:
             self._rest()
 
     def _take_queue(self) -> None:

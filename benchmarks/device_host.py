@@ -1,0 +1,151 @@
+"""What a task of a CUDA worker costs the host, without a GPU: the worker's own code over a driver that does nothing.
+
+Tasks of 512 rows, one step each, are recorded while an engine serves on the stand-in for ``torch.cuda``
+(``stub_cuda.py``). Then each is begun and collected again many times, as the worker's thread does it, with functions
+of no effect in place of the driver's. So this is all that the host does for a task but the time inside the driver,
+which is not known here: 10 calls where there are inputs and results, 7 without results.
+
+``torch's calls`` is the same with ``DeviceOptions(direct=False)``: copies by torch, on memory of the CPU, and graphs
+that do nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numba import cfunc
+from torch import Tensor, nn
+
+from benchmarks.options import Options
+from benchmarks.record import Recorder
+from benchmarks.stub_cuda import StubCuda
+from cellrt.core.settings import SchedulerSettings
+from cellrt.definition.define import cell
+from cellrt.definition.fused import IndexedRows
+from cellrt.definition.spec import rows
+from cellrt.engine.engine import Engine
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.base import Launch
+from cellrt.worker.device.cuda import CudaDevice
+from cellrt.worker.device.device import Captured
+from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
+from cellrt.worker.device.placement import Placements
+from cellrt.worker.device.worker import CudaWorker
+
+PARTS = ("direct", "torch")
+LAUNCHED = {"direct": "compiled launch", "torch": "torch's calls"}
+ROWS, HIDDEN, STEPS, WORDS = 512, 256, 6, 1000
+WAIT_S = 120.0
+
+
+class Made(NamedTuple):
+    """Outputs of the cell."""
+
+    h: Tensor
+    choice: Tensor
+
+
+class Decoder(nn.Module):
+    """A cell with the rows of a decoder's step, which computes next to nothing."""
+
+    def forward(self, token: Tensor, h: Tensor) -> Made:
+        """One step."""
+        return Made(h + 1, token)
+
+    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+        """One step, rows of arenas to rows of arenas."""
+        for name, other in (("h", "h"), ("choice", "token")):
+            given, made = inputs[other], outputs[name]
+            to = torch.where(made.rows < 0, len(made.values) - 1, made.rows)
+            made.values.index_copy_(0, to, given.values.index_select(0, given.rows))
+
+
+@cfunc("int32(int64, int64)")
+def _do_nothing(first: int, second: int) -> int:
+    return 0
+
+
+def run(recorder: Recorder, options: Options) -> None:
+    """Measures tasks that deliver every token, and tasks that deliver nothing."""
+    repeats = 300 if options.quick else 3000
+    for shown in ("every token", "nothing"):
+        for part in PARTS:
+            if options.has(part):
+                times = measure(shown == "every token", part == "direct", repeats)
+                case = f"{ROWS} rows, {shown} delivered, {LAUNCHED[part]}"
+                for what, seconds in times.items():
+                    recorder.add(case, what, 1e6 * seconds, "us/task")
+
+
+def measure(delivers: bool, is_direct: bool, repeats: int) -> dict[str, float]:
+    """Median seconds of a task's beginning and collection, and of both."""
+    with StubCuda().installed(), _engine(delivers, is_direct) as (executor, launches):
+        if executor.device.direct is not None:
+            executor.device.direct[:5] = _do_nothing.address
+        begins, collects = [], []
+        with torch.inference_mode():
+            for k in range(repeats):
+                launch = launches[k % len(launches)]
+                start = time.perf_counter()
+                begun = executor.begin(launch)
+                middle = time.perf_counter()
+                if begun is None:
+                    raise RuntimeError("the rings are full")
+                executor.collect(begun)
+                begins.append(middle - start)
+                collects.append(time.perf_counter() - middle)
+    both = [begin + collect for begin, collect in zip(begins, collects)]
+    named = {"begin": begins, "collect": collects, "begin and collect": both}
+    return {name: statistics.median(samples) for name, samples in named.items()}
+
+
+@contextmanager
+def _engine(delivers: bool, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[Launch]]]:
+    """The executor of an idle engine that has captured its tasks, and some of those."""
+    made = cell(Decoder(), {"token": rows(dtype=torch.int64), "h": (HIDDEN,)}, max_batch=ROWS)
+
+    def unfold(graph: Graph, request: list[int]) -> dict[str, object]:
+        chain = graph.chain(made, token=request)
+        return {"tokens": chain.choice} if delivers else {"h": chain.last.h}
+
+    def open_device(name: str, options: DeviceOptions) -> CudaDevice:
+        device = CudaDevice("cpu", "copy", options.direct)
+        device.placements = Placements(device.torch_device, options.forms)
+        return device
+
+    launches: list[Launch] = []
+    begin = DeviceExecutor.begin
+
+    def note(executor: DeviceExecutor, launch: Launch) -> Any:
+        if launch.buffer[0] == ROWS:
+            launches.append(Launch(launch.task, launch.type_id, launch.buffer.copy()))
+        return begin(executor, launch)
+
+    options = DeviceOptions(capture_after=1, direct=is_direct)
+    with patch("cellrt.engine.engine.open_device", open_device), patch.object(DeviceExecutor, "begin", note):
+        settings = SchedulerSettings(runs=False)
+        engine = Engine(["dry"], settings=settings, device_options=options, arena_bytes=64 << 20, max_queue=1 << 14)
+    with engine:
+        engine.register(Unfolder("decoder", unfold, [0, 0]), warm_up=False)
+        requests = np.random.default_rng(1).integers(WORDS, size=(ROWS, STEPS)).tolist()
+        with patch.object(DeviceExecutor, "begin", note):
+            for _ in range(2):
+                launches.clear()
+                for future in engine.submit_many("decoder", requests):
+                    future.result(WAIT_S)
+        worker = engine._manager.workers[0]
+        if not isinstance(worker, CudaWorker):
+            raise TypeError("the stand-in has no device worker")
+        executor = worker._executor
+        for capture in executor._captures._known.values():
+            for side in capture.sides if capture is not None else []:
+                side.captured = Captured(lambda: None)
+        yield executor, launches if delivers else launches[:-1]

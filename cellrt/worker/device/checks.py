@@ -1,0 +1,58 @@
+"""What is bad of a task's rows: an output that is not finite, an input outside its limits (``limits.py``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core.task_layout import TaskView
+from cellrt.definition.cell import Cell
+from cellrt.errors import CellError
+from cellrt.worker.blame import Failure, Failures
+from cellrt.worker.device.limits import Limits
+from cellrt.worker.device.packing import OUTSIDE, Packing
+
+
+def check_uploaded(cell: Cell, task: TaskView, values: NDArray[Any], limits: Limits, failures: Failures) -> None:
+    """Fails the rows of a task that bring a number outside an input's limits, and brings it within.
+
+    ``values`` ``[n, numbers of a row]`` are those of the first positions.
+    """
+    if values.min() >= limits.first and values.max() < limits.end:
+        return
+    is_outside = ((values < limits.first) | (values >= limits.end)).any(1)
+    np.clip(values, limits.first, limits.end - 1, out=values)
+    for row in sorted(set(_row_of_position(task)[np.flatnonzero(is_outside)].tolist())):
+        if all(failure.row != row for failure in failures):
+            failures.append(Failure(row, error_of(cell, OUTSIDE)))
+
+
+def bad_rows(packing: Packing, task: TaskView, answers: NDArray[np.int32]) -> dict[int, int]:
+    """What is bad of each row of which something is."""
+    signature = packing.signature
+    if not (signature.tells_bad or signature.is_loop):
+        return {}
+    behind = signature.sizes[0] if signature.is_loop or signature.stop >= 0 else 0
+    codes = answers[behind : behind + (task.num_rows if signature.is_loop else task.num_positions)]
+    bad = np.flatnonzero(codes)
+    rows = bad if signature.is_loop or not bad.size else _row_of_position(task)[bad]
+    found: dict[int, int] = {}
+    for row, code in zip(rows.tolist(), codes[bad].tolist()):
+        found[row] = found.get(row, 0) | code
+    return dict(sorted(found.items()))
+
+
+def error_of(cell: Cell, what: int) -> CellError:
+    """The error of a row of which that is bad."""
+    if what & OUTSIDE:
+        said = "a number of an integer input is outside what the cell indexes with it"
+        return CellError(f"cell {cell.name!r} raised IndexError: {said}")  # as it does where it sees the number
+    outputs = " or ".join(map(repr, cell.finite))
+    return CellError(f"cell {cell.name!r} returned a value that is not finite in output {outputs}")
+
+
+def _row_of_position(task: TaskView) -> NDArray[np.int64]:
+    """Of a loop its rows are its first positions, too."""
+    return np.concatenate([np.arange(size) for size in task.batch_sizes])

@@ -1,0 +1,55 @@
+"""Counts what Triton and ``torch.compile`` compile, by thread: on a worker's own thread that is while it serves."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections import Counter
+from typing import Any
+
+
+class Compilations:
+    """Counts compilations of this process from the first ``watch_*`` on."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._watched: set[str] = set()
+        self._lock = threading.Lock()
+
+    def of_this_thread(self) -> int:
+        """How many the calling thread began."""
+        return self._counts[threading.get_ident()]
+
+    def watch_triton(self) -> None:
+        """From now on kernels are counted, if Triton is there."""
+        if importlib.util.find_spec("triton") is None or not self._is_first("triton"):
+            return
+        from triton import knobs
+
+        before = knobs.runtime.jit_cache_hook
+
+        def note(**arguments: Any) -> bool | None:
+            self._note()
+            return None if before is None else before(**arguments)
+
+        knobs.runtime.jit_cache_hook = note
+
+    def watch_torch(self) -> None:
+        """From now on what ``torch.compile`` makes is counted."""
+        if self._is_first("torch"):
+            from torch._dynamo.callback import callback_handler
+
+            callback_handler.register_start_callback(lambda *_: self._note())
+
+    def _is_first(self, what: str) -> bool:
+        with self._lock:
+            is_first = what not in self._watched
+            self._watched.add(what)
+            return is_first
+
+    def _note(self) -> None:
+        self._counts[threading.get_ident()] += 1
+
+
+COMPILATIONS = Compilations()
+"""Of the process, as the hooks of Triton and torch are."""

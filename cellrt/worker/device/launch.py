@@ -1,0 +1,300 @@
+"""What the host does for a task on a device, in compiled code: places it in the rings, writes its words, copies its
+rows, and, where it was captured, hands it to the driver by the addresses of its functions; and takes its results in.
+
+One call from Python a task, and none back: the driver's functions are called as they are. Uploads go on their own
+stream, to one of two copies of the words that the captured graph of that side reads; so they do not wait for the task
+before. The count that ends a task is in its graph, or, where results are copied behind it, in a graph of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import config, typeof, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from cellrt.core import task_layout as layout
+from cellrt.core.jit import compiled, entry, short_entry
+from cellrt.core.memory import call_status, copy_bytes, read_word, write_word
+
+# What to write to the words, one row an operation. FROM is where in the buffer the numbers are.
+KIND, AT, FROM, WITH, COUNT, PADDED, EXTRA = range(7)
+COPY, STORE, SHOW, LOOK_UP, SHIFT = range(5)
+"""COPY: the numbers; behind them, up to PADDED, EXTRA or (REPEAT) the last of them.
+STORE: at each position FROM the number WITH, which is in the buffer, too.
+SHOW: at each position FROM one of the numbers from WITH on.
+LOOK_UP: the words from WITH on at the positions FROM; behind them EXTRA.
+SHIFT: the numbers, those from WITH on greater by EXTRA; behind them zeros."""
+REPEAT = -2
+
+# What travels, one row an arena: its address on the host, bytes of a row, where in the buffer the rows are and how
+# many; the words that name them in the ring; and for int64 inputs the limits, if there are.
+ARENA, ROW_BYTES, ROWS_AT, NUM_ROWS, WORDS_AT, NUM_PADDED, FIRST, END = range(8)
+TRANSFER = 8
+
+NUM_WORDS, ANSWERS_AT, NUM_ANSWERS, BAD_AT, NUM_BAD = range(5)
+"""A task's numbers; BAD_AT: which of its answers say what is bad."""
+
+# A ring: its bytes, where they are on the host and on the device, which block is the oldest and how many there are;
+# then first byte and end of each. Pieces of a block: bytes, and what their start is a multiple of.
+RING_BYTES, HOST_AT, DEVICE_AT, OLDEST, NUM_BLOCKS, BLOCKS = range(6)
+MOST_BLOCKS = 64
+ALIGNMENT = 16
+
+# A device: functions of its driver, streams, an event, and the graph that ends a task on the stream of downloads.
+TO_DEVICE, TO_HOST, LAUNCH, RECORD, WAIT, COMPUTE, UP, DOWN, UPLOADED, END_GRAPH = range(10)
+# One of two sides of a capture: its words, its graph, and an event when it has run.
+SIDE_WORDS, SIDE_GRAPH, SIDE_DONE = range(3)
+
+# Where a task lies: whether a number was outside its limits, then the block of the ring up and that of the ring down:
+# first byte, end, and the start of each piece.
+IS_OUTSIDE, UP_BLOCK = range(2)
+STARTS = 2
+NO_ROOM = -1
+
+
+@intrinsic
+def _read_int(typing_context: Any, address: Any, index: Any) -> Any:
+    """The int32 number ``index`` of those at ``address``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.gep(builder.inttoptr(arguments[0], ir.IntType(32).as_pointer()), [arguments[1]]))
+
+    return types.int32(types.intp, types.intp), generate
+
+
+@compiled
+def _place(pieces, first, slots, at):  # type: ignore[no-untyped-def]
+    """Writes where a block of these pieces lies behind ``first``: as near as their alignment lets them."""
+    first = (first + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    end = first
+    for k in range(pieces.shape[0]):
+        unit = pieces[k, 1]
+        end = (end + unit - 1) // unit * unit
+        slots[at + STARTS + k] = end
+        end += pieces[k, 0]
+    slots[at], slots[at + 1] = first, max(end, first + ALIGNMENT)
+    return slots[at + 1]
+
+
+@compiled
+def _take(ring, pieces, slots, at):  # type: ignore[no-untyped-def]
+    """Takes a block of a ring; whether there was room."""
+    count, limit = ring[NUM_BLOCKS], ring[RING_BYTES]
+    if count == MOST_BLOCKS:
+        return False
+    has_room = False
+    if count == 0:
+        has_room = _place(pieces, 0, slots, at) <= limit
+    else:
+        oldest = BLOCKS + 2 * ring[OLDEST]
+        newest = BLOCKS + 2 * ((ring[OLDEST] + count - 1) % MOST_BLOCKS)
+        if ring[newest] < ring[oldest]:  # gone round
+            has_room = _place(pieces, ring[newest + 1], slots, at) <= ring[oldest]
+        else:
+            has_room = (
+                _place(pieces, ring[newest + 1], slots, at) <= limit or _place(pieces, 0, slots, at) <= ring[oldest]
+            )
+    if has_room:
+        block = BLOCKS + 2 * ((ring[OLDEST] + count) % MOST_BLOCKS)
+        ring[block], ring[block + 1] = slots[at], slots[at + 1]
+        ring[NUM_BLOCKS] = count + 1
+    return has_room
+
+
+@short_entry
+def take_block(ring, pieces, slots, at):  # type: ignore[no-untyped-def]
+    """As ``_take``, for Python."""
+    return _take(ring, pieces, slots, at)
+
+
+@compiled
+def _give_back(ring):  # type: ignore[no-untyped-def]
+    ring[OLDEST] = (ring[OLDEST] + 1) % MOST_BLOCKS
+    ring[NUM_BLOCKS] -= 1
+
+
+@compiled
+def _write_words(words, buffer, fixed, operations):  # type: ignore[no-untyped-def]
+    """Writes a task's words at an address: what is the same for all of its layout, then the operations in order."""
+    for k in range(fixed.size):
+        write_word(words, k, fixed[k])
+    for k in range(operations.shape[0]):
+        kind, at, source, given, count, padded, extra = (
+            operations[k, KIND],
+            operations[k, AT],
+            operations[k, FROM],
+            operations[k, WITH],
+            operations[k, COUNT],
+            operations[k, PADDED],
+            operations[k, EXTRA],
+        )
+        if kind == COPY:
+            for j in range(count):
+                write_word(words, at + j, buffer[source + j])
+            pad = extra
+            if pad == REPEAT and padded > count:
+                pad = read_word(words, at + count - 1)
+            for j in range(count, padded):
+                write_word(words, at + j, pad)
+        elif kind == STORE:
+            for j in range(count):
+                write_word(words, at + buffer[source + j], buffer[given + j])
+        elif kind == SHOW:
+            for j in range(count):
+                write_word(words, at + buffer[source + j], given + j)
+        elif kind == LOOK_UP:
+            for j in range(count):
+                write_word(words, at + j, read_word(words, given + buffer[source + j]))
+            for j in range(count, padded):
+                write_word(words, at + j, extra)
+        else:
+            for j in range(count):
+                position = buffer[source + j]
+                write_word(words, at + j, position if position < given else position + extra)
+            for j in range(count, padded):
+                write_word(words, at + j, 0)
+
+
+@compiled
+def _bring_within(address, count, first, end):  # type: ignore[no-untyped-def]
+    """Brings int64 numbers at an address within limits; whether one was outside."""
+    is_outside = False
+    for k in range(count):
+        number = read_word(address, k)
+        if number < first or number >= end:
+            is_outside = True
+            write_word(address, k, min(max(number, first), end - 1))
+    return is_outside
+
+
+@compiled
+def _prepare(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
+    """Takes blocks of both rings, writes the words and copies the rows that travel; False if there is no room."""
+    numbers, fixed, operations, uploads, downloads, up_pieces, down_pieces = plan
+    down_block = UP_BLOCK + STARTS + up_pieces.shape[0]
+    if not _take(up, up_pieces, slots, UP_BLOCK):
+        return False
+    if not _take(down, down_pieces, slots, down_block):
+        up[NUM_BLOCKS] -= 1
+        return False
+    starts, words = UP_BLOCK + STARTS, up[HOST_AT] + slots[UP_BLOCK + STARTS]
+    _write_words(words, buffer, fixed, operations)
+    slots[IS_OUTSIDE] = 0
+    for k in range(uploads.shape[0]):
+        size, count, start = uploads[k, ROW_BYTES], uploads[k, NUM_ROWS], slots[starts + 1 + k]
+        to, first, at = up[HOST_AT] + start, start // size, uploads[k, WORDS_AT]
+        for j in range(uploads[k, NUM_PADDED]):
+            write_word(words, at + j, first + min(j, count - 1))
+        if uploads[k, ROWS_AT] >= 0:
+            for j in range(count):
+                copy_bytes(to + j * size, uploads[k, ARENA] + buffer[uploads[k, ROWS_AT] + j] * size, size)
+        if uploads[k, FIRST] < uploads[k, END]:
+            slots[IS_OUTSIDE] |= _bring_within(to, count * size // 8, uploads[k, FIRST], uploads[k, END])
+    for k in range(downloads.shape[0]):
+        first, at = slots[down_block + STARTS + k] // downloads[k, ROW_BYTES], downloads[k, WORDS_AT]
+        for j in range(downloads[k, NUM_PADDED]):
+            write_word(words, at + j, first + j)
+    first = slots[down_block + STARTS + downloads.shape[0]] // 4
+    for j in range(numbers[NUM_ANSWERS]):
+        write_word(words, numbers[ANSWERS_AT] + j, first + j)
+    return True
+
+
+def _prepare_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
+    """For Python: see ``_prepare``."""
+    return _prepare(buffer, plan, up, down, slots)
+
+
+def _launch_task(buffer, plan, up, down, slots, device, side):  # type: ignore[no-untyped-def]
+    """Prepares a captured task and hands it to the driver. Returns 0, NO_ROOM, or the number of the driver's error."""
+    if not _prepare(buffer, plan, up, down, slots):
+        return NO_ROOM
+    return (
+        _upload(plan, up, slots, device, side)
+        or call_status(device[LAUNCH], (side[SIDE_GRAPH], device[COMPUTE]))
+        or call_status(device[RECORD], (side[SIDE_DONE], device[COMPUTE]))
+        or _bring_back(plan, down, slots, device, side)
+    )
+
+
+@compiled
+def _upload(plan, up, slots, device, side):  # type: ignore[no-untyped-def]
+    """The words of this side are free once its graph has run; the rows' block is free since its last task is done."""
+    words, none = slots[UP_BLOCK + STARTS], np.int32(0)
+    code = call_status(device[WAIT], (device[UP], side[SIDE_DONE], none)) or call_status(
+        device[TO_DEVICE], (side[SIDE_WORDS], up[HOST_AT] + words, 8 * plan[0][NUM_WORDS], device[UP])
+    )
+    if code == 0 and plan[3].shape[0] > 0:
+        first, end = slots[UP_BLOCK + STARTS + 1], slots[UP_BLOCK + 1]
+        code = call_status(device[TO_DEVICE], (up[DEVICE_AT] + first, up[HOST_AT] + first, end - first, device[UP]))
+    return (
+        code
+        or call_status(device[RECORD], (device[UPLOADED], device[UP]))
+        or call_status(device[WAIT], (device[COMPUTE], device[UPLOADED], none))
+    )
+
+
+@compiled
+def _bring_back(plan, down, slots, device, side):  # type: ignore[no-untyped-def]
+    """Copies results behind what made them, and ends the task there; without any its own graph has ended it."""
+    if plan[4].shape[0] == 0 and plan[0][NUM_ANSWERS] == 0:
+        return np.int32(0)
+    block, none = UP_BLOCK + STARTS + plan[5].shape[0], np.int32(0)
+    first, end = slots[block], slots[block + 1]
+    return (
+        call_status(device[WAIT], (device[DOWN], side[SIDE_DONE], none))
+        or call_status(device[TO_HOST], (down[HOST_AT] + first, down[DEVICE_AT] + first, end - first, device[DOWN]))
+        or call_status(device[LAUNCH], (device[END_GRAPH], device[DOWN]))
+    )
+
+
+def _take_in_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
+    """Takes in what a task brought back, and gives back its blocks, the oldest of both rings.
+
+    Returns whether an answer says that something is bad.
+    """
+    numbers, downloads, up_pieces = plan[0], plan[4], plan[5]
+    block = UP_BLOCK + STARTS + up_pieces.shape[0]
+    for k in range(downloads.shape[0]):
+        size, given = downloads[k, ROW_BYTES], down[HOST_AT] + slots[block + STARTS + k]
+        for j in range(downloads[k, NUM_ROWS]):
+            copy_bytes(downloads[k, ARENA] + buffer[downloads[k, ROWS_AT] + j] * size, given + j * size, size)
+    answers = down[HOST_AT] + slots[block + STARTS + downloads.shape[0]]
+    rows, done_at, lengths_at = buffer[layout.H_ROWS], buffer[layout.H_DONE_STEPS], buffer[layout.H_LENGTHS]
+    if buffer[layout.H_IS_LOOP] != 0:
+        for row in range(rows):
+            buffer[done_at + row] = _read_int(answers, row)
+    elif buffer[layout.H_STOP_OUTPUT] >= 0:
+        for row in range(rows):
+            length = buffer[lengths_at + row]
+            buffer[done_at + row] = -length if _read_int(answers, row) != 0 else length
+    is_bad = False
+    for k in range(numbers[BAD_AT], numbers[BAD_AT] + numbers[NUM_BAD]):
+        is_bad |= _read_int(answers, k) != 0
+    _give_back(up)
+    _give_back(down)
+    return is_bad
+
+
+prepare, prepare_nogil = short_entry(_prepare_task), entry(_prepare_task)
+launch, launch_nogil = short_entry(_launch_task), entry(_launch_task)
+take_in, take_in_nogil = short_entry(_take_in_task), entry(_take_in_task)
+
+
+def compile_all(buffer: NDArray[np.int32]) -> None:
+    """Compiles all of it for buffers like this one, or loads what was compiled before: no task shall wait for that."""
+    numbers, table = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
+    plan = (numbers, numbers, table, table, table, table, table)
+    prepared = tuple(map(typeof, (buffer, plan, numbers, numbers, numbers)))
+    launched = tuple(map(typeof, (buffer, plan, numbers, numbers, numbers, numbers, numbers)))
+    for function, kinds in (
+        (take_block, tuple(map(typeof, (numbers, table, numbers, 0)))),
+        *((function, prepared) for function in (prepare, prepare_nogil, take_in, take_in_nogil)),
+        *((function, launched) for function in (launch, launch_nogil)),
+    ):
+        if not config.DISABLE_JIT:
+            function.compile(kinds)
