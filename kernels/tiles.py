@@ -19,6 +19,9 @@ import torch
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 
 FORMAT = 1
+ROW_CLASSES = tuple(1 << power for power in range(4, 11))
+"""Numbers of rows that share a tile are rounded up to one of these: launches with them build all forms of a kernel."""
+SMALLEST_ROWS, LARGEST_ROWS = ROW_CLASSES[0], ROW_CLASSES[-1]
 SMALLEST_ROWS = 16
 LARGEST_ROWS = 1024
 
@@ -46,7 +49,7 @@ def choose_tile(operation: str, weights: PackedWeights, num_rows: int, precision
         tile = measured_tiles(tuned_path(torch.cuda.get_device_name(device))).get(key)
         if tile is not None:
             return tile
-    return usual_tile(weights, num_rows, precision, *device_limits(device))
+    return usual_tile(weights, rows_class(num_rows), precision, *device_limits(device))
 
 
 def device_limits(device: torch.device) -> tuple[int, int]:

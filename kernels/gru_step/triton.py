@@ -12,8 +12,10 @@ from cellrt.kernels.gate_tiles import bias_block, gate, multiply_two, row_pointe
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 from cellrt.kernels.tiles import Tile
 
+ROWS = ("p_x_rows", "p_gates_rows", "p_h_rows", "p_h_out_rows")
 
-@triton.jit(do_not_specialize=["num_rows"])
+
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=ROWS)
 def gru_step_kernel(
     p_x,
     p_x_rows,

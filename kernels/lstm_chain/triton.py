@@ -27,6 +27,8 @@ from cellrt.kernels.lstm_step.triton import update
 
 # Each look takes about a microsecond, a step a few: a wait that ends at all ends long before.
 MAX_LOOKS = 1 << 20
+COUNTS = ("num_rows", "num_steps")
+ROWS = ("p_sizes", "p_gates_rows", "p_h_rows", "p_c_rows", "p_h_out_rows", "p_c_out_rows")
 
 
 @triton.jit
@@ -95,7 +97,7 @@ def finish_step(
     store_rows(p_c_out, p_c_out_rows, o_positions, b_is_active, c_out_stride, o_units, b_is_unit, b_c)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_steps"])
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=ROWS)
 def lstm_chain_rows_kernel(
     p_sizes,
     p_gates,
@@ -180,7 +182,7 @@ def meet(p_arrivals, p_error, target, MAX_LOOKS: tl.constexpr, TRAPS: tl.constex
     return arrived >= target
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_steps"])
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=ROWS)
 def lstm_chain_persistent_kernel(
     p_sizes,
     p_gates,

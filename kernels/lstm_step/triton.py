@@ -22,7 +22,11 @@ def update(b_i, b_f, b_g, b_o, b_c):
     return tl.sigmoid(b_o) * tanh(b_c), b_c
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+# Where a task's rows lie changes from task to task, and a kernel is compiled once.
+ROWS = ("p_x_rows", "p_gates_rows", "p_h_rows", "p_c_rows", "p_h_out_rows", "p_c_out_rows")
+
+
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=ROWS)
 def lstm_step_kernel(
     p_x,
     p_x_rows,

@@ -12,8 +12,11 @@ from cellrt.kernels.gate_tiles import bias_block, gate, multiply_two, row_pointe
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 from cellrt.kernels.tiles import Tile
 
+INPUTS = ("p_x_rows", "p_h_left_rows", "p_h_right_rows", "p_c_left_rows", "p_c_right_rows")
+OUTPUTS = ("p_h_out_rows", "p_c_out_rows")
 
-@triton.jit(do_not_specialize=["num_rows"])
+
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=INPUTS + OUTPUTS)
 def tree_lstm_step_kernel(
     p_x,
     p_x_rows,

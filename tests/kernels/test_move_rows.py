@@ -7,7 +7,7 @@ import torch
 
 from cellrt.kernels.gather_rows import gather_rows
 from cellrt.kernels.scatter_rows import scatter_rows
-from tests.kernels.ahead import compile_everywhere, needs_compiler, recorded_launches, specialise
+from tests.kernels.ahead import compile_everywhere, needs_compiler, recorded_launches
 
 CAPACITY = 600
 MIXED = [((192,), torch.float32), ((), torch.int64), ((7, 3), torch.bfloat16), ((), torch.bool)]
@@ -189,6 +189,4 @@ def test_one_compiled_kernel_serves_all_ranges(in_table: bool) -> None:
             pair, triple = [(count, start)], [(count, -1 if count == 5 else start, start + 1)]
             gather.gather_rows([arena], buffer, table(pair, count, "cpu") if in_table else pair, [arena[:512]])
             scatter.scatter_rows([arena], buffer, table(triple, count, "cpu") if in_table else triple, [arena[:512]])
-    gathers, scatters = launches[::2], launches[1::2]
-    assert [specialise(launch) for launch in gathers[1:]] == [specialise(gathers[0])] * 3
-    assert [specialise(launch) for launch in scatters[1:]] == [specialise(scatters[0])] * 3
+    assert len({launch.key for launch in launches}) == 2
