@@ -7,8 +7,10 @@ are there. Collected tests marked ``gpu`` whose code may skip are named: under `
 from __future__ import annotations
 
 import importlib.abc
+import importlib.util
 import inspect
 import sys
+from importlib.machinery import ModuleSpec
 
 import pytest
 
@@ -28,6 +30,13 @@ class Absent(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"a bare machine has no {name}", name=name)
 
 
+def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
+    """As ``importlib.util.find_spec``, to which what is absent is nothing."""
+    return None if name.partition(".")[0] in ABSENT else find_installed(name, package)
+
+
+find_installed = importlib.util.find_spec
+importlib.util.find_spec = find_spec
 sys.meta_path.insert(0, Absent())
 
 
