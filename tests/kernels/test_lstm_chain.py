@@ -7,7 +7,8 @@ from cellrt.kernels.lstm_chain import ChainPlan, find_plan, is_worthwhile, lstm_
 from cellrt.kernels.lstm_chain.plan import persistent_plan, rows_plan
 from cellrt.kernels.lstm_step import pack_weights
 from cellrt.kernels.tiles import Tile, device_limits
-from tests.kernels.ahead import Launch, compile_everywhere, needs_compiler, recorded_launches
+from cellrt.worker.device.executor import DeviceOptions
+from tests.kernels.ahead import Launch, compile_ahead, compile_everywhere, needs_compiler, recorded_launches
 from tests.kernels.step_cases import Arenas, assert_same, like
 from tests.kernels.tolerances import KINDS, Kind
 
@@ -123,7 +124,6 @@ def test_a_barrier_that_nobody_comes_to_ends(device: str) -> None:
         scratch=scratch,
         precision="ieee",
         plan=ChainPlan(Tile(16, 8, 16, 4, 1), groups=1),
-        max_looks=10,
     )
     assert scratch.has_failed()
 
@@ -233,4 +233,31 @@ def test_persistent_kernel_keeps_its_weights_on_chip() -> None:
     for compiled in compile_everywhere([launch]):
         assert compiled.stack_bytes == 0
         assert A100[1] >= compiled.shared_bytes >= 2 * 4 * plan.tile.units * hidden
-        assert "trap;" in compiled.ptx  # what a program does that waits in vain
+
+
+@needs_compiler
+def test_a_program_arrives_at_the_barrier_before_it_fetches_what_others_do_not_write() -> None:
+    """One thread counts it in and one looks; between the two, gates of the next step are on their way."""
+    plan = persistent_plan(half_weights(256), 64, "ieee", *A100)
+    assert plan is not None
+    for compiled in compile_everywhere([launch_of((torch.bfloat16, "ieee"), 256, plan)]):
+        assert "atom." not in compiled.ptx and compiled.ptx.count("@first red.release.gpu") == 3
+        (before, first, last) = compiled.ptx.split("ld.acquire.gpu.global.u32 seen")
+        assert before.rindex("red.release.gpu") < before.rindex("ld.global.b16")
+        assert first.index("bar.sync") < first.rindex("ld.global.b16")
+        assert "trap;" in first and "trap;" in last  # what a program does that waits in vain
+
+
+def test_the_watchdog_gives_a_device_up_before_a_barrier_does() -> None:
+    from cellrt.kernels.lstm_chain.barrier import MAX_WAIT_S
+
+    assert 10 * DeviceOptions().hang_s < MAX_WAIT_S
+
+
+@needs_compiler
+def test_a_barrier_waits_as_long_as_it_is_told() -> None:
+    """By the device's clock: not for a number of looks, which take as long as the device makes them."""
+    plan = persistent_plan(half_weights(256), 64, "ieee", *A100)
+    launch = launch_of((torch.bfloat16, "ieee"), 256, plan)
+    assert launch.arguments["limit_ns"] == 600 * 10**9
+    assert "%globaltimer" in compile_ahead(launch, 90).ptx
