@@ -86,7 +86,7 @@ SECOND = (
     *(benchmark(figure, 120, "--quick") for figure in QUICK_FIGURES),
 )
 THIRD = (
-    Part("tuner", 400, (("{python}", "-m", "cellrt.kernels.tuning"),)),
+    Part("tuner", 400, (("{python}", "-m", "cellrt.kernels.tuning", "--most-s", "340", "--copy-to", "{out}"),)),
     Part("soak", 420, (tests("-k", "soak", "tests/gpu"),), environment=(("CELLRT_SOAK_S", "300"),)),
     *(
         Part(

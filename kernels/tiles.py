@@ -18,7 +18,7 @@ import torch
 
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 
-FORMAT = 1
+FORMAT = 2
 ROW_CLASSES = tuple(1 << power for power in range(4, 11))
 """Numbers of rows that share a tile are rounded up to one of these: launches with them build all forms of a kernel."""
 SMALLEST_ROWS, LARGEST_ROWS = ROW_CLASSES[0], ROW_CLASSES[-1]
@@ -63,11 +63,15 @@ def device_limits(device: torch.device) -> tuple[int, int]:
 
 
 def tile_key(operation: str, weights: PackedWeights, num_rows: int, precision: Precision) -> str:
-    """What a measured tile is good for, such as ``lstm_step/bfloat16/1024/512``."""
+    """What a measured tile is good for, such as ``lstm_step/bfloat16/1024/x/512``.
+
+    With ``x`` a step multiplies inputs, too; with ``h`` its state alone.
+    """
     kind = str(weights.weight_hh.dtype).removeprefix("torch.")
     if weights.weight_hh.dtype == torch.float32:
         kind = f"{kind}-{precision}"
-    return f"{operation}/{kind}/{weights.hidden_size}/{rows_class(num_rows)}"
+    inputs = "h" if weights.weight_ih is None else "x"
+    return f"{operation}/{kind}/{weights.hidden_size}/{inputs}/{rows_class(num_rows)}"
 
 
 def rows_class(num_rows: int) -> int:
