@@ -34,10 +34,10 @@ ROWS = ("p_sizes", "p_gates_rows", "p_h_rows", "p_c_rows", "p_h_out_rows", "p_c_
 def keep_start(
     p_h,
     p_h_rows,
-    h_stride,
+    H_STRIDE: tl.constexpr,
     p_c,
     p_c_rows,
-    c_stride,
+    C_STRIDE: tl.constexpr,
     p_h_kept,
     p_c_kept,
     o_rows,
@@ -49,9 +49,9 @@ def keep_start(
     """Copy the given units of the rows' first h and c to where the steps read them."""
     b_mask = b_is_row[:, None] & (o_units < HIDDEN)[None, :]
     o_block = o_rows[:, None] * PADDED + o_units[None, :]
-    p_block = row_pointers(p_h, p_h_rows, o_rows, b_is_row, h_stride)[:, None] + o_units[None, :]
+    p_block = row_pointers(p_h, p_h_rows, o_rows, b_is_row, H_STRIDE)[:, None] + o_units[None, :]
     tl.store(p_h_kept + o_block, tl.load(p_block, mask=b_mask, other=0.0), mask=b_mask)
-    p_block = row_pointers(p_c, p_c_rows, o_rows, b_is_row, c_stride)[:, None] + o_units[None, :]
+    p_block = row_pointers(p_c, p_c_rows, o_rows, b_is_row, C_STRIDE)[:, None] + o_units[None, :]
     tl.store(p_c_kept + o_block, tl.load(p_block, mask=b_mask, other=0.0), mask=b_mask)
 
 
@@ -59,7 +59,7 @@ def keep_start(
 def load_inputs(
     p_gates,
     p_gates_rows,
-    gates_stride,
+    GATES_STRIDE: tl.constexpr,
     p_c_kept,
     o_rows,
     o_positions,
@@ -70,7 +70,7 @@ def load_inputs(
 ):
     """What a step needs of its rows' units beside h: four gates, and c."""
     b_mask = b_is_active[:, None] & (o_units < HIDDEN)[None, :]
-    p_row = row_pointers(p_gates, p_gates_rows, o_positions, b_is_active, gates_stride)
+    p_row = row_pointers(p_gates, p_gates_rows, o_positions, b_is_active, GATES_STRIDE)
     b_c = tl.load(p_c_kept + o_rows[:, None] * PADDED + o_units[None, :], mask=b_mask, other=0.0).to(tl.float32)
     return (
         gate(p_row, o_units, b_mask, 0, HIDDEN),
@@ -101,21 +101,21 @@ def lstm_chain_rows_kernel(
     p_sizes,
     p_gates,
     p_gates_rows,
-    gates_stride,
+    GATES_STRIDE: tl.constexpr,
     p_h,
     p_h_rows,
-    h_stride,
+    H_STRIDE: tl.constexpr,
     p_c,
     p_c_rows,
-    c_stride,
+    C_STRIDE: tl.constexpr,
     p_weight,
     p_bias,
     p_h_out,
     p_h_out_rows,
-    h_out_stride,
+    H_OUT_STRIDE: tl.constexpr,
     p_c_out,
     p_c_out_rows,
-    c_out_stride,
+    C_OUT_STRIDE: tl.constexpr,
     p_h_kept,
     p_c_kept,
     buffer_stride,
@@ -134,7 +134,7 @@ def lstm_chain_rows_kernel(
     for unit in range(0, HIDDEN, BLOCK_UNITS):
         o_units = unit + tl.arange(0, BLOCK_UNITS)
         keep_start(
-            p_h, p_h_rows, h_stride, p_c, p_c_rows, c_stride,
+            p_h, p_h_rows, H_STRIDE, p_c, p_c_rows, C_STRIDE,
             p_h_kept, p_c_kept, o_rows, o_rows < num_rows, o_units, HIDDEN, PADDED,
         )  # fmt: skip
     tl.debug_barrier()  # everywhere here: a block's writes are seen by its own threads behind it
@@ -153,14 +153,14 @@ def lstm_chain_rows_kernel(
                 o_units = unit + tl.arange(0, BLOCK_UNITS)
                 o_positions, b_is_active, b_is_unit = position + o_rows, o_rows < size, o_units < HIDDEN
                 b_i, b_f, b_g, b_o, b_c = load_inputs(
-                    p_gates, p_gates_rows, gates_stride, p_c_kept, o_rows, o_positions, b_is_active, o_units,
+                    p_gates, p_gates_rows, GATES_STRIDE, p_c_kept, o_rows, o_positions, b_is_active, o_units,
                     HIDDEN, PADDED,
                 )  # fmt: skip
                 b_h, b_c = add_up(b_sums, b_i, b_f, b_g, b_o, b_c, BLOCK_ROWS, BLOCK_UNITS)
                 keep(p_h_next, o_rows, o_units, b_is_active, b_h, HIDDEN, PADDED)
                 keep(p_c_kept, o_rows, o_units, b_is_active, b_c, HIDDEN, PADDED)
-                store_rows(p_h_out, p_h_out_rows, o_positions, b_is_active, h_out_stride, o_units, b_is_unit, b_h)
-                store_rows(p_c_out, p_c_out_rows, o_positions, b_is_active, c_out_stride, o_units, b_is_unit, b_c)
+                store_rows(p_h_out, p_h_out_rows, o_positions, b_is_active, H_OUT_STRIDE, o_units, b_is_unit, b_h)
+                store_rows(p_c_out, p_c_out_rows, o_positions, b_is_active, C_OUT_STRIDE, o_units, b_is_unit, b_c)
             tl.debug_barrier()
         position += size
 
@@ -170,21 +170,21 @@ def lstm_chain_persistent_kernel(
     p_sizes,
     p_gates,
     p_gates_rows,
-    gates_stride,
+    GATES_STRIDE: tl.constexpr,
     p_h,
     p_h_rows,
-    h_stride,
+    H_STRIDE: tl.constexpr,
     p_c,
     p_c_rows,
-    c_stride,
+    C_STRIDE: tl.constexpr,
     p_weight,
     p_bias,
     p_h_out,
     p_h_out_rows,
-    h_out_stride,
+    H_OUT_STRIDE: tl.constexpr,
     p_c_out,
     p_c_out_rows,
-    c_out_stride,
+    C_OUT_STRIDE: tl.constexpr,
     p_h_kept,
     p_c_kept,
     buffer_stride,
@@ -217,7 +217,7 @@ def lstm_chain_persistent_kernel(
     for first in range(group * BLOCK_ROWS, num_rows, groups * BLOCK_ROWS):
         o_rows = first + tl.arange(0, BLOCK_ROWS)
         keep_start(
-            p_h, p_h_rows, h_stride, p_c, p_c_rows, c_stride,
+            p_h, p_h_rows, H_STRIDE, p_c, p_c_rows, C_STRIDE,
             p_h_kept, p_c_kept, o_rows, o_rows < num_rows, o_units, HIDDEN, PADDED,
         )  # fmt: skip
     arrive(p_arrivals, IS_INTERPRETED)
@@ -225,7 +225,7 @@ def lstm_chain_persistent_kernel(
     b_is_unit = o_units < HIDDEN
     size = tl.load(p_sizes).to(tl.int32)
     n_i, n_f, n_g, n_o, n_c = load_inputs(
-        p_gates, p_gates_rows, gates_stride, p_c_kept, o_first, o_first, o_first < size, o_units, HIDDEN, PADDED
+        p_gates, p_gates_rows, GATES_STRIDE, p_c_kept, o_first, o_first, o_first < size, o_units, HIDDEN, PADDED
     )
     is_alive = wait_for(p_arrivals, p_error, slices, limit_ns, IS_INTERPRETED)
     position = 0
@@ -248,7 +248,7 @@ def lstm_chain_persistent_kernel(
                 b_states = b_states + (b_state,)  # type: ignore[assignment]  # noqa: RUF005
             if first > group * BLOCK_ROWS:
                 n_i, n_f, n_g, n_o, n_c = load_inputs(
-                    p_gates, p_gates_rows, gates_stride, p_c_kept, o_rows, o_positions, b_is_active, o_units,
+                    p_gates, p_gates_rows, GATES_STRIDE, p_c_kept, o_rows, o_positions, b_is_active, o_units,
                     HIDDEN, PADDED,
                 )  # fmt: skip
             for block in tl.static_range(len(b_states)):
@@ -258,8 +258,8 @@ def lstm_chain_persistent_kernel(
             if first + groups * BLOCK_ROWS >= size:
                 arrive(p_arrivals, IS_INTERPRETED)
             keep(p_c_kept, o_rows, o_units, b_is_active, b_c, HIDDEN, PADDED)
-            store_rows(p_h_out, p_h_out_rows, o_positions, b_is_active, h_out_stride, o_units, b_is_unit, b_h)
-            store_rows(p_c_out, p_c_out_rows, o_positions, b_is_active, c_out_stride, o_units, b_is_unit, b_c)
+            store_rows(p_h_out, p_h_out_rows, o_positions, b_is_active, H_OUT_STRIDE, o_units, b_is_unit, b_h)
+            store_rows(p_c_out, p_c_out_rows, o_positions, b_is_active, C_OUT_STRIDE, o_units, b_is_unit, b_c)
         position += size
         step += 1
         # What the next step needs and no other program wrote: on its way while the others arrive. Of c, another thread
@@ -267,7 +267,7 @@ def lstm_chain_persistent_kernel(
         tl.debug_barrier()
         size = tl.load(p_sizes + step, mask=step < num_steps, other=0).to(tl.int32)
         n_i, n_f, n_g, n_o, n_c = load_inputs(
-            p_gates, p_gates_rows, gates_stride, p_c_kept, o_first, position + o_first, o_first < size, o_units,
+            p_gates, p_gates_rows, GATES_STRIDE, p_c_kept, o_first, position + o_first, o_first < size, o_units,
             HIDDEN, PADDED,
         )  # fmt: skip
         is_alive = wait_for(p_arrivals, p_error, slices * (step + 1), limit_ns, IS_INTERPRETED)
