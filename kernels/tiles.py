@@ -19,6 +19,7 @@ import torch
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 
 FORMAT = 2
+MOST_STAGES = 6  # blocks of the product that are on their way from memory, or multiplied, at once
 ROW_CLASSES = tuple(1 << power for power in range(4, 11))
 """Numbers of rows that share a tile are rounded up to one of these: launches with them build all forms of a kernel."""
 SMALLEST_ROWS, LARGEST_ROWS = ROW_CLASSES[0], ROW_CLASSES[-1]
@@ -118,7 +119,7 @@ def candidates(weights: PackedWeights, num_rows: int, precision: Precision, shar
         shapes += [(16, 16, 2 * deep, 4), (16, 8, 2 * deep, 4)]
     for rows, units, depth, warps in shapes:
         if rows <= rows_class(num_rows):
-            yield fit(Tile(rows, units, depth, warps, 4), weights, shared_bytes)
+            yield fit(Tile(rows, units, depth, warps, MOST_STAGES), weights, shared_bytes)
 
 
 def fit(tile: Tile, weights: PackedWeights, shared_bytes: int) -> Tile:

@@ -53,6 +53,7 @@ USUAL_KINDS = ("bfloat16", "tf32")
 HIDDEN_SIZES = (1024, 512, 256)
 STAGES = (2, 3, 4, 5, 6)
 WARPS = (4, 8)
+WIDE_WARPS = (8, 16)
 MAX_SUMS = 128  # of a thread, in registers
 NUM_BEST = 2
 # A sum that lost a block of the product is off by far more than any type's rounding.
@@ -60,6 +61,13 @@ MAX_ERROR = 0.05
 
 TimeOf = Callable[[Callable[[], None]], float]
 Times = list[tuple[float, Tile]]
+
+
+def shapes_of(weights: PackedWeights, rows: int, precision: Precision, shared_bytes: int) -> list[Tile]:
+    """What the rule of thumb chooses from, and the largest with twice the units, which spills on some devices."""
+    shapes = list(candidates(weights, rows, precision, shared_bytes))
+    wide = replace(shapes[0], units=2 * shapes[0].units)
+    return [*shapes, *(fit(replace(wide, warps=warps), weights, shared_bytes) for warps in WIDE_WARPS)]
 
 
 def variants(tile: Tile, weights: PackedWeights, shared_bytes: int) -> Iterator[Tile]:
@@ -106,7 +114,7 @@ class Tuner:
         cases = {count: Case(self._use, count, self._device) for count in rows}
         weights = next(iter(cases.values())).weights
         _, shared_bytes = device_limits(weights.weight_hh.device)
-        shapes = {count: list(candidates(weights, count, self._use.precision, shared_bytes)) for count in rows}
+        shapes = {count: shapes_of(weights, count, self._use.precision, shared_bytes) for count in rows}
         self._build(shapes.values())
         times = {count: measure(case, shapes[count], self._time_of) for count, case in cases.items()}
         others = {
