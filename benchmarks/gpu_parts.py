@@ -15,7 +15,7 @@ FIRST_S = 540.0
 STEPS = tuple(f"tests/kernels/test_{name}.py" for name in ("lstm_step", "gru_step", "tree_lstm_step", "lstm_chain"))
 OTHERS = tuple(
     f"tests/kernels/test_{name}.py"
-    for name in ("move_rows", "project_argmax", "project_sample", "paged_attention", "tuning")
+    for name in ("scatter_rows", "project_argmax", "project_sample", "paged_attention", "tuning")
 )
 USUAL = ("bfloat16", "tf32 and not tf32x3")
 """Kinds of numbers that serve; names in a test's id."""
