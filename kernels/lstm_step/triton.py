@@ -135,6 +135,5 @@ def lstm_step(
         BLOCK_ROWS=tile.rows,
         BLOCK_UNITS=tile.units,
         BLOCK_DEPTH=tile.depth,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **tile.options(precision, weights.weight_hh.dtype),
     )
