@@ -44,8 +44,8 @@ class Tile:
     def options(self, precision: Precision, dtype: torch.dtype) -> dict[str, int]:
         """How Triton compiles a step with this tile.
 
-        With four warps of float32, but in TF32, the assembler, left alone, spills a few bytes to use fewer registers, of
-        which there are enough.
+        With four warps of float32, but not in TF32, the assembler, left alone, spills a few bytes to use fewer
+        registers, of which there are enough.
         """
         options = {"num_warps": self.warps, "num_stages": self.stages}
         is_exact = dtype == torch.float32 and precision != "tf32"

@@ -17,8 +17,11 @@ EXAMPLE_STEPS = 2
 def build_forms(placed: PlacedCell) -> None:
     """Runs a step of zeros of each class of rows, and a run of the usual number of rows and of the most.
 
-    What a cell refuses is left out: it may refuse zeros, and is asked again when there are rows to compute.
+    A cell without a form of its own for arena rows launches torch's kernels, which are there. What a cell refuses is
+    left out: it may refuse zeros, and is asked again when there are rows to compute.
     """
+    if placed.run_rows is None:
+        return
     most = placed.cell.max_batch
     for rows in classes_of_rows(placed.cell):
         _try(lambda rows=rows: placed.example_step(rows)())  # type: ignore[misc]

@@ -93,3 +93,11 @@ def test_what_a_cell_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(placed, "run_rows", refuse)
     build_forms(placed)
     assert asked == classes_of_rows(placed.cell)
+
+
+def test_of_a_plain_cell_nothing_is_run() -> None:
+    placed = placed_cell("GRUCell")
+    placed.run_rows = None
+    with launches_for_the_host() as launches:
+        build_forms(placed)
+    assert not launches
