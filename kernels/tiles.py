@@ -41,15 +41,15 @@ class Tile:
     warps: int
     stages: int
 
-    def options(self, precision: Precision, dtype: torch.dtype) -> dict[str, int]:
+    def options(self, dtype: torch.dtype, precision: Precision) -> dict[str, int]:
         """How Triton compiles a step with this tile.
 
-        With four warps of float32, but not in TF32, the assembler, left alone, spills a few bytes to use fewer
-        registers, of which there are enough.
+        With four warps the assembler, left alone, spills a few bytes to use fewer registers, of which there are
+        enough; told of too many it spills too. Only float32 that tensor cores do not multiply at once needs most.
         """
         options = {"num_warps": self.warps, "num_stages": self.stages}
         is_exact = dtype == torch.float32 and precision != "tf32"
-        return options | {"maxnreg": 255} if is_exact and self.warps == 4 else options
+        return options | {"maxnreg": 255 if is_exact else 128} if self.warps == 4 else options
 
 
 def choose_tile(operation: str, weights: PackedWeights, num_rows: int, precision: Precision) -> Tile:
