@@ -109,8 +109,14 @@ GPU_RUN = PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu_run $(if $(OUT),--out $(O
 gpu:
 	$(GPU_RUN) all
 
-gpu-first gpu-second gpu-third: gpu-%:
-	$(GPU_RUN) $*
+gpu-first:
+	$(GPU_RUN) first
+
+gpu-second:
+	$(GPU_RUN) second
+
+gpu-third:
+	$(GPU_RUN) third
 
 gpu-dry:
 	$(GPU_PYTEST) -m "not slow" $(GPU_TESTS) tests/engine/test_ring.py

@@ -41,15 +41,14 @@ class Tile:
     warps: int
     stages: int
 
-    def options(self, dtype: torch.dtype, precision: Precision) -> dict[str, int]:
+    def options(self, is_left_alone: bool = False) -> dict[str, int]:
         """How Triton compiles a step with this tile.
 
-        With four warps the assembler, left alone, spills a few bytes to use fewer registers, of which there are
-        enough; told of too many it spills too. Only float32 that tensor cores do not multiply at once needs most.
+        With four warps the assembler spills a few bytes of most steps to use fewer registers, of which there are
+        enough; of those that are left alone it does not.
         """
         options = {"num_warps": self.warps, "num_stages": self.stages}
-        is_exact = dtype == torch.float32 and precision != "tf32"
-        return options | {"maxnreg": 255 if is_exact else 128} if self.warps == 4 else options
+        return options if is_left_alone or self.warps != 4 else options | {"maxnreg": 255}
 
 
 def choose_tile(operation: str, weights: PackedWeights, num_rows: int, precision: Precision) -> Tile:

@@ -109,6 +109,7 @@ def gru_step(
     """Launch the kernel; arguments are as in the operation, and are not checked."""
     num_rows, hidden = len(h.rows), weights.hidden_size
     weight_ih = weights.weight_hh if weights.weight_ih is None else weights.weight_ih
+    has_cores = weights.weight_hh.dtype != torch.float32 or precision == "tf32"
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(hidden, tile.units))
     gru_step_kernel[grid](
         *(x or h).arguments(),
@@ -125,10 +126,10 @@ def gru_step(
         PADDED_INPUT=weight_ih.shape[1],
         PADDED_HIDDEN=weights.weight_hh.shape[1],
         HAS_GATES=gates is not None,
-        HAS_CORES=weights.weight_hh.dtype != torch.float32 or precision == "tf32",
+        HAS_CORES=has_cores,
         PRECISION=precision if weights.weight_hh.dtype == torch.float32 else "ieee",
         BLOCK_ROWS=tile.rows,
         BLOCK_UNITS=tile.units,
         BLOCK_DEPTH=tile.depth,
-        **tile.options(weights.weight_hh.dtype, precision),
+        **tile.options(is_left_alone=has_cores and x is None),
     )

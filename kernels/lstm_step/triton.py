@@ -135,5 +135,5 @@ def lstm_step(
         BLOCK_ROWS=tile.rows,
         BLOCK_UNITS=tile.units,
         BLOCK_DEPTH=tile.depth,
-        **tile.options(weights.weight_hh.dtype, precision),
+        **tile.options(),
     )

@@ -122,5 +122,5 @@ def tree_lstm_step(
         BLOCK_ROWS=tile.rows,
         BLOCK_UNITS=tile.units,
         BLOCK_DEPTH=tile.depth,
-        **tile.options(weights.weight_hh.dtype, precision),
+        **tile.options(),
     )
