@@ -11,7 +11,7 @@ from cellrt.kernels.lstm_chain.scratch import MAX_GROUPS
 from cellrt.kernels.tiles import SMALLEST_ROWS, Tile, fit
 
 MAX_BLOCKS = 2
-MAX_DOUBLED_DEPTH = 256  # in tf32x3 each number is two, and a thread's part of more of them is not in registers
+MAX_DOUBLED_DEPTH = 128  # in tf32x3 each number is two, and a thread's part of more of them is not in registers
 STREAMED_BYTES = 512 * 1024  # a program reads so much from the L2 cache in some 5 microseconds
 
 
