@@ -11,8 +11,8 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test lint interpreted compiled slow mutants ray bench docs pictures gpu gpu-dry gpu-tune gpu-soak \
-	gpu-sanitize format clean
+.PHONY: help demo serve test lint interpreted compiled slow mutants ray bench docs pictures gpu gpu-first \
+	gpu-second gpu-third gpu-dry gpu-tune gpu-soak gpu-sanitize format clean
 
 help:
 	@echo "make demo    install what the demo needs into $(VENV) and run it"
@@ -26,7 +26,8 @@ help:
 	@echo "make bench   the quick form of the benchmarks"
 	@echo "make docs    build the documentation into site/"
 	@echo "make pictures  draw what docs/images/ holds, and the map of the rooms (docs/rooms.md)"
-	@echo "make gpu     the tests and benchmarks that need a GPU, with the Python that is there (GPU_PYTHON=...)"
+	@echo "make gpu     all tests and benchmarks that need a GPU, with the Python that is there (GPU_PYTHON=...)"
+	@echo "make gpu-first, gpu-second, gpu-third  parts of it; the first takes at most 9 minutes (OUT=... results)"
 	@echo "make gpu-dry the same code without a GPU"
 	@echo "make gpu-tune     measure the kernels' tiles on this GPU and keep the choices (kernels/tuned/)"
 	@echo "make gpu-soak     ten minutes of requests with random cancellations on a GPU (SOAK_S=... seconds)"
@@ -97,21 +98,30 @@ PICTURES := rooms states request_life batching cell_graphs latency busy_moment
 pictures: $(VENV)/.demo
 	@for name in $(PICTURES); do PYTHONPATH=. $(BIN)/python -m tools.$$name || exit 1; done
 
-# On a bare machine with torch, Triton and Numba: no environment is made and nothing is fetched. The tests need pytest
-# and hypothesis too, and the benchmarks run whatever comes of them.
+# On a bare machine with torch, Triton, Numba, pytest and hypothesis: no environment is made and nothing is fetched.
 GPU_PYTHON ?= python3
 GPU_TESTS := tests/gpu tests/engine/test_cuda_worker.py tests/engine/test_cuda_chains.py tests/engine/test_compiled_cells.py
 GPU_PYTEST = PYTHONPATH=. $(GPU_PYTHON) -m pytest -c tests/gpu/bare.ini --rootdir . --confcutdir .
 
+# A run goes on behind the parts that this commit has passed. Where there is no make: the command behind it.
+GPU_RUN = PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu_run $(if $(OUT),--out $(OUT))
+
 gpu:
-	@if $(GPU_PYTHON) -c 'import hypothesis, pytest'; then \
-		$(GPU_PYTEST) -m gpu --require-gpu $(GPU_TESTS) tests/kernels; \
-	else echo "the tests need pytest and hypothesis" >&2; false; fi; tested=$$?; \
-	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu && exit $$tested
+	$(GPU_RUN) all
+
+gpu-first:
+	$(GPU_RUN) first
+
+gpu-second:
+	$(GPU_RUN) second
+
+gpu-third:
+	$(GPU_RUN) third
 
 gpu-dry:
 	$(GPU_PYTEST) -m "not slow" $(GPU_TESTS) tests/engine/test_ring.py
-	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu --dry
+	rm -rf build/gpu-dry
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu_run all --dry --out build/gpu-dry
 
 gpu-tune:
 	PYTHONPATH=. $(GPU_PYTHON) -m cellrt.kernels.tuning

@@ -14,7 +14,6 @@ words being there; *cuDNN* is ``torch.nn.LSTM`` on the same batch.
 from __future__ import annotations
 
 import argparse
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -29,6 +28,7 @@ from benchmarks.gpu_cells import FusedLSTM
 from benchmarks.gpu_figures import FIGURES, measure_figures
 from benchmarks.gpu_kernels import measure_floors, measure_kernels
 from benchmarks.gpu_plots import can_draw, draw_figures
+from benchmarks.gpu_run import folder_of
 from benchmarks.gpu_timing import time_calls, time_captured
 from benchmarks.options import Options, find_treebank
 from benchmarks.record import Recorder
@@ -251,6 +251,7 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="run without a GPU, to see that it works")
     parser.add_argument("--only", action="append", choices=PARTS, help="run this part; may be given several times")
     parser.add_argument("--treebank", type=Path, help="trees in Penn brackets, for figure 2.14")
+    parser.add_argument("--out", type=Path, help="folder of the results; default: benchmarks/results/<device>")
     arguments = parser.parse_args()
     try:
         treebank = find_treebank(arguments.treebank)
@@ -265,8 +266,7 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device; --dry runs without one")
-    model = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
-    results = Path(__file__).parent / "results" / model
+    results = arguments.out or folder_of(torch.cuda.get_device_name(0))
     options = Options(arguments.quick, results / f"{name}.png", only, (), treebank)
     measure_and_write(options, "cuda:0", results, name)
 

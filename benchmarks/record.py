@@ -122,12 +122,15 @@ def _number(value: object) -> str:
 
 
 def commit(folder: Path) -> str:
-    """The short hash of the checkout at ``folder``, or ``unknown``; ``-dirty`` where a file differs."""
+    """The short hash of the checkout at ``folder``, or ``unknown``; ``-dirty`` where a file differs.
+
+    Where there is no git, the environment variable CELLRT_COMMIT may tell it.
+    """
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     try:
         answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return os.environ.get("CELLRT_COMMIT", "unknown")
     return answer.stdout.strip() or "unknown"
 
 

@@ -47,6 +47,137 @@ def multiply(
 
 
 @triton.jit
+def part_block(
+    block,
+    p_x,
+    p_h,
+    p_right,
+    p_weight_ih,
+    p_weight_hh,
+    INPUT: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    PADDED_INPUT: tl.constexpr,
+    PADDED_HIDDEN: tl.constexpr,
+    STATES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A block of the gathered rows, of x, then h and, with two states, those at ``p_right``; and of weights the pointer
+    to its columns of the first row, and the step between rows."""
+    NUM_X: tl.constexpr = (INPUT + BLOCK - 1) // BLOCK
+    NUM_H: tl.constexpr = (HIDDEN + BLOCK - 1) // BLOCK
+    o_depth = tl.arange(0, BLOCK)
+    is_x = block < NUM_X
+    start = tl.where(is_x, block, block - NUM_X) * BLOCK
+    p_rows = tl.where(is_x, p_x, p_h)
+    p_weight = tl.where(is_x, p_weight_ih, p_weight_hh)
+    if STATES == 2:
+        is_right = block >= NUM_X + NUM_H
+        start -= tl.where(is_right, NUM_H * BLOCK, 0)
+        p_rows = tl.where(is_right, p_right, p_rows)
+        p_weight += tl.where(is_right, PADDED_HIDDEN, 0)
+    p_block = p_rows[:, None] + (start + o_depth)[None, :]
+    if INPUT % BLOCK == 0 and HIDDEN % BLOCK == 0:
+        b_rows = tl.load(p_block)
+    else:
+        b_rows = tl.load(p_block, mask=o_depth[None, :] < tl.where(is_x, INPUT, HIDDEN) - start, other=0.0)
+    return b_rows, p_weight + start, tl.where(is_x, PADDED_INPUT, STATES * PADDED_HIDDEN)
+
+
+@triton.jit
+def multiply_parts(
+    b_sums,
+    p_x,
+    p_h,
+    p_weight_ih,
+    p_weight_hh,
+    o_columns,
+    INPUT: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    PADDED_INPUT: tl.constexpr,
+    PADDED_HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``multiply`` of the rows at ``p_x``, and then of those at ``p_h``, in one loop: nothing runs dry between them."""
+    o_depth = tl.arange(0, BLOCK)
+    for block in range((INPUT + BLOCK - 1) // BLOCK + (HIDDEN + BLOCK - 1) // BLOCK):
+        b_a, p_weight, step = part_block(
+            block, p_x, p_h, p_h, p_weight_ih, p_weight_hh, INPUT, HIDDEN, PADDED_INPUT, PADDED_HIDDEN, 1, BLOCK
+        )
+        p_b = p_weight + o_columns[None, :] * step + o_depth[:, None]
+        b_sums = tl.dot(b_a, tl.load(p_b), b_sums, input_precision=PRECISION)
+    return b_sums
+
+
+@triton.jit
+def multiply_states(
+    b_sums,
+    b_last,
+    p_x,
+    p_left,
+    p_right,
+    p_weight_ih,
+    p_weight_hh,
+    o_columns,
+    o_last,
+    INPUT: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    PADDED_INPUT: tl.constexpr,
+    PADDED_HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``multiply_parts`` with two states, for two sections of columns at once: the gathered rows are read once."""
+    o_depth = tl.arange(0, BLOCK)
+    for block in range((INPUT + BLOCK - 1) // BLOCK + 2 * ((HIDDEN + BLOCK - 1) // BLOCK)):
+        b_a, p_weight, step = part_block(
+            block, p_x, p_left, p_right, p_weight_ih, p_weight_hh, INPUT, HIDDEN, PADDED_INPUT, PADDED_HIDDEN, 2, BLOCK
+        )
+        p_b = p_weight + o_columns[None, :] * step + o_depth[:, None]
+        b_sums = tl.dot(b_a, tl.load(p_b), b_sums, input_precision=PRECISION)
+        p_d = p_weight + o_last[None, :] * step + o_depth[:, None]
+        b_last = tl.dot(b_a, tl.load(p_d), b_last, input_precision=PRECISION)
+    return b_sums, b_last
+
+
+@triton.jit
+def multiply_apart(
+    b_sums,
+    b_of_x,
+    b_of_h,
+    p_x,
+    p_h,
+    p_weight_ih,
+    p_weight_hh,
+    o_columns,
+    o_last,
+    INPUT: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    PADDED_INPUT: tl.constexpr,
+    PADDED_HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``multiply_parts`` for two sections of columns; the second's sums over x and over h are kept apart.
+
+    Each block is multiplied for both, for one of them by zeros that are not read: a tensor core that waits for memory
+    has the time, and what other sums it adds to does not depend on the block.
+    """
+    o_depth = tl.arange(0, BLOCK)
+    for block in range((INPUT + BLOCK - 1) // BLOCK + (HIDDEN + BLOCK - 1) // BLOCK):
+        b_a, p_weight, step = part_block(
+            block, p_x, p_h, p_h, p_weight_ih, p_weight_hh, INPUT, HIDDEN, PADDED_INPUT, PADDED_HIDDEN, 1, BLOCK
+        )
+        p_b = p_weight + o_columns[None, :] * step + o_depth[:, None]
+        b_sums = tl.dot(b_a, tl.load(p_b), b_sums, input_precision=PRECISION)
+        p_d = p_weight + o_last[None, :] * step + o_depth[:, None]
+        b_is_x = tl.full((BLOCK, o_last.shape[0]), 0, tl.int1) | (block < (INPUT + BLOCK - 1) // BLOCK)
+        b_of_x = tl.dot(b_a, tl.load(p_d, mask=b_is_x, other=0.0), b_of_x, input_precision=PRECISION)
+        b_of_h = tl.dot(b_a, tl.load(p_d, mask=~b_is_x, other=0.0), b_of_h, input_precision=PRECISION)
+    return b_sums, b_of_x, b_of_h
+
+
+@triton.jit
 def multiply_two(
     b_sums,
     b_last,

@@ -74,7 +74,10 @@ def store_token(p_tokens, p_stops, row, token, stop_token):
     tl.store(p_stops + row, token == stop_token)
 
 
-@triton.jit(do_not_specialize=["num_parts", "stop_token"], do_not_specialize_on_alignment=["p_rows"])
+@triton.jit(
+    do_not_specialize=["num_parts", "stop_token"],
+    do_not_specialize_on_alignment=["p_rows", "p_tokens", "p_stops"],
+)
 def best_of_row_kernel(p_rows, p_best, p_tokens, p_stops, num_parts, stop_token, PARTS: tl.constexpr):
     """The second stage: a program takes the best of the parts of one row; a row with a negative index is left alone."""
     row = tl.program_id(0)

@@ -18,7 +18,11 @@ import torch
 
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 
-FORMAT = 1
+FORMAT = 2
+MOST_STAGES = 6  # blocks of the product that are on their way from memory, or multiplied, at once
+ROW_CLASSES = tuple(1 << power for power in range(4, 11))
+"""Numbers of rows that share a tile are rounded up to one of these: launches with them build all forms of a kernel."""
+SMALLEST_ROWS, LARGEST_ROWS = ROW_CLASSES[0], ROW_CLASSES[-1]
 SMALLEST_ROWS = 16
 LARGEST_ROWS = 1024
 
@@ -37,6 +41,15 @@ class Tile:
     warps: int
     stages: int
 
+    def options(self, is_left_alone: bool = False) -> dict[str, int]:
+        """How Triton compiles a step with this tile.
+
+        With four warps the assembler spills a few bytes of most steps to use fewer registers, of which there are
+        enough; of those that are left alone it does not.
+        """
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return options if is_left_alone or self.warps != 4 else options | {"maxnreg": 255}
+
 
 def choose_tile(operation: str, weights: PackedWeights, num_rows: int, precision: Precision) -> Tile:
     """The tile for ``num_rows`` rows on the device of ``weights``: measured, or by the rule."""
@@ -46,7 +59,7 @@ def choose_tile(operation: str, weights: PackedWeights, num_rows: int, precision
         tile = measured_tiles(tuned_path(torch.cuda.get_device_name(device))).get(key)
         if tile is not None:
             return tile
-    return usual_tile(weights, num_rows, precision, *device_limits(device))
+    return usual_tile(weights, rows_class(num_rows), precision, *device_limits(device))
 
 
 def device_limits(device: torch.device) -> tuple[int, int]:
@@ -60,11 +73,15 @@ def device_limits(device: torch.device) -> tuple[int, int]:
 
 
 def tile_key(operation: str, weights: PackedWeights, num_rows: int, precision: Precision) -> str:
-    """What a measured tile is good for, such as ``lstm_step/bfloat16/1024/512``."""
+    """What a measured tile is good for, such as ``lstm_step/bfloat16/1024/x/512``.
+
+    With ``x`` a step multiplies inputs, too; with ``h`` its state alone.
+    """
     kind = str(weights.weight_hh.dtype).removeprefix("torch.")
     if weights.weight_hh.dtype == torch.float32:
         kind = f"{kind}-{precision}"
-    return f"{operation}/{kind}/{weights.hidden_size}/{rows_class(num_rows)}"
+    inputs = "h" if weights.weight_ih is None else "x"
+    return f"{operation}/{kind}/{weights.hidden_size}/{inputs}/{rows_class(num_rows)}"
 
 
 def rows_class(num_rows: int) -> int:
@@ -111,7 +128,7 @@ def candidates(weights: PackedWeights, num_rows: int, precision: Precision, shar
         shapes += [(16, 16, 2 * deep, 4), (16, 8, 2 * deep, 4)]
     for rows, units, depth, warps in shapes:
         if rows <= rows_class(num_rows):
-            yield fit(Tile(rows, units, depth, warps, 4), weights, shared_bytes)
+            yield fit(Tile(rows, units, depth, warps, MOST_STAGES), weights, shared_bytes)
 
 
 def fit(tile: Tile, weights: PackedWeights, shared_bytes: int) -> Tile:

@@ -1,134 +1,89 @@
-"""Measures which tile is the fastest on this device, for each operation, type, hidden size and number of rows.
+"""Measures which tile is the fastest on this device, for each operation, type, size, kind of inputs and number of rows.
 
-    python -m cellrt.kernels.tuning                        # everything: some minutes
+    python -m cellrt.kernels.tuning                        # what serves most: some minutes
     python -m cellrt.kernels.tuning --operation lstm_step --hidden 1024 --rows 512
 
-writes ``tuned/<device>.json`` beside this file; what it held of other choices is kept. A tile whose results differ
-from the reference, or that does not fit on the device, is left out and named. Times are of a captured CUDA graph,
-so they hold no launch from the host.
+writes ``tuned/<device>.json`` beside this file as it goes; what it held of other choices is kept. First the shapes that
+the rule of thumb knows are measured, then the best of them with other numbers of stages and warps. Several processes
+build the kernels beforehand, each by launching it, and Triton keeps them on disk. A tile whose results differ from the
+reference, or that does not fit on the device, is left out and named. Times are of a captured CUDA graph, so they hold
+no launch from the host.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
+import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import astuple
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, wait
+from dataclasses import astuple, replace
+from itertools import product
 from pathlib import Path
 
 import torch
 
-from cellrt.kernels import gru_step, lstm_step, tree_lstm_step
-from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.gate_weights import PackedWeights, Precision
-from cellrt.kernels.tiles import FORMAT, Tile, candidates, device_limits, measured_tiles, tile_key, tuned_path
+from cellrt.kernels.tiles import (
+    FORMAT,
+    ROW_CLASSES,
+    Tile,
+    candidates,
+    device_limits,
+    fit,
+    measured_tiles,
+    tile_key,
+    tuned_path,
+)
+from cellrt.kernels.tuning_cases import OPERATIONS, Case, Use
 
 COMMAND = "python -m cellrt.kernels.tuning"
-KINDS: tuple[tuple[torch.dtype, Precision], ...] = (
-    (torch.float32, "ieee"),
-    (torch.float32, "tf32"),
-    (torch.float32, "tf32x3"),
-    (torch.bfloat16, "ieee"),
-    (torch.float16, "ieee"),
-)
-HIDDEN_SIZES = (256, 512, 1024, 2048)
-ROWS = (16, 32, 64, 128, 256, 512, 1024)
+KINDS: dict[str, tuple[torch.dtype, Precision]] = {
+    "bfloat16": (torch.bfloat16, "ieee"),
+    "tf32": (torch.float32, "tf32"),
+    "float16": (torch.float16, "ieee"),
+    "float32": (torch.float32, "ieee"),
+    "tf32x3": (torch.float32, "tf32x3"),
+}
+USUAL_KINDS = ("bfloat16", "tf32")
+HIDDEN_SIZES = (1024, 512, 256)
+STAGES = (2, 3, 4, 5, 6)
+WARPS = (4, 8)
+WIDE_WARPS = (8, 16)
+MAX_SUMS = 128  # of a thread, in registers
+NUM_BEST = 2
 # A sum that lost a block of the product is off by far more than any type's rounding.
 MAX_ERROR = 0.05
 
-Launch = Callable[[Tile | None], None]
+TimeOf = Callable[[Callable[[], None]], float]
+Times = list[tuple[float, Tile]]
 
 
-class Case:
-    """One operation on random rows: ``launch(tile)`` writes ``outputs``; a tile of None is the reference."""
-
-    def __init__(
-        self, operation: str, dtype: torch.dtype, precision: Precision, hidden: int, rows: int, device: str = "cuda"
-    ) -> None:
-        self._generator = torch.Generator(device).manual_seed(0)
-        self._hidden, self._rows, self._like = hidden, rows, torch.empty(0, dtype=dtype, device=device)
-        self.outputs: list[ArenaRows] = []
-        self.weights, self.launch = getattr(self, f"_{operation}")(precision)
-
-    def error(self, tile: Tile) -> float:
-        """The largest difference between the results with ``tile`` and the reference."""
-        self.launch(None)
-        expected = [arena.values.clone() for arena in self.outputs]
-        for arena in self.outputs:
-            arena.values.fill_(torch.nan)
-        self.launch(tile)
-        differences = [(arena.values - values).abs() for arena, values in zip(self.outputs, expected)]
-        return float(torch.stack(differences).nan_to_num(torch.inf).max())
-
-    def _random(self, *shape: int) -> torch.Tensor:
-        numbers: torch.Tensor = torch.randn(shape, generator=self._generator, device=self._like.device)
-        numbers = numbers / shape[-1] ** 0.5
-        return numbers.to(self._like.dtype)
-
-    def _inputs(self, width: int) -> ArenaRows:
-        order = torch.randperm(self._rows, generator=self._generator, device=self._like.device)
-        return ArenaRows(self._random(self._rows, width), order.to(torch.int32))
-
-    def _output(self) -> ArenaRows:
-        self.outputs.append(self._inputs(self._hidden))
-        return self.outputs[-1]
-
-    def _lstm_step(self, precision: Precision) -> tuple[PackedWeights, Launch]:
-        hidden = self._hidden
-        weight, bias = self._random(4 * hidden, hidden), self._random(4 * hidden)
-        weights = lstm_step.pack_weights(weight, bias)
-        h, c, gates = self._inputs(hidden), self._inputs(hidden), self._inputs(4 * hidden)
-        h_out, c_out = self._output(), self._output()
-
-        def launch(tile: Tile | None) -> None:
-            if tile is None:
-                lstm_step.reference.lstm_step(weight, bias, h=h, c=c, h_out=h_out, c_out=c_out, gates=gates)
-            else:
-                lstm_step.lstm_step(
-                    weights, h=h, c=c, h_out=h_out, c_out=c_out, gates=gates, precision=precision, tile=tile
-                )
-
-        return weights, launch
-
-    def _gru_step(self, precision: Precision) -> tuple[PackedWeights, Launch]:
-        hidden = self._hidden
-        weight, bias = self._random(3 * hidden, hidden), self._random(3 * hidden)
-        weights = gru_step.pack_weights(weight, bias)
-        h, gates, h_out = self._inputs(hidden), self._inputs(3 * hidden), self._output()
-
-        def launch(tile: Tile | None) -> None:
-            if tile is None:
-                gru_step.reference.gru_step(weight, bias, torch.zeros_like(bias), h=h, h_out=h_out, gates=gates)
-            else:
-                gru_step.gru_step(weights, h=h, h_out=h_out, gates=gates, precision=precision, tile=tile)
-
-        return weights, launch
-
-    def _tree_lstm_step(self, precision: Precision) -> tuple[PackedWeights, Launch]:
-        hidden = self._hidden
-        weight, bias = self._random(5 * hidden, 2 * hidden), self._random(5 * hidden)
-        weights = tree_lstm_step.pack_weights(weight, bias)
-        states = {name: self._inputs(hidden) for name in ("h_left", "h_right", "c_left", "c_right")}
-        outputs = {"h_out": self._output(), "c_out": self._output()}
-
-        def launch(tile: Tile | None) -> None:
-            if tile is None:
-                tree_lstm_step.reference.tree_lstm_step(weight, bias, weight_ih=None, x=None, **states, **outputs)
-            else:
-                tree_lstm_step.tree_lstm_step(weights, x=None, precision=precision, tile=tile, **states, **outputs)
-
-        return weights, launch
+def shapes_of(weights: PackedWeights, rows: int, precision: Precision, shared_bytes: int) -> list[Tile]:
+    """What the rule of thumb chooses from, and the largest with twice the units, which spills on some devices."""
+    shapes = list(candidates(weights, rows, precision, shared_bytes))
+    wide = replace(shapes[0], units=2 * shapes[0].units)
+    return [*shapes, *(fit(replace(wide, warps=warps), weights, shared_bytes) for warps in WIDE_WARPS)]
 
 
-OPERATIONS = ("lstm_step", "gru_step", "tree_lstm_step")
+def variants(tile: Tile, weights: PackedWeights, shared_bytes: int) -> Iterator[Tile]:
+    """A tile with other numbers of stages and warps, as far as they fit, without itself."""
+    gates = sum(map(len, weights.sections))
+    for warps, stages in product(WARPS, STAGES):
+        other = replace(tile, warps=warps, stages=stages)
+        sums = tile.rows * gates * tile.units // (32 * warps)
+        if other != tile and sums <= MAX_SUMS and fit(other, weights, shared_bytes) == other:
+            yield other
 
 
-def fastest(case: Case, precision: Precision, rows: int, time_of: Callable[[Callable[[], None]], float]) -> Tile | None:
-    """The tile of least time among those that are right, or None if none is; ``time_of`` measures a call."""
-    _, shared_bytes = device_limits(case.weights.weight_hh.device)
-    times: list[tuple[float, Tile]] = []
-    for tile in candidates(case.weights, rows, precision, shared_bytes):
+def measure(case: Case, tiles: Iterable[Tile], time_of: TimeOf) -> Times:
+    """The times of those tiles that are right, the shortest first; ``time_of`` measures a call."""
+    times: Times = []
+    for tile in tiles:
         try:
             error = case.error(tile)
         except Exception as failure:  # whatever Triton raises for a tile that this device cannot run
@@ -138,11 +93,58 @@ def fastest(case: Case, precision: Precision, rows: int, time_of: Callable[[Call
             print(f"  {tile}: left out, wrong by {error}", file=sys.stderr)
             continue
         times.append((time_of(lambda tile=tile: case.launch(tile)), tile))  # type: ignore[misc]
-    return min(times, key=lambda pair: pair[0])[1] if times else None
+    return sorted(times, key=lambda pair: pair[0])
+
+
+class Tuner:
+    """Finds the tiles of one way to use a step, for several numbers of rows.
+
+    Args:
+        use: the step.
+        time_of: measures a call.
+        executor: processes that build kernels ahead; None: each is built where it is first measured.
+        device: of the tensors.
+    """
+
+    def __init__(self, use: Use, time_of: TimeOf, executor: Executor | None = None, device: str = "cuda") -> None:
+        self._use, self._time_of, self._executor, self._device = use, time_of, executor, device
+
+    def find(self, rows: Sequence[int]) -> dict[str, Tile]:
+        """The fastest tile for each number of rows, by key; none where no tile is right."""
+        cases = {count: Case(self._use, count, self._device) for count in rows}
+        weights = next(iter(cases.values())).weights
+        _, shared_bytes = device_limits(weights.weight_hh.device)
+        shapes = {count: shapes_of(weights, count, self._use.precision, shared_bytes) for count in rows}
+        self._build(shapes.values())
+        times = {count: measure(case, shapes[count], self._time_of) for count, case in cases.items()}
+        others = {
+            count: [other for _, tile in best[:NUM_BEST] for other in variants(tile, weights, shared_bytes)]
+            for count, best in times.items()
+        }
+        self._build(others.values())
+        for count, case in cases.items():
+            times[count] += measure(case, others[count], self._time_of)
+        return {
+            tile_key(self._use.operation, weights, count, self._use.precision): min(found, key=lambda pair: pair[0])[1]
+            for count, found in times.items()
+            if found
+        }
+
+    def _build(self, tiles: Iterable[Iterable[Tile]]) -> None:
+        """Builds the kernels of all these tiles, each once; what cannot be built is told when it is measured."""
+        if self._executor is not None:
+            each = dict.fromkeys(tile for some in tiles for tile in some)
+            wait([self._executor.submit(build, self._use, tile, self._device) for tile in each])
+
+
+def build(use: Use, tile: Tile, device: str) -> None:
+    """Builds a kernel in this process, and so on disk."""
+    Case(use, ROW_CLASSES[0], device).launch(tile)
 
 
 def write(path: Path, device: str, chosen: dict[str, Tile]) -> None:
     """Add ``chosen`` to the file at ``path``."""
+    measured_tiles.cache_clear()
     tiles = {**measured_tiles(path), **chosen}
     table = {
         "format": FORMAT,
@@ -159,27 +161,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Find the fastest tiles on this device.")
     parser.add_argument("--operation", nargs="*", choices=OPERATIONS, default=OPERATIONS)
+    parser.add_argument("--kind", nargs="*", choices=tuple(KINDS), default=USUAL_KINDS)
     parser.add_argument("--hidden", nargs="*", type=int, default=HIDDEN_SIZES)
-    parser.add_argument("--rows", nargs="*", type=int, default=ROWS)
+    parser.add_argument("--rows", nargs="*", type=int, default=ROW_CLASSES)
+    parser.add_argument("--most-s", type=float, default=1200.0, help="no more is begun after so many seconds")
+    parser.add_argument("--copy-to", type=Path, help="folder that gets a copy of the file")
+    parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes that build kernels")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("there is no CUDA device to measure on", file=sys.stderr)
         return 2
     from triton.testing import do_bench_cudagraph
 
-    device = torch.cuda.get_device_name()
-    chosen: dict[str, Tile] = {}
-    for operation in options.operation:
-        for dtype, precision in KINDS:
-            for hidden in options.hidden:
-                for rows in options.rows:
-                    case = Case(operation, dtype, precision, hidden, rows)
-                    tile = fastest(case, precision, rows, do_bench_cudagraph)
-                    key = tile_key(operation, case.weights, rows, precision)
-                    print(f"{key}: {tile}", flush=True)
-                    if tile is not None:
-                        chosen[key] = tile
-        write(tuned_path(device), device, chosen)
+    device, end_s = torch.cuda.get_device_name(), time.monotonic() + options.most_s
+    uses = [
+        Use(operation, *KINDS[kind], hidden, has_inputs)
+        for hidden, operation, has_inputs, kind in product(
+            options.hidden, options.operation, (True, False), options.kind
+        )
+    ]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.jobs, mp_context=context) as executor:
+        for number, use in enumerate(uses):
+            if time.monotonic() > end_s:
+                print(f"no time is left for {len(uses) - number} of {len(uses)}", file=sys.stderr)
+                return 1
+            chosen = Tuner(use, do_bench_cudagraph, executor).find(options.rows)
+            path = tuned_path(device)
+            write(path, device, chosen)
+            if options.copy_to is not None:
+                shutil.copy(path, options.copy_to / f"tuned-{path.name}")
+            for key, tile in chosen.items():
+                print(f"{key}: {tile}", flush=True)
     return 0
 
 

@@ -49,6 +49,9 @@ class FusedModule(Protocol):
     ``can_run_rows(inputs, outputs) -> bool`` that refuses a cell's ``RowSpec`` of each input and output. That is asked
     once, when the weights are on the device.
 
+    When a model is registered it is called with zeros, for each power of two of rows and for the most: a form that a
+    kernel needs for some number of rows, and which is compiled first, must be that of the next power of two.
+
     With ``run_chain_rows`` (see ``ChainModule``) it takes a run's steps in one call.
     """
 

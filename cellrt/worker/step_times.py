@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 
 import torch
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import plain
+from cellrt.worker.build_forms import build_forms
 from cellrt.worker.device.device import Device, Work
-from cellrt.worker.device.placement import EXAMPLE_ROWS, PlacedCell
+from cellrt.worker.device.placement import PlacedCell
 from cellrt.worker.torch_state import torch_threads
 
 ROWS = (1, 8, 64, 512)
@@ -67,6 +67,7 @@ def _measure_on(device: Device, cell: Cell) -> dict[int, float]:
         placed = device.placements.of(cell)
         if device.torch_device.type == "cpu":
             return times
+        build_forms(placed)
         for rows in _sizes(cell):
             try:
                 times[rows] = _time_step(placed, rows, wait)
@@ -76,11 +77,6 @@ def _measure_on(device: Device, cell: Cell) -> dict[int, float]:
                 return times
             if times[rows] > LONG_S:
                 break
-        run = placed.example_run(min(cell.max_batch, EXAMPLE_ROWS), 2)
-        if run is not None:
-            with suppress(Exception):  # it is tried again, and measured, when there is a run to do
-                run()
-                wait()
     return times
 
 

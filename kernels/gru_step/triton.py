@@ -1,6 +1,8 @@
 """The fused GRU step in Triton. As in the LSTM's, a program has a tile of rows and of units.
 
-Gates r and z are one section of interleaved columns; n is another, because its two halves meet only behind r.
+Gates r and z are one section of interleaved columns; n is another, because its two halves meet only behind r. Where a
+tensor core has the time, both halves go through one loop; where float32 is multiplied in full or as three products, the
+multiplications count, and each half has a loop of its own.
 """
 
 import torch
@@ -8,28 +10,39 @@ import triton
 import triton.language as tl
 
 from cellrt.kernels.arena_rows import ArenaRows
-from cellrt.kernels.gate_tiles import bias_block, gate, multiply_two, row_pointers, split_two, store_rows, tanh
+from cellrt.kernels.gate_tiles import (
+    bias_block,
+    gate,
+    multiply_apart,
+    multiply_two,
+    row_pointers,
+    split_two,
+    store_rows,
+    tanh,
+)
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 from cellrt.kernels.tiles import Tile
 
+ROWS = ("p_x_rows", "p_gates_rows", "p_h_rows", "p_h_out_rows")
 
-@triton.jit(do_not_specialize=["num_rows"])
+
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=ROWS)
 def gru_step_kernel(
     p_x,
     p_x_rows,
-    x_stride,
+    X_STRIDE: tl.constexpr,
     p_gates,
     p_gates_rows,
-    gates_stride,
+    GATES_STRIDE: tl.constexpr,
     p_h,
     p_h_rows,
-    h_stride,
+    H_STRIDE: tl.constexpr,
     p_weight_ih,
     p_weight_hh,
     p_bias,
     p_h_out,
     p_h_out_rows,
-    h_out_stride,
+    H_OUT_STRIDE: tl.constexpr,
     num_rows,
     INPUT: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -37,6 +50,7 @@ def gru_step_kernel(
     PADDED_INPUT: tl.constexpr,
     PADDED_HIDDEN: tl.constexpr,
     HAS_GATES: tl.constexpr,
+    HAS_CORES: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_UNITS: tl.constexpr,
@@ -51,28 +65,35 @@ def gru_step_kernel(
     b_rz = bias_block(p_bias, o_rz, BLOCK_ROWS)
     b_input_n = bias_block(p_bias, o_n, BLOCK_ROWS)
     b_hidden_n = bias_block(p_bias, o_n + UNITS, BLOCK_ROWS)
+    p_left = row_pointers(p_h, p_h_rows, o_rows, b_is_row, H_STRIDE)
     if INPUT > 0:
-        p_left = row_pointers(p_x, p_x_rows, o_rows, b_is_row, x_stride)
-        b_rz, b_input_n = multiply_two(
-            b_rz, b_input_n, p_left, p_weight_ih, o_rz, o_n, INPUT, PADDED_INPUT, BLOCK_DEPTH, PRECISION
+        p_inputs = row_pointers(p_x, p_x_rows, o_rows, b_is_row, X_STRIDE)
+        if HAS_CORES:
+            b_rz, b_input_n, b_hidden_n = multiply_apart(
+                b_rz, b_input_n, b_hidden_n, p_inputs, p_left, p_weight_ih, p_weight_hh, o_rz, o_n,
+                INPUT, HIDDEN, PADDED_INPUT, PADDED_HIDDEN, BLOCK_DEPTH, PRECISION,
+            )  # fmt: skip
+        else:
+            b_rz, b_input_n = multiply_two(
+                b_rz, b_input_n, p_inputs, p_weight_ih, o_rz, o_n, INPUT, PADDED_INPUT, BLOCK_DEPTH, PRECISION
+            )
+    if INPUT == 0 or not HAS_CORES:
+        b_rz, b_hidden_n = multiply_two(
+            b_rz, b_hidden_n, p_left, p_weight_hh, o_rz, o_n, HIDDEN, PADDED_HIDDEN, BLOCK_DEPTH, PRECISION
         )
-    p_left = row_pointers(p_h, p_h_rows, o_rows, b_is_row, h_stride)
-    b_rz, b_hidden_n = multiply_two(
-        b_rz, b_hidden_n, p_left, p_weight_hh, o_rz, o_n, HIDDEN, PADDED_HIDDEN, BLOCK_DEPTH, PRECISION
-    )
 
     b_is_unit = o_units < HIDDEN
     b_mask = b_is_row[:, None] & b_is_unit[None, :]
     b_r, b_z = split_two(b_rz, BLOCK_ROWS, BLOCK_UNITS)
     if HAS_GATES:
-        p_row = row_pointers(p_gates, p_gates_rows, o_rows, b_is_row, gates_stride)
+        p_row = row_pointers(p_gates, p_gates_rows, o_rows, b_is_row, GATES_STRIDE)
         b_r += gate(p_row, o_units, b_mask, 0, HIDDEN)
         b_z += gate(p_row, o_units, b_mask, 1, HIDDEN)
         b_input_n += gate(p_row, o_units, b_mask, 2, HIDDEN)
     b_z = tl.sigmoid(b_z)
     b_n = tanh(b_input_n + tl.sigmoid(b_r) * b_hidden_n)
     b_h = (1.0 - b_z) * b_n + b_z * gate(p_left, o_units, b_mask, 0, HIDDEN)
-    store_rows(p_h_out, p_h_out_rows, o_rows, b_is_row, h_out_stride, o_units, b_is_unit, b_h)
+    store_rows(p_h_out, p_h_out_rows, o_rows, b_is_row, H_OUT_STRIDE, o_units, b_is_unit, b_h)
 
 
 def gru_step(
@@ -88,6 +109,7 @@ def gru_step(
     """Launch the kernel; arguments are as in the operation, and are not checked."""
     num_rows, hidden = len(h.rows), weights.hidden_size
     weight_ih = weights.weight_hh if weights.weight_ih is None else weights.weight_ih
+    has_cores = weights.weight_hh.dtype != torch.float32 or precision == "tf32"
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(hidden, tile.units))
     gru_step_kernel[grid](
         *(x or h).arguments(),
@@ -104,10 +126,10 @@ def gru_step(
         PADDED_INPUT=weight_ih.shape[1],
         PADDED_HIDDEN=weights.weight_hh.shape[1],
         HAS_GATES=gates is not None,
+        HAS_CORES=has_cores,
         PRECISION=precision if weights.weight_hh.dtype == torch.float32 else "ieee",
         BLOCK_ROWS=tile.rows,
         BLOCK_UNITS=tile.units,
         BLOCK_DEPTH=tile.depth,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **tile.options(is_left_alone=has_cores and x is None),
     )

@@ -58,7 +58,7 @@ def lstm_chain(
 
     **No row written may be a row read by the same call.** ``scratch`` serves one launch at a time. On CUDA the
     kernel is launched on the current stream and nothing waits. The persistent form needs the whole device: beside
-    a kernel that does not end it gives up after a bounded wait, and the device is lost to its error.
+    a kernel that does not end it waits until the watchdog gives the device up (see ``barrier.py``).
 
     ``plan`` takes the place of the rule of thumb. Raises ValueError for shapes, types or devices that do not fit.
     """

@@ -11,6 +11,7 @@ from cellrt.kernels.lstm_chain.scratch import MAX_GROUPS
 from cellrt.kernels.tiles import SMALLEST_ROWS, Tile, fit
 
 MAX_BLOCKS = 2
+MAX_DOUBLED_DEPTH = 128  # in tf32x3 each number is two, and a thread's part of more of them is not in registers
 STREAMED_BYTES = 512 * 1024  # a program reads so much from the L2 cache in some 5 microseconds
 
 
@@ -65,8 +66,12 @@ def persistent_plan(
     A program keeps its weights, and a block of h, in shared memory; all programs are on the device at once.
     """
     is_float32 = weights.weight_hh.dtype == torch.float32
-    depth_bytes = weights.weight_hh.shape[1] * weights.weight_hh.element_size()
-    for units in (8,) if is_float32 and precision == "tf32x3" else (16, 8):
+    is_doubled = is_float32 and precision == "tf32x3"
+    depth = weights.weight_hh.shape[1]
+    if is_doubled and depth > MAX_DOUBLED_DEPTH:
+        return None
+    depth_bytes = depth * weights.weight_hh.element_size() * (2 if is_doubled else 1)
+    for units in (8,) if is_doubled else (16, 8):
         slices = -(-weights.hidden_size // units)
         if (4 * units + SMALLEST_ROWS) * depth_bytes + 1024 <= shared_bytes and slices <= processors:
             groups = min(processors // slices, -(-num_rows // SMALLEST_ROWS), MAX_GROUPS)

@@ -4,10 +4,10 @@
 only barrier is its own. Weights come from the L2 cache at every step.
 
 *Persistent* (Diamos et al. 2016): a program owns a slice of units and keeps its weights on chip over all steps. At
-each step it needs every unit's h, so the programs of a group meet at a barrier in global memory; all of them must be
-on the device at once (a cooperative launch, no more programs than processors). A program that waits in vain gives
-up after a bounded number of looks and says so in the error flag; then it ends by a trap, so that the host has an error
-of the device instead of outputs that are not there (in the interpreter, which has no traps, it just ends).
+each step it needs every unit's h, so the programs of a group meet at a barrier in global memory (``barrier.py``); all
+of them must be on the device at once (a cooperative launch, no more programs than processors). As soon as its h is
+written a program arrives there; what it writes for others than its group, and reads from others, is on its way while it
+waits.
 
 Both keep h in two buffers in turns, and c, in the arena's type: a chain gives what its steps give one at a time.
 """
@@ -21,22 +21,23 @@ from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.choose import is_interpreted
 from cellrt.kernels.gate_tiles import bias_block, gate, multiply, row_pointers, split_four, store_rows
 from cellrt.kernels.gate_weights import PackedWeights, Precision
+from cellrt.kernels.lstm_chain.barrier import MAX_WAIT_S, arrive, wait_for
 from cellrt.kernels.lstm_chain.plan import ChainPlan
 from cellrt.kernels.lstm_chain.scratch import ChainScratch
 from cellrt.kernels.lstm_step.triton import update
 
-# Each look takes about a microsecond, a step a few: a wait that ends at all ends long before.
-MAX_LOOKS = 1 << 20
+COUNTS = ("limit_ns", "num_rows", "num_steps")
+ROWS = ("p_sizes", "p_gates_rows", "p_h_rows", "p_c_rows", "p_h_out_rows", "p_c_out_rows")
 
 
 @triton.jit
 def keep_start(
     p_h,
     p_h_rows,
-    h_stride,
+    H_STRIDE: tl.constexpr,
     p_c,
     p_c_rows,
-    c_stride,
+    C_STRIDE: tl.constexpr,
     p_h_kept,
     p_c_kept,
     o_rows,
@@ -48,25 +49,17 @@ def keep_start(
     """Copy the given units of the rows' first h and c to where the steps read them."""
     b_mask = b_is_row[:, None] & (o_units < HIDDEN)[None, :]
     o_block = o_rows[:, None] * PADDED + o_units[None, :]
-    p_block = row_pointers(p_h, p_h_rows, o_rows, b_is_row, h_stride)[:, None] + o_units[None, :]
+    p_block = row_pointers(p_h, p_h_rows, o_rows, b_is_row, H_STRIDE)[:, None] + o_units[None, :]
     tl.store(p_h_kept + o_block, tl.load(p_block, mask=b_mask, other=0.0), mask=b_mask)
-    p_block = row_pointers(p_c, p_c_rows, o_rows, b_is_row, c_stride)[:, None] + o_units[None, :]
+    p_block = row_pointers(p_c, p_c_rows, o_rows, b_is_row, C_STRIDE)[:, None] + o_units[None, :]
     tl.store(p_c_kept + o_block, tl.load(p_block, mask=b_mask, other=0.0), mask=b_mask)
 
 
 @triton.jit
-def finish_step(
-    b_sums,
+def load_inputs(
     p_gates,
     p_gates_rows,
-    gates_stride,
-    p_h_out,
-    p_h_out_rows,
-    h_out_stride,
-    p_c_out,
-    p_c_out_rows,
-    c_out_stride,
-    p_h_next,
+    GATES_STRIDE: tl.constexpr,
     p_c_kept,
     o_rows,
     o_positions,
@@ -74,47 +67,55 @@ def finish_step(
     o_units,
     HIDDEN: tl.constexpr,
     PADDED: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_UNITS: tl.constexpr,
 ):
-    """From the sums over h to h and c, kept for the next step and written to the arena rows of their positions."""
-    b_is_unit = o_units < HIDDEN
-    b_mask = b_is_active[:, None] & b_is_unit[None, :]
-    p_row = row_pointers(p_gates, p_gates_rows, o_positions, b_is_active, gates_stride)
-    b_i, b_f, b_g, b_o = split_four(b_sums, BLOCK_ROWS, BLOCK_UNITS)
-    b_i += gate(p_row, o_units, b_mask, 0, HIDDEN)
-    b_f += gate(p_row, o_units, b_mask, 1, HIDDEN)
-    b_g += gate(p_row, o_units, b_mask, 2, HIDDEN)
-    b_o += gate(p_row, o_units, b_mask, 3, HIDDEN)
-    o_block = o_rows[:, None] * PADDED + o_units[None, :]
-    b_c = tl.load(p_c_kept + o_block, mask=b_mask, other=0.0).to(tl.float32)
-    b_h, b_c = update(b_i, b_f, b_g, b_o, b_c)
-    tl.store(p_h_next + o_block, b_h.to(p_h_next.dtype.element_ty), mask=b_mask)
-    tl.store(p_c_kept + o_block, b_c.to(p_c_kept.dtype.element_ty), mask=b_mask)
-    store_rows(p_h_out, p_h_out_rows, o_positions, b_is_active, h_out_stride, o_units, b_is_unit, b_h)
-    store_rows(p_c_out, p_c_out_rows, o_positions, b_is_active, c_out_stride, o_units, b_is_unit, b_c)
+    """What a step needs of its rows' units beside h: four gates, and c."""
+    b_mask = b_is_active[:, None] & (o_units < HIDDEN)[None, :]
+    p_row = row_pointers(p_gates, p_gates_rows, o_positions, b_is_active, GATES_STRIDE)
+    b_c = tl.load(p_c_kept + o_rows[:, None] * PADDED + o_units[None, :], mask=b_mask, other=0.0).to(tl.float32)
+    return (
+        gate(p_row, o_units, b_mask, 0, HIDDEN),
+        gate(p_row, o_units, b_mask, 1, HIDDEN),
+        gate(p_row, o_units, b_mask, 2, HIDDEN),
+        gate(p_row, o_units, b_mask, 3, HIDDEN),
+        b_c,
+    )
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_steps"])
+@triton.jit
+def add_up(b_sums, b_i, b_f, b_g, b_o, b_c, BLOCK_ROWS: tl.constexpr, BLOCK_UNITS: tl.constexpr):
+    """The new h and c from the sums over h, the gates and the old c."""
+    s_i, s_f, s_g, s_o = split_four(b_sums, BLOCK_ROWS, BLOCK_UNITS)
+    return update(s_i + b_i, s_f + b_f, s_g + b_g, s_o + b_o, b_c)
+
+
+@triton.jit
+def keep(p_kept, o_rows, o_units, b_is_active, b_values, HIDDEN: tl.constexpr, PADDED: tl.constexpr):
+    """Writes units of rows to where the next step reads them."""
+    b_mask = b_is_active[:, None] & (o_units < HIDDEN)[None, :]
+    p_block = p_kept + o_rows[:, None] * PADDED + o_units[None, :]
+    tl.store(p_block, b_values.to(p_kept.dtype.element_ty), mask=b_mask)
+
+
+@triton.jit(do_not_specialize=COUNTS[1:], do_not_specialize_on_alignment=ROWS)
 def lstm_chain_rows_kernel(
     p_sizes,
     p_gates,
     p_gates_rows,
-    gates_stride,
+    GATES_STRIDE: tl.constexpr,
     p_h,
     p_h_rows,
-    h_stride,
+    H_STRIDE: tl.constexpr,
     p_c,
     p_c_rows,
-    c_stride,
+    C_STRIDE: tl.constexpr,
     p_weight,
     p_bias,
     p_h_out,
     p_h_out_rows,
-    h_out_stride,
+    H_OUT_STRIDE: tl.constexpr,
     p_c_out,
     p_c_out_rows,
-    c_out_stride,
+    C_OUT_STRIDE: tl.constexpr,
     p_h_kept,
     p_c_kept,
     buffer_stride,
@@ -133,7 +134,7 @@ def lstm_chain_rows_kernel(
     for unit in range(0, HIDDEN, BLOCK_UNITS):
         o_units = unit + tl.arange(0, BLOCK_UNITS)
         keep_start(
-            p_h, p_h_rows, h_stride, p_c, p_c_rows, c_stride,
+            p_h, p_h_rows, H_STRIDE, p_c, p_c_rows, C_STRIDE,
             p_h_kept, p_c_kept, o_rows, o_rows < num_rows, o_units, HIDDEN, PADDED,
         )  # fmt: skip
     tl.debug_barrier()  # everywhere here: a block's writes are seen by its own threads behind it
@@ -149,69 +150,53 @@ def lstm_chain_rows_kernel(
                 b_sums = multiply(
                     b_sums, p_h_last + o_rows * PADDED, p_weight, o_columns, HIDDEN, PADDED, BLOCK_DEPTH, PRECISION
                 )
-                finish_step(
-                    b_sums, p_gates, p_gates_rows, gates_stride, p_h_out, p_h_out_rows, h_out_stride,
-                    p_c_out, p_c_out_rows, c_out_stride, p_h_next, p_c_kept, o_rows, position + o_rows,
-                    o_rows < size, unit + tl.arange(0, BLOCK_UNITS), HIDDEN, PADDED, BLOCK_ROWS, BLOCK_UNITS,
+                o_units = unit + tl.arange(0, BLOCK_UNITS)
+                o_positions, b_is_active, b_is_unit = position + o_rows, o_rows < size, o_units < HIDDEN
+                b_i, b_f, b_g, b_o, b_c = load_inputs(
+                    p_gates, p_gates_rows, GATES_STRIDE, p_c_kept, o_rows, o_positions, b_is_active, o_units,
+                    HIDDEN, PADDED,
                 )  # fmt: skip
+                b_h, b_c = add_up(b_sums, b_i, b_f, b_g, b_o, b_c, BLOCK_ROWS, BLOCK_UNITS)
+                keep(p_h_next, o_rows, o_units, b_is_active, b_h, HIDDEN, PADDED)
+                keep(p_c_kept, o_rows, o_units, b_is_active, b_c, HIDDEN, PADDED)
+                store_rows(p_h_out, p_h_out_rows, o_positions, b_is_active, H_OUT_STRIDE, o_units, b_is_unit, b_h)
+                store_rows(p_c_out, p_c_out_rows, o_positions, b_is_active, C_OUT_STRIDE, o_units, b_is_unit, b_c)
             tl.debug_barrier()
         position += size
 
 
-@triton.jit
-def meet(p_arrivals, p_error, target, MAX_LOOKS: tl.constexpr, TRAPS: tl.constexpr):
-    """Wait until ``target`` arrivals were counted; False, or a trap, if that did not come within MAX_LOOKS looks.
-
-    The arrival releases what this program's threads wrote before it (they meet first), and the last look acquires
-    what others wrote before theirs.
-    """
-    tl.debug_barrier()
-    arrived = tl.atomic_add(p_arrivals, 1, sem="acq_rel", scope="gpu") + 1
-    looks = 0
-    while (arrived < target) & (looks < MAX_LOOKS):
-        arrived = tl.load(p_arrivals, volatile=True)
-        looks += 1
-    arrived = tl.atomic_add(p_arrivals, 0, sem="acq_rel", scope="gpu")
-    if arrived < target:
-        tl.store(p_error, 1)
-        if TRAPS:
-            tl.inline_asm_elementwise("trap; mov.b32 $0, $1;", "=r,r", [arrived], tl.int32, is_pure=False, pack=1)
-    tl.debug_barrier()
-    return arrived >= target
-
-
-@triton.jit(do_not_specialize=["num_rows", "num_steps"])
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=ROWS)
 def lstm_chain_persistent_kernel(
     p_sizes,
     p_gates,
     p_gates_rows,
-    gates_stride,
+    GATES_STRIDE: tl.constexpr,
     p_h,
     p_h_rows,
-    h_stride,
+    H_STRIDE: tl.constexpr,
     p_c,
     p_c_rows,
-    c_stride,
+    C_STRIDE: tl.constexpr,
     p_weight,
     p_bias,
     p_h_out,
     p_h_out_rows,
-    h_out_stride,
+    H_OUT_STRIDE: tl.constexpr,
     p_c_out,
     p_c_out_rows,
-    c_out_stride,
+    C_OUT_STRIDE: tl.constexpr,
     p_h_kept,
     p_c_kept,
     buffer_stride,
     p_arrivals,
     p_error,
+    limit_ns,
     num_rows,
     num_steps,
     HIDDEN: tl.constexpr,
     PADDED: tl.constexpr,
     PRECISION: tl.constexpr,
-    MAX_LOOKS: tl.constexpr,
-    TRAPS: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_UNITS: tl.constexpr,
     BLOCK_DEPTH: tl.constexpr,
@@ -232,18 +217,27 @@ def lstm_chain_persistent_kernel(
     for first in range(group * BLOCK_ROWS, num_rows, groups * BLOCK_ROWS):
         o_rows = first + tl.arange(0, BLOCK_ROWS)
         keep_start(
-            p_h, p_h_rows, h_stride, p_c, p_c_rows, c_stride,
+            p_h, p_h_rows, H_STRIDE, p_c, p_c_rows, C_STRIDE,
             p_h_kept, p_c_kept, o_rows, o_rows < num_rows, o_units, HIDDEN, PADDED,
         )  # fmt: skip
-    is_alive = meet(p_arrivals, p_error, slices, MAX_LOOKS, TRAPS)
+    arrive(p_arrivals, IS_INTERPRETED)
+    o_first = group * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    b_is_unit = o_units < HIDDEN
+    size = tl.load(p_sizes).to(tl.int32)
+    n_i, n_f, n_g, n_o, n_c = load_inputs(
+        p_gates, p_gates_rows, GATES_STRIDE, p_c_kept, o_first, o_first, o_first < size, o_units, HIDDEN, PADDED
+    )
+    is_alive = wait_for(p_arrivals, p_error, slices, limit_ns, IS_INTERPRETED)
     position = 0
     step = 0
     while (step < num_steps) & is_alive:
-        size = tl.load(p_sizes + step).to(tl.int32)
         p_h_last = p_h_kept + (step % 2) * buffer_stride
         p_h_next = p_h_kept + ((step + 1) % 2) * buffer_stride
+        if group * BLOCK_ROWS >= size:
+            arrive(p_arrivals, IS_INTERPRETED)
         for first in range(group * BLOCK_ROWS, size, groups * BLOCK_ROWS):
             o_rows = first + tl.arange(0, BLOCK_ROWS)
+            o_positions, b_is_active = position + o_rows, o_rows < size
             b_sums = bias_block(p_bias, o_columns, BLOCK_ROWS)
             p_left = p_h_last + o_rows[:, None] * PADDED + o_depth[None, :]
             b_states = ()  # all on their way before the first is needed
@@ -252,16 +246,31 @@ def lstm_chain_persistent_kernel(
                 # Others wrote it: not from this processor's own cache, which does not see that.
                 b_state = tl.load(p_left + depth, mask=b_mask, other=0.0, cache_modifier=".cg")
                 b_states = b_states + (b_state,)  # type: ignore[assignment]  # noqa: RUF005
+            if first > group * BLOCK_ROWS:
+                n_i, n_f, n_g, n_o, n_c = load_inputs(
+                    p_gates, p_gates_rows, GATES_STRIDE, p_c_kept, o_rows, o_positions, b_is_active, o_units,
+                    HIDDEN, PADDED,
+                )  # fmt: skip
             for block in tl.static_range(len(b_states)):
                 b_sums = tl.dot(b_states[block], b_weights[block], b_sums, input_precision=PRECISION)
-            finish_step(
-                b_sums, p_gates, p_gates_rows, gates_stride, p_h_out, p_h_out_rows, h_out_stride,
-                p_c_out, p_c_out_rows, c_out_stride, p_h_next, p_c_kept, o_rows, position + o_rows,
-                o_rows < size, o_units, HIDDEN, PADDED, BLOCK_ROWS, BLOCK_UNITS,
-            )  # fmt: skip
+            b_h, b_c = add_up(b_sums, n_i, n_f, n_g, n_o, n_c, BLOCK_ROWS, BLOCK_UNITS)
+            keep(p_h_next, o_rows, o_units, b_is_active, b_h, HIDDEN, PADDED)
+            if first + groups * BLOCK_ROWS >= size:
+                arrive(p_arrivals, IS_INTERPRETED)
+            keep(p_c_kept, o_rows, o_units, b_is_active, b_c, HIDDEN, PADDED)
+            store_rows(p_h_out, p_h_out_rows, o_positions, b_is_active, H_OUT_STRIDE, o_units, b_is_unit, b_h)
+            store_rows(p_c_out, p_c_out_rows, o_positions, b_is_active, C_OUT_STRIDE, o_units, b_is_unit, b_c)
         position += size
         step += 1
-        is_alive = meet(p_arrivals, p_error, slices * (step + 1), MAX_LOOKS, TRAPS)
+        # What the next step needs and no other program wrote: on its way while the others arrive. Of c, another thread
+        # of this one may have written it.
+        tl.debug_barrier()
+        size = tl.load(p_sizes + step, mask=step < num_steps, other=0).to(tl.int32)
+        n_i, n_f, n_g, n_o, n_c = load_inputs(
+            p_gates, p_gates_rows, GATES_STRIDE, p_c_kept, o_first, position + o_first, o_first < size, o_units,
+            HIDDEN, PADDED,
+        )  # fmt: skip
+        is_alive = wait_for(p_arrivals, p_error, slices * (step + 1), limit_ns, IS_INTERPRETED)
 
 
 def lstm_chain(
@@ -276,7 +285,6 @@ def lstm_chain(
     scratch: ChainScratch,
     precision: Precision,
     plan: ChainPlan,
-    max_looks: int = MAX_LOOKS,
 ) -> None:
     """Launch the kernel of ``plan``; arguments are as in the operation, and are not checked."""
     num_rows, tile = len(h.rows), plan.tile
@@ -305,10 +313,10 @@ def lstm_chain(
         *arguments,
         scratch.arrivals,
         scratch.error,
+        int(MAX_WAIT_S * 1e9),
         num_rows,
         len(batch_sizes),
         **constants,
-        MAX_LOOKS=max_looks,
-        TRAPS=not is_interpreted(),
+        IS_INTERPRETED=is_interpreted(),
         launch_cooperative_grid=True,
     )

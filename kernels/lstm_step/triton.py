@@ -10,7 +10,16 @@ import triton
 import triton.language as tl
 
 from cellrt.kernels.arena_rows import ArenaRows
-from cellrt.kernels.gate_tiles import bias_block, gate, multiply, row_pointers, split_four, store_rows, tanh
+from cellrt.kernels.gate_tiles import (
+    bias_block,
+    gate,
+    multiply,
+    multiply_parts,
+    row_pointers,
+    split_four,
+    store_rows,
+    tanh,
+)
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 from cellrt.kernels.tiles import Tile
 
@@ -22,29 +31,33 @@ def update(b_i, b_f, b_g, b_o, b_c):
     return tl.sigmoid(b_o) * tanh(b_c), b_c
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+# Where a task's rows lie changes from task to task, and a kernel is compiled once.
+ROWS = ("p_x_rows", "p_gates_rows", "p_h_rows", "p_c_rows", "p_h_out_rows", "p_c_out_rows")
+
+
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=ROWS)
 def lstm_step_kernel(
     p_x,
     p_x_rows,
-    x_stride,
+    X_STRIDE: tl.constexpr,
     p_gates,
     p_gates_rows,
-    gates_stride,
+    GATES_STRIDE: tl.constexpr,
     p_h,
     p_h_rows,
-    h_stride,
+    H_STRIDE: tl.constexpr,
     p_c,
     p_c_rows,
-    c_stride,
+    C_STRIDE: tl.constexpr,
     p_weight_ih,
     p_weight_hh,
     p_bias,
     p_h_out,
     p_h_out_rows,
-    h_out_stride,
+    H_OUT_STRIDE: tl.constexpr,
     p_c_out,
     p_c_out_rows,
-    c_out_stride,
+    C_OUT_STRIDE: tl.constexpr,
     num_rows,
     INPUT: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -61,26 +74,29 @@ def lstm_step_kernel(
     b_is_row = o_rows < num_rows
     o_columns = tl.program_id(1) * 4 * BLOCK_UNITS + tl.arange(0, 4 * BLOCK_UNITS)
     b_sums = bias_block(p_bias, o_columns, BLOCK_ROWS)
+    p_left = row_pointers(p_h, p_h_rows, o_rows, b_is_row, H_STRIDE)
     if INPUT > 0:
-        p_left = row_pointers(p_x, p_x_rows, o_rows, b_is_row, x_stride)
-        b_sums = multiply(b_sums, p_left, p_weight_ih, o_columns, INPUT, PADDED_INPUT, BLOCK_DEPTH, PRECISION)
-    p_left = row_pointers(p_h, p_h_rows, o_rows, b_is_row, h_stride)
-    b_sums = multiply(b_sums, p_left, p_weight_hh, o_columns, HIDDEN, PADDED_HIDDEN, BLOCK_DEPTH, PRECISION)
+        b_sums = multiply_parts(
+            b_sums, row_pointers(p_x, p_x_rows, o_rows, b_is_row, X_STRIDE), p_left, p_weight_ih, p_weight_hh,
+            o_columns, INPUT, HIDDEN, PADDED_INPUT, PADDED_HIDDEN, BLOCK_DEPTH, PRECISION,
+        )  # fmt: skip
+    else:
+        b_sums = multiply(b_sums, p_left, p_weight_hh, o_columns, HIDDEN, PADDED_HIDDEN, BLOCK_DEPTH, PRECISION)
 
     o_units = tl.program_id(1) * BLOCK_UNITS + tl.arange(0, BLOCK_UNITS)
     b_is_unit = o_units < HIDDEN
     b_mask = b_is_row[:, None] & b_is_unit[None, :]
     b_i, b_f, b_g, b_o = split_four(b_sums, BLOCK_ROWS, BLOCK_UNITS)
     if HAS_GATES:
-        p_row = row_pointers(p_gates, p_gates_rows, o_rows, b_is_row, gates_stride)
+        p_row = row_pointers(p_gates, p_gates_rows, o_rows, b_is_row, GATES_STRIDE)
         b_i += gate(p_row, o_units, b_mask, 0, HIDDEN)
         b_f += gate(p_row, o_units, b_mask, 1, HIDDEN)
         b_g += gate(p_row, o_units, b_mask, 2, HIDDEN)
         b_o += gate(p_row, o_units, b_mask, 3, HIDDEN)
-    b_c = gate(row_pointers(p_c, p_c_rows, o_rows, b_is_row, c_stride), o_units, b_mask, 0, HIDDEN)
+    b_c = gate(row_pointers(p_c, p_c_rows, o_rows, b_is_row, C_STRIDE), o_units, b_mask, 0, HIDDEN)
     b_h, b_c = update(b_i, b_f, b_g, b_o, b_c)
-    store_rows(p_h_out, p_h_out_rows, o_rows, b_is_row, h_out_stride, o_units, b_is_unit, b_h)
-    store_rows(p_c_out, p_c_out_rows, o_rows, b_is_row, c_out_stride, o_units, b_is_unit, b_c)
+    store_rows(p_h_out, p_h_out_rows, o_rows, b_is_row, H_OUT_STRIDE, o_units, b_is_unit, b_h)
+    store_rows(p_c_out, p_c_out_rows, o_rows, b_is_row, C_OUT_STRIDE, o_units, b_is_unit, b_c)
 
 
 def lstm_step(
@@ -119,6 +135,5 @@ def lstm_step(
         BLOCK_ROWS=tile.rows,
         BLOCK_UNITS=tile.units,
         BLOCK_DEPTH=tile.depth,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **tile.options(),
     )

@@ -25,6 +25,7 @@ from cellrt.kernels.tiles import device_limits
 LOG2_E = 1.4426950408889634
 LEAST_SPLIT = 256
 """Fewer keys are not worth a program of their own."""
+WORDS = ("p_tables", "p_lengths", "p_starts", "p_offsets", "p_positions")
 
 
 @triton.jit
@@ -55,7 +56,10 @@ def key_places(p_table, o_keys, b_is_key, start, page_size, page_stride, SIZE: t
     return b_page * page_stride + (o_slots % size) * SIZE
 
 
-@triton.jit(do_not_specialize=["nodes", "page_size", "table_width", "window", "reach", "split_keys", "num_rows"])
+@triton.jit(
+    do_not_specialize=["nodes", "page_size", "table_width", "window", "reach", "split_keys", "num_rows"],
+    do_not_specialize_on_alignment=WORDS,
+)
 def attend_kernel(
     p_query,
     p_keys,
@@ -208,7 +212,10 @@ def join_parts_kernel(
     tl.store(p_block, b_out.to(p_out.dtype.element_ty), mask=b_is_query[:, None] & (o_dim < HEAD_DIM)[None, :])
 
 
-@triton.jit(do_not_specialize=["nodes", "page_size", "table_width"])
+@triton.jit(
+    do_not_specialize=["nodes", "page_size", "table_width"],
+    do_not_specialize_on_alignment=[word for word in WORDS if word != "p_lengths"],
+)
 def append_kernel(
     p_keys,
     p_values,

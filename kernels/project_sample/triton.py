@@ -24,6 +24,8 @@ from cellrt.kernels.projection_tiles import (
 )
 
 CHUNK = 2048
+DRAWS = ("p_temperatures", "p_seeds", "p_steps")
+FILTERS = ("p_top_k", "p_top_p")
 
 
 @triton.jit
@@ -39,7 +41,7 @@ def gumbel_tile(b_seeds, b_steps, first_token, ROWS: tl.constexpr, TOKENS: tl.co
     return -tl.log(tl.where(b_small < 0.00390625, b_series, b_large))
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["p_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["p_rows", *DRAWS])
 def sample_kernel(
     p_arena,
     arena_stride,
@@ -141,7 +143,9 @@ def top_p_least(p_logits, least, most, largest, temperature, p, VOCABULARY: tl.c
     return low
 
 
-@triton.jit(do_not_specialize=["stop_token"], do_not_specialize_on_alignment=["p_rows"])
+@triton.jit(
+    do_not_specialize=["stop_token"], do_not_specialize_on_alignment=["p_rows", "p_tokens", "p_stops", *DRAWS, *FILTERS]
+)
 def draw_kernel(
     p_rows,
     p_logits,

@@ -1,8 +1,8 @@
 """Scatter: copies rows of several tensors that a cell returned to rows of arenas, named by index, in one launch.
 
-The counterpart of ``gather_rows``, with a second list: not every row that a cell returns is kept (of a run, only
-the last steps), so what goes where is said by positions in the tensor and rows of the arena, both in the task's
-buffer of int32. A task's output records are a table of such ranges.
+Not every row that a cell returns is kept (of a run, only the last steps), so what goes where is said by positions in
+the tensor and rows of the arena, both in the task's buffer of int32. A task's output records are a table of such
+ranges; the kernel can read them from the device itself, so that it may be part of a captured CUDA graph.
 """
 
 from __future__ import annotations

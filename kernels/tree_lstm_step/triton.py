@@ -8,37 +8,40 @@ import triton
 import triton.language as tl
 
 from cellrt.kernels.arena_rows import ArenaRows
-from cellrt.kernels.gate_tiles import bias_block, gate, multiply_two, row_pointers, split_four, store_rows, tanh
+from cellrt.kernels.gate_tiles import bias_block, gate, multiply_states, row_pointers, split_four, store_rows, tanh
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 from cellrt.kernels.tiles import Tile
 
+INPUTS = ("p_x_rows", "p_h_left_rows", "p_h_right_rows", "p_c_left_rows", "p_c_right_rows")
+OUTPUTS = ("p_h_out_rows", "p_c_out_rows")
 
-@triton.jit(do_not_specialize=["num_rows"])
+
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=INPUTS + OUTPUTS)
 def tree_lstm_step_kernel(
     p_x,
     p_x_rows,
-    x_stride,
+    X_STRIDE: tl.constexpr,
     p_h_left,
     p_h_left_rows,
-    h_left_stride,
+    H_LEFT_STRIDE: tl.constexpr,
     p_h_right,
     p_h_right_rows,
-    h_right_stride,
+    H_RIGHT_STRIDE: tl.constexpr,
     p_c_left,
     p_c_left_rows,
-    c_left_stride,
+    C_LEFT_STRIDE: tl.constexpr,
     p_c_right,
     p_c_right_rows,
-    c_right_stride,
+    C_RIGHT_STRIDE: tl.constexpr,
     p_weight_ih,
     p_weight_hh,
     p_bias,
     p_h_out,
     p_h_out_rows,
-    h_out_stride,
+    H_OUT_STRIDE: tl.constexpr,
     p_c_out,
     p_c_out_rows,
-    c_out_stride,
+    C_OUT_STRIDE: tl.constexpr,
     num_rows,
     INPUT: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -58,32 +61,27 @@ def tree_lstm_step_kernel(
     o_g = 4 * UNITS + o_units
     b_four = bias_block(p_bias, o_four, BLOCK_ROWS)
     b_g = bias_block(p_bias, o_g, BLOCK_ROWS)
+    p_left = row_pointers(p_h_left, p_h_left_rows, o_rows, b_is_row, H_LEFT_STRIDE)
+    p_right = row_pointers(p_h_right, p_h_right_rows, o_rows, b_is_row, H_RIGHT_STRIDE)
+    p_inputs = p_left
     if INPUT > 0:
-        p_left = row_pointers(p_x, p_x_rows, o_rows, b_is_row, x_stride)
-        b_four, b_g = multiply_two(
-            b_four, b_g, p_left, p_weight_ih, o_four, o_g, INPUT, PADDED_INPUT, BLOCK_DEPTH, PRECISION
-        )
-    p_left = row_pointers(p_h_left, p_h_left_rows, o_rows, b_is_row, h_left_stride)
-    b_four, b_g = multiply_two(
-        b_four, b_g, p_left, p_weight_hh, o_four, o_g, HIDDEN, 2 * PADDED_HIDDEN, BLOCK_DEPTH, PRECISION
-    )
-    p_left = row_pointers(p_h_right, p_h_right_rows, o_rows, b_is_row, h_right_stride)
-    p_weight = p_weight_hh + PADDED_HIDDEN
-    b_four, b_g = multiply_two(
-        b_four, b_g, p_left, p_weight, o_four, o_g, HIDDEN, 2 * PADDED_HIDDEN, BLOCK_DEPTH, PRECISION
-    )
+        p_inputs = row_pointers(p_x, p_x_rows, o_rows, b_is_row, X_STRIDE)
+    b_four, b_g = multiply_states(
+        b_four, b_g, p_inputs, p_left, p_right, p_weight_ih, p_weight_hh, o_four, o_g,
+        INPUT, HIDDEN, PADDED_INPUT, PADDED_HIDDEN, BLOCK_DEPTH, PRECISION,
+    )  # fmt: skip
 
     b_is_unit = o_units < HIDDEN
     b_mask = b_is_row[:, None] & b_is_unit[None, :]
     b_i, b_f_left, b_f_right, b_o = split_four(b_four, BLOCK_ROWS, BLOCK_UNITS)
-    p_row = row_pointers(p_c_left, p_c_left_rows, o_rows, b_is_row, c_left_stride)
+    p_row = row_pointers(p_c_left, p_c_left_rows, o_rows, b_is_row, C_LEFT_STRIDE)
     b_c = tl.sigmoid(b_f_left) * gate(p_row, o_units, b_mask, 0, HIDDEN)
-    p_row = row_pointers(p_c_right, p_c_right_rows, o_rows, b_is_row, c_right_stride)
+    p_row = row_pointers(p_c_right, p_c_right_rows, o_rows, b_is_row, C_RIGHT_STRIDE)
     b_c += tl.sigmoid(b_f_right) * gate(p_row, o_units, b_mask, 0, HIDDEN)
     b_c += tl.sigmoid(b_i) * tanh(b_g)
     b_h = tl.sigmoid(b_o) * tanh(b_c)
-    store_rows(p_h_out, p_h_out_rows, o_rows, b_is_row, h_out_stride, o_units, b_is_unit, b_h)
-    store_rows(p_c_out, p_c_out_rows, o_rows, b_is_row, c_out_stride, o_units, b_is_unit, b_c)
+    store_rows(p_h_out, p_h_out_rows, o_rows, b_is_row, H_OUT_STRIDE, o_units, b_is_unit, b_h)
+    store_rows(p_c_out, p_c_out_rows, o_rows, b_is_row, C_OUT_STRIDE, o_units, b_is_unit, b_c)
 
 
 def tree_lstm_step(
@@ -124,6 +122,5 @@ def tree_lstm_step(
         BLOCK_ROWS=tile.rows,
         BLOCK_UNITS=tile.units,
         BLOCK_DEPTH=tile.depth,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **tile.options(),
     )

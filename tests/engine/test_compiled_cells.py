@@ -29,7 +29,9 @@ from tests.engine.test_cuda_worker import device_engine, serve
 
 SIZE, TOKENS = 6, 11
 NUMBER = rows(dtype=torch.int64)
-DEVICES = ["dry", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+GPU = pytest.param("cuda:0", marks=pytest.mark.gpu)
+DEVICES = ["dry", GPU]
+needs_cpp = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
 class Gated(NamedTuple):
@@ -227,11 +229,9 @@ def test_runs_go_through_the_authors_form_of_them():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [pytest.param("dry", marks=needs_cpp), GPU])
 @pytest.mark.parametrize("make", [gated_model, tokens_model])
 def test_compiled_kernels_give_what_cells_give_as_they_are(device, make):
-    if device == "dry" and shutil.which("g++") is None:
-        pytest.skip("needs g++")
     model, engine = make(), compiled_engine(device, "inductor")
     engine.register(model)
     assert all(placed.run_rows is not None for placed in placed_cells(engine))
@@ -241,13 +241,11 @@ def test_compiled_kernels_give_what_cells_give_as_they_are(device, make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=needs_cpp), GPU])
 def test_compiled_kernels_write_only_the_rows_they_are_given(device):
     """The function that torch makes has no copy of an arena in it."""
     from torch._inductor.utils import run_and_get_code
 
-    if device == "cpu" and shutil.which("g++") is None:
-        pytest.skip("needs g++")
     placed = PlacedCell(cell(MinimalGate(), {"x": (SIZE,), **STATE}), torch.device(device))
     step = CompiledStep(placed.cell, "inductor")
     inputs, outputs = placed._example_rows(4, False)

@@ -23,21 +23,17 @@ from tests.engine.author import OPERATIONS, make_unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of
 from tests.engine.test_cuda_worker import device_engine, serve
 from tests.engine.zoo import make_zoo
+from tests.kernels.tolerances import KINDS, served_tolerance
 
 HIDDEN = 64
-TOLERANCES = {
-    ("ieee", torch.float32): 1e-5,
-    ("tf32", torch.float32): 5e-3,
-    ("ieee", torch.bfloat16): 5e-2,
-    ("ieee", torch.float16): 5e-3,
-}
+MOST_STEPS = 7
 DEVICES = ["dry", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("runs", [False, True])
-@pytest.mark.parametrize(("precision", "dtype"), TOLERANCES)
-def test_the_fused_lstm_gives_what_the_plain_one_gives(device, runs, precision, dtype):
+@pytest.mark.parametrize(("dtype", "precision"), KINDS)
+def test_the_fused_lstm_gives_what_the_plain_one_gives(device, runs, dtype, precision):
     from benchmarks.gpu_cells import FusedLSTM
 
     torch.manual_seed(3)
@@ -53,10 +49,10 @@ def test_the_fused_lstm_gives_what_the_plain_one_gives(device, runs, precision, 
         [device], settings=SchedulerSettings(runs=runs, join_budget_s=1.0, min_run_s=1.0), arena_bytes=1 << 20
     ) as engine:
         engine.register(model, warm_up=False)
-        requests = [torch.randn(1 + k % 7, HIDDEN).to(dtype) for k in range(40)]
+        requests = [torch.randn(1 + k % MOST_STEPS, HIDDEN).to(dtype) for k in range(40)]
         for request, future in zip(requests, engine.submit_many("lstm", requests)):
             expected, actual = run_one_by_one(model, request), future.result(WAIT_S)
-            tolerance = TOLERANCES[precision, dtype]
+            tolerance = served_tolerance((dtype, precision), 2 * HIDDEN, MOST_STEPS)
             for name, value in expected.items():
                 torch.testing.assert_close(actual[name], value, rtol=tolerance, atol=tolerance)
 

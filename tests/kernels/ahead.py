@@ -4,46 +4,33 @@ A kernel is compiled just as its launcher in ``triton.py`` would launch it: the 
 any device (meta tensors do: nothing is run), its launches are recorded, and each is compiled for an architecture:
 
     with recorded_launches() as launches:
-        gather_rows_on_device(arena, ...)
+        triton.scatter_rows(arenas, ...)
     for launch in launches:
         assert compile_ahead(launch, 90).stack_bytes == 0
 
 Needs Triton, imported without TRITON_INTERPRET=1 (see ``needs_compiler``).
 """
 
+import functools
+import importlib
 import importlib.util
 import os
+import pkgutil
 import re
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
-import torch
+
+from cellrt import kernels
 
 ARCHITECTURES = (80, 90, 100)
 """The compute capabilities, times ten, that every kernel is compiled for."""
-
-POINTERS = {
-    torch.bool: "*i1",
-    torch.uint8: "*u8",
-    torch.int8: "*i8",
-    torch.int16: "*i16",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-}
-DIVISIBLE = [["tt.divisibility", 16]]
-
-Paths: TypeAlias = dict[tuple[int, ...], Any]
-"""By the number of an argument, followed by its place in a tuple if it is in one."""
 
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
@@ -52,12 +39,24 @@ needs_compiler = pytest.mark.skipif(
 
 
 class Launch(NamedTuple):
-    """One recorded launch: a ``triton.JITFunction`` and the arguments and options it was launched with."""
+    """One recorded launch: a ``triton.JITFunction`` and the arguments and options it was launched with.
+
+    ``specialization`` is what Triton's own binder makes of them: launches of a kernel with one ``key`` share one
+    compiled kernel.
+    """
 
     kernel: Any
     grid: tuple[int, ...]
     arguments: dict[str, Any]
-    options: dict[str, int]
+    specialization: list[tuple[Any, Any]]
+    options: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """What Triton keeps the compiled kernel by; a launch with another one compiles it anew."""
+        from triton.runtime.jit import compute_cache_key
+
+        return f"{self.kernel.__name__} {compute_cache_key({}, self.specialization, self.options)}"
 
 
 class Compiled(NamedTuple):
@@ -78,71 +77,53 @@ def recorded_launches() -> Generator[list[Launch]]:
     launches: list[Launch] = []
 
     def record(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        options = {name: kwargs.pop(name) for name in list(kwargs) if name not in self.arg_names}
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = dict(bound.arguments)
-        launches.append(Launch(self, tuple(grid(arguments) if callable(grid) else grid), arguments, options))
+        arguments, specialization, options = binder_of(self)(*args, **kwargs)
+        shape = tuple(grid(arguments) if callable(grid) else grid)
+        launches.append(Launch(self, shape, arguments, specialization, options))
 
     with mock.patch.object(JITFunction, "run", record):
         yield launches
 
 
+@contextmanager
+def launches_for_the_host() -> Generator[list[Launch]]:
+    """The same, within which operations launch their kernels for tensors on the CPU too."""
+    for name in [module.name for module in pkgutil.iter_modules(kernels.__path__) if module.ispkg]:
+        with suppress(ModuleNotFoundError):  # Triton decides at their import whether they are interpreted
+            importlib.import_module(f"cellrt.kernels.{name}.triton")
+    with recorded_launches() as launches, mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
+        yield launches
+
+
+@functools.cache
+def binder_of(kernel: Any) -> Callable[..., tuple[dict[str, Any], list[tuple[Any, Any]], dict[str, Any]]]:
+    """Triton's function from arguments to what a kernel is compiled for; it needs no device."""
+    from triton.runtime.jit import create_function_from_signature
+
+    return create_function_from_signature(kernel.signature, kernel.params, backend_of(ARCHITECTURES[0]))
+
+
+@functools.cache
+def backend_of(architecture: int) -> Any:
+    """Triton's compiler for an architecture."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
+    return make_backend(GPUTarget("cuda", architecture, 32))
+
+
 def compile_ahead(launch: Launch, architecture: int) -> Compiled:
     """Compiles a recorded launch for ``architecture`` (90 is sm_90), specialised as it would be on a device."""
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    source = ASTSource(launch.kernel, *specialise(launch))
-    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=launch.options)
+    backend = backend_of(architecture)
+    kernel, arguments = launch.kernel, launch.arguments
+    packed = kernel._pack_args(backend, dict(launch.options), arguments, launch.specialization, launch.options)
+    options, *specialised = packed
+    compiled = triton.compile(ASTSource(kernel, *specialised), target=backend.target, options=options.__dict__)
     registers, stack_bytes = resource_usage(compiled.asm["cubin"])
-    return Compiled(launch.kernel.__name__, registers, stack_bytes, compiled.metadata.shared, compiled.asm["ptx"])
-
-
-def specialise(launch: Launch) -> tuple[dict[str, Any], Paths, Paths]:
-    """What a launch compiles its kernel for: the arguments' types, constants and attributes.
-
-    Launches of a kernel for which all three are equal share one compiled kernel.
-    """
-    signature: dict[str, Any] = {}
-    constants: Paths = {}
-    attributes: Paths = {}
-    for parameter in launch.kernel.params:
-        value = launch.arguments[parameter.name]
-        signature[parameter.name] = type_of(value, parameter, (parameter.num,), constants, attributes)
-    return signature, constants, attributes
-
-
-def type_of(value: Any, parameter: Any, path: tuple[int, ...], constants: Paths, attributes: Paths) -> Any:
-    """An argument's type in a kernel's signature; enters constants and divisible values under their path.
-
-    Specialises as a launch does: the integer 1 is a constant, and pointers and integers may be multiples of 16. What
-    a parameter says against that holds for itself, not for what is in a tuple.
-    """
-    if parameter.is_constexpr or value is None:
-        constants[path] = value
-        return "constexpr"
-    if isinstance(value, tuple):
-        return tuple(type_of(item, parameter, (*path, k), constants, attributes) for k, item in enumerate(value))
-    is_special = len(path) > 1 or not parameter.do_not_specialize
-    is_aligned = is_special and (len(path) > 1 or not parameter.do_not_specialize_on_alignment)
-    if isinstance(value, torch.Tensor):
-        if is_aligned and value.storage_offset() * value.element_size() % 16 == 0:
-            attributes[path] = DIVISIBLE
-        return POINTERS[value.dtype]
-    if isinstance(value, bool):
-        return "u1"
-    if isinstance(value, float):
-        return "fp32"
-    if not isinstance(value, int):
-        raise TypeError(f"{parameter.name}: cannot pass {type(value).__name__} to a kernel")
-    if value == 1 and is_special:
-        constants[path] = 1
-        return "constexpr"
-    if value % 16 == 0 and is_aligned:
-        attributes[path] = DIVISIBLE
-    return "i32" if -(2**31) <= value < 2**31 else "i64"
+    return Compiled(kernel.__name__, registers, stack_bytes, compiled.metadata.shared, compiled.asm["ptx"])
 
 
 def resource_usage(cubin: bytes) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What the tests of step kernels share: arenas that show a wrong read or write, and how close results must be."""
+"""What the tests of step kernels share: arenas that show a wrong read or write."""
 
 from __future__ import annotations
 
@@ -6,17 +6,7 @@ import torch
 from torch import Tensor
 
 from cellrt.kernels.arena_rows import ArenaRows
-
-# Largest errors, absolute and relative, against sums in float32: of the order of the sums in float32, of the products
-# in TF32, and one unit in the last place of what is written in the others.
-TOLERANCES = {
-    (torch.float32, "ieee"): (3e-6, 0.0),
-    (torch.float32, "tf32x3"): (6e-6, 0.0),
-    (torch.float32, "tf32"): (4e-3, 0.0),
-    (torch.bfloat16, "ieee"): (1e-4, 2**-7),
-    (torch.float16, "ieee"): (1e-5, 2**-10),
-}
-KINDS = list(TOLERANCES)
+from tests.kernels.tolerances import Kind, tolerance
 
 
 class Arenas:
@@ -55,12 +45,10 @@ def like(arena: ArenaRows) -> ArenaRows:
     return ArenaRows(arena.values.clone(), arena.rows)
 
 
-def assert_same(actual: ArenaRows, expected: ArenaRows, kind: tuple[torch.dtype, str], steps: int = 1) -> None:
+def assert_same(actual: ArenaRows, expected: ArenaRows, kind: Kind, depth: int, steps: int = 1) -> None:
     """The whole arenas are equal within the tolerance of ``kind``; what is NaN in one is NaN in the other.
 
-    After several steps a last place that was rounded the other way (at numbers up to 1) has been carried on.
+    ``depth`` is how many products a gate's sum has; the state is that after so many steps.
     """
-    absolute, relative = TOLERANCES[kind]
-    if steps > 1:
-        absolute = max(steps * absolute, relative)
+    absolute, relative = tolerance(kind, depth, steps)
     torch.testing.assert_close(actual.values, expected.values, atol=absolute, rtol=relative, equal_nan=True)

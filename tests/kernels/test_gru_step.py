@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from cellrt.kernels.gate_weights import Precision
 from cellrt.kernels.gru_step import gru_step, pack_weights, reference
 from cellrt.kernels.tiles import Tile
-from tests.kernels.step_cases import KINDS, Arenas, assert_same, like
+from tests.kernels.step_cases import Arenas, assert_same, like
+from tests.kernels.tolerances import KINDS, Kind
 
 SMALL = Tile(rows=16, units=8, depth=16, warps=4, stages=2)
 LARGE = Tile(rows=32, units=32, depth=32, warps=4, stages=3)
@@ -12,7 +12,7 @@ LARGE = Tile(rows=32, units=32, depth=32, warps=4, stages=3)
 
 def check(
     device: str,
-    kind: tuple[torch.dtype, Precision],
+    kind: Kind,
     *,
     rows: int,
     hidden: int,
@@ -39,11 +39,11 @@ def check(
         gru_step(weights, h=h, h_out=h_out, x=x, gates=gates, precision=precision)
     else:
         triton.gru_step(weights, h=h, h_out=h_out, x=x, gates=gates, precision=precision, tile=tile)
-    assert_same(h_out, expected, kind)
+    assert_same(h_out, expected, kind, hidden + inputs)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_kernel_equals_reference_in_every_type(device: str, kind: tuple[torch.dtype, Precision]) -> None:
+def test_kernel_equals_reference_in_every_type(device: str, kind: Kind) -> None:
     check(device, kind, rows=17, hidden=32, has_gates=True, unwritten=3)
 
 
@@ -65,7 +65,7 @@ def test_full_batch(device: str) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("rows", [1, 64, 512])
 @pytest.mark.parametrize("hidden", [256, 1000])
-def test_chosen_tile_equals_reference_on_a_device(kind: tuple[torch.dtype, Precision], rows: int, hidden: int) -> None:
+def test_chosen_tile_equals_reference_on_a_device(kind: Kind, rows: int, hidden: int) -> None:
     check("cuda", kind, rows=rows, hidden=hidden, inputs=64, tile=None)
 
 

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from cellrt.kernels.arena_rows import ArenaRows
-from cellrt.kernels.gate_weights import Precision
 from cellrt.kernels.lstm_step import lstm_step, pack_weights, reference
 from cellrt.kernels.tiles import Tile
-from tests.kernels.step_cases import KINDS, Arenas, assert_same, like
+from tests.kernels.step_cases import Arenas, assert_same, like
+from tests.kernels.tolerances import KINDS, Kind
 
 SMALL = Tile(rows=16, units=8, depth=16, warps=4, stages=2)
 LARGE = Tile(rows=32, units=32, depth=32, warps=4, stages=3)
@@ -13,7 +13,7 @@ LARGE = Tile(rows=32, units=32, depth=32, warps=4, stages=3)
 
 def check(
     device: str,
-    kind: tuple[torch.dtype, Precision],
+    kind: Kind,
     *,
     rows: int,
     hidden: int,
@@ -48,12 +48,12 @@ def check(
     )
     weights = pack_weights(weight_hh, bias_hh, weight_ih, bias_ih)
     triton.lstm_step(weights, h=h, c=c, h_out=h_out, c_out=c_out, x=x, gates=gates, precision=precision, tile=tile)
-    assert_same(h_out, expected_h, kind)
-    assert_same(c_out, expected_c, kind)
+    assert_same(h_out, expected_h, kind, hidden + inputs)
+    assert_same(c_out, expected_c, kind, hidden + inputs)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_kernel_equals_reference_in_every_type(device: str, kind: tuple[torch.dtype, Precision]) -> None:
+def test_kernel_equals_reference_in_every_type(device: str, kind: Kind) -> None:
     check(device, kind, rows=17, hidden=32, has_gates=True, unwritten=3)
 
 
@@ -82,8 +82,8 @@ def test_tokens_name_rows_of_a_folded_table(device: str) -> None:
     bias = torch.zeros(64, device=device)
     reference.lstm_step(weight, bias, h=h, c=c, h_out=expected_h, c_out=expected_c, gates=gates)
     triton.lstm_step(weights, h=h, c=c, h_out=h_out, c_out=c_out, gates=gates, precision="ieee", tile=SMALL)
-    assert_same(h_out, expected_h, (torch.float32, "ieee"))
-    assert_same(c_out, expected_c, (torch.float32, "ieee"))
+    assert_same(h_out, expected_h, (torch.float32, "ieee"), 16)
+    assert_same(c_out, expected_c, (torch.float32, "ieee"), 16)
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_full_batch(device: str) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("rows", [1, 8, 64, 512])
 @pytest.mark.parametrize("hidden", [256, 1000, 1024])
-def test_chosen_tile_equals_reference_on_a_device(kind: tuple[torch.dtype, Precision], rows: int, hidden: int) -> None:
+def test_chosen_tile_equals_reference_on_a_device(kind: Kind, rows: int, hidden: int) -> None:
     dtype, precision = kind
     arenas = Arenas("cuda", dtype)
     weight = arenas.random(4 * hidden, hidden, scale=hidden**-0.5)
@@ -105,8 +105,8 @@ def test_chosen_tile_equals_reference_on_a_device(kind: tuple[torch.dtype, Preci
     expected_h, expected_c = like(h_out), like(c_out)
     reference.lstm_step(weight, bias, h=h, c=c, h_out=expected_h, c_out=expected_c, gates=gates)
     lstm_step(pack_weights(weight, bias), h=h, c=c, h_out=h_out, c_out=c_out, gates=gates, precision=precision)
-    assert_same(h_out, expected_h, kind)
-    assert_same(c_out, expected_c, kind)
+    assert_same(h_out, expected_h, kind, hidden)
+    assert_same(c_out, expected_c, kind, hidden)
 
 
 def test_reference_equals_torch_and_serves_a_cpu() -> None:

@@ -1,4 +1,4 @@
-"""Every tile that the rule of thumb can choose compiles for every architecture without a byte of local memory."""
+"""The largest and the smallest tile of each step: the others are compiled by the slow test_planned_forms.py."""
 
 import importlib
 from collections.abc import Iterator
@@ -10,7 +10,6 @@ from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.gate_weights import Precision
 from cellrt.kernels.tiles import candidates
 from tests.kernels.ahead import Launch, compile_ahead, compile_everywhere, needs_compiler, recorded_launches
-from tests.kernels.step_cases import KINDS
 
 pytestmark = needs_compiler
 HIDDEN, ROWS = 1024, 512
@@ -55,15 +54,6 @@ def test_largest_tile_uses_the_tensor_cores(operation: str, kind: tuple[torch.dt
     compiled = compile_ahead(launches_of(operation, *kind, ROWS)[0], 90)
     assert compiled.stack_bytes == 0
     assert "wgmma.mma_async" in compiled.ptx
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # a minute or so on a machine with nothing else to do
-@pytest.mark.parametrize("operation", STATES)
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_nothing_spills(operation: str, kind: tuple[torch.dtype, Precision]) -> None:
-    for compiled in compile_everywhere(launches_of(operation, *kind, ROWS)):
-        assert compiled.stack_bytes == 0
 
 
 def test_fewer_rows_never_get_a_larger_tile() -> None:

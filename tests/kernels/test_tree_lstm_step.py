@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cellrt.kernels.gate_weights import Precision
 from cellrt.kernels.tiles import Tile
 from cellrt.kernels.tree_lstm_step import pack_weights, reference, tree_lstm_step
-from tests.kernels.step_cases import KINDS, Arenas, assert_same, like
+from tests.kernels.step_cases import Arenas, assert_same, like
+from tests.kernels.tolerances import KINDS, Kind
 
 SMALL = Tile(rows=16, units=8, depth=16, warps=4, stages=2)
 LARGE = Tile(rows=32, units=32, depth=32, warps=4, stages=3)
@@ -14,7 +14,7 @@ STATES = ("h_left", "h_right", "c_left", "c_right")
 
 def check(
     device: str,
-    kind: tuple[torch.dtype, Precision],
+    kind: Kind,
     *,
     rows: int,
     hidden: int,
@@ -40,12 +40,12 @@ def check(
         tree_lstm_step(weights, h_out=h_out, c_out=c_out, x=x, precision=precision, **states)
     else:
         triton.tree_lstm_step(weights, h_out=h_out, c_out=c_out, x=x, precision=precision, tile=tile, **states)
-    assert_same(h_out, expected_h, kind)
-    assert_same(c_out, expected_c, kind)
+    assert_same(h_out, expected_h, kind, 2 * hidden + inputs)
+    assert_same(c_out, expected_c, kind, 2 * hidden + inputs)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_kernel_equals_reference_in_every_type(device: str, kind: tuple[torch.dtype, Precision]) -> None:
+def test_kernel_equals_reference_in_every_type(device: str, kind: Kind) -> None:
     check(device, kind, rows=17, hidden=32, unwritten=3)
 
 
@@ -67,7 +67,7 @@ def test_full_batch(device: str) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("rows", [1, 64, 512])
 @pytest.mark.parametrize("hidden", [256, 1000])
-def test_chosen_tile_equals_reference_on_a_device(kind: tuple[torch.dtype, Precision], rows: int, hidden: int) -> None:
+def test_chosen_tile_equals_reference_on_a_device(kind: Kind, rows: int, hidden: int) -> None:
     check("cuda", kind, rows=rows, hidden=hidden, inputs=64, tile=None)
 
 

@@ -20,9 +20,9 @@ for module in pkgutil.iter_modules(cellrt.kernels.__path__, "cellrt.kernels."):
     if module.ispkg:
         print(importlib.import_module(module.name).__name__)
 
-from cellrt.kernels.gather_rows import gather_rows
+from cellrt.kernels.scatter_rows import scatter_rows
 out = torch.zeros(1, 2)
-gather_rows([torch.ones(3, 2)], torch.zeros(1, dtype=torch.int32), [(1, 0)], [out])
+scatter_rows([out], torch.zeros(1, dtype=torch.int32), [(1, -1, 0)], [torch.ones(3, 2)])
 assert out.tolist() == [[1, 1]]
 """
 
@@ -30,6 +30,6 @@ assert out.tolist() == [[1, 1]]
 def test_operations_are_imported_and_run() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert {"gather_rows", "scatter_rows", "signal", "project_argmax", "project_sample"} <= {
+    assert {"scatter_rows", "signal", "project_argmax", "project_sample"} <= {
         name.rpartition(".")[2] for name in done.stdout.split()
     }

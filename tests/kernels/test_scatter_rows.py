@@ -1,13 +1,10 @@
-"""Gather and scatter: several arenas of different rows in one launch, against indexing in plain Python."""
-
-from collections.abc import Callable
+"""Scatter: several arenas of different rows in one launch, against indexing in plain Python."""
 
 import pytest
 import torch
 
-from cellrt.kernels.gather_rows import gather_rows
 from cellrt.kernels.scatter_rows import scatter_rows
-from tests.kernels.ahead import compile_everywhere, needs_compiler, recorded_launches, specialise
+from tests.kernels.ahead import compile_everywhere, needs_compiler, recorded_launches
 
 CAPACITY = 600
 MIXED = [((192,), torch.float32), ((), torch.int64), ((7, 3), torch.bfloat16), ((), torch.bool)]
@@ -17,7 +14,6 @@ DTYPES = [
 ]
 UNTOUCHED = -7
 COUNTS = [(1, 1, 1, 1), (0, 5, 33, 2), (512, 512, 512, 512)]
-Check = Callable[[str, tuple[int, ...], bool], None]
 
 
 def random_rows(rows: int, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -40,14 +36,6 @@ def random_index(count: int, capacity: int) -> list[int]:
     return [-1 if k == 2 else row for k, row in enumerate([capacity - 1, 0, *inner][:count])]
 
 
-def gather_plainly(arena: torch.Tensor, index: list[int], out: torch.Tensor) -> torch.Tensor:
-    expected = out.clone()
-    for k, row in enumerate(index):
-        if row >= 0:
-            expected[k] = arena[row]
-    return expected
-
-
 def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
@@ -57,21 +45,6 @@ def table(ranges: list[tuple[int, ...]], padding: int, device: str) -> torch.Ten
     records = torch.full((len(ranges), len(ranges[0]) + padding), UNTOUCHED, dtype=torch.int32)
     records[:, 1 : 1 + len(ranges[0])] = torch.tensor(ranges, dtype=torch.int32)
     return records.to(device)[:, 1 : 1 + len(ranges[0])]
-
-
-def check_gather(device: str, counts: tuple[int, ...], in_table: bool) -> None:
-    arenas = [random_rows(CAPACITY, shape, dtype, device) for shape, dtype in MIXED]
-    outs = [fill(arena[: count + 3]) for arena, count in zip(arenas, counts, strict=True)]
-    indices = [random_index(count, CAPACITY) for count in counts]
-    expected = [gather_plainly(*each) for each in zip(arenas, indices, outs, strict=True)]
-    buffer, ranges = [UNTOUCHED] * 5, []
-    for index in indices:
-        ranges.append((len(index), len(buffer)))
-        buffer += [*index, UNTOUCHED]
-    on_device = torch.tensor(buffer, dtype=torch.int32, device=device)
-    gather_rows(arenas, on_device, table(ranges, 2, device) if in_table else ranges, outs)
-    for out, wanted in zip(outs, expected, strict=True):
-        assert_same(out, wanted)
 
 
 def check_scatter(device: str, counts: tuple[int, ...], in_table: bool) -> None:
@@ -95,82 +68,77 @@ def check_scatter(device: str, counts: tuple[int, ...], in_table: bool) -> None:
 
 @pytest.mark.parametrize("in_table", [False, True])
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-@pytest.mark.parametrize("check", [check_gather, check_scatter])
-def test_mixed_arenas(device: str, check: Check, counts: tuple[int, ...], in_table: bool) -> None:
-    check(device, counts, in_table)
+def test_mixed_arenas(device: str, counts: tuple[int, ...], in_table: bool) -> None:
+    check_scatter(device, counts, in_table)
 
 
 @pytest.mark.parametrize("in_table", [False, True])
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-@pytest.mark.parametrize("check", [check_gather, check_scatter])
-def test_mixed_arenas_by_the_reference(check: Check, counts: tuple[int, ...], in_table: bool) -> None:
-    check("cpu", counts, in_table)
+def test_mixed_arenas_by_the_reference(counts: tuple[int, ...], in_table: bool) -> None:
+    check_scatter("cpu", counts, in_table)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_of_every_dtype_and_odd_size_come_back(device: str, dtype: torch.dtype) -> None:
     for size in (1, 5, 64, 1025):
-        arena, index = random_rows(9, (size,), dtype, device), torch.tensor([8, 0, 3], dtype=torch.int32, device=device)
-        out = torch.zeros_like(arena[:3])
-        gather_rows([arena], index, [(3, 0)], [out])
-        assert_same(out, arena[index.long()])
-        other = torch.zeros_like(arena)
-        scatter_rows([other], index, [(3, -1, 0)], [out])
-        assert_same(other[index.long()], out)
-        assert not other[[1, 2, 4, 5, 6, 7]].any()
+        values, index = (
+            random_rows(3, (size,), dtype, device),
+            torch.tensor([8, 0, 3], dtype=torch.int32, device=device),
+        )
+        arena = torch.zeros_like(values[:1].expand(9, size))
+        scatter_rows([arena], index, [(3, -1, 0)], [values])
+        assert_same(arena[index.long()], values)
+        assert not arena[[1, 2, 4, 5, 6, 7]].any()
 
 
 def test_bits_of_nan_are_kept(device: str) -> None:
-    arena = torch.tensor([[0x7FC12345], [-0x3EDCBB]], dtype=torch.int32, device=device)
-    out = torch.zeros_like(arena)
+    values = torch.tensor([[0x7FC12345], [-0x3EDCBB]], dtype=torch.int32, device=device)
+    arena = torch.zeros_like(values)
     index = torch.tensor([1, 0], dtype=torch.int32, device=device)
-    gather_rows([arena.view(torch.float32)], index, [(2, 0)], [out.view(torch.float32)])
-    assert out.tolist() == arena.flip(0).tolist()
+    scatter_rows([arena.view(torch.float32)], index, [(2, -1, 0)], [values.view(torch.float32)])
+    assert arena.tolist() == values.flip(0).tolist()
 
 
 def good() -> dict[str, object]:
     return {
         "arenas": [torch.zeros(4, 3)],
         "buffer": torch.zeros(6, dtype=torch.int32),
-        "ranges": [(2, 4)],
-        "outs": [torch.zeros(2, 3)],
+        "ranges": [(2, -1, 4)],
+        "values": [torch.zeros(2, 3)],
     }
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"arenas": []}, "as many arenas as outs are needed, got 0 and 1"),
-        ({"outs": [torch.zeros(2, 4)]}, r"\(3,\) cannot be exchanged with outs"),
-        ({"outs": [torch.zeros(2, 3).half()]}, "cannot be exchanged with outs of torch.float16"),
-        ({"outs": [torch.zeros(3, 2).T]}, "must be contiguous"),
-        ({"outs": [torch.zeros(1, 3)]}, "2 rows do not fit in outs of 1"),
+        ({"arenas": []}, "as many arenas as values are needed, got 0 and 1"),
+        ({"values": [torch.zeros(2, 4)]}, r"\(3,\) cannot be exchanged with values"),
+        ({"values": [torch.zeros(2, 3).half()]}, "cannot be exchanged with values of torch.float16"),
+        ({"values": [torch.zeros(3, 2).T]}, "must be contiguous"),
+        ({"values": [torch.zeros(1, 3)]}, "2 rows do not fit in values of 1"),
         ({"buffer": torch.zeros(6)}, "buffer must be contiguous int32"),
-        ({"ranges": [(2, 5)]}, "outside of the buffer of 6"),
-        ({"ranges": [(2, 0, 0)]}, "a count and 1 positions, got 2"),
-        ({"ranges": [(1, 1)] * 2}, "1 tensors need 1 ranges, got 2"),
-        ({"ranges": torch.zeros(1, 3, dtype=torch.int32)}, r"must be int32 \[1, 2\]"),
+        ({"ranges": [(2, -1, 5)]}, "outside of the buffer of 6"),
+        ({"ranges": [(2, 0)]}, "a count and 2 positions, got 1"),
+        ({"ranges": [(1, -1, 1)] * 2}, "1 tensors need 1 ranges, got 2"),
+        ({"ranges": torch.zeros(1, 2, dtype=torch.int32)}, r"must be int32 \[1, 3\]"),
     ],
 )
 def test_what_does_not_fit_is_refused(changed: dict[str, object], message: str) -> None:
-    gather_rows(**good())
+    scatter_rows(**good())
     with pytest.raises(ValueError, match=message):
-        gather_rows(**{**good(), **changed})
+        scatter_rows(**{**good(), **changed})
 
 
 @needs_compiler
 @pytest.mark.parametrize("in_table", [False, True])
 def test_kernels_compile_and_move_16_bytes_at_once(in_table: bool) -> None:
-    from cellrt.kernels.gather_rows import triton as gather
     from cellrt.kernels.scatter_rows import triton as scatter
 
     arenas = [torch.empty(CAPACITY, *shape, dtype=dtype) for shape, dtype in MIXED]
     values = [arena[:512] for arena in arenas]
     buffer = torch.empty(9000, dtype=torch.int32)
     with recorded_launches() as launches:
-        ranges = [(512, 17), (1, 16), (33, 0), (512, 600)]
-        gather.gather_rows(arenas, buffer, table(ranges, 2, "cpu") if in_table else ranges, values)
-        triples = [(count, start, start) for count, start in ranges]
+        triples = [(count, start, start) for count, start in [(512, 17), (1, 16), (33, 0), (512, 600)]]
         scatter.scatter_rows(arenas, buffer, table(triples, 2, "cpu") if in_table else triples, values)
     for compiled in compile_everywhere(launches):
         assert compiled.stack_bytes == 0
@@ -180,15 +148,11 @@ def test_kernels_compile_and_move_16_bytes_at_once(in_table: bool) -> None:
 @needs_compiler
 @pytest.mark.parametrize("in_table", [False, True])
 def test_one_compiled_kernel_serves_all_ranges(in_table: bool) -> None:
-    from cellrt.kernels.gather_rows import triton as gather
     from cellrt.kernels.scatter_rows import triton as scatter
 
     arena, buffer = torch.empty(CAPACITY, 192), torch.empty(9000, dtype=torch.int32)
     with recorded_launches() as launches:
         for count, start in [(512, 17), (1, 16), (16, 0), (5, 1)]:
-            pair, triple = [(count, start)], [(count, -1 if count == 5 else start, start + 1)]
-            gather.gather_rows([arena], buffer, table(pair, count, "cpu") if in_table else pair, [arena[:512]])
+            triple = [(count, -1 if count == 5 else start, start + 1)]
             scatter.scatter_rows([arena], buffer, table(triple, count, "cpu") if in_table else triple, [arena[:512]])
-    gathers, scatters = launches[::2], launches[1::2]
-    assert [specialise(launch) for launch in gathers[1:]] == [specialise(gathers[0])] * 3
-    assert [specialise(launch) for launch in scatters[1:]] == [specialise(scatters[0])] * 3
+    assert len({launch.key for launch in launches}) == 1

@@ -1,0 +1,103 @@
+"""A model's registration builds every form of its kernels that serving launches: nothing is compiled while it serves.
+
+Launches are recorded, not run; their keys are those by which Triton keeps what it compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from cellrt.definition.define import cell
+from cellrt.definition.fused import IndexedRows, RunSizes
+from cellrt.definition.spec import RowSpec
+from cellrt.worker.build_forms import build_forms, classes_of_rows
+from cellrt.worker.device.placement import PlacedCell
+from tests.cells.test_run_rows import CASES, CHAINS, STATE
+from tests.kernels.ahead import launches_for_the_host, needs_compiler
+
+CPU = torch.device("cpu")
+MOST = 600
+SERVED = [1, 2, 3, 15, 16, 17, 31, 33, 64, 65, 100, 128, 129, 255, 257, 300, 511, 512, 513, 600]
+
+
+@pytest.fixture
+def words() -> Tensor:
+    """A task's words, in which every list of rows begins somewhere."""
+    return torch.arange(8 * MOST)
+
+
+def placed_cell(name: str) -> PlacedCell:
+    """The cell of a case, as a device would have it."""
+    case = CASES[name]
+    return PlacedCell(cell(case.make(), case.inputs, max_batch=MOST), CPU)
+
+
+def served_rows(spec: RowSpec, words: Tensor, at: int, count: int) -> IndexedRows:
+    """Rows of an arena, numbered by words."""
+    return IndexedRows(torch.zeros((8 * MOST, *spec.shape), dtype=spec.dtype), words[at : at + count])
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CASES)
+def test_no_step_is_compiled_while_serving(name: str, words: Tensor) -> None:
+    with launches_for_the_host() as launches:
+        placed = placed_cell(name)
+        build_forms(placed)
+        built = {launch.key for launch in launches}
+        launches.clear()
+        for count in SERVED:
+            for shift in (0, 1):
+                given = {key: served_rows(spec, words, shift, count) for key, spec in placed.cell.inputs.items()}
+                made = {key: served_rows(spec, words, 7 + shift, count) for key, spec in placed.cell.outputs.items()}
+                placed.run_rows(given, made)
+    assert launches
+    assert {launch.key for launch in launches} <= built
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CHAINS)
+def test_no_run_is_compiled_while_serving(name: str, words: Tensor) -> None:
+    with launches_for_the_host() as launches:
+        placed = placed_cell(name)
+        build_forms(placed)
+        built = {launch.key for launch in launches}
+        launches.clear()
+        for sizes in [(1,), (2, 1), (17,) * 5, (300, 16, 1), (600, 600)]:
+            for shift in (0, 1):
+                positions = sum(sizes)
+                counts = {key: sizes[0] if key in STATE else positions for key in placed.cell.inputs}
+                given = {key: served_rows(spec, words, shift, counts[key]) for key, spec in placed.cell.inputs.items()}
+                made = {key: served_rows(spec, words, 7 + shift, positions) for key, spec in STATE.items()}
+                placed.chains.run(RunSizes(sizes, words[shift : shift + len(sizes)]), given, made)
+    assert launches
+    assert {launch.key for launch in launches} <= built
+
+
+def test_classes_are_powers_of_two_and_the_most() -> None:
+    case = CASES["GRUCell"]
+    sizes = [classes_of_rows(cell(case.make(), case.inputs, max_batch=most)) for most in (1, 6, 64)]
+    assert sizes == [[1], [1, 2, 4, 6], [1, 2, 4, 8, 16, 32, 64]]
+
+
+def test_what_a_cell_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed, asked = placed_cell("GRUCell"), []
+
+    def refuse(inputs: Mapping[str, IndexedRows], outputs: object) -> None:
+        asked.append(len(next(iter(inputs.values())).rows))
+        raise ValueError("zeros")
+
+    monkeypatch.setattr(placed, "run_rows", refuse)
+    build_forms(placed)
+    assert asked == classes_of_rows(placed.cell)
+
+
+def test_of_a_plain_cell_nothing_is_run() -> None:
+    placed = placed_cell("GRUCell")
+    placed.run_rows = None
+    with launches_for_the_host() as launches:
+        build_forms(placed)
+    assert not launches
