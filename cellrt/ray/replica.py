@@ -23,7 +23,7 @@ from cellrt.ray.calls import NOT_BEGUN, Answer, Call, parts_of
 from cellrt.ray.directory import LOOK_EVERY_S, Grant, Order
 from cellrt.ray.kept import kept_directory
 from cellrt.ray.scaling import Load
-from cellrt.ray.sessions import MovingBackend
+from cellrt.ray.sessions import REQUEST, MovingBackend
 from cellrt.serve import oip
 from cellrt.serve.app import kept_connected, make_app
 from cellrt.serve.door import Door, told
@@ -34,6 +34,7 @@ from cellrt.serve.starting import start_engine
 
 log = logging.getLogger("cellrt")
 JSON = b"content-type", b"application/json"
+NO_ENGINE = DeviceError("the replica has no engine now, or leaves")
 LEAVE_S = 10.0
 """How long the directory may take to hear that a replica ends."""
 
@@ -62,15 +63,16 @@ class Replica:
 
     async def answer(self, call: Call) -> Answer:
         """The whole answer to a request."""
-        if call.is_inference and not self._backend.is_ready:
-            error = DeviceError("the replica has no engine now")
-            return Answer(http_status(error), (NOT_BEGUN, JSON), oip.encode(told(error)))
         parts = [part async for part in self.stream(call)]
         head = parts[0]
         return head._replace(body=b"".join(part.body for part in parts)) if len(parts) > 1 else head
 
     async def stream(self, call: Call) -> AsyncIterator[Answer]:
         """The answer, part by part: each with head, and of the body what it adds; leaving gives the request up."""
+        if call.is_inference and not self._takes_requests:
+            yield Answer(http_status(NO_ENGINE), (NOT_BEGUN, JSON), oip.encode(told(NO_ENGINE)))
+            return
+        REQUEST.set(call.id)
         messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
         running = asyncio.create_task(_run(self._app, call, messages))
         head = Answer(500, ())
@@ -88,8 +90,10 @@ class Replica:
         """What a websocket's message comes to, in the session of that key if its model keeps state.
 
         ``message``: None: nothing is asked; the session may begin or end. What is wrong comes as ``error`` and
-        ``type``.
+        ``type``, and ``is_begun`` is false if nothing was done because the replica has no engine now, or leaves.
         """
+        if not self._takes_requests:
+            return {"is_begun": False, **told(NO_ENGINE)}
         model, id = parts_of(key)
         try:
             described = await self._backend.model(model)
@@ -107,6 +111,10 @@ class Replica:
         except CellrtError as error:
             return told(error)
 
+    @property
+    def _takes_requests(self) -> bool:
+        return self._backend.is_ready and not self._backend.is_leaving
+
     async def check_health(self) -> None:
         """Raises DeviceError unless requests are taken; Ray Serve starts another replica then."""
         if not self._backend.is_ready:
@@ -120,13 +128,14 @@ class Replica:
         """Leaves its sessions to the others; Ray Serve calls it when nothing is asked of this replica any more."""
         if self._hearing is None:  # it has not begun; the engine's process ends with this one
             return
+        self._backend.is_leaving = True
         self._hearing.cancel()
         if self._giving:
             await asyncio.wait(self._giving, timeout=LEAVE_S)
-        states = await self._backend.give_all()
+        sessions = await self._backend.give_all()
         with suppress(Exception):  # the whole application ends
             async with asyncio.timeout(LEAVE_S):
-                await self._directory.leave.remote(self._id, states)
+                await self._directory.leave.remote(self._id, sessions)
         await self._connected.aclose()
         await asyncio.to_thread(self._started.end)
 
@@ -150,8 +159,8 @@ class Replica:
                 await asyncio.sleep(LOOK_EVERY_S)
 
     async def _give(self, order: Order) -> None:
-        state = await self._backend.give(order)
-        await self._directory.given.remote(order, state)
+        left = await self._backend.give(order)
+        await self._directory.given.remote(order, left)
 
 
 class _Asking:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 pytest.importorskip("msgspec")
 
-from cellrt.errors import SessionError
+from cellrt.errors import EngineClosedError, SessionError
 from cellrt.process.address import new_address
 from cellrt.ray.directory import Directory, Grant, Order
-from cellrt.ray.sessions import MovingBackend
+from cellrt.ray.sessions import REQUEST, MovingBackend
 from cellrt.serve.app import kept_connected
 from cellrt.serve.settings import Settings
 from cellrt.serve.starting import start_engine
@@ -113,7 +113,13 @@ async def _ends_are_heard_of(one: Here, another: Here, directory: Directory) -> 
 
 async def _states_are_left(one: Here, another: Here, directory: Directory) -> None:
     pieces = [torch.randn(2, 2), torch.randn(2, 2)]
+    asked = REQUEST.set("the first")
     first = await one.ask(pieces[0], is_start=True)
+    REQUEST.reset(asked)
     directory.leave("one", await one.backend.give_all())
+    assert not await directory.is_outside(f"{MODEL}/caller", "the first")
+    assert await directory.is_outside(f"{MODEL}/caller", "another")
+    with pytest.raises(EngineClosedError, match="leaves its sessions to the others"):
+        await one.ask(pieces[1])
     second = await another.ask(pieces[1])
     assert all(torch.equal(a, b) for a, b in zip((first, second), expected(pieces)))
