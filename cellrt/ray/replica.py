@@ -113,11 +113,11 @@ class Replica:
 
     @property
     def _takes_requests(self) -> bool:
-        return self._backend.is_ready and not self._backend.is_leaving
+        return self._backend.takes_requests and not self._backend.is_leaving
 
     async def check_health(self) -> None:
         """Raises DeviceError unless requests are taken; Ray Serve starts another replica then."""
-        if not self._backend.is_ready:
+        if not self._backend.takes_requests:
             raise DeviceError("the engine's process is gone, or has no worker left")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
