@@ -194,11 +194,14 @@ class Directory:
         if owner is not None and owner.grant == grant:
             del self._owners[key]
 
-    def leave(self, replica: str, sessions: Mapping[Order, Left]) -> None:
-        """Takes in that a replica ends, with what it had: whoever gets a request of them first has them next."""
+    def leave(self, replica: str) -> None:
+        """Takes in that a replica ends, which has parked what it had."""
+        self._peers.pop(replica, None)
+
+    def park(self, replica: str, sessions: Mapping[Order, Left]) -> None:
+        """Takes in what a replica had that is about to leave: whoever gets a request of them first has them next."""
         now_s = time.monotonic()
         self._parked = {k: parked for k, parked in self._parked.items() if now_s - parked.since_s < PARKED_S}
-        self._peers.pop(replica, None)
         for order, left in sessions.items():
             owner = self._owners.get(order.key)
             if order in self._awaited:

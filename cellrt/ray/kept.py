@@ -35,6 +35,10 @@ class KeptDirectory(Directory):
         """As ``Directory.leave``."""
         super().leave(*args)
 
+    async def park(self, *args: Any) -> None:  # type: ignore[override]
+        """As ``Directory.park``."""
+        super().park(*args)
+
     async def release(self, *args: Any) -> None:  # type: ignore[override]
         """As ``Directory.release``."""
         super().release(*args)

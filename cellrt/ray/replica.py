@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -19,11 +19,11 @@ from starlette.types import ASGIApp, Message
 
 from cellrt.errors import CellrtError, DeviceError, http_status
 from cellrt.process.address import new_address
-from cellrt.ray.calls import NOT_BEGUN, Answer, Call, parts_of
-from cellrt.ray.directory import LOOK_EVERY_S, Grant, Order
+from cellrt.ray.calls import NOT_BEGUN, UNAVAILABLE, Answer, Call, parts_of
+from cellrt.ray.directory import LOOK_EVERY_S, Grant, Left, Order
 from cellrt.ray.kept import kept_directory
 from cellrt.ray.scaling import Load
-from cellrt.ray.sessions import REQUEST, MovingBackend
+from cellrt.ray.sessions import ASKING, Asking, MovingBackend
 from cellrt.serve import oip
 from cellrt.serve.app import kept_connected, make_app
 from cellrt.serve.door import Door, told
@@ -35,8 +35,8 @@ from cellrt.serve.starting import start_engine
 log = logging.getLogger("cellrt")
 JSON = b"content-type", b"application/json"
 NO_ENGINE = DeviceError("the replica has no engine now, or leaves")
-LEAVE_S = 10.0
-"""How long the directory may take to hear that a replica ends."""
+LEAVE_S = 30.0
+"""How long a replica may take to leave its sessions to the others, after the requests that it had."""
 
 
 class Replica:
@@ -72,7 +72,8 @@ class Replica:
         if call.is_inference and not self._takes_requests:
             yield Answer(http_status(NO_ENGINE), (NOT_BEGUN, JSON), oip.encode(told(NO_ENGINE)))
             return
-        REQUEST.set(call.id)
+        asking = Asking(call.id)
+        ASKING.set(asking)
         messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
         running = asyncio.create_task(_run(self._app, call, messages))
         head = Answer(500, ())
@@ -80,6 +81,8 @@ class Replica:
             while (message := await messages.get()) is not None:
                 if message["type"] == "http.response.start":
                     head = Answer(message["status"], tuple((bytes(k), bytes(v)) for k, v in message["headers"]))
+                    if head.status == UNAVAILABLE and call.session and not asking.is_begun:
+                        head = head._replace(headers=(NOT_BEGUN, *head.headers))
                 elif message["type"] == "http.response.body":
                     yield head._replace(body=message.get("body", b""))
         finally:
@@ -128,14 +131,14 @@ class Replica:
         """Leaves its sessions to the others; Ray Serve calls it when nothing is asked of this replica any more."""
         if self._hearing is None:  # it has not begun; the engine's process ends with this one
             return
-        self._backend.is_leaving = True
         self._hearing.cancel()
-        if self._giving:
-            await asyncio.wait(self._giving, timeout=LEAVE_S)
-        sessions = await self._backend.give_all()
+        self._backend.is_leaving = True
         with suppress(Exception):  # the whole application ends
             async with asyncio.timeout(LEAVE_S):
-                await self._directory.leave.remote(self._id, sessions)
+                if self._giving:
+                    await asyncio.wait(self._giving)
+                await self._backend.leave()
+                await self._directory.leave.remote(self._id)
         await self._connected.aclose()
         await asyncio.to_thread(self._started.end)
 
@@ -175,6 +178,9 @@ class _Asking:
 
     async def release(self, key: str, grant: int) -> None:
         await self._directory.release.remote(key, grant)
+
+    async def park(self, sessions: Mapping[Order, Left]) -> None:
+        await self._directory.park.remote(self._replica, sessions)
 
 
 async def _run(app: ASGIApp, call: Call, messages: asyncio.Queue[Message | None]) -> None:

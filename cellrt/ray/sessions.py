@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from cellrt.errors import CellrtError, EngineClosedError, SessionError
@@ -23,8 +24,18 @@ from cellrt.serve.settings import Settings
 log = logging.getLogger("cellrt")
 HEARD_S = 10.0
 """How long one waits to hear of a grant that an order is about."""
-REQUEST: ContextVar[str] = ContextVar("REQUEST", default="")
-"""The id of the request that is answered in this context; empty: it has none."""
+
+
+@dataclass
+class Asking:
+    """A request that is answered; ``is_begun``: whether a session was handed out for it."""
+
+    id: str
+    is_begun: bool = False
+
+
+ASKING: ContextVar[Asking | None] = ContextVar("ASKING", default=None)
+"""The request that is answered in this context; None: it has no id."""
 
 
 class Asked(Protocol):
@@ -35,6 +46,9 @@ class Asked(Protocol):
 
     async def release(self, key: str, grant: int) -> None:
         """As ``Directory.release``."""
+
+    async def park(self, sessions: Mapping[Order, Left]) -> None:
+        """As ``Directory.park``, for this replica."""
 
 
 class Held(NamedTuple):
@@ -84,7 +98,10 @@ class MovingBackend(Backend):
                 is_start = self._held.get(key) is not held
             else:
                 self._held[key] = self._held.pop(key)  # used last
-                held.begun.append(REQUEST.get())
+                asking = ASKING.get()
+                if asking is not None:
+                    asking.is_begun = True
+                    held.begun.append(asking.id)
                 return held.session
 
     async def _bring(self, key: str, is_start: bool) -> None:
@@ -133,13 +150,20 @@ class MovingBackend(Backend):
         except CellrtError as error:
             log.warning("the state of session %s cannot be moved: %s", order.key, error)
             return None
-        return Left(state, tuple(filter(None, held.begun)))
+        return Left(state, tuple(held.begun))
 
-    async def give_all(self) -> dict[Order, Left]:
+    async def leave(self) -> None:
         """Gives every session up, and takes no more."""
         self.is_leaving = True
-        orders = [Order(key, held.grant) for key, held in self._held.items()]
-        return {order: left for order in orders if (left := await self.give(order)) is not None}
+        while True:
+            orders = [Order(key, held.grant) for key, held in self._held.items()]
+            await self._directory.park(
+                {order: left for order in orders if (left := await self.give(order)) is not None}
+            )
+            if not self._coming:
+                return
+            # They may come from a replica that leaves too, and waits for one of these.
+            await asyncio.wait(self._coming.values(), return_when=asyncio.FIRST_COMPLETED)
 
     def _grant_of(self, key: str) -> int:
         held = self._held.get(key)

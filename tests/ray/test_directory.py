@@ -65,7 +65,9 @@ class Replicas:
         self.tasks.pop(name).cancel()
         grants = self.grants[name]
         states = self.states[name].items()
-        self.directory.leave(name, {Order(key, grants[key]): Left(state, self._begun(key)) for key, state in states})
+        left = {Order(key, grants[key]): Left(state, self._begun(key)) for key, state in states}
+        self.directory.park(name, left)
+        self.directory.leave(name)
 
     def end(self) -> None:
         for task in self.tasks.values():
