@@ -226,7 +226,7 @@ def test_a_second_sigterm_ends_at_once() -> None:
     until(lambda: server.unfinished() == 1, "it runs")
     pids = children(server, "cellrt")
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
+    until(lambda: any("ending: at most" in line for line in server.lines), "the first is heard")
     begin_s = time.monotonic()
     assert server.close() == 1
     assert time.monotonic() - begin_s < 1.0
