@@ -172,8 +172,10 @@ class Directory:
             async with asyncio.timeout(MOVE_S):
                 while not given.done():
                     await asyncio.wait([given], timeout=LOOK_EVERY_S)
-                    if not given.done() and not await self._is_alive(peer.actor):
-                        self._peers.pop(owner.replica, None)
+                    if given.done() or await self._is_alive(peer.actor):
+                        continue
+                    self._peers.pop(owner.replica, None)
+                    if not given.done():  # it may have left in good order while one asked
                         return None
             left: Left | None = given.result()
         except TimeoutError:
@@ -214,13 +216,13 @@ class Directory:
 
         Asked when the replica has died that had the request: whoever has the state did not have the request.
         """
-        owner, parked = self._owners.get(key), self._parked.get(key)
-        if owner is None or request in owner.begun:
+        owner = self._owners.get(key)
+        peer = None if owner is None else self._peers.get(owner.replica)
+        is_held = key in self._parked or (peer is not None and await self._is_alive(peer.actor))
+        owner, parked = self._owners.get(key), self._parked.get(key)  # it may have left while one asked
+        if owner is None or not (is_held or parked):
             return False
-        if parked is not None:
-            return request not in parked.left.begun
-        peer = self._peers.get(owner.replica)
-        return peer is not None and await self._is_alive(peer.actor)
+        return request not in owner.begun and (parked is None or request not in parked.left.begun)
 
     def counts(self) -> dict[str, Any]:
         """Sessions by replica, states that are kept for replicas that left, and counts since the start."""

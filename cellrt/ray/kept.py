@@ -62,6 +62,8 @@ class KeptDirectory(Directory):
 async def _is_alive(actor: Any) -> bool:
     try:
         await asyncio.wait_for(actor.__ray_ready__.remote(), ANSWER_S)
+    except exceptions.ActorUnavailableError:  # for the moment
+        return True
     except exceptions.RayActorError:
         return False
     except TimeoutError:

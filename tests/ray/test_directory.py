@@ -171,6 +171,24 @@ def test_who_leaves_while_a_state_is_awaited_gives_it() -> None:
     run(story)
 
 
+def test_who_leaves_while_one_asks_whether_it_lives_has_given_its_state() -> None:
+    async def story(replicas: Replicas) -> None:
+        await replicas.ask("one", is_start=True)
+        replicas.tasks["one"].cancel()
+        is_alive = replicas._is_alive
+
+        async def leaving(actor: object) -> bool:
+            if actor == "one" and "one" in replicas.tasks:
+                replicas.leave("one")
+                replicas.dead.add("one")
+            return await is_alive(actor)
+
+        replicas.directory._is_alive = leaving
+        assert await replicas.ask("two") == b".."
+
+    run(story)
+
+
 def test_a_new_directory_learns_who_has_what() -> None:
     async def story(replicas: Replicas) -> None:
         await replicas.ask("one", is_start=True)
