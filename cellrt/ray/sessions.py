@@ -155,15 +155,13 @@ class MovingBackend(Backend):
     async def leave(self) -> None:
         """Gives every session up, and takes no more."""
         self.is_leaving = True
-        while True:
+        while self._held or self._coming:
             orders = [Order(key, held.grant) for key, held in self._held.items()]
-            await self._directory.park(
-                {order: left for order in orders if (left := await self.give(order)) is not None}
-            )
-            if not self._coming:
-                return
-            # They may come from a replica that leaves too, and waits for one of these.
-            await asyncio.wait(self._coming.values(), return_when=asyncio.FIRST_COMPLETED)
+            given = {order: await self.give(order) for order in orders}
+            await self._directory.park({order: left for order, left in given.items() if left is not None})
+            if self._coming and not self._held:
+                # They may come from a replica that leaves too, and waits for one of these.
+                await asyncio.wait(self._coming.values(), return_when=asyncio.FIRST_COMPLETED)
 
     def _grant_of(self, key: str) -> int:
         held = self._held.get(key)

@@ -42,6 +42,8 @@ class Here:
 
     async def park(self, sessions: Mapping[Order, Left]) -> None:
         self._directory.park(self.name, sessions)
+        while self.backend._coming:  # it takes so long to hear of it that the others are here meanwhile
+            await asyncio.sleep(0.001)
 
     async def hear(self) -> None:
         while True:
