@@ -207,9 +207,12 @@ class Backend:
         return await asyncio.to_thread(getattr(self.client, name), *args, **options)
 
     async def session(self, model: str, id: str, *, is_start: bool) -> RemoteSession:
-        """A session: begun anew, or one that is open. Raises SessionError, RequestError, OverloadError."""
+        """A session: begun anew, or one that is open. Raises SessionError, RequestError, OverloadError.
+
+        Where there are other front ends, one of them may have ended it, and begun another of that id: the engine knows.
+        """
         key = model, id
-        session = self._sessions.get(key)
+        session = self._sessions.get(key) if self.settings.front_ends == 1 else None
         if session is None or is_start:
             session = await self.call("session", model, id, must_be_open=not is_start)
             if is_start:
