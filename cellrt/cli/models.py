@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cellrt.errors import DefinitionError, RequestError
-from cellrt.graph.unfolder import Unfolder
+
+if TYPE_CHECKING:
+    from cellrt.graph.unfolder import Unfolder
 
 MAX_NODES = 65_535
 

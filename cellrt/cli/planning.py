@@ -28,11 +28,13 @@ def check(
     compile: Annotated[bool, typer.Option("--compile", help="Compile its cells too, for all engines to come.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a model before it is served: its example, its cells, whether rows are independent, what it costs."""
+    """Check a model before it is served: its example, its cells, whether rows are independent and every process makes
+    the same cells, what it costs."""
     with failing_well():
         from cellrt.planning.checking import check as check_model
+        from cellrt.process.named import source_of
 
-        report = check_model(load_model(model), "wait" if compile else "off")
+        report = check_model(source_of(model), "wait" if compile else "off")
     if as_json:
         typer.echo(json.dumps(report.as_json()))
     else:

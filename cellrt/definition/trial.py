@@ -28,11 +28,13 @@ INSTEAD: Mapping[type, str] = MappingProxyType(
     }
 )
 """What to use instead of modules of torch that are no cells."""
+SMALL_BYTES = 64 << 20
+"""Weights of a module that is run on zeros: adding meta tensors has torch import its compiler, which takes 0.75 s."""
 
 
 class Trial:
-    """Runs copies of a module: on meta tensors (where it cannot run there, on zeros) for two numbers of rows that it
-    takes, where there are two; and, if it lies on the CPU, on random rows.
+    """Runs copies of a module for two numbers of rows that it takes, where there are two: a small one on zeros, a large
+    one on meta tensors, and where that cannot be, the other way. If it lies on the CPU, then on random rows.
 
     Attributes:
         outputs: their specs by name.
@@ -53,35 +55,43 @@ class Trial:
         self.written: set[str] = set()
         self._name, self._specs, self._by_name = name, specs, by_name
         sizes_tried = _trial_rows(sizes)
+        weights = weights_of(module).values()
+        is_on_cpu = all(tensor.is_cpu for tensor in weights)
+        is_small = is_on_cpu and sum(tensor.nbytes for tensor in weights) <= SMALL_BYTES
         with torch.inference_mode(False), torch.no_grad():
-            meta = _on_meta(module)
             for rows in sizes_tried:
-                self._note(self._run_on_nothing(meta, module, rows), rows)
-        if all(tensor.is_cpu for tensor in weights_of(module).values()):
+                self._note(self._run_on_nothing(module, rows, is_small), rows)
+        if is_on_cpu:
             self._run_on_random(copy.deepcopy(module), sizes_tried[0])
 
-    def _run_on_nothing(
-        self, meta: Callable[..., Any] | None, module: Callable[..., Any], rows: int
-    ) -> dict[str, torch.Tensor]:
-        """The outputs for meta tensors or for zeros."""
-        if meta is not None:
-            try:
-                return self._run(meta, zero_inputs(self._specs.values(), rows, "meta"))
-            except (DefinitionError, KeyboardInterrupt):
-                raise
-            except BaseException:  # the code looks at values, or knows no meta tensors
-                pass
+    def _run_on_nothing(self, module: Callable[..., Any], rows: int, is_small: bool) -> dict[str, torch.Tensor]:
+        """The outputs for zeros or for meta tensors."""
+        first, second = (self._run_on_zeros, self._run_on_meta) if is_small else (self._run_on_meta, self._run_on_zeros)
         try:
-            return self._run(copy.deepcopy(module), zero_inputs(self._specs.values(), rows))
+            return first(module, rows)
+        except (DefinitionError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # on meta tensors: the code looks at values, or knows none of them
+            failed = error
+        try:
+            return second(module, rows)
         except (DefinitionError, KeyboardInterrupt):
             raise
         except BaseException as error:
+            failed = failed if is_small else error
             described = ", ".join(f"{key}: {spec}" for key, spec in self._specs.items())
             hint = next((f"; {text}" for kind, text in INSTEAD.items() if isinstance(module, kind)), "")
             raise DefinitionError(
                 f"cell {self._name!r} does not run on {rows} rows of ({described}): "
-                f"{type(error).__name__}: {error}{hint}"
-            ) from error
+                f"{type(failed).__name__}: {failed}{hint}"
+            ) from failed
+
+    def _run_on_zeros(self, module: Callable[..., Any], rows: int) -> dict[str, torch.Tensor]:
+        return self._run(copy.deepcopy(module), zero_inputs(self._specs.values(), rows))
+
+    def _run_on_meta(self, module: Callable[..., Any], rows: int) -> dict[str, torch.Tensor]:
+        on_meta = copy.deepcopy(module).to("meta") if isinstance(module, nn.Module) else module
+        return self._run(on_meta, zero_inputs(self._specs.values(), rows, "meta"))
 
     def _run_on_random(self, module: Callable[..., Any], rows: int) -> None:
         """Looks for writes that depend on values, and for rows that should be appended. With gradients on, where
@@ -163,16 +173,6 @@ def try_steps(computation: Computation) -> None:
         raise DefinitionError(
             f"cell {computation.name!r}: its method steps does not run on zeros: {type(error).__name__}: {error}"
         ) from error
-
-
-def _on_meta(module: Callable[..., Any]) -> Callable[..., Any] | None:
-    """A copy on meta tensors; None if there can be none."""
-    if not isinstance(module, nn.Module):
-        return module
-    try:
-        return copy.deepcopy(module).to("meta")
-    except Exception:
-        return None
 
 
 def _trial_rows(sizes: BatchSizes) -> list[int]:

@@ -238,13 +238,16 @@ class Engine(Serving):
     ) -> list[RequestFuture]:
         return await self._submission.submit_when_room(model, requests, deadline, priority)
 
-    def session(self, model: str, id: str | None = None, *, state: bytes | None = None) -> Session:
+    def session(
+        self, model: str, id: str | None = None, *, state: bytes | None = None, must_be_open: bool = False
+    ) -> Session:
         """The open session of a model with that id, or a new one (with a random id if none is given).
 
         Args:
             model: name of a registered model that keeps state: see ``Graph.chain(keep=True)``.
             id: chosen by the client; ids of different models have nothing to do with each other.
             state: what ``Session.export`` gave; the session goes on from there.
+            must_be_open: raise SessionError instead of opening a new one.
 
         Raises UnknownModelError, OverloadError if too many sessions are open, RequestError if the model keeps no state,
         SessionError if ``state`` is not one of this model's cells.
@@ -254,7 +257,7 @@ class Engine(Serving):
             known = self._submission.model(model)
             if not known.states:
                 raise RequestError(f"model {model!r} keeps no state: its unfolder uses no keep=True, and no graph.keep")
-            record, is_new = self._manager.sessions.open(known, id)
+            record, is_new = self._manager.sessions.open(known, id, must_be_open=must_be_open)
         made = Session(
             self,
             self._submission,
@@ -272,11 +275,6 @@ class Engine(Serving):
                     made.close()
                 raise
         return made
-
-    def has_session(self, model: str, id: str | None) -> bool:
-        """Whether a session of that model with that id is open. Raises UnknownModelError."""
-        known = self._submission.model(model)
-        return id is not None and self._manager.sessions.is_open(known, id)
 
     def graph(self, model: str, request: Any) -> CellGraph:
         """The cell graph of a request, to look at; nothing is run."""

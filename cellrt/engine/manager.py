@@ -22,7 +22,7 @@ from cellrt.engine.sessions import SessionLimits, Sessions
 from cellrt.engine.statistics import Statistics
 from cellrt.engine.trace import Trace
 from cellrt.engine.turns import Call, Turns
-from cellrt.errors import CellError, CellrtError, DeviceError, EngineClosedError, InternalError, SessionError
+from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, SessionError
 from cellrt.view.timeline import Timeline
 from cellrt.worker.arenas import Arenas, copy_page
 from cellrt.worker.base import Done, Worker
@@ -271,10 +271,7 @@ class Manager:
         if done.failures:
             requests = self._requests_of(done.task)
             for failure in done.failures:
-                error = CellError(str(failure.error))
-                cause = failure.error.__cause__
-                error.__cause__ = failure.error if cause is None else cause
-                self._requests.note_failure(requests[failure.row], error)
+                self._requests.note_failure(requests[failure.row], failure.error)
         notices = self._processor.complete(done.task, done.busy_ns)
         row = self._processor.tables.tasks[done.task]
         type_id = int(row["cell_type"])

@@ -21,7 +21,7 @@ from cellrt.engine.replies import Replies
 from cellrt.engine.sessions import Sessions
 from cellrt.engine.turns import Call
 from cellrt.engine.waiting import Deadlines, WaitingRequests
-from cellrt.errors import CancelledError, CellrtError, DeadlineError, InternalError, RequestTooLargeError
+from cellrt.errors import CancelledError, CellError, CellrtError, DeadlineError, InternalError, RequestTooLargeError
 from cellrt.worker.arenas import Arenas
 
 ADMITTED_TOGETHER = 1024
@@ -136,12 +136,14 @@ class Requests:
         if done:
             self._finish(done)
 
-    def note_failure(self, id: int, error: CellrtError) -> None:
-        """Takes in why a row of a request failed; the processor's notice follows."""
+    def note_failure(self, id: int, error: CellError) -> None:
+        """Takes in why a row of a request failed, maybe as others did; the processor's notice follows."""
         if id in self._admitted:
             bulk, number = self._admitted[id]
             bulk.errors = bulk.errors or {}
-            bulk.errors.setdefault(number, error)
+            if number not in bulk.errors:
+                named = bulk.errors[number] = CellError(f"model {bulk.model.name!r}: {error}")
+                named.__cause__ = error if error.__cause__ is None else error.__cause__
 
     def cancel(self, bulk: Bulk, number: int) -> None:
         """Ends a request whose client gave it up, if it has not ended."""

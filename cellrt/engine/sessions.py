@@ -76,10 +76,10 @@ class Sessions:
         """Sessions without a running request that have state at a worker."""
         return len(self._resident)
 
-    def open(self, model: Model, key: str | None) -> tuple[SessionRecord, bool]:
+    def open(self, model: Model, key: str | None, *, must_be_open: bool = False) -> tuple[SessionRecord, bool]:
         """The session of that id, and whether it is new; made if there is none, with a random id if None is given.
 
-        Raises OverloadError, RequestError.
+        Raises OverloadError, RequestError, and SessionError if it would be new and ``must_be_open``.
         """
         if not isinstance(key, str | None):
             raise RequestError(f"session of model {model.name!r}: expected a str as id, got {key!r}")
@@ -87,6 +87,10 @@ class Sessions:
             known = self._find(model, key) if key is not None else None
             if known is not None:
                 return known, False
+            if must_be_open:
+                raise SessionError(
+                    f"session {key!r} of model {model.name!r} is not open: it expired, was closed, or never was"
+                )
             if len(self._records) >= self.limits.max_sessions:
                 raise OverloadError(
                     f"{len(self._records)} sessions are open, the engine takes {self.limits.max_sessions}"
@@ -96,11 +100,6 @@ class Sessions:
             self._records[model, made.key] = made
             model.num_sessions += 1
             return made, True
-
-    def is_open(self, model: Model, key: str) -> bool:
-        """Whether there is a session of that id."""
-        with self._lock:
-            return self._find(model, key) is not None
 
     def _find(self, model: Model, key: str) -> SessionRecord | None:
         """The open session of that id, also one that began when the model had other forms of its cells."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from cellrt.engine.compiling import CompileMode
 from cellrt.engine.engine import Engine
-from cellrt.graph.unfolder import Unfolder
+from cellrt.planning.elsewhere import cells_elsewhere, cells_of, changing
+from cellrt.process.source import ModelSource
 
 TIMEOUT_S = 60.0
 
@@ -37,23 +38,35 @@ class Report:
     results: dict[str, list[int]]
     unfold_us: float
     lone_ms: float
+    changing: list[str]
+    """Cells that each process makes anew with other weights, or other code: a fault."""
 
     @property
     def faults(self) -> list[str]:
         """What must not be."""
-        return [
+        mixing = [
             f"{cell.name}: rows influence each other in {cell.mixed_outputs}"
             for cell in self.cells
             if cell.mixed_outputs
         ]
+        changing = [
+            f"{name}: another process makes it with other weights or code, so no server can serve it, and no session "
+            "outlives its process: load its weights from files, or draw them with a seed (torch.manual_seed)"
+            for name in self.changing
+        ]
+        return mixing + changing
 
     def as_json(self) -> dict[str, Any]:
         """By name."""
         return {**asdict(self), "faults": self.faults}
 
 
-def check(unfolder: Unfolder, compile: CompileMode = "off") -> Report:
-    """Registers a model and serves its example, once cold and then warm. Raises what registering and serving raise."""
+def check(source: str, compile: CompileMode = "off") -> Report:
+    """Registers a model and serves its example, once cold and then warm; has another process make its cells too.
+
+    ``source``: as of ``process.source``. Raises DefinitionError, and what registering and serving raise.
+    """
+    unfolder = ModelSource(source).load()
     with Engine(1, freeze=False, compile=compile) as engine, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # what it warns of is in the report
         engine.register(unfolder)
@@ -81,5 +94,11 @@ def check(unfolder: Unfolder, compile: CompileMode = "off") -> Report:
         ]
     shapes = {name: list(value.shape) for name, value in results.items()}
     return Report(
-        unfolder.name, cells, plan.num_nodes, shapes, 1e6 * unfold_s, 1e3 * sorted(samples)[len(samples) // 2]
+        unfolder.name,
+        cells,
+        plan.num_nodes,
+        shapes,
+        1e6 * unfold_s,
+        1e3 * sorted(samples)[len(samples) // 2],
+        changing(cells_of(unfolder), cells_elsewhere(source)),
     )

@@ -143,9 +143,7 @@ class Calls:
         must_be_open: bool,
         known: list[int],
     ) -> Answer:
-        if must_be_open and not self._engine.has_session(model, id):
-            raise SessionError(f"session {id!r} of model {model!r} is not open: it expired, was closed, or never was")
-        session = self._engine.session(model, id, state=state if has_state else None)
+        session = self._engine.session(model, id, state=state if has_state else None, must_be_open=must_be_open)
         number = guest.add_session(session, is_own=id is None)
         binding = self._binding(guest, session._record.model, known)
         return {"session": number, "id": session.id, **binding}, b""

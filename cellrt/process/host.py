@@ -5,6 +5,7 @@ The process is started by an ``EngineProcess`` and ends with it: by its word, or
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -222,7 +223,7 @@ class Doorkeeper:
 
 
 def main() -> None:
-    """The process: ``python -c "from cellrt.process.host import main; main()" DESCRIPTOR``."""
+    """The process: ``starting.COMMAND``, with a descriptor."""
     lifeline = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
     try:
@@ -232,6 +233,7 @@ def main() -> None:
         doorkeeper.ends_without_workers = ends_without_workers
         for source, how in models:
             doorkeeper.calls.register(ModelSource(source), how)
+        gc.enable()
     except BaseException as error:
         _answer(lifeline, told(error) if isinstance(error, CellrtError) else ("DefinitionError", _short(error), ""))
         os._exit(1)  # an engine may be there, with its threads

@@ -7,20 +7,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cellrt.errors import RequestError
+from cellrt.errors import EngineClosedError, RequestError
 from cellrt.serve.oip import HEADER_LENGTH
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Call(NamedTuple):
-    """A request; names of headers are in lower case."""
+    """A request; names of headers are in lower case. ``id``: of its own, however often it is handed on."""
 
     method: str
     path: str
     query: bytes
     headers: Headers
     body: bytes
+    id: str = ""
 
     @property
     def is_inference(self) -> bool:
@@ -61,7 +62,8 @@ class Call(NamedTuple):
 
 
 NOT_BEGUN = b"x-cellrt-not-begun", b"1"
-"""In the head of an answer: the replica has no engine now, and has done nothing."""
+"""In the head of an answer: the replica has no engine now, or leaves, and has done nothing."""
+UNAVAILABLE = 503
 
 
 class Answer(NamedTuple):
@@ -70,6 +72,25 @@ class Answer(NamedTuple):
     status: int
     headers: Headers
     body: bytes = b""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the replica may have run some of the request."""
+        return NOT_BEGUN not in self.headers
+
+    @property
+    def is_death(self) -> bool:
+        """Whether a worker or an engine's process died that had the request; one that only refused has not."""
+        if self.status != UNAVAILABLE or not self.is_begun:
+            return False
+        try:
+            return msgspec.json.decode(self.body, type=_Told).type != EngineClosedError.__name__
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return True
+
+
+class _Told(msgspec.Struct):
+    type: str = ""
 
 
 class _Peek(msgspec.Struct):

@@ -11,15 +11,15 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from cellrt.errors import DefinitionError
 from cellrt.process.named import sources_of
 from cellrt.ray.front import Front, make_front
-from cellrt.ray.replica import Replica
+from cellrt.ray.replica import LEAVE_S, Replica
 from cellrt.ray.routing import SessionRouter
 from cellrt.ray.scaling import QueueingPolicy, Scaling
 from cellrt.serve.settings import Limits, Settings
 
 MOST_ONGOING = 100_000
 """Requests at a replica that Ray Serve lets in: the engine itself refuses what is too much, with 429."""
-LEAVE_S = 30.0
-"""How long a replica may take to leave its sessions to the others, after the requests that it had."""
+END_S = 5.0
+"""How long a replica's engine may take to end, after all else."""
 
 
 def application(
@@ -57,7 +57,7 @@ def application(
         ),
         health_check_period_s=1.0,
         graceful_shutdown_wait_loop_s=0.5,
-        graceful_shutdown_timeout_s=made.drain_s + LEAVE_S,
+        graceful_shutdown_timeout_s=made.drain_s + LEAVE_S + END_S,
         **common,
         **_how_many(replicas),
     ).bind(made)

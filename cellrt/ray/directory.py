@@ -21,6 +21,8 @@ MOVE_S = 120.0
 """How long it may take to do so: the requests that were submitted before are run first."""
 POLL_S = 5.0
 """How long a replica waits for orders, before it asks again."""
+MOST_BEGUN = 64
+"""Of how many requests of a session, the newest, one knows that they are part of its state."""
 PARKED_S = 3600.0
 """How long the states are kept of a replica that left, until somebody asks for them."""
 
@@ -46,17 +48,25 @@ class Grant(NamedTuple):
     is_lost: bool = False
 
 
+class Left(NamedTuple):
+    """What a replica leaves of a session: what ``export`` gave, and the newest requests that are part of it, by id."""
+
+    state: bytes
+    begun: tuple[str, ...] = ()
+
+
 class Owner(NamedTuple):
-    """Who has a session: a replica, by which grant."""
+    """Who has a session: a replica, by which grant; ``begun``: requests that other replicas began before."""
 
     replica: str
     grant: int
+    begun: tuple[str, ...] = ()
 
 
 class Parked(NamedTuple):
-    """A state whose replica left: what ``export`` gave, and since when it is here."""
+    """What a replica left that is gone, and since when it is here."""
 
-    state: bytes
+    left: Left
     since_s: float
 
 
@@ -81,7 +91,7 @@ class Directory:
         self._peers: dict[str, Peer] = {}
         self._owners: dict[str, Owner] = {}
         self._parked: dict[str, Parked] = {}
-        self._awaited: dict[Order, asyncio.Future[bytes | None]] = {}
+        self._awaited: dict[Order, asyncio.Future[Left | None]] = {}
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
         self._last_grant = time.time_ns()  # of a successor they are greater than all before
         self._moves = self._lost = 0
@@ -129,10 +139,10 @@ class Directory:
                 self._locks[key] = lock, waiting - 1
 
     async def _take(self, key: str, replica: str, is_start: bool) -> Grant:
-        owner, state = self._owners.get(key), None
+        owner, left = self._owners.get(key), None
         if owner is not None and owner.replica != replica:
-            state = await self._fetch(key, owner)
-            if state is None:
+            left = await self._fetch(key, owner)
+            if left is None:
                 self._lost += 1
                 if not is_start:
                     self._owners.pop(key, None)
@@ -140,18 +150,19 @@ class Directory:
         if owner is None and not is_start:
             return Grant(0)
         self._last_grant += 1
-        self._owners[key] = Owner(replica, self._last_grant)
-        if state is None or is_start:
+        begun = (*(owner.begun if owner else ()), *(left.begun if left else ()))
+        self._owners[key] = Owner(replica, self._last_grant, begun[-MOST_BEGUN:])
+        if left is None or is_start:
             return Grant(self._last_grant)
         self._moves += 1
         self._note_move()
-        return Grant(self._last_grant, state)
+        return Grant(self._last_grant, left.state)
 
-    async def _fetch(self, key: str, owner: Owner) -> bytes | None:
-        """The state of a session, which its owner gives up; None if it is lost."""
+    async def _fetch(self, key: str, owner: Owner) -> Left | None:
+        """What the owner of a session leaves of it; None if it is lost."""
         parked = self._parked.pop(key, None)
         if parked is not None:
-            return parked.state
+            return parked.left
         peer, order = self._peers.get(owner.replica), Order(key, owner.grant)
         if peer is None:
             return None
@@ -161,21 +172,23 @@ class Directory:
             async with asyncio.timeout(MOVE_S):
                 while not given.done():
                     await asyncio.wait([given], timeout=LOOK_EVERY_S)
-                    if not given.done() and not await self._is_alive(peer.actor):
-                        self._peers.pop(owner.replica, None)
+                    if given.done() or await self._is_alive(peer.actor):
+                        continue
+                    self._peers.pop(owner.replica, None)
+                    if not given.done():  # it may have left in good order while one asked
                         return None
-            state: bytes | None = given.result()
+            left: Left | None = given.result()
         except TimeoutError:
             return None
         finally:
             del self._awaited[order]
-        return state
+        return left
 
-    def given(self, order: Order, state: bytes | None) -> None:
+    def given(self, order: Order, left: Left | None) -> None:
         """Takes in what a replica gave up; None: it did not have it."""
         given = self._awaited.get(order)
         if given is not None and not given.done():
-            given.set_result(state)
+            given.set_result(left)
 
     def release(self, key: str, grant: int) -> None:
         """Takes in that a session has ended."""
@@ -183,24 +196,33 @@ class Directory:
         if owner is not None and owner.grant == grant:
             del self._owners[key]
 
-    def leave(self, replica: str, states: Mapping[Order, bytes]) -> None:
-        """Takes in that a replica ends, with what it had: whoever gets a request of them first has them next."""
+    def leave(self, replica: str) -> None:
+        """Takes in that a replica ends, which has parked what it had."""
+        self._peers.pop(replica, None)
+
+    def park(self, replica: str, sessions: Mapping[Order, Left]) -> None:
+        """Takes in what a replica had that is about to leave: whoever gets a request of them first has them next."""
         now_s = time.monotonic()
         self._parked = {k: parked for k, parked in self._parked.items() if now_s - parked.since_s < PARKED_S}
-        self._peers.pop(replica, None)
-        for order, state in states.items():
+        for order, left in sessions.items():
+            owner = self._owners.get(order.key)
             if order in self._awaited:
-                self.given(order, state)
-            elif self._owners.get(order.key) == Owner(replica, order.grant):
-                self._parked[order.key] = Parked(state, now_s)
+                self.given(order, left)
+            elif owner is not None and (owner.replica, owner.grant) == (replica, order.grant):
+                self._parked[order.key] = Parked(left, now_s)
 
-    async def is_kept(self, key: str) -> bool:
-        """Whether the state of a session is somewhere still: what came to a replica that left can be asked again."""
-        if key in self._parked:
-            return True
+    async def is_outside(self, key: str, request: str) -> bool:
+        """Whether the state of a session is somewhere still, and that request is not part of it.
+
+        Asked when the replica has died that had the request: whoever has the state did not have the request.
+        """
         owner = self._owners.get(key)
         peer = None if owner is None else self._peers.get(owner.replica)
-        return peer is not None and await self._is_alive(peer.actor)
+        is_held = key in self._parked or (peer is not None and await self._is_alive(peer.actor))
+        owner, parked = self._owners.get(key), self._parked.get(key)  # it may have left while one asked
+        if owner is None or not (is_held or parked):
+            return False
+        return request not in owner.begun and (parked is None or request not in parked.left.begun)
 
     def counts(self) -> dict[str, Any]:
         """Sessions by replica, states that are kept for replicas that left, and counts since the start."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import ray.exceptions
@@ -19,21 +20,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cellrt.errors import CellrtError, DeviceError, RequestError, SessionError
-from cellrt.ray.calls import NOT_BEGUN, Answer, Call, key_of
+from cellrt.errors import CellrtError, RequestError
+from cellrt.ray.calls import Answer, Call, key_of
 from cellrt.ray.kept import kept_directory
+from cellrt.ray.repeating import MOST_TRIES, TRY_AFTER_S, ReplicaDiedError, answer_of, of_death
 from cellrt.serve.door import told
 from cellrt.serve.http import error_response, json_response, read_body
 from cellrt.serve.keys import Keys
 from cellrt.serve.oip import encode
 from cellrt.serve.settings import Settings
-
-MOST_DEATHS = 1
-"""A request without a session that meets more dead replicas or workers may be what kills them."""
-MOST_TRIES = 100
-"""How often it is handed to another replica, if one after the other has no engine now."""
-TRY_AFTER_S = 0.2
-UNAVAILABLE = 503
 
 
 class Front:
@@ -65,52 +60,49 @@ class Front:
         """The request. Raises RequestTooLargeError, RequestError."""
         body = await read_body(request, self._limits.max_body_bytes)
         scope = request.scope
-        call = Call(scope["method"], scope["path"], scope["query_string"], tuple(request.headers.raw), body)
+        headers, id = tuple(request.headers.raw), uuid.uuid4().hex
+        call = Call(scope["method"], scope["path"], scope["query_string"], headers, body, id)
         if call.changes_models:
             raise RequestError("models of an application of Ray Serve change when it is deployed anew: serve.run")
         return call
 
     async def _ask(self, call: Call) -> Answer:
-        """A replica's answer; another is asked if it dies, unless the state of a session dies with it."""
-        key = call.session
-        handle = self._replicas.options(session_id=key)
-        may_repeat = call.is_inference and not key
-        num_deaths = 0
-        for _ in range(MOST_TRIES):
-            try:
+        """A replica's answer: see ``repeating``."""
+        handle = self._replicas.options(session_id=call.session)
+
+        async def ask() -> Answer:
+            with _deaths():
                 answer: Answer = await handle.answer.remote(call)
-                if answer.status != UNAVAILABLE or not may_repeat:
-                    return answer
-                is_begun = NOT_BEGUN not in answer.headers
-            except ray.exceptions.RayActorError as error:
-                # One that ends in good order has answered all that it began, and left the session to the others.
-                is_kept = may_repeat or (call.is_inference and await self._directory.is_kept.remote(key))
-                if not is_kept or num_deaths == MOST_DEATHS:
-                    raise _of_death(key, error) from None
-                is_begun = True
-            num_deaths += is_begun
-            if num_deaths > MOST_DEATHS:
-                return answer
-            await asyncio.sleep(TRY_AFTER_S)
-        raise DeviceError("no replica takes requests")
+            return answer
+
+        return await answer_of(call, ask, partial(self._is_outside, call))
+
+    async def _is_outside(self, call: Call) -> bool:
+        is_outside: bool = await self._directory.is_outside.remote(call.session, call.id)
+        return is_outside
 
     async def _stream(self, call: Call) -> Response:
         """A replica's answer, part by part."""
-        key = call.session
-        handle = self._replicas.options(session_id=key, stream=True)
-        parts = handle.stream.remote(call)
-        try:
-            head: Answer = await anext(parts)
-        except ray.exceptions.RayActorError as error:
-            raise _of_death(key, error) from None
+        handle = self._replicas.options(session_id=call.session, stream=True)
+        parts: Any = None
+
+        async def ask() -> Answer:
+            nonlocal parts
+            parts = handle.stream.remote(call)
+            with _deaths():
+                head: Answer = await anext(parts)
+            return head
+
+        head = await answer_of(call, ask, partial(self._is_outside, call))
 
         async def bodies() -> AsyncIterator[bytes]:
             yield head.body
             try:
-                async for part in parts:
-                    yield part.body
-            except ray.exceptions.RayActorError as error:
-                yield b"data: " + encode(told(_of_death(key, error))) + b"\n\n"
+                with _deaths():
+                    async for part in parts:
+                        yield part.body
+            except ReplicaDiedError as error:
+                yield b"data: " + encode(told(of_death(call.session, error))) + b"\n\n"
 
         return _response(StreamingResponse(bodies(), head.status), head)
 
@@ -148,10 +140,15 @@ class Front:
         self, key: str, message: str | bytes | None, *, is_start: bool = False, is_end: bool = False
     ) -> dict[str, Any]:
         handle = self._replicas.options(session_id=key)
-        try:
-            answer: dict[str, Any] = await handle.frame.remote(key, message, is_start=is_start, is_end=is_end)
-        except ray.exceptions.RayActorError as error:
-            return told(_of_death(key, error))
+        answer: dict[str, Any] = {}
+        for _ in range(MOST_TRIES):
+            try:
+                answer = await handle.frame.remote(key, message, is_start=is_start, is_end=is_end)
+            except ray.exceptions.RayActorError as error:
+                return told(of_death(key, error))
+            if answer.pop("is_begun", True):
+                break
+            await asyncio.sleep(TRY_AFTER_S)
         return answer
 
 
@@ -182,11 +179,13 @@ def make_front() -> Starlette:
     )
 
 
-def _of_death(key: str, error: BaseException) -> CellrtError:
-    """What a replica's death is to whoever waits for it."""
-    if not key:
-        return DeviceError(f"the replica died that had the request: {error}")
-    return SessionError(f"session {key}: the replica died that had its state: {error}")
+@contextmanager
+def _deaths() -> Iterator[None]:
+    """Raises ReplicaDiedError where Ray says that a replica died which had been asked."""
+    try:
+        yield
+    except ray.exceptions.RayActorError as error:
+        raise ReplicaDiedError(str(error)) from error
 
 
 def _response(response: Response, answer: Answer) -> Response:

@@ -35,6 +35,10 @@ class KeptDirectory(Directory):
         """As ``Directory.leave``."""
         super().leave(*args)
 
+    async def park(self, *args: Any) -> None:  # type: ignore[override]
+        """As ``Directory.park``."""
+        super().park(*args)
+
     async def release(self, *args: Any) -> None:  # type: ignore[override]
         """As ``Directory.release``."""
         super().release(*args)
@@ -58,6 +62,8 @@ class KeptDirectory(Directory):
 async def _is_alive(actor: Any) -> bool:
     try:
         await asyncio.wait_for(actor.__ray_ready__.remote(), ANSWER_S)
+    except exceptions.ActorUnavailableError:  # for the moment
+        return True
     except exceptions.RayActorError:
         return False
     except TimeoutError:

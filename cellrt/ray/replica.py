@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -19,11 +19,11 @@ from starlette.types import ASGIApp, Message
 
 from cellrt.errors import CellrtError, DeviceError, http_status
 from cellrt.process.address import new_address
-from cellrt.ray.calls import NOT_BEGUN, Answer, Call, parts_of
-from cellrt.ray.directory import LOOK_EVERY_S, Grant, Order
+from cellrt.ray.calls import NOT_BEGUN, UNAVAILABLE, Answer, Call, parts_of
+from cellrt.ray.directory import LOOK_EVERY_S, Grant, Left, Order
 from cellrt.ray.kept import kept_directory
 from cellrt.ray.scaling import Load
-from cellrt.ray.sessions import MovingBackend
+from cellrt.ray.sessions import ASKING, Asking, MovingBackend
 from cellrt.serve import oip
 from cellrt.serve.app import kept_connected, make_app
 from cellrt.serve.door import Door, told
@@ -34,8 +34,9 @@ from cellrt.serve.starting import start_engine
 
 log = logging.getLogger("cellrt")
 JSON = b"content-type", b"application/json"
-LEAVE_S = 10.0
-"""How long the directory may take to hear that a replica ends."""
+NO_ENGINE = DeviceError("the replica has no engine now, or leaves")
+LEAVE_S = 30.0
+"""How long a replica may take to leave its sessions to the others, after the requests that it had."""
 
 
 class Replica:
@@ -62,15 +63,17 @@ class Replica:
 
     async def answer(self, call: Call) -> Answer:
         """The whole answer to a request."""
-        if call.is_inference and not self._backend.is_ready:
-            error = DeviceError("the replica has no engine now")
-            return Answer(http_status(error), (NOT_BEGUN, JSON), oip.encode(told(error)))
         parts = [part async for part in self.stream(call)]
         head = parts[0]
         return head._replace(body=b"".join(part.body for part in parts)) if len(parts) > 1 else head
 
     async def stream(self, call: Call) -> AsyncIterator[Answer]:
         """The answer, part by part: each with head, and of the body what it adds; leaving gives the request up."""
+        if call.is_inference and not self._takes_requests:
+            yield Answer(http_status(NO_ENGINE), (NOT_BEGUN, JSON), oip.encode(told(NO_ENGINE)))
+            return
+        asking = Asking(call.id)
+        ASKING.set(asking)
         messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
         running = asyncio.create_task(_run(self._app, call, messages))
         head = Answer(500, ())
@@ -78,6 +81,8 @@ class Replica:
             while (message := await messages.get()) is not None:
                 if message["type"] == "http.response.start":
                     head = Answer(message["status"], tuple((bytes(k), bytes(v)) for k, v in message["headers"]))
+                    if head.status == UNAVAILABLE and call.session and not asking.is_begun:
+                        head = head._replace(headers=(NOT_BEGUN, *head.headers))
                 elif message["type"] == "http.response.body":
                     yield head._replace(body=message.get("body", b""))
         finally:
@@ -88,8 +93,10 @@ class Replica:
         """What a websocket's message comes to, in the session of that key if its model keeps state.
 
         ``message``: None: nothing is asked; the session may begin or end. What is wrong comes as ``error`` and
-        ``type``.
+        ``type``, and ``is_begun`` is false if nothing was done because the replica has no engine now, or leaves.
         """
+        if not self._takes_requests:
+            return {"is_begun": False, **told(NO_ENGINE)}
         model, id = parts_of(key)
         try:
             described = await self._backend.model(model)
@@ -107,9 +114,13 @@ class Replica:
         except CellrtError as error:
             return told(error)
 
+    @property
+    def _takes_requests(self) -> bool:
+        return self._backend.takes_requests and not self._backend.is_leaving
+
     async def check_health(self) -> None:
         """Raises DeviceError unless requests are taken; Ray Serve starts another replica then."""
-        if not self._backend.is_ready:
+        if not self._backend.takes_requests:
             raise DeviceError("the engine's process is gone, or has no worker left")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -121,12 +132,13 @@ class Replica:
         if self._hearing is None:  # it has not begun; the engine's process ends with this one
             return
         self._hearing.cancel()
-        if self._giving:
-            await asyncio.wait(self._giving, timeout=LEAVE_S)
-        states = await self._backend.give_all()
+        self._backend.is_leaving = True
         with suppress(Exception):  # the whole application ends
             async with asyncio.timeout(LEAVE_S):
-                await self._directory.leave.remote(self._id, states)
+                if self._giving:
+                    await asyncio.wait(self._giving)
+                await self._backend.leave()
+                await self._directory.leave.remote(self._id)
         await self._connected.aclose()
         await asyncio.to_thread(self._started.end)
 
@@ -150,8 +162,8 @@ class Replica:
                 await asyncio.sleep(LOOK_EVERY_S)
 
     async def _give(self, order: Order) -> None:
-        state = await self._backend.give(order)
-        await self._directory.given.remote(order, state)
+        left = await self._backend.give(order)
+        await self._directory.given.remote(order, left)
 
 
 class _Asking:
@@ -166,6 +178,9 @@ class _Asking:
 
     async def release(self, key: str, grant: int) -> None:
         await self._directory.release.remote(key, grant)
+
+    async def park(self, sessions: Mapping[Order, Left]) -> None:
+        await self._directory.park.remote(self._replica, sessions)
 
 
 async def _run(app: ASGIApp, call: Call, messages: asyncio.Queue[Message | None]) -> None:

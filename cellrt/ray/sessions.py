@@ -7,20 +7,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from cellrt.errors import CellrtError, SessionError
+from cellrt.errors import CellrtError, EngineClosedError, SessionError
 from cellrt.process.remote_session import RemoteSession
 from cellrt.ray.calls import key_of, parts_of
-from cellrt.ray.directory import Grant, Order
+from cellrt.ray.directory import MOST_BEGUN, Grant, Left, Order
 from cellrt.serve.backend import Backend
 from cellrt.serve.settings import Settings
 
 log = logging.getLogger("cellrt")
 HEARD_S = 10.0
 """How long one waits to hear of a grant that an order is about."""
+
+
+@dataclass
+class Asking:
+    """A request that is answered; ``is_begun``: whether a session was handed out for it."""
+
+    id: str
+    is_begun: bool = False
+
+
+ASKING: ContextVar[Asking | None] = ContextVar("ASKING", default=None)
+"""The request that is answered in this context; None: it has no id."""
 
 
 class Asked(Protocol):
@@ -32,20 +47,29 @@ class Asked(Protocol):
     async def release(self, key: str, grant: int) -> None:
         """As ``Directory.release``."""
 
+    async def park(self, sessions: Mapping[Order, Left]) -> None:
+        """As ``Directory.park``, for this replica."""
+
 
 class Held(NamedTuple):
-    """A session that is here, and the number of its grant."""
+    """A session that is here, the number of its grant, and the newest requests that were submitted here, by id."""
 
     session: RemoteSession
     grant: int
+    begun: deque[str]
 
 
 class MovingBackend(Backend):
-    """See the module. ``directory``: says where sessions are."""
+    """See the module. ``directory``: says where sessions are.
+
+    Attributes:
+        is_leaving: whether no session begins or comes here any more.
+    """
 
     def __init__(self, settings: Settings, directory: Asked) -> None:
         super().__init__(settings)
         self._directory = directory
+        self.is_leaving = False
         self._held: dict[str, Held] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}
 
@@ -57,7 +81,8 @@ class MovingBackend(Backend):
     async def session(self, model: str, id: str, *, is_start: bool) -> RemoteSession:
         """As ``Backend.session``; the state is brought here if another replica has it.
 
-        Whoever is given a session submits to it before the loop goes on: else it might have moved.
+        Whoever is given a session submits to it before the loop goes on: else it might have moved. Raises
+        EngineClosedError too.
         """
         key = key_of(model, id)
         while True:
@@ -73,6 +98,10 @@ class MovingBackend(Backend):
                 is_start = self._held.get(key) is not held
             else:
                 self._held[key] = self._held.pop(key)  # used last
+                asking = ASKING.get()
+                if asking is not None:
+                    asking.is_begun = True
+                    held.begun.append(asking.id)
                 return held.session
 
     async def _bring(self, key: str, is_start: bool) -> None:
@@ -83,6 +112,8 @@ class MovingBackend(Backend):
 
     async def _begin(self, key: str, is_start: bool) -> None:
         """Begins a session here, or goes on with one that was elsewhere."""
+        if self.is_leaving:
+            raise EngineClosedError("the replica leaves its sessions to the others")
         model, id = parts_of(key)
         grant = await self._directory.take(key, is_start=is_start)
         if not grant.number:
@@ -96,7 +127,7 @@ class MovingBackend(Backend):
         except CellrtError:
             await self._directory.release(key, grant.number)
             raise
-        self._held[key] = Held(session, grant.number)
+        self._held[key] = Held(session, grant.number, deque(maxlen=MOST_BEGUN))
         if len(self._held) > self.settings.limits.max_sessions:
             await self._end_oldest()
 
@@ -104,8 +135,8 @@ class MovingBackend(Backend):
         key = next(iter(self._held))
         await self.end_session(*parts_of(key), self._held[key].session)
 
-    async def give(self, order: Order) -> bytes | None:
-        """Gives a session up: its state after the requests that were submitted here; None if it is not here."""
+    async def give(self, order: Order) -> Left | None:
+        """Gives a session up, with its state after the requests that were submitted here; None if it is not here."""
         coming = self._coming.get(order.key)
         if coming is not None and self._grant_of(order.key) < order.grant:
             await asyncio.wait([coming], timeout=HEARD_S)
@@ -119,12 +150,18 @@ class MovingBackend(Backend):
         except CellrtError as error:
             log.warning("the state of session %s cannot be moved: %s", order.key, error)
             return None
-        return state
+        return Left(state, tuple(held.begun))
 
-    async def give_all(self) -> dict[Order, bytes]:
-        """Gives every session up."""
-        orders = [Order(key, held.grant) for key, held in self._held.items()]
-        return {order: state for order in orders if (state := await self.give(order)) is not None}
+    async def leave(self) -> None:
+        """Gives every session up, and takes no more."""
+        self.is_leaving = True
+        while self._held or self._coming:
+            orders = [Order(key, held.grant) for key, held in self._held.items()]
+            given = {order: await self.give(order) for order in orders}
+            await self._directory.park({order: left for order, left in given.items() if left is not None})
+            if self._coming and not self._held:
+                # They may come from a replica that leaves too, and waits for one of these.
+                await asyncio.wait(self._coming.values(), return_when=asyncio.FIRST_COMPLETED)
 
     def _grant_of(self, key: str) -> int:
         held = self._held.get(key)

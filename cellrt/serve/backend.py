@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
-from cellrt.errors import CellrtError, DefinitionError, DeviceError, EngineClosedError, SessionError
+from cellrt.errors import CellrtError, DefinitionError, DeviceError, EngineClosedError, SessionError, UnknownModelError
 from cellrt.process.client import Client, connect
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve.described import Described, describe
@@ -24,9 +24,16 @@ log = logging.getLogger("cellrt")
 LOOK_EVERY_S = 0.05
 """How often one looks whether the process is gone, or back."""
 ASK_EVERY_S = 0.5
-"""How often the process is asked whether it has workers."""
+"""How often the process is asked whether it has workers, and which models."""
 CONNECT_S = 5.0
 """How long one waits for an engine that is being started, before one looks again."""
+
+
+class Unserved(NamedTuple):
+    """A model that is loaded and cannot be served: which version, and why."""
+
+    version: int
+    why: str
 
 
 class Backend:
@@ -42,7 +49,8 @@ class Backend:
         self.is_draining = False
         self.is_connected = asyncio.Event()
         self._client: Client | None = None
-        self._has_workers = True
+        self._has_workers = self._has_models = True
+        self._unserved: dict[str, Unserved] = {}
         self._described: dict[str, Described] = {}
         self._sessions: OrderedDict[tuple[str, str], RemoteSession] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
@@ -57,22 +65,65 @@ class Backend:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are taken."""
+        """Whether every model that is loaded can be served now, and there is one."""
+        return self.takes_requests and self._has_models and not self._unserved
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether there is an engine with a worker, which is to be asked more."""
         is_there = self._client is not None and not self._client.is_lost
         return is_there and self._has_workers and not self.is_draining
 
+    def why_unserved(self, name: str) -> str:
+        """Why a model that is loaded cannot be served; empty if it can."""
+        return self._unserved[name].why if name in self._unserved else ""
+
     async def keep_connected(self) -> None:
         """Connects, and connects anew when the process was replaced; runs until it is cancelled."""
-        loop = asyncio.get_running_loop()
-        asked_s = loop.time()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_described())
+            loop = asyncio.get_running_loop()
+            asked_s = loop.time()
+            while True:
+                if self._client is None or self._client.is_lost:
+                    await self._connect()
+                elif loop.time() > asked_s + ASK_EVERY_S:
+                    asked_s = loop.time()
+                    with suppress(CellrtError):  # it is gone, and is looked for in the next round
+                        self._has_workers = await asyncio.to_thread(self._client.has_workers)
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _keep_described(self) -> None:
+        """Describes what is loaded meanwhile, so that readiness is true of it; describing may take long."""
         while True:
-            if self._client is None or self._client.is_lost:
-                await self._connect()
-            elif loop.time() > asked_s + ASK_EVERY_S:
-                asked_s = loop.time()
-                with suppress(CellrtError):  # it is gone, and is looked for in the next round
-                    self._has_workers = await asyncio.to_thread(self._client.has_workers)
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(ASK_EVERY_S)
+            client = self._client
+            if client is not None and not client.is_lost:
+                try:
+                    await self._describe_new(client)
+                except CellrtError as error:  # the process is gone, or the server is about to end
+                    log.debug("nothing was described: %s", error)
+                except Exception:
+                    log.exception("a model cannot be described")
+
+    async def _describe_new(self, client: Client) -> None:
+        entries = await asyncio.to_thread(client.models)
+        loaded = {entry["name"]: int(entry["version"]) for entry in entries if entry["is_loaded"]}
+        unserved = {}
+        for name, version in loaded.items():
+            known = self._unserved.get(name)
+            if known is not None and known.version == version:
+                unserved[name] = known
+                continue
+            try:
+                await self.model(name)
+            except UnknownModelError:  # it was taken out meanwhile
+                pass
+            except DefinitionError as error:
+                log.error("%s", error)
+                unserved[name] = Unserved(version, str(error))
+        if client is self._client:
+            self._unserved, self._has_models = unserved, bool(loaded)
 
     async def _connect(self) -> None:
         lost, self._client = self._client, None
@@ -83,16 +134,17 @@ class Backend:
         try:
             client = await asyncio.to_thread(connect, self.settings.address, timeout=CONNECT_S)
             entries = await asyncio.to_thread(client.models)
-            names = [entry["name"] for entry in entries if entry["is_loaded"]]
+            loaded = {entry["name"]: int(entry["version"]) for entry in entries if entry["is_loaded"]}
             await asyncio.to_thread(client.number)
-            described = await asyncio.to_thread(self._describe_all, client, names)
+            described, unserved = await asyncio.to_thread(self._describe_all, client, loaded)
         except CellrtError as error:
             log.debug("no engine yet: %s", error)
             if client is not None:
                 await asyncio.to_thread(client.close)
             return
         HEAP.freeze(id(self))
-        self._described, self._client, self._has_workers = described, client, True
+        self._described, self._unserved, self._has_models = described, unserved, bool(loaded)
+        self._client, self._has_workers = client, True
         self.is_connected.set()
 
     def _forget_engine(self) -> None:
@@ -100,15 +152,21 @@ class Backend:
         self._described.clear()
         self._sessions.clear()
 
-    def _describe_all(self, client: Client, names: Iterable[str]) -> dict[str, Described]:
-        """The models that can be served; of the others the log says why, and so does the answer to each request."""
-        described = {}
-        for name in names:
+    def _describe_all(
+        self, client: Client, loaded: Mapping[str, int]
+    ) -> tuple[dict[str, Described], dict[str, Unserved]]:
+        """The models that can be served, and those that cannot: the log says why, and so does each request's answer.
+
+        ``loaded``: versions by name.
+        """
+        described, unserved = {}, {}
+        for name, version in loaded.items():
             try:
                 described[name] = self._describe(client, name)
             except DefinitionError as error:
                 log.error("%s", error)
-        return described
+                unserved[name] = Unserved(version, str(error))
+        return described, unserved
 
     def _describe(self, client: Client, name: str) -> Described:
         return describe(client.binding(name), self.settings.limits)
@@ -149,9 +207,12 @@ class Backend:
         return await asyncio.to_thread(getattr(self.client, name), *args, **options)
 
     async def session(self, model: str, id: str, *, is_start: bool) -> RemoteSession:
-        """A session: begun anew, or one that is open. Raises SessionError, RequestError, OverloadError."""
+        """A session: begun anew, or one that is open. Raises SessionError, RequestError, OverloadError.
+
+        Where there are other front ends, one of them may have ended it, and begun another of that id: the engine knows.
+        """
         key = model, id
-        session = self._sessions.get(key)
+        session = self._sessions.get(key) if self.settings.front_ends == 1 else None
         if session is None or is_start:
             session = await self.call("session", model, id, must_be_open=not is_start)
             if is_start:

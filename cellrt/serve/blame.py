@@ -29,12 +29,13 @@ def explained(described: Described, request: Any, error: CellrtError) -> CellrtE
     """
     if not isinstance(error, CellError) or OUTSIDE not in str(error):
         return error
-    watching = _Watching(described, str(error))
+    said = str(error).removeprefix(f"model {described.name!r}: ")
+    watching = _Watching(described, said)
     with suppress(CellrtError):  # it was recorded before: what there is to see, was seen
         described.binding.unfolder.record_in(watching, request)
     if watching.found:
         return RequestError(f"model {described.name!r}: {watching.found}")
-    return CellError(f"model {described.name!r}: an index is outside of what the cell looks it up in: {error}")
+    return CellError(f"model {described.name!r}: an index is outside of what the cell looks it up in: {said}")
 
 
 class _Watching(Graph):

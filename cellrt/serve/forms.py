@@ -7,10 +7,10 @@ a client sent is never trusted to have the right type; the unfolder then checks 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import networkx as nx
 import numpy as np
 import torch
 
@@ -179,6 +179,8 @@ class NetworkForm:
         """The graph."""
         if not isinstance(value, dict):
             raise RequestError(f"{where}: expected an object with nodes and edges, got {brief(value)}")
+        import networkx as nx  # the model that takes one has imported it; the others do without, and start sooner
+
         try:
             graph = nx.node_link_graph({**value, "directed": True, "multigraph": False}, edges="edges")
         except (AttributeError, KeyError, TypeError, ValueError, nx.NetworkXError) as error:
@@ -211,7 +213,7 @@ def form_of(example: Any, limits: Limits) -> Form:
         return TensorForm(example.dtype, tuple(example.shape), limits)
     if type(example) in _NAMES:
         return ScalarForm(type(example), limits)
-    if isinstance(example, nx.DiGraph):
+    if "networkx" in sys.modules and isinstance(example, sys.modules["networkx"].DiGraph):
         attributes = next((data for _, data in example.nodes(data=True) if data), None)
         return NetworkForm(None if attributes is None else form_of(dict(attributes), limits))
     if isinstance(example, Mapping) and all(isinstance(name, str) for name in example):

@@ -1,6 +1,6 @@
 """A front end: a process that parses, unfolds and answers, with a listening socket that it was given.
 
-    python -c "from cellrt.serve.front_end import main; main()" DESCRIPTOR NUMBER IS_SHARED
+    python -c "import gc; gc.disable(); from cellrt.serve.front_end import main; main()" DESCRIPTOR NUMBER IS_SHARED
 
 Its settings come as JSON on its standard input, which ends when the process that keeps the server does: then it ends
 too. SIGTERM: it takes no more connections, ends what it has within the limit, and exits 0; a second one exits at once.
@@ -9,6 +9,7 @@ too. SIGTERM: it takes no more connections, ends what it has within the limit, a
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -118,6 +119,7 @@ def _end_with_parent() -> None:
 
 def main() -> None:
     """The process."""
+    gc.enable()
     descriptor, number, is_shared = (int(argument) for argument in sys.argv[1:4])
     settings = msgspec.json.decode(_read_line(), type=Settings)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 import cellrt
 from cellrt.engine.future import Result
-from cellrt.errors import CellrtError, RequestError, UnknownModelError, http_status
+from cellrt.errors import CellrtError, DefinitionError, RequestError, UnknownModelError, http_status
 from cellrt.serve import oip
 from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, to_bytes
 from cellrt.serve.described import Described, TensorInfo
@@ -62,7 +62,7 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return service_pb2.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: Message, context: Context) -> Message:  # noqa: N802
-        """Whether requests are taken."""
+        """Whether every model that is loaded can be served."""
         return service_pb2.ServerReadyResponse(ready=self._backend.is_ready)
 
     async def ServerMetadata(self, request: Message, context: Context) -> Message:  # noqa: N802
@@ -73,9 +73,9 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         """Whether a model takes requests."""
         try:
             await self._backend.model(request.name, request.version)
-        except UnknownModelError:
+        except (UnknownModelError, DefinitionError):
             return service_pb2.ModelReadyResponse(ready=False)
-        return service_pb2.ModelReadyResponse(ready=self._backend.is_ready)
+        return service_pb2.ModelReadyResponse(ready=self._backend.takes_requests)
 
     async def ModelMetadata(self, request: Message, context: Context) -> Message:  # noqa: N802
         """A model's inputs and outputs."""
@@ -130,9 +130,10 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         """All models that the operator named."""
         response = service_pb2.RepositoryIndexResponse()
         for entry in await self._backend.call("models"):
-            if entry["is_loaded"] or not request.ready:
-                state = "READY" if entry["is_loaded"] else "UNAVAILABLE"
-                response.models.add(name=entry["name"], version=str(entry["version"]), state=state)
+            reason = self._backend.why_unserved(entry["name"]) if entry["is_loaded"] else "unloaded"
+            if not reason or not request.ready:
+                state, version = "UNAVAILABLE" if reason else "READY", str(entry["version"])
+                response.models.add(name=entry["name"], version=version, state=state, reason=reason)
         return response
 
     async def RepositoryModelLoad(self, request: Message, context: Context) -> Message:  # noqa: N802

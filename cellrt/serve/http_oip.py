@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import cellrt
-from cellrt.errors import RequestError, UnknownModelError
+from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.serve import oip
 from cellrt.serve.described import Described
 from cellrt.serve.door import Door
@@ -129,7 +129,7 @@ class OipDoor:
         return json_response({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        """Whether requests are taken."""
+        """Whether every model that is loaded can be served."""
         return json_response({"ready": self._backend.is_ready}, 200 if self._backend.is_ready else 503)
 
     async def metadata(self, request: Request) -> Response:
@@ -169,9 +169,12 @@ class OipDoor:
 
     async def model_ready(self, request: Request) -> Response:
         """Whether a model takes requests."""
-        described = await self._described(request)
-        is_ready = self._backend.is_ready
-        return json_response({"name": described.name, "ready": is_ready}, 200 if is_ready else 503)
+        is_ready = self._backend.takes_requests
+        try:
+            await self._described(request)
+        except DefinitionError:
+            is_ready = False
+        return json_response({"name": request.path_params["model"], "ready": is_ready}, 200 if is_ready else 503)
 
     async def stats(self, request: Request) -> Response:
         """Counts of a model, or of all, as Triton has them."""
@@ -189,7 +192,8 @@ class OipDoor:
         body = await read_body(request, self._limits.max_body_bytes)
         only_ready = bool(oip.decode(body, _objects).get("ready")) if body else False
         entries = await self._backend.call("models")
-        return json_response([_entry(entry) for entry in entries if entry["is_loaded"] or not only_ready])
+        told = [_entry(entry, self._backend.why_unserved(entry["name"])) for entry in entries]
+        return json_response([each for each in told if each["state"] == "READY" or not only_ready])
 
     async def load(self, request: Request) -> Response:
         """Registers a model of the index anew, from where the operator said; requests go on meanwhile."""
@@ -218,7 +222,7 @@ def _head(described: Described, id: str) -> dict[str, str]:
     return {"model_name": described.name, "model_version": described.version, **({"id": id} if id else {})}
 
 
-def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
-    is_loaded = entry["is_loaded"]
-    state, reason = ("READY", "") if is_loaded else ("UNAVAILABLE", "unloaded")
+def _entry(entry: Mapping[str, Any], why_unserved: str) -> dict[str, Any]:
+    reason = why_unserved if entry["is_loaded"] else "unloaded"
+    state = "UNAVAILABLE" if reason else "READY"
     return {"name": entry["name"], "version": str(entry["version"]), "state": state, "reason": reason}

@@ -27,7 +27,8 @@ from cellrt.serve.settings import Settings
 from cellrt.serve.starting import start_engine
 
 log = logging.getLogger("cellrt")
-COMMAND = "from cellrt.serve.front_end import main; main()"
+COMMAND = "import gc; gc.disable(); from cellrt.serve.front_end import main; main()"
+"""Without the collector until all is imported, as in ``process.starting``."""
 LOOK_EVERY_S = 0.05
 KILL_AFTER_S = 5.0
 """How long a front end may take beyond the limit to end; then it is killed."""

@@ -36,7 +36,7 @@ def document(models: Sequence[Described], *, has_keys: bool) -> Schema:
     paths: Schema = {
         "/v2": _get("What this server is."),
         "/v2/health/live": _get("Whether this front end answers."),
-        "/v2/health/ready": _get("Whether requests are taken.", "503"),
+        "/v2/health/ready": _get("Whether every model that is loaded can be served.", "503"),
         "/v1/models": _get("The models.", "503"),
         "/metrics": _get("Counts, for Prometheus.", kind="text/plain"),
     }

@@ -37,6 +37,24 @@ def test_check_fails_for_a_cell_whose_rows_influence_each_other(tmp_path: Path) 
     assert "rows influence each other in ['y']" in run("check", path, status=1)
 
 
+@pytest.mark.parametrize(("seed", "status"), [("", 1), ("torch.manual_seed(3)", 0)])
+def test_check_fails_for_weights_that_each_process_draws_anew(tmp_path: Path, seed: str, status: int) -> None:
+    path = tmp_path / "drawn.py"
+    path.write_text(
+        f"import torch, cellrt\n{seed}\n"
+        "same = cellrt.cell(lambda y: {'z': y + 1}, {'y': (2,)}, name='same')\n"
+        "def drawn():\n"
+        "    drawn = cellrt.cell(torch.nn.Linear(2, 2), {'input': (2,)}, name='drawn')\n"
+        "    @cellrt.unfold('drawn', example=torch.ones(2))\n"
+        "    def made(graph, x):\n"
+        "        return {'y': same(y=drawn(input=x).output).z}\n"
+        "    return made\n"
+    )
+    said = run("check", f"{path}:drawn", status=status)
+    assert ("drawn: another process makes it with other weights" in said) == bool(status)
+    assert "same: another" not in said
+
+
 @pytest.mark.parametrize("model", ["nonsense", "no.such:module", "no_such_file.py", "cellrt.errors:http_status"])
 def test_a_model_that_is_none_is_said_in_a_line(model: str) -> None:
     assert len(run("check", model, status=1).strip().splitlines()) <= 2

@@ -49,6 +49,24 @@ def request_of(model: str, length: int, fault: float, at: int) -> object:
     return steps
 
 
+def test_of_two_models_in_one_failed_task_each_client_is_told_its_own() -> None:
+    engine, gate = small_engine(trace=True), Gate(WAIT_S)
+    models = [chain_model(name, PLAIN) for name in ("one", "other")]
+    for model in (gate.unfolder, *models):
+        engine.register(model, warm_up=False)
+    held = engine.submit("gate", torch.ones(WIDTH))
+    assert gate.entered.wait(WAIT_S)
+    futures = [engine.submit(model.name, request_of("chain", 1, RAISE, 0)) for model in models]
+    gate.open.set()
+    held.result(WAIT_S)
+    for model, error in zip(models, map(error_of, futures)):
+        assert (
+            str(error).startswith(f"model {model.name!r}: cell {PLAIN.name!r} raised") and error.__cause__ is not None
+        )
+    assert [task.rows for task in engine.timeline().tasks] == [1, 2]
+    close_and_check(engine)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("model", MODELS)
 def test_only_the_guilty_requests_fail(model, fault):
@@ -61,7 +79,7 @@ def test_only_the_guilty_requests_fail(model, fault):
         if k in guilty:
             error = error_of(future)
             assert type(error) is CellError
-            assert repr(CELLS[model].name) in str(error)
+            assert str(error).startswith(f"model {model!r}: cell {CELLS[model].name!r}")
         else:
             assert_same(future.result(WAIT_S), run_one_by_one(MODELS[model], request))
     assert engine.statistics()["errors"] == {"CellError": len(guilty)}

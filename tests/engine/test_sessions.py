@@ -347,3 +347,16 @@ def test_a_callback_cannot_wait_for_its_engine():
     session.close()
     session.close()
     close_and_check(engine)
+
+
+def test_a_session_that_must_be_open_is_never_a_new_one() -> None:
+    engine = small_engine()
+    engine.register(keeping("kept", PLAIN), warm_up=False)
+    for _ in range(2):
+        with pytest.raises(SessionError, match="session 'a' of model 'kept' is not open"):
+            engine.session("kept", "a", must_be_open=True)
+        opened = engine.session("kept", "a")
+        engine.session("kept", "a", must_be_open=True).submit(torch.ones(1, WIDTH)).result(WAIT_S)
+        opened.close()
+    assert engine.statistics()["sessions"]["open"] == 0
+    close_and_check(engine)

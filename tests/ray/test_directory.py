@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellrt.ray.directory import Directory, Grant, Order
+from cellrt.ray.directory import MOST_BEGUN, Directory, Grant, Left, Order
 
 KEY = "kept/caller"
 TIME_S = 20.0
@@ -22,6 +22,7 @@ class Replicas:
         self.moves = 0
         self.states: dict[str, dict[str, bytes]] = {}
         self.grants: dict[str, dict[str, int]] = {}
+        self.begun: dict[str, list[str]] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.directory = Directory(self._is_alive, self._note_move)
 
@@ -41,7 +42,10 @@ class Replicas:
             for order in await self.directory.orders(name) or ():
                 state = self.states[name].pop(order.key, None)
                 self.grants[name].pop(order.key, None)
-                self.directory.given(order, state)
+                self.directory.given(order, None if state is None else Left(state, self._begun(order.key)))
+
+    def _begun(self, key: str) -> tuple[str, ...]:
+        return tuple(self.begun.pop(key, ())[-MOST_BEGUN:])
 
     async def ask(self, name: str, key: str = KEY, *, is_start: bool = False) -> bytes | None:
         """Appends a letter to the state at a replica; None if nobody has it."""
@@ -60,7 +64,10 @@ class Replicas:
     def leave(self, name: str) -> None:
         self.tasks.pop(name).cancel()
         grants = self.grants[name]
-        self.directory.leave(name, {Order(key, grants[key]): state for key, state in self.states[name].items()})
+        states = self.states[name].items()
+        left = {Order(key, grants[key]): Left(state, self._begun(key)) for key, state in states}
+        self.directory.park(name, left)
+        self.directory.leave(name)
 
     def end(self) -> None:
         for task in self.tasks.values():
@@ -101,9 +108,9 @@ def test_a_session_that_nobody_began_is_nowhere() -> None:
 def test_the_state_of_a_replica_that_died_is_lost_and_said_to_be() -> None:
     async def story(replicas: Replicas) -> None:
         await replicas.ask("one", is_start=True)
-        assert await replicas.directory.is_kept(KEY)
+        assert await replicas.directory.is_outside(KEY, "another")
         replicas.kill("one")
-        assert not await replicas.directory.is_kept(KEY)
+        assert not await replicas.directory.is_outside(KEY, "another")
         assert await replicas.directory.take(KEY, "two", is_start=False) == Grant(0, is_lost=True)
         assert await replicas.directory.take(KEY, "two", is_start=False) == Grant(0)
         assert await replicas.ask("two", is_start=True) == b"."
@@ -126,9 +133,28 @@ def test_a_replica_that_leaves_leaves_its_states_to_who_is_asked_next() -> None:
     async def story(replicas: Replicas) -> None:
         await replicas.ask("one", is_start=True)
         replicas.leave("one")
-        assert replicas.directory.counts()["parked"] == 1 and await replicas.directory.is_kept(KEY)
+        assert replicas.directory.counts()["parked"] == 1 and await replicas.directory.is_outside(KEY, "another")
         assert await replicas.ask("two") == b".."
         assert replicas.directory.counts() == {"sessions": {"two": 1}, "parked": 0, "moves": 1, "lost": 0}
+
+    run(story)
+
+
+def test_a_request_is_outside_of_a_state_only_if_nobody_began_it_who_had_the_state() -> None:
+    async def story(replicas: Replicas) -> None:
+        directory = replicas.directory
+        await replicas.ask("one", is_start=True)
+        replicas.begun[KEY] = ["first", "second"]
+        replicas.leave("one")
+        for _ in range(2):  # left, and then at the next replica
+            assert not await directory.is_outside(KEY, "first") and not await directory.is_outside(KEY, "second")
+            assert await directory.is_outside(KEY, "third")
+            await replicas.ask("two")
+        replicas.begun[KEY] = ["third"]
+        await replicas.begin("three")
+        await replicas.ask("three")
+        assert [await directory.is_outside(KEY, name) for name in ("first", "third", "fourth")] == [False, False, True]
+        assert not await directory.is_outside("kept/nobody", "first")
 
     run(story)
 
@@ -141,6 +167,24 @@ def test_who_leaves_while_a_state_is_awaited_gives_it() -> None:
         await asyncio.sleep(0.01)
         replicas.leave("one")
         assert await taking == b".."
+
+    run(story)
+
+
+def test_who_leaves_while_one_asks_whether_it_lives_has_given_its_state() -> None:
+    async def story(replicas: Replicas) -> None:
+        await replicas.ask("one", is_start=True)
+        replicas.tasks["one"].cancel()
+        is_alive = replicas._is_alive
+
+        async def leaving(actor: object) -> bool:
+            if actor == "one" and "one" in replicas.tasks:
+                replicas.leave("one")
+                replicas.dead.add("one")
+            return await is_alive(actor)
+
+        replicas.directory._is_alive = leaving
+        assert await replicas.ask("two") == b".."
 
     run(story)
 

@@ -152,7 +152,8 @@ def test_replicas_come_die_and_go_under_load(url: str) -> None:
         deploy(1)
         until(lambda: len(overview(url)["sessions"]) == 1, "one replica is left", START_S)
         load.go_on()
-        assert overview(url)["moves"] > moved and load.count("lost") == held
+        assert overview(url)["moves"] > moved
+        assert load.count("lost") == held == overview(url)["lost"], "\n".join(load.told)
         assert sum(overview(url)["sessions"].values()) == SESSIONS
     assert not load.wrong, load.wrong[:5]
     assert load.count("plain") > 100

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -12,15 +12,16 @@ from torch import Tensor
 
 pytest.importorskip("msgspec")
 
-from cellrt.errors import SessionError
+from cellrt.errors import EngineClosedError, SessionError
 from cellrt.process.address import new_address
-from cellrt.ray.directory import Directory, Grant, Order
-from cellrt.ray.sessions import MovingBackend
+from cellrt.ray.directory import Directory, Grant, Left, Order
+from cellrt.ray.sessions import ASKING, Asking, MovingBackend
 from cellrt.serve.app import kept_connected
 from cellrt.serve.settings import Settings
 from cellrt.serve.starting import start_engine
 
 MODEL = "kept"
+KEY = f"{MODEL}/caller"
 TIME_S = 100.0
 
 
@@ -38,6 +39,11 @@ class Here:
 
     async def release(self, key: str, grant: int) -> None:
         self._directory.release(key, grant)
+
+    async def park(self, sessions: Mapping[Order, Left]) -> None:
+        self._directory.park(self.name, sessions)
+        while self.backend._coming:  # it takes so long to hear of it that the others are here meanwhile
+            await asyncio.sleep(0.001)
 
     async def hear(self) -> None:
         while True:
@@ -112,8 +118,24 @@ async def _ends_are_heard_of(one: Here, another: Here, directory: Directory) -> 
 
 
 async def _states_are_left(one: Here, another: Here, directory: Directory) -> None:
-    pieces = [torch.randn(2, 2), torch.randn(2, 2)]
-    first = await one.ask(pieces[0], is_start=True)
-    directory.leave("one", await one.backend.give_all())
-    second = await another.ask(pieces[1])
-    assert all(torch.equal(a, b) for a, b in zip((first, second), expected(pieces)))
+    pieces = [torch.randn(2, 2), torch.randn(3, 2), torch.randn(2, 2)]
+    asking = Asking("the first")
+    ASKING.set(asking)
+    made = [await one.ask(pieces[0], is_start=True)]
+    ASKING.set(None)
+    assert asking.is_begun and await directory.is_outside(KEY, "the first")  # as long as "one" has it, and lives
+
+    coming = asyncio.create_task(another.ask(pieces[1]))
+    while not directory._awaited:
+        await asyncio.sleep(0)
+    await another.backend.leave()  # what is under way to it is left to others too
+    directory.leave(another.name)
+    assert not await directory.is_outside(KEY, "the first") and await directory.is_outside(KEY, "the second")
+    try:
+        made.append(await coming)
+    except EngineClosedError:  # it had not begun
+        del pieces[1]
+    with pytest.raises(EngineClosedError, match="leaves its sessions to the others"):
+        await another.ask(pieces[1])
+    made.append(await one.ask(pieces[-1]))
+    assert all(torch.equal(a, b) for a, b in zip(made, expected(pieces), strict=True))

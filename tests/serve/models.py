@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -112,8 +113,12 @@ class Scale(torch.nn.Module):
 
 
 def scaled() -> Unfolder:
-    """A model whose weight is read from the file that the environment names, as often as it is loaded."""
-    weight = float(Path(os.environ["CELLRT_TEST_WEIGHT"]).read_text())
+    """A model whose weight is read from the file that the environment names, as often as it is loaded.
+
+    The word ``random`` in it: each process draws another.
+    """
+    text = Path(os.environ["CELLRT_TEST_WEIGHT"]).read_text()
+    weight = random.SystemRandom().random() if text == "random" else float(text)
     scale = cell(Scale(weight), {"x": (WIDTH,)}, name="scale")
 
     @unfold("scaled", example=torch.zeros(2, WIDTH))

@@ -20,7 +20,7 @@ MODELS = ("words", "rows", "doubled", "said", "stepped", "unseeded")
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     paths = [f"tests.serve.newcomer_models:{name}" for name in MODELS]
-    with Server(["--port", "0", "--device", "cpu:1", *paths]) as made:
+    with Server(["--port", "0", "--device", "cpu:1", *paths], is_whole=False) as made:
         yield made
 
 
@@ -98,5 +98,6 @@ def test_a_model_without_a_seed_says_what_it_needs_and_the_others_are_served(ser
     assert (answer.status_code, answer.json()["type"]) == (500, "DefinitionError")
     assert "weights must come from files or a seed" in answer.json()["error"]
     until(lambda: any("weights must come from files or a seed" in line for line in server.lines), "the log says so too")
-    assert server.http.get("/v2/health/ready").status_code == 200
     assert infer(server, "words", [1]).status_code == 200
+    ready = [server.http.get(f"/v2/{path}/ready").status_code for path in ("health", "models/unseeded", "models/words")]
+    assert ready == [503, 503, 200]

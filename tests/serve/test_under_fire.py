@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -188,6 +188,20 @@ def test_a_killed_front_end_has_a_successor(small: Server) -> None:
             until(lambda fresh=fresh: chain_by(fresh) == 200, "every connection is answered")
 
 
+def test_an_id_may_be_used_again_whichever_front_end_ended_its_session(small: Server) -> None:
+    until(small.is_ready, "it is ready")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=small.url, headers=HEADERS)) for _ in range(16)]
+        for turn in range(8):
+            for place, client in enumerate(clients):
+                how = {"session": "again", "start": place == 0, "end": place == len(clients) - 1}
+                answer = client.post("/v1/models/kept/infer", json={"request": [[turn, 1]], **how}, timeout=WAIT_S)
+                h = answer.json()["results"]["h"]
+                assert h == [[turn * (2 - 0.5**place), 2 - 0.5**place]], (turn, place, answer.text)
+            clients = clients[1:] + clients[:1]
+    assert small.statistics()["sessions"]["open"] == 0
+
+
 def chain_by(client: httpx.Client) -> int:
     return client.post("/v1/models/chain/infer", json={"request": [[1, 2]]}).status_code
 
@@ -226,7 +240,7 @@ def test_a_second_sigterm_ends_at_once() -> None:
     until(lambda: server.unfinished() == 1, "it runs")
     pids = children(server, "cellrt")
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
+    until(lambda: any("ending: at most" in line for line in server.lines), "the first is heard")
     begin_s = time.monotonic()
     assert server.close() == 1
     assert time.monotonic() - begin_s < 1.0

@@ -15,7 +15,6 @@ import torch.fx.experimental._config as symbolic_config
 from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.bits import DTYPES
@@ -185,6 +184,9 @@ def _refusal(module: object, error: Exception) -> NotCompiledError:
     detail = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     if isinstance(module, nn.Module) and any(isinstance(part, nn.RNNBase) for part in module.modules()):
         return NotCompiledError(Reason.RECURRENT, detail)
+    # Imported here, where an export has imported it: it takes a third of a second, and no other process needs it.
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
     causes: list[BaseException | None] = [error, error.__cause__, error.__context__]
     if any(isinstance(cause, GuardOnDataDependentSymNode) for cause in causes):
         return NotCompiledError(Reason.BY_VALUES, detail)

@@ -1,0 +1,65 @@
+"""Whether every process makes the same cells of a model: another process makes it too, and both are compared.
+
+    python -c "from cellrt.planning.elsewhere import main; main()" SOURCE
+
+prints the names and identities of a model's cells. A server has at least two processes that make each model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from cellrt.core.processor import Processor
+from cellrt.engine.registry import Discovery, Registry
+from cellrt.errors import DefinitionError
+from cellrt.graph.unfolder import Unfolder
+from cellrt.process.source import ModelSource
+
+COMMAND = "from cellrt.planning.elsewhere import main; main()"
+WAIT_S = 600.0
+MAX_NODES = 65_535
+
+
+class Made(NamedTuple):
+    """A cell that a process made: its name and identity."""
+
+    name: str
+    identity: str
+
+
+def cells_of(unfolder: Unfolder) -> list[Made]:
+    """The cells of a model's example, in the order in which it calls them. Raises DefinitionError."""
+    found = Discovery(Registry(Processor(1), MAX_NODES))
+    found.unfold(unfolder)
+    return [Made(cell.name, cell.identity) for cell in found.cells]
+
+
+def cells_elsewhere(source: str) -> list[Made]:
+    """The cells that a new process makes of a model. Raises DefinitionError if it cannot."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    command = [sys.executable, "-c", COMMAND, source]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=WAIT_S, check=True)
+        return [Made(*each) for each in json.loads(ended.stdout.splitlines()[-1])]
+    except subprocess.TimeoutExpired:
+        raise DefinitionError(f"model {source!r}: another process did not make it within {WAIT_S:g} s") from None
+    except (subprocess.CalledProcessError, ValueError, IndexError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        raise DefinitionError(f"model {source!r}: another process cannot make it: {said[-1000:]}") from None
+
+
+def changing(here: Sequence[Made], elsewhere: Sequence[Made]) -> list[str]:
+    """The names of cells that are others in another process."""
+    pairs = zip_longest(here, elsewhere)
+    return sorted({cell.name for a, b in pairs if a != b for cell in (a, b) if cell is not None})
+
+
+def main() -> None:
+    """The other process."""
+    print(json.dumps(cells_of(ModelSource(sys.argv[1]).load())))

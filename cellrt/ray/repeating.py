@@ -1,0 +1,66 @@
+"""When a request is handed to another replica: never after an answer, and never if it might run twice in a session.
+
+A replica that says "not begun" has done nothing: another is asked, whatever the request is. Where a worker, engine or
+a whole replica died before its answer came, nobody can say how far the request was. One that is in no session has no
+state that it could change twice, and runs again, from its start. One of a session runs again only if the directory has
+the session's state and knows that the request is not part of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from cellrt.errors import CellrtError, DeviceError, SessionError
+from cellrt.ray.calls import UNAVAILABLE, Answer, Call
+
+MOST_DEATHS = 1
+"""A request that meets more dead workers or replicas may be what kills them."""
+MOST_TRIES = 100
+"""How often it is handed to another replica, if one after the other has no engine now."""
+TRY_AFTER_S = 0.2
+
+
+class ReplicaDiedError(Exception):
+    """A replica died before its answer came."""
+
+
+async def answer_of(
+    call: Call,
+    ask: Callable[[], Awaitable[Answer]],
+    is_outside: Callable[[], Awaitable[bool]],
+    *,
+    try_after_s: float = TRY_AFTER_S,
+) -> Answer:
+    """A replica's answer to a request: see the module.
+
+    Args:
+        call: the request.
+        ask: has a replica answer it. Raises ReplicaDiedError.
+        is_outside: asked of a request of a session: whether its state is kept, and the request is not part of it.
+        try_after_s: how long one waits before the next is asked.
+
+    Raises DeviceError, SessionError.
+    """
+    key, num_deaths = call.session, 0
+    for _ in range(MOST_TRIES):
+        try:
+            answer = await ask()
+        except ReplicaDiedError as error:
+            if num_deaths == MOST_DEATHS or not call.is_inference or (key and not await is_outside()):
+                raise of_death(key, error) from None
+            num_deaths += 1
+        else:
+            num_deaths += answer.is_death
+            may_repeat = not answer.is_begun or (answer.status == UNAVAILABLE and call.is_inference and not key)
+            if not may_repeat or num_deaths > MOST_DEATHS:
+                return answer
+        await asyncio.sleep(try_after_s)
+    raise DeviceError("no replica takes requests")
+
+
+def of_death(key: str, error: BaseException) -> CellrtError:
+    """What a replica's death is to whoever waits for it; ``key``: of the session, if there is one."""
+    if not key:
+        return DeviceError(f"the replica died that had the request: {error}")
+    return SessionError(f"session {key}: the replica died that had its state, or had run the request: {error}")

@@ -1,0 +1,79 @@
+"""A server is ready as long as every model that it has loaded can be served: over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.helpers import Server, start, until
+from tests.serve.test_under_fire import children
+
+tritongrpc = pytest.importorskip("tritonclient.grpc")
+ASK = {"request": [[1, 0]]}
+PATH = "/v1/models/scaled/infer"
+
+
+@pytest.fixture
+def weight_file(tmp_path: Path) -> Path:
+    path = tmp_path / "weight"
+    path.write_text("2")
+    return path
+
+
+@pytest.fixture
+def server(weight_file: Path) -> Iterator[Server]:
+    environment = {"CELLRT_TEST_WEIGHT": str(weight_file)}
+    with start("scaled", options=["--grpc-port", "0"], environment=environment) as made:
+        yield made
+
+
+def said(server: Server) -> tuple[bool, bool, bool, bool]:
+    """Whether the server and its model are ready, as both protocols have it."""
+    http = [server.http.get(path).status_code for path in ("/v2/health/ready", "/v2/models/scaled/ready")]
+    assert set(http) <= {200, 503}
+    with tritongrpc.InferenceServerClient(server.grpc_address) as client:
+        grpc = client.is_server_ready(), client.is_model_ready("scaled")
+    return http[0] == 200, http[1] == 200, *grpc
+
+
+def entry(server: Server) -> dict[str, Any]:
+    return server.post("/v2/repository/index", {}).json()[0]
+
+
+def load(server: Server) -> int:
+    return server.post("/v2/repository/models/scaled/load", {}).status_code
+
+
+def test_a_server_whose_only_model_cannot_be_served_is_not_ready(server: Server, weight_file: Path) -> None:
+    assert said(server) == (True,) * 4 and entry(server)["state"] == "READY"
+
+    weight_file.write_text("no number")  # the engine refuses it, and the version before goes on
+    assert load(server) >= 400 and server.post(PATH, ASK).json()["results"]["y"] == [[2, 0]]
+
+    weight_file.write_text("random")  # the engine takes it, and no other process has the same
+    assert load(server) == 500 and server.post(PATH, ASK).status_code == 500
+    until(lambda: said(server) == (False,) * 4, "it is not ready")
+    assert entry(server)["state"] == "UNAVAILABLE" and "from files or a seed" in entry(server)["reason"]
+    assert server.post("/v2/repository/index", {"ready": True}).json() == []
+
+    (pid,) = children(server, "process.host")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: children(server, "process.host") not in ([pid], []), "there is a successor")
+    until(lambda: server.post(PATH, ASK).status_code == 500, "it has the same fault")
+    assert said(server) == (False,) * 4
+
+    weight_file.write_text("3")
+    assert load(server) == 200 and server.post(PATH, ASK).json()["results"]["y"] == [[3, 0]]
+    until(lambda: said(server) == (True,) * 4, "it is ready")
+
+
+def test_a_server_is_not_ready_while_no_model_is_loaded(server: Server) -> None:
+    assert server.post("/v2/repository/models/scaled/unload", {}).status_code == 200
+    until(lambda: not server.is_ready(), "it says so")
+    assert entry(server)["reason"] == "unloaded" and load(server) == 200
+    until(server.is_ready, "it is ready again")
