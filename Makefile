@@ -100,7 +100,7 @@ pictures: $(VENV)/.demo
 
 # On a bare machine with torch, Triton, Numba, pytest and hypothesis: no environment is made and nothing is fetched.
 GPU_PYTHON ?= python3
-GPU_TESTS := tests/gpu tests/engine/test_cuda_worker.py tests/engine/test_cuda_chains.py tests/engine/test_compiled_cells.py
+GPU_TESTS := tests/gpu $(wildcard tests/engine/test_cuda_*.py) tests/engine/test_compiled_cells.py
 GPU_PYTEST = PYTHONPATH=. $(GPU_PYTHON) -m pytest -c tests/gpu/bare.ini --rootdir . --confcutdir .
 
 # A run goes on behind the parts that this commit has passed. Where there is no make: the command behind it.
@@ -122,6 +122,7 @@ gpu-dry:
 	$(GPU_PYTEST) -m "not slow" $(GPU_TESTS) tests/engine/test_ring.py
 	rm -rf build/gpu-dry
 	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu_run all --dry --out build/gpu-dry
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks device_host
 
 gpu-tune:
 	PYTHONPATH=. $(GPU_PYTHON) -m cellrt.kernels.tuning

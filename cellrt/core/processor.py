@@ -33,10 +33,9 @@ from cellrt.core.jit import address_of
 from cellrt.core.room import has_rows, why_too_large
 from cellrt.core.session_state import sessions_at
 from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.sized_template import Room, SizedTemplate, Template, compile_template
+from cellrt.core.sized_template import KnownTemplates, Room, SizedTemplate, compile_template
 from cellrt.core.tables import Tables
 from cellrt.core.task_layout import HEADER, INPUT, OUTPUT, TaskView
-from cellrt.core.template_cache import TemplateCache
 from cellrt.errors import DefinitionError, RequestTooLargeError
 
 
@@ -93,7 +92,7 @@ class Processor:
         self._notices = np.zeros((64, 2), np.int32)
         self._room: Room | None = None
         """None after the limits grew."""
-        self._templates = TemplateCache[Template]()
+        self._templates = KnownTemplates()
         self._free_types: list[int] = []
         self._free_sessions = list(range(self.limits.max_sessions))[::-1]
 
@@ -198,7 +197,7 @@ class Processor:
         if self._free_types:
             self._free_types.pop()
             # What another thread compiles of the type that had this number, it adds to those that it began with.
-            self._templates = TemplateCache[Template]()
+            self._templates = KnownTemplates()
         else:
             self.tables.settings["num_types"] = type_id + 1
         self._room = None

@@ -30,7 +30,6 @@ from cellrt.core.template import (
     has_room,
     open_memory,
 )
-from cellrt.core.template_cache import TemplateCache
 
 NO_PATCHES = np.zeros((0, 2), np.int32)
 SHORT, MIDDLE, LONG = 2, np.array([5, 6, 7, 8], np.int32), 24
@@ -147,6 +146,28 @@ class SizedTemplate:
         return [limit for limit in limits if limit > 0]
 
 
+class KnownTemplates:
+    """Templates by what their programs have in common; all are forgotten when they take more than so many bytes.
+
+    Any thread may ask and add: a lost race costs one more compilation.
+    """
+
+    def __init__(self, max_bytes: int = 1 << 20) -> None:
+        self._max_bytes, self._num_bytes = max_bytes, 0
+        self._by_key: dict[bytes, Template] = {}
+
+    def get(self, key: bytes) -> Template | None:
+        """The template of a key, if it is known."""
+        return self._by_key.get(key)
+
+    def add(self, key: bytes, template: Template) -> Template:
+        """Takes in a template; returns the one that is known from now on."""
+        self._num_bytes += len(key) + template.num_bytes
+        if self._num_bytes > self._max_bytes:
+            self._by_key, self._num_bytes = {}, len(key) + template.num_bytes
+        return self._by_key.setdefault(key, template)
+
+
 @entry
 def _measure(nodes, values, links, subgraphs, lists, states, needs, pages, places, types, most, limits, kind_rows):
     """Whether an empty engine has room, and the most inputs of a node or step; ``most``: of a node."""
@@ -160,7 +181,7 @@ def compile_template(
     types: NDArray[np.void],
     ports: NDArray[np.void],
     room: Room,
-    known: TemplateCache[Template],
+    known: KnownTemplates,
 ) -> SizedTemplate:
     """Finds the template of a program among those that are known, or compiles it.
 
@@ -178,8 +199,7 @@ def compile_template(
         if template is None:
             template = _find_template(program, lengths, types, ports, room)
             if template is not None:
-                known.add(key.tobytes(), template)
-                template = known.get(key.tobytes()) or template  # another thread may have been first
+                template = known.add(key.tobytes(), template)  # another thread may have been first
         if template is not None:
             return _with_lengths(template, lengths, types, room)
     made = compile_program(program, types, ports, *room)

@@ -14,11 +14,11 @@ from cellrt.core.processor import Port, Processor
 from cellrt.core.program import rename_types
 from cellrt.core.sized_template import SizedTemplate, Template
 from cellrt.core.tables import NUM_PERMANENT
-from cellrt.core.template_cache import MAX_CACHED_BYTES, TemplateCache
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.places import NO_LIMIT, Places, QueueLimit
+from cellrt.engine.template_cache import MAX_CACHED_BYTES, TemplateCache
 from cellrt.engine.together import Reader
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.known import Alike, KnownGraphs, check_key

@@ -25,9 +25,8 @@ from cellrt.core.program import (
     STEP,
 )
 from cellrt.core.settings import SchedulerSettings
-from cellrt.core.sized_template import Room, SizedTemplate, compile_template
+from cellrt.core.sized_template import KnownTemplates, Room, SizedTemplate, compile_template
 from cellrt.core.template import ARRAYS, FITS, NUM_EXTERNALS, compile_program, open_memory
-from cellrt.core.template_cache import TemplateCache
 from tests.core.author import CELLS, Author
 from tests.core.graphs import add_step, add_tree, leaves, make_processor, tree
 from tests.core.machine import Machine
@@ -37,7 +36,7 @@ ROOM = Room(np.full(6, 40, np.int64), np.full((PROCESSOR.num_kinds, 2), 12, np.i
 """So little that of some lengths it is enough and of others not."""
 
 
-def compiled(program: NDArray[np.int32], known: TemplateCache, processor: Processor = PROCESSOR) -> SizedTemplate:
+def compiled(program: NDArray[np.int32], known: KnownTemplates, processor: Processor = PROCESSOR) -> SizedTemplate:
     return compile_template(program, processor.tables.types, processor.tables.ports, ROOM, known)
 
 
@@ -60,7 +59,7 @@ def test_a_template_with_lengths_is_what_the_program_with_them_compiles_to(draw:
     program, types = np.array(Author(draw).graph(operations).program, np.int32), PROCESSOR.tables.types
     key, lengths = find_lengths(program, types)
     assume(lengths.size)
-    known: TemplateCache = TemplateCache()
+    known = KnownTemplates()
     first = compiled(program, known)
     assert_is_what_compiles(first, program)
     longer = with_lengths(program, types, lengths, np.array(others[: lengths.size], np.int32))
@@ -143,3 +142,14 @@ def test_requests_of_different_lengths_are_admitted_in_one_call_as_one_by_one():
         return [array.tobytes() for array in (rows, tables.links, tables.places, tables.subgraphs, tables.values)]
 
     assert admitted(together=True) == admitted(together=False)
+
+
+def test_known_templates_take_no_more_than_they_may():
+    processor, known = make_processor(), KnownTemplates(max_bytes=1 << 12)
+    add_step(processor, 4)
+    template, kept = processor.compile(stepped(5)).template, 0
+    for key in range(100):
+        known.add(bytes([key]), template)
+        kept = sum(known.get(bytes([one])) is not None for one in range(100))
+        assert kept >= 1 and kept * (1 + template.num_bytes) <= 1 << 12
+    assert kept > 1 and known.get(bytes([99])) is template

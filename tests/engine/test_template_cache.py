@@ -17,7 +17,7 @@ from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.core.settings import Limits
 from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.template import ARRAYS
-from cellrt.core.template_cache import OVERHEAD_BYTES, TemplateCache
+from cellrt.engine.template_cache import OVERHEAD_BYTES, TemplateCache
 from tests.api.models import SIZE, model, recurrent
 from tests.engine.helpers import small_engine
 

@@ -1,4 +1,4 @@
-"""Templates that are kept, so that equal graphs are compiled once."""
+"""The templates of a model's requests by their programs, so that equal graphs are compiled once."""
 
 from __future__ import annotations
 
