@@ -174,6 +174,7 @@ def _servers(model: Model, workers: int) -> Makers:
     peer = partial(BatchServer, partial(padded, model), threads=workers, workers=workers)
     return {
         "cellrt, compiled": lambda: Cellrt(model, workers=workers, compile="wait"),
+        "cellrt, decoder in parts": lambda: Cellrt(model, in_parts=True, workers=workers, compile="wait"),
         "cellrt, eager": lambda: Cellrt(model, workers=workers, compile="off"),
         "padded": partial(peer, max_batch=64),
         "one at a time": partial(peer, max_batch=1),

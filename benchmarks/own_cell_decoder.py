@@ -98,12 +98,81 @@ def unfolder(model: Model) -> cellrt.Unfolder:
     return decode
 
 
-class Cellrt:
-    """An engine with the model behind the peers' interface; ``options`` are the engine's."""
+class FirstLayer(nn.Module):
+    """The decoder's first layer, with the embedding."""
 
-    def __init__(self, model: Model, **options: Any) -> None:
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.table, self.cell = decoder.table, decoder.first
+
+    def forward(self, token: Tensor, h: Tensor) -> dict[str, Tensor]:
+        """The layer's state."""
+        return {"h": self.cell(self.table(token), h)}
+
+
+class Choice(nn.Module):
+    """The decoder's attention and output layer."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, left: Tensor, h: Tensor, memory: RaggedRows) -> dict[str, Tensor]:
+        """The best token."""
+        token = self.decoder.best(h, self.decoder.attention(h, memory).context)
+        return {"token": token, "left": left - 1, "stop": left <= 1}
+
+
+class StartOfEach(nn.Module):
+    """``Start``, with an output for each layer."""
+
+    def __init__(self, start: Start) -> None:
+        super().__init__()
+        self.start = start
+
+    def forward(self, memory: RaggedRows) -> dict[str, Tensor]:
+        """Both layers begin with the same."""
+        first, second = self.start(memory)["h"].unbind(1)
+        return {"first": first, "second": second}
+
+
+def unfolder_in_parts(model: Model) -> cellrt.Unfolder:
+    """The same model, with a decoder of three cells in one loop."""
+    hidden = model.table.embedding_dim
+    half = (hidden // 2,)
+    encode = from_torch(model.encoder, embedding=model.table)
+    join = cellrt.cell(cells.Joined(nn.Identity()), {"left": half, "right": half}, name="join")
+    start = cellrt.cell(StartOfEach(model.start), {"memory": cellrt.ragged(hidden)}, name="start")
+    first = cellrt.cell(FirstLayer(model.decoder), {"token": cellrt.token, "h": (hidden,)}, name="first")
+    second = cellrt.cell(model.decoder.second, {"input": (hidden,), "hx": (hidden,)}, name="second")
+    inputs = {"left": cellrt.token, "h": (hidden,), "memory": cellrt.ragged(hidden)}
+    choice = cellrt.cell(Choice(model.decoder), inputs, name="choice")
+
+    @cellrt.unfold("decode", example=Words([1, 2, 3], 4))
+    def decode(graph: cellrt.Graph, request: Words) -> dict[str, object]:
+        encoded = encode(graph, request.words)
+        memory = graph.chain(join, left=encoded.steps[0], right=encoded.steps[1]).output
+        begin = start(memory=memory)
+
+        def step(body: object, state: Any) -> dict[str, object]:
+            below = first(token=state.token, h=state.first).h
+            above = second(input=below, hx=state.second).output
+            chosen = choice(left=state.left, h=above, memory=memory)
+            return {"first": below, "second": above, "token": chosen.token, "left": chosen.left, "stop": chosen.stop}
+
+        state = {"token": GO, "left": request.steps, "first": begin.first, "second": begin.second}
+        return {"tokens": graph.loop(step, until="stop", max_steps=MAX_STEPS, **state).token}
+
+    return decode
+
+
+class Cellrt:
+    """An engine with the model behind the peers' interface, its decoder one cell or in parts; ``options`` are the
+    engine's."""
+
+    def __init__(self, model: Model, in_parts: bool = False, **options: Any) -> None:
         self.engine = cellrt.Engine(max_queue=1 << 20, **options)
-        self.engine.register(unfolder(model))
+        self.engine.register(unfolder_in_parts(model) if in_parts else unfolder(model))
 
     def submit(self, request: Words) -> Future[Any]:
         """Submits a request; the result's "tokens" are those chosen."""
