@@ -151,8 +151,9 @@ def test_a_cell_that_cannot_take_a_batch_is_counted_and_told_once(workers, caplo
             assert_same(future.result(WAIT_S), {"y": row + 1})
     counts = engine.statistics()["cells"]["few"]
     assert 2 <= counts["retried"] <= counts["tasks"]
-    told = [record for record in caplog.records if record.name == "cellrt"]
-    assert len(told) == 1 and "cell 'few' fails on a batch but not on its rows alone" in told[0].getMessage()
+    told = [record.getMessage() for record in caplog.records if record.name == "cellrt"]
+    told = [text for text in told if not text.startswith("a task was not captured")]
+    assert len(told) == 1 and "cell 'few' fails on a batch but not on its rows alone" in told[0]
     close_and_check(engine)
 
 

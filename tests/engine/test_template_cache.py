@@ -33,6 +33,9 @@ def chain(length: int) -> tuple[bytes, SizedTemplate]:
 
 
 def true_size(template: SizedTemplate) -> int:
+    """Of what it does not share."""
+    if template.lengths.size:
+        return template.lengths.nbytes
     return sum(getattr(template.arrays, name).nbytes for name in ARRAYS)
 
 

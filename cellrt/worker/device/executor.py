@@ -179,7 +179,7 @@ class DeviceExecutor:
         plan, failures = done.plan, done.failures
         take_in = compiled.take_in_nogil if plan.is_large else compiled.take_in
         is_bad = take_in(done.launch.buffer, plan.arrays, done.up.state, done.down.state, done.slots)
-        if is_bad or failures:
+        if is_bad or failures or failures.split is not None:
             self._note_failures(done)
         return failures
 
