@@ -44,7 +44,7 @@ def small(graph: cellrt.Graph, request: Tensor) -> dict[str, object]:
     return {"h": graph.chain(SMALL_CELL, x=request).last.h}
 
 
-@cellrt.unfold("decoder", example=MEMORY, key=len)
+@cellrt.unfold("decoder", example=MEMORY)
 def decoder(graph: cellrt.Graph, request: Tensor) -> dict[str, object]:
     """A loop of an eager cell with two GRU cells, attention and an output layer; the last token is the result."""
     loop = graph.loop(

@@ -105,7 +105,7 @@ def load(engine: Any, served: Served, groups: int, seconds: float) -> tuple[floa
 
 def run_task(recorder: Recorder, options: Options, workers: int, forms: list[str]) -> None:
     """The host's time of a task, in medians over rounds."""
-    settings, rounds = SchedulerSettings(runs=False), 3 if options.quick else 9
+    settings, rounds = SchedulerSettings(runs=False), 3 if options.quick else 5
     with engines(forms, workers, settings=settings) as found:
         for served, client in itertools.product(SERVED, ("idle", "busy")):
             times: dict[str, list[float]] = {form: [] for form in forms}
@@ -120,7 +120,7 @@ def run_task(recorder: Recorder, options: Options, workers: int, forms: list[str
 
 def run_load(recorder: Recorder, options: Options, workers: int, forms: list[str]) -> None:
     """Throughput and the groups' times, in medians over rounds."""
-    seconds, rounds = (0.5, 2) if options.quick else (1.5, 7)
+    seconds, rounds = (0.5, 2) if options.quick else (1.0, 5)
     with engines(forms, workers) as found:
         for served, client in itertools.product(SERVED, ("idle", "busy")):
             rates: dict[str, list[float]] = {form: [] for form in forms}

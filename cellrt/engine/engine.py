@@ -147,7 +147,7 @@ class Engine(Serving):
         )
 
         turns = manager.turns
-        calls = turns.take, turns.has_news, turns.wake  # not the manager's, which would be held by what it holds
+        calls = turns.take, turns.has_news, turns.note_end  # not the manager's, which would be held by what it holds
         make = worker_maker(devices, options, arenas, shared, registry.types, *calls, threads_per_worker)
         self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, policy)
         self._trace, self._freeze = _trace_of(trace), freeze

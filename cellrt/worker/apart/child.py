@@ -20,7 +20,7 @@ from cellrt.errors import CellError
 from cellrt.worker.apart.arenas import MappedArenas
 from cellrt.worker.apart.cells import load_type
 from cellrt.worker.apart.pool import Place, mapped
-from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, RING_BYTES, Result, Slot, TaskRing
+from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, READY, RING_BYTES, Result, Slot, TaskRing
 from cellrt.worker.blame import Failure, describe_error
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.executor import Executor
@@ -55,6 +55,8 @@ class Child:
         """Runs tasks for ever."""
         use_torch_threads(self._num_threads)
         ring = self._ring
+        ring.count(READY)
+        os.eventfd_write(self._back, 1)
         while True:
             while ring[BEGUN] == ring[LAUNCHED]:
                 os.eventfd_read(self._bell)

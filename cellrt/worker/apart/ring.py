@@ -17,9 +17,9 @@ from cellrt.worker.blame import Failure
 
 PLACES = 256
 """Tasks that a worker may have at most."""
-LAUNCHED, BEGUN, COMPLETED = 0, 8, 16
-"""The counters, each in a cache line of its own."""
-FIRST = 24
+LAUNCHED, BEGUN, COMPLETED, READY = 0, 8, 16, 24
+"""The counters, each in a cache line of its own; the last counts that the process is there."""
+FIRST = 32
 FAILURE_BYTES = 1 << 16
 """Room for what failed, at the beginning of a slot; the task's words lie behind."""
 MOST_TEXT = 2000

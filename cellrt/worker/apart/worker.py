@@ -26,7 +26,7 @@ from cellrt.errors import DeviceError, InternalError
 from cellrt.worker.apart.arenas import SharedArenas
 from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.apart.pool import SharedPool
-from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, PLACES, RING_BYTES, Record, Slot, TaskRing
+from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, PLACES, READY, RING_BYTES, Record, Slot, TaskRing
 from cellrt.worker.base import Done, Launch, Unfinished, Worker
 from cellrt.worker.cell_type import CellType
 
@@ -81,8 +81,13 @@ class ProcessWorker(Worker):
         """Of the process; None before the start."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def num_outstanding(self) -> int:
+        """See ``Worker.num_outstanding``; until the process is there, as many as can be: nobody shall wait for it."""
+        return len(self._in_progress) if self._ring[READY] else PLACES
+
     def start(self) -> None:
-        """Starts the process, and waits for nothing: what it is given meanwhile it finds."""
+        """Starts the process, and waits for nothing."""
         self._lifeline, theirs = socket.socketpair()
         _LIFELINES.add(self._lifeline)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
