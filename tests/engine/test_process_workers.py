@@ -108,6 +108,15 @@ def test_an_idle_process_that_is_killed_is_replaced_before_the_next_request(engi
         future.result(WAIT_S)
 
 
+def test_models_come_and_go(engine):
+    for taken in (chain, model, model, chain):
+        engine.unregister(taken.name)
+        assert engine.drain(WAIT_S)
+        engine.register(taken)
+        for future in engine.submit_many(taken.name, [EXAMPLE] * 4):
+            assert_same(future.result(WAIT_S), run_one_by_one(taken, EXAMPLE))
+
+
 def test_a_cell_that_no_other_process_finds_is_refused(engine):
     local = cellrt.cell(lambda x: {"y": x}, {"x": (WIDTH,)}, name="local")
     unfolder = cellrt.Unfolder("local", lambda graph, x: {"y": graph.chain(local, x=x).last.y}, EXAMPLE)
