@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -37,7 +39,7 @@ def device_names(workers: int | Sequence[str] | None) -> list[str]:
     """The device of each worker: "cpu", "cpu:process", "cuda:0", or "dry", which plays a GPU on the CPU to test what
     surrounds one.
 
-    Raises DefinitionError for other names, CPU workers beside GPU workers, and GPUs that are not there.
+    Raises DefinitionError for other names, workers of several kinds, and what is not there on this machine.
     """
     if workers is None or isinstance(workers, int):
         return ["cpu"] * (min(MAX_CPU_WORKERS, os.cpu_count() or 1) if workers is None else workers)
@@ -47,6 +49,8 @@ def device_names(workers: int | Sequence[str] | None) -> list[str]:
             raise DefinitionError(f"workers: expected 'cpu', 'cuda:0' or so, got {name!r}")
         if name.startswith("cuda") and int(name[5:]) >= torch.cuda.device_count():
             raise DefinitionError(f"workers: no {name!r} here; torch sees {torch.cuda.device_count()} CUDA devices")
+    if CPU_PROCESS in names and (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise DefinitionError(f"workers: {CPU_PROCESS!r} is for Linux on x86-64 (see cellrt/worker/apart/ring.py)")
     if len({name.rstrip("0123456789") for name in names}) > 1:
         raise DefinitionError(f"workers: expected devices of one kind, got {names}")
     return names

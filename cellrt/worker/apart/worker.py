@@ -180,8 +180,12 @@ class ProcessWorker(Worker):
             raise
 
     def _has_taken_news(self) -> bool:
-        """Without a task: says that it is idle, and takes the turn if there are news by then."""
-        if self._in_progress:
+        """Without a task: says that it is idle, and takes the turn if there are news by then.
+
+        A task that the process has not completed will ring yet. One that it has completed, which nobody took in so far,
+        may have rung before the last look: to wait for it would be for ever, if somebody takes it in meanwhile.
+        """
+        if self._ring[COMPLETED] < self._ring[LAUNCHED]:
             return False
         self._idle.append(object())
         if not self._has_news() or not self._take_turns():
