@@ -34,9 +34,16 @@ from cellrt.errors import DefinitionError, EngineClosedError, RequestError, Unkn
 from cellrt.graph.unfolder import Unfolder
 from cellrt.view.cell_graph import CellGraph
 from cellrt.view.timeline import Timeline
-from cellrt.worker.arenas import Arenas
 from cellrt.worker.device.executor import DeviceOptions
-from cellrt.worker.make import DEVICE_QUEUE_DEPTH, arenas_on, device_names, open_device, worker_maker
+from cellrt.worker.make import (
+    DEVICE_QUEUE_DEPTH,
+    QUEUE_DEPTHS,
+    device_names,
+    make_arenas,
+    open_device,
+    shared_cells,
+    worker_maker,
+)
 
 T = TypeVar("T")
 
@@ -48,6 +55,7 @@ class Engine(Serving):
 
     Args:
         workers: number of CPU workers, or a list of devices: ["cuda:0", "cuda:1"]. Default: one CPU worker a core.
+            "cpu:process" is a CPU worker in a process of its own, for cells that run in Python (see docs/serving.md).
         threads_per_worker: torch threads of each worker. One is best unless there is a single worker.
         policy: order of requests; default BatchMaker's.
         settings: of the scheduler, with a switch for each of its optimisations.
@@ -112,13 +120,14 @@ class Engine(Serving):
             warm_up()
         names, options = device_names(workers), device_options or DeviceOptions()
         devices = [open_device(name, options) for name in names]
-        queue_depth = queue_depth or (1 if names[:1] == ["cpu"] else DEVICE_QUEUE_DEPTH)
+        queue_depth = queue_depth or QUEUE_DEPTHS.get(names[0], DEVICE_QUEUE_DEPTH)
         policy, settings = policy or BatchMakerPolicy(), settings or SchedulerSettings()
         settings = replace(settings, order_by_arrival=policy.order_by_arrival)
         self._processor = Processor(len(names), limits, settings)
+        shared = shared_cells(names)
         self._registry = registry = Registry(self._processor, max_nodes)
         self._models: dict[str, Model] = {}
-        self._arenas = arenas = [Arenas(), *map(arenas_on, devices)]
+        self._arenas = arenas = make_arenas(devices, shared)
         limit = QueueLimit(max_queue, max_queue_rows)
         self._manager = manager = Manager(
             self._processor, arenas, registry, self._models, queue_depth, sessions or SessionLimits(), limit, debug
@@ -128,6 +137,7 @@ class Engine(Serving):
             registry,
             self._processor,
             arenas,
+            shared,
             self._compiler,
             ArenaBytes(arena_bytes, page_bytes),
             devices[0],
@@ -137,8 +147,8 @@ class Engine(Serving):
         )
 
         turns = manager.turns
-        calls = turns.take, turns.has_news, turns.wake  # not the manager's, which would be held by what it holds
-        make = worker_maker(devices, options, arenas, registry.types, *calls, threads_per_worker)
+        calls = turns.take, turns.has_news, turns.note_end  # not the manager's, which would be held by what it holds
+        make = worker_maker(devices, options, arenas, shared, registry.types, *calls, threads_per_worker)
         self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, policy)
         self._trace, self._freeze = _trace_of(trace), freeze
         manager.start(make, len(names), self._trace)

@@ -19,6 +19,7 @@ from cellrt.engine.priorities import default_priorities
 from cellrt.engine.registry import Discovery, Model, Registry
 from cellrt.errors import DefinitionError, RequestTooLargeError
 from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.arenas import Arenas, rows_for
 from cellrt.worker.device.device import Device
 from cellrt.worker.step_times import measure_steps
@@ -39,6 +40,7 @@ class Registrar:
 
     Args:
         registry, processor, arenas, compiler: of the engine; arenas by location, the host first.
+        shared: what workers share that are processes, if any.
         arena_bytes: for the rows of a kind at each worker.
         device: where cells are measured; None: the CPU.
         num_threads: torch threads of a CPU worker.
@@ -51,6 +53,7 @@ class Registrar:
         registry: Registry,
         processor: Processor,
         arenas: list[Arenas],
+        shared: SharedCells | None,
         compiler: CellCompiler,
         arena_bytes: ArenaBytes,
         device: Device | None,
@@ -59,7 +62,7 @@ class Registrar:
         give_up: Callable[[Model], None],
     ) -> None:
         self._registry, self._processor, self._arenas, self._arena_bytes = registry, processor, arenas, arena_bytes
-        self._compiler = compiler
+        self._shared, self._compiler = shared, compiler
         self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
 
     def prepare(
@@ -86,6 +89,8 @@ class Registrar:
         for cell in discovery.cells:
             if cell.has_spans and self._device is not None:
                 raise DefinitionError(f"cell {cell.name!r} has pages or spans: these run on CPU workers only as yet")
+            if self._shared is not None:
+                self._shared.add(cell)
         forms = self._forms(unfolder.name, discovery.cells)
         times = self._prepare(discovery.cells, forms, warm_up)
         memory = self._allocate(discovery.new_kinds)

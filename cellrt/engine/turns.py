@@ -153,6 +153,10 @@ class Turns:
         """Has the timekeeper take a turn; from any thread."""
         self._alarm.put(None)
 
+    def note_end(self) -> None:
+        """Has a turn look at the workers, since one has ended: another turn, if one is being taken; from any thread."""
+        self.command(self._forget)  # a message: an alarm alone finds the turn taken, and is over
+
     def has_news(self) -> bool:
         """Whether a turn would find something: safe from any thread."""
         return bool(self._inbox) or any(worker.has_finished() for worker in self._workers)

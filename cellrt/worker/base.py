@@ -110,7 +110,7 @@ class Worker(ABC):
         """Puts a task in the queue; called by the holder of the turn."""
         launch = Launch(task, type_id, buffer)
         self._in_progress.append(launch)
-        self._queue.put(launch)
+        self._tell(launch)
 
     def wake(self) -> bool:
         """Wakes the worker to take a turn if it is idle; False if it is not."""
@@ -120,7 +120,7 @@ class Worker(ABC):
             token = self._idle[0]
         except IndexError:
             return False
-        self._queue.put(WAKE)  # first: a client that is interrupted in between leaves a worker that wakes
+        self._tell(WAKE)  # first: a client that is interrupted in between leaves a worker that wakes
         with suppress(ValueError):  # it woke, and may wait again already: that takes another to wake it
             self._idle.remove(token)
         return True
@@ -150,13 +150,17 @@ class Worker(ABC):
 
     def end(self) -> None:
         """Lets the thread end after its queue."""
-        self._queue.put(None)
+        self._tell(None)
 
     def join(self, timeout_s: float) -> bool:
         """Waits for the thread's end; returns whether it came in time."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _tell(self, item: Launch | None) -> None:
+        """Puts something in the queue; None: the end."""
+        self._queue.put(item)
 
     def _take_waiting(self) -> list[Launch]:
         """Takes the tasks out of the queue."""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from cellrt.errors import DefinitionError
+from cellrt.worker.apart.arenas import SharedArenas
+from cellrt.worker.apart.cells import SharedCells
+from cellrt.worker.apart.pool import SharedPool
+from cellrt.worker.apart.worker import ProcessWorker
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.base import Worker
 from cellrt.worker.cell_type import CellType
@@ -21,32 +27,38 @@ from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
 from cellrt.worker.device.placement import Placements
 from cellrt.worker.device.worker import CudaWorker
 
+CPU, CPU_PROCESS = "cpu", "cpu:process"
+QUEUE_DEPTHS = {CPU: 1, CPU_PROCESS: 2}
+"""Tasks that a worker has before the next are formed."""
 DEVICE_QUEUE_DEPTH = 4
-"""Tasks that a device has before the next are formed: it must not run dry while the host is busy elsewhere."""
+"""Of a device: it must not run dry while the host is busy elsewhere."""
 MAX_CPU_WORKERS = 30
 
 
 def device_names(workers: int | Sequence[str] | None) -> list[str]:
-    """The device of each worker: "cpu", "cuda:0", or "dry", which plays a GPU on the CPU to test what surrounds one.
+    """The device of each worker: "cpu", "cpu:process", "cuda:0", or "dry", which plays a GPU on the CPU to test what
+    surrounds one.
 
-    Raises DefinitionError for other names, CPU workers beside GPU workers, and GPUs that are not there.
+    Raises DefinitionError for other names, workers of several kinds, and what is not there on this machine.
     """
     if workers is None or isinstance(workers, int):
         return ["cpu"] * (min(MAX_CPU_WORKERS, os.cpu_count() or 1) if workers is None else workers)
     names = ["cuda:0" if name == "cuda" else name for name in workers]
     for name in names:
-        if not re.fullmatch(r"cpu|dry|cuda:\d+", name):
+        if not re.fullmatch(r"cpu(:process)?|dry|cuda:\d+", name):
             raise DefinitionError(f"workers: expected 'cpu', 'cuda:0' or so, got {name!r}")
         if name.startswith("cuda") and int(name[5:]) >= torch.cuda.device_count():
             raise DefinitionError(f"workers: no {name!r} here; torch sees {torch.cuda.device_count()} CUDA devices")
-    if len({name.partition(":")[0] for name in names}) > 1:
+    if CPU_PROCESS in names and (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise DefinitionError(f"workers: {CPU_PROCESS!r} is for Linux on x86-64 (see cellrt/worker/apart/ring.py)")
+    if len({name.rstrip("0123456789") for name in names}) > 1:
         raise DefinitionError(f"workers: expected devices of one kind, got {names}")
     return names
 
 
 def open_device(name: str, options: DeviceOptions) -> Device | None:
     """The device of that name; None for the CPU."""
-    if name == "cpu":
+    if name.startswith("cpu"):
         return None
     device: Device
     if name == "dry":
@@ -59,15 +71,23 @@ def open_device(name: str, options: DeviceOptions) -> Device | None:
     return device
 
 
-def arenas_on(device: Device | None) -> Arenas:
-    """Arenas for a worker's rows."""
-    return Arenas() if device is None else DeviceArenas(device.torch_device)
+def shared_cells(names: Sequence[str]) -> SharedCells | None:
+    """What workers share that are processes; None for others."""
+    return SharedCells(SharedPool()) if names[0] == CPU_PROCESS else None
+
+
+def make_arenas(devices: Sequence[Device | None], shared: SharedCells | None) -> list[Arenas]:
+    """Arenas for the rows of the host and of each worker."""
+    if shared is not None:
+        return [SharedArenas(shared.pool) for _ in range(1 + len(devices))]
+    return [Arenas(), *(Arenas() if device is None else DeviceArenas(device.torch_device) for device in devices)]
 
 
 def worker_maker(
     devices: Sequence[Device | None],
     options: DeviceOptions,
     arenas: list[Arenas],
+    shared: SharedCells | None,
     types: Mapping[int, CellType],
     take_turns: Callable[[], bool],
     has_news: Callable[[], bool],
@@ -78,6 +98,10 @@ def worker_maker(
 
     def make(location: int) -> Worker:
         name, device = f"cellrt-worker-{location}", devices[location - 1]
+        if shared is not None:
+            placed = [at for at in arenas if isinstance(at, SharedArenas)]
+            calls = take_turns, has_news, ended
+            return ProcessWorker(location, placed, types, shared, *calls, num_threads, name)
         if device is None:
             executor = Executor(location, arenas, types)
             return CpuWorker(executor, take_turns, has_news, ended, num_threads, name)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cellrt.worker.base import Done, Worker
+from cellrt.worker.blame import Failure
 from cellrt.worker.cpu.executor import Executor
 from cellrt.worker.torch_state import use_torch_threads
 
@@ -43,16 +47,20 @@ class CpuWorker(Worker):
         use_torch_threads(self._num_threads)
         while (item := self._next()) is not None:
             if item.task >= 0:
-                start_ns, start_busy_ns = time.perf_counter_ns(), time.thread_time_ns()
-                failures = self._executor.execute(item.type_id, item.buffer)
-                end_ns, busy_ns = time.perf_counter_ns(), time.thread_time_ns() - start_busy_ns
-                busy_ns = self._time_of_task(end_ns - start_ns, busy_ns)
-                self._finish(Done(item.task, start_ns, end_ns, busy_ns, failures))
+                self._finish(Done(item.task, *run_timed(self._executor, item.type_id, item.buffer, self._num_threads)))
             self._take_turns()
 
-    def _time_of_task(self, passed_ns: int, busy_ns: int) -> int:
-        """What a task took: the thread's own time, as what waiting adds is not the task's; near what passed.
 
-        A cell may wait for something itself.
-        """
-        return max(busy_ns, passed_ns // MOST_WAITING) if self._num_threads == 1 else passed_ns
+def run_timed(
+    executor: Executor, type_id: int, buffer: NDArray[np.int32], num_threads: int
+) -> tuple[int, int, int, list[Failure]]:
+    """Runs a task: its start, its end and what it took, as ``Done`` has them, and its failures.
+
+    What it took is the thread's own time, as what waiting adds is not the task's; near what passed, as a cell may wait
+    for something itself.
+    """
+    start_ns, start_busy_ns = time.perf_counter_ns(), time.thread_time_ns()
+    failures = executor.execute(type_id, buffer)
+    end_ns, busy_ns = time.perf_counter_ns(), time.thread_time_ns() - start_busy_ns
+    passed_ns = end_ns - start_ns
+    return start_ns, end_ns, max(busy_ns, passed_ns // MOST_WAITING) if num_threads == 1 else passed_ns, failures

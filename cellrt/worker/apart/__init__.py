@@ -1,0 +1,1 @@
+"""CPU workers whose cells run in a process of their own."""

@@ -1,0 +1,71 @@
+"""Arenas in a pool: the engine's process and those of its workers see the same rows."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from cellrt.core.tables import NUM_PERMANENT
+from cellrt.definition.spec import RowSpec
+from cellrt.worker.apart.pool import Place, SharedPool, mapped
+from cellrt.worker.arenas import Arenas
+
+
+class PlacedArena(NamedTuple):
+    """Where the arena of a kind lies."""
+
+    spec: RowSpec
+    num_rows: int
+    place: Place
+
+
+class SharedArenas(Arenas):
+    """The arenas of one location in the engine's process; see ``Arenas``."""
+
+    def __init__(self, pool: SharedPool) -> None:
+        super().__init__()
+        self._pool = pool
+        self._allocated: dict[int, PlacedArena] = {}
+        """By address, what was allocated and not added."""
+        self.placed: list[PlacedArena] = []
+        """By kind."""
+
+    def allocate(self, spec: RowSpec, num_rows: int) -> torch.Tensor:
+        """See ``Arenas.allocate``."""
+        rows = NUM_PERMANENT + num_rows
+        size = rows * math.prod(spec.shape) * spec.dtype.itemsize
+        arena = PlacedArena(spec, rows, self._pool.allocate(size))
+        memory = arena_memory(self._pool.fd, arena)
+        self._allocated[memory.data_ptr()] = arena
+        return memory
+
+    def add(self, spec: RowSpec, memory: torch.Tensor) -> None:
+        """See ``Arenas.add``."""
+        super().add(spec, memory)
+        self.placed.append(self._allocated.pop(memory.data_ptr()))
+
+
+class MappedArenas(Arenas):
+    """The same arenas in a worker's process.
+
+    Args:
+        fd: of the engine's pool.
+    """
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+
+    def adopt(self, placed: list[PlacedArena]) -> None:
+        """Takes over the kinds that are not known yet; ``placed`` has them all."""
+        for arena in placed[len(self) :]:
+            self.add(arena.spec, arena_memory(self._fd, arena))
+
+
+def arena_memory(fd: int, arena: PlacedArena) -> torch.Tensor:
+    """The rows of an arena ``[rows, *shape]``."""
+    with torch.inference_mode(False):
+        flat = torch.frombuffer(mapped(fd, arena.place), dtype=arena.spec.dtype)
+    return flat.view(arena.num_rows, *arena.spec.shape)

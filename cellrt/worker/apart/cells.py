@@ -1,0 +1,122 @@
+"""Cells for workers' processes: pickled by the engine, once each, where all its workers find them.
+
+Pickle is for a process that the engine itself starts. A cell's code must be found by import there, so a cell whose
+module or function is local to a function, or to the program's main module, has to run in threads.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from cellrt.definition.aot.form import compile_cell
+from cellrt.definition.aot.store import LibraryStore
+from cellrt.definition.cell import Cell
+from cellrt.definition.compiled_form import CompiledForm
+from cellrt.errors import DefinitionError
+from cellrt.worker.apart.arenas import MappedArenas, PlacedArena, SharedArenas
+from cellrt.worker.apart.pool import Place, SharedPool, mapped
+from cellrt.worker.cell_type import CellType
+
+
+class PlacedType(NamedTuple):
+    """What a worker's process must know of a cell type."""
+
+    id: int
+    cell: Place
+    input_kinds: tuple[int, ...]
+    output_kinds: tuple[int, ...]
+    has_form: bool
+    arenas: list[list[PlacedArena]]
+    """By location and kind."""
+
+
+class SharedCells:
+    """The cells of one engine, in its pool.
+
+    Args:
+        pool: of the engine.
+    """
+
+    def __init__(self, pool: SharedPool) -> None:
+        self.pool = pool
+        self._cells: dict[str, Place] = {}
+        self._types: dict[int, tuple[CellType, Place]] = {}
+
+    def add(self, cell: Cell) -> None:
+        """Pickles a cell, if that was not done; takes long for one with many weights.
+
+        Raises DefinitionError if another process could not make it.
+        """
+        if cell.identity not in self._cells:
+            self._cells[cell.identity] = self._write(_pickled(cell))
+
+    def forget(self, type_id: int) -> None:
+        """Gives up a type that no task has, and its cell if no other type has it; in a turn."""
+        known = self._types.pop(type_id, None)
+        if known is not None:
+            self.pool.free(known[1])
+            identity = known[0].cell.identity
+            if all(other.cell.identity != identity for other, _ in self._types.values()):
+                self.pool.free(self._cells.pop(identity))
+
+    def place_of(self, cell_type: CellType, arenas: Sequence[SharedArenas]) -> Place:
+        """Where a type of a known cell is described; in a turn."""
+        known = self._types.get(cell_type.id)
+        if known is not None and known[0] is cell_type:
+            return known[1]
+        self.add(cell_type.cell)  # its last type may have been given up since it was registered
+        placed = PlacedType(
+            cell_type.id,
+            self._cells[cell_type.cell.identity],
+            cell_type.input_kinds,
+            cell_type.output_kinds,
+            cell_type.form is not None,
+            [at.placed for at in arenas],
+        )
+        place = self._write(pickle.dumps(placed))
+        self._types[cell_type.id] = cell_type, place
+        return place
+
+    def _write(self, data: bytes) -> Place:
+        place = self.pool.allocate(len(data))
+        self.pool.map(place)[:] = data
+        return place
+
+
+def load_type(fd: int, place: Place, arenas: Sequence[MappedArenas]) -> CellType:
+    """A cell type in a worker's process, which adopts the arenas that it does not know."""
+    placed: PlacedType = pickle.loads(mapped(fd, place))
+    for at, known in zip(arenas, placed.arenas, strict=True):
+        at.adopt(known)
+    cell: Cell = pickle.loads(mapped(fd, placed.cell))
+    form = _form_of(cell) if placed.has_form else None
+    return CellType(placed.id, cell, placed.input_kinds, placed.output_kinds, form)
+
+
+def _form_of(cell: Cell) -> CompiledForm:
+    """The form that the engine's process has, made from the same library."""
+    form = cell.compiled_form
+    return compile_cell(cell, LibraryStore()) if form is None else form
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        """Refuses what another process would look for in its own main module."""
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            raise pickle.PicklingError(f"{value.__qualname__} is of the main module, which it does not have")
+        return NotImplemented
+
+
+def _pickled(cell: Cell) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(cell)
+    except Exception as error:
+        raise DefinitionError(
+            f"cell {cell.name!r} cannot be handed to a worker's process, as 'cpu:process' asks for: {error}"
+        ) from error
+    return buffer.getvalue()

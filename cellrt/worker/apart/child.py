@@ -1,0 +1,113 @@
+"""A worker's process: runs the tasks that the engine puts in its ring, one after the other.
+
+It ends with whoever started it: when the socket between them ends, be it by that one's death.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core.task_layout import TaskView
+from cellrt.errors import CellError
+from cellrt.worker.apart.arenas import MappedArenas
+from cellrt.worker.apart.cells import load_type
+from cellrt.worker.apart.pool import Place, mapped
+from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, READY, RING_BYTES, Result, Slot, TaskRing
+from cellrt.worker.blame import Failure, describe_error
+from cellrt.worker.cell_type import CellType
+from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.worker import run_timed
+from cellrt.worker.torch_state import use_torch_threads
+
+
+class Child:
+    """The loop of a worker's process.
+
+    Args:
+        location: of the worker, of so many ``num_locations``.
+        num_threads: of torch.
+        pool, own_pool: descriptors of the engine's pool and of the worker's, which begins with the ring.
+        bell, back: eventfds that wake this process and the engine.
+    """
+
+    def __init__(
+        self, location: int, num_locations: int, num_threads: int, pool: int, own_pool: int, bell: int, back: int
+    ) -> None:
+        self._pool, self._own_pool, self._bell, self._back = pool, own_pool, bell, back
+        self._num_threads = num_threads
+        self._ring = TaskRing(mapped(own_pool, Place(0, RING_BYTES)))
+        self._arenas: Sequence[MappedArenas] = [MappedArenas(pool) for _ in range(num_locations)]
+        self._types: dict[int, CellType] = {}
+        self._known: dict[int, int] = {}
+        """Where the pool describes each type that is known."""
+        self._slots: dict[int, Slot] = {}
+        self._executor = Executor(location, list(self._arenas), self._types)
+
+    def run(self) -> None:
+        """Runs tasks for ever."""
+        use_torch_threads(self._num_threads)
+        ring = self._ring
+        ring.count(READY)
+        os.eventfd_write(self._back, 1)
+        while True:
+            while ring[BEGUN] == ring[LAUNCHED]:
+                os.eventfd_read(self._bell)
+            number = ring[BEGUN]
+            ring.count(BEGUN)
+            ring.write_result(number, self._run(number))
+            ring.count(COMPLETED)
+            os.eventfd_write(self._back, 1)
+
+    def _run(self, number: int) -> Result:
+        record = self._ring.read(number)
+        slot = self._slot(Place(record.slot_offset, record.slot_bytes))
+        buffer = np.frombuffer(slot.words, np.int32, record.num_words)
+        try:
+            retries = self._know(record.type_id, Place(record.type_offset, record.type_bytes)).retries
+        except BaseException as error:
+            return self._refuse(slot, buffer, error)
+        before = retries.count
+        start_ns, end_ns, busy_ns, failures = run_timed(self._executor, record.type_id, buffer, self._num_threads)
+        return Result(start_ns, end_ns, busy_ns, retries.count - before, slot.put_failures(failures))
+
+    def _refuse(self, slot: Slot, buffer: NDArray[np.int32], error: BaseException) -> Result:
+        """What comes of a task whose cell cannot be loaded here."""
+        rows = TaskView(buffer).has_failed
+        rows[:] = 1
+        said = CellError(f"the worker's process cannot load the cell: {describe_error(error)}")
+        return Result(0, 0, 0, 0, slot.put_failures([Failure(row, said) for row in range(len(rows))]))
+
+    def _slot(self, place: Place) -> Slot:
+        if place.offset not in self._slots:
+            self._slots[place.offset] = Slot(place, mapped(self._own_pool, place))
+        return self._slots[place.offset]
+
+    def _know(self, type_id: int, place: Place) -> CellType:
+        if self._known.get(type_id) != place.offset:
+            self._executor.forget(type_id)
+            self._types.pop(type_id, None)
+            self._types[type_id] = load_type(self._pool, place, self._arenas)
+            self._known[type_id] = place.offset
+        return self._types[type_id]
+
+
+def main() -> None:
+    """The process: ``python -c "..." LIFELINE`` and the arguments of ``Child``."""
+    lifeline, *numbers = map(int, sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
+    threading.Thread(target=_end_with, args=(socket.socket(fileno=lifeline),), daemon=True).start()
+    Child(*numbers).run()
+
+
+def _end_with(lifeline: socket.socket) -> None:
+    """Ends the process at once when the socket ends: what it would write nobody reads."""
+    lifeline.recv(1)
+    os._exit(0)

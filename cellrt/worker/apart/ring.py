@@ -1,0 +1,132 @@
+"""What an engine and a worker's process tell each other: counters and records in memory, the words of tasks in slots.
+
+The engine writes a record and then counts it as launched; the process counts it as begun, runs it, writes into the same
+record what came of it and counts it as completed, in order. Each counter has one writer, and who reads a counter may
+read what was written before it, as x86-64 keeps the order of writes. An eventfd on either side wakes whoever sleeps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cellrt.errors import CellError
+from cellrt.worker.apart.pool import Place
+from cellrt.worker.blame import Failure
+
+PLACES = 256
+"""Tasks that a worker may have at most."""
+LAUNCHED, BEGUN, COMPLETED, READY = 0, 8, 16, 24
+"""The counters, each in a cache line of its own; the last counts that the process is there."""
+FIRST = 32
+FAILURE_BYTES = 1 << 16
+"""Room for what failed, at the beginning of a slot; the task's words lie behind."""
+MOST_TEXT = 2000
+EVERY = [-1]
+"""In place of rows: all that failed."""
+
+
+class Record(NamedTuple):
+    """A task in the ring, int64 each."""
+
+    type_id: int
+    type_offset: int
+    type_bytes: int
+    """Where the pool of the engine describes the type: see ``cells.py``."""
+    slot_offset: int
+    slot_bytes: int
+    num_words: int
+
+
+class Result(NamedTuple):
+    """What came of a task, int64 each; the times are those of ``Done``."""
+
+    start_ns: int
+    end_ns: int
+    busy_ns: int
+    num_retries: int
+    failure_bytes: int
+
+
+WORDS = len(Record._fields) + len(Result._fields)
+RING_BYTES = 8 * (FIRST + PLACES * WORDS)
+
+
+class TaskRing:
+    """The ring, as both sides see it; ``memory`` is RING_BYTES long."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory.cast("q")
+
+    def __getitem__(self, counter: int) -> int:
+        return self._words[counter]
+
+    def count(self, counter: int) -> None:
+        """Adds one to a counter; by its one writer."""
+        self._words[counter] += 1
+
+    def write(self, number: int, record: Record) -> None:
+        """Writes the record of the task with that number."""
+        at = self._at(number)
+        for k, word in enumerate(record):
+            self._words[at + k] = word
+
+    def read(self, number: int) -> Record:
+        """The record of a task."""
+        at = self._at(number)
+        return Record(*self._words[at : at + len(Record._fields)])
+
+    def write_result(self, number: int, result: Result) -> None:
+        """Writes what came of a task."""
+        at = self._at(number) + len(Record._fields)
+        for k, word in enumerate(result):
+            self._words[at + k] = word
+
+    def read_result(self, number: int) -> Result:
+        """What came of a task."""
+        at = self._at(number)
+        return Result(*self._words[at + len(Record._fields) : at + WORDS])
+
+    @staticmethod
+    def _at(number: int) -> int:
+        return FIRST + number % PLACES * WORDS
+
+
+class Slot:
+    """Where the words of one task lie, and then its failures."""
+
+    def __init__(self, place: Place, memory: memoryview) -> None:
+        self.place, self._failures = place, memory[:FAILURE_BYTES]
+        self.words = memory[FAILURE_BYTES:].cast("i")
+
+    @staticmethod
+    def bytes_for(num_words: int) -> int:
+        """How large a slot must be, with room to be used again for others."""
+        return FAILURE_BYTES + max(4096, 4 << num_words.bit_length())
+
+    def put_failures(self, failures: Sequence[Failure]) -> int:
+        """Writes them; returns how many bytes that takes. Where they do not fit, one text stands for all."""
+        if not failures:
+            return 0
+        rows: dict[str, list[int]] = {}
+        for failure in failures:
+            rows.setdefault(str(failure.error)[:MOST_TEXT], []).append(failure.row)
+        data = json.dumps(rows).encode()
+        if len(data) > FAILURE_BYTES:
+            text = next(iter(rows))
+            data = json.dumps({f"{text} (one of {len(rows)} errors)": [each.row for each in failures]}).encode()
+        if len(data) > FAILURE_BYTES:
+            data = json.dumps({next(iter(rows)): EVERY}).encode()
+        self._failures[: len(data)] = data
+        return len(data)
+
+    def take_failures(self, size: int, failed: Sequence[int]) -> list[Failure]:
+        """The failures of a task, by row; ``failed`` are the rows that its words say have failed."""
+        if not size:
+            return []
+        failures = []
+        for text, rows in json.loads(bytes(self._failures[:size])).items():
+            for row in failed if rows == EVERY else rows:
+                failures.append(Failure(row, CellError(text)))
+        return sorted(failures, key=lambda failure: failure.row)

@@ -1,0 +1,238 @@
+"""The worker whose tasks run in a process of their own; here is what stays in the engine's process.
+
+The holder of the turn writes a task to the process's ring and rings its bell; the process runs it, counts it as
+completed and rings back; the thread here, which waits for that, takes the manager's turn. It also hears at once when
+the process dies. What calls the system without waiting keeps the interpreter's lock: to get it back takes long where a
+client is busy in Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import socket
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core.task_layout import TaskView
+from cellrt.errors import DeviceError, InternalError
+from cellrt.worker.apart.arenas import SharedArenas
+from cellrt.worker.apart.cells import SharedCells
+from cellrt.worker.apart.pool import SharedPool
+from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, PLACES, READY, RING_BYTES, Record, Slot, TaskRing
+from cellrt.worker.base import Done, Launch, Unfinished, Worker
+from cellrt.worker.cell_type import CellType
+
+COMMAND = "from cellrt.worker.apart.child import main; main()"
+END_S = 5.0
+"""How long the process may take to end; then it is killed."""
+_LIBRARY = ctypes.PyDLL(None)
+"""The C library, called with the interpreter's lock."""
+
+
+class ProcessWorker(Worker):
+    """Runs tasks in order in a process.
+
+    Args:
+        location: of the worker.
+        arenas: by location, all in the pool of ``cells``.
+        types: of the engine.
+        cells: those of ``types``.
+        take_turns, has_news, ended, name: see ``Worker``.
+        num_threads: torch threads of the process.
+    """
+
+    def __init__(
+        self,
+        location: int,
+        arenas: Sequence[SharedArenas],
+        types: Mapping[int, CellType],
+        cells: SharedCells,
+        take_turns: Callable[[], bool],
+        has_news: Callable[[], bool],
+        ended: Callable[[], None],
+        num_threads: int,
+        name: str,
+    ) -> None:
+        super().__init__(take_turns, has_news, ended, name)
+        self._arenas, self._types, self._cells = arenas, types, cells
+        self._arguments = location, len(arenas), num_threads
+        self._pool = SharedPool()
+        self._ring = TaskRing(self._pool.map(self._pool.allocate(RING_BYTES)))
+        self._free: list[Slot] = []
+        self._taken: deque[Slot] = deque()
+        """Of each task in progress."""
+        self._bell, self._back = os.eventfd(0, os.EFD_CLOEXEC), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        for fd in (self._bell, self._back):  # not before the last who may ring
+            weakref.finalize(self, os.close, fd)
+        self._is_ending = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline: socket.socket | None = None
+
+    @property
+    def process_id(self) -> int | None:
+        """Of the process; None before the start."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def num_outstanding(self) -> int:
+        """See ``Worker.num_outstanding``; until the process is there, as many as can be: nobody shall wait for it."""
+        return len(self._in_progress) if self._ring[READY] else PLACES
+
+    def start(self) -> None:
+        """Starts the process, and waits for nothing."""
+        self._lifeline, theirs = socket.socketpair()
+        _LIFELINES.add(self._lifeline)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        fds = [self._cells.pool.fd, self._pool.fd, self._bell, self._back]
+        with theirs:
+            words = [theirs.fileno(), *self._arguments, *fds]
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", COMMAND, *map(str, words)],
+                pass_fds=[theirs.fileno(), *fds],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        super().start()
+
+    def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
+        """See ``Worker.launch``."""
+        if len(self._in_progress) == PLACES:
+            raise InternalError(f"a worker was given more than {PLACES} tasks")
+        described = self._cells.place_of(self._types[type_id], self._arenas)
+        slot = self._take_slot(len(buffer))
+        slot.words[: len(buffer)] = buffer.data
+        self._ring.write(self._ring[LAUNCHED], Record(type_id, *described, *slot.place, len(buffer)))
+        self._in_progress.append(Launch(task, type_id, buffer))
+        self._taken.append(slot)
+        self._ring.count(LAUNCHED)
+        _ring(self._bell)
+
+    def has_finished(self) -> bool:
+        """See ``Worker.has_finished``."""
+        return self._popped < self._ring[COMPLETED]
+
+    def poll(self) -> list[Done]:
+        """See ``Worker.poll``."""
+        done = []
+        while self.has_finished():
+            done.append(self._take_in(self._popped, self._in_progress.popleft(), self._taken.popleft()))
+            self._popped += 1
+        return done
+
+    def forget(self, type_id: int) -> None:
+        """See ``Worker.forget``; the process forgets a type when its number comes to mean another."""
+        self._cells.forget(type_id)
+
+    def take_unfinished(self) -> Unfinished:
+        """See ``Worker.take_unfinished``."""
+        left, begun = list(self._in_progress), self._ring[BEGUN] - self._popped
+        self._in_progress.clear()
+        self._taken.clear()
+        return Unfinished(left[:begun], left[begun:])
+
+    def _take_slot(self, num_words: int) -> Slot:
+        """A slot for so many words; those that have become too small are given up."""
+        while self._free:
+            slot = self._free.pop()
+            if len(slot.words) >= num_words:
+                return slot
+            self._pool.free(slot.place)
+        place = self._pool.allocate(Slot.bytes_for(num_words))
+        return Slot(place, self._pool.map(place))
+
+    def _take_in(self, number: int, launch: Launch, slot: Slot) -> Done:
+        """A task as the process left it."""
+        result, buffer = self._ring.read_result(number), launch.buffer
+        buffer.data[:] = slot.words[: len(buffer)]
+        failed = np.flatnonzero(TaskView(buffer).has_failed).tolist() if result.failure_bytes else ()
+        failures = slot.take_failures(result.failure_bytes, failed)
+        if result.num_retries and launch.type_id in self._types:
+            self._types[launch.type_id].retries.count += result.num_retries
+        self._free.append(slot)
+        return Done(launch.task, result.start_ns, result.end_ns, result.busy_ns, failures)
+
+    def _tell(self, item: Launch | None) -> None:
+        self._is_ending = self._is_ending or item is None
+        _ring(self._back)
+
+    def _serve(self) -> None:
+        poll = select.poll()
+        try:
+            if self._lifeline is None or self._process is None:
+                raise InternalError("a worker's thread began before its process")
+            for fd in (self._back, self._lifeline.fileno()):
+                poll.register(fd, select.POLLIN)
+            while not self._is_ending:
+                if not self._has_taken_news():
+                    self._wait(poll)
+                    self._take_turns()
+            self._end_process()
+        except BaseException:
+            self._end_process()
+            raise
+
+    def _has_taken_news(self) -> bool:
+        """Without a task: says that it is idle, and takes the turn if there are news by then.
+
+        A task that the process has not completed will ring yet. One that it has completed, which nobody took in so far,
+        may have rung before the last look: to wait for it would be for ever, if somebody takes it in meanwhile.
+        """
+        if self._ring[COMPLETED] < self._ring[LAUNCHED]:
+            return False
+        self._idle.append(object())
+        if not self._has_news() or not self._take_turns():
+            return False
+        self._idle.clear()
+        return True
+
+    def _wait(self, poll: select.poll) -> None:
+        """Waits for a task's end, or to be woken. Raises DeviceError if the process has ended."""
+        events = poll.poll()
+        self._idle.clear()
+        _silence(self._back)
+        if any(fd != self._back for fd, _ in events) and not self._is_ending:
+            raise DeviceError(f"its process ended {self._why_ended()}")
+
+    def _why_ended(self) -> str:
+        status = self._end_process()
+        return f"by signal {-status}" if status < 0 else f"with status {status}"
+
+    def _end_process(self) -> int:
+        """Ends the process, and waits for it; returns its status."""
+        if self._lifeline is not None:
+            self._lifeline.close()
+        if self._process is None:
+            return 0
+        try:
+            return self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+def _ring(fd: int) -> None:
+    _LIBRARY.eventfd_write(fd, ctypes.c_uint64(1))
+
+
+def _silence(fd: int) -> None:
+    _LIBRARY.eventfd_read(fd, ctypes.byref(ctypes.c_uint64()))
+
+
+_LIFELINES: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    """In a forked process: workers end with the parent, whoever else lives on."""
+    for lifeline in list(_LIFELINES):
+        lifeline.close()
+
+
+os.register_at_fork(after_in_child=_forget_all)

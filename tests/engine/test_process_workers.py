@@ -1,0 +1,179 @@
+"""CPU workers in processes of their own: the same answers and errors, and nothing left behind whoever dies."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import cellrt
+from cellrt.errors import CellError, DefinitionError, DeviceError
+from cellrt.graph.reference import run_one_by_one
+from cellrt.worker.apart.pool import SharedPool
+from cellrt.worker.apart.ring import FAILURE_BYTES, Slot
+from cellrt.worker.apart.worker import ProcessWorker
+from cellrt.worker.blame import Failure
+from tests.engine import apart_models
+from tests.engine.apart_models import DEADLY, EXAMPLE, WIDTH, WRONG, chain, model
+from tests.engine.helpers import assert_same, error_of
+
+WAIT_S = 60.0
+APART = ["cpu:process"]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits until something holds."""
+    end = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def shared_files() -> int:
+    """Descriptors of this process for memory that is shared with workers."""
+    gc.collect()
+    links = []
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(os.readlink(fd))
+        except FileNotFoundError:  # that of the listing itself
+            continue
+    return sum("cellrt-worker" in link for link in links)
+
+
+def process_of(engine: cellrt.Engine) -> int:
+    """The process of the first worker; 0 while it is replaced."""
+    worker = engine._manager.workers[0]
+    assert isinstance(worker, ProcessWorker)
+    return worker.process_id or 0
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[cellrt.Engine]:
+    """Two workers with both models."""
+    with cellrt.Engine(2 * APART, debug=True) as made:
+        made.register(model)
+        made.register(chain)
+        yield made
+
+
+def test_answers_are_those_of_requests_run_alone(engine):
+    requests = [torch.randn(1 + k % 7, WIDTH) for k in range(60)]
+    futures = engine.submit_many("model", requests)
+    for request, future in zip(requests, futures):
+        assert_same(future.result(WAIT_S), run_one_by_one(model, request))
+
+
+def test_a_row_that_fails_takes_no_other_with_it(engine):
+    wrong = EXAMPLE.clone()
+    wrong[2, 0] = WRONG
+    good, bad = engine.submit_many("chain", [EXAMPLE, wrong])
+    error = error_of(bad)
+    assert type(error) is CellError
+    assert str(error) == "cell 'step' raised ValueError: a wrong row"
+    assert_same(good.result(WAIT_S), run_one_by_one(chain, EXAMPLE))
+
+
+def test_a_process_that_dies_in_a_task_is_replaced(engine):
+    deadly = torch.full((1, WIDTH), DEADLY)
+    error = error_of(engine.submit("chain", deadly))
+    assert type(error) is DeviceError
+    assert "its process ended by signal 9" in str(error)
+    for _ in range(5):
+        assert_same(engine.submit("chain", EXAMPLE).result(WAIT_S), run_one_by_one(chain, EXAMPLE))
+
+
+def test_an_idle_process_that_is_killed_is_replaced_before_the_next_request(engine):
+    engine.submit("chain", EXAMPLE).result(WAIT_S)
+    dead = process_of(engine)
+    os.kill(dead, signal.SIGKILL)
+    until(lambda: process_of(engine) not in (0, dead))
+    for future in engine.submit_many("chain", [EXAMPLE] * 8):
+        future.result(WAIT_S)
+
+
+def test_models_come_and_go(engine):
+    for taken in (chain, model, model, chain):
+        engine.unregister(taken.name)
+        assert engine.drain(WAIT_S)
+        engine.register(taken)
+        for future in engine.submit_many(taken.name, [EXAMPLE] * 4):
+            assert_same(future.result(WAIT_S), run_one_by_one(taken, EXAMPLE))
+
+
+def test_a_cell_that_no_other_process_finds_is_refused(engine):
+    local = cellrt.cell(lambda x: {"y": x}, {"x": (WIDTH,)}, name="local")
+    unfolder = cellrt.Unfolder("local", lambda graph, x: {"y": graph.chain(local, x=x).last.y}, EXAMPLE)
+    with pytest.raises(DefinitionError, match="cell 'local' cannot be handed to a worker's process"):
+        engine.register(unfolder)
+
+
+def test_a_closed_engine_leaves_no_process_and_no_memory():
+    before = shared_files()
+    with cellrt.Engine(APART) as engine:
+        engine.register(chain)
+        engine.submit("chain", EXAMPLE).result(WAIT_S)
+        pid = process_of(engine)
+        assert shared_files() > before
+    assert not is_running(pid)
+    del engine
+    until(lambda: shared_files() <= before)
+
+
+@pytest.mark.slow
+def test_a_process_ends_with_the_one_that_is_killed():
+    code = (
+        "import time, cellrt\nfrom tests.engine.apart_models import *\n"
+        f"engine = cellrt.Engine({APART})\nengine.register(chain)\nengine.submit('chain', EXAMPLE).result(60)\n"
+        "print(engine._manager.workers[0].process_id, flush=True)\ntime.sleep(60)"
+    )
+    root = Path(apart_models.__file__).parent.parent.parent
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=root) as killed:
+        assert killed.stdout is not None
+        pid = int(killed.stdout.readline())
+        assert is_running(pid)
+        killed.kill()
+    until(lambda: not is_running(pid))
+
+
+@pytest.mark.parametrize("texts", [["short"] * 3, ["a" * 1500, "b"], [f"{k} " + "x" * 900 for k in range(500)]])
+def test_every_failed_row_has_an_error_though_not_all_texts_fit(texts):
+    pool = SharedPool()
+    place = pool.allocate(Slot.bytes_for(10))
+    slot = Slot(place, pool.map(place))
+    failures = [Failure(2 * k, CellError(text)) for k, text in enumerate(texts)]
+    found = slot.take_failures(slot.put_failures(failures), [failure.row for failure in failures])
+    assert [failure.row for failure in found] == [failure.row for failure in failures]
+    said = [str(failure.error) for failure in found]
+    if sum(map(len, texts)) < FAILURE_BYTES:
+        assert said == texts
+    else:
+        assert said == [f"{texts[0]} (one of 500 errors)"] * 500
+
+
+def test_what_is_given_back_to_a_pool_is_gone_and_the_rest_stays():
+    pool = SharedPool()
+    first, second = pool.allocate(10_000), pool.allocate(1)
+    views = [pool.map(place) for place in (first, second)]
+    for view in views:
+        view[:] = bytes([7]) * len(view)
+    pool.free(first)
+    assert not any(views[0])
+    assert bytes(views[1]) == b"\x07"
+    assert bytes(pool.map(second)) == b"\x07"
