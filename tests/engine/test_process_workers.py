@@ -86,7 +86,7 @@ def test_a_row_that_fails_takes_no_other_with_it(engine):
     good, bad = engine.submit_many("chain", [EXAMPLE, wrong])
     error = error_of(bad)
     assert type(error) is CellError
-    assert str(error) == "cell 'step' raised ValueError: a wrong row"
+    assert str(error) == "model 'chain': cell 'step' raised ValueError: a wrong row"
     assert_same(good.result(WAIT_S), run_one_by_one(chain, EXAMPLE))
 
 
