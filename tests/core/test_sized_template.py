@@ -16,6 +16,7 @@ from cellrt.core.program import (
     CARRY,
     FIXED,
     OP_CHAIN,
+    OP_CONSTANT,
     OP_EXTERNAL,
     OP_LOOP,
     OP_NODE,
@@ -115,6 +116,16 @@ def test_graphs_with_a_node_for_each_row_have_a_template_each(make):
     add_tree(processor, 4)
     first, second = (processor.compile(make(length)) for length in (4, 8))
     assert first.template is not second.template and not first.lengths.size
+
+
+@pytest.mark.parametrize(("base", "stride"), [(6, 2), (5, -2), (6, 1)])
+def test_outputs_of_one_step_that_are_as_many_as_the_steps_have_no_length(base: int, stride: int):
+    """Of a chain of two steps two of the three outputs of one: of another length, they would reach beyond it."""
+    program = [OP_EXTERNAL, 0, 2, OP_CONSTANT, 0, 1, OP_CHAIN, 1, 2, STEP, 0, 1, CARRY, 2, CARRY, 2]
+    program += [OP_CHAIN, 0, 2, STEP, base, stride, CARRY, 2, OP_RESULT, 10, 1, 1]
+    made = np.array(program, np.int32)
+    assert not find_lengths(made, PROCESSOR.tables.types)[1].size
+    assert_is_what_compiles(compiled(made, KnownTemplates()), made)
 
 
 def test_a_cell_type_that_takes_the_number_of_another_does_not_meet_its_templates():
