@@ -99,16 +99,17 @@ def _mark_length(program, at, kinds):
 
 
 @compiled
-def _mark_run(program, at, count_at, count, firsts, steps, kinds):
+def _mark_run(program, at, count_at, count, firsts, steps, widths, kinds):
     """Marks the base at ``at`` of evenly spaced values, and their number at ``count_at`` unless that is below 0. False
-    if it would be another with other lengths."""
+    if it would be another with other lengths, or might reach beyond what makes them: as the outputs of one step do,
+    where they happen to be as many as there are steps."""
     kinds[at] = VALUE
     if count < 2:
         return True
     base, stride = program[at], program[at + 1]
     first, last = _maker_of(firsts, base), _maker_of(firsts, base + (count - 1) * stride)
     if steps[first] > 0:
-        if first != last or steps[first] != count:
+        if first != last or steps[first] != count or abs(stride) != widths[first]:
             return False
         if count_at >= 0:
             kinds[count_at] = LENGTH
@@ -120,7 +121,7 @@ def _mark_run(program, at, count_at, count, firsts, steps, kinds):
 
 
 @compiled
-def _mark_inputs(program, at, types, firsts, steps, kinds):
+def _mark_inputs(program, at, types, firsts, steps, widths, kinds):
     """Marks the inputs of a unit; False if they would be others with other lengths."""
     word = inputs_at(program, at)
     for _ in range(types[program[at + 1]].num_inputs):
@@ -135,16 +136,16 @@ def _mark_inputs(program, at, types, firsts, steps, kinds):
         elif mode in (LIST, EACH):
             kinds[word + 2 : word + 2 + program[word + 1]] = VALUE
         elif mode == RANGE:
-            if not _mark_run(program, word + 1, word + 3, program[word + 3], firsts, steps, kinds):
+            if not _mark_run(program, word + 1, word + 3, program[word + 3], firsts, steps, widths, kinds):
                 return False
-        elif mode == STEP and not _mark_run(program, word + 1, -1, program[at + 2], firsts, steps, kinds):
+        elif mode == STEP and not _mark_run(program, word + 1, -1, program[at + 2], firsts, steps, widths, kinds):
             return False
         word = next_input(program, word)
     return True
 
 
 @compiled
-def _mark(program, types, firsts, steps, kinds):
+def _mark(program, types, firsts, steps, widths, kinds):
     """Says what each word is; False if the program has no lengths."""
     at = 0
     while at < program.size:
@@ -153,7 +154,7 @@ def _mark(program, types, firsts, steps, kinds):
         if op in (OP_NODE, OP_CHAIN, OP_LOOP, OP_MEMBER):
             if op != OP_NODE:
                 _mark_length(program, at + 2, kinds)
-            if not _mark_inputs(program, at, types, firsts, steps, kinds):
+            if not _mark_inputs(program, at, types, firsts, steps, widths, kinds):
                 return False
         elif op == OP_EXTERNAL:
             _mark_length(program, at + 2, kinds)
@@ -166,11 +167,11 @@ def _mark(program, types, firsts, steps, kinds):
             kinds[at + 1] = VALUE
             _mark_length(program, at + 2, kinds)
         elif op == OP_RESULT:
-            if not _mark_run(program, at + 1, at + 3, program[at + 3], firsts, steps, kinds):
+            if not _mark_run(program, at + 1, at + 3, program[at + 3], firsts, steps, widths, kinds):
                 return False
         elif op == OP_KEEP:
             kinds[at + 1] = VALUE
-            if not _mark_run(program, at + 2, at + 4, program[at + 4], firsts, steps, kinds):
+            if not _mark_run(program, at + 2, at + 4, program[at + 4], firsts, steps, widths, kinds):
                 return False
         at = after
     return True
@@ -196,7 +197,7 @@ def find_lengths(program, types):
     firsts, steps, widths = np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int32)
     _find_makers(program, types, firsts, steps, widths)
     kinds = np.zeros(program.size, np.uint8)
-    if not _mark(program, types, firsts, steps, kinds):
+    if not _mark(program, types, firsts, steps, widths, kinds):
         return none, none
     key, lengths = np.zeros(2 * program.size, np.int32), np.zeros(MOST_LENGTHS, np.int32)
     end = num_lengths = 0
@@ -229,7 +230,7 @@ def with_lengths(program, types, lengths, others):
     firsts, steps, widths = np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int32)
     _find_makers(program, types, firsts, steps, widths)
     kinds, made = np.zeros(program.size, np.uint8), program.copy()
-    _mark(program, types, firsts, steps, kinds)
+    _mark(program, types, firsts, steps, widths, kinds)
     for at in range(program.size):
         if kinds[at] == LENGTH:
             made[at] = others[_number_of(lengths, lengths.size, program[at])]

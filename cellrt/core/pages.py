@@ -21,7 +21,7 @@ from cellrt.core import page_list
 from cellrt.core import record_layout as record
 from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
 from cellrt.core.jit import compiled
-from cellrt.core.moves import LIVE
+from cellrt.core.moves import DONE, LIVE
 from cellrt.core.queue import refresh
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import (
@@ -142,8 +142,8 @@ def _free_block_of(t, at):
 
 @compiled
 def end_pages(t, request, is_whole):
-    """Gives back an ended request's pages, or leaves them to its session: as many rows of each as the step has that all
-    of them have reached; those from before the request alone unless ``is_whole``."""
+    """Gives back an ended request's pages, or leaves them to its session: all rows of one that is done; else as many of
+    each as the step has that all of them have reached, those from before the request alone unless ``is_whole``."""
     links, common = t.links, 1 << 30
     for k in range(request.num_page_lists):
         at = request.page_lists + page_list.WORDS * k
@@ -154,6 +154,8 @@ def end_pages(t, request, is_whole):
         slot_id, rows = links[at + page_list.SLOT], 0
         if slot_id >= 0:
             rows = links[at + page_list.BASE] + (common if is_whole else 0)
+            if request.state == DONE:
+                rows = links[at + page_list.ROWS]
         pages = pages_of(rows, links[at + page_list.PAGE_SIZE])
         for page in range(pages, links[at + page_list.HELD]):
             give_row(t, t.places[links[at + page_list.PLACE] + page], links[at + page_list.KIND])

@@ -147,24 +147,30 @@ class SizedTemplate:
 
 
 class KnownTemplates:
-    """Templates by what their programs have in common; all are forgotten when they take more than so many bytes.
+    """Templates by what their programs have in common, and which have none; all are forgotten when they take more than
+    so many bytes.
 
     Any thread may ask and add: a lost race costs one more compilation.
     """
 
     def __init__(self, max_bytes: int = 1 << 20) -> None:
         self._max_bytes, self._num_bytes = max_bytes, 0
-        self._by_key: dict[bytes, Template] = {}
+        self._by_key: dict[bytes, Template | None] = {}
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether it is known which template a key has, or that it has none."""
+        return key in self._by_key
 
     def get(self, key: bytes) -> Template | None:
-        """The template of a key, if it is known."""
+        """The template of a key, if it is known and has one."""
         return self._by_key.get(key)
 
-    def add(self, key: bytes, template: Template) -> Template:
-        """Takes in a template; returns the one that is known from now on."""
-        self._num_bytes += len(key) + template.num_bytes
+    def add(self, key: bytes, template: Template | None) -> Template | None:
+        """Takes in a template, or that there is none; returns what is known from now on."""
+        size = len(key) + (template.num_bytes if template is not None else 0)
+        self._num_bytes += size
         if self._num_bytes > self._max_bytes:
-            self._by_key, self._num_bytes = {}, len(key) + template.num_bytes
+            self._by_key, self._num_bytes = {}, size
         return self._by_key.setdefault(key, template)
 
 
@@ -196,10 +202,9 @@ def compile_template(
     key, lengths = find_lengths(program, types)
     if lengths.size:
         template = known.get(key.tobytes())
-        if template is None:
+        if template is None and key.tobytes() not in known:
             template = _find_template(program, lengths, types, ports, room)
-            if template is not None:
-                template = known.add(key.tobytes(), template)  # another thread may have been first
+            template = known.add(key.tobytes(), template)  # another thread may have been first
         if template is not None:
             return _with_lengths(template, lengths, types, room)
     made = compile_program(program, types, ports, *room)
@@ -238,13 +243,15 @@ def _find_template(
             if ends[-1].size != words.size:
                 return None
         coefficients[:, k] = (ends[1] - ends[0]) // (LONG - SHORT)
-        if (ends[0] + coefficients[:, k] * (middle[k] - SHORT) != words).any():
-            return None
+        for length, end in zip((SHORT, LONG), ends):
+            if (end + coefficients[:, k] * (middle[k] - length) != words).any():
+                return None
     constants = words - coefficients @ middle
-    others = ANY[: lengths.size]
-    seen = _words(compiled_with(others))
-    if seen.size != words.size or (constants + coefficients @ others != seen).any():
-        return None
+    if lengths.size > 1:  # one alone is seen by now
+        others = ANY[: lengths.size]
+        seen = _words(compiled_with(others))
+        if seen.size != words.size or (constants + coefficients @ others != seen).any():
+            return None
     sums = np.column_stack((constants, coefficients))
     first = words.size - made.memory.size // 4
     at = np.flatnonzero(coefficients[first:].any(1))

@@ -10,12 +10,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from cellrt.core import sized_template
 from cellrt.core.lengths import find_lengths, with_lengths
 from cellrt.core.processor import Processor
 from cellrt.core.program import (
     CARRY,
     FIXED,
+    LIST,
     OP_CHAIN,
+    OP_CONSTANT,
     OP_EXTERNAL,
     OP_LOOP,
     OP_NODE,
@@ -117,6 +120,16 @@ def test_graphs_with_a_node_for_each_row_have_a_template_each(make):
     assert first.template is not second.template and not first.lengths.size
 
 
+@pytest.mark.parametrize(("base", "stride"), [(6, 2), (5, -2), (6, 1)])
+def test_outputs_of_one_step_that_are_as_many_as_the_steps_have_no_length(base: int, stride: int):
+    """Of a chain of two steps two of the three outputs of one: of another length, they would reach beyond it."""
+    program = [OP_EXTERNAL, 0, 2, OP_CONSTANT, 0, 1, OP_CHAIN, 1, 2, STEP, 0, 1, CARRY, 2, CARRY, 2]
+    program += [OP_CHAIN, 0, 2, STEP, base, stride, CARRY, 2, OP_RESULT, 10, 1, 1]
+    made = np.array(program, np.int32)
+    assert not find_lengths(made, PROCESSOR.tables.types)[1].size
+    assert_is_what_compiles(compiled(made, KnownTemplates()), made)
+
+
 def test_a_cell_type_that_takes_the_number_of_another_does_not_meet_its_templates():
     processor = make_processor()
     add_step(processor, 4)
@@ -142,6 +155,29 @@ def test_requests_of_different_lengths_are_admitted_in_one_call_as_one_by_one():
         return [array.tobytes() for array in (rows, tables.links, tables.places, tables.subgraphs, tables.values)]
 
     assert admitted(together=True) == admitted(together=False)
+
+
+def beside_two_rows(length: int) -> NDArray[np.int32]:
+    """A chain, and a node that reads two rows of the request and its last step; these rows are no sequence."""
+    program = [OP_EXTERNAL, 0, 2, *(OP_EXTERNAL, 0, length), OP_CHAIN, 0, length, STEP, 2, 1, CARRY, 0]
+    last = 2 * length + 1
+    return np.array([*program, OP_NODE, 1, LIST, 3, 0, 1, last, OP_RESULT, last + 1, 1, 1], np.int32)
+
+
+def test_that_graphs_have_no_template_in_common_is_found_out_once(monkeypatch: pytest.MonkeyPatch):
+    processor = make_processor()
+    add_step(processor, 4)
+    add_tree(processor, 4)
+    first, second = find_lengths(beside_two_rows(5), processor.tables.types)[0], beside_two_rows(7)
+    assert first.tolist() == find_lengths(second, processor.tables.types)[0].tolist()
+    processor.compile(beside_two_rows(5))
+    compiled: list[object] = []
+    compile_alone = sized_template.compile_program
+    monkeypatch.setattr(
+        sized_template, "compile_program", lambda *rest: (compiled.append(rest[0]), compile_alone(*rest))[1]
+    )
+    assert not processor.compile(second).lengths.size
+    assert len(compiled) == 1 and compiled[0] is second
 
 
 def test_known_templates_take_no_more_than_they_may():

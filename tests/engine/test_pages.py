@@ -243,3 +243,21 @@ def test_a_cell_that_appends_nothing_to_what_it_grows_is_refused():
 
     with pytest.raises(DefinitionError, match="'memory': appends no row"):
         cell(forget, {"x": (WIDTH,), "memory": grows(WIDTH)})
+
+
+def test_a_session_keeps_all_rows_of_growing_states_that_a_request_appends_unequally_to():
+    made = CELLS[2].memorise
+
+    def unfold(graph, request):
+        first, second = graph.pages(made, keep=True), graph.pages(made, keep=True)
+        long = graph.chain(made, x=request[0], total=first)
+        return {"long": long.x, "short": graph.chain(made, x=request[1], total=second).x}
+
+    model = Unfolder("unequal", unfold, (torch.zeros(3, WIDTH), torch.zeros(1, WIDTH)))
+    engine, state = small_engine(1), []
+    engine.register(model, warm_up=False)
+    session = engine.session("unequal")
+    for lengths in ((5, 1), (2, 4), (3, 3)):
+        request = tuple(torch.randn(length, WIDTH) for length in lengths)
+        assert_same(session.submit(request).result(WAIT_S), run_one_by_one(model, request, state))
+    close_and_check(engine)
