@@ -41,6 +41,9 @@ from cellrt.core.program import (
 MOST_LENGTHS = 4
 """A program with more has none: what many lengths have in common is seldom met twice."""
 
+MOST_WORDS = 1024
+"""So has a longer program, such as that of a tree: it would be compiled several times for nobody."""
+
 PLAIN, VALUE, LENGTH = range(3)
 """What a word is: itself, a value's id, a length."""
 
@@ -191,7 +194,7 @@ def find_lengths(program, types):
     """Returns (key, lengths): programs of one key, an int32 array, differ in their lengths alone. No lengths if the
     program has none; then the key is empty too."""
     none = np.zeros(0, np.int32)
-    count = _count_makers(program, types)
+    count = _count_makers(program, types) if program.size <= MOST_WORDS else 0
     if count < 1:
         return none, none
     firsts, steps, widths = np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int32)

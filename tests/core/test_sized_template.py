@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cellrt.core import sized_template
-from cellrt.core.lengths import find_lengths, with_lengths
+from cellrt.core.lengths import MOST_WORDS, find_lengths, with_lengths
 from cellrt.core.processor import Processor
 from cellrt.core.program import (
     CARRY,
@@ -189,3 +189,12 @@ def test_known_templates_take_no_more_than_they_may():
         kept = sum(known.get(bytes([one])) is not None for one in range(100))
         assert kept >= 1 and kept * (1 + template.num_bytes) <= 1 << 12
     assert kept > 1 and known.get(bytes([99])) is template
+
+
+def test_a_long_program_has_no_lengths():
+    processor, program = make_processor(), stepped(5).tolist()
+    add_step(processor, 4)
+    results = [OP_RESULT, 6, 1, 1] * (MOST_WORDS // 4)
+    long = np.array(program + results, np.int32)
+    assert find_lengths(np.array(program, np.int32), processor.tables.types)[1].tolist() == [5]
+    assert not find_lengths(long, processor.tables.types)[1].size
