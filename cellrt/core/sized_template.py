@@ -63,7 +63,6 @@ class Template:
     Attributes:
         at: the address of its arrays, for compiled code.
         num_states: rows that a request keeps in a session.
-        num_page_lists: growing states.
         numbers: ``[numbers, 1 + lengths]``: of each from NUM_EXTERNALS to NUM_STEPS the constant, and what it is
             multiplied with of each length.
     """
@@ -71,9 +70,7 @@ class Template:
     def __init__(self, made: Compiled, patches: NDArray[np.int32], numbers: NDArray[np.int64]) -> None:
         self._memory, self._words, self._patches = made.memory, made.words, patches
         self.numbers = numbers
-        self.num_states, self.num_page_lists = (
-            int(made.words[3 * list(ARRAYS).index(name) + 1]) for name in ("states", "pages")
-        )
+        self.num_states = int(made.words[3 * list(ARRAYS).index("states") + 1])
         if len(patches):
             made.words[PATCHES : PATCHES + 3] = patches.ctypes.data, *patches.shape
         self.at: Any = open_memory(*made, patches) if numba.config.DISABLE_JIT else made.words
@@ -103,7 +100,7 @@ class SizedTemplate:
         num_results, num_externals: result rows; rows that come with the request.
         num_places: rows of its results and sequences.
         num_steps: nodes and steps, a loop counted as its step limit.
-        num_states, num_page_lists: as of the template.
+        num_states: as of the template.
         most_refs: most inputs of a node or step, a ragged one counted as its rows.
         fits: whether an empty engine has room for it.
     """
@@ -113,7 +110,6 @@ class SizedTemplate:
         "lengths",
         "most_refs",
         "num_externals",
-        "num_page_lists",
         "num_places",
         "num_results",
         "num_states",
@@ -127,7 +123,7 @@ class SizedTemplate:
         self.num_externals, self.num_results, self.num_places, self.num_steps = (
             numbers[:, 0] if not lengths.size else numbers[:, 0] + numbers[:, 1:] @ lengths
         ).tolist()
-        self.num_states, self.num_page_lists = template.num_states, template.num_page_lists
+        self.num_states = template.num_states
 
     @property
     def num_bytes(self) -> int:

@@ -5,7 +5,8 @@ Launches are recorded, not run; their keys are those by which Triton keeps what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -41,31 +42,34 @@ def served_rows(spec: RowSpec, words: Tensor, at: int, count: int) -> IndexedRow
     return IndexedRows(torch.zeros((8 * MOST, *spec.shape), dtype=spec.dtype), words[at : at + count])
 
 
-@needs_compiler
-@pytest.mark.parametrize("name", CASES)
-def test_no_step_is_compiled_while_serving(name: str, words: Tensor) -> None:
+@contextmanager
+def nothing_compiled_after_building(name: str) -> Iterator[PlacedCell]:
+    """The cell of a case, whose kernels are launched inside in forms alone that were built before."""
     with launches_for_the_host() as launches:
         placed = placed_cell(name)
         build_forms(placed)
         built = {launch.key for launch in launches}
         launches.clear()
-        for count in SERVED:
-            for shift in (0, 1):
-                given = {key: served_rows(spec, words, shift, count) for key, spec in placed.cell.inputs.items()}
-                made = {key: served_rows(spec, words, 7 + shift, count) for key, spec in placed.cell.outputs.items()}
-                placed.run_rows(given, made)
+        yield placed
     assert launches
     assert {launch.key for launch in launches} <= built
 
 
 @needs_compiler
+@pytest.mark.parametrize("name", CASES)
+def test_no_step_is_compiled_while_serving(name: str, words: Tensor) -> None:
+    with nothing_compiled_after_building(name) as placed:
+        for count in SERVED:
+            for shift in (0, 1):
+                given = {key: served_rows(spec, words, shift, count) for key, spec in placed.cell.inputs.items()}
+                made = {key: served_rows(spec, words, 7 + shift, count) for key, spec in placed.cell.outputs.items()}
+                placed.run_rows(given, made)
+
+
+@needs_compiler
 @pytest.mark.parametrize("name", CHAINS)
 def test_no_run_is_compiled_while_serving(name: str, words: Tensor) -> None:
-    with launches_for_the_host() as launches:
-        placed = placed_cell(name)
-        build_forms(placed)
-        built = {launch.key for launch in launches}
-        launches.clear()
+    with nothing_compiled_after_building(name) as placed:
         for sizes in [(1,), (2, 1), (17,) * 5, (300, 16, 1), (600, 600)]:
             for shift in (0, 1):
                 positions = sum(sizes)
@@ -73,8 +77,6 @@ def test_no_run_is_compiled_while_serving(name: str, words: Tensor) -> None:
                 given = {key: served_rows(spec, words, shift, counts[key]) for key, spec in placed.cell.inputs.items()}
                 made = {key: served_rows(spec, words, 7 + shift, positions) for key, spec in STATE.items()}
                 placed.chains.run(RunSizes(sizes, words[shift : shift + len(sizes)]), given, made)
-    assert launches
-    assert {launch.key for launch in launches} <= built
 
 
 def test_classes_are_powers_of_two_and_the_most() -> None:
