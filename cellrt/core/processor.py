@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core import record_layout, tables
+from cellrt.core.clock import Clock
 from cellrt.core.empty import empty_tables
 from cellrt.core.entries import (
     admit_many,
@@ -88,6 +89,7 @@ class Processor:
         self._grown = _Growing()
         self._buffers = TaskBuffers()
         self.tables = empty_tables(self.limits, self.settings, num_workers)
+        self.clock = Clock(self.tables)
         self._task_ids = np.zeros(self.limits.max_tasks, np.int32)
         self._notices = np.zeros((64, 2), np.int32)
         self._room: Room | None = None
@@ -105,6 +107,7 @@ class Processor:
     def tables(self, grown: Tables) -> None:
         self._tables = grown
         self._at = address_of(grown)
+        self._idle_workers = grown.settings["idle_workers"]
 
     @property
     def num_kinds(self) -> int:
@@ -233,18 +236,6 @@ class Processor:
         """Says what of a template would not fit even in an empty engine; None if it fits. ``kinds`` names the kinds."""
         return why_too_large(template, self.limits, self._grown.kind_rows, self._most_refs, kinds)
 
-    def note_arrivals(self, arrivals_ns: Sequence[int]) -> None:
-        """Takes in arrivals, in order, for the smoothed time between them, which bounds runs at low load."""
-        settings = self.tables.settings[0]
-        gap, last = float(settings["arrival_gap_ns"]), int(settings["last_arrival_ns"])
-        # A long silence says no more than that a run may be as long as any: else the next hundred arrivals of a burst
-        # would find runs of that length.
-        longest = 2 * max(float(settings["max_run_ns"]), float(settings["join_budget_ns"]))
-        for now_ns in arrivals_ns:
-            gap += (min(now_ns - last, longest) - gap) / 16
-            last = now_ns
-        settings["arrival_gap_ns"], settings["last_arrival_ns"] = gap, last
-
     def admit(
         self, template: SizedTemplate, sequence: int, lane: int = 0, streamed: bool = False, session: int = -1
     ) -> tuple[int, NDArray[np.int32]] | None:
@@ -272,12 +263,12 @@ class Processor:
 
         ``lengths``: ``[requests, lengths]`` where they differ; then all rows are in one dimension.
         """
-        width = template.num_states + 1
+        width, num = template.num_states + 1, sequences.size
         if lengths is None:
-            rows = np.empty((sequences.size, template.num_externals + width), np.int32)
+            rows = np.empty((num, template.num_externals + width), np.int32)
         else:
-            rows = np.empty(int(template.template.num_externals(lengths).sum()) + sequences.size * width, np.int32)
-        ids, its = np.empty(sequences.size, np.int32), template.lengths[None] if lengths is None else lengths
+            rows = np.empty(int(template.template.num_externals(lengths).sum()) + num * width, np.int32)
+        ids, its = np.empty(num, np.int32), template.lengths[None] if lengths is None else lengths
         at = template.template.at
         count = admit_many(self._at, at, its, sequences, lane, int(streamed), session, rows.reshape(-1), ids)
         if not count and ids[0] == TOO_LARGE:
@@ -317,16 +308,12 @@ class Processor:
         """
         return bool(suspend(self._at, worker))
 
-    def set_time(self, now_ns: int) -> None:
-        """Sets the clock that scheduling decisions and the event log use."""
-        self.tables.settings["now_ns"] = now_ns
-
     def schedule(self, worker: int, idle_workers: int = 1) -> list[int]:
         """Forms tasks for a worker (location 1..) that can take work; returns their ids in order of submission.
 
         ``idle_workers`` counts the workers with nothing to do, this one included.
         """
-        self.tables.settings["idle_workers"] = idle_workers
+        self._idle_workers[0] = idle_workers
         count = schedule_tasks(self._at, worker, self._task_ids)
         return self._task_ids[:count].tolist() if count else []
 

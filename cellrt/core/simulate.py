@@ -145,12 +145,12 @@ class _Simulator:
     def run(self) -> Simulation:
         while self.ends or self.arriving:
             now = min(queue[0][0] for queue in (self.ends, self.arriving) if queue)
-            self.processor.set_time(now)
+            self.processor.clock.set(now)
             while self.ends and self.ends[0][0] == now:
                 self._complete(self.workers[heapq.heappop(self.ends)[1] - 1], now)
             while self.arriving and self.arriving[0][0] == now:
                 self.waiting.append(self.arriving.popleft()[1])
-                self.processor.note_arrivals([now])
+                self.processor.clock.note_arrivals([now])
             self._admit(now)
             self._schedule(now)
         if self.processor.num_live or self.waiting:

@@ -82,7 +82,7 @@ class Manager:
         self._crew = Crew(processor, self.workers, queue_depth, partial(copy_page, arenas), self.sessions.evict_some)
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
         self._requests = Requests(processor, arenas, self.sessions, self._replies)
-        self._processor, self._registry, self._models = processor, registry, models
+        self._processor, self._clock, self._registry, self._models = processor, processor.clock, registry, models
         self._debug, self._clock_ns = debug, clock_ns
         self._retired: list[Model] = []
         self._drains: list[threading.Event] = []
@@ -103,7 +103,7 @@ class Manager:
     def step(self) -> None:
         """One turn: take in what happened, then keep the workers busy."""
         self._take_messages()
-        self._processor.set_time(self._clock_ns())
+        self._clock.set(self._clock_ns())
         dead = self._crew.find_dead()  # before the poll: whatever they completed before is then there
         for location, done in self._crew.poll():
             self._complete(location, done)
@@ -114,6 +114,7 @@ class Manager:
         self._requests.admit()
         if self._requests.has_admitted:
             self._crew.launch(self._note_launch)
+        self._replies.tell()
         self.room.note_place()
         if self._retired or self._drains:
             self._look_who_is_gone()
@@ -239,7 +240,7 @@ class Manager:
             elif callable(message):
                 message()
         if arrivals_ns:
-            self._processor.note_arrivals(arrivals_ns)
+            self._clock.note_arrivals(arrivals_ns)
         if self.turns.was_interrupted:
             self._heal()
 
@@ -340,6 +341,7 @@ class Manager:
 
     def _end(self, error: CellrtError) -> None:
         """After the last turn: whoever still waits gets an answer."""
+        self._replies.tell()
         for message in self.turns.take_messages():
             if isinstance(message, Bulk):
                 self._requests.accept(message)

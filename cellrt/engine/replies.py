@@ -44,11 +44,13 @@ class Replies:
         self._processor, self._arenas, self._places, self._statistics = processor, arenas, places, statistics
         self._clock_ns = clock_ns
         self.trace: Trace | None = None
+        self._ended: list[tuple[Sequence[RequestFuture], Together]] = []
+        """Those whose clients are told of their results by ``tell``."""
 
     def read(self, plans: Sequence[Plan], requests: NDArray[np.int32]) -> Together:
         """The results of complete requests whose plans answer together, by their ids in the processor."""
         host, first = self._arenas[HOST], plans[0].readers
-        if all(plan.readers is first for plan in plans):
+        if len(plans) == 1 or all([plan.readers is first for plan in plans]):
             return Together([reader.read(self._processor, host, requests) for reader in first])
         each = zip(*(plan.readers for plan in plans))
         return Together([its[0].read(self._processor, host, requests, its) for its in each])
@@ -70,9 +72,9 @@ class Replies:
     def answer(
         self, requests: Sequence[tuple[Bulk, Sequence[int]]], started_ns: Sequence[int], results: Together
     ) -> None:
-        """Gives the places of complete requests of one model back, then tells clients and runs their callbacks."""
+        """Gives the places of complete requests of one model back; ``tell`` tells their clients."""
         now_ns, first = self._clock_ns(), requests[0][0]
-        size = Size(len(started_ns), sum(bulk.plan.num_nodes * len(numbers) for bulk, numbers in requests))
+        size = Size(len(started_ns), sum([bulk.plan.num_nodes * len(numbers) for bulk, numbers in requests]))
         if first.channel is not None:
             self._stream_rest(first, results.of(0))
         self._places.give_back(size)
@@ -86,7 +88,15 @@ class Replies:
                 for number in numbers:
                     self.trace.end(bulk, number, now_ns)
         self._statistics.count_done(first.model.name, arrivals_ns, started_ns, now_ns)
-        finish_together(futures, results)
+        self._ended.append((futures, results))
+
+    def tell(self) -> None:
+        """Tells the clients of all that were answered, and runs their callbacks.
+
+        At the end of a turn: a client that wakes before can do nothing but wait for the interpreter lock.
+        """
+        while self._ended:
+            finish_together(*self._ended.pop(0))
 
     def refuse(self, bulk: Bulk, number: int, error: CellrtError) -> None:
         """Gives a request's place back, then tells its client of an error and runs its callbacks."""

@@ -289,6 +289,10 @@ class Requests:
 
     def _finish(self, ids: Sequence[int]) -> None:
         """Answers complete requests with their results, those of one kind together, and gives back their rows."""
+        if len(ids) == 1:
+            bulk, number = self._admitted[ids[0]]
+            self._finish_alike({bulk: ([ids[0]], [number])})
+            return
         by_kind: dict[int, dict[Bulk, tuple[list[int], list[int]]]] = {}
         """Of each bulk, ids and numbers of requests; those that stream by themselves."""
         for request_id in ids:
@@ -341,7 +345,7 @@ class Requests:
 def _lengths(requests: Sequence[tuple[Bulk, Sequence[int]]]) -> NDArray[np.int32] | None:
     """``[requests, lengths]`` of requests of one template; None if they are those of the first."""
     first = requests[0][0].plan
-    if all(bulk.plan is first for bulk, _ in requests):
+    if len(requests) == 1 or all([bulk.plan is first for bulk, _ in requests]):
         return None
     each = [bulk.plan.template.lengths for bulk, numbers in requests for _ in numbers]
     return np.concatenate(each).reshape(len(each), -1)

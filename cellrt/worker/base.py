@@ -86,6 +86,7 @@ class Worker(ABC):
         self._finished: deque[Done] = deque()
         self._counter = 0
         self._popped = 0
+        self._has_ended = False
         self._thread = ServiceThread(self._run, name)
         self.error: BaseException | None = None
 
@@ -104,7 +105,7 @@ class Worker(ABC):
 
     def is_alive(self) -> bool:
         """Whether the thread runs and no task killed it."""
-        return self.error is None and self._thread.is_alive()
+        return self.error is None and not self._has_ended
 
     def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
         """Puts a task in the queue; called by the holder of the turn."""
@@ -197,6 +198,7 @@ class Worker(ABC):
         except BaseException as error:
             self.error = self.error or error
         finally:
+            self._has_ended = True
             self._ended()
 
     @abstractmethod

@@ -34,7 +34,7 @@ def interleave(machine: Machine, draw: random.Random, requests: list[Request], c
     for _ in range(20_000):
         if not waiting and not machine.live:
             break
-        machine.processor.set_time(machine.sequence * 1000)
+        machine.processor.clock.set(machine.sequence * 1000)
         event = draw.random()
         worker = draw.choice(workers)
         if event < 0.3 and waiting:

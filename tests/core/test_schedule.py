@@ -241,7 +241,7 @@ def test_a_type_of_low_priority_goes_first_once_it_has_waited_too_long(max_wait_
     low, high = add_tree(processor, 4), add_tree(processor, 4, priority=9)
     low_request = admit(processor, leaves(low, 1))
     for now_ms in range(20):
-        processor.set_time(now_ms * 1_000_000)
+        processor.clock.set(now_ms * 1_000_000)
         while processor.tables.ready.sum() < 8:
             admit(processor, leaves(high, 4))
         waited_too_long = now_ms > (6 if max_wait_s is None else 1e3 * max_wait_s)
@@ -278,7 +278,7 @@ def lengths(settings: SchedulerSettings, now_s: float, count: int = 1, streamed:
     processor = make_processor(settings=settings)
     cell = add_step(processor, 4)
     processor.set_step_time(cell, count, STEP_S)
-    processor.set_time(round(now_s * 1e9))
+    processor.clock.set(round(now_s * 1e9))
     for _ in range(count):
         admit(processor, chain(cell, 24), streamed=streamed)
     steps: list[int] = []

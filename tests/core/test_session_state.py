@@ -238,7 +238,7 @@ class Play:
         for _ in range(20_000):
             if all(conversation.left == 0 for conversation in self.conversations):
                 break
-            self.machine.processor.set_time(self.machine.sequence * 1000)
+            self.machine.processor.clock.set(self.machine.sequence * 1000)
             self.step()
         assert all(conversation.left == 0 for conversation in self.conversations), "work is left that nobody can do"
         for conversation in self.conversations:

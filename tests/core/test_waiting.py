@@ -97,7 +97,7 @@ def test_a_long_silence_does_not_make_the_next_runs_long_for_long():
 @pytest.mark.parametrize(("num_workers", "num_others", "expected_ms"), [(1, 1, 3), (1, 0, 19.9), (2, 2, 3), (4, 2, 20)])
 def test_a_run_fits_the_join_budget_while_another_type_waits_for_a_worker(num_workers, num_others, expected_ms):
     processor = make(1 + num_others, num_workers=num_workers)
-    processor.note_arrivals([k * 10**8 for k in range(90)])  # hardly any, so far
+    processor.clock.note_arrivals([k * 10**8 for k in range(90)])  # hardly any, so far
     arrivals = [Arrival(9.0, chain(k, 400)) for k in range(1 + num_others)]
     first = min(simulate(processor, arrivals, cost).tasks, key=lambda task: task.task)
     assert first.cell_type == 0 and length_ms(first) == expected_ms
@@ -219,11 +219,10 @@ class Watched(Processor):
         self._since: dict[int, tuple[int, int]] = {}
         self._ends = [0] * num_workers
         self._took: dict[int, set[int]] = {}
-        self._now = 0
 
-    def set_time(self, now_ns: int) -> None:
-        super().set_time(now_ns)
-        self._now = now_ns
+    @property
+    def _now(self) -> int:
+        return int(self.tables.settings["now_ns"][0])
 
     def _ready(self) -> list[int]:
         return np.flatnonzero(self.tables.ready.sum(1)).tolist()
