@@ -33,7 +33,7 @@ def main(model: str = "sentiment-model", trees: str | None = None, show: int = 1
     with cellrt.Engine() as engine:
         engine.register(make_sentiment(*load_model(model)))
         start = time.perf_counter()
-        results = [future.result()["probabilities"] for future in engine.submit_many("sentiment", requests)]
+        results = [result["probabilities"] for result in engine.submit_many("sentiment", requests).results()]
         seconds = time.perf_counter() - start
     for line, probabilities in list(zip(requests, results, strict=True))[:show]:
         best = int(probabilities.argmax())

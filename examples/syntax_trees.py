@@ -34,7 +34,7 @@ def main(quick: bool = False) -> None:
         engine.register(make_verbs(model))
         start = time.perf_counter()
         requests = [model.as_networkx(function.tree) for function in unknown]
-        results = [future.result()["output"][0] for future in engine.submit_many("verbs", requests)]
+        results = [result["output"][0] for result in engine.submit_many("verbs", requests).results()]
         seconds = time.perf_counter() - start
 
     for function, logits in list(zip(unknown, results, strict=True))[:: max(1, len(unknown) // 12)]:

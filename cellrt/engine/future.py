@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +29,9 @@ class Results(Protocol):
 
     def of(self, number: int) -> Result:
         """Those of one of them; asked for once."""
+
+    def of_many(self, numbers: Sequence[int]) -> list[Result]:
+        """Those of some of them, whose memory may be one; each asked for once."""
 
 
 Outcome = Result | BaseException | Results
@@ -227,21 +232,43 @@ class RequestFuture(Future[Result]):
                 logging.getLogger("cellrt").exception("a callback of %r raised", self)
 
 
+class Futures(list[RequestFuture]):
+    """The futures of requests that were submitted together, in their order."""
+
+    def results(self, timeout: float | None = None) -> list[Result]:
+        """The results of all, in order; waits for them at most ``timeout`` seconds.
+
+        Half of what asking each future costs: results of requests that ended together may share one memory, which stays
+        as long as one of them does (``clone`` one to keep it alone). Raises the error of the first that has one, or
+        TimeoutError; the others' results are still to be had from their futures.
+        """
+        end_s = None if timeout is None else time.monotonic() + timeout
+        for future in reversed(self):  # the last is mostly the last to end: one wait for all
+            if future._state not in OVER:
+                future._wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
+        with _settling:
+            untaken = [future for future in self if future._together is not None]
+            for together, group in groupby(untaken, lambda future: future._together):
+                if together is not None:
+                    its = list(group)
+                    for future, result in zip(its, together.of_many([future.place for future in its])):
+                        future._result, future._together = result, None
+        return [future._result or future.result() for future in self]
+
+
 def finish_together(futures: Sequence[RequestFuture], results: Results) -> None:
     """Ends futures with their results, in their order; called by the engine, once. What was cancelled stays so."""
-    awaited: list[tuple[int, RequestFuture]] = []
+    others: list[tuple[int, RequestFuture]] = []
     with _settling:
         for number, future in enumerate(futures):
-            if future._made_condition is not None:
-                awaited.append((number, future))
+            if future._made_condition is not None or future._callbacks is not None:
+                others.append((number, future))
             elif future._state == PENDING:
                 future._together, future.place = results, number
                 future._state, future._owner = FINISHED, None
-    for number, future in awaited:
+    for number, future in others:
         future._settle(results, FINISHED, number)
-    for future in futures:
-        if future._callbacks:
-            future._invoke_callbacks()
+        future._invoke_callbacks()
 
 
 def as_awaitable(future: RequestFuture) -> asyncio.Future[Result]:

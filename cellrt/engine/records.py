@@ -16,7 +16,7 @@ from cellrt.engine.future import RequestFuture
 from cellrt.engine.registry import Model, Plan
 from cellrt.engine.stream import Channel
 from cellrt.engine.turns import Call
-from cellrt.errors import CellrtError, SessionError
+from cellrt.errors import CellrtError, InternalError, SessionError
 from cellrt.graph.results import StateLayout
 
 Externals = list[tuple[int, NDArray[Any]]]
@@ -160,6 +160,17 @@ class Bulk:
             and self.session is other.session is None
             and self.channel is other.channel is None
         )
+
+    def take_futures(self, numbers: Sequence[int]) -> list[RequestFuture]:
+        """The futures of requests that are answered now: nobody needs them any more but their clients."""
+        taken: list[RequestFuture] = []
+        for number in numbers:
+            future = self.futures[number]
+            if future is None:
+                raise InternalError(f"{self.name_of(number)} is answered twice")
+            taken.append(future)
+            self.futures[number] = None
+        return taken
 
     def tensor(self, index: int, numbers: Sequence[int]) -> NDArray[Any]:
         """The rows of the tensor ``index`` of some requests: ``[requests * n, *shape]``."""

@@ -83,7 +83,7 @@ class Replies:
         futures: list[RequestFuture] = []
         for bulk, numbers in requests:
             arrivals_ns += [bulk.arrival_ns] * len(numbers)
-            futures += [_take_future(bulk, number) for number in numbers]
+            futures += bulk.take_futures(numbers)
             if self.trace is not None:
                 for number in numbers:
                     self.trace.end(bulk, number, now_ns)
@@ -106,7 +106,7 @@ class Replies:
         self._statistics.count_error(bulk.model.name, error)
         if self.trace is not None:
             self.trace.end(bulk, number, self._clock_ns())
-        _take_future(bulk, number).finish(error)
+        bulk.take_futures((number,))[0].finish(error)
 
     def _stream_rest(self, request: Bulk, results: Result) -> None:
         """Sends the steps that longer results have beyond the shortest, then together the results that have none."""
@@ -125,11 +125,3 @@ class Replies:
         events = read_events(self._processor.tables, sequence=sequence)[-STORY_LINES:]
         story = "\n".join(f"  {event}" for event in events)
         return InternalError(f"{what}; what happened before:\n{story}" if story else what)
-
-
-def _take_future(bulk: Bulk, number: int) -> RequestFuture:
-    """The future of a request that is answered now: nobody needs it any more but its client."""
-    future, bulk.futures[number] = bulk.futures[number], None
-    if future is None:
-        raise InternalError(f"{bulk.name_of(number)} is answered twice")
-    return future

@@ -295,13 +295,15 @@ class Requests:
             return
         by_kind: dict[int, dict[Bulk, tuple[list[int], list[int]]]] = {}
         """Of each bulk, ids and numbers of requests; those that stream by themselves."""
+        last: Bulk | None = None
         for request_id in ids:
             bulk, number = self._admitted[request_id]
-            alike = by_kind.setdefault(id(bulk.plan.answered_with if bulk.channel is None else bulk), {})
-            if bulk not in alike:
-                alike[bulk] = [], []
-            alike[bulk][0].append(request_id)
-            alike[bulk][1].append(number)
+            if bulk is not last:  # those of one bulk mostly end together
+                alike = by_kind.setdefault(id(bulk.plan.answered_with if bulk.channel is None else bulk), {})
+                its, numbers = alike.setdefault(bulk, ([], []))
+                last = bulk
+            its.append(request_id)
+            numbers.append(number)
         for alike in by_kind.values():
             self._finish_alike(alike)
 

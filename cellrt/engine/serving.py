@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Self
 
-from cellrt.engine.future import RequestFuture, Result, as_awaitable
+from cellrt.engine.future import Futures, RequestFuture, Result, as_awaitable
 from cellrt.engine.mapping import IN_FLIGHT, MapOptions, mapped, mapped_async
 from cellrt.engine.stream import Channel, Stream
 from cellrt.errors import RequestError
@@ -77,9 +77,12 @@ class Serving(ABC):
         deadline: float | None = None,
         priority: int = 1,
         wait: bool = False,
-    ) -> list[RequestFuture]:
-        """Submits several requests, all or none: raises as ``submit`` does, before any is submitted."""
-        return self._submit(model, list(requests), deadline, priority, wait)
+    ) -> Futures:
+        """Submits several requests, all or none: raises as ``submit`` does, before any is submitted.
+
+        A list of their futures; ``results()`` of it has the results of all.
+        """
+        return Futures(self._submit(model, list(requests), deadline, priority, wait))
 
     async def infer(
         self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False

@@ -60,6 +60,18 @@ class Together:
             made[name] = tensor if len(shape) == 1 else tensor.view(shape)
         return made
 
+    def of_many(self, numbers: Sequence[int]) -> list[Result]:
+        """The results of some requests; asked for once. Those that lie one behind the other share their memory."""
+        first, count = numbers[0], len(numbers)
+        if count == 1 or numbers[-1] != first + count - 1 or list(numbers) != list(range(first, first + count)):
+            return [self.of(number) for number in numbers]
+        made: list[Result] = [{} for _ in range(count)]
+        for part in self._parts:
+            name = part.name
+            for result, tensor in zip(made, _tensors(part, first, count)):
+                result[name] = tensor
+        return made
+
     def bytes_of(self, number: int) -> list[tuple[int, memoryview]]:
         """Of each result of a request, in order: its rows (-1: one without a row dimension), and its bytes."""
         found: list[tuple[int, memoryview]] = []
@@ -67,6 +79,22 @@ class Together:
             its = own[number].view(np.uint8).data if own else memory[begins[number] : begins[number + 1]]
             found.append((len(its) // row_bytes if shape[:1] == (-1,) else -1, its))
         return found
+
+
+def _tensors(part: Part, first: int, count: int) -> Sequence[torch.Tensor]:
+    """A result of requests that lie one behind the other, in memory that they share."""
+    _, memory, own, begins, dtype, shape, row_bytes = part
+    if own:
+        flat = [torch.frombuffer(one, dtype=dtype) for one in own[first : first + count]]
+        return flat if len(shape) == 1 else [tensor.view(shape) for tensor in flat]
+    begin, end = begins[first], begins[first + count]
+    whole = torch.frombuffer(bytearray(memory[begin:end]), dtype=dtype) if end > begin else torch.empty(0, dtype=dtype)
+    if isinstance(begins, range) or shape[:1] != (-1,):
+        tensors: Sequence[torch.Tensor] = whole.view(count, *shape).unbind()
+    else:
+        sizes = [(begins[first + k + 1] - begins[first + k]) // row_bytes for k in range(count)]
+        tensors = whole.view(-1, *shape[1:]).split(sizes)
+    return tensors
 
 
 class Reader:

@@ -73,6 +73,10 @@ class Arrived:
         """A request's results."""
         return unpacked(self._each[number])
 
+    def of_many(self, numbers: Sequence[int]) -> list[Result]:
+        """Some requests' results."""
+        return [unpacked(self._each[number]) for number in numbers]
+
 
 Packed = tuple[bytearray, Sequence[tuple[int, int]], Template, Sequence[RowFormat]]
 """Results as they came: their memory, which of the template's results each is with its rows, and what they mean."""
