@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Literal
 
-from cellrt.definition.aot.form import compile_cell
+from cellrt.definition.aot.form import compile_cells
 from cellrt.definition.aot.refusal import NotCompiledError
 from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.cell import Cell
@@ -29,7 +29,7 @@ OFF, WAITS, FAILED = "compile is off", "it is being compiled", "the compiler fai
 
 
 class CellCompiler:
-    """The forms of an engine's cells, by identity. ``form_of`` may be called from any thread.
+    """The forms of an engine's cells, by identity. ``forms_of`` may be called from any thread.
 
     Args:
         mode: as of ``Engine``.
@@ -46,25 +46,31 @@ class CellCompiler:
         self._reasons: dict[str, str] = {}
         """Of each cell without a form."""
         self._lock = threading.Lock()
-        self._queue: SimpleQueue[Cell | None] = SimpleQueue()
+        self._queue: SimpleQueue[Sequence[Cell] | None] = SimpleQueue()
         self._thread: ServiceThread | None = None
         self._is_closed = False
 
-    def form_of(self, cell: Cell) -> CompiledForm | None:
-        """The form that there is of a cell; None: it runs as its module does. In mode "wait" it is compiled now.
+    def forms_of(self, cells: Sequence[Cell]) -> dict[str, CompiledForm | None]:
+        """The forms that there are of cells, by identity; None: it runs as its module does. In mode "wait" they are
+        compiled now.
 
-        Raises DefinitionError if the module has a form of its own that cannot be made.
+        Raises DefinitionError if a module has a form of its own that cannot be made.
         """
         with self._lock:
-            if cell.identity in self._forms:
-                return self._forms[cell.identity]
-        form = cell.compiled_form
-        if form is None and self._mode == "wait":
-            return self._compile(cell)
-        self._note(cell, form, OFF if self._mode == "off" else WAITS)
-        if form is None and self._mode == "background":
-            self._ask(cell)
-        return form
+            unknown = [cell for cell in cells if cell.identity not in self._forms]
+        eager: list[Cell] = []
+        for cell in unknown:
+            form = cell.compiled_form
+            self._note(cell, form, OFF if self._mode == "off" else WAITS)
+            if form is None:
+                eager.append(cell)
+        if eager and self._mode == "wait":
+            for _ in self._compile(eager):
+                pass
+        elif eager and self._mode == "background":
+            self._ask(eager)
+        with self._lock:
+            return {cell.identity: self._forms.get(cell.identity) for cell in cells}
 
     def why_eager(self, cell: Cell) -> str:
         """Why a cell runs as its module does."""
@@ -83,35 +89,32 @@ class CellCompiler:
         self._queue.put(None)
         self._store.close()
 
-    def _ask(self, cell: Cell) -> None:
+    def _ask(self, cells: Sequence[Cell]) -> None:
         if self._thread is None:
             self._thread = ServiceThread(self._serve, "cellrt-compiler", self.close)
             self._thread.start()
-        self._queue.put(cell)
+        self._queue.put(cells)
 
     def _serve(self) -> None:
-        while not self._is_closed and (cell := self._queue.get()) is not None:
-            if self._compile(cell) is not None and (adopt := self._on_ready()) is not None:
-                try:
-                    adopt()
-                except CellrtError as error:
-                    logging.getLogger("cellrt").warning("the form of cell %r is not used: %s", cell.name, error)
+        while not self._is_closed and (cells := self._queue.get()) is not None:
+            for cell, form in self._compile(cells):
+                if form is not None and (adopt := self._on_ready()) is not None:
+                    try:
+                        adopt()
+                    except CellrtError as error:
+                        logging.getLogger("cellrt").warning("the form of cell %r is not used: %s", cell.name, error)
 
-    def _compile(self, cell: Cell) -> CompiledForm | None:
-        """Compiles a cell and says in the log what came of it."""
-        form, reason, log = None, "", logging.getLogger("cellrt")
-        try:
-            form = compile_cell(cell, self._store)
-        except NotCompiledError as refused:
-            reason = str(refused)
-        except Exception as error:  # whatever torch makes of somebody's module costs the form alone
-            reason = f"{FAILED}: {type(error).__name__}: {error}"
-        self._note(cell, form, reason)
-        if form is None and not self._is_closed:
-            log.log(
-                logging.WARNING if self._mode == "wait" else logging.INFO, "cell %r stays eager: %s", cell.name, reason
-            )
-        return form
+    def _compile(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, CompiledForm | None]]:
+        """Compiles cells and says in the log what came of each."""
+        log, level = logging.getLogger("cellrt"), logging.WARNING if self._mode == "wait" else logging.INFO
+        for cell, made in zip(cells, compile_cells(cells, self._store)):
+            form, reason = (None, str(made)) if isinstance(made, Exception) else (made, "")
+            if isinstance(made, Exception) and not isinstance(made, NotCompiledError):
+                reason = f"{FAILED}: {type(made).__name__}: {made}"
+            self._note(cell, form, reason)
+            if form is None and not self._is_closed:
+                log.log(level, "cell %r stays eager: %s", cell.name, reason)
+            yield cell, form
 
     def _note(self, cell: Cell, form: CompiledForm | None, reason: str) -> None:
         with self._lock:

@@ -113,7 +113,8 @@ class Registrar:
     def renew(self, model: Model) -> Model | None:
         """The model with the forms that its cells have by now, to take its place; None if these are those it has."""
         cells = {identity: self._registry.types[type_id].cell for identity, type_id in model.types.items()}
-        if all(self._registry.has_type(cell, self._compiler.form_of(cell)) for cell in cells.values()):
+        forms = self._compiler.forms_of(list(cells.values()))
+        if all(self._registry.has_type(cell, forms[identity]) for identity, cell in cells.items()):
             return None
         made = self.prepare(model.unfolder, model.priorities, True, model.max_queue, model.max_batch)
         made.before = model
@@ -124,7 +125,7 @@ class Registrar:
         if self._device is not None:
             return dict.fromkeys((cell.identity for cell in cells), None)
         with announced(f"cellrt compiles the cells of {model!r}, once for this machine"):
-            return {cell.identity: self._compiler.form_of(cell) for cell in cells}
+            return self._compiler.forms_of(cells)
 
     def _prepare(
         self, cells: list[Cell], forms: Mapping[str, CompiledForm | None], warm_up: bool

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import cellrt
 from cellrt import RaggedRows
-from cellrt.definition.aot.form import compile_cell
+from cellrt.definition.aot.form import compile_cell, compile_cells
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.store import LibraryStore
+from cellrt.definition.compiled_form import CompiledForm
 
 NUMBERS = {"x": (4,)}
 
@@ -78,3 +81,30 @@ def test_a_weight_of_a_dtype_that_rows_cannot_have_is_refused(tmp_path) -> None:
     with pytest.raises(NotCompiledError) as refused:
         compile_cell(made, LibraryStore(tmp_path))
     assert refused.value.reason is Reason.DTYPE
+
+
+def test_what_one_cell_does_to_its_fork_costs_the_others_nothing(tmp_path) -> None:
+    class Leaving(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.compiler.is_exporting():
+                os._exit(3)
+            return x
+
+    good = [cellrt.cell(nn.Linear(4, 4), {"input": (4,)}, name=f"good{k}") for k in range(2)]
+    leaving = cellrt.cell(Leaving(), NUMBERS)
+    store = LibraryStore(tmp_path)
+    first, lost, second = compile_cells([good[0], leaving, good[1]], store)
+    assert isinstance(first, CompiledForm) and isinstance(second, CompiledForm)
+    assert isinstance(lost, NotCompiledError)
+    assert store.num_compiled == 1, "two of one structure have one library"
+
+
+def test_who_does_not_wait_for_the_rest_leaves_no_process_behind(tmp_path) -> None:
+    store = LibraryStore(tmp_path)
+    forms = compile_cells([cellrt.cell(nn.Linear(4, 4 + k), {"input": (4,)}) for k in range(3)], store)
+    assert isinstance(next(forms), CompiledForm)
+    (process,) = store._running
+    forms.close()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process, 0)
+    assert not store._running

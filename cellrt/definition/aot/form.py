@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numba
 import numpy as np
@@ -26,13 +26,37 @@ TRIED_ROWS = (1, 1, 2, 7, 16)
 NAME = "AOTInductor"
 
 
+def compile_cells(cells: Sequence[Computation], store: LibraryStore) -> Iterator[CompiledForm | Exception]:
+    """The form of each cell, compiled now unless the store has it, or why there is none: mostly NotCompiledError."""
+    refusals = [_refusal(cell) for cell in cells]
+    wanted = [cell for cell, refusal in zip(cells, refusals) if refusal is None]
+    found = store.compile(wanted) if wanted else iter(())
+    for cell, refusal in zip(cells, refusals):
+        made = next(found) if refusal is None else refusal
+        try:
+            yield made if isinstance(made, NotCompiledError) else _load(cell, made)
+        except Exception as error:  # whatever torch makes of somebody's module costs its form alone
+            yield error
+
+
 def compile_cell(cell: Computation, store: LibraryStore) -> CompiledForm:
-    """The form of a cell, compiled now unless the store has it. Raises NotCompiledError: why there is none."""
+    """The form of one cell. Raises NotCompiledError: why there is none."""
+    (made,) = compile_cells([cell], store)
+    if isinstance(made, Exception):
+        raise made
+    return made
+
+
+def _refusal(cell: Computation) -> NotCompiledError | None:
+    """Why nobody need try to compile a cell, if so."""
     if numba.config.DISABLE_JIT:
-        raise NotCompiledError(Reason.NO_JIT)
-    if unseen := [name for name in cell.finite if cell.outputs[name].dtype != torch.float32]:
-        raise NotCompiledError(Reason.FINITE, str(unseen))
-    made = store.compile(cell)
+        return NotCompiledError(Reason.NO_JIT)
+    unseen = [name for name in cell.finite if cell.outputs[name].dtype != torch.float32]
+    return NotCompiledError(Reason.FINITE, str(unseen)) if unseen else None
+
+
+def _load(cell: Computation, made: Compiled) -> CompiledForm:
+    """The form of a cell that is compiled, once it gives what the module gives."""
     library = Library(made.library, tuple(weights_of(cell.module).values()))
     form = CompiledForm(run_step, cell.inputs, cell.outputs, _constants(cell, made, library), library, NAME)
     return form._replace(is_batch_invariant=_try(cell, form))

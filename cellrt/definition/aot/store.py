@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import platform
@@ -14,22 +13,27 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 
-from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
+from cellrt.definition.aot.tracing import (
+    BEGUN,
+    BUILD,
+    ENDED,
+    EXPORTED,
+    MOST_TRACING_S,
+    POLL_S,
+    REFUSED,
+    SAID,
+    trace_all,
+)
 from cellrt.definition.computation import Computation
 
-BUILD = Path(__file__).with_name("build.py")
-PROGRAM, EXPORTED, REFUSED, SAID = "program.pt2", "exported.json", "refused", "said"
-NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-MOST_TRACING_S = 120.0
-"""A fork gets no more: it stops for ever where it needs a lock that another thread had."""
-POLL_S = 0.01
 CACHE_VARIABLE = "CELLRT_CACHE"
 """The environment variable that names the folder of what cellrt keeps; default: ``cellrt`` in the user's cache."""
 
@@ -52,9 +56,6 @@ class Compiled(NamedTuple):
 class LibraryStore:
     """The libraries in one folder. Safe from several threads; several processes may share the folder.
 
-    Tracing a module changes torch for all threads of a process, so it is done in a fork of this one, which knows the
-    module and goes on as the compiler, from a fresh start.
-
     Args:
         folder: default: ``cache_folder()``.
     """
@@ -66,22 +67,35 @@ class LibraryStore:
         self._running: set[int] = set()
         self._is_closed = False
 
-    def compile(self, cell: Computation) -> Compiled:
-        """The library of a cell; compiles it if there is none, and waits for that. Raises NotCompiledError."""
-        compiler = find_compiler()
+    def compile(self, cells: Sequence[Computation]) -> Iterator[Compiled | NotCompiledError]:
+        """The library of each cell, or why there is none, each as soon as that is known; compiles what is not there."""
+        try:
+            compiler = find_compiler()
+        except NotCompiledError as error:
+            yield from [error] * len(cells)
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         depends_on = "\n".join((torch.__version__, _version_of(compiler), _instructions(), BUILD.read_text()))
         with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as name:
-            folder = Path(name)
+            folders = [Path(name, str(number)) for number in range(len(cells))]
+            for folder in folders:
+                folder.mkdir()
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", DeprecationWarning
-                )  # of forks beside threads: it traces, and starts anew
+                # of forks beside threads: this one traces, in forks of its own, which start anew
+                warnings.simplefilter("ignore", DeprecationWarning)
                 process = os.fork()
             if process == 0:
-                _trace_and_compile(cell, folder, depends_on)
-            self._wait(process, folder / EXPORTED)
-            return self._result(folder)
+                trace_all(cells, folders, self.folder, depends_on)
+            self._running.add(process)
+            try:
+                for folder in folders:
+                    self._wait(process, folder)
+                    yield self._result(folder)
+            finally:  # whatever came between, such as an interrupt
+                _kill(process)
+                self._running.discard(process)
+                with suppress(ChildProcessError):
+                    os.waitpid(process, 0)
 
     def close(self) -> None:
         """Ends the compilers that run; what waits for them gets NotCompiledError."""
@@ -89,24 +103,16 @@ class LibraryStore:
         for process in list(self._running):
             _kill(process)
 
-    def _wait(self, process: int, exported: Path) -> None:
-        """Waits for a compiler's end, but not long for one that cannot even trace."""
-        self._running.add(process)
+    def _wait(self, process: int, folder: Path) -> None:
+        """Waits until a fork is through with a cell, or ended; not long for one that does not begin with it."""
         latest_s = time.monotonic() + MOST_TRACING_S
-        try:
-            while os.waitpid(process, os.WNOHANG) == (0, 0):
-                if self._is_closed or (time.monotonic() > latest_s and not exported.exists()):
-                    _kill(process)
-                time.sleep(POLL_S)
-        except BaseException:  # an interrupt, in the thread that registers
-            _kill(process)
-            os.waitpid(process, 0)
-            raise
-        finally:
-            self._running.discard(process)
+        while not (folder / ENDED).exists() and _is_running(process):
+            if self._is_closed or (time.monotonic() > latest_s and not (folder / BEGUN).exists()):
+                _kill(process)
+            time.sleep(POLL_S)
 
-    def _result(self, folder: Path) -> Compiled:
-        """What a compiler left behind."""
+    def _result(self, folder: Path) -> Compiled | NotCompiledError:
+        """What became of a cell."""
         refused = folder / REFUSED
         if not refused.exists() and (folder / EXPORTED).exists():
             found = json.loads((folder / EXPORTED).read_text())
@@ -117,47 +123,19 @@ class LibraryStore:
             refused = library.with_suffix(".refused")
         if refused.exists():
             name, _, detail = refused.read_text().partition("\n")
-            raise NotCompiledError(Reason[name], detail)
+            return NotCompiledError(Reason[name], detail)
         said = folder / SAID
-        raise NotCompiledError(
+        return NotCompiledError(
             Reason.NOT_COMPILED, said.read_text(errors="replace").strip().rpartition("\n")[2] if said.exists() else ""
         )
 
 
-def _trace_and_compile(cell: Computation, folder: Path, depends_on: str) -> NoReturn:
-    """What a fork does: traces a cell, then becomes the compiler unless there is a library. Never returns."""
-    status = 1
+def _is_running(process: int) -> bool:
+    """Whether a child has not ended; it stays to be waited for."""
     try:
-        os.setsid()
-        for number, path, flags in (
-            (0, os.devnull, os.O_RDONLY),
-            (1, os.devnull, os.O_WRONLY),
-            (2, folder / SAID, NEW),
-        ):
-            os.dup2(os.open(path, flags, 0o600), number)
-        torch.set_num_threads(1)
-        step = export_step(cell)
-        digest = hashlib.sha256(f"{step.digest()}\n{depends_on}".encode()).hexdigest()[:32]
-        library = folder.parent / f"{digest}.so"
-        is_new = not library.exists() and not library.with_suffix(".refused").exists()
-        if is_new:
-            torch.export.save(step.program, folder / PROGRAM)
-        found = {"library": str(library), "is_new": is_new, **step.facts()}
-        (folder / EXPORTED).write_text(json.dumps(found))
-        if is_new:
-            # One folder for all: AOTInductor keeps there what it found out of the compiler.
-            own = {"TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "inductor"), "OMP_NUM_THREADS": "1"}
-            own["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-            counts = map(str, (len(step.weights), step.num_outputs))
-            command = [sys.executable, "-P", str(BUILD), str(folder / PROGRAM), str(library), *counts]
-            os.execve(sys.executable, command, {**os.environ, **own})
-        status = 0
-    except NotCompiledError as refused:
-        (folder / REFUSED).write_text(f"{refused.reason.name}\n{refused.detail}")
-    except BaseException as error:
-        os.write(2, f"{type(error).__name__}: {error}".encode())
-    finally:
-        os._exit(status)
+        return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def _kill(process: int) -> None:

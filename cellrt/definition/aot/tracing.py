@@ -1,0 +1,98 @@
+"""The fork that traces cells, one after the other, and has what is not known compiled.
+
+Tracing a module changes torch for all threads of a process, so it is done in a fork of it, which knows the modules.
+Each cell is traced in a fork of that one again, so that none sees what another changed, and goes on as the compiler,
+from a fresh start. What torch imports to trace takes a second, once for all cells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from cellrt.definition.aot.program import export_step
+from cellrt.definition.aot.refusal import NotCompiledError
+from cellrt.definition.computation import Computation
+
+BUILD = Path(__file__).with_name("build.py")
+PROGRAM, EXPORTED, REFUSED, SAID = "program.pt2", "exported.json", "refused", "said"
+BEGUN, ENDED = "begun", "ended"
+"""Files that say how far a cell has come; the others say what became of it."""
+MOST_TRACING_S = 120.0
+"""A fork gets no more: it stops for ever where it needs a lock that another thread had."""
+POLL_S = 0.01
+
+
+def trace_all(cells: Sequence[Computation], folders: Sequence[Path], libraries: Path, depends_on: str) -> NoReturn:
+    """What the fork does: leaves in a cell's folder what became of it. Never returns.
+
+    Args:
+        folders: one for each cell.
+        libraries: where compiled libraries are kept.
+        depends_on: on what, beside its program, a library depends.
+    """
+    try:
+        os.setsid()
+        for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+            os.dup2(os.open(os.devnull, flags), number)
+        torch.set_num_threads(1)
+        if len(cells) > 1:
+            with suppress(Exception):  # for what it imports
+                torch.export.export(torch.nn.Identity(), (torch.zeros(2),))
+        for cell, folder in zip(cells, folders):
+            (folder / BEGUN).touch()
+            process = os.fork()
+            if process == 0:
+                _trace_and_compile(cell, folder, libraries, depends_on)
+            _wait(process, folder)
+            (folder / ENDED).touch()
+    finally:
+        os._exit(0)
+
+
+def _wait(process: int, folder: Path) -> None:
+    """Waits for a compiler's end, but not long for one that cannot even trace."""
+    latest_s = time.monotonic() + MOST_TRACING_S
+    while os.waitpid(process, os.WNOHANG) == (0, 0):
+        if time.monotonic() > latest_s and not (folder / EXPORTED).exists():
+            os.kill(process, signal.SIGKILL)
+        time.sleep(POLL_S)
+
+
+def _trace_and_compile(cell: Computation, folder: Path, libraries: Path, depends_on: str) -> NoReturn:
+    """Traces a cell, then becomes the compiler unless there is a library."""
+    status = 1
+    try:
+        os.dup2(os.open(folder / SAID, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
+        step = export_step(cell)
+        digest = hashlib.sha256(f"{step.digest()}\n{depends_on}".encode()).hexdigest()[:32]
+        library = libraries / f"{digest}.so"
+        is_new = not library.exists() and not library.with_suffix(".refused").exists()
+        if is_new:
+            torch.export.save(step.program, folder / PROGRAM)
+        found = {"library": str(library), "is_new": is_new, **step.facts()}
+        (folder / EXPORTED).write_text(json.dumps(found))
+        if is_new:
+            # One folder for all: AOTInductor keeps there what it found out of the compiler.
+            own = {"TORCHINDUCTOR_CACHE_DIR": str(libraries / "inductor"), "OMP_NUM_THREADS": "1"}
+            own["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+            counts = map(str, (len(step.weights), step.num_outputs))
+            command = [sys.executable, "-P", str(BUILD), str(folder / PROGRAM), str(library), *counts]
+            os.execve(sys.executable, command, {**os.environ, **own})
+        status = 0
+    except NotCompiledError as refused:
+        (folder / REFUSED).write_text(f"{refused.reason.name}\n{refused.detail}")
+    except BaseException as error:
+        os.write(2, f"{type(error).__name__}: {error}".encode())
+    finally:
+        os._exit(status)
