@@ -18,18 +18,19 @@ import numpy as np
 from cellrt.cells._gemm import (
     CHUNK_ROWS,
     FLOAT_BYTES,
-    LANES,
     copy,
+    fetch,
     multiply_four,
     multiply_three,
     project,
     write,
 )
 from cellrt.cells._pointwise import gru_units, lstm_units
+from cellrt.cells._vectors import LANES
 from cellrt.definition.compiled_form import nogil, read_float, read_word, write_word
 
 _INDEX_BYTES = 8
-_PROJECT_ROWS = 48
+_PROJECT_ROWS = 96
 """Step inputs are multiplied by their weight for so many rows together, over several steps if need be."""
 _TILE_FLOATS = (CHUNK_ROWS + 2) * 4 * LANES
 """Room for the sums of a chunk and two spare rows, for units that do not fill a vector."""
@@ -54,7 +55,10 @@ def _source_row(rows_of, row):  # type: ignore[no-untyped-def]
 @nogil
 def _fill(tile, groups, given, bias, row_bytes, lanes):  # type: ignore[no-untyped-def]
     """Start the sums of a row: ``tile`` ``[groups, LANES]`` becomes ``given + bias``, of which the groups are a row
-    apart."""
+    apart.
+
+    The numbers behind, which the next panel starts with, are asked for: they may be in no cache.
+    """
     for group in range(groups):
         sums, left, right = (
             tile + group * LANES * FLOAT_BYTES,
@@ -63,6 +67,7 @@ def _fill(tile, groups, given, bias, row_bytes, lanes):  # type: ignore[no-untyp
         )
         for lane in range(lanes):
             write(sums, lane, read_float(left, lane) + read_float(right, lane))
+        fetch(left + LANES * FLOAT_BYTES, LANES * FLOAT_BYTES)
 
 
 @nogil

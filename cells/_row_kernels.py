@@ -14,8 +14,8 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from cellrt.cells._gemm import FLOAT_BYTES, LANES, copy
-from cellrt.cells._vectors import VectorBuilder
+from cellrt.cells._gemm import FLOAT_BYTES, copy
+from cellrt.cells._vectors import LANES, VectorBuilder
 from cellrt.definition.compiled_form import array_at, nogil
 
 LOG2_E = 1.4426950408889634
@@ -27,7 +27,7 @@ def _gate(typing_context: Any, gate: Any, up: Any, out: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         gate, up, out = arguments
-        lanes = VectorBuilder(builder, LANES)
+        lanes = VectorBuilder(builder)
         # sigmoid(x) is 1 / (1 + e) from 0 on and e / (1 + e) below, with e = exp(-|x|): small ones stay exact.
         x, one = lanes.load(gate), lanes.constant(1.0)
         is_low = builder.fcmp_ordered("<", x, lanes.constant(0.0))
@@ -46,7 +46,7 @@ def _add_powers(typing_context: Any, x: Any, highest: Any, sums: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, highest, sums = arguments
-        lanes = VectorBuilder(builder, LANES)
+        lanes = VectorBuilder(builder)
         below = lanes.subtract(lanes.load(x), lanes.load(highest))
         power = lanes.power_of_two(lanes.multiply(below, lanes.constant(LOG2_E)))
         lanes.store(builder.fadd(lanes.load(sums), power), sums)
@@ -61,7 +61,7 @@ def _raise(typing_context: Any, x: Any, highest: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, highest = arguments
-        lanes = VectorBuilder(builder, LANES)
+        lanes = VectorBuilder(builder)
         lanes.store(lanes.larger(lanes.load(x), lanes.load(highest)), highest)
         return context.get_dummy_value()
 
