@@ -64,8 +64,8 @@ def uses_hand_written(setting: str) -> bool:
 
 
 USES_HAND_WRITTEN = uses_hand_written(os.environ.get(HAND_WRITTEN_VARIABLE, "on"))
-"""In this process, from its beginning. Otherwise no module's ``compiled_form`` is asked, and the ready-made cells compute
-in plain torch: so one can measure what their kernels are worth."""
+"""In this process, from its beginning. Otherwise no module's ``compiled_form`` is asked, and the ready-made cells
+compute in plain torch: so one can measure what their kernels are worth."""
 
 DONE, REFUSED = 0, 1
 """What a task function returns."""
