@@ -15,6 +15,19 @@ from cellrt.cells._vectors import VectorBuilder
 
 
 @intrinsic
+def add_units(typing_context: Any, left: Any, right: Any, out: Any) -> Any:
+    """Write the sum of two vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes = VectorBuilder(builder)
+        left, right = (lanes.load(address) for address in arguments[:2])
+        lanes.store(builder.fadd(left, right), arguments[2])
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 3), generate
+
+
+@intrinsic
 def lstm_units(typing_context: Any, sums: Any, c: Any, h_out: Any, c_out: Any) -> Any:
     """From the sums of the gates i, f, g, o ``[4, LANES]`` and the state ``c`` ``[LANES]``, write the next ``h`` and
     ``c``."""

@@ -25,7 +25,7 @@ from cellrt.cells._gemm import (
     project,
     write,
 )
-from cellrt.cells._pointwise import gru_units, lstm_units
+from cellrt.cells._pointwise import add_units, gru_units, lstm_units
 from cellrt.cells._vectors import LANES
 from cellrt.definition.compiled_form import nogil, read_float, read_word, write_word
 
@@ -65,8 +65,11 @@ def _fill(tile, groups, given, bias, row_bytes, lanes):  # type: ignore[no-untyp
             given + group * row_bytes,
             bias + group * row_bytes,
         )
-        for lane in range(lanes):
-            write(sums, lane, read_float(left, lane) + read_float(right, lane))
+        if lanes == LANES:
+            add_units(left, right, sums)
+        else:
+            for lane in range(lanes):
+                write(sums, lane, read_float(left, lane) + read_float(right, lane))
         fetch(left + LANES * FLOAT_BYTES, LANES * FLOAT_BYTES)
 
 
