@@ -26,6 +26,7 @@ from cellrt.cells._gemm import (
     write,
 )
 from cellrt.cells._pointwise import add_units, gru_units, lstm_units
+from cellrt.cells._row_kernels import best_column
 from cellrt.cells._vectors import LANES
 from cellrt.definition.compiled_form import nogil, read_float, read_word, write_word
 
@@ -198,20 +199,6 @@ def gru_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, h_o
 
 
 @nogil
-def _write_best(logits, rows, columns, out):  # type: ignore[no-untyped-def]
-    """Write the column of the largest of each row of ``logits`` (the first of equals) as int64 to ``out``."""
-    for row in range(rows):
-        base = logits + row * columns * FLOAT_BYTES
-        best = 0
-        largest = read_float(base, 0)
-        for column in range(1, columns):
-            value = read_float(base, column)
-            if value > largest:
-                best, largest = column, value
-        write_word(out, row, best)
-
-
-@nogil
 def project_best(h, rows, units, out_weight, out_bias, tokens, token_out):  # type: ignore[no-untyped-def]
     """Write the token with the largest of the ``tokens`` logits of each row of ``h`` as int64 to ``token_out``.
 
@@ -222,7 +209,9 @@ def project_best(h, rows, units, out_weight, out_bias, tokens, token_out):  # ty
         count = min(CHUNK_ROWS, rows - first)
         states = h + first * units * FLOAT_BYTES
         project(states, count, units, out_weight, out_bias, tokens, logits.ctypes.data)
-        _write_best(logits.ctypes.data, count, tokens, token_out + first * _INDEX_BYTES)
+        for row in range(count):
+            best = best_column(logits.ctypes.data + row * tokens * FLOAT_BYTES, tokens)
+            write_word(token_out, first + row, best)
 
 
 @nogil
