@@ -2,13 +2,13 @@
 
 A library call lays the weights out anew at every product of a few rows, which costs more than the product. Here a
 weight is packed once, into the panels of Goto and van de Geijn (2008): ``LANES`` (one vector register of float32)
-columns of each of a few groups, for all of the depth, in the order in which the inner loop reads them. For an LSTM the
-groups of a panel are the four gates of the same eight units, so that the gates of a unit are complete when its tile is.
+columns of each of a few groups, for all of the depth, in the order in which the inner loop (``_tile.py``) reads them.
+For an LSTM the groups of a panel are the four gates of the same units, so that the gates of a unit are complete when
+its tile is.
 
-The inner loop (``_multiply_tile``) keeps a tile of ``rows x groups`` registers, and is written as LLVM
-instructions because a compiler does not find that form by itself. Everything else is Numba, compiled at the
-first call and cached. Kernels take the addresses of contiguous float32 memory, as integers: handing over an
-array costs more than some of the steps. The callers in this package check shapes, types and layout first.
+Everything here is Numba, compiled at the first call and cached. Kernels take the addresses of contiguous float32
+memory, as integers: handing over an array costs more than some of the steps. The callers in this package check shapes,
+types and layout first.
 
 Everything runs on the calling thread, holds no state and releases the interpreter lock.
 """
@@ -32,10 +32,10 @@ FLOAT_BYTES = 4
 CHUNK_ROWS = 96
 """Rows that go through all panels together: their inputs stay in the second-level cache."""
 
-_BLOCK_DEPTH = 128
 _WIDE_ROWS = 24
-"""From this many rows on, the depth is cut into blocks, so that a piece of a panel stays in the first-level
-cache."""
+_BLOCK_DEPTH = 128
+"""From so many rows on, the depth is cut into blocks of this size: as much of a panel stays in the first-level cache
+while all rows go over it."""
 
 _LINEAR_GROUPS = 4
 
@@ -108,7 +108,10 @@ def fetch(typing_context: Any, address: Any, size: Any) -> Any:
 
 
 def _product(groups: int) -> Any:
-    """The product with a panel of so many groups."""
+    """What adds ``x @ panel`` to ``tile`` ``[rows, groups, LANES]``, for so many groups; ``stride`` is that of ``x``.
+
+    While the rows go over a block, its tiles fetch the next one, which may be in no cache: each a share of it.
+    """
     width, most = groups * LANES, rows_of_tile(groups)
 
     @nogil
@@ -122,7 +125,7 @@ def _product(groups: int) -> Any:
                 left = rows - row
                 if left >= 2 * most:
                     count = most
-                elif left > most:  # Two tiles that are as full as can be.
+                elif left > most:  # the last two are equally full
                     count = (left + 1) // 2
                 else:
                     count = left
