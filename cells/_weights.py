@@ -153,7 +153,12 @@ def compiled_linear(given: str, output: str, weight: PackedWeight, bias: Tensor)
     """The compiled form of ``packed_linear``, with the names of its input and output."""
     words = np.array([weight.depth, weight.address, bias.data_ptr(), weight.units])
     return CompiledForm(
-        project_rows, {given: RowSpec((weight.depth,))}, {output: RowSpec((weight.units,))}, words, (weight, bias)
+        project_rows,
+        {given: RowSpec((weight.depth,))},
+        {output: RowSpec((weight.units,))},
+        words,
+        (weight, bias),
+        is_batch_invariant=True,
     )
 
 
