@@ -72,7 +72,7 @@ def packed(lstm: nn.LSTM, threads: int) -> Runner:
 
 def onnx_padded(lstm: nn.LSTM, threads: int) -> Runner:
     """onnxruntime's LSTM on sentences padded to the longest."""
-    session = _new_session(lstm_to_onnx(lstm), threads)
+    session = new_session(lstm_to_onnx(lstm), threads)
 
     def run(sentences: Sequence[Tensor]) -> Iterable[tuple[int, Tensor]]:
         feeds = {
@@ -135,7 +135,7 @@ def _check_lstm(lstm: nn.LSTM) -> None:
         raise ValueError(f"a peer serves one plain LSTM layer with biases, steps first; this is {lstm}")
 
 
-def _new_session(model: bytes, threads: int) -> Any:
+def new_session(model: bytes, threads: int) -> Any:
     """An onnxruntime session that computes with ``threads`` threads, the calling one among them."""
     import onnxruntime  # a bare machine runs the other peers without it
 

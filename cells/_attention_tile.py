@@ -14,95 +14,23 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from cellrt.cells._vectors import FLOAT32, MACHINE_LANES, MACHINE_REGISTERS, VectorBuilder
+from cellrt.cells._tile import multiply_rows, rows_of_tile
+from cellrt.cells._vectors import FLOAT32, LANES, VectorBuilder
 from cellrt.definition.compiled_form import nogil
 
 GROUPS = 4
 """Vectors of a row that are computed together."""
-BLOCK_KEYS = GROUPS * MACHINE_LANES
+BLOCK_KEYS = GROUPS * LANES
 """Keys that are looked at together."""
-TILE_ROWS = 6 if MACHINE_REGISTERS == 32 else 3
-"""With so many rows, the sums and one vector of each operand fill the registers."""
+TILE_ROWS = rows_of_tile(GROUPS)
 
 _INDEX = ir.IntType(64)
-LINE_BYTES = 64
 
 
-def _address(builder: Any, base: Any, stride: Any, count: int) -> Any:
-    return builder.add(base, builder.mul(stride, _INDEX(4 * count)))
-
-
-@intrinsic(prefer_literal=True)
-def _multiply(
-    typing_context: Any, rows: Any, groups: Any, fresh: Any, x: Any, x_stride: Any, panel: Any, stride: Any,
-    depth: Any, out: Any, out_stride: Any,
-) -> Any:  # fmt: skip
-    """Add ``x[r] @ panel`` to ``groups`` vectors of each row of ``out`` (set them to it if ``fresh``); the first three
-    are constants, strides are in numbers."""
-    num_rows, num_groups = rows.literal_value, groups.literal_value
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, x_stride, panel, stride, depth, out, out_stride = arguments[3:]
-        lanes = VectorBuilder(builder, MACHINE_LANES)
-        ends = [_address(builder, out, out_stride, row) for row in range(num_rows)]
-        starts = [_address(builder, x, x_stride, row) for row in range(num_rows)]
-        cells = [(row, group) for row in range(num_rows) for group in range(num_groups)]
-        sums = {cell: cgutils.alloca_once(builder, lanes.type) for cell in cells}
-        for row, group in cells:
-            begin = lanes.constant(0.0) if fresh.literal_value else lanes.load(ends[row], group)
-            builder.store(begin, sums[row, group])
-        with cgutils.for_range(builder, depth) as loop:
-            at = builder.add(panel, builder.mul(builder.mul(stride, _INDEX(4)), loop.index))
-            columns = [lanes.load(at, group) for group in range(num_groups)]
-            for row in range(num_rows):
-                single = builder.gep(builder.inttoptr(starts[row], ir.FloatType().as_pointer()), [loop.index])
-                value = lanes.spread(builder.load(single))
-                for group in range(num_groups):
-                    total = builder.load(sums[row, group])
-                    builder.store(lanes.multiply_add(value, columns[group], total), sums[row, group])
-        for row, group in cells:
-            lanes.store(builder.load(sums[row, group]), ends[row], group)
-        return context.get_dummy_value()
-
-    return types.void(rows, groups, fresh, *[types.intp] * 7), generate
-
-
-def _multiply_rows(groups: int, fresh: int) -> Any:
-    """The product of any number of rows up to ``TILE_ROWS``, for constants."""
-
-    if TILE_ROWS == 6:
-
-        @nogil
-        def multiply_rows(rows, x, x_stride, panel, stride, depth, out, out_stride):  # type: ignore[no-untyped-def]
-            if rows == 6:
-                _multiply(6, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
-            elif rows == 5:
-                _multiply(5, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
-            elif rows == 4:
-                _multiply(4, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
-            elif rows == 3:
-                _multiply(3, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
-            elif rows == 2:
-                _multiply(2, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
-            else:
-                _multiply(1, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
-
-        return multiply_rows
-
-    @nogil
-    def multiply_few_rows(rows, x, x_stride, panel, stride, depth, out, out_stride):  # type: ignore[no-untyped-def]
-        if rows == 3:
-            _multiply(3, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
-        elif rows == 2:
-            _multiply(2, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
-        else:
-            _multiply(1, groups, fresh, x, x_stride, panel, stride, depth, out, out_stride)
-
-    return multiply_few_rows
-
-
-multiply_scores = _multiply_rows(GROUPS, 1)
-_add_four, _add_two, _add_one = _multiply_rows(4, 0), _multiply_rows(2, 0), _multiply_rows(1, 0)
+@nogil
+def multiply_scores(rows, x, x_stride, panel, stride, depth, out, out_stride):  # type: ignore[no-untyped-def]
+    """Write ``x @ panel``, for a block of keys and at most ``TILE_ROWS`` rows."""
+    multiply_rows(GROUPS, 1, rows, x, x_stride, panel, stride, depth, out, out_stride, None)
 
 
 @nogil
@@ -111,16 +39,16 @@ def add_values(rows, weights, values, width, count, out):  # type: ignore[no-unt
     width]``, ``out`` ``[rows, width]``; the width is whole vectors."""
     column = 0
     while column < width:
-        left, at = (width - column) // MACHINE_LANES, 4 * column
+        left, at = (width - column) // LANES, 4 * column
         if left >= 4:
-            _add_four(rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width)
-            column += 4 * MACHINE_LANES
+            multiply_rows(4, 0, rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width, None)
+            column += 4 * LANES
         elif left >= 2:
-            _add_two(rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width)
-            column += 2 * MACHINE_LANES
+            multiply_rows(2, 0, rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width, None)
+            column += 2 * LANES
         else:
-            _add_one(rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width)
-            column += MACHINE_LANES
+            multiply_rows(1, 0, rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width, None)
+            column += LANES
 
 
 @intrinsic(prefer_literal=True)
@@ -132,8 +60,8 @@ def _copy_row(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, target, size, factor = arguments[2:]
-        whole = builder.and_(size, _INDEX(-MACHINE_LANES))
-        for width, start, stop in ((MACHINE_LANES, _INDEX(0), whole), (1, whole, size)):
+        whole = builder.and_(size, _INDEX(-LANES))
+        for width, start, stop in ((LANES, _INDEX(0), whole), (1, whole, size)):
             lanes = VectorBuilder(builder, width)
             with cgutils.for_range_slice(builder, start, stop, _INDEX(width), _INDEX) as (index, _):
                 value = lanes.multiply(lanes.read(source, index, kinds[0]), lanes.spread(factor))
@@ -167,16 +95,16 @@ def write_row(kind, source, target, size, factor):  # type: ignore[no-untyped-de
 
 @intrinsic(prefer_literal=True)
 def _turn(typing_context: Any, kind: Any, places: Any, offset: Any, size: Any, target: Any) -> Any:
-    """Write the columns of ``MACHINE_LANES`` rows of ``size`` numbers, which lie ``offset`` bytes behind the addresses
+    """Write the columns of ``LANES`` rows of ``size`` numbers, which lie ``offset`` bytes behind the addresses
     at ``places``, as rows of ``BLOCK_KEYS`` float32 numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, places, offset, size, target = arguments
-        lanes, few = VectorBuilder(builder, MACHINE_LANES), VectorBuilder(builder, 1)
+        lanes, few = VectorBuilder(builder), VectorBuilder(builder, 1)
         words = builder.inttoptr(places, _INDEX.as_pointer())
-        rows = [builder.add(builder.load(builder.gep(words, [_INDEX(k)])), offset) for k in range(MACHINE_LANES)]
-        whole = builder.and_(size, _INDEX(-MACHINE_LANES))
-        with cgutils.for_range_slice(builder, _INDEX(0), whole, _INDEX(MACHINE_LANES), _INDEX) as (index, _):
+        rows = [builder.add(builder.load(builder.gep(words, [_INDEX(k)])), offset) for k in range(LANES)]
+        whole = builder.and_(size, _INDEX(-LANES))
+        with cgutils.for_range_slice(builder, _INDEX(0), whole, _INDEX(LANES), _INDEX) as (index, _):
             block = [lanes.read(row, index, kind.literal_value) for row in rows]
             for column, turned in enumerate(_turned(builder, block)):
                 at = builder.mul(builder.add(index, _INDEX(column)), _INDEX(BLOCK_KEYS))
@@ -232,14 +160,14 @@ def soften(typing_context: Any, scores: Any, low: Any, high: Any, highest: Any, 
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         scores, low, high, highest, sums = arguments
-        lanes, number = VectorBuilder(builder, MACHINE_LANES), ir.IntType(32)
+        lanes, number = VectorBuilder(builder), ir.IntType(32)
         least = lanes.constant(-float("inf"))
         limits = [lanes.spread(builder.trunc(limit, number)) for limit in (low, high)]
         held = builder.inttoptr(highest, ir.FloatType().as_pointer())
         before = lanes.spread(builder.load(held))
         vectors, largest = [], before
         for group in range(GROUPS):
-            places = [number(group * MACHINE_LANES + lane) for lane in range(MACHINE_LANES)]
+            places = [number(group * LANES + lane) for lane in range(LANES)]
             place = ir.Constant(lanes.integers, [ir.Constant(number, one.constant) for one in places])
             is_seen = builder.and_(
                 builder.icmp_signed(">=", place, limits[0]), builder.icmp_signed("<", place, limits[1])
@@ -267,10 +195,10 @@ def sum_lanes(typing_context: Any, address: Any) -> Any:
     """The sum of the numbers of a vector, one after the other."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = VectorBuilder(builder, MACHINE_LANES)
+        lanes = VectorBuilder(builder)
         vector = lanes.load(arguments[0])
         total = lanes.first(vector)
-        for lane in range(1, MACHINE_LANES):
+        for lane in range(1, LANES):
             total = builder.fadd(total, builder.extract_element(vector, ir.IntType(32)(lane)))
         return total
 
@@ -281,20 +209,3 @@ def sum_lanes(typing_context: Any, address: Any) -> Any:
 def scale_rows(row, width, factor):  # type: ignore[no-untyped-def]
     """Multiply a row of float32 in place."""
     _copy_row(FLOAT32, FLOAT32, row, row, width, factor)
-
-
-@intrinsic
-def fetch_row(typing_context: Any, address: Any, size: Any) -> Any:
-    """Ask for ``size`` bytes of memory that will be read soon."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address, size = arguments
-        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        with cgutils.for_range_slice(builder, _INDEX(0), size, _INDEX(LINE_BYTES), _INDEX) as (index, _):
-            at = builder.inttoptr(builder.add(address, index), byte)
-            builder.call(prefetch, [at, flag(0), flag(3), flag(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), generate

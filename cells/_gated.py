@@ -190,7 +190,9 @@ class GatedModule(nn.Module):
         weight, bias = self.packed_hh()
         state = self._state_rows()
         words = [*words, weight.address, bias.data_ptr(), self.hidden_size]
-        return CompiledForm(function, given | state, state, np.array(words), (weight, bias, keeps))
+        return CompiledForm(
+            function, given | state, state, np.array(words), (weight, bias, keeps), is_batch_invariant=True
+        )
 
 
 def check_batch_sizes(batch_sizes: Sequence[int]) -> NDArray[np.int64]:

@@ -18,7 +18,6 @@ from cellrt.cells._attention_tile import (
     BLOCK_KEYS,
     TILE_ROWS,
     add_values,
-    fetch_row,
     multiply_scores,
     read_row,
     scale_rows,
@@ -27,7 +26,8 @@ from cellrt.cells._attention_tile import (
     turn_rows,
     write_row,
 )
-from cellrt.cells._vectors import FLOAT32, MACHINE_LANES
+from cellrt.cells._gemm import fetch
+from cellrt.cells._vectors import FLOAT32, LANES
 from cellrt.definition.compiled_form import DONE, TaskFunction, array_at, nogil, read_float, read_words
 
 TILE_QUERIES = 96
@@ -75,14 +75,14 @@ def _attend_heads(constants, task, node, first, last, first_head, num_heads):  #
     heads, kv_heads, head_dim, kind, causal, window, _, bias, reach = read_words(constants, 9)
     nodes, _, positions_at, query, out, _, _, _, _, _, _, _, _, lengths = read_words(task, 14)
     group, count = heads // kv_heads, last - first
-    width = (head_dim + MACHINE_LANES - 1) // MACHINE_LANES * MACHINE_LANES
+    width = (head_dim + LANES - 1) // LANES * LANES
     positions = array_at(positions_at + 4 * first, count, np.int32)
     length = array_at(lengths, nodes, np.int32)[node]
     limits = _find_limits(positions, group, length, causal, window)
     queries, head_bytes = count * group, _bytes(kind) * head_dim
     numbers = np.empty((num_heads, queries, head_dim), np.float32)
     sums = np.zeros((num_heads, queries, width), np.float32)
-    totals = np.zeros((num_heads, queries, MACHINE_LANES), np.float32)
+    totals = np.zeros((num_heads, queries, LANES), np.float32)
     highest = np.full((num_heads, queries), -np.inf, np.float32)
     places, ahead = np.empty((2, BLOCK_KEYS), np.int64), np.empty((2, BLOCK_KEYS), np.int64)
     turned = np.empty((head_dim, BLOCK_KEYS), np.float32)
@@ -184,14 +184,14 @@ def _bytes(kind):  # type: ignore[no-untyped-def]
 def _fetch_block(places, offset, size):  # type: ignore[no-untyped-def]
     """Ask for a head of a block, which is turned and lined up after the one before is done."""
     for key in range(BLOCK_KEYS):
-        fetch_row(places[0, key] + offset, size)
-        fetch_row(places[1, key] + offset, size)
+        fetch(places[0, key] + offset, size)
+        fetch(places[1, key] + offset, size)
 
 
 @nogil
 def _load_block(kind, head_dim, keys, places, offset, turned, lined):  # type: ignore[no-untyped-def]
     """A head of a block's keys as columns, and of its values as rows, in float32; ``offset`` is where it begins."""
-    for key in range(0, keys, MACHINE_LANES):
+    for key in range(0, keys, LANES):
         turn_rows(kind, places[0, key:].ctypes.data, offset, head_dim, turned[0, key:].ctypes.data)
     for key in range(keys):
         read_row(kind, places[1, key] + offset, lined[key:].ctypes.data, head_dim, np.float32(1))

@@ -11,8 +11,20 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from cellrt.cells._gemm import LANES
 from cellrt.cells._vectors import VectorBuilder
+
+
+@intrinsic
+def add_units(typing_context: Any, left: Any, right: Any, out: Any) -> Any:
+    """Write the sum of two vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes = VectorBuilder(builder)
+        left, right = (lanes.load(address) for address in arguments[:2])
+        lanes.store(builder.fadd(left, right), arguments[2])
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 3), generate
 
 
 @intrinsic
@@ -22,7 +34,7 @@ def lstm_units(typing_context: Any, sums: Any, c: Any, h_out: Any, c_out: Any) -
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         sums, c, h_out, c_out = arguments
-        lanes = VectorBuilder(builder, LANES)
+        lanes = VectorBuilder(builder)
         added = lanes.multiply(lanes.sigmoid(lanes.load(sums, 0)), lanes.tanh(lanes.load(sums, 2)))
         state = lanes.multiply_add(lanes.sigmoid(lanes.load(sums, 1)), lanes.load(c), added)
         lanes.store(state, c_out)
@@ -39,7 +51,7 @@ def gru_units(typing_context: Any, sums: Any, given: Any, h: Any, h_out: Any) ->
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         sums, given, h, h_out = arguments
-        lanes = VectorBuilder(builder, LANES)
+        lanes = VectorBuilder(builder)
         reset, update = lanes.sigmoid(lanes.load(sums, 0)), lanes.sigmoid(lanes.load(sums, 1))
         candidate = lanes.tanh(lanes.multiply_add(reset, lanes.load(sums, 2), lanes.load(given)))
         change = lanes.subtract(lanes.load(h), candidate)

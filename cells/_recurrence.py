@@ -18,18 +18,20 @@ import numpy as np
 from cellrt.cells._gemm import (
     CHUNK_ROWS,
     FLOAT_BYTES,
-    LANES,
     copy,
+    fetch,
     multiply_four,
     multiply_three,
     project,
     write,
 )
-from cellrt.cells._pointwise import gru_units, lstm_units
+from cellrt.cells._pointwise import add_units, gru_units, lstm_units
+from cellrt.cells._row_kernels import best_column
+from cellrt.cells._vectors import LANES
 from cellrt.definition.compiled_form import nogil, read_float, read_word, write_word
 
 _INDEX_BYTES = 8
-_PROJECT_ROWS = 48
+_PROJECT_ROWS = 96
 """Step inputs are multiplied by their weight for so many rows together, over several steps if need be."""
 _TILE_FLOATS = (CHUNK_ROWS + 2) * 4 * LANES
 """Room for the sums of a chunk and two spare rows, for units that do not fill a vector."""
@@ -54,15 +56,22 @@ def _source_row(rows_of, row):  # type: ignore[no-untyped-def]
 @nogil
 def _fill(tile, groups, given, bias, row_bytes, lanes):  # type: ignore[no-untyped-def]
     """Start the sums of a row: ``tile`` ``[groups, LANES]`` becomes ``given + bias``, of which the groups are a row
-    apart."""
+    apart.
+
+    The numbers behind, which the next panel starts with, are asked for: they may be in no cache.
+    """
     for group in range(groups):
         sums, left, right = (
             tile + group * LANES * FLOAT_BYTES,
             given + group * row_bytes,
             bias + group * row_bytes,
         )
-        for lane in range(lanes):
-            write(sums, lane, read_float(left, lane) + read_float(right, lane))
+        if lanes == LANES:
+            add_units(left, right, sums)
+        else:
+            for lane in range(lanes):
+                write(sums, lane, read_float(left, lane) + read_float(right, lane))
+        fetch(left + LANES * FLOAT_BYTES, LANES * FLOAT_BYTES)
 
 
 @nogil
@@ -190,20 +199,6 @@ def gru_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, h_o
 
 
 @nogil
-def _write_best(logits, rows, columns, out):  # type: ignore[no-untyped-def]
-    """Write the column of the largest of each row of ``logits`` (the first of equals) as int64 to ``out``."""
-    for row in range(rows):
-        base = logits + row * columns * FLOAT_BYTES
-        best = 0
-        largest = read_float(base, 0)
-        for column in range(1, columns):
-            value = read_float(base, column)
-            if value > largest:
-                best, largest = column, value
-        write_word(out, row, best)
-
-
-@nogil
 def project_best(h, rows, units, out_weight, out_bias, tokens, token_out):  # type: ignore[no-untyped-def]
     """Write the token with the largest of the ``tokens`` logits of each row of ``h`` as int64 to ``token_out``.
 
@@ -214,7 +209,9 @@ def project_best(h, rows, units, out_weight, out_bias, tokens, token_out):  # ty
         count = min(CHUNK_ROWS, rows - first)
         states = h + first * units * FLOAT_BYTES
         project(states, count, units, out_weight, out_bias, tokens, logits.ctypes.data)
-        _write_best(logits.ctypes.data, count, tokens, token_out + first * _INDEX_BYTES)
+        for row in range(count):
+            best = best_column(logits.ctypes.data + row * tokens * FLOAT_BYTES, tokens)
+            write_word(token_out, first + row, best)
 
 
 @nogil

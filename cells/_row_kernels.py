@@ -14,11 +14,13 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from cellrt.cells._gemm import FLOAT_BYTES, LANES, copy
-from cellrt.cells._vectors import VectorBuilder
+from cellrt.cells._gemm import FLOAT_BYTES, copy
+from cellrt.cells._vectors import LANES, VectorBuilder
 from cellrt.definition.compiled_form import array_at, nogil
 
 LOG2_E = 1.4426950408889634
+_SEARCHED = 512
+"""Columns whose highest is found before it is asked where it is."""
 
 
 @intrinsic
@@ -27,7 +29,7 @@ def _gate(typing_context: Any, gate: Any, up: Any, out: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         gate, up, out = arguments
-        lanes = VectorBuilder(builder, LANES)
+        lanes = VectorBuilder(builder)
         # sigmoid(x) is 1 / (1 + e) from 0 on and e / (1 + e) below, with e = exp(-|x|): small ones stay exact.
         x, one = lanes.load(gate), lanes.constant(1.0)
         is_low = builder.fcmp_ordered("<", x, lanes.constant(0.0))
@@ -46,7 +48,7 @@ def _add_powers(typing_context: Any, x: Any, highest: Any, sums: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, highest, sums = arguments
-        lanes = VectorBuilder(builder, LANES)
+        lanes = VectorBuilder(builder)
         below = lanes.subtract(lanes.load(x), lanes.load(highest))
         power = lanes.power_of_two(lanes.multiply(below, lanes.constant(LOG2_E)))
         lanes.store(builder.fadd(lanes.load(sums), power), sums)
@@ -61,7 +63,7 @@ def _raise(typing_context: Any, x: Any, highest: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, highest = arguments
-        lanes = VectorBuilder(builder, LANES)
+        lanes = VectorBuilder(builder)
         lanes.store(lanes.larger(lanes.load(x), lanes.load(highest)), highest)
         return context.get_dummy_value()
 
@@ -145,22 +147,34 @@ def turn_rows(x, positions, rows, heads, half, turns, out):  # type: ignore[no-u
 
 
 @nogil
+def best_column(numbers, count):  # type: ignore[no-untyped-def]
+    """The place of the first of the highest of ``count`` numbers; 0 if none is above minus infinity."""
+    own, highest = array_at(numbers, count, np.float32), np.empty(LANES, np.float32)
+    top, best = np.float32(-np.inf), 0
+    for start in range(0, count, _SEARCHED):
+        stop = min(start + _SEARCHED, count)
+        whole = start + (stop - start) // LANES * LANES
+        highest[:] = -np.inf
+        for column in range(start, whole, LANES):
+            _raise(numbers + column * FLOAT_BYTES, highest.ctypes.data)
+        for column in range(whole, stop):
+            highest[0] = max(highest[0], own[column])
+        if highest.max() > top:
+            top, best = highest.max(), start
+    while top > -np.inf and own[best] != top:
+        best += 1
+    return best
+
+
+@nogil
 def choose_likeliest(logits, rows, width, tokens, logprobs):  # type: ignore[no-untyped-def]
     """The first of the highest logits of each row ``[rows, width]``, int64, and its log-probability."""
     token, logprob = array_at(tokens, rows, np.int64), array_at(logprobs, rows, np.float32)
     whole = width // LANES * LANES
     for row in range(rows):
         at = logits + row * width * FLOAT_BYTES
-        own = array_at(at, width, np.float32)
-        highest, sums = np.full(LANES, -np.inf, np.float32), np.zeros(LANES, np.float32)
-        for column in range(0, whole, LANES):
-            _raise(at + column * FLOAT_BYTES, highest.ctypes.data)
-        top, best = highest.max(), 0
-        for column in range(whole, width):
-            top = max(top, own[column])
-        while best < width - 1 and own[best] != top:
-            best += 1
-        highest[:] = own[best]
+        own, best = array_at(at, width, np.float32), best_column(at, width)
+        highest, sums = np.full(LANES, own[best], np.float32), np.zeros(LANES, np.float32)
         for column in range(0, whole, LANES):
             _add_powers(at + column * FLOAT_BYTES, highest.ctypes.data, sums.ctypes.data)
         total = np.float64(0)

@@ -21,14 +21,13 @@ from torch import Tensor
 from cellrt.cells._gemm import (
     CHUNK_ROWS,
     FLOAT_BYTES,
-    LANES,
     PackedWeight,
     copy,
     pack_linear,
     project,
     write,
 )
-from cellrt.cells._vectors import VectorBuilder
+from cellrt.cells._vectors import LANES, VectorBuilder
 from cellrt.definition.compiled_form import nogil, read_float, read_word
 
 
@@ -53,7 +52,7 @@ def _begin_units(typing_context: Any, i: Any, u: Any, c: Any) -> Any:
     """``c = sigmoid(i) * tanh(u)``, for ``LANES`` units at these addresses."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = VectorBuilder(builder, LANES)
+        lanes = VectorBuilder(builder)
         i, u = (lanes.load(address) for address in arguments[:2])
         lanes.store(lanes.multiply(lanes.sigmoid(i), lanes.tanh(u)), arguments[2])
         return context.get_dummy_value()
@@ -66,7 +65,7 @@ def _add_child_units(typing_context: Any, f: Any, child: Any, c: Any) -> Any:
     """``c += sigmoid(f) * child``, for ``LANES`` units."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = VectorBuilder(builder, LANES)
+        lanes = VectorBuilder(builder)
         f, child, c = (lanes.load(address) for address in arguments)
         lanes.store(lanes.multiply_add(lanes.sigmoid(f), child, c), arguments[2])
         return context.get_dummy_value()
@@ -79,7 +78,7 @@ def _end_units(typing_context: Any, o: Any, c: Any, h: Any) -> Any:
     """``h = sigmoid(o) * tanh(c)``, for ``LANES`` units."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = VectorBuilder(builder, LANES)
+        lanes = VectorBuilder(builder)
         o, c = (lanes.load(address) for address in arguments[:2])
         lanes.store(lanes.multiply(lanes.sigmoid(o), lanes.tanh(c)), arguments[2])
         return context.get_dummy_value()

@@ -5,19 +5,20 @@ It is written as LLVM vector instructions, because the vectoriser of the compile
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from typing import Any
 
-import llvmlite.binding
-import numba
 from llvmlite import ir
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
 """Kinds of numbers in memory; in registers all are float32."""
 SIZES = (4, 2, 2)
 """Bytes of a number of each kind."""
+
+LINE_BYTES = 64
+"""Of a cache line."""
 
 _SINGLE, _INT = ir.FloatType(), ir.IntType(32)
 
@@ -33,32 +34,46 @@ _LEAST_POWER = -126.0
 _TO_INTEGER = 12582912.0  # 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
 
 
-def _features() -> set[str]:
-    """What the processor that Numba compiles for can do, in LLVM's words."""
-    given = numba.config.CPU_FEATURES
-    if given is not None:
-        return {name.removeprefix("+") for name in given.split(",") if not name.startswith("-")}
-    return {name for name, has in llvmlite.binding.get_host_cpu_features().items() if has}
+def _processor() -> tuple[bool, set[str]]:
+    """Whether the processor that Numba compiles for is an ARM one, and what it can do, in LLVM's words."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    names = {name.removeprefix("+") for name in features.split(",") if name.startswith("+")}
+    return triple.startswith(("aarch64", "arm64")), names
 
 
-def _registers(features: set[str]) -> tuple[int, int]:
-    """How many float32 lanes a vector register of this machine has, and how many registers there are."""
+def registers_of(is_arm: bool, features: set[str]) -> tuple[int, int]:
+    """How many float32 lanes a vector register of such a processor has, and how many registers there are."""
     if "avx512f" in features:
         return 16, 32
     if "avx" in features:
         return 8, 16
-    return 4, 32 if platform.machine() == "aarch64" else 16
+    return 4, 32 if is_arm else 16
 
 
-MACHINE_LANES, MACHINE_REGISTERS = _registers(_features())
-_CONVERTS_FLOAT16 = platform.machine() == "aarch64" or bool({"f16c", "avx512f"} & _features())
+_IS_ARM, _FEATURES = _processor()
+LANES, REGISTERS = registers_of(_IS_ARM, _FEATURES)
+"""Of this machine: all compiled cells work in this width, and their weights are packed for it.
+
+The processor is the one that Numba compiles for (``NUMBA_CPU_NAME`` and ``NUMBA_CPU_FEATURES`` name another one), asked
+as Numba's disk cache asks: what was compiled for another width is never found there.
+"""
+_CONVERTS_FLOAT16 = _IS_ARM or bool({"f16c", "avx512f"} & _FEATURES)
 """Elsewhere LLVM would call a function that compiled code does not find."""
+
+
+def fetch_line(builder: Any, address: Any, nearness: int) -> None:
+    """Asks for the cache line at an address, which need not be one that can be read: 3 brings it to the first level of
+    the caches, 2 to the second."""
+    byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(prefetch, [builder.inttoptr(address, byte), flag(0), flag(nearness), flag(1)])
 
 
 class VectorBuilder:
     """Writes float32 vector arithmetic, ``lanes`` numbers at a time, into the function that ``builder`` is building."""
 
-    def __init__(self, builder: Any, lanes: int) -> None:
+    def __init__(self, builder: Any, lanes: int = LANES) -> None:
         self.builder, self.lanes = builder, lanes
         self.type = ir.VectorType(_SINGLE, lanes)
         self.integers = ir.VectorType(_INT, lanes)

@@ -15,7 +15,7 @@ from cellrt import DefinitionError, RowSpec
 from cellrt.cells._gemm import PackedWeight, pack_gates, pack_linear, project
 from cellrt.cells._host import project_rows
 from cellrt.cells._recurrence import all_below
-from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.compiled_form import USES_HAND_WRITTEN, CompiledForm
 
 Value = TypeVar("Value")
 
@@ -48,7 +48,7 @@ def is_fusable(*tensors: Tensor) -> bool:
 
     The weights are checked when they are packed.
     """
-    if not _is_inference() or torch.is_autocast_enabled("cpu"):
+    if not USES_HAND_WRITTEN or not _is_inference() or torch.is_autocast_enabled("cpu"):
         return False
     for tensor in tensors:
         if type(tensor) not in _PLAIN_TYPES or tensor.dtype is not torch.float32 or not tensor.is_cpu:
@@ -153,7 +153,12 @@ def compiled_linear(given: str, output: str, weight: PackedWeight, bias: Tensor)
     """The compiled form of ``packed_linear``, with the names of its input and output."""
     words = np.array([weight.depth, weight.address, bias.data_ptr(), weight.units])
     return CompiledForm(
-        project_rows, {given: RowSpec((weight.depth,))}, {output: RowSpec((weight.units,))}, words, (weight, bias)
+        project_rows,
+        {given: RowSpec((weight.depth,))},
+        {output: RowSpec((weight.units,))},
+        words,
+        (weight, bias),
+        is_batch_invariant=True,
     )
 
 

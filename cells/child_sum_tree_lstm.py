@@ -114,7 +114,7 @@ class ChildSumTreeLSTMCell(nn.Module):
         words = np.array([*inputs, weight.address, f_weight.address, zeros.data_ptr(), self.hidden_size])
         given = given | {"h": ragged(self.hidden_size), "c": ragged(self.hidden_size)}
         keeps = weight, f_weight, zeros, keeps
-        return CompiledForm(tree_child_sum, given, state_rows(self.hidden_size), words, keeps)
+        return CompiledForm(tree_child_sum, given, state_rows(self.hidden_size), words, keeps, is_batch_invariant=True)
 
     def _plain(self, gates: Tensor, h: RaggedRows, c: RaggedRows) -> TreeState:
         """The step in plain torch from the input half of the gates; children are summed in at least float32."""

@@ -160,7 +160,12 @@ class _EmbeddingDecoder(Decoder):
         state = dict.fromkeys(self.states, rows(self.hidden_size))
         keeps = table, weight, bias, out_weight, out_bias
         return CompiledForm(
-            function, {"token": TOKEN, **state}, {"token": TOKEN, "stop": STOP, **state}, np.array(words), keeps
+            function,
+            {"token": TOKEN, **state},
+            {"token": TOKEN, "stop": STOP, **state},
+            np.array(words),
+            keeps,
+            is_batch_invariant=True,
         )
 
 

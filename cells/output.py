@@ -172,7 +172,9 @@ class ProjectionArgmax(_Linear):
         weight, bias = self.packed()
         words = np.array([weight.depth, weight.address, bias.data_ptr(), weight.units, self.end_token])
         outputs = {"token": TOKEN, "stop": STOP}
-        return CompiledForm(choose_best, {"h": RowSpec((weight.depth,))}, outputs, words, (weight, bias))
+        return CompiledForm(
+            choose_best, {"h": RowSpec((weight.depth,))}, outputs, words, (weight, bias), is_batch_invariant=True
+        )
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
         """Whether ``run_rows`` takes these rows, with the weights where they are."""

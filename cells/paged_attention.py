@@ -14,6 +14,7 @@ from torch import Tensor
 from cellrt.cells._paged_attention import append, attend
 from cellrt.cells._vectors import BFLOAT16, FLOAT16, FLOAT32
 from cellrt.cells._weights import is_eager
+from cellrt.definition.compiled_form import USES_HAND_WRITTEN
 from cellrt.kernels import paged_attention as plain
 from cellrt.kernels.paged_attention import Mask, Pages, Spans
 from cellrt.kernels.paged_attention.pages import CAUSAL, check, check_appended
@@ -87,4 +88,4 @@ def task_of(
 
 
 def _is_compiled(*tensors: Tensor) -> bool:
-    return tensors[0].is_cpu and tensors[0].dtype in KINDS and is_eager(*tensors)
+    return USES_HAND_WRITTEN and tensors[0].is_cpu and tensors[0].dtype in KINDS and is_eager(*tensors)

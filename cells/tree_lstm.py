@@ -81,7 +81,14 @@ class TreeLSTMLeaf(nn.Module):
             return None
         weight, bias = self._packed.of(self.weight_ih, self.bias)
         words = np.array([weight.depth, weight.address, bias.data_ptr(), self.hidden_size])
-        return CompiledForm(tree_leaf, {"x": rows(weight.depth)}, state_rows(self.hidden_size), words, (weight, bias))
+        return CompiledForm(
+            tree_leaf,
+            {"x": rows(weight.depth)},
+            state_rows(self.hidden_size),
+            words,
+            (weight, bias),
+            is_batch_invariant=True,
+        )
 
     def extra_repr(self) -> str:
         """The sizes, for ``repr``."""
@@ -120,10 +127,19 @@ class EmbeddingTreeLSTMLeaf(TreeLSTMLeaf):
             inputs = [table.data_ptr(), table.shape[0], weight.depth]
             words = np.array([*inputs, weight.address, bias.data_ptr(), self.hidden_size])
             keeps = table, weight, bias
-            return CompiledForm(tree_leaf_embedded, {"token": TOKEN}, state_rows(self.hidden_size), words, keeps)
+            return CompiledForm(
+                tree_leaf_embedded,
+                {"token": TOKEN},
+                state_rows(self.hidden_size),
+                words,
+                keeps,
+                is_batch_invariant=True,
+            )
         h, c = self._states.of(self.embedding.weight, self.weight_ih, self.bias)
         words = np.array([h.data_ptr(), c.data_ptr(), self.embedding.num_embeddings, self.hidden_size])
-        return CompiledForm(tree_leaf_tokens, {"token": TOKEN}, state_rows(self.hidden_size), words, (h, c))
+        return CompiledForm(
+            tree_leaf_tokens, {"token": TOKEN}, state_rows(self.hidden_size), words, (h, c), is_batch_invariant=True
+        )
 
 
 def _leaf_states(table: Tensor, weight: Tensor, bias: Tensor) -> TreeState:
@@ -243,7 +259,9 @@ class NaryTreeLSTMCell(nn.Module):
             inputs = [x_weight.depth, x_weight.address, x_bias.data_ptr()]
             given["x"] = rows(x_weight.depth)
         words = np.array([self.num_children, weight.address, bias.data_ptr(), *inputs, self.hidden_size])
-        return CompiledForm(tree_nary, given, state_rows(self.hidden_size), words, (weight, bias, keeps))
+        return CompiledForm(
+            tree_nary, given, state_rows(self.hidden_size), words, (weight, bias, keeps), is_batch_invariant=True
+        )
 
     def extra_repr(self) -> str:
         """The sizes, for ``repr``."""

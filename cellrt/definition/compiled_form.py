@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ __all__ = [
     "POSITIONS",
     "REFUSED",
     "STEPS",
+    "USES_HAND_WRITTEN",
     "CompiledForm",
     "TaskFunction",
     "array_at",
@@ -49,6 +51,21 @@ __all__ = [
     "read_words",
     "write_word",
 ]
+
+HAND_WRITTEN_VARIABLE = "CELLRT_HAND_WRITTEN"
+"""The environment variable that turns hand-written CPU kernels ``on`` (so they are) or ``off``."""
+
+
+def uses_hand_written(setting: str) -> bool:
+    """Whether the variable's value says so. Raises DefinitionError for another one than ``on`` and ``off``."""
+    if setting not in ("on", "off"):
+        raise DefinitionError(f"{HAND_WRITTEN_VARIABLE} must be 'on' or 'off', got {setting!r}")
+    return setting == "on"
+
+
+USES_HAND_WRITTEN = uses_hand_written(os.environ.get(HAND_WRITTEN_VARIABLE, "on"))
+"""In this process, from its beginning. Otherwise no module's ``compiled_form`` is asked, and the ready-made cells
+compute in plain torch: so one can measure what their kernels are worth."""
 
 DONE, REFUSED = 0, 1
 """What a task function returns."""
@@ -173,7 +190,9 @@ def find_compiled_form(
 
     Raises DefinitionError if the module's ``compiled_form`` raises.
     """
-    if numba.config.DISABLE_JIT or not isinstance(module, nn.Module) or not hasattr(module, "compiled_form"):
+    if numba.config.DISABLE_JIT or not USES_HAND_WRITTEN:
+        return None
+    if not isinstance(module, nn.Module) or not hasattr(module, "compiled_form"):
         return None
     if is_changed(module, "compiled_form"):
         return None

@@ -66,6 +66,22 @@ def test_attention_runs(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("part", ["lstm", "cells"])
+def test_cell_kernels_run(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell_kernels = importlib.import_module("benchmarks.cell_kernels")
+    monkeypatch.setenv("CELLRT_CACHE", str(tmp_path))
+    monkeypatch.setattr(cell_kernels, "QUICK_ROWS", (1, 3))
+    if part == "cells":  # compiling one is enough
+        made = {"GRU": cell_kernels.make_cases(8)["GRU"]}
+        monkeypatch.setattr(cell_kernels, "make_cases", lambda hidden: made)
+    recorder = Recorder("cell_kernels")
+    cell_kernels.run(recorder, Options(quick=True, only=(part,), hidden=(8,)))
+    assert recorder.rows
+    assert all(row["value"] > 0 or row["unit"] == "yes or no" for row in recorder.rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_without_a_treebank_trees_are_drawn_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

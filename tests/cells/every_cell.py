@@ -183,6 +183,8 @@ def specs_of(case: Case, module: Any) -> Mapping[str, RowSpec]:
 
 MADE = {name: case.make() for name, case in CASES.items()}
 STEPPED = [name for name, module in MADE.items() if hasattr(module, "steps")]
+with torch.inference_mode():
+    WITH_FORM = [name for name, module in MADE.items() if getattr(module, "compiled_form", lambda: None)() is not None]
 RAGGED = [name for name in CASES if any(spec.ragged for spec in specs_of(CASES[name], MADE[name]).values())]
 
 WITH_PAGES = "reads spans or pages, or makes cells that do: see tests/unfolders and tests/engine/test_pages.py"

@@ -30,8 +30,10 @@ from tests.cells.every_cell import (
     POOL_ROWS,
     RAGGED,
     STEPPED,
+    WITH_FORM,
     Row,
     Subject,
+    batch_of,
     seeded,
     subject_of,
 )
@@ -131,6 +133,23 @@ def test_a_row_alone_gives_what_it_gives_among_all(name: str, mode: str) -> None
     alone = [subject.run([row]) for row in subject.pool[:8]]
     joined = {output: torch.cat([row[output] for row in alone]) for output in alone[0]}
     subject.assert_same(picked(subject.run(subject.pool), range(8)), joined)
+
+
+@pytest.mark.parametrize("name", WITH_FORM)
+def test_a_form_written_by_hand_gives_a_row_the_same_bits_in_any_company(name: str) -> None:
+    subject = subject_of(name, "fused")
+    form = subject.cell.compiled_form
+    assert form is not None and form.is_batch_invariant
+
+    def run(places: Sequence[int]) -> Row:
+        inputs = batch_of(form.inputs, [subject.pool[k] for k in places])
+        made = form.run(len(places), dict(zip(form.inputs, inputs, strict=True)))
+        assert made is not None
+        return made
+
+    together = run(range(POOL_ROWS))
+    for few in ([0], [5, 2], range(20, 33), range(1, POOL_ROWS)):
+        assert all(torch.equal(value, together[name][list(few)]) for name, value in run(few).items())
 
 
 @every_mode

@@ -104,3 +104,19 @@ def test_seeds_and_steps_give_unrelated_numbers():
 def test_settings_out_of_range_are_refused(options):
     with pytest.raises(DefinitionError, match="expected temperature"):
         Sample(**options)
+
+
+def test_the_first_of_the_highest_is_chosen_wherever_it_is():
+    """Also behind the columns that are searched together, and in those that fill no vector."""
+    module = ProjectionArgmax(3, 1301)
+    torch.nn.init.zeros_(module.weight)
+    h = torch.randn(2, 3)
+    for equals in ([700, 1290], [511, 512], [1300], [0, 1300], range(1301)):
+        with torch.no_grad():
+            module.bias.fill_(-5.0)[list(equals)] = -1.0
+        with torch.inference_mode():
+            assert module(h).token.tolist() == [min(equals)] * 2
+    with torch.no_grad():
+        module.bias.fill_(-torch.inf)
+    with torch.inference_mode():
+        assert module(h).token.tolist() == [0, 0]

@@ -176,13 +176,13 @@ NARROW = """
 import numpy as np
 import torch
 from cellrt.cells._attention_tile import read_row, write_row
-from cellrt.cells._vectors import FLOAT16, MACHINE_LANES
+from cellrt.cells._vectors import FLOAT16, LANES
 from cellrt.cells.paged_attention import paged_attention
 from cellrt.kernels.paged_attention import Mask, reference
 from tests.cells.test_paged_attention import LONG
 from tests.kernels.paged_cases import TOLERANCES, Sizes, assert_close, make_case
 
-assert MACHINE_LANES == {lanes}
+assert LANES == {lanes}
 numbers = torch.arange(2**16).to(torch.uint16).view(torch.float16)
 wide = torch.empty(2**16)
 read_row(FLOAT16, numbers.data_ptr(), wide.data_ptr(), 2**16, np.float32(1))
