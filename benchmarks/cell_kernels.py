@@ -28,13 +28,13 @@ from benchmarks.options import Options
 from benchmarks.record import Recorder
 from benchmarks.timing import medians_us
 from cellrt import Cell, cells
-from cellrt.cells._vectors import LANES
 from cellrt.definition.aot.form import compile_cell
 from cellrt.definition.aot.refusal import NotCompiledError
 from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.compiled_form import DONE, CompiledForm
 from cellrt.definition.examples import random_inputs
 from cellrt.definition.spec import plain
+from cellrt.products.vectors import LANES
 from cellrt.worker.torch_state import torch_threads
 
 PARTS = ("lstm", "cells")

@@ -1,6 +1,6 @@
 """The inner loops of attention on a CPU: blocks of keys turned for the product, a tile of products, the softmax.
 
-Each is a handful of LLVM vector instructions in the width of this machine's registers (``_vectors.py``), for numbers of
+Each is a handful of LLVM vector instructions in the width of this machine's registers (``vectors.py``), for numbers of
 rows and kinds of numbers that are constants. All take addresses of contiguous memory. What a row gets never depends on
 how many rows are computed with it: the order of its own operations is the same in every tile.
 """
@@ -14,9 +14,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from cellrt.cells._tile import multiply_rows, rows_of_tile
-from cellrt.cells._vectors import FLOAT32, LANES, VectorBuilder
 from cellrt.definition.compiled_form import nogil
+from cellrt.products.tile import multiply_rows, rows_of_tile
+from cellrt.products.vectors import FLOAT32, LANES, VectorBuilder
 
 GROUPS = 4
 """Vectors of a row that are computed together."""

@@ -18,7 +18,6 @@ from torch.nn.functional import linear
 
 from cellrt import DefinitionError, RowSpec, rows
 from cellrt.cells._fused import can_fuse
-from cellrt.cells._gemm import PackedWeight
 from cellrt.cells._weights import (
     Derived,
     check_float32_on_cpu,
@@ -30,6 +29,7 @@ from cellrt.cells._weights import (
     packed_linear,
 )
 from cellrt.definition.compiled_form import CompiledForm, TaskFunction
+from cellrt.products.packed import PackedWeight
 
 States = tuple[Tensor, ...]
 

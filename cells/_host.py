@@ -11,7 +11,6 @@ import torch
 from numba import carray
 
 from cellrt import RowSpec
-from cellrt.cells._gemm import FLOAT_BYTES, copy, project
 from cellrt.cells._recurrence import (
     all_below,
     gru_decode,
@@ -38,6 +37,7 @@ from cellrt.definition.compiled_form import (
     read_word,
     read_words,
 )
+from cellrt.products.packed import FLOAT_BYTES, copy, project
 
 TOKEN = RowSpec((), torch.int64)
 STOP = RowSpec((), torch.bool)

@@ -1,6 +1,6 @@
 """All layers of Llama's family as one compiled call on a CPU: what is between the embedding and the last norm.
 
-The parts are those that its modules call (``_gemm.py``, ``_row_kernels.py``, ``_paged_attention.py``), in the same
+The parts are those that its modules call (``packed.py``, ``_row_kernels.py``, ``_paged_attention.py``), in the same
 order and with the same bits; what is saved is Python, some 0.2 ms a layer, and the interpreter lock, which it does not
 hold.
 """
@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cellrt.cells._gemm import FLOAT_BYTES, project
 from cellrt.cells._paged_attention import append, attend
 from cellrt.cells._row_kernels import add_rows, gate_rows, norm_rows, turn_rows
 from cellrt.cells._weights import Derived, is_fusable, pack_with_bias
@@ -23,6 +22,7 @@ from cellrt.cells.paged_attention import Mask, Pages, Spans, settings_of, task_o
 from cellrt.cells.transformer import Heads
 from cellrt.definition.compiled_form import nogil
 from cellrt.kernels.paged_attention.pages import check, check_appended
+from cellrt.products.packed import FLOAT_BYTES, project
 
 LINEARS = ("attention.query", "attention.key", "attention.value", "attention.out", "mlp.gate", "mlp.up", "mlp.down")
 NORMS = ("attention_norm", "mlp_norm", "attention.query_norm", "attention.key_norm")

@@ -26,9 +26,9 @@ from cellrt.cells._attention_tile import (
     turn_rows,
     write_row,
 )
-from cellrt.cells._gemm import fetch
-from cellrt.cells._vectors import FLOAT32, LANES
 from cellrt.definition.compiled_form import DONE, TaskFunction, array_at, nogil, read_float, read_words
+from cellrt.products.packed import fetch
+from cellrt.products.vectors import FLOAT32, LANES
 
 TILE_QUERIES = 96
 """Rows of a tile, a row for each head: scores and sums of so many stay in the second-level cache."""
@@ -40,7 +40,7 @@ def attend(constants, task):  # type: ignore[no-untyped-def]
     """Attention of a task's rows; both arguments are addresses of int64 words.
 
     ``constants``: ``heads, kv_heads, head_dim, kind, causal, window, scale, bias, reach``; ``kind`` of all rows as in
-    ``_vectors.py``, ``scale`` as the bits of a float64, ``bias`` an address or 0.
+    ``vectors.py``, ``scale`` as the bits of a float64, ``bias`` an address or 0.
     ``task``: ``nodes, offsets, positions, query, out, key, value, keys, values, page_size, page_stride, tables,
     table_width, lengths, starts``: addresses but for the sizes; ``page_stride`` in numbers; ``starts`` may be 0, and
     here ``key`` and ``value``, which ``append`` reads. Shapes and types are as in ``cellrt.kernels.paged_attention``.

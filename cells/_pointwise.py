@@ -1,6 +1,6 @@
 """What an LSTM and a GRU do to the sums of their gates: the pointwise half of the fused CPU kernels.
 
-One call works on ``LANES`` units of one row, as whole vector registers (``_vectors.py``). The readable form of each
+One call works on ``LANES`` units of one row, as whole vector registers (``vectors.py``). The readable form of each
 function is the plain-torch one in ``lstm.py`` and ``gru.py``, which the tests compare with this one.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from cellrt.cells._vectors import VectorBuilder
+from cellrt.products.vectors import VectorBuilder
 
 
 @intrinsic

@@ -4,7 +4,7 @@ Python.
 A run takes ``batch_sizes`` (rows of each step, not increasing) and works on packed memory, the rows of one step
 behind those of the step before, as in ``torch.nn.utils.rnn.PackedSequence``. All other arguments are sizes, and
 addresses of contiguous float32 memory, or of int64 for ``rows_of`` and tokens; ``rows_of`` may be 0 for "none".
-See ``_gemm.py``.
+See ``packed.py``.
 
 Each step works on ``CHUNK_ROWS`` rows and one panel at a time: the products of all gates of ``LANES`` units, and
 at once the pointwise half, so that the sums of the gates never leave the first-level cache. ``tile`` is scratch
@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.cells._gemm import (
+from cellrt.cells._pointwise import add_units, gru_units, lstm_units
+from cellrt.cells._row_kernels import best_column
+from cellrt.definition.compiled_form import nogil, read_float, read_word, write_word
+from cellrt.products.packed import (
     CHUNK_ROWS,
     FLOAT_BYTES,
     copy,
@@ -25,10 +28,7 @@ from cellrt.cells._gemm import (
     project,
     write,
 )
-from cellrt.cells._pointwise import add_units, gru_units, lstm_units
-from cellrt.cells._row_kernels import best_column
-from cellrt.cells._vectors import LANES
-from cellrt.definition.compiled_form import nogil, read_float, read_word, write_word
+from cellrt.products.vectors import LANES
 
 _INDEX_BYTES = 8
 _PROJECT_ROWS = 96

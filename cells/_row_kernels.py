@@ -14,9 +14,9 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from cellrt.cells._gemm import FLOAT_BYTES, copy
-from cellrt.cells._vectors import LANES, VectorBuilder
 from cellrt.definition.compiled_form import array_at, nogil
+from cellrt.products.packed import FLOAT_BYTES, copy
+from cellrt.products.vectors import LANES, VectorBuilder
 
 LOG2_E = 1.4426950408889634
 _SEARCHED = 512

@@ -1,10 +1,10 @@
 """One step of the tree-LSTM cells as one compiled call: all rows, whatever their number of children.
 
-A step works on a few rows at a time: the products of ``_gemm.py`` write the sums of their gates to scratch in the
+A step works on a few rows at a time: the products of ``packed.py`` write the sums of their gates to scratch in the
 second-level cache, where the pointwise half reads them. In scratch a gate takes a whole number of vector registers
 (``padded`` units); weights are packed with as many units, zero beyond the last (``pack_padded``).
 
-Sizes and addresses are integers, and memory is contiguous float32 (int64 for offsets and tokens), as in ``_gemm.py``.
+Sizes and addresses are integers, and memory is contiguous float32 (int64 for offsets and tokens), as in ``packed.py``.
 ``tree_lstm.py`` and ``child_sum_tree_lstm.py`` have the equations, and the plain-torch form of each function, which the
 tests compare with this one.
 """
@@ -18,7 +18,8 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from cellrt.cells._gemm import (
+from cellrt.definition.compiled_form import nogil, read_float, read_word
+from cellrt.products.packed import (
     CHUNK_ROWS,
     FLOAT_BYTES,
     PackedWeight,
@@ -27,8 +28,7 @@ from cellrt.cells._gemm import (
     project,
     write,
 )
-from cellrt.cells._vectors import LANES, VectorBuilder
-from cellrt.definition.compiled_form import nogil, read_float, read_word
+from cellrt.products.vectors import LANES, VectorBuilder
 
 
 def pad_gates(gates: Tensor, units: int) -> Tensor:

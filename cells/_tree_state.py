@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from cellrt import RowSpec, rows
-from cellrt.cells._gemm import PackedWeight
 from cellrt.cells._tree import pack_padded, pad_gates
 from cellrt.cells._weights import check_float32_on_cpu
+from cellrt.products.packed import PackedWeight
 
 
 class TreeState(NamedTuple):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from cellrt import DefinitionError, RowSpec
-from cellrt.cells._gemm import PackedWeight, pack_gates, pack_linear, project
 from cellrt.cells._host import project_rows
 from cellrt.cells._recurrence import all_below
 from cellrt.definition.compiled_form import USES_HAND_WRITTEN, CompiledForm
+from cellrt.products.packed import PackedWeight, pack_gates, pack_linear, project
 
 Value = TypeVar("Value")
 

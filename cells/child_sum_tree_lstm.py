@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from cellrt import RaggedRows, RowSpec, ragged, rows
-from cellrt.cells._gemm import PackedWeight
 from cellrt.cells._host import TOKEN, tree_child_sum
 from cellrt.cells._tree import are_offsets, child_sum_step, pack_padded, pad_gates
 from cellrt.cells._tree_state import TreeState, finish, new_parameter, pack, state_rows
@@ -41,6 +40,7 @@ from cellrt.cells._weights import (
     is_token,
 )
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.products.packed import PackedWeight
 
 
 class ChildSumTreeLSTMCell(nn.Module):

@@ -19,7 +19,6 @@ from torch.nn.functional import linear
 
 from cellrt import DefinitionError, RowSpec
 from cellrt.cells._fused import can_fuse, choose_rows, vectors
-from cellrt.cells._gemm import PackedWeight
 from cellrt.cells._host import STOP, TOKEN, choose_best
 from cellrt.cells._recurrence import project_best
 from cellrt.cells._weights import (
@@ -33,6 +32,7 @@ from cellrt.cells._weights import (
     packed_linear,
 )
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.products.packed import PackedWeight
 
 if TYPE_CHECKING:
     from cellrt.definition.fused import IndexedRows

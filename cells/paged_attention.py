@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cellrt.cells._paged_attention import append, attend
-from cellrt.cells._vectors import BFLOAT16, FLOAT16, FLOAT32
 from cellrt.cells._weights import is_eager
 from cellrt.definition.compiled_form import USES_HAND_WRITTEN
 from cellrt.kernels import paged_attention as plain
 from cellrt.kernels.paged_attention import Mask, Pages, Spans
 from cellrt.kernels.paged_attention.pages import CAUSAL, check, check_appended
+from cellrt.products.vectors import BFLOAT16, FLOAT16, FLOAT32
 
 __all__ = ["Mask", "Pages", "Spans", "append_pages", "paged_attention", "settings_of", "task_of"]
 

@@ -37,9 +37,9 @@ Function = Callable[..., Any]
 
 @functools.cache
 def _stamp_of(folder: Path) -> str:
-    """A digest of all Python files of a folder, and of this one."""
-    digest = hashlib.sha256()
-    for path in sorted({*folder.glob("*.py"), *Path(__file__).resolve().parent.glob("*.py")}):
+    """A digest of all Python files of a folder, of this one, and of the products that compiled forms share."""
+    digest, core = hashlib.sha256(), Path(__file__).resolve().parent
+    for path in sorted({path for one in (folder, core, core.parent / "products") for path in one.glob("*.py")}):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 

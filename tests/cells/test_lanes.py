@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from cellrt.cells import BinaryTreeLSTMCell, GRUCell, LSTMCell
-from cellrt.cells._gemm import pack_linear, project
-from cellrt.cells._tile import rows_of_tile
-from cellrt.cells._vectors import LANES, REGISTERS, registers_of
+from cellrt.products.packed import pack_linear, project
+from cellrt.products.tile import rows_of_tile
+from cellrt.products.vectors import LANES, REGISTERS, registers_of
 
 ROOT = Path(__file__).resolve().parents[2]
 AVX2 = "+sse4.2,+avx,+avx2,+fma,+f16c"

@@ -176,7 +176,7 @@ NARROW = """
 import numpy as np
 import torch
 from cellrt.cells._attention_tile import read_row, write_row
-from cellrt.cells._vectors import FLOAT16, LANES
+from cellrt.products.vectors import FLOAT16, LANES
 from cellrt.cells.paged_attention import paged_attention
 from cellrt.kernels.paged_attention import Mask, reference
 from tests.cells.test_paged_attention import LONG

@@ -1,9 +1,9 @@
-"""Compiles a step's program to a library: ``python build.py PROGRAM LIBRARY NUM_WEIGHTS NUM_OUTPUTS``.
+"""Compiles a step's program to a library: ``python build.py OPERATOR PROGRAM LIBRARY NUM_WEIGHTS NUM_OUTPUTS``.
 
-A process of its own, which needs nothing of cellrt: compiling takes many seconds and holds the interpreter lock. It
-writes LIBRARY, or, if what it finds is none of a passing trouble's, LIBRARY with the suffix ``.refused``: the name of
-the reason (see ``refusal.py``) and a line. Of several processes that want the same library one compiles it, and no more
-than half the processors compile at once, whoever asked.
+A process of its own, which needs nothing of cellrt but the file OPERATOR (``product_operator.py``): compiling takes
+many seconds and holds the interpreter lock. It writes LIBRARY, or, if what it finds is none of a passing trouble's,
+LIBRARY with the suffix ``.refused``: the name of the reason (see ``refusal.py``) and a line. Of several processes that
+want the same library one compiles it, and no more than half the processors compile at once, whoever asked.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import runpy
 import sys
 import tempfile
 import zipfile
@@ -29,8 +30,10 @@ NEEDS_PYTHON = "aoti_torch_proxy_executor_call_function"
 OPERATOR = re.compile(r"// (torch\.ops\.[\w.]+)|\"(\w+::\w+)")
 
 
-def build(program_at: Path, library_at: Path, num_weights: int, num_outputs: int) -> None:
+def build(operator_at: Path, program_at: Path, library_at: Path, num_weights: int, num_outputs: int) -> None:
     """Writes the library, or why there is none."""
+    operator = runpy.run_path(str(operator_at))
+    configuration = {**CONFIGURATION, "aot_inductor.custom_ops_to_c_shims": operator["c_functions"]()}
     program = torch.export.load(program_at)
     given = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     examples = [_example(given[name]) for name in program.graph_signature.user_inputs]
@@ -38,7 +41,7 @@ def build(program_at: Path, library_at: Path, num_weights: int, num_outputs: int
     program.example_inputs = ((examples[:num_weights], examples[num_weights:inputs_end], examples[inputs_end:]), {})
     with tempfile.TemporaryDirectory(dir=library_at.parent) as folder:
         package = Path(folder) / "step.pt2"
-        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=CONFIGURATION)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=configuration)
         with zipfile.ZipFile(package) as archive:
             archive.extractall(folder)
         source = next(Path(folder).rglob("*.wrapper.cpp")).read_text()
@@ -63,13 +66,13 @@ def _refuse(library_at: Path, reason: str, detail: str) -> None:
 
 def main() -> None:
     """Compiles unless another process has done so meanwhile."""
-    program_at, library_at = Path(sys.argv[1]), Path(sys.argv[2])
+    operator_at, program_at, library_at = map(Path, sys.argv[1:4])
     os.nice(10)
     slot = int(library_at.stem[:8], 16) % max(1, (os.cpu_count() or 1) // 2)
     with (library_at.parent / f"compiler{slot}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library_at.exists() and not library_at.with_suffix(".refused").exists():
-            build(program_at, library_at, int(sys.argv[3]), int(sys.argv[4]))
+            build(operator_at, program_at, library_at, int(sys.argv[4]), int(sys.argv[5]))
 
 
 if __name__ == "__main__":

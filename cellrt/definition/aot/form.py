@@ -57,7 +57,7 @@ def _refusal(cell: Computation) -> NotCompiledError | None:
 
 def _load(cell: Computation, made: Compiled) -> CompiledForm:
     """The form of a cell that is compiled, once it gives what the module gives."""
-    library = Library(made.library, tuple(weights_of(cell.module).values()))
+    library = Library(made.library, tuple(weights_of(cell.module).values()), made.packed)
     form = CompiledForm(run_step, cell.inputs, cell.outputs, _constants(cell, made, library), library, NAME)
     return form._replace(is_batch_invariant=_try(cell, form))
 

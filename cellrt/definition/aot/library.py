@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
+from cellrt.definition.aot.packing import packed_values
+from cellrt.definition.aot.product_operator import KERNEL
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
+from cellrt.products.packed import product_kernel
 
 MODELS = 32
 """As many tasks run at once as there are models in a container; more wait. No more CPU workers are in an engine."""
@@ -30,14 +34,18 @@ class Library:
     Raises NotCompiledError if it cannot be loaded.
     """
 
-    def __init__(self, path: Path, weights: Sequence[torch.Tensor]) -> None:
+    def __init__(self, path: Path, weights: Sequence[torch.Tensor], packed: Mapping[int, bool]) -> None:
         try:
             self._library = ctypes.CDLL(str(path))
             self.container = self._open()
         except (OSError, AttributeError) as error:
             raise NotCompiledError(Reason.NOT_COMPILED, str(error)) from error
-        self._weights = weights
-        self.handles = [self._handle(value) for value in weights]
+        with suppress(ValueError):  # it calls no packed product
+            ctypes.c_void_p.in_dll(self._library, KERNEL).value = product_kernel().address
+        self._memory = list(weights)
+        for number, is_transposed in packed.items():
+            self._memory[number] = packed_values(weights[number], is_transposed)
+        self.handles = [self._handle(value, memory) for value, memory in zip(weights, self._memory)]
         weakref.finalize(self, _close, self._library, self.container, tuple(self.handles)).atexit = False
 
     def address(self, function: str) -> int:
@@ -50,11 +58,12 @@ class Library:
             raise OSError("its container cannot be made")
         return container.value or 0
 
-    def _handle(self, value: torch.Tensor) -> int:
+    def _handle(self, value: torch.Tensor, memory: torch.Tensor) -> int:
+        """A tensor of the sizes of ``value`` over some memory."""
         shape, strides = ((ctypes.c_int64 * value.dim())(*numbers) for numbers in (value.shape, value.stride()))
         handle, none = ctypes.c_void_p(), ctypes.c_int64(0)
         dtype = ctypes.c_int32(self.dtype_number(value.dtype))
-        at, dims = ctypes.c_void_p(value.data_ptr()), ctypes.c_int64(value.dim())
+        at, dims = ctypes.c_void_p(memory.data_ptr()), ctypes.c_int64(value.dim())
         cpu, index, layout = ctypes.c_int32(0), ctypes.c_int32(-1), ctypes.c_int32(0)
         create = getattr(self._library, CREATE)
         if create(at, dims, shape, strides, none, dtype, cpu, index, ctypes.byref(handle), layout, None, none) != 0:

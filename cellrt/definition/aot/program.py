@@ -16,6 +16,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
+from cellrt.definition.aot.packing import pack_products
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.bits import DTYPES
 from cellrt.definition.computation import Computation
@@ -42,6 +43,7 @@ class StepProgram(NamedTuple):
         num_outputs: how many there are.
         least_rows: 1, or 2 if torch makes the code special for a single row.
         has_equal_values: whether all ragged inputs must have the same number of values.
+        packed: the weights that it takes packed, by number, and whether they are of the transposed: see ``packing.py``.
     """
 
     program: ExportedProgram
@@ -49,10 +51,12 @@ class StepProgram(NamedTuple):
     num_outputs: int
     least_rows: int
     has_equal_values: bool
+    packed: dict[int, bool]
 
-    def facts(self) -> dict[str, int | bool]:
+    def facts(self) -> dict[str, Any]:
         """What a form must know of it besides the cell."""
-        return {"least_rows": self.least_rows, "has_equal_values": self.has_equal_values}
+        packed = sorted(self.packed.items())
+        return {"least_rows": self.least_rows, "has_equal_values": self.has_equal_values, "packed": packed}
 
     def digest(self) -> str:
         """Of all that the compiled code depends on: operations, shapes, strides, dtypes, ranges, constants."""
@@ -106,7 +110,9 @@ def export_step(cell: Computation) -> StepProgram:
             else:
                 _check_operators(program.graph.nodes)
                 _check_writes(program, len(cell.outputs))
-                return StepProgram(program, tuple(weights.values()), len(cell.outputs), least_rows, has_equal_values)
+                packed = pack_products(program, len(weights))
+                values, count = tuple(weights.values()), len(cell.outputs)
+                return StepProgram(program, values, count, least_rows, has_equal_values, packed)
     raise failure or NotCompiledError(Reason.NOT_EXPORTED)
 
 

@@ -27,6 +27,7 @@ from cellrt.definition.aot.tracing import (
     ENDED,
     EXPORTED,
     MOST_TRACING_S,
+    OPERATOR,
     POLL_S,
     REFUSED,
     SAID,
@@ -51,6 +52,7 @@ class Compiled(NamedTuple):
     library: Path
     least_rows: int
     has_equal_values: bool
+    packed: dict[int, bool]
 
 
 class LibraryStore:
@@ -75,7 +77,9 @@ class LibraryStore:
             yield from [error] * len(cells)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        depends_on = "\n".join((torch.__version__, _version_of(compiler), _instructions(), BUILD.read_text()))
+        depends_on = "\n".join(
+            (torch.__version__, _version_of(compiler), _instructions(), BUILD.read_text(), OPERATOR.read_text())
+        )
         with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as name:
             folders = [Path(name, str(number)) for number in range(len(cells))]
             for folder in folders:
@@ -119,7 +123,7 @@ class LibraryStore:
             library = Path(found["library"])
             self.num_compiled += found["is_new"]
             if library.exists():
-                return Compiled(library, found["least_rows"], found["has_equal_values"])
+                return Compiled(library, found["least_rows"], found["has_equal_values"], dict(found["packed"]))
             refused = library.with_suffix(".refused")
         if refused.exists():
             name, _, detail = refused.read_text().partition("\n")

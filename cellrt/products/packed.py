@@ -2,7 +2,7 @@
 
 A library call lays the weights out anew at every product of a few rows, which costs more than the product. Here a
 weight is packed once, into the panels of Goto and van de Geijn (2008): ``LANES`` (one vector register of float32)
-columns of each of a few groups, for all of the depth, in the order in which the inner loop (``_tile.py``) reads them.
+columns of each of a few groups, for all of the depth, in the order in which the inner loop (``tile.py``) reads them.
 For an LSTM the groups of a panel are the four gates of the same units, so that the gates of a unit are complete when
 its tile is.
 
@@ -15,18 +15,22 @@ Everything runs on the calling thread, holds no state and releases the interpret
 
 from __future__ import annotations
 
+import functools
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 from torch import Tensor
 
-from cellrt.cells._tile import multiply_rows, rows_of_tile
-from cellrt.cells._vectors import LANES, LINE_BYTES, fetch_line
-from cellrt.definition.compiled_form import nogil, read_float
+from cellrt.core.jit import nogil, watch_callees
+from cellrt.core.memory import read_float
+from cellrt.products.tile import multiply_rows, rows_of_tile
+from cellrt.products.vectors import LANES, LINE_BYTES, fetch_line
 
 FLOAT_BYTES = 4
 CHUNK_ROWS = 96
@@ -142,8 +146,11 @@ multiply_four, multiply_three = _product(4), _product(3)
 
 
 @nogil
-def project(x, rows, depth, weight, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Write ``x @ weight.T + bias`` ``[rows, columns]`` to ``out``, with a weight from ``pack_linear``."""
+def project_strided(x, stride, rows, depth, weight, bias, columns, out):  # type: ignore[no-untyped-def]
+    """Write ``x @ weight.T + bias`` ``[rows, columns]`` to ``out``, with a weight from ``pack_linear``.
+
+    Rows of ``x`` begin ``stride`` numbers apart. ``bias``: an address, or 0 for none.
+    """
     width = 4 * LANES
     scratch = np.zeros(CHUNK_ROWS * width, np.float32)
     for first in range(0, rows, CHUNK_ROWS):
@@ -152,9 +159,35 @@ def project(x, rows, depth, weight, bias, columns, out):  # type: ignore[no-unty
             tile = scratch.ctypes.data  # Taken anew each time: Numba frees an array behind its last use.
             used = min(width, columns - column)
             for row in range(count):
-                copy(tile + row * width * FLOAT_BYTES, bias + column * FLOAT_BYTES, used)
+                begin = tile + row * width * FLOAT_BYTES
+                if bias:
+                    copy(begin, bias + column * FLOAT_BYTES, used)
+                else:
+                    for index in range(used):
+                        write(begin, index, np.float32(0))
             panel = weight + column * depth * FLOAT_BYTES
-            multiply_four(x + first * depth * FLOAT_BYTES, depth, count, panel, depth, tile)
+            multiply_four(x + first * stride * FLOAT_BYTES, stride, count, panel, depth, tile)
             for row in range(count):
                 result = out + ((first + row) * columns + column) * FLOAT_BYTES
                 copy(result, tile + row * width * FLOAT_BYTES, used)
+
+
+@nogil
+def project(x, rows, depth, weight, bias, columns, out):  # type: ignore[no-untyped-def]
+    """As ``project_strided``, of rows that lie one behind the other."""
+    project_strided(x, depth, rows, depth, weight, bias, columns, out)
+
+
+@functools.cache
+def product_kernel() -> Any:
+    """``project_strided`` as a C function ``void (int64 x 8)``; its ``address`` is good as long as the process."""
+    made = CFunc(_kernel, ((types.int64,) * 8, types.void), {}, {"error_model": "numpy"})
+    with suppress(RuntimeError):  # there is no place to keep it
+        made.enable_caching()
+        watch_callees(made, _kernel)
+    made.compile()
+    return made
+
+
+def _kernel(x, stride, rows, depth, weight, bias, columns, out):  # type: ignore[no-untyped-def]
+    project_strided(x, stride, rows, depth, weight, bias, columns, out)

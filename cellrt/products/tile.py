@@ -1,6 +1,6 @@
 """The inner loop of every product on a CPU: a tile of sums that stays in vector registers.
 
-How many rows a tile has follows from the registers of this machine (``_vectors.py``). It is written as LLVM
+How many rows a tile has follows from the registers of this machine (``vectors.py``). It is written as LLVM
 instructions, because a compiler does not find that form by itself. A row's own sums are added up in the same order in
 every tile, so its bits do not depend on how many rows are computed with it.
 """
@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from cellrt.cells._vectors import LINE_BYTES, REGISTERS, VectorBuilder, fetch_line
+from cellrt.products.vectors import LINE_BYTES, REGISTERS, VectorBuilder, fetch_line
 
 _INDEX = ir.IntType(64)
 

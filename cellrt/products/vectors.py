@@ -174,12 +174,15 @@ class VectorBuilder:
         self.write(value, address, ir.IntType(64)(group * self.lanes))
 
     def multiply(self, left: Any, right: Any) -> Any:
+        """The products of each two."""
         return self.builder.fmul(left, right)
 
     def subtract(self, left: Any, right: Any) -> Any:
+        """``left - right``."""
         return self.builder.fsub(left, right)
 
     def multiply_add(self, left: Any, right: Any, plus: Any) -> Any:
+        """``left * right + plus``, rounded once."""
         return self.builder.call(self._fma, [left, right, plus])
 
     def larger(self, left: Any, right: Any) -> Any:

@@ -1,0 +1,165 @@
+"""Turns products with a weight into calls of the packed product, where a weight has no other use.
+
+A library's product lays its weight out anew at each call, which for the few rows of a task costs more than the product
+itself. What is done here once, when a library is loaded, is to lay out the weight (``products/packed.py``): the program
+takes it where it took the weight. The bits of a row then do not depend on its company either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from cellrt.definition.aot.product_operator import PRODUCT, PRODUCT_ADD
+from cellrt.products.packed import pack_linear
+
+ATEN = torch.ops.aten
+LINEAR, MATMUL, MM, GRU, LSTM = (
+    ATEN.linear.default,
+    ATEN.matmul.default,
+    ATEN.mm.default,
+    ATEN.gru_cell.default,
+    ATEN.lstm_cell.default,
+)
+WEIGHTS_AT: Mapping[Any, tuple[int, ...]] = {LINEAR: (1,), MATMUL: (1,), MM: (1,), GRU: (2, 3), LSTM: (2, 3)}
+"""Which arguments of an operator are weights."""
+TRANSPOSED = (MATMUL, MM)
+"""Those whose weight is ``[depth, columns]``."""
+
+
+def packed_values(weight: Tensor, is_transposed: bool) -> Tensor:
+    """The memory that a program takes in place of a weight ``[columns, depth]``, or transposed."""
+    return pack_linear(weight.T if is_transposed else weight).values
+
+
+def pack_products(program: ExportedProgram, num_weights: int) -> dict[int, bool]:
+    """Rewrites a step's program; returns the weights that it takes packed, by number, and whether of the transposed.
+
+    Args:
+        program: takes so many weights as its first inputs.
+    """
+    graph = program.graph
+    names = program.graph_signature.user_inputs[:num_weights]
+    numbers = {node: names.index(node.name) for node in graph.nodes if node.op == "placeholder" and node.name in names}
+    packed: dict[Node, bool] = {}
+    for node in numbers:
+        uses = [_use_of(node, user) for user in node.users]
+        if uses and all(use is not None and use == uses[0] for use in uses):
+            packed[node] = bool(uses[0])
+    # An operator of several weights takes all of them packed, or none.
+    while partly := [
+        weight
+        for weight in packed
+        for user in weight.users
+        if any(user.args[at] not in packed for at in WEIGHTS_AT[user.target])
+    ]:
+        for weight in partly:
+            packed.pop(weight, None)
+    for user in {user: None for weight in packed for user in weight.users}:
+        with graph.inserting_before(user):
+            _REWRITES[user.target](_Writer(graph, user), user)
+    if packed:
+        graph.eliminate_dead_code()
+        program.graph_module.recompile()
+    return {numbers[node]: is_transposed for node, is_transposed in packed.items()}
+
+
+def _use_of(weight: Node, user: Node) -> bool | None:
+    """Whether a user takes a product with the transposed weight; None: it is used otherwise."""
+    value, places = weight.meta["val"], WEIGHTS_AT.get(user.target, ())
+    if value.dim() != 2 or value.dtype != torch.float32 or not all(value.shape) or user.kwargs:
+        return None
+    given = [at for at, argument in enumerate(user.args) if argument is weight]
+    if len(given) != 1 or given[0] not in places or _others_than_weights_are_wrong(user):
+        return None
+    return user.target in TRANSPOSED
+
+
+def _others_than_weights_are_wrong(user: Node) -> bool:
+    """Whether an argument is not float32, or has too few dimensions."""
+    first = user.args[0]
+    if any(node.meta["val"].dtype != torch.float32 for node in user.all_input_nodes) or not isinstance(first, Node):
+        return True
+    return first.meta["val"].dim() < 2 or (user.target in (GRU, LSTM) and first.meta["val"].dim() != 2)
+
+
+class _Writer:
+    """Writes operators before a node, with what they give for tracing."""
+
+    def __init__(self, graph: Graph, before: Node) -> None:
+        self._graph, self._mode = graph, before.args[0].meta["val"].fake_mode  # type: ignore[union-attr]
+
+    def call(self, operator: Any, *arguments: Any) -> Node:
+        """One operator."""
+        node = self._graph.call_function(operator, arguments)
+        with self._mode:
+            node.meta["val"] = operator(*map_arg(arguments, lambda one: one.meta["val"]))
+        return node
+
+    def product(self, x: Any, weight: Node, bias: Any, is_transposed: bool = False) -> Node:
+        """``x @ weight.T + bias``."""
+        columns = int(weight.meta["val"].shape[1 if is_transposed else 0])
+        if bias is None:
+            return self.call(PRODUCT, x, weight, columns)
+        return self.call(PRODUCT_ADD, x, weight, bias, columns)
+
+    def parts(self, value: Node, count: int) -> list[Node]:
+        """Equal parts of the columns."""
+        size = int(value.meta["val"].shape[1]) // count
+        return [self.call(ATEN.slice.Tensor, value, 1, k * size, (k + 1) * size) for k in range(count)]
+
+
+def _optional(arguments: Sequence[Any], at: int) -> Any:
+    return arguments[at] if len(arguments) > at else None
+
+
+def _write_linear(writer: _Writer, user: Node) -> None:
+    arguments: Sequence[Any] = user.args
+    x, weight, bias = arguments[0], arguments[1], _optional(arguments, 2)
+    user.replace_all_uses_with(writer.product(x, weight, bias, user.target in TRANSPOSED))
+
+
+def _write_gru(writer: _Writer, user: Node) -> None:
+    """See ``torch.nn.GRUCell``."""
+    arguments: Sequence[Any] = user.args
+    (x, h, of_x, of_h), call = arguments[:4], writer.call
+    reset, update, new = writer.parts(writer.product(x, of_x, _optional(arguments, 4)), 3)
+    of_reset, of_update, of_new = writer.parts(writer.product(h, of_h, _optional(arguments, 5)), 3)
+    reset = call(ATEN.sigmoid.default, call(ATEN.add.Tensor, reset, of_reset))
+    update = call(ATEN.sigmoid.default, call(ATEN.add.Tensor, update, of_update))
+    new = call(ATEN.tanh.default, call(ATEN.add.Tensor, new, call(ATEN.mul.Tensor, reset, of_new)))
+    kept = call(ATEN.mul.Tensor, call(ATEN.sub.Tensor, h, new), update)
+    user.replace_all_uses_with(call(ATEN.add.Tensor, new, kept))
+
+
+def _write_lstm(writer: _Writer, user: Node) -> None:
+    """See ``torch.nn.LSTMCell``."""
+    arguments: Sequence[Any] = user.args
+    (x, (h, c), of_x, of_h), call = arguments[:4], writer.call
+    gates = call(
+        ATEN.add.Tensor,
+        writer.product(x, of_x, _optional(arguments, 4)),
+        writer.product(h, of_h, _optional(arguments, 5)),
+    )
+    parts = writer.parts(gates, 4)
+    entry, forget, output = (call(ATEN.sigmoid.default, parts[k]) for k in (0, 1, 3))
+    made = call(ATEN.mul.Tensor, entry, call(ATEN.tanh.default, parts[2]))
+    c = call(ATEN.add.Tensor, call(ATEN.mul.Tensor, forget, c), made)
+    h = call(ATEN.mul.Tensor, output, call(ATEN.tanh.default, c))
+    for item in list(user.users):
+        item.replace_all_uses_with((h, c)[item.args[1]])  # type: ignore[index]
+
+
+_REWRITES: Mapping[Any, Callable[[_Writer, Node], None]] = {
+    LINEAR: _write_linear,
+    MATMUL: _write_linear,
+    MM: _write_linear,
+    GRU: _write_gru,
+    LSTM: _write_lstm,
+}
