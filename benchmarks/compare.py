@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks import workloads
+from benchmarks.bare_loop import BareLoop
 from benchmarks.record import Recorder, percentiles
 
 OURS = "cellrt"
@@ -33,8 +34,8 @@ HOPELESS = 1.5
 """A load this many times a server's own peak is not put on it: the latencies would only tell how long it lasted."""
 
 
-class Server(Protocol):
-    """What is compared."""
+class Submitting(Protocol):
+    """A server: whoever submits is not who computes."""
 
     def submit(self, request: Any) -> Future[Any]:
         """Starts one request."""
@@ -42,6 +43,9 @@ class Server(Protocol):
     def close(self) -> None:
         """Ends the server."""
 
+
+Server = Submitting | BareLoop
+"""What is compared."""
 
 Makers = Mapping[str, Callable[[], Server]]
 Check = Callable[[str, Sequence[Any]], None]
@@ -125,9 +129,26 @@ def is_ours(name: str) -> bool:
 
 def closed(server: Server, requests: Sequence[Any], count: int, concurrency: int) -> workloads.Load:
     """Drives a server with ``count`` requests, a fixed number of them in flight."""
+    if isinstance(server, BareLoop):
+        return server.closed_loop(requests, count, concurrency)
     return workloads.closed_loop(
         lambda k: server.submit(requests[k % len(requests)]), count, concurrency, timeout_s=TIMEOUT_S
     )
+
+
+def opened(server: Server, requests: Sequence[Any], arrivals: workloads.Seconds) -> workloads.Load:
+    """Drives a server with requests at these times."""
+    if isinstance(server, BareLoop):
+        return server.open_loop(requests, arrivals)
+    return workloads.open_loop(lambda k: server.submit(requests[k % len(requests)]), arrivals, timeout_s=TIMEOUT_S)
+
+
+def answers(server: Server, requests: Sequence[Any]) -> list[Any]:
+    """A server's answers to requests that all arrive at once."""
+    if isinstance(server, BareLoop):
+        return server.answers(requests)
+    futures = [server.submit(request) for request in requests]
+    return [future.result(TIMEOUT_S) for future in futures]
 
 
 def loops_per_second(once: Callable[[], None], seconds: float) -> float:
@@ -177,8 +198,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
 
 def _warm_up(name: str, server: Server, requests: Sequence[Any], plan: Plan, check: Check) -> float:
     """Checks a server's answers and returns a first guess of its throughput in requests/s."""
-    futures = [server.submit(request) for request in requests[:NUM_CHECKED]]
-    check(name, [future.result(TIMEOUT_S) for future in futures])
+    check(name, answers(server, requests[:NUM_CHECKED]))
     rate = closed(server, requests, 32, 32).throughput
     return closed(server, requests, plan.sample_size(rate, 64), 64).throughput
 
@@ -224,11 +244,7 @@ def _open_loops(
     points = []
     for name, server in made.items():
         advance(name)
-
-        def submit(k: int, server: Server = server) -> Future[Any]:
-            return server.submit(requests[k % len(requests)])
-
-        outcome = workloads.open_loop(submit, arrivals, timeout_s=TIMEOUT_S)
+        outcome = opened(server, requests, arrivals)
         figures = percentiles(np.asarray(outcome.latencies_s) * 1e3)
         for quantile in ("p50", "p90", "p99"):
             recorder.add(case, f"{name}: {quantile} at {load:.0%} of the best peer's peak", figures[quantile], "ms")
