@@ -107,6 +107,8 @@ def compare(
             for name, server in made.items():
                 advance(name)
                 rates[name] = _warm_up(name, server, requests, plan, check)
+                if isinstance(server, BareLoop):
+                    recorder.add(case, f"{name}: computing", server.threads, "threads")
             peaks = _closed_loops(recorder, case, made, requests, plan, rates, advance)
             points: list[Point] = []
             best = max((peak for name, peak in peaks.items() if not is_ours(name)), default=max(peaks.values()))

@@ -18,12 +18,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 
 import cellrt
 from benchmarks.compiled_peer import compiled_step, warmed
-from benchmarks.own_models import HIDDEN, seeded
+from benchmarks.own_models import HIDDEN, TOKENS, seeded
 from benchmarks.server import Runner
 from cellrt import RaggedRows, cells
 from cellrt.unfolders import from_torch
 
-TOKENS, GO, MAX_STEPS = 160, 1, 32
+GO, MAX_STEPS = 1, 32
 
 
 class Words(NamedTuple):
@@ -202,8 +202,9 @@ def padded(compiled: bool, threads: int) -> Runner:
     """Whole requests in padded batches; rows are dropped and answered as they end. ``compiled``: the decoder's step."""
     model = seeded(Model)
     step: Any = PaddedStep(model.decoder)
-    run = padded_runner(model, step)
-    return warmed(padded_runner(model, compiled_step(step)), draw_requests(64, seed=1)) if compiled else run
+    if not compiled:
+        return padded_runner(model, step)
+    return warmed(padded_runner(model, compiled_step(step)), draw_requests(64, seed=1))
 
 
 def padded_runner(model: Model, decode: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Runner:

@@ -28,11 +28,11 @@ WORDS, HIDDEN = 40, 16
 class Clock:
     """Time goes on where somebody works, and a little whenever somebody looks."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    def __init__(self, look_s: float = 1e-6) -> None:
+        self.now, self.look_s = 100.0, look_s
 
     def __call__(self) -> float:
-        self.now += 1e-6
+        self.now += self.look_s
         return self.now
 
 
@@ -74,15 +74,15 @@ def test_requests_that_come_at_once_are_answered_in_their_order(
     assert len(work) == 0
 
 
-@given(st.lists(st.floats(0.0, 3.0), min_size=1, max_size=30), st.floats(0.001, 1.0))
+@given(st.lists(st.floats(0.0, 3.0), min_size=1, max_size=15), st.floats(0.2, 1.0))
 def test_a_latency_runs_from_arrival_to_answer(gaps: list[float], cost_s: float) -> None:
-    arrivals, clock = np.cumsum(gaps), Clock()
+    arrivals, clock = np.cumsum(gaps), Clock(look_s=1e-3)
     load = BareLoop(Counting(clock, cost_s, 1), 1, clock).open_loop([3], arrivals)
     free, expected = 0.0, []
     for arrival in arrivals:
         free = max(free, arrival) + cost_s
         expected.append(free - arrival)
-    np.testing.assert_allclose(load.latencies_s, expected, atol=1e-3)
+    np.testing.assert_allclose(load.latencies_s, expected, atol=5e-3 * len(gaps))  # a few looks a request
 
 
 def test_what_is_answered_twice_or_never_is_refused() -> None:
