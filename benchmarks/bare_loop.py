@@ -139,7 +139,7 @@ class BareLoop:
         return sent, done
 
 
-def fastest(make: Callable[[int], BareLoop], requests: Sequence[Any], rounds: int = 3) -> BareLoop:
+def fastest(make: Callable[[int], BareLoop], requests: Sequence[Any], rounds: int = 2) -> BareLoop:
     """The loop of one thread or of one a core, whichever answers these requests sooner: best of ``rounds``, in turns.
 
     ``make`` gets the number of threads. Small products gain little by a second core, and on a machine that others use,

@@ -1,7 +1,7 @@
 """LSTM over sentences: cellrt beside the libraries' ways of batching, in one run.
 
 Every server gets the same sentences (random vectors of the real lengths) and answers with the last hidden
-state; one peer is a bare loop, without a server. Parts: ``fixed`` (sentences of 24 words against the bare
+state; two peers are bare loops, without a server. Parts: ``fixed`` (sentences of 24 words against the bare
 cell), ``europarl`` and ``brown`` (real lengths).
 The full run takes about half an hour on two cores.
 """
@@ -9,7 +9,7 @@ The full run takes about half an hour on two cores.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,8 +35,9 @@ from benchmarks.compare import (
     progress,
 )
 from benchmarks.options import Options
+from benchmarks.packed import PackedLSTM
 from benchmarks.record import Recorder
-from benchmarks.server import Buckets
+from benchmarks.server import Buckets, InOrder
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell
 
 PARTS = ("fixed", "europarl", "brown")
@@ -46,13 +47,13 @@ WORKLOADS: dict[str, tuple[str, Callable[[int, int], workloads.Lengths]]] = {
     "europarl": ("Europarl-like", workloads.europarl_lengths),
     "brown": ("Brown", workloads.brown_lengths),
 }
-BARE_LOOP = "onnxruntime bucketed, bare loop"
+ONNX_LOOP, PACKED_LOOP = "onnxruntime bucketed, bare loop", "folded, packed, bare loop"
 NUM_TRIED = 256
 """Sentences that a bare loop is tried with."""
-QUICK_SERVERS = ("cellrt", "cellrt, folded", "bucketed", "onnxruntime bucketed", BARE_LOOP)
+QUICK_SERVERS = ("cellrt", "cellrt, folded", "bucketed", "onnxruntime bucketed", ONNX_LOOP, PACKED_LOOP)
 ALL_SERVERS = (
     *("cellrt", "cellrt, folded", "cellrt, no runs", "one at a time", "padded", "bucketed"),
-    *("packed", "onnxruntime padded", "onnxruntime bucketed", BARE_LOOP),
+    *("packed", "onnxruntime padded", "onnxruntime bucketed", ONNX_LOOP, PACKED_LOOP),
 )
 
 
@@ -132,11 +133,21 @@ class Peer:
         self._server.close()
 
 
-def bare_loop(lstm: torch.nn.LSTM, threads: int) -> BareLoop:
+def onnx_loop(lstm: torch.nn.LSTM, threads: int) -> BareLoop:
     """The strongest of the peers without a server: what waits is sorted into buckets, and one is run."""
     run = onnx_padded(lstm, threads)
     backlog: Buckets[Numbered] = Buckets(BUCKET_WIDTH, lambda sentence: len(sentence.tokens))
     return BareLoop(Batches(lambda batch: run([sentence.x for sentence in batch]), backlog, max_batch=512), threads)
+
+
+def packed_loop(lstm: torch.nn.LSTM, table: torch.Tensor, threads: int) -> BareLoop:
+    """Torch by hand: the table folded as in "cellrt, folded", packed weights, and batches that shrink."""
+    packed = PackedLSTM(torch.nn.Embedding.from_pretrained(table), lstm)
+
+    def run(batch: Sequence[Sentence]) -> Iterable[tuple[int, torch.Tensor]]:
+        return enumerate(packed.run([sentence.tokens for sentence in batch])[0].unbind())
+
+    return BareLoop(Batches(run, InOrder(), max_batch=512), threads)
 
 
 def servers(lstm: torch.nn.LSTM, table: torch.Tensor, sentences: Sequence[Sentence], names: Sequence[str]) -> Makers:
@@ -145,7 +156,8 @@ def servers(lstm: torch.nn.LSTM, table: torch.Tensor, sentences: Sequence[Senten
         "cellrt": lambda: Cellrt(lstm),
         "cellrt, folded": lambda: Cellrt(lstm, table),
         "cellrt, no runs": lambda: Cellrt(lstm, settings=cellrt.SchedulerSettings(runs=False)),
-        BARE_LOOP: lambda: fastest(partial(bare_loop, lstm), sentences[:NUM_TRIED]),
+        ONNX_LOOP: lambda: fastest(partial(onnx_loop, lstm), sentences[:NUM_TRIED]),
+        PACKED_LOOP: lambda: fastest(partial(packed_loop, lstm, table), sentences[:NUM_TRIED]),
     }
     return {name: ours.get(name) or partial(Peer, name, lstm) for name in names}
 

@@ -155,14 +155,14 @@ def answers(server: Server, requests: Sequence[Any]) -> list[Any]:
 
 
 def loops_per_second(once: Callable[[], None], seconds: float) -> float:
-    """How often ``once`` runs in a second, one loop a core at the same time, one torch thread each."""
+    """How often ``once`` runs in a second, at least once, one loop a core at the same time, one torch thread each."""
     counts = [0] * (os.cpu_count() or 1)
     end = time.perf_counter() + seconds
 
     def loop(worker: int) -> None:
         torch.set_num_threads(1)
         with torch.inference_mode():
-            while time.perf_counter() < end:
+            while not counts[worker] or time.perf_counter() < end:
                 once()
                 counts[worker] += 1
 

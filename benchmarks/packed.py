@@ -6,8 +6,11 @@ processor's vectors. From a few rows on, a product then takes about half the tim
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 
 class PackedLinear:
@@ -41,6 +44,19 @@ class PackedLSTM:
     def __call__(self, token: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """The next h and c ``[rows, hidden]`` of ``token [rows]``."""
         return self.gates(self._recurrent(h).add_(self._inputs[token]), c)
+
+    def run(self, sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """The last h and c ``[sentences, hidden]`` of each; no step past a sentence's end is computed."""
+        order = sorted(range(len(sentences)), key=lambda k: -len(sentences[k]))
+        words = pad_sequence([torch.tensor(sentences[k]) for k in order])
+        h, c = torch.zeros(2, len(order), self.hidden).unbind()
+        live = len(order)
+        for step in range(len(words)):
+            while len(sentences[order[live - 1]]) <= step:
+                live -= 1
+            h[:live], c[:live] = self(words[step, :live], h[:live], c[:live])
+        places = torch.tensor(order).argsort()
+        return h[places], c[places]
 
     def gates(self, sums: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """h and c of the sums ``[rows, 4 * hidden]``: input, forget, cell and output gate."""

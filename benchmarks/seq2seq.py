@@ -34,7 +34,7 @@ NUM_WORDS = {"2k": 2_000, "30k": 30_000}
 MAX_DIFFERENT = 1
 """Of the ``NUM_CHECKED`` answers that are compared: two words may be as good as equally likely, and then rounding
 decides, and all that follows differs."""
-NUM_TRIED = 256
+NUM_TRIED = 64
 """Pairs that a bare loop is tried with."""
 QUICK_SERVERS = ("cellrt", "padded", "bucketed", *LOOPS)
 ALL_SERVERS = ("cellrt", "cellrt, unfolded", *PEERS, *LOOPS)

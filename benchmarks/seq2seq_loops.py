@@ -31,20 +31,8 @@ class PackedModel:
         self._projection = PackedLinear(model.projection.weight, model.projection.bias)
 
     def encode(self, sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """As ``Model.encode``; no step past a source's end is computed."""
-        order = sorted(range(len(sources)), key=lambda k: -len(sources[k]))
-        counts = [len(sources[k]) for k in order]
-        words = torch.zeros(counts[0], len(order), dtype=torch.int64)
-        for place, k in enumerate(order):
-            words[: counts[place], place] = torch.tensor(sources[k])
-        h, c = torch.zeros(2, len(order), self.encoder.hidden).unbind()
-        live = len(order)
-        for step in range(counts[0]):
-            while counts[live - 1] <= step:
-                live -= 1
-            h[:live], c[:live] = self.encoder(words[step, :live], h[:live], c[:live])
-        places = torch.tensor(order).argsort()
-        return h[places], c[places]
+        """As ``Model.encode``."""
+        return self.encoder.run(sources)
 
     def step(self, token: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As ``Model.step``."""

@@ -154,15 +154,17 @@ def test_a_packed_lstm_steps_as_torchs() -> None:
         torch.testing.assert_close(PackedLSTM(embedding, lstm)(token, h, c), expected)
 
 
-def test_the_chains_loop_equals_torch() -> None:
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_the_chains_loops_equal_torch(is_packed: bool) -> None:
+    if not is_packed:
+        pytest.importorskip("onnx")
+        pytest.importorskip("onnxruntime")
     lstm, table = nn.LSTM(8, HIDDEN), torch.randn(WORDS, 8)
     sentences = chain.draw_sentences(workloads.europarl_lengths(30, seed=5, longest=60), table, seed=6)
-    answers = chain.bare_loop(lstm, 1).answers(sentences)
+    loop = chain.packed_loop(lstm, table, 1) if is_packed else chain.onnx_loop(lstm, 1)
     with torch.inference_mode():
         expected = [lstm(sentence.x)[1][0][0] for sentence in sentences]
-    torch.testing.assert_close(answers, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loop.answers(sentences), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("fold", [True, False])

@@ -100,6 +100,7 @@ def test_a_sample_is_bounded_for_slow_servers() -> None:
 
 def test_loops_run_until_the_time_is_over() -> None:
     assert loops_per_second(lambda: None, 0.01) > 0
+    assert loops_per_second(lambda: None, 0.0) > 0
 
 
 def test_the_figure_has_a_panel_a_case(tmp_path: Path) -> None:
