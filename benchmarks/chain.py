@@ -1,14 +1,15 @@
 """LSTM over sentences: cellrt beside the libraries' ways of batching, in one run.
 
 Every server gets the same sentences (random vectors of the real lengths) and answers with the last hidden
-state. Parts: ``fixed`` (sentences of 24 words against the bare cell), ``europarl`` and ``brown`` (real lengths).
+state; two peers are bare loops, without a server. Parts: ``fixed`` (sentences of 24 words against the bare
+cell), ``europarl`` and ``brown`` (real lengths).
 The full run takes about half an hour on two cores.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +19,8 @@ import torch
 
 import cellrt
 from benchmarks import workloads
-from benchmarks.chain_peers import make_peer
+from benchmarks.bare_loop import BareLoop, Batches, Numbered, fastest
+from benchmarks.chain_peers import BUCKET_WIDTH, make_peer, onnx_padded
 from benchmarks.compare import (
     FULL,
     NUM_CHECKED,
@@ -33,7 +35,9 @@ from benchmarks.compare import (
     progress,
 )
 from benchmarks.options import Options
+from benchmarks.packed import PackedLSTM
 from benchmarks.record import Recorder
+from benchmarks.server import Buckets, InOrder
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell
 
 PARTS = ("fixed", "europarl", "brown")
@@ -43,10 +47,13 @@ WORKLOADS: dict[str, tuple[str, Callable[[int, int], workloads.Lengths]]] = {
     "europarl": ("Europarl-like", workloads.europarl_lengths),
     "brown": ("Brown", workloads.brown_lengths),
 }
-QUICK_SERVERS = ("cellrt", "cellrt, folded", "bucketed", "onnxruntime bucketed")
+ONNX_LOOP, PACKED_LOOP = "onnxruntime bucketed, bare loop", "folded, packed, bare loop"
+NUM_TRIED = 256
+"""Sentences that a bare loop is tried with."""
+QUICK_SERVERS = ("cellrt", "cellrt, folded", "bucketed", "onnxruntime bucketed", ONNX_LOOP, PACKED_LOOP)
 ALL_SERVERS = (
     *("cellrt", "cellrt, folded", "cellrt, no runs", "one at a time", "padded", "bucketed"),
-    *("packed", "onnxruntime padded", "onnxruntime bucketed"),
+    *("packed", "onnxruntime padded", "onnxruntime bucketed", ONNX_LOOP, PACKED_LOOP),
 )
 
 
@@ -126,12 +133,31 @@ class Peer:
         self._server.close()
 
 
-def servers(lstm: torch.nn.LSTM, table: torch.Tensor, names: Sequence[str]) -> Makers:
+def onnx_loop(lstm: torch.nn.LSTM, threads: int) -> BareLoop:
+    """The strongest of the peers without a server: what waits is sorted into buckets, and one is run."""
+    run = onnx_padded(lstm, threads)
+    backlog: Buckets[Numbered] = Buckets(BUCKET_WIDTH, lambda sentence: len(sentence.tokens))
+    return BareLoop(Batches(lambda batch: run([sentence.x for sentence in batch]), backlog, max_batch=512), threads)
+
+
+def packed_loop(lstm: torch.nn.LSTM, table: torch.Tensor, threads: int) -> BareLoop:
+    """Torch by hand: the table folded as in "cellrt, folded", packed weights, and batches that shrink."""
+    packed = PackedLSTM(torch.nn.Embedding.from_pretrained(table), lstm)
+
+    def run(batch: Sequence[Sentence]) -> Iterable[tuple[int, torch.Tensor]]:
+        return enumerate(packed.run([sentence.tokens for sentence in batch])[0].unbind())
+
+    return BareLoop(Batches(run, InOrder(), max_batch=512), threads)
+
+
+def servers(lstm: torch.nn.LSTM, table: torch.Tensor, sentences: Sequence[Sentence], names: Sequence[str]) -> Makers:
     """Makers of the servers by name."""
     ours: dict[str, Callable[[], Server]] = {
         "cellrt": lambda: Cellrt(lstm),
         "cellrt, folded": lambda: Cellrt(lstm, table),
         "cellrt, no runs": lambda: Cellrt(lstm, settings=cellrt.SchedulerSettings(runs=False)),
+        ONNX_LOOP: lambda: fastest(partial(onnx_loop, lstm), sentences[:NUM_TRIED]),
+        PACKED_LOOP: lambda: fastest(partial(packed_loop, lstm, table), sentences[:NUM_TRIED]),
     }
     return {name: ours.get(name) or partial(Peer, name, lstm) for name in names}
 
@@ -169,7 +195,7 @@ def run(recorder: Recorder, options: Options) -> None:
             if options.has(part) and (part != "brown" or not options.quick or options.only):
                 table = torch.randn(VOCABULARY, hidden)
                 sentences = draw_sentences(lengths(NUM_SENTENCES, 2), table, seed=2)
-                made = servers(lstm, table, QUICK_SERVERS if options.quick else ALL_SERVERS)
+                made = servers(lstm, table, sentences, QUICK_SERVERS if options.quick else ALL_SERVERS)
                 case = f"H={hidden}, {title}"
                 points += compare(recorder, case, made, sentences, plan, partial(check, lstm, sentences)).points
     if options.plot is not None:

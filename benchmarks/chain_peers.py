@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
-from benchmarks.server import BatchServer, Buckets, InOrder, Runner
+from benchmarks.server import Backlog, BatchServer, Buckets, InOrder, Runner, Waiting
 
 BUCKET_WIDTH = 10
 
@@ -40,7 +40,7 @@ def make_peer(name: str, lstm: nn.LSTM, **options: Any) -> BatchServer:
     """
     make_runner, max_batch, is_bucketed = PEERS[name]
     _check_lstm(lstm)
-    backlog = Buckets(BUCKET_WIDTH) if is_bucketed else InOrder()
+    backlog: Backlog[Waiting] = Buckets(BUCKET_WIDTH) if is_bucketed else InOrder()
     return BatchServer(partial(make_runner, lstm), backlog=backlog, **{"max_batch": max_batch, **options})
 
 

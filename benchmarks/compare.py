@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks import workloads
+from benchmarks.bare_loop import BareLoop
 from benchmarks.record import Recorder, percentiles
 
 OURS = "cellrt"
@@ -33,8 +34,8 @@ HOPELESS = 1.5
 """A load this many times a server's own peak is not put on it: the latencies would only tell how long it lasted."""
 
 
-class Server(Protocol):
-    """What is compared."""
+class Submitting(Protocol):
+    """A server: whoever submits is not who computes."""
 
     def submit(self, request: Any) -> Future[Any]:
         """Starts one request."""
@@ -42,6 +43,9 @@ class Server(Protocol):
     def close(self) -> None:
         """Ends the server."""
 
+
+Server = Submitting | BareLoop
+"""What is compared."""
 
 Makers = Mapping[str, Callable[[], Server]]
 Check = Callable[[str, Sequence[Any]], None]
@@ -68,7 +72,7 @@ class Plan:
 
 
 QUICK = Plan(rounds=1, sample_s=1.0, loads=(0.3, 0.7), open_s=2.0)
-FULL = Plan(rounds=3, sample_s=2.0, loads=(0.1, 0.3, 0.5, 0.7, 0.9), open_s=5.0)
+FULL = Plan(rounds=3, sample_s=2.0, loads=(0.1, 0.3, 0.5, 0.7, 0.9), open_s=2.0)
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def compare(
 ) -> Comparison:
     """Measures every server on ``requests`` (again and again where they do not suffice) and records the rows."""
     made: dict[str, Server] = {}
-    num_stages = len(makers) * (1 + plan.rounds * len(plan.concurrencies) + len(plan.loads))
+    num_stages = len(makers) * (1 + plan.rounds * (len(plan.concurrencies) + len(plan.loads)))
     with progress(case, num_stages) as advance:
         try:
             for name, make in makers.items():
@@ -103,15 +107,18 @@ def compare(
             for name, server in made.items():
                 advance(name)
                 rates[name] = _warm_up(name, server, requests, plan, check)
+                if isinstance(server, BareLoop):
+                    recorder.add(case, f"{name}: computing", server.threads, "threads")
             peaks = _closed_loops(recorder, case, made, requests, plan, rates, advance)
             points: list[Point] = []
             best = max((peak for name, peak in peaks.items() if not is_ours(name)), default=max(peaks.values()))
             for load in plan.loads:
                 able = {name: server for name, server in made.items() if load * best <= HOPELESS * peaks[name]}
                 for name in [name for name in made if name not in able]:
-                    advance(name)
+                    for _ in range(plan.rounds):
+                        advance(name)
                     print(f"{case}: {name} cannot carry {load * best:,.0f}/s; its peak is {peaks[name]:,.0f}")
-                points += _open_loops(recorder, case, able, requests, load, load * best, plan.open_s, advance)
+                points += _open_loops(recorder, case, able, requests, load, load * best, plan, advance)
         finally:
             for server in made.values():
                 server.close()
@@ -125,20 +132,37 @@ def is_ours(name: str) -> bool:
 
 def closed(server: Server, requests: Sequence[Any], count: int, concurrency: int) -> workloads.Load:
     """Drives a server with ``count`` requests, a fixed number of them in flight."""
+    if isinstance(server, BareLoop):
+        return server.closed_loop(requests, count, concurrency)
     return workloads.closed_loop(
         lambda k: server.submit(requests[k % len(requests)]), count, concurrency, timeout_s=TIMEOUT_S
     )
 
 
+def opened(server: Server, requests: Sequence[Any], arrivals: workloads.Seconds) -> workloads.Load:
+    """Drives a server with requests at these times."""
+    if isinstance(server, BareLoop):
+        return server.open_loop(requests, arrivals)
+    return workloads.open_loop(lambda k: server.submit(requests[k % len(requests)]), arrivals, timeout_s=TIMEOUT_S)
+
+
+def answers(server: Server, requests: Sequence[Any]) -> list[Any]:
+    """A server's answers to requests that all arrive at once."""
+    if isinstance(server, BareLoop):
+        return server.answers(requests)
+    futures = [server.submit(request) for request in requests]
+    return [future.result(TIMEOUT_S) for future in futures]
+
+
 def loops_per_second(once: Callable[[], None], seconds: float) -> float:
-    """How often ``once`` runs in a second, one loop a core at the same time, one torch thread each."""
+    """How often ``once`` runs in a second, at least once, one loop a core at the same time, one torch thread each."""
     counts = [0] * (os.cpu_count() or 1)
     end = time.perf_counter() + seconds
 
     def loop(worker: int) -> None:
         torch.set_num_threads(1)
         with torch.inference_mode():
-            while time.perf_counter() < end:
+            while not counts[worker] or time.perf_counter() < end:
                 once()
                 counts[worker] += 1
 
@@ -177,8 +201,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
 
 def _warm_up(name: str, server: Server, requests: Sequence[Any], plan: Plan, check: Check) -> float:
     """Checks a server's answers and returns a first guess of its throughput in requests/s."""
-    futures = [server.submit(request) for request in requests[:NUM_CHECKED]]
-    check(name, [future.result(TIMEOUT_S) for future in futures])
+    check(name, answers(server, requests[:NUM_CHECKED]))
     rate = closed(server, requests, 32, 32).throughput
     return closed(server, requests, plan.sample_size(rate, 64), 64).throughput
 
@@ -216,23 +239,24 @@ def _open_loops(
     requests: Sequence[Any],
     load: float,
     rate: float,
-    seconds: float,
+    plan: Plan,
     advance: Callable[[str], None],
 ) -> list[Point]:
-    """Latencies of Poisson arrivals at one rate, the same arrivals for every server."""
-    arrivals = workloads.poisson_arrivals(rate, max(50, int(rate * seconds)), seed=3)
+    """Latencies of Poisson arrivals at one rate, the same arrivals for every server of a round."""
+    figures: dict[str, list[dict[str, float]]] = {name: [] for name in made}
+    for seed in range(plan.rounds):
+        arrivals = workloads.poisson_arrivals(rate, max(50, int(rate * plan.open_s)), seed)
+        for name, server in made.items():
+            advance(name)
+            outcome = opened(server, requests, arrivals)
+            found = percentiles(np.asarray(outcome.latencies_s) * 1e3)
+            figures[name].append({**found, "throughput": outcome.throughput})
     points = []
-    for name, server in made.items():
-        advance(name)
-
-        def submit(k: int, server: Server = server) -> Future[Any]:
-            return server.submit(requests[k % len(requests)])
-
-        outcome = workloads.open_loop(submit, arrivals, timeout_s=TIMEOUT_S)
-        figures = percentiles(np.asarray(outcome.latencies_s) * 1e3)
+    for name, rounds in figures.items():
+        medians = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
         for quantile in ("p50", "p90", "p99"):
-            recorder.add(case, f"{name}: {quantile} at {load:.0%} of the best peer's peak", figures[quantile], "ms")
-        points.append(Point(case, name, outcome.throughput, figures["p90"]))
+            recorder.add(case, f"{name}: {quantile} at {load:.0%} of the best peer's peak", medians[quantile], "ms")
+        points.append(Point(case, name, medians["throughput"], medians["p90"]))
     return points
 
 

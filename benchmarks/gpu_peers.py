@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from benchmarks.seq2seq_peers import GO, Model, Pair
-from benchmarks.server import BatchServer, Buckets, Runner
+from benchmarks.server import Backlog, BatchServer, Buckets, Runner, Waiting
 from benchmarks.tree_peers import Levels, Weights, by_level, inner_cell, leaf_cell, root_states
 from benchmarks.trees import Tree
 
@@ -65,7 +66,9 @@ class Peer:
             torch.cuda.synchronize()  # weights were copied on another stream
         self._run = run
         self._seen: list[Stamped] | None = [] if trace else None
-        backlog = None if length is None else Buckets(BUCKET_WIDTH, lambda stamped: length(stamped.request))
+        backlog: Backlog[Waiting] | None = None
+        if length is not None:
+            backlog = Buckets(BUCKET_WIDTH, lambda stamped: length(stamped.request))
         self._server = BatchServer(lambda threads: self._run_stamped, max_batch=max_batch, backlog=backlog, threads=1)
 
     def submit(self, request: Any) -> Future[Any]:
@@ -241,7 +244,10 @@ def level_batched(weights: Weights, device: torch.device) -> Runner:
         with lane.entered():
             given = lane.upload(levels.children.numpy(), levels.roots.numpy(), levels.tokens.numpy())
             on_device = Levels(levels.sizes, *given)
-            h = root_states(weights, on_device, lambda words: leaf_cell(weights, weights.embedding[words]))
+            inner = partial(inner_cell, weights)
+            h = root_states(
+                weights.hidden, on_device, lambda words: leaf_cell(weights, weights.embedding[words]), inner
+            )
             return enumerate(lane.download(h).wait().unbind())
 
     return run

@@ -1,31 +1,29 @@
-"""Users' own cells: what AOTInductor's forms give, what an eager step costs, and a decoder beside padded torch.
+"""Users' own cells: what AOTInductor's forms give, what an eager step costs, and four models beside padded torch.
 
 Parts: ``modules`` (twenty modules in a bare loop, eager and compiled: microseconds a step at several numbers of rows),
-``steps`` (what an eager step costs beyond the module's own call, in chains, loops and with ragged inputs) and
-``decoder`` (a decoder with attention, served by 1 and 2 workers). What is not yet compiled is compiled first, 10 to 40
-seconds each; the full run then takes about a quarter of an hour on two cores.
+``steps`` (what an eager step costs beyond the module's own call, in chains, loops and with ragged inputs), and each a
+model served by 1 and 2 workers, all servers in processes of their own: ``decoder`` (with attention), ``lstm`` (two
+layers, with attention), ``mlp`` (a plain step) and ``tree``. The quick run has 1 worker, unless a part is asked for.
+What is not yet compiled is compiled first, 10 to 40 seconds each; the full run then takes about an hour on two cores.
 """
 
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 
 import cellrt
-from benchmarks.compare import FULL, NUM_CHECKED, QUICK, Makers, compare, draw, is_ours
+from benchmarks.client_load import Busy
 from benchmarks.options import Options
-from benchmarks.own_cell_decoder import Cellrt, Model, Words, draw_requests, padded
 from benchmarks.own_modules import MODULES
+from benchmarks.own_served import FULL, MODELS, QUICK, run_served
 from benchmarks.record import Recorder
-from benchmarks.server import BatchServer
 from benchmarks.timing import medians_us
 from cellrt.definition.aot.form import compile_cell
 from cellrt.definition.aot.refusal import NotCompiledError
@@ -34,12 +32,10 @@ from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.examples import random_inputs
 from cellrt.definition.spec import plain
 
-PARTS = ("modules", "steps", "decoder")
+PARTS = ("modules", "steps", *MODELS)
 ROWS = (1, 8, 64, 512)
 QUICK_MODULES = ("MLP", "GRU stack", "ragged attention", "random")
 WIDTH, STEPS = 64, 24
-MAX_DIFFERENT = 1
-"""Of ``NUM_CHECKED`` answers: two tokens may be as good as equally likely."""
 
 
 def run_modules(recorder: Recorder, quick: bool) -> None:
@@ -119,24 +115,6 @@ def _step_models() -> Iterator[tuple[str, cellrt.Cell, cellrt.Unfolder, Any]]:
         yield cell.name, cell, cellrt.Unfolder(cell.name, function, words), words
 
 
-@contextmanager
-def _busy_client(is_busy: bool) -> Iterator[None]:
-    """A thread that computes in Python while it lasts."""
-    ended = threading.Event()
-
-    def spin() -> None:
-        while not ended.is_set():
-            sum(range(100))
-
-    thread = threading.Thread(target=spin, daemon=True)
-    if is_busy:
-        thread.start()
-    yield
-    ended.set()
-    if is_busy:
-        thread.join()
-
-
 def run_steps(recorder: Recorder, quick: bool) -> None:
     """The workers' time for tasks without that of the module's calls, by call."""
     for workers, is_busy in ((1, False), (2, False), (1, True)):
@@ -157,7 +135,7 @@ def run_steps(recorder: Recorder, quick: bool) -> None:
 def _time_steps(
     model: cellrt.Unfolder, timed: TimedCalls, requests: Sequence[Any], workers: int, is_busy: bool
 ) -> tuple[float, float]:
-    with cellrt.Engine(workers, trace=True, compile="off") as engine, _busy_client(is_busy):
+    with cellrt.Engine(workers, trace=True, compile="off") as engine, Busy(is_busy):
         engine.register(model, warm_up=False)
         for _ in range(5):
             wait(engine.submit_many(model.name, requests))
@@ -170,54 +148,10 @@ def _time_steps(
     return 1e6 * (spent_s - called_s) / count, 1e6 * called_s / count
 
 
-def _servers(model: Model, workers: int) -> Makers:
-    peer = partial(BatchServer, partial(padded, model), threads=workers, workers=workers)
-    return {
-        "cellrt, compiled": lambda: Cellrt(model, workers=workers, compile="wait"),
-        "cellrt, decoder in parts": lambda: Cellrt(model, in_parts=True, workers=workers, compile="wait"),
-        "cellrt, eager": lambda: Cellrt(model, workers=workers, compile="off"),
-        "padded": partial(peer, max_batch=64),
-        "one at a time": partial(peer, max_batch=1),
-    }
-
-
-def check(model: Model, requests: Sequence[Words], name: str, answers: Sequence[Any]) -> None:
-    """Raises AssertionError where a server's tokens are not those of a request decoded alone."""
-    decode, num_different = padded(model, 1), 0
-    with torch.inference_mode():
-        for request, answer in zip(requests[:NUM_CHECKED], answers, strict=True):
-            ((_, expected),) = decode([request])
-            num_different += not torch.equal(answer["tokens"] if isinstance(answer, dict) else answer, expected)
-    if num_different > MAX_DIFFERENT:
-        raise AssertionError(f"{name}: {num_different} of {len(answers)} answers differ from those decoded alone")
-
-
-def run_decoder(recorder: Recorder, options: Options) -> None:
-    """The decoder behind each server, closed loop and open loop."""
-    torch.manual_seed(0)
-    points = []
-    for hidden in options.hidden or (256,):
-        model, requests = Model(hidden).eval().requires_grad_(False), draw_requests(2000, seed=0)
-        for workers in (1,) if options.quick else (1, 2):
-            case = f"decoder, H={hidden}, workers: {workers}"
-            plan = QUICK if options.quick else FULL
-            measured = compare(
-                recorder, case, _servers(model, workers), requests, plan, partial(check, model, requests)
-            )
-            points += measured.points
-            for name, peak in measured.peaks.items():
-                if not is_ours(name):
-                    ratio = measured.peaks["cellrt, compiled"] / peak
-                    recorder.add(case, f"cellrt, compiled / {name}", ratio, "ratio")
-    if options.plot is not None:
-        draw(points, options.plot)
-
-
 def run(recorder: Recorder, options: Options) -> None:
     """Runs the parts."""
     if options.has("modules"):
         run_modules(recorder, options.quick)
     if options.has("steps"):
         run_steps(recorder, options.quick)
-    if options.has("decoder"):
-        run_decoder(recorder, options)
+    run_served(recorder, options, QUICK if options.quick else FULL)

@@ -1,13 +1,14 @@
 """A decoder as a user writes it, with attention over its source: in cellrt, and padded in torch.
 
+``whole`` and ``parts`` are what an engine finds by import path, with the same weights in every process.
+
 The encoder is a bidirectional GRU of two layers, the decoder two GRUCells, attention and an output layer; a request
 asks for so many tokens of so many words. Padded torch drops the rows that are done, and answers them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 import cellrt
+from benchmarks.compiled_peer import compiled_step, warmed
+from benchmarks.own_models import HIDDEN, TOKENS, seeded
 from benchmarks.server import Runner
 from cellrt import RaggedRows, cells
 from cellrt.unfolders import from_torch
 
-TOKENS, GO, MAX_STEPS = 160, 1, 32
+GO, MAX_STEPS = 1, 32
 
 
 class Words(NamedTuple):
@@ -70,7 +73,7 @@ class Start(nn.Module):
 class Model(nn.Module):
     """All of it."""
 
-    def __init__(self, hidden: int = 256) -> None:
+    def __init__(self, hidden: int = HIDDEN) -> None:
         super().__init__()
         self.table = nn.Embedding(TOKENS, hidden)
         self.encoder = nn.GRU(hidden, hidden // 2, num_layers=2, bidirectional=True, batch_first=True)
@@ -166,26 +169,46 @@ def unfolder_in_parts(model: Model) -> cellrt.Unfolder:
     return decode
 
 
-class Cellrt:
-    """An engine with the model behind the peers' interface, its decoder one cell or in parts; ``options`` are the
-    engine's."""
-
-    def __init__(self, model: Model, in_parts: bool = False, **options: Any) -> None:
-        self.engine = cellrt.Engine(max_queue=1 << 20, **options)
-        self.engine.register(unfolder_in_parts(model) if in_parts else unfolder(model))
-
-    def submit(self, request: Words) -> Future[Any]:
-        """Submits a request; the result's "tokens" are those chosen."""
-        return self.engine.submit("decode", request)
-
-    def close(self) -> None:
-        """Ends the engine."""
-        self.engine.close()
+def whole() -> cellrt.Unfolder:
+    """The model with the decoder in one cell."""
+    return unfolder(seeded(Model))
 
 
-def padded(model: Model, threads: int) -> Runner:
-    """Whole requests in padded batches; rows are dropped and answered as they end."""
+def parts() -> cellrt.Unfolder:
+    """The model with the decoder in three cells."""
+    return unfolder_in_parts(seeded(Model))
 
+
+class PaddedStep(nn.Module):
+    """A step of the decoder over padded memories."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self, token: Tensor, first: Tensor, second: Tensor, memory: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The next token and states; ``memory`` and ``keys`` are ``[rows, words, hidden]``, ``mask`` is true past the
+        words."""
+        first = self.decoder.first(self.decoder.table(token), first)
+        second = self.decoder.second(first, second)
+        scores = torch.bmm(keys, second[:, :, None])[:, :, 0].masked_fill(mask, -1e30)
+        context = torch.bmm(torch.softmax(scores, 1)[:, None], memory)[:, 0]
+        return self.decoder.best(second, context), first, second
+
+
+def padded(compiled: bool, threads: int) -> Runner:
+    """Whole requests in padded batches; rows are dropped and answered as they end. ``compiled``: the decoder's step."""
+    model = seeded(Model)
+    step: Any = PaddedStep(model.decoder)
+    if not compiled:
+        return padded_runner(model, step)
+    return warmed(padded_runner(model, compiled_step(step)), draw_requests(64, seed=1))
+
+
+def padded_runner(model: Model, decode: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Runner:
+    """Runs padded batches with this step of the decoder."""
     weight: Any = model.decoder.attention.weight
 
     def run(requests: Sequence[Words]) -> Iterable[tuple[int, Tensor]]:
@@ -200,10 +223,7 @@ def padded(model: Model, threads: int) -> Runner:
         alive, token = torch.arange(len(requests)), torch.full((len(requests),), GO)
         chosen = torch.empty((len(requests), int(steps.max())), dtype=torch.int64)
         for step in range(chosen.shape[1]):
-            first = model.decoder.first(model.table(token), first)
-            second = model.decoder.second(first, second)
-            scores = torch.bmm(keys, second[:, :, None])[:, :, 0].masked_fill_(mask, -1e30)
-            token = model.decoder.best(second, torch.bmm(torch.softmax(scores, 1)[:, None], memory)[:, 0])
+            token, first, second = decode(token, first, second, memory, keys, mask)
             chosen[alive, step] = token
             is_done = steps[alive] == step + 1
             if is_done.any():

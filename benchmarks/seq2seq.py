@@ -3,7 +3,8 @@
 Every server gets the same sentences of random words, with source and target lengths like those of German and English
 Europarl, decodes to the target's length, and answers with the tokens. None uses that length for batching.
 Parts: ``2k`` and ``30k`` words (the quick run has the first, unless asked). In "cellrt" the embeddings and the input
-halves of both LSTMs are folded into tables; in "cellrt, unfolded" they are not. The full run takes about half an
+halves of both LSTMs are folded into tables, as in the bare loops, which have no server around them and packed weights;
+in "cellrt, unfolded" they are not. The full run takes about half an
 hour on two cores.
 """
 
@@ -19,9 +20,11 @@ import torch
 
 import cellrt
 from benchmarks import workloads
+from benchmarks.bare_loop import fastest
 from benchmarks.compare import FULL, NUM_CHECKED, QUICK, Makers, Server, compare, draw, is_ours
 from benchmarks.options import Options
 from benchmarks.record import Recorder
+from benchmarks.seq2seq_loops import LOOPS, make_loop
 from benchmarks.seq2seq_peers import GO, PEERS, Model, Pair, dropping, make_peer
 from cellrt.cells.decoder import EmbeddingLSTMDecoder
 from cellrt.cells.lstm import EmbeddingLSTMCell
@@ -31,8 +34,10 @@ NUM_WORDS = {"2k": 2_000, "30k": 30_000}
 MAX_DIFFERENT = 1
 """Of the ``NUM_CHECKED`` answers that are compared: two words may be as good as equally likely, and then rounding
 decides, and all that follows differs."""
-QUICK_SERVERS = ("cellrt", "padded", "bucketed")
-ALL_SERVERS = ("cellrt", "cellrt, unfolded", *PEERS)
+NUM_TRIED = 64
+"""Pairs that a bare loop is tried with."""
+QUICK_SERVERS = ("cellrt", "padded", "bucketed", *LOOPS)
+ALL_SERVERS = ("cellrt", "cellrt, unfolded", *PEERS, *LOOPS)
 
 
 class Cellrt:
@@ -75,13 +80,15 @@ class Cellrt:
         self.engine.close()
 
 
-def servers(model: Model, names: Sequence[str]) -> Makers:
+def servers(model: Model, pairs: Sequence[Pair], names: Sequence[str]) -> Makers:
     """Makers of the servers by name."""
     ours: dict[str, Callable[[], Server]] = {
         "cellrt": lambda: Cellrt(model),
         "cellrt, unfolded": lambda: Cellrt(model, fold=False),
     }
-    return {name: ours.get(name) or partial(make_peer, name, model) for name in names}
+    loops: Makers = {name: partial(fastest, partial(make_loop, name, model), pairs[:NUM_TRIED]) for name in LOOPS}
+    known: Makers = {**ours, **loops}
+    return {name: known.get(name) or partial(make_peer, name, model) for name in names}
 
 
 def draw_pairs(count: int, num_words: int, seed: int) -> list[Pair]:
@@ -114,7 +121,7 @@ def run(recorder: Recorder, options: Options) -> None:
                 continue
             model = Model(num_words, hidden).eval().requires_grad_(False)
             pairs = draw_pairs(2000, num_words, seed=2)
-            made = servers(model, QUICK_SERVERS if options.quick else ALL_SERVERS)
+            made = servers(model, pairs, QUICK_SERVERS if options.quick else ALL_SERVERS)
             case = f"H={hidden}, {part} words"
             plan = QUICK if options.quick else FULL
             comparison = compare(recorder, case, made, pairs, plan, partial(check, model, pairs))

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from benchmarks.server import BatchServer, Buckets, InOrder, Runner
+from benchmarks.server import Backlog, BatchServer, Buckets, InOrder, Runner, Waiting
 
 GO = 0
 BUCKET_WIDTH = 10
@@ -63,10 +63,20 @@ class Model(nn.Module):
         return self.projection(h).argmax(dim=1), h, c
 
 
+class Decodes(Protocol):
+    """What encodes and decodes as ``Model`` does."""
+
+    def encode(self, sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """The last h and c ``[batch, hidden]`` of each source."""
+
+    def step(self, token: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The next token ``[batch]``, h and c."""
+
+
 def make_peer(name: str, model: Model, **options: Any) -> BatchServer:
     """The server of that name; ``options`` go to ``BatchServer``. Raises KeyError for another name."""
     make_runner, max_batch, is_bucketed = PEERS[name]
-    backlog = Buckets(BUCKET_WIDTH, lambda pair: len(pair.tokens)) if is_bucketed else InOrder()
+    backlog: Backlog[Waiting] = Buckets(BUCKET_WIDTH, lambda pair: len(pair.tokens)) if is_bucketed else InOrder()
     return BatchServer(partial(make_runner, model), backlog=backlog, **{"max_batch": max_batch, **options})
 
 
@@ -86,7 +96,7 @@ def to_the_last(model: Model, threads: int) -> Runner:
     return run
 
 
-def dropping(model: Model, threads: int) -> Runner:
+def dropping(model: Decodes, threads: int) -> Runner:
     """Drops and answers rows as they end."""
 
     def run(pairs: Sequence[Pair]) -> Iterable[tuple[int, Tensor]]:

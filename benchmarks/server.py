@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -35,37 +35,48 @@ class Waiting:
     future: Future[Any] = field(default_factory=Future)
 
 
-class Backlog(Protocol):
+class Holder(Protocol):
+    """What waits: a request, and whatever its server keeps with it."""
+
+    @property
+    def request(self) -> Any:
+        """What is asked."""
+
+
+Held = TypeVar("Held", bound=Holder)
+
+
+class Backlog(Protocol[Held]):
     """The requests that wait, and the order in which batches take them."""
 
     def __len__(self) -> int: ...
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: Held) -> None:
         """Put a request behind those that wait."""
 
-    def take(self, limit: int) -> list[Waiting]:
+    def take(self, limit: int) -> list[Held]:
         """Remove and return the next batch: at least one where any wait, at most ``limit``."""
 
 
-class InOrder:
+class InOrder(Generic[Held]):
     """First come, first served."""
 
     def __init__(self) -> None:
-        self._queue: deque[Waiting] = deque()
+        self._queue: deque[Held] = deque()
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: Held) -> None:
         """Put a request behind those that wait."""
         self._queue.append(waiting)
 
-    def take(self, limit: int) -> list[Waiting]:
+    def take(self, limit: int) -> list[Held]:
         """The requests that wait longest."""
         return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
 
 
-class Buckets:
+class Buckets(Generic[Held]):
     """A queue for each range of lengths, in turn; bucket ``i`` holds ``(width * i, width * i + width]``.
 
     The number of buckets is not bounded: one exists while something waits in it.
@@ -74,20 +85,20 @@ class Buckets:
     def __init__(self, width: int, length: Callable[[Any], int] = len) -> None:
         """``length`` gives that of a request."""
         self._width, self._length = width, length
-        self._queues: dict[int, deque[Waiting]] = {}
+        self._queues: dict[int, deque[Held]] = {}
         self._last_served = -1
         self._num_waiting = 0
 
     def __len__(self) -> int:
         return self._num_waiting
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: Held) -> None:
         """Put a request into the bucket of its length."""
         bucket = (self._length(waiting.request) - 1) // self._width
         self._queues.setdefault(bucket, deque()).append(waiting)
         self._num_waiting += 1
 
-    def take(self, limit: int) -> list[Waiting]:
+    def take(self, limit: int) -> list[Held]:
         """A batch from the first bucket after the one served last that is not empty."""
         if not self._queues:
             return []
@@ -116,7 +127,7 @@ class BatchServer:
         make_runner: RunnerMaker,
         *,
         max_batch: int,
-        backlog: Backlog | None = None,
+        backlog: Backlog[Waiting] | None = None,
         threads: int | None = None,
         workers: int | None = None,
         processes: bool = False,
@@ -132,7 +143,7 @@ class BatchServer:
         if min(threads, workers, max_batch) < 1:
             raise ValueError("max_batch, threads and workers must be positive")
         self._max_batch = max_batch
-        self._backlog = InOrder() if backlog is None else backlog
+        self._backlog: Backlog[Waiting] = InOrder() if backlog is None else backlog
         self._changed = threading.Condition()
         self._num_idle = 0
         self._is_closed = False

@@ -4,7 +4,7 @@ Every server gets the same trees of words and answers with the root's hidden sta
 Parts: ``identical`` (complete trees of 16 leaves against the bare cells), ``treebank`` (the trees of ``--treebank``, of
 the file that ``CELLRT_TREEBANK`` names, or of ``data/trees/train.txt``; without any, trees are drawn that are about as
 long and as deep as the Stanford Sentiment Treebank's). "Folded" servers look the states of leaves up in a table that
-was computed beforehand. The full run takes about half an hour on two cores.
+was computed beforehand; bare loops have no server around them. The full run takes about half an hour on two cores.
 
 DGL and DyNet are measured where they are installed: ``pip install --no-deps dgl==1.1.3 dynet38==2.2`` and
 ``pip install scipy requests tqdm psutil``.
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 import cellrt
+from benchmarks.bare_loop import BareLoop, Batches, fastest
 from benchmarks.compare import (
     FULL,
     NUM_CHECKED,
@@ -29,6 +30,7 @@ from benchmarks.compare import (
     Makers,
     Plan,
     Server,
+    answers,
     closed,
     compare,
     draw,
@@ -38,7 +40,17 @@ from benchmarks.compare import (
 )
 from benchmarks.options import Options
 from benchmarks.record import Recorder
-from benchmarks.tree_peers import PEERS, Weights, ideal_batch, is_installed, make_peer, random_weights, recursion
+from benchmarks.server import InOrder
+from benchmarks.tree_peers import (
+    PEERS,
+    Weights,
+    ideal_batch,
+    is_installed,
+    make_peer,
+    packed_levels,
+    random_weights,
+    recursion,
+)
 from benchmarks.trees import Tree, complete_trees, treebank_trees
 from cellrt.cells.tree_lstm import BinaryTreeLSTMCell, EmbeddingTreeLSTMLeaf
 from examples.models.treebank import TRAIN, how_to_get
@@ -48,8 +60,12 @@ IDENTICAL_WORDS = 10_000
 IDEAL_BATCH = 64
 IDENTICAL_CONCURRENCY = 512
 IDENTICAL_SERVERS = ("cellrt", "level-batched", "DGL", "DyNet")
-QUICK_SERVERS = ("cellrt", "cellrt, folded", "level-batched", "DGL", "DyNet")
-ALL_SERVERS = ("cellrt", "cellrt, folded", *PEERS)
+BARE_LOOP = "level-batched, packed, bare loop"
+FOLDED_BARE_LOOP = "level-batched, folded, packed, bare loop"
+BARE_BATCH, NUM_TRIED = 128, 256
+"""Most trees of a bare loop's batch, and how many it is tried with."""
+QUICK_SERVERS = ("cellrt", "cellrt, folded", "level-batched", "DGL", "DyNet", BARE_LOOP, FOLDED_BARE_LOOP)
+ALL_SERVERS = ("cellrt", "cellrt, folded", *PEERS, BARE_LOOP, FOLDED_BARE_LOOP)
 
 
 class Cellrt:
@@ -111,11 +127,18 @@ def inner_module(weights: Weights) -> BinaryTreeLSTMCell:
     return inner.eval()
 
 
-def servers(weights: Weights, names: Sequence[str]) -> Makers:
+def bare_loop(weights: Weights, fold: bool, threads: int) -> BareLoop:
+    """The level-batched peer with packed weights and without a server."""
+    return BareLoop(Batches(packed_levels(weights, fold), InOrder(), BARE_BATCH), threads)
+
+
+def servers(weights: Weights, trees: Sequence[Tree], names: Sequence[str]) -> Makers:
     """Makers of the servers by name, but for peers whose package is absent, which are printed."""
     ours: dict[str, Callable[[], Server]] = {
         "cellrt": lambda: Cellrt(weights, fold=False),
         "cellrt, folded": lambda: Cellrt(weights, fold=True),
+        BARE_LOOP: lambda: fastest(partial(bare_loop, weights, False), trees[:NUM_TRIED]),
+        FOLDED_BARE_LOOP: lambda: fastest(partial(bare_loop, weights, True), trees[:NUM_TRIED]),
     }
     for name in names:
         if not is_installed(name):
@@ -123,11 +146,11 @@ def servers(weights: Weights, names: Sequence[str]) -> Makers:
     return {name: ours.get(name) or partial(make_peer, name, weights) for name in names if is_installed(name)}
 
 
-def check(weights: Weights, trees: Sequence[Tree], name: str, answers: Sequence[Any]) -> None:
+def check(weights: Weights, trees: Sequence[Tree], name: str, roots: Sequence[Any]) -> None:
     """Raises AssertionError where a server's roots are not those of plain recursion."""
     with torch.inference_mode():
         expected = dict(recursion(weights, 1)(trees[:NUM_CHECKED]))
-    for k, answer in enumerate(answers):
+    for k, answer in enumerate(roots):
         h = answer["h"] if isinstance(answer, dict) else answer
         torch.testing.assert_close(h, expected[k], rtol=1e-4, atol=1e-5, msg=lambda text: f"{name}: {text}")
 
@@ -156,13 +179,12 @@ def identical(recorder: Recorder, hidden: int, plan: Plan) -> None:
     made: dict[str, Server] = {}
     rates: dict[str, list[float]] = {}
     rounds = max(3, plan.rounds)
-    makers = servers(weights, IDENTICAL_SERVERS)
+    makers = servers(weights, trees, IDENTICAL_SERVERS)
     with progress(case, rounds * (len(makers) + len(ideals))) as advance:
         try:
             for name, make in makers.items():
                 made[name] = make()
-                answers = [made[name].submit(tree).result(60) for tree in trees[:NUM_CHECKED]]
-                check(weights, trees, name, answers)
+                check(weights, trees, name, answers(made[name], trees[:NUM_CHECKED]))
                 rates[name] = [closed(made[name], trees, 128, 128).throughput]
             for _ in range(rounds):
                 for name, server in made.items():
@@ -206,7 +228,7 @@ def run(recorder: Recorder, options: Options) -> None:
             print(f"{how_to_get(TRAIN)}\nHere, trees are drawn that are about as long and as deep.")
         case = f"H={hidden}, {title}"
         weights = random_weights(num_words, hidden, hidden)
-        made = servers(weights, QUICK_SERVERS if options.quick else ALL_SERVERS)
+        made = servers(weights, trees, QUICK_SERVERS if options.quick else ALL_SERVERS)
         comparison = compare(recorder, case, made, trees, plan, partial(check, weights, trees))
         points += comparison.points
         _record_lead(recorder, case, comparison.peaks)

@@ -27,8 +27,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from benchmarks.packed import PackedLinear
 from benchmarks.server import BatchServer, Runner
 from benchmarks.trees import Numbers, Tree
+
+Leaves = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""h and c ``[leaves, hidden]`` of words ``[leaves]``."""
 
 
 class Weights(NamedTuple):
@@ -79,8 +83,12 @@ def is_installed(name: str) -> bool:
 
 def leaf_cell(weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
     """Leaves with inputs ``x [rows, size]``: h and c ``[rows, hidden]``."""
-    hidden = weights.hidden
-    sums = linear(x, weights.leaf, weights.leaf_bias)
+    return leaf_gates(linear(x, weights.leaf, weights.leaf_bias))
+
+
+def leaf_gates(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """h and c of leaves from their sums ``[rows, 3 * hidden]``."""
+    hidden = sums.shape[1] // 3
     gates = torch.sigmoid(sums[:, : 2 * hidden])
     c = gates[:, :hidden] * torch.tanh(sums[:, 2 * hidden :])
     return gates[:, hidden:] * torch.tanh(c), c
@@ -88,8 +96,12 @@ def leaf_cell(weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def inner_cell(weights: Weights, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Inner nodes with their children's ``h`` and ``c`` side by side ``[rows, 2 * hidden]``."""
-    hidden = weights.hidden
-    sums = linear(h, weights.inner, weights.inner_bias)
+    return inner_gates(linear(h, weights.inner, weights.inner_bias), c)
+
+
+def inner_gates(sums: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """h and c of inner nodes from their sums ``[rows, 5 * hidden]`` and their children's c ``[rows, 2 * hidden]``."""
+    hidden = sums.shape[1] // 5
     i, o, left, right = torch.sigmoid(sums[:, : 4 * hidden]).chunk(4, dim=1)
     c = i * torch.tanh(sums[:, 4 * hidden :]) + left * c[:, :hidden] + right * c[:, hidden:]
     return o * torch.tanh(c), c
@@ -162,13 +174,34 @@ def level_batched_folded(weights: Weights, threads: int) -> Runner:
     return _by_level(weights, lambda tokens: (h[tokens], c[tokens]))
 
 
-def _by_level(weights: Weights, leaves: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Runner:
-    return lambda trees: enumerate(root_states(weights, by_level(trees), leaves).unbind())
+def _by_level(weights: Weights, leaves: Leaves) -> Runner:
+    inner = partial(inner_cell, weights)
+    return lambda trees: enumerate(root_states(weights.hidden, by_level(trees), leaves, inner).unbind())
 
 
-def root_states(weights: Weights, levels: Levels, leaves: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-    """The roots' h ``[trees, hidden]``, on the device of ``levels``; ``leaves`` gives the states of words."""
-    hidden = weights.hidden
+def packed_levels(weights: Weights, fold: bool) -> Runner:
+    """As ``level_batched``, or folded, with packed weights."""
+    inner, hidden = PackedLinear(weights.inner, weights.inner_bias), weights.hidden
+    if fold:
+        h, c = leaf_cell(weights, weights.embedding)
+        leaves: Leaves = lambda tokens: (h[tokens], c[tokens])  # noqa: E731
+    else:
+        leaf = PackedLinear(weights.leaf, weights.leaf_bias)
+        leaves = lambda tokens: leaf_gates(leaf(weights.embedding[tokens]))  # noqa: E731
+
+    def cell(h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return inner_gates(inner(h), c)
+
+    return lambda trees: enumerate(root_states(hidden, by_level(trees), leaves, cell).unbind())
+
+
+def root_states(
+    hidden: int, levels: Levels, leaves: Leaves, inner: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+) -> Tensor:
+    """The roots' h ``[trees, hidden]``, on the device of ``levels``.
+
+    ``leaves`` gives the states of words, ``inner`` those of nodes, as ``inner_cell``.
+    """
     h, c = torch.empty(2, sum(levels.sizes), hidden, device=levels.roots.device).unbind()
     start = levels.sizes[0]
     h[:start], c[:start] = leaves(levels.tokens)
@@ -176,7 +209,7 @@ def root_states(weights: Weights, levels: Levels, leaves: Callable[[Tensor], tup
     for size in levels.sizes[1:]:
         children = levels.children[at : at + 2 * size]
         below = (state.index_select(0, children).view(size, 2 * hidden) for state in (h, c))
-        h[start : start + size], c[start : start + size] = inner_cell(weights, *below)
+        h[start : start + size], c[start : start + size] = inner(*below)
         start, at = start + size, at + 2 * size
     return h[levels.roots]
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import cellrt
-from benchmarks.own_cell_decoder import GO, TOKENS, Decoder
+from benchmarks.own_cell_decoder import GO, Decoder
+from benchmarks.own_models import TOKENS
 from cellrt import cells
 
 SMALL, HIDDEN, SPAN = 64, 256, 8

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.bare_loop import BareLoop, Batches
 from benchmarks.compare import Plan, Point, closed, compare, draw, loops_per_second
 from benchmarks.record import Recorder
-from benchmarks.server import BatchServer
+from benchmarks.server import BatchServer, InOrder
 
 PLAN = Plan(rounds=1, sample_s=0.01, loads=(0.5,), open_s=0.01, concurrencies=(4, 8))
 
@@ -26,6 +28,11 @@ class Doubling(BatchServer):
             return ((k, 2 * number) for k, number in enumerate(batch))
 
         super().__init__(lambda threads: run, max_batch=4, threads=1)
+
+
+def doubling_loop() -> BareLoop:
+    """The same in a bare loop."""
+    return BareLoop(Batches(lambda batch: ((k, 2 * number) for k, number in enumerate(batch)), InOrder(), 4), threads=1)
 
 
 def check(name: str, answers: Sequence[int]) -> None:
@@ -47,6 +54,20 @@ def test_every_server_is_measured() -> None:
     rates = [row["value"] for row in recorder.rows if str(row["metric"]).startswith("other: closed")]
     assert comparison.peaks["other"] == max(rates)
     assert [point.server for point in comparison.points] == ["cellrt", "other"]
+
+
+def test_a_bare_loop_is_measured_beside_servers() -> None:
+    recorder = Recorder("compare")
+    plan = replace(PLAN, loads=(0.01,))  # a loop's peak is far above a server's
+    comparison = compare(recorder, "case", {"server": Doubling, "loop": doubling_loop}, [1, 2, 3], plan, check)
+    metrics = [str(row["metric"]) for row in recorder.rows]
+    of = {
+        name: [metric.partition(": ")[2] for metric in metrics if metric.startswith(name)] for name in comparison.peaks
+    }
+    assert of["loop"] == ["computing", *of["server"]]
+    assert [point.server for point in comparison.points] == ["server", "loop"]
+    with pytest.raises(AssertionError, match="loop"):
+        compare(recorder, "case", {"loop": doubling_loop}, [1, 2, 4], PLAN, check)
 
 
 def test_a_load_is_not_put_on_a_server_that_cannot_carry_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +100,7 @@ def test_a_sample_is_bounded_for_slow_servers() -> None:
 
 def test_loops_run_until_the_time_is_over() -> None:
     assert loops_per_second(lambda: None, 0.01) > 0
+    assert loops_per_second(lambda: None, 0.0) > 0
 
 
 def test_the_figure_has_a_panel_a_case(tmp_path: Path) -> None:
