@@ -66,23 +66,33 @@ def serving(server: Server) -> Iterator[str]:
                 raise RuntimeError(f"{address}{server.path} does not answer: {log.read()[-2000:].decode()}")
             yield address
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _end(process)
 
 
 def _answers(server: Server, address: str, process: subprocess.Popen[bytes]) -> bool:
     end_s = time.monotonic() + START_S
-    while time.monotonic() < end_s and process.poll() is None:
+    while time.monotonic() < end_s and _is_running(process):
         try:
             post(server, address, [1, 2, 3])
             return True
         except OSError:
             time.sleep(0.2)
     return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a server, and then what it left running: some leave their workers behind."""
+    os.kill(process.pid, signal.SIGTERM)
+    end_s = time.monotonic() + STOP_S
+    while time.monotonic() < end_s and _is_running(process):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _is_running(process: subprocess.Popen[bytes]) -> bool:
+    """Leaves an ended process to be waited for: until then its id, which is its group's, is nobody else's."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
 def post(server: Server, address: str, tokens: Tokens) -> int:
