@@ -101,7 +101,7 @@ def run(recorder: Recorder, options: Options) -> None:
     if options.has("rate"):
         clients, seconds, rounds = ((1, GOAL_CLIENTS), 3.0, 1) if options.quick else (CLIENTS, 3.0, 7)
         servers = {OURS: ours(), **_installed()}
-        _record(recorder, list(_rounds(servers, clients, seconds, rounds)))
+        record_rounds(recorder, list(_rounds(servers, clients, seconds, rounds)))
     if options.has("tiny"):
         requests = requests_of(1)
         for front_ends in (1, 2):
@@ -169,7 +169,7 @@ def _measured(
     return found
 
 
-def _record(recorder: Recorder, rounds: Sequence[Figures]) -> None:
+def record_rounds(recorder: Recorder, rounds: Sequence[Figures]) -> None:
     """Medians, the lowest and the highest; and how cellrt stands to the best other server and to itself in process."""
     for name, count, metric in rounds[0]:
         _add(recorder, f"{count} clients", f"{name}: {metric}", [each[name, count, metric] for each in rounds])
