@@ -9,8 +9,8 @@ from typing import Any
 import litserve
 import torch
 
-from benchmarks.http_model import Classifier
-from benchmarks.http_peers import MAX_BATCH, MAX_WAIT_S
+from benchmarks.http_classifier import Classifier
+from benchmarks.http_server import MAX_BATCH, MAX_WAIT_S
 
 
 class Api(litserve.LitAPI):

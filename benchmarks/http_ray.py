@@ -10,8 +10,8 @@ import ray
 import torch
 from ray import serve
 
-from benchmarks.http_model import Classifier
-from benchmarks.http_peers import MAX_BATCH, MAX_WAIT_S
+from benchmarks.http_classifier import Classifier
+from benchmarks.http_server import MAX_BATCH, MAX_WAIT_S
 
 
 class Deployed:

@@ -1,53 +1,47 @@
-"""Servers over HTTP: the same LSTM behind cellrt serve, LitServe, mosec and Ray Serve, and the engine in process.
+"""Servers over HTTP: one LSTM behind cellrt serve, Triton, LitServe, mosec and Ray Serve, and the engine in process.
 
-Requests have 5 to 100 steps (tokens; hidden 256). Each server runs alone, on the same cores as the client that sends:
-``wrk`` where it is installed, and else this package's own client, which then is what is measured at many clients.
-``rate``: requests/s and latency with 1 to 256 connections. ``tiny``: requests of one step through one and two front
-ends.
+Requests have 5 to 100 steps (tokens; hidden 256), as JSON in each server's own protocol, sent by ``wrk`` (``apt install
+wrk``) on the same cores. All servers are started, and their answers compared with torch's; then they have turns of some
+seconds, in which the others are idle. Peers that are not installed are left out: ``pip install litserve mosec
+'ray[serve]'``; for Triton see ``benchmarks.http_triton``.
+
+``rate``: requests/s and latency with 1 to 256 connections: medians of rounds in each of which every server has its
+turns, and ratios of figures of one round. ``tiny``: requests of one step through one and two front ends.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
-import signal
-import socket
-import subprocess
+import statistics
 import sys
-import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import numpy as np
 
 import cellrt
-from benchmarks.http_model import VOCABULARY, classify
-from benchmarks.http_peers import MODULES, PATHS, installed
+from benchmarks.http_classifier import VOCABULARY, Classifier
+from benchmarks.http_load import measured
+from benchmarks.http_model import classify
+from benchmarks.http_peers import PEERS
+from benchmarks.http_server import Command, Server, post, read, serving
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 
 PARTS = ("rate", "tiny")
 MODEL = "benchmarks.http_model:classify"
 OURS, IN_PROCESS = "cellrt serve", "cellrt, in process"
-NUM_REQUESTS = 512
-CLIENTS = (1, 16, 64, 256)
-START_S = 180.0
-PATH = "/v1/models/classify/infer"
-LUA = """
-bodies = {}
-for line in io.lines("%s") do bodies[#bodies + 1] = line end
-local at = 0
-request = function()
-  at = at %% #bodies + 1
-  return wrk.format("POST", nil, {["Content-Type"] = "application/json"}, bodies[at])
-end
-"""
-UNITS_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+NUM_REQUESTS, NUM_CHECKED = 512, 64
+CLIENTS, GOAL_CLIENTS = (1, 16, 64, 256), 64
+UNITS = {"rate": "requests/s", "p50": "ms", "p99": "ms", "mean rows of a task": "rows"}
+
+Figures = dict[tuple[str, int, str], float]
+"""Of one round: by server, clients and metric."""
 
 
 def requests_of(longest: int) -> list[list[int]]:
@@ -57,66 +51,29 @@ def requests_of(longest: int) -> list[list[int]]:
     return [random.integers(0, VOCABULARY, length).tolist() for length in lengths]
 
 
+def ours(front_ends: int = 1) -> Server:
+    """``cellrt serve`` with one worker."""
+    return Server(
+        path="/v1/models/classify/infer",
+        prepared=partial(_prepared, front_ends),
+        missing=lambda: None,
+        body=lambda tokens: {"request": list(tokens)},
+        answered=lambda answer: int(answer["results"]["class"]),
+        counts=_tasks_and_rows,
+    )
+
+
 @contextmanager
-def serving(name: str, front_ends: int = 1) -> Iterator[str]:
-    """A server in processes of its own; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ours = ["cellrt.cli", "serve", MODEL, "--port", str(port), "--device", "cpu:1", "--front-ends", str(front_ends)]
-    command = [*ours, "--timeline", "0"] if name == OURS else [f"benchmarks.{MODULES[name]}", str(port)]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command], stdout=log, stderr=log, start_new_session=True, env={**os.environ}
-        )
-        url = f"http://127.0.0.1:{port}{PATH if name == OURS else PATHS[name]}"
-        try:
-            _wait_until_ready(url, process)
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+def _prepared(front_ends: int, port: int) -> Iterator[Command]:
+    options = {"--port": port, "--device": "cpu:1", "--front-ends": front_ends, "--timeline": 0}
+    words = [word for option, value in options.items() for word in (option, str(value))]
+    yield [sys.executable, "-m", "cellrt.cli", "serve", MODEL, *words], os.environ
 
 
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    end_s = time.monotonic() + START_S
-    while time.monotonic() < end_s and process.poll() is None:
-        try:
-            _post(url, [1, 2, 3])
-            return
-        except OSError:
-            time.sleep(0.2)
-    raise RuntimeError(f"{url} does not answer")
-
-
-def _post(url: str, tokens: Sequence[int]) -> int:
-    """The class of one request."""
-    body = json.dumps({"request": list(tokens)}).encode()
-    sent = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(sent, timeout=30) as answer:
-        found = json.load(answer)
-    return int(found["results"]["class"] if "results" in found else found["class"])
-
-
-def measured(url: str, requests: Sequence[Sequence[int]], clients: int, seconds: float) -> dict[str, float]:
-    """Requests/s, and p50 and p99 in ms, of so many connections that send one request after the other."""
-    with tempfile.TemporaryDirectory() as folder:
-        bodies, script = Path(folder) / "bodies.jsonl", Path(folder) / "send.lua"
-        bodies.write_text("".join(json.dumps({"request": list(tokens)}) + "\n" for tokens in requests))
-        script.write_text(LUA % bodies)
-        threads = ["-t1", f"-c{clients}", f"-d{seconds:g}s", "--latency", "--timeout", "30s"]
-        done = subprocess.run(["wrk", *threads, "-s", str(script), url], capture_output=True, text=True, check=True)
-    if "Non-2xx" in done.stdout:
-        raise RuntimeError(f"{url}: {done.stdout}")
-    found = {"rate": float(re.findall(r"Requests/sec:\s+([\d.]+)", done.stdout)[0])}
-    for percentile in (50, 99):
-        value, unit = re.findall(rf"{percentile}%\s+([\d.]+)(us|ms|s)", done.stdout)[0]
-        found[f"p{percentile}"] = float(value) * UNITS_MS[unit]
-    return found
+def _tasks_and_rows(address: str) -> tuple[int, int]:
+    """Of the LSTM so far, from the server's own statistics."""
+    lstm = max(read(f"{address}/debug/statistics")["cells"].values(), key=lambda cell: cell["nodes"])
+    return int(lstm["tasks"]), int(lstm["rows"])
 
 
 def in_process(requests: Sequence[Sequence[int]], clients: int, seconds: float) -> float:
@@ -141,48 +98,98 @@ def run(recorder: Recorder, options: Options) -> None:
     """Measures and records."""
     if shutil.which("wrk") is None:
         raise SystemExit("this benchmark sends with wrk; on Debian and Ubuntu: apt install wrk")
-    seconds = 3.0 if options.quick else 15.0
     if options.has("rate"):
-        _run_rate(recorder, (1, 64) if options.quick else CLIENTS, seconds, 1 if options.quick else 3)
+        clients, seconds, rounds = ((1, GOAL_CLIENTS), 3.0, 1) if options.quick else (CLIENTS, 3.0, 7)
+        servers = {OURS: ours(), **_installed()}
+        record_rounds(recorder, list(_rounds(servers, clients, seconds, rounds)))
     if options.has("tiny"):
         requests = requests_of(1)
         for front_ends in (1, 2):
-            with serving(OURS, front_ends) as url:
-                found = measured(url, requests, 64, seconds)
+            server = ours(front_ends)
+            with serving(server) as address:
+                found = _measured(server, address, requests, 64, 3.0 if options.quick else 15.0)
             for metric, value in found.items():
-                unit = "requests/s" if metric == "rate" else "ms"
-                recorder.add("tiny requests", f"{front_ends} front ends: {metric}", value, unit)
+                recorder.add("tiny requests", f"{front_ends} front ends: {metric}", value, UNITS[metric])
 
 
-def _run_rate(recorder: Recorder, clients: Sequence[int], seconds: float, rounds: int) -> None:
-    """Every server in each round, so that what else the machine does meets all of them."""
+def _installed() -> dict[str, Server]:
+    """The peers that can run here; says why the others cannot."""
+    missing = {name: server.missing() for name, server in PEERS.items()}
+    for name, why in missing.items():
+        if why is not None:
+            print(f"{name} is left out: {why}")
+    return {name: server for name, server in PEERS.items() if missing[name] is None}
+
+
+@contextmanager
+def _ready(servers: Mapping[str, Server], requests: Sequence[Sequence[int]]) -> Iterator[dict[str, str]]:
+    """All servers, checked and warm; their addresses."""
+    with ExitStack() as stack:
+        addresses = {}
+        for name, server in servers.items():
+            addresses[name] = address = stack.enter_context(serving(server))
+            check(name, server, address, requests[:NUM_CHECKED])
+            _measured(server, address, requests, 16, 1.0)
+        yield addresses
+
+
+def _rounds(
+    servers: Mapping[str, Server], clients: Sequence[int], seconds: float, num_rounds: int
+) -> Iterator[Figures]:
+    """Of each, every server in turn for a short time, so that what else the machine does meets all of them."""
     requests = requests_of(100)
-    expected: int | None = None
-    for number in range(rounds):
-        for count in clients:
-            rate = in_process(requests, count, seconds)
-            recorder.add(f"{count} clients", f"{IN_PROCESS}: rate", rate, "requests/s", round=number)
-        for name in (OURS, *installed()):
-            with serving(name) as url:
-                found = _post(url, requests[0])
-                expected = found if expected is None else expected
-                if found != expected:
-                    raise RuntimeError(f"{name} answers {found}, another {expected}")
-                measured(url, requests, 16, 1.0)  # warm
-                for count in clients:
-                    before = _tasks_and_rows(url) if name == OURS else None
-                    for metric, value in measured(url, requests, count, seconds).items():
-                        unit = "requests/s" if metric == "rate" else "ms"
-                        recorder.add(f"{count} clients", f"{name}: {metric}", value, unit, round=number)
-                    if before is not None:
-                        tasks, rows = _tasks_and_rows(url)
-                        mean = (rows - before[1]) / max(1, tasks - before[0])
-                        recorder.add(f"{count} clients", f"{name}: mean rows of a task", mean, "rows", round=number)
+    with _ready(servers, requests) as addresses:
+        for _ in range(num_rounds):
+            figures: Figures = {}
+            for count in clients:
+                figures[IN_PROCESS, count, "rate"] = in_process(requests, count, seconds)
+                for name, server in servers.items():
+                    for metric, value in _measured(server, addresses[name], requests, count, seconds).items():
+                        figures[name, count, metric] = value
+            yield figures
 
 
-def _tasks_and_rows(url: str) -> tuple[int, int]:
-    """Of the LSTM so far, from the server's own statistics."""
-    with urllib.request.urlopen(url.removesuffix(PATH) + "/debug/statistics", timeout=30) as answer:
-        cells = json.load(answer)["cells"]
-    lstm = max(cells.values(), key=lambda cell: cell["nodes"])
-    return int(lstm["tasks"]), int(lstm["rows"])
+def check(name: str, server: Server, address: str, requests: Sequence[Sequence[int]]) -> None:
+    """Raises RuntimeError where a server, asked for all of these at once, answers something else than torch."""
+    with ThreadPoolExecutor(len(requests)) as threads:
+        found = list(threads.map(partial(post, server, address), requests))
+    expected = Classifier().classes(requests)
+    if found != expected:
+        raise RuntimeError(f"{name} answers {found}, torch {expected}")
+
+
+def _measured(
+    server: Server, address: str, requests: Sequence[Sequence[int]], clients: int, seconds: float
+) -> dict[str, float]:
+    before = server.counts(address) if server.counts is not None else None
+    found = measured(address + server.path, [server.body(tokens) for tokens in requests], clients, seconds)
+    if server.counts is not None and before is not None:
+        tasks, rows = np.subtract(server.counts(address), before)
+        found["mean rows of a task"] = float(rows / max(1, tasks))
+    return found
+
+
+def record_rounds(recorder: Recorder, rounds: Sequence[Figures]) -> None:
+    """Medians, the lowest and the highest; and how cellrt stands to the best other server and to itself in process."""
+    for name, count, metric in rounds[0]:
+        _add(recorder, f"{count} clients", f"{name}: {metric}", [each[name, count, metric] for each in rounds])
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for each in rounds:
+        rates = {
+            name: value for (name, count, metric), value in each.items() if (count, metric) == (GOAL_CLIENTS, "rate")
+        }
+        own, alone = rates.pop(OURS), rates.pop(IN_PROCESS)
+        ratios[f"{OURS}: rate, of {IN_PROCESS}"].append(own / alone)
+        if rates:
+            ratios[f"{OURS}: rate, of the best other's"].append(own / max(rates.values()))
+            lowest = min(each[name, GOAL_CLIENTS, "p99"] for name in rates)
+            ratios[f"{OURS}: p99, of the lowest other's"].append(each[OURS, GOAL_CLIENTS, "p99"] / lowest)
+    for metric, values in ratios.items():
+        _add(recorder, f"{GOAL_CLIENTS} clients", metric, values)
+
+
+def _add(recorder: Recorder, case: str, metric: str, values: Sequence[float]) -> None:
+    unit = UNITS.get(metric.rpartition(": ")[2], "ratio")
+    recorder.add(
+        case, metric, statistics.median(values), unit, lowest=round(min(values), 2), highest=round(max(values), 2)
+    )

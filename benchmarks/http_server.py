@@ -1,0 +1,109 @@
+"""What the HTTP benchmark knows of a server: how it is started, and what requests and answers are there.
+
+Peers batch up to 64 requests that arrive within 5 ms, with one worker and one thread of torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_BATCH, MAX_WAIT_S = 64, 0.005
+START_S, STOP_S, TIMEOUT_S = 180.0, 30.0, 30.0
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+Tokens = Sequence[int]
+Command = tuple[list[str], Mapping[str, str]]
+"""A program with its arguments, and its environment."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One kind of server.
+
+    Attributes:
+        path: where requests go.
+        prepared: gives the command that serves on a port of loopback; what that needs on disk is there until it ends.
+        missing: why it cannot run here, or None if it can.
+        body: a request as it is sent, from its tokens.
+        answered: the class in an answer.
+        counts: batches and rows so far, from the server's own statistics at an address; None: it keeps none.
+    """
+
+    path: str
+    prepared: Callable[[int], AbstractContextManager[Command]]
+    missing: Callable[[], str | None]
+    body: Callable[[Tokens], object]
+    answered: Callable[[Any], int]
+    counts: Callable[[str], tuple[int, int]] | None = None
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[str]:
+    """A server in processes of its own; its address, without the path. Raises RuntimeError where it does not answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    with server.prepared(port) as (command, environment), tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, env=environment, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            if not _answers(server, address, process):
+                log.seek(0)
+                raise RuntimeError(f"{address}{server.path} does not answer: {log.read()[-2000:].decode()}")
+            yield address
+        finally:
+            _end(process)
+
+
+def _answers(server: Server, address: str, process: subprocess.Popen[bytes]) -> bool:
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s and _is_running(process):
+        try:
+            post(server, address, [1, 2, 3])
+            return True
+        except OSError:
+            time.sleep(0.2)
+    return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a server, and then what it left running: some leave their workers behind."""
+    os.kill(process.pid, signal.SIGTERM)
+    end_s = time.monotonic() + STOP_S
+    while time.monotonic() < end_s and _is_running(process):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _is_running(process: subprocess.Popen[bytes]) -> bool:
+    """Leaves an ended process to be waited for: until then its id, which is its group's, is nobody else's."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+def post(server: Server, address: str, tokens: Tokens) -> int:
+    """The class of one request."""
+    body = json.dumps(server.body(tokens)).encode()
+    sent = urllib.request.Request(address + server.path, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(sent, timeout=TIMEOUT_S) as answer:
+        return server.answered(json.load(answer))
+
+
+def read(url: str) -> Any:
+    """What JSON is there."""
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+        return json.load(answer)
