@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.kernels.arena_rows import ArenaRows, check_rows
 from cellrt.kernels.gate_weights import PRECISIONS, TYPES, Precision
 
 TOKEN_TYPES = (torch.int32, torch.int64)
@@ -63,15 +63,13 @@ def check_projection(h: ArenaRows, projection: Projection, tokens: Tensor, stops
     vocabulary, hidden = weight.shape
     if bias is not None and (bias.shape != (vocabulary,) or bias.dtype != weight.dtype or not bias.is_contiguous()):
         raise ValueError(f"bias must be {weight.dtype} [{vocabulary}], got {bias.dtype} {tuple(bias.shape)}")
-    if h.values.ndim != 2 or h.values.shape[1] != hidden or (hidden > 1 and h.values.stride(1) != 1):
-        raise ValueError(f"the arena must be rows of {hidden} contiguous numbers, got {tuple(h.values.shape)}")
     if h.values.dtype != weight.dtype:
         raise ValueError(f"arena and weight must have the same dtype, got {h.values.dtype} and {weight.dtype}")
-    check_vector("rows", h.rows, (torch.int32, torch.int64), len(h.rows), weight.device)
-    check_vector("tokens", tokens, TOKEN_TYPES, len(h.rows), weight.device)
-    check_vector("stops", stops, (torch.bool,), len(h.rows), weight.device)
-    if h.values.device != weight.device or (bias is not None and bias.device != weight.device):
-        raise ValueError(f"arena and bias must be on {weight.device} as the weight is")
+    check_rows("h", h, h, hidden, weight)
+    check_vector("tokens", tokens, TOKEN_TYPES, h.most_rows, weight.device)
+    check_vector("stops", stops, (torch.bool,), h.most_rows, weight.device)
+    if bias is not None and bias.device != weight.device:
+        raise ValueError(f"bias must be on {weight.device} as the weight is")
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if stop_token is not None and not 0 <= stop_token < vocabulary:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.kernels.arena_rows import ArenaRows, on_host
 from cellrt.kernels.choose import uses_triton
 from cellrt.kernels.project_argmax import reference
 from cellrt.kernels.projection import Projection, check_projection
@@ -27,7 +27,7 @@ def project_argmax(h: ArenaRows, projection: Projection, tokens: Tensor, stops: 
     ``projection.precision`` says, sums float32. Logits that differ by less than their rounding may change places
     between kernel and reference, and between batches so different in size that their tiles differ.
 
-    Rows of a negative index are left as they are in ``tokens`` and ``stops``. Other indices must be inside the arena,
+    Rows of a negative index, and those behind the span of ``h``, are left as they are in ``tokens`` and ``stops``. Other indices must be inside the arena,
     which the kernel cannot check. Raises ValueError.
     """
     check_projection(h, projection, tokens, stops)
@@ -36,4 +36,5 @@ def project_argmax(h: ArenaRows, projection: Projection, tokens: Tensor, stops: 
 
         triton.project_argmax(h, projection, tokens, stops)
     else:
-        reference.project_argmax(h, projection, tokens, stops)
+        rows = on_host(h, h)
+        reference.project_argmax(rows, projection, tokens[: len(rows.rows)], stops[: len(rows.rows)])

@@ -48,6 +48,25 @@ def test_tokens_are_exact(device: str, sizes: tuple[int, int, int], dtype: torch
     check_exact(device, sizes, dtype, precision)
 
 
+@pytest.mark.parametrize("is_reference", [False, True])
+@pytest.mark.parametrize(("first", "count", "most"), [(0, 3, 40), (7, 33, 70), (2, 0, 5)])
+def test_the_device_says_how_many_rows_there_are(
+    device: str, first: int, count: int, most: int, is_reference: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a span alone; the others are not read: they name rows that are not there."""
+    if is_reference:
+        monkeypatch.setattr("cellrt.kernels.project_argmax.uses_triton", lambda weight: False)
+    rows = torch.full((first + most,), 1 << 30, device=device)
+    rows[first : first + count] = some_rows(count, device)
+    span = torch.tensor([first, count], device=device)
+    projection = Projection(torch.eye(CAPACITY, device=device)[:30].contiguous())
+    values = torch.eye(CAPACITY, device=device).roll(1, 0)
+    (tokens, stops), (expected, _) = outputs(most, device), outputs(count, device)
+    project_argmax(ArenaRows(values, rows, most, span), projection, tokens, stops)
+    project_argmax(ArenaRows(values, rows[first : first + count]), projection, expected, stops[:count])
+    assert tokens.tolist() == [*expected.tolist(), *[UNTOUCHED] * (most - count)]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tokens_of_a_full_batch_are_exact(device: str, dtype: torch.dtype) -> None:
     check_exact(device, FULL_BATCH, dtype, "tf32")
