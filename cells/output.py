@@ -33,9 +33,10 @@ from cellrt.cells._weights import (
     packed_linear,
 )
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.fused import reads_spans
 
 if TYPE_CHECKING:
-    from cellrt.definition.fused import IndexedRows
+    from cellrt.definition.fused import StepRows
 
 NEVER = -1
 """As ``end_token``: no token ends the sequence."""
@@ -178,7 +179,8 @@ class ProjectionArgmax(_Linear):
         """Whether ``run_rows`` takes these rows, with the weights where they are."""
         return can_fuse(self, inputs, outputs, vectors(h=self.weight.shape[1]), {"token": TOKEN, "stop": STOP})
 
-    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+    @reads_spans
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
         """One step by the fused kernel, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
         choose_rows(self.weight, self.bias, self.end_token, inputs, outputs)
 

@@ -59,6 +59,20 @@ def all_on_host(like: ArenaRows, **arenas: ArenaRows | None) -> dict[str, ArenaR
     return {name: None if arena is None else on_host(arena, like) for name, arena in arenas.items()}
 
 
+def check_numbers(
+    name: str, arena: ArenaRows, dtypes: tuple[torch.dtype, ...], like: ArenaRows, device: torch.device
+) -> None:
+    """Check an arena of one number a row, ``[arena rows]``, of one of these types; the rest is as in ``check_rows``."""
+    values = arena.values
+    if values.ndim != 1 or values.dtype not in dtypes or not values.is_contiguous() or values.device != device:
+        wanted = " or ".join(map(str, dtypes))
+        raise ValueError(
+            f"{name} must be contiguous {wanted} of one number a row on {device}, got {values.dtype} "
+            f"{tuple(values.shape)} on {values.device}"
+        )
+    _check_index(name, arena, like, device)
+
+
 def check_rows(name: str, arena: ArenaRows | None, like: ArenaRows, size: int, weight: Tensor) -> None:
     """Check shape, type, device and layout of ``arena`` (None passes); raises ValueError.
 
@@ -67,7 +81,7 @@ def check_rows(name: str, arena: ArenaRows | None, like: ArenaRows, size: int, w
     """
     if arena is None:
         return
-    values, rows, _, span = arena
+    values = arena.values
     if values.ndim != 2 or values.shape[1] != size or (size > 1 and values.stride(1) != 1):
         raise ValueError(f"{name} must be rows of {size} contiguous numbers, got {tuple(values.shape)}")
     if values.dtype != weight.dtype or values.device != weight.device:
@@ -75,9 +89,14 @@ def check_rows(name: str, arena: ArenaRows | None, like: ArenaRows, size: int, w
             f"{name} must be {weight.dtype} on {weight.device} as the weights are, got {values.dtype} on "
             f"{values.device}"
         )
-    if rows.dtype not in INDEX_TYPES or rows.device != weight.device or not rows.is_contiguous():
-        raise ValueError(f"the rows of {name} must be contiguous int32 or int64 on {weight.device}")
+    _check_index(name, arena, like, weight.device)
+
+
+def _check_index(name: str, arena: ArenaRows, like: ArenaRows, device: torch.device) -> None:
+    rows, span = arena.rows, arena.span
+    if rows.dtype not in INDEX_TYPES or rows.device != device or not rows.is_contiguous():
+        raise ValueError(f"the rows of {name} must be contiguous int32 or int64 on {device}")
     if rows.ndim != 1 or (span is None) != (like.span is None) or arena.most_rows != like.most_rows:
         raise ValueError(f"{name} must name {like.most_rows} rows, got {arena.most_rows} of {tuple(rows.shape)}")
-    if span is not None and (span.dtype != torch.int64 or span.shape != (2,) or span.device != weight.device):
-        raise ValueError(f"the span of {name} must be int64 [2] on {weight.device}")
+    if span is not None and (span.dtype != torch.int64 or span.shape != (2,) or span.device != device):
+        raise ValueError(f"the span of {name} must be int64 [2] on {device}")

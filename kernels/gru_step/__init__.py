@@ -67,8 +67,8 @@ def gru_step(
     """One step for ``len(h.rows)`` rows, written to ``h_out``.
 
     ``h`` and ``h_out`` are rows of ``hidden`` numbers, ``x`` of ``input`` numbers (given exactly if ``weights`` has
-    ``weight_ih``), ``gates`` of ``3 * hidden`` numbers, gate after gate. Types, alignment, devices, spans, negative rows,
-    ``precision`` and ``tile`` are as in ``lstm_step``.
+    ``weight_ih``), ``gates`` of ``3 * hidden`` numbers, gate after gate. Types, alignment, devices, spans, negative
+    rows, ``precision`` and ``tile`` are as in ``lstm_step``.
 
     **No row written may be a row read by the same call**: programs write h while others still read it. The
     scheduler gives a task no output row that it reads.

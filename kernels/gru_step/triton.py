@@ -143,5 +143,5 @@ def gru_step(
         BLOCK_ROWS=tile.rows,
         BLOCK_UNITS=tile.units,
         BLOCK_DEPTH=tile.depth,
-        **tile.options(is_left_alone=has_cores and x is None),
+        **tile.options(is_limited=None if x is not None and has_cores else not has_cores),
     )

@@ -51,11 +51,11 @@ def lstm_chain(
 
     ``weights`` come from ``lstm_step.pack_weights``, without ``weight_ih``. ``batch_sizes`` is int32 or int64
     ``[steps]``, not increasing, on the device; its first is at most ``len(h.rows)`` and its sum at most
-    ``len(h_out.rows)`` (neither is checked on a device): what is behind is left alone, and behind a step of no rows are
-    no others, so one captured launch serves all runs up to these sizes. ``h`` and ``c`` name the rows of the first state; ``gates`` (of ``4 * hidden`` numbers),
-    ``h_out`` and ``c_out`` one for each position. Positions whose state nobody reads are negative, or share rows with
-    others of the same chain, in which the last one stays. The rest is as in ``lstm_step``; between steps h and c are in
-    the arena's type, so a chain gives what its steps would.
+    ``len(h_out.rows)`` (neither is checked on a device). What is behind is left alone, and the first step of no rows
+    ends the chain: so one captured launch serves all runs up to these sizes. ``h`` and ``c`` name the rows of the first
+    state; ``gates`` (of ``4 * hidden`` numbers), ``h_out`` and ``c_out`` one for each position. Positions whose state
+    nobody reads are negative, or share rows with others of the same chain, in which the last one stays. The rest is as
+    in ``lstm_step``; between steps h and c are in the arena's type, so a chain gives what its steps would.
 
     **No row written may be a row read by the same call.** ``scratch`` serves one launch at a time. On CUDA the
     kernel is launched on the current stream and nothing waits. The persistent form needs the whole device: beside

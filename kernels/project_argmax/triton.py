@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.gate_tiles import span_of
@@ -58,14 +57,14 @@ def best_of_part_kernel(
     tl.store(p_best + o_rows * tl.num_programs(1) + tl.program_id(1), b_best, mask=b_index >= 0)
 
 
-def project_argmax(h: ArenaRows, projection: Projection, tokens: Tensor, stops: Tensor) -> None:
+def project_argmax(h: ArenaRows, projection: Projection, token: ArenaRows, stop: ArenaRows) -> None:
     """Launches both stages; arguments are as in the operation, and are not checked."""
     num_rows, (vocabulary, hidden) = h.most_rows, projection.weight.shape
     if num_rows == 0:
         return
     tile = choose_tile(num_rows, projection)
     num_parts = triton.cdiv(vocabulary, tile.tokens)
-    best = torch.empty(num_rows, num_parts, dtype=torch.int64, device=tokens.device)
+    best = torch.empty(num_rows, num_parts, dtype=torch.int64, device=h.values.device)
     best_of_part_kernel[(triton.cdiv(num_rows, tile.rows), num_parts)](
         h.values,
         h.values.stride(0),
@@ -86,4 +85,6 @@ def project_argmax(h: ArenaRows, projection: Projection, tokens: Tensor, stops: 
     )
     stop_token = -1 if projection.stop_token is None else projection.stop_token
     parts = triton.next_power_of_2(num_parts)
-    best_of_row_kernel[(num_rows,)](h.rows, h.span, best, tokens, stops, num_parts, stop_token, PARTS=parts)
+    best_of_row_kernel[(num_rows,)](
+        h.rows, h.span, best, token.values, token.rows, stop.values, stop.rows, num_parts, stop_token, PARTS=parts
+    )

@@ -8,7 +8,16 @@ import triton
 import triton.language as tl
 
 from cellrt.kernels.arena_rows import ArenaRows
-from cellrt.kernels.gate_tiles import bias_block, gate, multiply_states, row_pointers, span_of, split_four, store_rows, tanh
+from cellrt.kernels.gate_tiles import (
+    bias_block,
+    gate,
+    multiply_states,
+    row_pointers,
+    span_of,
+    split_four,
+    store_rows,
+    tanh,
+)
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 from cellrt.kernels.tiles import Tile
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cellrt.definition.define import cell
-from cellrt.definition.fused import IndexedRows, RunSizes
+from cellrt.definition.fused import IndexedRows, RunSizes, SpannedRows
 from cellrt.definition.spec import RowSpec
 from cellrt.worker.build_forms import build_forms, classes_of_rows
 from cellrt.worker.device.placement import PlacedCell
@@ -42,6 +42,11 @@ def served_rows(spec: RowSpec, words: Tensor, at: int, count: int) -> IndexedRow
     return IndexedRows(torch.zeros((8 * MOST, *spec.shape), dtype=spec.dtype), words[at : at + count])
 
 
+def spanned_rows(spec: RowSpec, words: Tensor, at: int, count: int) -> SpannedRows:
+    """The same as a step has them, with a span that begins at any word."""
+    return SpannedRows(*served_rows(spec, words, at, MOST), count, words[at : at + 2])
+
+
 @contextmanager
 def nothing_compiled_after_building(name: str) -> Iterator[PlacedCell]:
     """The cell of a case, whose kernels are launched inside in forms alone that were built before."""
@@ -61,8 +66,8 @@ def test_no_step_is_compiled_while_serving(name: str, words: Tensor) -> None:
     with nothing_compiled_after_building(name) as placed:
         for count in SERVED:
             for shift in (0, 1):
-                given = {key: served_rows(spec, words, shift, count) for key, spec in placed.cell.inputs.items()}
-                made = {key: served_rows(spec, words, 7 + shift, count) for key, spec in placed.cell.outputs.items()}
+                given = {key: spanned_rows(spec, words, shift, count) for key, spec in placed.cell.inputs.items()}
+                made = {key: spanned_rows(spec, words, 7 + shift, count) for key, spec in placed.cell.outputs.items()}
                 placed.run_rows(given, made)
 
 

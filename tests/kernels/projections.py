@@ -30,6 +30,11 @@ def outputs(num_rows: int, device: str, dtype: torch.dtype = torch.int64) -> tup
     )
 
 
+def in_order(values: torch.Tensor) -> ArenaRows:
+    """All of them."""
+    return ArenaRows(values, torch.arange(len(values), device=values.device))
+
+
 def exact_logits(h: ArenaRows, projection: Projection) -> torch.Tensor:
     """In float64 on the CPU; of negative rows, those of the arena's last row."""
     logits = h.values.cpu().double()[h.rows.cpu().long()] @ projection.weight.cpu().double().T

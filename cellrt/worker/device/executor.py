@@ -266,7 +266,7 @@ class DeviceExecutor:
                 self._counts["eager"] += 1
                 memory = self._memory._replace(up=up, down=down) if is_own else self._memory
                 host_words = up.host[words_bytes].view(torch.int64)
-                self._operations(placed, signature, memory, words, host_words).run(packing.rows, begun.failures)
+                self._operations(placed, signature, memory, words, host_words).run(packing, begun.failures)
                 if can_capture and not begun.failures and captures.is_due(signature):
                     captures.make(signature, words, lambda words: self._captured(placed, packing, words), has_download)
             if has_download:
@@ -288,7 +288,7 @@ class DeviceExecutor:
     def _captured(self, placed: PlacedCell, packing: Packing, words: torch.Tensor) -> Work:
         operations = self._operations(placed, packing.signature, self._memory, words, None)
         operations.prepare_capture()
-        return lambda: operations.run(packing.rows, None)
+        return lambda: operations.run(packing, None)
 
     def _host(self, kind: int) -> NDArray[np.uint8]:
         """The host's arena of a kind as rows of bytes."""

@@ -13,7 +13,17 @@ from torch import nn
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import is_changed
-from cellrt.definition.fused import ChainModule, FusedModule, IndexedRows, RunChainRows, RunRows, RunSizes
+from cellrt.definition.fused import (
+    ChainModule,
+    FusedModule,
+    IndexedRows,
+    RunChainRows,
+    RunRows,
+    RunSizes,
+    SpannedRows,
+    StepRows,
+    is_reading_spans,
+)
 from cellrt.definition.snapshot import FunctionSnapshot
 from cellrt.definition.spec import CellInput, RowSpec
 from cellrt.errors import CellError
@@ -67,6 +77,7 @@ class PlacedCell:
         limits: of its integer inputs, by name.
         run_rows: its fused form, or the compiled one; None: it has neither.
         chains: its form for whole runs, if it has one.
+        reads_spans: whether these find on the device how many rows there are.
         prefers_steps: whether its author's ``steps`` takes runs, and ``run_rows`` only single steps.
     """
 
@@ -83,6 +94,7 @@ class PlacedCell:
             self.cell._steps = _method(self.cell.module, "steps")
         self.run_rows = _fused_form(self.cell) if forms.fused else None
         self.chains = _chain_form(self.cell, forms.chains) if self.run_rows is not None else None
+        self.reads_spans = _reads_spans(self.cell, self.run_rows, self.chains)
         if forms.backend is not None and self.run_rows is None:
             self._compile(forms.backend)
 
@@ -101,7 +113,7 @@ class PlacedCell:
             inputs = self.cell.example_inputs(rows, str(self._device))
             return lambda: self.call(inputs)
         given, made = self._example_rows(rows, False)
-        return lambda: run_rows(given, made)
+        return lambda: run_rows(self._as_served(given), self._as_served(made))
 
     def example_run(self, rows: int, steps: int) -> Callable[[], bool] | None:
         """So many steps of so many rows of zeros in one call, if the cell has a form for that."""
@@ -113,6 +125,14 @@ class PlacedCell:
             given[name] = IndexedRows(given[name].values, given[name].rows[:rows])
         sizes = RunSizes((rows,) * steps, torch.full((steps,), rows, device=self._device))
         return lambda: chains.run(sizes, given, made)
+
+    def _as_served(self, given: Mapping[str, IndexedRows]) -> Mapping[str, StepRows]:
+        """A step's rows in the way in which tasks have them."""
+        if not self.reads_spans:
+            return given
+        count = len(next(iter(given.values())).rows)
+        span = torch.tensor([0, count], device=self._device)
+        return {name: SpannedRows(values, rows, count, span) for name, (values, rows) in given.items()}
 
     @torch.inference_mode()
     def _example_rows(self, rows: int, from_host: bool) -> tuple[dict[str, IndexedRows], dict[str, IndexedRows]]:
@@ -201,7 +221,7 @@ class UnplacedCell(PlacedCell):
 
     def __init__(self, cell: Cell, error: BaseException) -> None:
         self.cell, self._error = cell, error
-        self.run_rows, self.chains, self.prefers_steps = None, None, False
+        self.run_rows, self.chains, self.prefers_steps, self.reads_spans = None, None, False, False
         self.limits: Mapping[str, Limits] = {}
 
     def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
@@ -260,6 +280,13 @@ def _chain_form(cell: Cell, always: bool | None) -> Chains | None:
     if {name: name for name, spec in cell.inputs.items() if cell.outputs.get(name) == spec} != cell.carry:
         return None
     return Chains(module.run_chain_rows, always)
+
+
+def _reads_spans(cell: Cell, run_rows: RunRows | None, chains: Chains | None) -> bool:
+    """Whether all fused forms of a cell do, which takes any number of rows."""
+    if run_rows is None or cell.batch_sizes:
+        return False
+    return is_reading_spans(run_rows) and (chains is None or is_reading_spans(chains.run))
 
 
 def _run_class(sizes: Sequence[int], is_captured: bool) -> tuple[int, int, bool]:

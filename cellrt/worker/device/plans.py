@@ -15,7 +15,7 @@ from cellrt.worker.arenas import Arenas
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import launch
 from cellrt.worker.device.arenas import DeviceArenas
-from cellrt.worker.device.fused import CannotFuseError, ChainReader, FusedReader
+from cellrt.worker.device.fused import CannotFuseError, ChainReader, FusedReader, PaddedSpanReader, SpanReader
 from cellrt.worker.device.packing import NOWHERE, Packing, TaskReader, Transfer
 from cellrt.worker.device.placement import PlacedCell
 from cellrt.worker.device.ring import pieces_of
@@ -151,6 +151,8 @@ def _fused_readers(placed: PlacedCell, task: TaskView) -> list[type[FusedReader]
     """How a task may be read for the fused form of its cell, the best first."""
     if placed.run_rows is None or task.is_loop or task.stop_output >= 0:
         return []
+    if placed.reads_spans:
+        return [PaddedSpanReader, SpanReader]
     is_run = task.num_steps > 1
     chains: list[type[FusedReader]] = [ChainReader] if is_run and placed.chains is not None else []
     return [*chains, *([] if is_run and placed.prefers_steps else [FusedReader])]
