@@ -21,7 +21,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from cellrt import RowSpec, rows
 from cellrt.cells._weights import Derived
 from cellrt.kernels.arena_rows import ArenaRows
-from cellrt.kernels.choose import uses_triton
+from cellrt.kernels.choose import has_device, uses_triton
 from cellrt.kernels.gate_weights import TYPES
 
 if TYPE_CHECKING:
@@ -198,6 +198,33 @@ def choose_rows(
     stop_token = end_token if 0 <= end_token < len(weight) else None
     h, token, stop = (ArenaRows(*rows) for rows in (inputs["h"], outputs["token"], outputs["stop"]))
     project_argmax(h, Projection(weight, bias, stop_token, chosen_precision()), token, stop)
+
+
+def sample_rows(
+    end_token: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    inputs: Mapping[str, StepRows],
+    outputs: Mapping[str, StepRows],
+) -> None:
+    """Sampling: rows ``logits``, ``seed`` and ``step`` of arenas to rows ``token`` and ``stop`` of arenas."""
+    from cellrt.kernels.sample import Sampling, sample
+
+    given = {name: ArenaRows(*rows) for name, rows in (*inputs.items(), *outputs.items())}
+    sample(sampling=Sampling(end_token, temperature, top_k, top_p), **given)
+
+
+def can_sample(inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+    """Whether there is a device for it, and it takes these rows. A cell without weights is on no device of its own."""
+    from cellrt.kernels.sample import MOST_TOKENS
+
+    logits, number = inputs.get("logits"), rows(dtype=torch.int64)
+    if logits is None or logits.dtype not in TYPES or len(logits.shape) != 1 or logits.shape[0] > MOST_TOKENS:
+        return False
+    expected = {"logits": logits, "seed": number, "step": number}
+    made = {"token": number, "stop": rows(dtype=torch.bool)}
+    return has_device() and dict(inputs) == expected and dict(outputs) == made
 
 
 def can_fuse(

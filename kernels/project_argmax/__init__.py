@@ -7,7 +7,7 @@ second, small kernel takes the best of each row's parts. For 512 rows and 50,000
 
 from __future__ import annotations
 
-from cellrt.kernels.arena_rows import ArenaRows, on_host
+from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.choose import uses_triton
 from cellrt.kernels.project_argmax import reference
 from cellrt.kernels.projection import Projection, check_projection
@@ -35,4 +35,4 @@ def project_argmax(h: ArenaRows, projection: Projection, token: ArenaRows, stop:
 
         triton.project_argmax(h, projection, token, stop)
     else:
-        reference.project_argmax(on_host(h, h), projection, on_host(token, h), on_host(stop, h))
+        reference.project_argmax(h, projection, token, stop)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cellrt.kernels.arena_rows import ArenaRows
-from cellrt.kernels.project_argmax import Projection, project_argmax
+from cellrt.kernels.project_argmax import Projection, project_argmax, reference
 from tests.kernels.ahead import compile_everywhere, needs_compiler, recorded_launches
 from tests.kernels.projections import (
     CAPACITY,
@@ -52,11 +52,10 @@ def test_tokens_are_exact(device: str, sizes: tuple[int, int, int], dtype: torch
 @pytest.mark.parametrize("is_reference", [False, True])
 @pytest.mark.parametrize(("first", "count", "most"), [(0, 3, 40), (7, 33, 70), (2, 0, 5)])
 def test_the_device_says_how_many_rows_there_are(
-    device: str, first: int, count: int, most: int, is_reference: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, first: int, count: int, most: int, is_reference: bool
 ) -> None:
     """Those of a span alone; the others are not read: they name rows that are not there."""
-    if is_reference:
-        monkeypatch.setattr("cellrt.kernels.project_argmax.uses_triton", lambda weight: False)
+    run = reference.project_argmax if is_reference else project_argmax
     rows = torch.full((first + most,), 1 << 30, device=device)
     rows[first : first + count] = some_rows(count, device)
     span = torch.tensor([first, count], device=device)
@@ -65,7 +64,7 @@ def test_the_device_says_how_many_rows_there_are(
     (tokens, stops), (expected, others) = outputs(most, device), outputs(count, device)
     to = torch.cat([torch.zeros(first, dtype=torch.int64), torch.arange(most)]).to(device)
     made = (ArenaRows(arena, to, most, span) for arena in (tokens, stops))
-    project_argmax(ArenaRows(values, rows, most, span), projection, *made)
+    run(ArenaRows(values, rows, most, span), projection, *made)
     project_argmax(ArenaRows(values, rows[first : first + count]), projection, in_order(expected), in_order(others))
     assert tokens.tolist() == [*expected.tolist(), *[UNTOUCHED] * (most - count)]
     assert stops.tolist() == [*others.tolist(), *[True] * (most - count)]
