@@ -120,6 +120,8 @@ def gru_step(
     num_rows, hidden = h.most_rows, weights.hidden_size
     weight_ih = weights.weight_hh if weights.weight_ih is None else weights.weight_ih
     has_cores = weights.weight_hh.dtype != torch.float32 or precision == "tf32"
+    # Of gates alone, only the tile of 64 rows spills where it is left alone: the next one does where it is not.
+    is_limited = (tile.rows == 64 if x is None else None) if has_cores else True
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(hidden, tile.units))
     gru_step_kernel[grid](
         *(x or h).arguments(),
@@ -143,5 +145,5 @@ def gru_step(
         BLOCK_ROWS=tile.rows,
         BLOCK_UNITS=tile.units,
         BLOCK_DEPTH=tile.depth,
-        **tile.options(is_limited=None if x is not None and has_cores else not has_cores),
+        **tile.options(is_limited),
     )

@@ -26,7 +26,7 @@ from cellrt.definition.fused import (
 )
 from cellrt.definition.snapshot import FunctionSnapshot
 from cellrt.definition.spec import CellInput, RowSpec
-from cellrt.errors import CellError
+from cellrt.errors import CellError, InternalError
 from cellrt.worker.blame import describe_error
 from cellrt.worker.device.limits import Limits, find_limits
 from cellrt.worker.device.torch_compile import CompiledFunction, CompiledStep, as_function, warn_not_compiled
@@ -40,12 +40,12 @@ class Forms(NamedTuple):
     """The forms of a cell that a device may use.
 
     Attributes:
-        fused: ``run_rows`` of modules that have it.
+        fused: ``run_rows`` of modules that have it: always, never, or (None) where it measures faster.
         chains: ``run_chain_rows`` too: always, never, or (None) where it measures faster.
         backend: of ``torch.compile``, for cells that do not run fused; None: these are not compiled.
     """
 
-    fused: bool = True
+    fused: bool | None = None
     chains: bool | None = None
     backend: str | None = None
 
@@ -78,6 +78,7 @@ class PlacedCell:
         run_rows: its fused form, or the compiled one; None: it has neither.
         chains: its form for whole runs, if it has one.
         reads_spans: whether these find on the device how many rows there are.
+        is_measured: whether ``run_rows`` is to be used only where it measures faster than the plain form.
         prefers_steps: whether its author's ``steps`` takes runs, and ``run_rows`` only single steps.
     """
 
@@ -85,14 +86,15 @@ class PlacedCell:
         self.cell = cell
         self._device = device
         self._names_device = False
-        self.prefers_steps = False
+        self.prefers_steps, self.is_measured = False, forms.fused is None
+        self._times: dict[int, tuple[float, float]] = {}
         self.limits = find_limits(cell)
         if device.type != "cpu":
             self.cell = copy.copy(cell)
             with torch.inference_mode(False):
                 self.cell.module = move(cell.module, device)
             self.cell._steps = _method(self.cell.module, "steps")
-        self.run_rows = _fused_form(self.cell) if forms.fused else None
+        self.run_rows = _fused_form(self.cell) if forms.fused is not False else None
         self.chains = _chain_form(self.cell, forms.chains) if self.run_rows is not None else None
         self.reads_spans = _reads_spans(self.cell, self.run_rows, self.chains)
         if forms.backend is not None and self.run_rows is None:
@@ -108,10 +110,25 @@ class PlacedCell:
 
     def example_step(self, rows: int) -> Callable[[], object]:
         """A step of so many rows of zeros, in the form that is used on this device."""
+        return self.plain_step(rows) if self.run_rows is None or self.prefers_plain(rows) else self.fused_step(rows)
+
+    def plain_step(self, rows: int) -> Callable[[], object]:
+        """The same in the plain form: gathered from a tensor, computed and scattered, as a task does it."""
+        given, made = self._example_rows(rows, False)
+
+        def step() -> None:
+            outputs = self.call([value.values.index_select(0, value.rows) for value in given.values()])
+            for arena, output in zip(made.values(), outputs):
+                arena.values.index_copy_(0, arena.rows, output)
+
+        inputs = self.cell.example_inputs(rows, str(self._device))
+        return (lambda: self.call(inputs)) if any(spec.ragged for spec in self.cell.inputs.values()) else step
+
+    def fused_step(self, rows: int) -> Callable[[], object]:
+        """The same in the fused form, which there must be."""
         run_rows = self.run_rows
         if run_rows is None:
-            inputs = self.cell.example_inputs(rows, str(self._device))
-            return lambda: self.call(inputs)
+            raise InternalError(f"cell {self.cell.name!r} has no fused form")
         given, made = self._example_rows(rows, False)
         return lambda: run_rows(self._as_served(given), self._as_served(made))
 
@@ -125,6 +142,26 @@ class PlacedCell:
             given[name] = IndexedRows(given[name].values, given[name].rows[:rows])
         sizes = RunSizes((rows,) * steps, torch.full((steps,), rows, device=self._device))
         return lambda: chains.run(sizes, given, made)
+
+    def keep_times(self, fused: Mapping[int, float], plain: Mapping[int, float]) -> None:
+        """Seconds of a step by rows, in both forms: from now on tasks of about as many rows use the faster one."""
+        self._times = {rows: (fused[rows], plain[rows]) for rows in sorted(fused)}
+
+    def prefers_plain(self, rows: int) -> bool:
+        """Whether the plain form measured faster for the next number of rows that was measured, or else the most."""
+        if not self._times:
+            return False
+        fused_s, plain_s = self._times[next((size for size in self._times if size >= rows), max(self._times))]
+        return plain_s < fused_s
+
+    def __repr__(self) -> str:
+        """The cell, its forms, and what was measured."""
+        forms = ["plain", *(["fused"] if self.run_rows else []), *(["chain"] if self.chains else [])]
+        times = (
+            f"{rows} rows: fused {1e6 * fused_s:.1f} us, plain {1e6 * plain_s:.1f} us"
+            for rows, (fused_s, plain_s) in self._times.items()
+        )
+        return f"PlacedCell({', '.join([repr(self.cell.name), *forms, *times])})"
 
     def _as_served(self, given: Mapping[str, IndexedRows]) -> Mapping[str, StepRows]:
         """A step's rows in the way in which tasks have them."""
@@ -222,6 +259,7 @@ class UnplacedCell(PlacedCell):
     def __init__(self, cell: Cell, error: BaseException) -> None:
         self.cell, self._error = cell, error
         self.run_rows, self.chains, self.prefers_steps, self.reads_spans = None, None, False, False
+        self.is_measured, self._times = False, {}
         self.limits: Mapping[str, Limits] = {}
 
     def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
