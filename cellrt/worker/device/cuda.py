@@ -211,7 +211,8 @@ class CudaDevice(Device):
         work()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) / 1e3
+        milliseconds: float = start.elapsed_time(end)
+        return milliseconds / 1e3
 
     def synchronize(self) -> None:
         """Waits for the three streams."""
