@@ -15,6 +15,7 @@ from torch import Tensor
 from cellrt.definition.define import cell
 from cellrt.definition.fused import IndexedRows, RunSizes, SpannedRows
 from cellrt.definition.spec import RowSpec
+from cellrt.kernels import lstm_chain, tiles
 from cellrt.worker.build_forms import build_forms, classes_of_rows
 from cellrt.worker.device.placement import PlacedCell
 from tests.cells.test_run_rows import CASES, CHAINS, STATE
@@ -29,6 +30,14 @@ SERVED = [1, 2, 3, 15, 16, 17, 31, 33, 64, 65, 100, 128, 129, 255, 257, 300, 511
 def words() -> Tensor:
     """A task's words, in which every list of rows begins somewhere."""
     return torch.arange(8 * MOST)
+
+
+@pytest.fixture
+def has_few_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that tiles differ by rows even for small cells: on many processors all have the smallest. Chains, which ask
+    for themselves, have many."""
+    assert lstm_chain.device_limits is tiles.device_limits
+    monkeypatch.setattr("cellrt.kernels.tiles.device_limits", lambda device: (2, 232_448))
 
 
 def placed_cell(name: str) -> PlacedCell:
@@ -61,6 +70,7 @@ def nothing_compiled_after_building(name: str) -> Iterator[PlacedCell]:
 
 
 @needs_compiler
+@pytest.mark.usefixtures("has_few_processors")
 @pytest.mark.parametrize("name", CASES)
 def test_no_step_is_compiled_while_serving(name: str, words: Tensor) -> None:
     with nothing_compiled_after_building(name) as placed:
