@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.fused import IndexedRows
@@ -106,7 +107,7 @@ class CompiledStep:
         """
         if id(tensor) not in self._targets:
             with torch.inference_mode(False):
-                self._targets[id(tensor)] = tensor, torch.from_dlpack(tensor)
+                self._targets[id(tensor)] = tensor, torch.utils.dlpack.from_dlpack(tensor)
         return self._targets[id(tensor)][1]
 
     def _function(
