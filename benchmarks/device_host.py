@@ -5,6 +5,9 @@ Tasks of 512 rows, one step each, are recorded while an engine serves on the sta
 of no effect in place of the driver's. So this is all that the host does for a task but the time inside the driver,
 which is not known here: 10 calls where there are inputs and results, 7 without results.
 
+A ragged run, of up to 24 steps, has a layout that no task had before, so it is read anew, in Python; what was captured
+of other runs of about its size serves it.
+
 ``torch's calls`` is the same with ``DeviceOptions(direct=False)``: copies by torch, on memory of the CPU, and graphs
 that do nothing.
 """
@@ -27,8 +30,9 @@ from benchmarks.options import Options
 from benchmarks.record import Recorder
 from benchmarks.stub_cuda import StubCuda
 from cellrt.core.settings import SchedulerSettings
+from cellrt.core.task_layout import H_ROWS, H_STEPS
 from cellrt.definition.define import cell
-from cellrt.definition.fused import IndexedRows
+from cellrt.definition.fused import IndexedRows, SpannedRows, reads_spans
 from cellrt.definition.spec import rows
 from cellrt.engine.engine import Engine
 from cellrt.graph.graph import Graph
@@ -43,6 +47,9 @@ from cellrt.worker.device.worker import CudaWorker
 PARTS = ("direct", "torch")
 LAUNCHED = {"direct": "compiled launch", "torch": "torch's calls"}
 ROWS, HIDDEN, STEPS, WORDS = 512, 256, 6, 1000
+MOST_STEPS = 25
+RAGGED = "a ragged run"
+KINDS = ("every token delivered", "nothing delivered", RAGGED)
 WAIT_S = 120.0
 
 
@@ -62,10 +69,35 @@ class Decoder(nn.Module):
 
     def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
         """One step, rows of arenas to rows of arenas."""
-        for name, other in (("h", "h"), ("choice", "token")):
-            given, made = inputs[other], outputs[name]
-            to = torch.where(made.rows < 0, len(made.values) - 1, made.rows)
-            made.values.index_copy_(0, to, given.values.index_select(0, given.rows))
+        _copy_rows(inputs, outputs)
+
+
+class Spanned(nn.Module):
+    """The same; it reads on the device how many rows there are."""
+
+    def forward(self, token: Tensor, h: Tensor) -> Made:
+        """One step."""
+        return Made(h + 1, token)
+
+    @reads_spans
+    def run_rows(self, inputs: Mapping[str, SpannedRows], outputs: Mapping[str, SpannedRows]) -> None:
+        """One step, rows of arenas to rows of arenas."""
+        given, made = ({name: _taken(rows) for name, rows in named.items()} for named in (inputs, outputs))
+        _copy_rows({name: IndexedRows(values, rows.clamp(min=0)) for name, (values, rows) in given.items()}, made)
+
+
+def _copy_rows(inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+    for name, other in (("h", "h"), ("choice", "token")):
+        given, made = inputs[other], outputs[name]
+        to = torch.where(made.rows < 0, len(made.values) - 1, made.rows)
+        made.values.index_copy_(0, to, given.values.index_select(0, given.rows))
+
+
+def _taken(given: SpannedRows) -> IndexedRows:
+    """A step's rows, and -1 behind them."""
+    numbers = torch.arange(given.most)
+    index = given.rows[(given.span[0] + numbers).clamp(max=len(given.rows) - 1)]
+    return IndexedRows(given.values, torch.where(numbers < given.span[1], index, -1))
 
 
 @cfunc("int32(int64, int64)")
@@ -74,26 +106,26 @@ def _do_nothing(first: int, second: int) -> int:
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Measures tasks that deliver every token, and tasks that deliver nothing."""
+    """Measures tasks that deliver every token, tasks that deliver nothing, and ragged runs."""
     repeats = 300 if options.quick else 3000
-    for shown in ("every token", "nothing"):
+    for kind in KINDS:
         for part in PARTS:
-            if options.has(part):
-                times = measure(shown == "every token", part == "direct", repeats)
-                case = f"{ROWS} rows, {shown} delivered, {LAUNCHED[part]}"
-                for what, seconds in times.items():
-                    recorder.add(case, what, 1e6 * seconds, "us/task")
+            if options.has(part) and (kind != RAGGED or part == "direct"):
+                for what, seconds in measure(kind, part == "direct", repeats).items():
+                    recorder.add(f"{ROWS} rows, {kind}, {LAUNCHED[part]}", what, 1e6 * seconds, "us/task")
 
 
-def measure(delivers: bool, is_direct: bool, repeats: int) -> dict[str, float]:
+def measure(kind: str, is_direct: bool, repeats: int) -> dict[str, float]:
     """Median seconds of a task's beginning and collection, and of both."""
-    with StubCuda().installed(), _engine(delivers, is_direct) as (executor, launches):
+    with StubCuda().installed(), _engine(kind, is_direct) as (executor, launches):
         if executor.device.direct is not None:
             executor.device.direct[:5] = _do_nothing.address
         begins, collects = [], []
         with torch.inference_mode():
             for k in range(repeats):
                 launch = launches[k % len(launches)]
+                if kind == RAGGED:
+                    executor._plans.forget(launch.type_id)
                 start = time.perf_counter()
                 begun = executor.begin(launch)
                 middle = time.perf_counter()
@@ -108,9 +140,12 @@ def measure(delivers: bool, is_direct: bool, repeats: int) -> dict[str, float]:
 
 
 @contextmanager
-def _engine(delivers: bool, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[Launch]]]:
+def _engine(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[Launch]]]:
     """The executor of an idle engine that has captured its tasks, and some of those."""
-    made = cell(Decoder(), {"token": rows(dtype=torch.int64), "h": (HIDDEN,)}, max_batch=ROWS)
+    is_ragged, delivers = kind == RAGGED, kind != KINDS[1]
+    made = cell(
+        Spanned() if is_ragged else Decoder(), {"token": rows(dtype=torch.int64), "h": (HIDDEN,)}, max_batch=ROWS
+    )
 
     def unfold(graph: Graph, request: list[int]) -> dict[str, object]:
         chain = graph.chain(made, token=request)
@@ -125,17 +160,23 @@ def _engine(delivers: bool, is_direct: bool) -> Iterator[tuple[DeviceExecutor, l
     begin = DeviceExecutor.begin
 
     def note(executor: DeviceExecutor, launch: Launch) -> Any:
-        if launch.buffer[0] == ROWS:
+        if launch.buffer[H_ROWS] == ROWS and (launch.buffer[H_STEPS] > 1) == is_ragged:
             launches.append(Launch(launch.task, launch.type_id, launch.buffer.copy()))
         return begin(executor, launch)
 
     options = DeviceOptions(capture_after=1, direct=is_direct)
     with patch("cellrt.engine.engine.open_device", open_device), patch.object(DeviceExecutor, "begin", note):
-        settings = SchedulerSettings(runs=False)
+        settings = SchedulerSettings(runs=is_ragged, join_budget_s=60.0, min_run_s=60.0)
         engine = Engine(["dry"], settings=settings, device_options=options, arena_bytes=64 << 20, max_queue=1 << 14)
     with engine:
         engine.register(Unfolder("decoder", unfold, [0, 0]), warm_up=False)
-        requests = np.random.default_rng(1).integers(WORDS, size=(ROWS, STEPS)).tolist()
+        draw = np.random.default_rng(1)
+        requests = [
+            draw.integers(WORDS, size=draw.integers(2, MOST_STEPS) if is_ragged else STEPS).tolist()
+            for _ in range(ROWS)
+        ]
+        if is_ragged:  # so that the scheduler knows how long a step takes
+            engine.submit("decoder", requests[0][:1]).result(WAIT_S)
         with patch.object(DeviceExecutor, "begin", note):
             for _ in range(2):
                 launches.clear()

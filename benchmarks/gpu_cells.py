@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from cellrt.cells.lstm import LSTMCell
-from cellrt.definition.fused import IndexedRows, RunSizes
+from cellrt.definition.fused import IndexedRows, RunSizes, StepRows, reads_spans
 from cellrt.definition.spec import RowSpec
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 
@@ -30,10 +30,12 @@ class FusedLSTM(LSTMCell):
         """Always."""
         return True
 
-    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+    @reads_spans
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
         """One step, rows of arenas to rows of arenas."""
         self._fused.run(self, inputs, outputs, self.precision)
 
+    @reads_spans
     def run_chain_rows(
         self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
     ) -> bool:

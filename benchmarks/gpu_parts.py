@@ -13,10 +13,7 @@ Command = tuple[str, ...]
 FIRST_S = 540.0
 """The first set ends within so many seconds."""
 STEPS = tuple(f"tests/kernels/test_{name}.py" for name in ("lstm_step", "gru_step", "tree_lstm_step", "lstm_chain"))
-OTHERS = tuple(
-    f"tests/kernels/test_{name}.py"
-    for name in ("scatter_rows", "project_argmax", "project_sample", "paged_attention", "tuning")
-)
+OTHERS = tuple(f"tests/kernels/test_{name}.py" for name in ("project_argmax", "sample", "paged_attention", "tuning"))
 USUAL = ("bfloat16", "tf32 and not tf32x3")
 """Kinds of numbers that serve; names in a test's id."""
 RARE = ("float16 and not bfloat16", "tf32x3", "ieee and float32", "not float16 and not float32")

@@ -21,11 +21,11 @@ from torch.nn.utils.parametrize import is_parametrized
 from cellrt import RowSpec, rows
 from cellrt.cells._weights import Derived
 from cellrt.kernels.arena_rows import ArenaRows
-from cellrt.kernels.choose import uses_triton
+from cellrt.kernels.choose import has_device, uses_triton
 from cellrt.kernels.gate_weights import TYPES
 
 if TYPE_CHECKING:
-    from cellrt.definition.fused import IndexedRows, RunSizes
+    from cellrt.definition.fused import RunSizes, StepRows
     from cellrt.kernels.gate_weights import PackedWeights, Precision
 
 MAX_GATES_BYTES = 512 << 20
@@ -54,8 +54,8 @@ class FusedStep:
     def run(
         self,
         module: nn.Module,
-        inputs: Mapping[str, IndexedRows | ArenaRows],
-        outputs: Mapping[str, IndexedRows],
+        inputs: Mapping[str, StepRows | ArenaRows],
+        outputs: Mapping[str, StepRows],
         precision: Precision | None = None,
     ) -> None:
         """One step, rows of arenas to rows of arenas; without a ``precision``, float32 is multiplied as torch does."""
@@ -71,8 +71,8 @@ class FusedLSTM(FusedStep):
         self,
         module: nn.Module,
         sizes: RunSizes,
-        inputs: Mapping[str, IndexedRows | ArenaRows],
-        outputs: Mapping[str, IndexedRows],
+        inputs: Mapping[str, StepRows | ArenaRows],
+        outputs: Mapping[str, StepRows],
         precision: Precision | None = None,
     ) -> bool:
         """A run as ``run_chain_rows`` takes it; its input is ``x``, which is multiplied for all steps at once, or
@@ -114,7 +114,7 @@ def fused_lstm(is_recurrent: bool = False) -> FusedLSTM:
     return FusedLSTM(_step_lstm, _pack_lstm, *names)
 
 
-def _multiply(x: IndexedRows | ArenaRows, weight: Tensor) -> ArenaRows:
+def _multiply(x: StepRows | ArenaRows, weight: Tensor) -> ArenaRows:
     """The products of rows of ``x`` with a weight, in order; the bias is not in them."""
     products = linear(x.values.index_select(0, x.rows), weight)
     return ArenaRows(products, torch.arange(len(products), device=products.device))
@@ -172,11 +172,11 @@ def _pack_tree_lstm(weight_hh: Tensor, bias: Tensor, weight_ih: Tensor | None) -
     )
 
 
-def gates_of_tokens(table: Tensor, token: IndexedRows) -> ArenaRows:
+def gates_of_tokens(table: Tensor, token: StepRows) -> ArenaRows:
     """The rows of a table of gates that tokens name: its last, which ``fold_with_end`` made, for those outside."""
     tokens = token.values.index_select(0, token.rows)
     end = len(table) - 1
-    return ArenaRows(table, torch.where((tokens >= 0) & (tokens < end), tokens, end))
+    return ArenaRows(table, torch.where((tokens >= 0) & (tokens < end), tokens, end), *token[2:])
 
 
 def fold_with_end(embedding: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -189,20 +189,42 @@ def choose_rows(
     weight: Tensor,
     bias: Tensor | None,
     end_token: int,
-    inputs: Mapping[str, IndexedRows],
-    outputs: Mapping[str, IndexedRows],
+    inputs: Mapping[str, StepRows],
+    outputs: Mapping[str, StepRows],
 ) -> None:
     """Projection and greedy choice: rows ``h`` of an arena to rows ``token`` and ``stop`` of arenas."""
     from cellrt.kernels.project_argmax import Projection, project_argmax
-    from cellrt.kernels.scatter_rows import scatter_rows
 
-    h, token, stop = ArenaRows(*inputs["h"]), outputs["token"], outputs["stop"]
-    count = len(h.rows)
     stop_token = end_token if 0 <= end_token < len(weight) else None
-    tokens, stops = token.values.new_empty(count), stop.values.new_empty(count)
-    project_argmax(h, Projection(weight, bias, stop_token, chosen_precision()), tokens, stops)
-    buffer = torch.cat([token.rows, stop.rows]).to(torch.int32)
-    scatter_rows([token.values, stop.values], buffer, [(count, -1, 0), (count, -1, count)], [tokens, stops])
+    h, token, stop = (ArenaRows(*rows) for rows in (inputs["h"], outputs["token"], outputs["stop"]))
+    project_argmax(h, Projection(weight, bias, stop_token, chosen_precision()), token, stop)
+
+
+def sample_rows(
+    end_token: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    inputs: Mapping[str, StepRows],
+    outputs: Mapping[str, StepRows],
+) -> None:
+    """Sampling: rows ``logits``, ``seed`` and ``step`` of arenas to rows ``token`` and ``stop`` of arenas."""
+    from cellrt.kernels.sample import Sampling, sample
+
+    given = {name: ArenaRows(*rows) for name, rows in (*inputs.items(), *outputs.items())}
+    sample(sampling=Sampling(end_token, temperature, top_k, top_p), **given)
+
+
+def can_sample(inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+    """Whether there is a device for it, and it takes these rows. A cell without weights is on no device of its own."""
+    from cellrt.kernels.sample import MOST_TOKENS
+
+    logits, number = inputs.get("logits"), rows(dtype=torch.int64)
+    if logits is None or logits.dtype not in TYPES or len(logits.shape) != 1 or logits.shape[0] > MOST_TOKENS:
+        return False
+    expected = {"logits": logits, "seed": number, "step": number}
+    made = {"token": number, "stop": rows(dtype=torch.bool)}
+    return has_device() and dict(inputs) == expected and dict(outputs) == made
 
 
 def can_fuse(

@@ -27,9 +27,10 @@ from cellrt.cells._gated_cells import InputHalf, RecurrentHalf, TokenCell, Whole
 from cellrt.cells._host import gru_embedded, gru_gates, gru_inputs, gru_tokens
 from cellrt.cells._recurrence import gru_run, gru_run_inputs
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.fused import reads_spans
 
 if TYPE_CHECKING:
-    from cellrt.definition.fused import IndexedRows
+    from cellrt.definition.fused import StepRows
 
 
 class GRUState(NamedTuple):
@@ -88,7 +89,8 @@ class GRUCell(_GRU, WholeCell):
         """Whether ``run_rows`` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
-    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+    @reads_spans
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
         """One step by the fused kernel, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
         self._fused.run(self, inputs, outputs)
 
@@ -128,7 +130,8 @@ class GRURecurrent(_GRU, RecurrentHalf):
         """Whether ``run_rows`` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
-    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+    @reads_spans
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
         """One step by the fused kernel, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
         self._fused.run(self, inputs, outputs)
 

@@ -35,9 +35,10 @@ from cellrt.cells._host import TOKEN, lstm_embedded, lstm_gates, lstm_inputs, ls
 from cellrt.cells._recurrence import lstm_run, lstm_run_inputs
 from cellrt.cells._weights import Derived
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.fused import reads_spans
 
 if TYPE_CHECKING:
-    from cellrt.definition.fused import IndexedRows, RunSizes
+    from cellrt.definition.fused import IndexedRows, RunSizes, StepRows
     from cellrt.kernels.arena_rows import ArenaRows
 
 
@@ -96,10 +97,12 @@ class LSTMCell(_LSTM, WholeCell):
         """Whether ``run_rows`` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
-    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+    @reads_spans
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
         """One step by the fused kernel, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
         self._fused.run(self, inputs, outputs)
 
+    @reads_spans
     def run_chain_rows(
         self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
     ) -> bool:
@@ -142,10 +145,12 @@ class LSTMRecurrent(_LSTM, RecurrentHalf):
         """Whether ``run_rows`` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
-    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+    @reads_spans
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
         """One step by the fused kernel, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
         self._fused.run(self, inputs, outputs)
 
+    @reads_spans
     def run_chain_rows(
         self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
     ) -> bool:
@@ -183,16 +188,18 @@ class EmbeddingLSTMCell(_LSTM, TokenCell):
         """Whether ``run_rows`` takes these rows, with the weights where they are: only with ``fold``."""
         return self.fold and self._can_fuse(inputs, outputs, {"token": TOKEN})
 
-    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+    @reads_spans
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
         """One step by the fused kernel, which reads the folded table; NaN for tokens outside the embedding."""
         self._fused.run(self, self._with_gates(inputs), outputs)
 
+    @reads_spans
     def run_chain_rows(
         self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
     ) -> bool:
         """A run by the chain kernel, if it takes these weights; NaN as in ``run_rows``."""
         return self._fused.run_chain(self, sizes, self._with_gates(inputs), outputs)
 
-    def _with_gates(self, inputs: Mapping[str, IndexedRows]) -> dict[str, IndexedRows | ArenaRows]:
+    def _with_gates(self, inputs: Mapping[str, StepRows]) -> dict[str, StepRows | ArenaRows]:
         table = self._ended_table.of(self.embedding.weight, self.weight_ih, self.bias_ih)
         return {"gates": gates_of_tokens(table, inputs["token"]), "h": inputs["h"], "c": inputs["c"]}

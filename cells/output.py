@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from cellrt import DefinitionError, RowSpec
-from cellrt.cells._fused import can_fuse, choose_rows, vectors
+from cellrt.cells._fused import can_fuse, can_sample, choose_rows, sample_rows, vectors
 from cellrt.cells._host import STOP, TOKEN, choose_best
 from cellrt.cells._recurrence import project_best
 from cellrt.cells._weights import (
@@ -32,10 +32,11 @@ from cellrt.cells._weights import (
     packed_linear,
 )
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.fused import reads_spans
 from cellrt.products.packed import PackedWeight
 
 if TYPE_CHECKING:
-    from cellrt.definition.fused import IndexedRows
+    from cellrt.definition.fused import StepRows
 
 NEVER = -1
 """As ``end_token``: no token ends the sequence."""
@@ -180,7 +181,8 @@ class ProjectionArgmax(_Linear):
         """Whether ``run_rows`` takes these rows, with the weights where they are."""
         return can_fuse(self, inputs, outputs, vectors(h=self.weight.shape[1]), {"token": TOKEN, "stop": STOP})
 
-    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+    @reads_spans
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
         """One step by the fused kernel, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
         choose_rows(self.weight, self.bias, self.end_token, inputs, outputs)
 
@@ -227,6 +229,15 @@ class Sample(nn.Module):
         before = falling.cumsum(dim=-1) - falling
         least = falling.masked_fill(before >= self.top_p, math.inf).amin(dim=-1, keepdim=True)
         return probabilities.masked_fill(probabilities < least, 0)
+
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether ``run_rows`` takes these rows, and there is a device for it."""
+        return can_sample(inputs, outputs)
+
+    @reads_spans
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
+        """One step by the sampling kernels, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
+        sample_rows(self.end_token, self.temperature, self.top_k, self.top_p, inputs, outputs)
 
 
 def uniform(seed: Tensor, step: Tensor) -> Tensor:

@@ -39,9 +39,10 @@ from cellrt.cells._tree import leaf_step, nary_step
 from cellrt.cells._tree_state import TreeState, finish, new_parameter, pack, state_rows
 from cellrt.cells._weights import Derived, are_float32_on_cpu, check_shape, is_eager, is_fusable
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.fused import reads_spans
 
 if TYPE_CHECKING:
-    from cellrt.definition.fused import IndexedRows
+    from cellrt.definition.fused import StepRows
 
 MAX_CHILDREN = 8
 """Most children of an n-ary cell."""
@@ -293,6 +294,7 @@ class BinaryTreeLSTMCell(NaryTreeLSTMCell):
             given["x"] = rows(self.weight_ih.shape[1])
         return can_fuse(self, inputs, outputs, given, state_rows(self.hidden_size))
 
-    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+    @reads_spans
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
         """One step by the fused kernel, rows of arenas to rows of arenas (``cellrt/definition/fused.py``)."""
         self._fused.run(self, inputs, outputs)

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 
+import torch
 from torch import Tensor
 
 
@@ -22,6 +23,11 @@ def uses_triton(tensor: Tensor) -> bool:
     set before Triton is first imported).
     """
     return has_triton() and (tensor.is_cuda or (tensor.device.type == "cpu" and is_interpreted()))
+
+
+def has_device() -> bool:
+    """Whether kernels run somewhere in this process."""
+    return is_interpreted() or (has_triton() and torch.cuda.is_available())
 
 
 def is_interpreted() -> bool:

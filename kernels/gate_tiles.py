@@ -14,6 +14,16 @@ def tanh(b_x):
 
 
 @triton.jit
+def span_of(p_span, num_rows):
+    """Where a step's rows begin and how many there are: as the device knows it, or else the first ``num_rows``."""
+    first = 0
+    if p_span is not None:
+        first = tl.load(p_span).to(tl.int32)
+        num_rows = tl.load(p_span + 1).to(tl.int32)
+    return first, num_rows
+
+
+@triton.jit
 def row_pointers(p_values, p_rows, o_rows, b_is_row, stride):
     """Pointers to the start of the arena rows that ``p_rows[o_rows]`` name; arena row 0 behind the last row."""
     b_rows = tl.load(p_rows + o_rows, mask=b_is_row, other=0)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.kernels.arena_rows import ArenaRows, check_numbers, check_rows
 from cellrt.kernels.gate_weights import PRECISIONS, TYPES, Precision
 
 TOKEN_TYPES = (torch.int32, torch.int64)
@@ -52,7 +52,7 @@ def choose_tile(num_rows: int, projection: Projection) -> ProjectionTile:
     return ProjectionTile(min(64, max(16, least)), 128, 32, 4 if least <= 32 else 8, 3)
 
 
-def check_projection(h: ArenaRows, projection: Projection, tokens: Tensor, stops: Tensor) -> None:
+def check_projection(h: ArenaRows, projection: Projection, token: ArenaRows, stop: ArenaRows) -> None:
     """Checks types, shapes, devices and layout; raises ValueError."""
     weight, bias, stop_token, precision = projection
     if weight.ndim != 2 or 0 in weight.shape or not weight.is_contiguous() or weight.dtype not in TYPES:
@@ -63,29 +63,17 @@ def check_projection(h: ArenaRows, projection: Projection, tokens: Tensor, stops
     vocabulary, hidden = weight.shape
     if bias is not None and (bias.shape != (vocabulary,) or bias.dtype != weight.dtype or not bias.is_contiguous()):
         raise ValueError(f"bias must be {weight.dtype} [{vocabulary}], got {bias.dtype} {tuple(bias.shape)}")
-    if h.values.ndim != 2 or h.values.shape[1] != hidden or (hidden > 1 and h.values.stride(1) != 1):
-        raise ValueError(f"the arena must be rows of {hidden} contiguous numbers, got {tuple(h.values.shape)}")
     if h.values.dtype != weight.dtype:
         raise ValueError(f"arena and weight must have the same dtype, got {h.values.dtype} and {weight.dtype}")
-    check_vector("rows", h.rows, (torch.int32, torch.int64), len(h.rows), weight.device)
-    check_vector("tokens", tokens, TOKEN_TYPES, len(h.rows), weight.device)
-    check_vector("stops", stops, (torch.bool,), len(h.rows), weight.device)
-    if h.values.device != weight.device or (bias is not None and bias.device != weight.device):
-        raise ValueError(f"arena and bias must be on {weight.device} as the weight is")
+    check_rows("h", h, h, hidden, weight)
+    check_numbers("token", token, TOKEN_TYPES, h, weight.device)
+    check_numbers("stop", stop, (torch.bool,), h, weight.device)
+    if bias is not None and bias.device != weight.device:
+        raise ValueError(f"bias must be on {weight.device} as the weight is")
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if stop_token is not None and not 0 <= stop_token < vocabulary:
         raise ValueError(f"the stop token {stop_token} is not in the vocabulary of {vocabulary}")
-
-
-def check_vector(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], length: int, device: torch.device) -> None:
-    """Checks one value a row; raises ValueError."""
-    if tensor.dtype not in dtypes or tensor.device != device or tensor.shape != (length,) or not tensor.is_contiguous():
-        wanted = " or ".join(str(dtype) for dtype in dtypes)
-        raise ValueError(
-            f"{name} must be contiguous {wanted} [{length}] on {device}, got {tensor.dtype} {tuple(tensor.shape)} on "
-            f"{tensor.device}"
-        )
 
 
 def plain_logits(h: Tensor, projection: Projection) -> Tensor:
@@ -94,7 +82,9 @@ def plain_logits(h: Tensor, projection: Projection) -> Tensor:
     return logits if projection.bias is None else logits + projection.bias.float()
 
 
-def put_tokens(is_row: Tensor, chosen: Tensor, projection: Projection, tokens: Tensor, stops: Tensor) -> None:
+def put_tokens(is_row: Tensor, chosen: Tensor, stop_token: int | None, token: ArenaRows, stop: ArenaRows) -> None:
     """Writes the chosen tokens, and whether each is the stop token, where ``is_row`` is true."""
-    tokens[is_row] = chosen.to(tokens.dtype)
-    stops[is_row] = chosen == (-1 if projection.stop_token is None else projection.stop_token)
+    stops = chosen == (-1 if stop_token is None else stop_token)
+    for made, values in ((token, chosen), (stop, stops)):
+        rows = made.rows[is_row]
+        made.values[rows[rows >= 0].long()] = values[rows >= 0].to(made.values.dtype)

@@ -8,6 +8,8 @@ so the result does not depend on how the vocabulary is split.
 import triton
 import triton.language as tl
 
+from cellrt.kernels.gate_tiles import span_of
+
 
 @triton.jit
 def logits_tile(
@@ -68,20 +70,37 @@ def token_of(best):
 
 
 @triton.jit
-def store_token(p_tokens, p_stops, row, token, stop_token):
-    """Writes one row's token and whether it is the stop token."""
-    tl.store(p_tokens + row, token.to(p_tokens.dtype.element_ty))
-    tl.store(p_stops + row, token == stop_token)
+def store_token(p_tokens, p_token_rows, p_stops, p_stop_rows, row, token, stop_token):
+    """Writes one row's token and whether it is the stop token, to the arena rows named; not to negative ones."""
+    at = tl.load(p_token_rows + row)
+    tl.store(p_tokens + at, token.to(p_tokens.dtype.element_ty), mask=at >= 0)
+    at = tl.load(p_stop_rows + row)
+    tl.store(p_stops + at, token == stop_token, mask=at >= 0)
 
 
 @triton.jit(
     do_not_specialize=["num_parts", "stop_token"],
-    do_not_specialize_on_alignment=["p_rows", "p_tokens", "p_stops"],
+    do_not_specialize_on_alignment=["p_rows", "p_span", "p_token_rows", "p_stop_rows"],
 )
-def best_of_row_kernel(p_rows, p_best, p_tokens, p_stops, num_parts, stop_token, PARTS: tl.constexpr):
+def best_of_row_kernel(
+    p_rows,
+    p_span,
+    p_best,
+    p_tokens,
+    p_token_rows,
+    p_stops,
+    p_stop_rows,
+    num_parts,
+    stop_token,
+    PARTS: tl.constexpr,
+):
     """The second stage: a program takes the best of the parts of one row; a row with a negative index is left alone."""
     row = tl.program_id(0)
-    if tl.load(p_rows + row) >= 0:
+    first, num_rows = span_of(p_span, row + 1)
+    if row >= num_rows:
+        return
+    if tl.load(p_rows + first + row) >= 0:
         o_parts = tl.arange(0, PARTS)
         b_best = tl.load(p_best + row * num_parts + o_parts, mask=o_parts < num_parts, other=-(2**63))
-        store_token(p_tokens, p_stops, row, token_of(tl.max(b_best, axis=0)), stop_token)
+        token = token_of(tl.max(b_best, axis=0))
+        store_token(p_tokens, p_token_rows, p_stops, p_stop_rows, first + row, token, stop_token)

@@ -41,14 +41,15 @@ class Tile:
     warps: int
     stages: int
 
-    def options(self, is_left_alone: bool = False) -> dict[str, int]:
+    def options(self, is_limited: bool | None = None) -> dict[str, int]:
         """How Triton compiles a step with this tile.
 
-        With four warps the assembler spills a few bytes of most steps to use fewer registers, of which there are
-        enough; of those that are left alone it does not.
+        The assembler spills a few bytes of some steps to use fewer registers, of which there are enough; where it is
+        told so (of most steps, with four warps) it does not.
         """
         options = {"num_warps": self.warps, "num_stages": self.stages}
-        return options if is_left_alone or self.warps != 4 else options | {"maxnreg": 255}
+        is_limited = self.warps == 4 if is_limited is None else is_limited
+        return options | {"maxnreg": 255} if is_limited else options
 
 
 def choose_tile(operation: str, weights: PackedWeights, num_rows: int, precision: Precision) -> Tile:

@@ -6,7 +6,7 @@ Which form of a cell a device uses is its own choice: see ``worker/device/placem
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -23,12 +23,31 @@ class IndexedRows(NamedTuple):
     rows: torch.Tensor
 
 
+class SpannedRows(NamedTuple):
+    """Rows that the device counts: row k is ``values[rows[span[0] + k]]``, for k below ``span[1]``.
+
+    Attributes:
+        values, rows: as of ``IndexedRows``. What ``rows`` has beside them may name no row, and is not to be written.
+        most: rows that there may be, which the host knows.
+        span: int64 ``[2]`` contiguous on the same device: the first, and how many there are.
+    """
+
+    values: torch.Tensor
+    rows: torch.Tensor
+    most: int
+    span: torch.Tensor
+
+
+StepRows = IndexedRows | SpannedRows
+
+
 class RunSizes(NamedTuple):
     """Rows of each step of a run, never growing, as in torch's PackedSequence.
 
     Attributes:
-        numbers: on the host.
-        values: the same, int64 ``[steps]`` contiguous on the device.
+        numbers: on the host. For a form that reads spans, the most there may be.
+        values: int64 ``[steps]`` contiguous on the device: how many there are, for a form that reads spans with zeros
+            behind the last step. For others, ``numbers``.
     """
 
     numbers: tuple[int, ...]
@@ -52,10 +71,11 @@ class FusedModule(Protocol):
     When a model is registered it is called with zeros, for each power of two of rows and for the most: a form that a
     kernel needs for some number of rows, and which is compiled first, must be that of the next power of two.
 
-    With ``run_chain_rows`` (see ``ChainModule``) it takes a run's steps in one call.
+    With ``run_chain_rows`` (see ``ChainModule``) it takes a run's steps in one call. One that ``reads_spans`` is given
+    ``SpannedRows``: then one captured graph serves any number of rows and any run.
     """
 
-    def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
+    def run_rows(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         """One step of as many rows as each of them names."""
 
 
@@ -80,5 +100,24 @@ class ChainModule(FusedModule, Protocol):
         """
 
 
-RunRows = Callable[[Mapping[str, IndexedRows], Mapping[str, IndexedRows]], None]
+Form = TypeVar("Form", bound=Callable[..., object])
+
+
+def reads_spans(form: Form) -> Form:
+    """Marks a ``run_rows`` that takes ``SpannedRows``, and ``run_chain_rows`` of the same class with it.
+
+    All inputs and outputs of a call have spans of equal count. ``run_chain_rows`` gets ``IndexedRows``, of which there
+    may be more than there are positions (they name rows that may be read), and ``sizes.values`` that end with zeros.
+    """
+    setattr(form, SPANS, True)
+    return form
+
+
+def is_reading_spans(form: Callable[..., object]) -> bool:
+    """Whether it was marked."""
+    return getattr(form, SPANS, False)
+
+
+SPANS = "_reads_spans"
+RunRows = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 RunChainRows = Callable[[RunSizes, Mapping[str, IndexedRows], Mapping[str, IndexedRows]], bool]

@@ -24,7 +24,7 @@ def build_forms(placed: PlacedCell) -> None:
         return
     most = placed.cell.max_batch
     for rows in classes_of_rows(placed.cell):
-        _try(lambda rows=rows: placed.example_step(rows)())  # type: ignore[misc]
+        _try(lambda rows=rows: placed.fused_step(rows)())  # type: ignore[misc]
     for rows in {min(most, EXAMPLE_ROWS), most}:
         run = placed.example_run(rows, EXAMPLE_STEPS)
         if run is not None:

@@ -13,11 +13,12 @@ hidden product):
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cellrt.kernels.arena_rows import ArenaRows, check_rows
+from cellrt.kernels.arena_rows import ArenaRows, all_on_host, check_rows
 from cellrt.kernels.choose import uses_triton
 from cellrt.kernels.gate_weights import (
     PackedWeights,
@@ -66,8 +67,8 @@ def gru_step(
     """One step for ``len(h.rows)`` rows, written to ``h_out``.
 
     ``h`` and ``h_out`` are rows of ``hidden`` numbers, ``x`` of ``input`` numbers (given exactly if ``weights`` has
-    ``weight_ih``), ``gates`` of ``3 * hidden`` numbers, gate after gate. Types, alignment, devices, negative rows,
-    ``precision`` and ``tile`` are as in ``lstm_step``.
+    ``weight_ih``), ``gates`` of ``3 * hidden`` numbers, gate after gate. Types, alignment, devices, spans, negative
+    rows, ``precision`` and ``tile`` are as in ``lstm_step``.
 
     **No row written may be a row read by the same call**: programs write h while others still read it. The
     scheduler gives a task no output row that it reads.
@@ -76,18 +77,19 @@ def gru_step(
     """
     _check(weights, h, h_out, x, gates)
     check_precision(precision)
-    if len(h.rows) == 0:
+    if h.most_rows == 0:
         return
     if not uses_triton(weights.weight_hh):
         weight_hh, weight_ih = weights.plain_weights()
         bias_ih = weights.plain_bias()
         bias_n = unpack(weights.bias[3 * weights.padded_units :], row_order(weights.hidden_size, ((0,),)))
         bias_hh = torch.cat([torch.zeros_like(bias_ih[len(bias_n) :]), bias_n])
-        reference.gru_step(weight_hh, bias_hh, bias_ih, h=h, h_out=h_out, weight_ih=weight_ih, x=x, gates=gates)
+        rows: Any = all_on_host(h_out, h=h, h_out=h_out, x=x, gates=gates)
+        reference.gru_step(weight_hh, bias_hh, bias_ih, weight_ih=weight_ih, **rows)
         return
     from cellrt.kernels.gru_step import triton
 
-    tile = tile or choose_tile("gru_step", weights, len(h.rows), precision)
+    tile = tile or choose_tile("gru_step", weights, h.most_rows, precision)
     triton.gru_step(weights, h=h, h_out=h_out, x=x, gates=gates, precision=precision, tile=tile)
 
 
@@ -98,8 +100,8 @@ def _check(
         raise ValueError("the weights are not those of a GRU")
     if (x is None) != (weights.weight_ih is None):
         raise ValueError("x is needed exactly if the weights were packed with weight_ih")
-    num_rows, hidden, like = h.rows.numel(), weights.hidden_size, weights.weight_hh
-    check_rows("h", h, num_rows, hidden, like)
-    check_rows("h_out", h_out, num_rows, hidden, like)
-    check_rows("x", x, num_rows, weights.input_size, like)
-    check_rows("gates", gates, num_rows, 3 * hidden, like)
+    hidden, like = weights.hidden_size, weights.weight_hh
+    check_rows("h", h, h, hidden, like)
+    check_rows("h_out", h_out, h, hidden, like)
+    check_rows("x", x, h, weights.input_size, like)
+    check_rows("gates", gates, h, 3 * hidden, like)

@@ -16,6 +16,7 @@ from cellrt.kernels.gate_tiles import (
     multiply_apart,
     multiply_two,
     row_pointers,
+    span_of,
     split_two,
     store_rows,
     tanh,
@@ -24,9 +25,10 @@ from cellrt.kernels.gate_weights import PackedWeights, Precision
 from cellrt.kernels.tiles import Tile
 
 ROWS = ("p_x_rows", "p_gates_rows", "p_h_rows", "p_h_out_rows")
+SPANS = ("p_state_span", "p_span")
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=ROWS)
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=ROWS + SPANS)
 def gru_step_kernel(
     p_x,
     p_x_rows,
@@ -43,6 +45,8 @@ def gru_step_kernel(
     p_h_out,
     p_h_out_rows,
     H_OUT_STRIDE: tl.constexpr,
+    p_state_span,
+    p_span,
     num_rows,
     INPUT: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -57,6 +61,12 @@ def gru_step_kernel(
     BLOCK_DEPTH: tl.constexpr,
 ):
     """One program's tile of the step: see ``gru_step`` in the package for what the arguments mean."""
+    first, num_rows = span_of(p_span, num_rows)
+    first_state, _ = span_of(p_state_span, num_rows)
+    if tl.program_id(0) * BLOCK_ROWS >= num_rows:
+        return
+    p_x_rows, p_gates_rows, p_h_out_rows = p_x_rows + first, p_gates_rows + first, p_h_out_rows + first
+    p_h_rows += first_state
     o_rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     b_is_row = o_rows < num_rows
     o_units = tl.program_id(1) * BLOCK_UNITS + tl.arange(0, BLOCK_UNITS)
@@ -107,9 +117,11 @@ def gru_step(
     tile: Tile,
 ) -> None:
     """Launch the kernel; arguments are as in the operation, and are not checked."""
-    num_rows, hidden = len(h.rows), weights.hidden_size
+    num_rows, hidden = h.most_rows, weights.hidden_size
     weight_ih = weights.weight_hh if weights.weight_ih is None else weights.weight_ih
     has_cores = weights.weight_hh.dtype != torch.float32 or precision == "tf32"
+    # Of gates alone, only the tile of 64 rows spills where it is left alone: the next one does where it is not.
+    is_limited = (tile.rows == 64 if x is None else None) if has_cores else True
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(hidden, tile.units))
     gru_step_kernel[grid](
         *(x or h).arguments(),
@@ -119,6 +131,8 @@ def gru_step(
         weights.weight_hh,
         weights.bias,
         *h_out.arguments(),
+        h.span,
+        h_out.span,
         num_rows,
         INPUT=0 if x is None else weights.input_size,
         HIDDEN=hidden,
@@ -131,5 +145,5 @@ def gru_step(
         BLOCK_ROWS=tile.rows,
         BLOCK_UNITS=tile.units,
         BLOCK_DEPTH=tile.depth,
-        **tile.options(is_left_alone=has_cores and x is None),
+        **tile.options(is_limited),
     )

@@ -50,11 +50,12 @@ def lstm_chain(
     """``len(batch_sizes)`` steps, each step's state written to ``h_out`` and ``c_out``.
 
     ``weights`` come from ``lstm_step.pack_weights``, without ``weight_ih``. ``batch_sizes`` is int32 or int64
-    ``[steps]``, not increasing, on the device; its first is ``len(h.rows)`` and its sum ``len(h_out.rows)`` (neither is
-    checked on a device). ``h`` and ``c`` name the rows of the first state; ``gates`` (of ``4 * hidden`` numbers),
-    ``h_out`` and ``c_out`` one for each position. Positions whose state nobody reads are negative, or share rows with
-    others of the same chain, in which the last one stays. The rest is as in ``lstm_step``; between steps h and c are in
-    the arena's type, so a chain gives what its steps would.
+    ``[steps]``, not increasing, on the device; its first is at most ``len(h.rows)`` and its sum at most
+    ``len(h_out.rows)`` (neither is checked on a device). What is behind is left alone, and the first step of no rows
+    ends the chain: so one captured launch serves all runs up to these sizes. ``h`` and ``c`` name the rows of the first
+    state; ``gates`` (of ``4 * hidden`` numbers), ``h_out`` and ``c_out`` one for each position. Positions whose state
+    nobody reads are negative, or share rows with others of the same chain, in which the last one stays. The rest is as
+    in ``lstm_step``; between steps h and c are in the arena's type, so a chain gives what its steps would.
 
     **No row written may be a row read by the same call.** ``scratch`` serves one launch at a time. On CUDA the
     kernel is launched on the current stream and nothing waits. The persistent form needs the whole device: beside
@@ -105,11 +106,11 @@ def _check(
     like, hidden = weights.weight_hh, weights.hidden_size
     if batch_sizes.ndim != 1 or batch_sizes.dtype not in INDEX_TYPES or batch_sizes.device != like.device:
         raise ValueError(f"batch_sizes must be int32 or int64 of one dimension on {like.device}")
-    num_rows, num_positions = h.rows.numel(), h_out.rows.numel()
+    num_rows = len(h.rows)
     if num_rows > scratch.max_rows or scratch.c.shape[1] != like.shape[1] or scratch.c.dtype != like.dtype:
         raise ValueError(f"the scratch memory is not for {num_rows} rows of these weights")
-    check_rows("h", h, num_rows, hidden, like)
-    check_rows("c", c, num_rows, hidden, like)
-    check_rows("gates", gates, num_positions, 4 * hidden, like)
-    check_rows("h_out", h_out, num_positions, hidden, like)
-    check_rows("c_out", c_out, num_positions, hidden, like)
+    check_rows("h", h, h, hidden, like)
+    check_rows("c", c, h, hidden, like)
+    check_rows("gates", gates, h_out, 4 * hidden, like)
+    check_rows("h_out", h_out, h_out, hidden, like)
+    check_rows("c_out", c_out, h_out, hidden, like)

@@ -21,7 +21,7 @@ def lstm_chain(
 ) -> None:
     """As the operation, with weights in torch's layout: the reference of one step, again and again."""
     start = 0
-    for size in batch_sizes.tolist():
+    for size in filter(None, batch_sizes.tolist()):
         end = start + size
         new_h, new_c = (_fresh(arena, size) for arena in (h, c))
         step_gates = ArenaRows(gates.values, gates.rows[start:end])

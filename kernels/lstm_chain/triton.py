@@ -26,7 +26,7 @@ from cellrt.kernels.lstm_chain.plan import ChainPlan
 from cellrt.kernels.lstm_chain.scratch import ChainScratch
 from cellrt.kernels.lstm_step.triton import update
 
-COUNTS = ("limit_ns", "num_rows", "num_steps")
+COUNTS = ("limit_ns", "num_steps")
 ROWS = ("p_sizes", "p_gates_rows", "p_h_rows", "p_c_rows", "p_h_out_rows", "p_c_out_rows")
 
 
@@ -119,7 +119,6 @@ def lstm_chain_rows_kernel(
     p_h_kept,
     p_c_kept,
     buffer_stride,
-    num_rows,
     num_steps,
     HIDDEN: tl.constexpr,
     PADDED: tl.constexpr,
@@ -131,38 +130,42 @@ def lstm_chain_rows_kernel(
     """All units of a block of rows over all steps: see the package for what the arguments mean."""
     first = tl.program_id(0) * BLOCK_ROWS
     o_rows = first + tl.arange(0, BLOCK_ROWS)
+    size = tl.load(p_sizes).to(tl.int32)
+    if first >= size:
+        return
     for unit in range(0, HIDDEN, BLOCK_UNITS):
         o_units = unit + tl.arange(0, BLOCK_UNITS)
         keep_start(
             p_h, p_h_rows, H_STRIDE, p_c, p_c_rows, C_STRIDE,
-            p_h_kept, p_c_kept, o_rows, o_rows < num_rows, o_units, HIDDEN, PADDED,
+            p_h_kept, p_c_kept, o_rows, o_rows < size, o_units, HIDDEN, PADDED,
         )  # fmt: skip
     tl.debug_barrier()  # everywhere here: a block's writes are seen by its own threads behind it
     position = 0
-    for step in range(num_steps):
-        size = tl.load(p_sizes + step).to(tl.int32)
-        if first < size:
-            p_h_last = p_h_kept + (step % 2) * buffer_stride
-            p_h_next = p_h_kept + ((step + 1) % 2) * buffer_stride
-            for unit in range(0, HIDDEN, BLOCK_UNITS):
-                o_columns = 4 * unit + tl.arange(0, 4 * BLOCK_UNITS)
-                b_sums = bias_block(p_bias, o_columns, BLOCK_ROWS)
-                b_sums = multiply(
-                    b_sums, p_h_last + o_rows * PADDED, p_weight, o_columns, HIDDEN, PADDED, BLOCK_DEPTH, PRECISION
-                )
-                o_units = unit + tl.arange(0, BLOCK_UNITS)
-                o_positions, b_is_active, b_is_unit = position + o_rows, o_rows < size, o_units < HIDDEN
-                b_i, b_f, b_g, b_o, b_c = load_inputs(
-                    p_gates, p_gates_rows, GATES_STRIDE, p_c_kept, o_rows, o_positions, b_is_active, o_units,
-                    HIDDEN, PADDED,
-                )  # fmt: skip
-                b_h, b_c = add_up(b_sums, b_i, b_f, b_g, b_o, b_c, BLOCK_ROWS, BLOCK_UNITS)
-                keep(p_h_next, o_rows, o_units, b_is_active, b_h, HIDDEN, PADDED)
-                keep(p_c_kept, o_rows, o_units, b_is_active, b_c, HIDDEN, PADDED)
-                store_rows(p_h_out, p_h_out_rows, o_positions, b_is_active, H_OUT_STRIDE, o_units, b_is_unit, b_h)
-                store_rows(p_c_out, p_c_out_rows, o_positions, b_is_active, C_OUT_STRIDE, o_units, b_is_unit, b_c)
-            tl.debug_barrier()
+    step = 0
+    while (step < num_steps) & (first < size):
+        p_h_last = p_h_kept + (step % 2) * buffer_stride
+        p_h_next = p_h_kept + ((step + 1) % 2) * buffer_stride
+        for unit in range(0, HIDDEN, BLOCK_UNITS):
+            o_columns = 4 * unit + tl.arange(0, 4 * BLOCK_UNITS)
+            b_sums = bias_block(p_bias, o_columns, BLOCK_ROWS)
+            b_sums = multiply(
+                b_sums, p_h_last + o_rows * PADDED, p_weight, o_columns, HIDDEN, PADDED, BLOCK_DEPTH, PRECISION
+            )
+            o_units = unit + tl.arange(0, BLOCK_UNITS)
+            o_positions, b_is_active, b_is_unit = position + o_rows, o_rows < size, o_units < HIDDEN
+            b_i, b_f, b_g, b_o, b_c = load_inputs(
+                p_gates, p_gates_rows, GATES_STRIDE, p_c_kept, o_rows, o_positions, b_is_active, o_units,
+                HIDDEN, PADDED,
+            )  # fmt: skip
+            b_h, b_c = add_up(b_sums, b_i, b_f, b_g, b_o, b_c, BLOCK_ROWS, BLOCK_UNITS)
+            keep(p_h_next, o_rows, o_units, b_is_active, b_h, HIDDEN, PADDED)
+            keep(p_c_kept, o_rows, o_units, b_is_active, b_c, HIDDEN, PADDED)
+            store_rows(p_h_out, p_h_out_rows, o_positions, b_is_active, H_OUT_STRIDE, o_units, b_is_unit, b_h)
+            store_rows(p_c_out, p_c_out_rows, o_positions, b_is_active, C_OUT_STRIDE, o_units, b_is_unit, b_c)
+        tl.debug_barrier()
         position += size
+        step += 1
+        size = tl.load(p_sizes + step, mask=step < num_steps, other=0).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=ROWS)
@@ -191,7 +194,6 @@ def lstm_chain_persistent_kernel(
     p_arrivals,
     p_error,
     limit_ns,
-    num_rows,
     num_steps,
     HIDDEN: tl.constexpr,
     PADDED: tl.constexpr,
@@ -206,6 +208,9 @@ def lstm_chain_persistent_kernel(
     slices = tl.num_programs(0)
     group = tl.program_id(1)
     groups = tl.num_programs(1)
+    size = tl.load(p_sizes).to(tl.int32)
+    if group * BLOCK_ROWS >= size:
+        return
     p_arrivals += group
     o_units = tl.program_id(0) * BLOCK_UNITS + tl.arange(0, BLOCK_UNITS)
     o_columns = tl.program_id(0) * 4 * BLOCK_UNITS + tl.arange(0, 4 * BLOCK_UNITS)
@@ -214,27 +219,24 @@ def lstm_chain_persistent_kernel(
     for depth in tl.static_range(0, HIDDEN, BLOCK_DEPTH):
         p_block = p_weight + o_columns[None, :] * PADDED + depth + o_depth[:, None]
         b_weights = b_weights + (tl.load(p_block),)  # type: ignore[assignment]  # noqa: RUF005
-    for first in range(group * BLOCK_ROWS, num_rows, groups * BLOCK_ROWS):
+    for first in range(group * BLOCK_ROWS, size, groups * BLOCK_ROWS):
         o_rows = first + tl.arange(0, BLOCK_ROWS)
         keep_start(
             p_h, p_h_rows, H_STRIDE, p_c, p_c_rows, C_STRIDE,
-            p_h_kept, p_c_kept, o_rows, o_rows < num_rows, o_units, HIDDEN, PADDED,
+            p_h_kept, p_c_kept, o_rows, o_rows < size, o_units, HIDDEN, PADDED,
         )  # fmt: skip
     arrive(p_arrivals, IS_INTERPRETED)
     o_first = group * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     b_is_unit = o_units < HIDDEN
-    size = tl.load(p_sizes).to(tl.int32)
     n_i, n_f, n_g, n_o, n_c = load_inputs(
         p_gates, p_gates_rows, GATES_STRIDE, p_c_kept, o_first, o_first, o_first < size, o_units, HIDDEN, PADDED
     )
     is_alive = wait_for(p_arrivals, p_error, slices, limit_ns, IS_INTERPRETED)
     position = 0
     step = 0
-    while (step < num_steps) & is_alive:
+    while (step < num_steps) & (group * BLOCK_ROWS < size) & is_alive:  # no other group waits for this one
         p_h_last = p_h_kept + (step % 2) * buffer_stride
         p_h_next = p_h_kept + ((step + 1) % 2) * buffer_stride
-        if group * BLOCK_ROWS >= size:
-            arrive(p_arrivals, IS_INTERPRETED)
         for first in range(group * BLOCK_ROWS, size, groups * BLOCK_ROWS):
             o_rows = first + tl.arange(0, BLOCK_ROWS)
             o_positions, b_is_active = position + o_rows, o_rows < size
@@ -305,7 +307,7 @@ def lstm_chain(
     if constants["PRECISION"] != "tf32x3":
         constants["maxnreg"] = 255
     if plan.groups == 0:
-        lstm_chain_rows_kernel[(triton.cdiv(num_rows, tile.rows),)](*arguments, num_rows, len(batch_sizes), **constants)
+        lstm_chain_rows_kernel[(triton.cdiv(num_rows, tile.rows),)](*arguments, len(batch_sizes), **constants)
         return
     scratch.arrivals.zero_()
     grid = (triton.cdiv(weights.hidden_size, tile.units), plan.groups)
@@ -314,7 +316,6 @@ def lstm_chain(
         scratch.arrivals,
         scratch.error,
         int(MAX_WAIT_S * 1e9),
-        num_rows,
         len(batch_sizes),
         **constants,
         IS_INTERPRETED=is_interpreted(),

@@ -11,9 +11,11 @@ taken in: neither a gathered batch nor the sums are ever in memory.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from cellrt.kernels.arena_rows import ArenaRows, check_rows
+from cellrt.kernels.arena_rows import ArenaRows, all_on_host, check_rows
 from cellrt.kernels.choose import uses_triton
 from cellrt.kernels.gate_weights import PackedWeights, Precision, check_precision, pack_gates, sum_of_biases
 from cellrt.kernels.lstm_step import reference
@@ -50,6 +52,8 @@ def lstm_step(
 ) -> None:
     """One step for ``len(h.rows)`` rows, written to ``h_out`` and ``c_out``.
 
+    With spans, ``h`` and ``c`` have one, all others another: it says how many rows there are, and where they begin.
+
     ``h``, ``c``, ``h_out``, ``c_out`` are rows of ``hidden`` numbers, ``x`` of ``input`` numbers (given exactly if
     ``weights`` has ``weight_ih``), ``gates`` of ``4 * hidden`` numbers, gate after gate; all have the type and device
     of the weights: float32, bfloat16 or float16. Sums are float32, c is kept in the arena's type. ``precision`` is how
@@ -63,17 +67,16 @@ def lstm_step(
     """
     _check(weights, h, c, h_out, c_out, x, gates)
     check_precision(precision)
-    if len(h.rows) == 0:
+    if h.most_rows == 0:
         return
     if not uses_triton(weights.weight_hh):
         weight_hh, weight_ih = weights.plain_weights()
-        reference.lstm_step(
-            weight_hh, weights.plain_bias(), h=h, c=c, h_out=h_out, c_out=c_out, weight_ih=weight_ih, x=x, gates=gates
-        )
+        rows: Any = all_on_host(h_out, h=h, c=c, h_out=h_out, c_out=c_out, x=x, gates=gates)
+        reference.lstm_step(weight_hh, weights.plain_bias(), weight_ih=weight_ih, **rows)
         return
     from cellrt.kernels.lstm_step import triton
 
-    tile = tile or choose_tile("lstm_step", weights, len(h.rows), precision)
+    tile = tile or choose_tile("lstm_step", weights, h.most_rows, precision)
     triton.lstm_step(weights, h=h, c=c, h_out=h_out, c_out=c_out, x=x, gates=gates, precision=precision, tile=tile)
 
 
@@ -90,8 +93,8 @@ def _check(
         raise ValueError("the weights are not those of an LSTM")
     if (x is None) != (weights.weight_ih is None):
         raise ValueError("x is needed exactly if the weights were packed with weight_ih")
-    num_rows, hidden, like = h.rows.numel(), weights.hidden_size, weights.weight_hh
+    hidden, like = weights.hidden_size, weights.weight_hh
     for name, arena in {"h": h, "c": c, "h_out": h_out, "c_out": c_out}.items():
-        check_rows(name, arena, num_rows, hidden, like)
-    check_rows("x", x, num_rows, weights.input_size, like)
-    check_rows("gates", gates, num_rows, 4 * hidden, like)
+        check_rows(name, arena, h, hidden, like)
+    check_rows("x", x, h, weights.input_size, like)
+    check_rows("gates", gates, h, 4 * hidden, like)

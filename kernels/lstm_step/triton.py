@@ -16,6 +16,7 @@ from cellrt.kernels.gate_tiles import (
     multiply,
     multiply_parts,
     row_pointers,
+    span_of,
     split_four,
     store_rows,
     tanh,
@@ -33,9 +34,10 @@ def update(b_i, b_f, b_g, b_o, b_c):
 
 # Where a task's rows lie changes from task to task, and a kernel is compiled once.
 ROWS = ("p_x_rows", "p_gates_rows", "p_h_rows", "p_c_rows", "p_h_out_rows", "p_c_out_rows")
+SPANS = ("p_state_span", "p_span")
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=ROWS)
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=ROWS + SPANS)
 def lstm_step_kernel(
     p_x,
     p_x_rows,
@@ -58,6 +60,8 @@ def lstm_step_kernel(
     p_c_out,
     p_c_out_rows,
     C_OUT_STRIDE: tl.constexpr,
+    p_state_span,
+    p_span,
     num_rows,
     INPUT: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -70,6 +74,14 @@ def lstm_step_kernel(
     BLOCK_DEPTH: tl.constexpr,
 ):
     """One program's tile of the step: see ``lstm_step`` in the package for what the arguments mean."""
+    first, num_rows = span_of(p_span, num_rows)
+    first_state, _ = span_of(p_state_span, num_rows)
+    if tl.program_id(0) * BLOCK_ROWS >= num_rows:
+        return
+    p_x_rows, p_gates_rows, p_h_out_rows, p_c_out_rows = (
+        p_x_rows + first, p_gates_rows + first, p_h_out_rows + first, p_c_out_rows + first
+    )  # fmt: skip
+    p_h_rows, p_c_rows = p_h_rows + first_state, p_c_rows + first_state
     o_rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     b_is_row = o_rows < num_rows
     o_columns = tl.program_id(1) * 4 * BLOCK_UNITS + tl.arange(0, 4 * BLOCK_UNITS)
@@ -112,7 +124,7 @@ def lstm_step(
     tile: Tile,
 ) -> None:
     """Launch the kernel; arguments are as in the operation, and are not checked."""
-    num_rows, hidden = len(h.rows), weights.hidden_size
+    num_rows, hidden = h.most_rows, weights.hidden_size
     weight_ih = weights.weight_hh if weights.weight_ih is None else weights.weight_ih
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(hidden, tile.units))
     lstm_step_kernel[grid](
@@ -125,6 +137,8 @@ def lstm_step(
         weights.bias,
         *h_out.arguments(),
         *c_out.arguments(),
+        h.span,
+        h_out.span,
         num_rows,
         INPUT=0 if x is None else weights.input_size,
         HIDDEN=hidden,

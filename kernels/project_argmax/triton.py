@@ -9,18 +9,19 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.kernels.gate_tiles import span_of
 from cellrt.kernels.projection import Projection, choose_tile
 from cellrt.kernels.projection_tiles import best_of_row_kernel, best_of_tile, logits_tile
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["p_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["p_rows", "p_span"])
 def best_of_part_kernel(
     p_arena,
     arena_stride,
     p_rows,
+    p_span,
     num_rows,
     p_weight,
     p_bias,
@@ -33,9 +34,12 @@ def best_of_part_kernel(
     DEPTH: tl.constexpr,
 ):
     """The first stage: a program takes the best of a part of the vocabulary for each of its rows."""
+    first, num_rows = span_of(p_span, num_rows)
+    if tl.program_id(0) * ROWS >= num_rows:
+        return
     o_rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     o_tokens = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
-    b_index = tl.load(p_rows + o_rows, mask=o_rows < num_rows, other=-1).to(tl.int64)
+    b_index = tl.load(p_rows + first + o_rows, mask=o_rows < num_rows, other=-1).to(tl.int64)
     b_logits = logits_tile(
         p_arena,
         arena_stride,
@@ -53,18 +57,19 @@ def best_of_part_kernel(
     tl.store(p_best + o_rows * tl.num_programs(1) + tl.program_id(1), b_best, mask=b_index >= 0)
 
 
-def project_argmax(h: ArenaRows, projection: Projection, tokens: Tensor, stops: Tensor) -> None:
+def project_argmax(h: ArenaRows, projection: Projection, token: ArenaRows, stop: ArenaRows) -> None:
     """Launches both stages; arguments are as in the operation, and are not checked."""
-    num_rows, (vocabulary, hidden) = len(h.rows), projection.weight.shape
+    num_rows, (vocabulary, hidden) = h.most_rows, projection.weight.shape
     if num_rows == 0:
         return
     tile = choose_tile(num_rows, projection)
     num_parts = triton.cdiv(vocabulary, tile.tokens)
-    best = torch.empty(num_rows, num_parts, dtype=torch.int64, device=tokens.device)
+    best = torch.empty(num_rows, num_parts, dtype=torch.int64, device=h.values.device)
     best_of_part_kernel[(triton.cdiv(num_rows, tile.rows), num_parts)](
         h.values,
         h.values.stride(0),
         h.rows,
+        h.span,
         num_rows,
         projection.weight,
         projection.bias,
@@ -80,4 +85,6 @@ def project_argmax(h: ArenaRows, projection: Projection, tokens: Tensor, stops: 
     )
     stop_token = -1 if projection.stop_token is None else projection.stop_token
     parts = triton.next_power_of_2(num_parts)
-    best_of_row_kernel[(num_rows,)](h.rows, best, tokens, stops, num_parts, stop_token, PARTS=parts)
+    best_of_row_kernel[(num_rows,)](
+        h.rows, h.span, best, token.values, token.rows, stop.values, stop.rows, num_parts, stop_token, PARTS=parts
+    )

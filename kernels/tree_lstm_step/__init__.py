@@ -12,9 +12,11 @@ A child that is missing is a row of zeros. The paper has one W for both forget g
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from cellrt.kernels.arena_rows import ArenaRows, check_rows
+from cellrt.kernels.arena_rows import ArenaRows, all_on_host, check_rows
 from cellrt.kernels.choose import uses_triton
 from cellrt.kernels.gate_weights import PackedWeights, Precision, check_precision, pack_gates, sum_of_biases
 from cellrt.kernels.tiles import Tile, choose_tile
@@ -48,7 +50,7 @@ def tree_lstm_step(
     """One step for ``len(h_left.rows)`` nodes, written to ``h_out`` and ``c_out``.
 
     States are rows of ``hidden`` numbers, ``x`` rows of ``input`` numbers (given exactly if ``weights`` has
-    ``weight_ih``). Types, alignment, devices, negative rows, ``precision`` and ``tile`` are as in ``lstm_step``.
+    ``weight_ih``). Types, alignment, devices, spans, negative rows, ``precision`` and ``tile`` are as in ``lstm_step``.
 
     **No row written may be a row read by the same call**: programs write h while others still read it. The
     scheduler gives a task no output row that it reads.
@@ -59,12 +61,13 @@ def tree_lstm_step(
     outputs = {"h_out": h_out, "c_out": c_out}
     _check(weights, states | outputs, x)
     check_precision(precision)
-    num_rows = len(h_left.rows)
+    num_rows = h_left.most_rows
     if num_rows == 0:
         return
     if not uses_triton(weights.weight_hh):
         weight_hh, weight_ih = weights.plain_weights()
-        reference.tree_lstm_step(weight_hh, weights.plain_bias(), weight_ih=weight_ih, x=x, **states, **outputs)
+        rows: Any = all_on_host(h_out, x=x, **states, **outputs)
+        reference.tree_lstm_step(weight_hh, weights.plain_bias(), weight_ih=weight_ih, **rows)
         return
     from cellrt.kernels.tree_lstm_step import triton
 
@@ -77,7 +80,7 @@ def _check(weights: PackedWeights, arenas: dict[str, ArenaRows], x: ArenaRows | 
         raise ValueError("the weights are not those of a binary TreeLSTM")
     if (x is None) != (weights.weight_ih is None):
         raise ValueError("x is needed exactly if the weights were packed with weight_ih")
-    num_rows, like = arenas["h_left"].rows.numel(), weights.weight_hh
+    first, weight = arenas["h_left"], weights.weight_hh
     for name, arena in arenas.items():
-        check_rows(name, arena, num_rows, weights.hidden_size, like)
-    check_rows("x", x, num_rows, weights.input_size, like)
+        check_rows(name, arena, first, weights.hidden_size, weight)
+    check_rows("x", x, first, weights.input_size, weight)

@@ -8,15 +8,25 @@ import triton
 import triton.language as tl
 
 from cellrt.kernels.arena_rows import ArenaRows
-from cellrt.kernels.gate_tiles import bias_block, gate, multiply_states, row_pointers, split_four, store_rows, tanh
+from cellrt.kernels.gate_tiles import (
+    bias_block,
+    gate,
+    multiply_states,
+    row_pointers,
+    span_of,
+    split_four,
+    store_rows,
+    tanh,
+)
 from cellrt.kernels.gate_weights import PackedWeights, Precision
 from cellrt.kernels.tiles import Tile
 
 INPUTS = ("p_x_rows", "p_h_left_rows", "p_h_right_rows", "p_c_left_rows", "p_c_right_rows")
 OUTPUTS = ("p_h_out_rows", "p_c_out_rows")
+SPANS = ("p_state_span", "p_span")
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=INPUTS + OUTPUTS)
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=INPUTS + OUTPUTS + SPANS)
 def tree_lstm_step_kernel(
     p_x,
     p_x_rows,
@@ -42,6 +52,8 @@ def tree_lstm_step_kernel(
     p_c_out,
     p_c_out_rows,
     C_OUT_STRIDE: tl.constexpr,
+    p_state_span,
+    p_span,
     num_rows,
     INPUT: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -54,6 +66,13 @@ def tree_lstm_step_kernel(
     BLOCK_DEPTH: tl.constexpr,
 ):
     """One program's tile of the step: see ``tree_lstm_step`` in the package for what the arguments mean."""
+    first, num_rows = span_of(p_span, num_rows)
+    first_state, _ = span_of(p_state_span, num_rows)
+    if tl.program_id(0) * BLOCK_ROWS >= num_rows:
+        return
+    p_x_rows, p_h_out_rows, p_c_out_rows = p_x_rows + first, p_h_out_rows + first, p_c_out_rows + first
+    p_h_left_rows, p_c_left_rows = p_h_left_rows + first_state, p_c_left_rows + first_state
+    p_h_right_rows, p_c_right_rows = p_h_right_rows + first_state, p_c_right_rows + first_state
     o_rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     b_is_row = o_rows < num_rows
     o_units = tl.program_id(1) * BLOCK_UNITS + tl.arange(0, BLOCK_UNITS)
@@ -98,7 +117,7 @@ def tree_lstm_step(
     tile: Tile,
 ) -> None:
     """Launch the kernel; arguments are as in the operation, and are not checked."""
-    num_rows, hidden = len(h_left.rows), weights.hidden_size
+    num_rows, hidden = h_left.most_rows, weights.hidden_size
     weight_ih = weights.weight_hh if weights.weight_ih is None else weights.weight_ih
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(hidden, tile.units))
     tree_lstm_step_kernel[grid](
@@ -112,6 +131,8 @@ def tree_lstm_step(
         weights.bias,
         *h_out.arguments(),
         *c_out.arguments(),
+        h_left.span,
+        h_out.span,
         num_rows,
         INPUT=0 if x is None else weights.input_size,
         HIDDEN=hidden,

@@ -253,3 +253,48 @@ def test_compiled_kernels_write_only_the_rows_they_are_given(device):
     assert len(codes) == 1
     assert "index_copy" in codes[0]
     assert "copy_(" not in codes[0] and "clone" not in codes[0]
+
+
+class Blend(NamedTuple):
+    h: Tensor
+
+
+def blend(x: Tensor, h: Tensor) -> Blend:
+    return Blend(torch.tanh(2 * x + 0.5 * h))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=needs_cpp), GPU])
+def test_gather_cell_and_scatter_are_one_kernel(device):
+    """Where a cell has no product, which is a library's: nothing that was gathered is ever in memory."""
+    from torch._inductor import metrics
+    from torch._inductor.utils import run_and_get_code
+
+    placed = PlacedCell(cell(blend, {"x": (SIZE,), "h": (SIZE,)}), torch.device(device))
+    metrics.reset()
+    _, codes = run_and_get_code(CompiledStep(placed.cell, "inductor").compile, *placed._example_rows(4, False))
+    assert len(codes) == 1 and metrics.generated_kernel_count == 1
+    assert "extern_kernels" not in codes[0].split("def call")[-1] and "aten.index" not in codes[0].split("def call")[-1]
+
+
+def test_one_function_serves_arenas_of_any_size_and_any_number_of_rows():
+    """Recompiling is refused: the arenas, the rings and the rows are dynamic."""
+    made = cell(MinimalGate(), {"x": (SIZE,), **STATE})
+    placed = PlacedCell(made, torch.device("cpu"))
+    step = CompiledStep(made, "eager")
+    step.compile(*placed._example_rows(8, False))
+    (function,) = step._functions.values()
+    with torch._dynamo.config.patch(error_on_recompile=True), torch.inference_mode():
+        for rows_there, count in ((40, 1), (40, 2), (64, 3), (1000, 7), (17, 5), (4096, 300)):
+            with torch.inference_mode(False):  # as arenas are made
+                arena, norms = torch.randn(3 * rows_there, SIZE), torch.zeros(rows_there)
+            taken = torch.randperm(rows_there - 1)[:count] if count < rows_there else torch.arange(count)
+            given = {name: IndexedRows(arena, taken + k * rows_there) for k, name in enumerate(made.inputs)}
+            free = torch.tensor([n for n in range(rows_there - 1) if n not in taken.tolist()][: 2 * count])
+            free = free if len(free) == 2 * count else torch.full((2 * count,), -1)
+            outputs = {"h": IndexedRows(arena, free[:count]), "c": IndexedRows(arena, free[count:])}
+            outputs["norm"] = IndexedRows(norms, taken)
+            expected = made.run(*(arena[value.rows] for value in given.values()))
+            step.run_rows(given, outputs)
+            torch.testing.assert_close(norms[taken], expected[2])
+    assert list(step._functions.values()) == [function]

@@ -4,7 +4,7 @@ A kernel is compiled just as its launcher in ``triton.py`` would launch it: the 
 any device (meta tensors do: nothing is run), its launches are recorded, and each is compiled for an architecture:
 
     with recorded_launches() as launches:
-        triton.scatter_rows(arenas, ...)
+        triton.project_argmax(h, ...)
     for launch in launches:
         assert compile_ahead(launch, 90).stack_bytes == 0
 

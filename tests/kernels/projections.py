@@ -30,6 +30,11 @@ def outputs(num_rows: int, device: str, dtype: torch.dtype = torch.int64) -> tup
     )
 
 
+def in_order(values: torch.Tensor) -> ArenaRows:
+    """All of them."""
+    return ArenaRows(values, torch.arange(len(values), device=values.device))
+
+
 def exact_logits(h: ArenaRows, projection: Projection) -> torch.Tensor:
     """In float64 on the CPU; of negative rows, those of the arena's last row."""
     logits = h.values.cpu().double()[h.rows.cpu().long()] @ projection.weight.cpu().double().T
@@ -38,6 +43,7 @@ def exact_logits(h: ArenaRows, projection: Projection) -> torch.Tensor:
 
 def launch_arguments(num_rows: int, dtype: torch.dtype, precision: Any) -> tuple[Any, ...]:
     """Arguments of a large projection, to compile its kernels; the memory is not used."""
-    h = ArenaRows(torch.empty(9, 1024, dtype=dtype), torch.empty(num_rows, dtype=torch.int32))
+    span = torch.zeros(2, dtype=torch.int64)
+    h = ArenaRows(torch.empty(9, 1024, dtype=dtype), torch.empty(num_rows, dtype=torch.int32), num_rows, span)
     weight, bias = (torch.empty(50_001, *more, dtype=dtype, device="meta") for more in ((1024,), ()))
     return h, Projection(weight, bias, 3, precision)

@@ -40,6 +40,20 @@ class Arenas:
         return ArenaRows(values[:, :size], rows.to(self._device))
 
 
+def in_span(most: int, first: int, arenas: dict[str, ArenaRows | None]) -> dict[str, ArenaRows | None]:
+    """The same arenas, whose rows a span finds among others, which nobody may read or write; None stays."""
+    count = next(len(arena.rows) for arena in arenas.values() if arena is not None)
+    span, spanned = None, {}
+    for name, arena in arenas.items():
+        if arena is not None:
+            span = torch.tensor([first, count], device=arena.rows.device) if span is None else span
+            other = next(row for row in range(len(arena.values)) if row not in arena.rows.tolist())
+            others = arena.rows.new_full((first + most - count,), other)
+            rows = torch.cat([others[:first], arena.rows, others[first:]])
+            spanned[name] = ArenaRows(arena.values, rows, most, span)
+    return dict.fromkeys(arenas) | spanned
+
+
 def like(arena: ArenaRows) -> ArenaRows:
     """Another arena with the same contents, and the same rows of it."""
     return ArenaRows(arena.values.clone(), arena.rows)

@@ -19,9 +19,8 @@ from cellrt.kernels.lstm_step import lstm_step
 from cellrt.kernels.lstm_step import pack_weights as pack_lstm
 from cellrt.kernels.paged_attention import Pages, Spans, append_pages, paged_attention
 from cellrt.kernels.project_argmax import project_argmax
-from cellrt.kernels.project_sample import Draw, project_sample
 from cellrt.kernels.projection import Projection
-from cellrt.kernels.scatter_rows import scatter_rows
+from cellrt.kernels.sample import Sampling, sample
 from cellrt.kernels.tiles import ROW_CLASSES
 from cellrt.kernels.tree_lstm_step import pack_weights as pack_tree
 from cellrt.kernels.tree_lstm_step import tree_lstm_step
@@ -94,19 +93,23 @@ def projection() -> Projection:
 
 
 def choose(count: int, shift: int) -> None:
-    h = arena(count, shift)
-    project_argmax(h, projection(), numbers(count, shift), numbers(count, shift, torch.bool))
+    project_argmax(arena(count, shift), projection(), *made(count, shift))
 
 
-def sample(count: int, shift: int) -> None:
-    of = functools.partial(numbers, count, shift)
-    draw = Draw(of(torch.float32), of(torch.int64), of(torch.int32), of(torch.int32), of(torch.float32))
-    project_sample(arena(count, shift), projection(), draw, of(torch.int64), of(torch.bool))
+def made(count: int, shift: int) -> tuple[ArenaRows, ArenaRows]:
+    """Where tokens and stops go."""
+    return of_numbers(torch.int64, count, shift), of_numbers(torch.bool, count, shift)
 
 
-def move(count: int, shift: int) -> None:
-    buffer = numbers(3000, shift, torch.int32)
-    scatter_rows([values(4096, 8)], buffer, [(count, -1, count + shift)], [values(1024, 8)])
+def of_numbers(dtype: torch.dtype, count: int, shift: int) -> ArenaRows:
+    """Rows of an arena of one number each."""
+    return ArenaRows(torch.zeros(4096, dtype=dtype), numbers(count, shift))
+
+
+def draw(count: int, shift: int) -> None:
+    drawn = (of_numbers(torch.int64, count, shift) for _ in range(2))
+    token, stop = made(count, shift)
+    sample(arena(count, shift, 5000), *drawn, Sampling(3, 0.8, 1 + count % 50, 0.9), token, stop)
 
 
 def pages(count: int, shift: int) -> tuple[Pages, Spans]:
@@ -134,8 +137,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "tree": step_tree,
     "chain": run_chain,
     "argmax": choose,
-    "sample": sample,
-    "scatter": move,
+    "sample": draw,
     "attention": attend,
     "append": append,
 }

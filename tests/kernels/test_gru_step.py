@@ -3,7 +3,7 @@ import torch
 
 from cellrt.kernels.gru_step import gru_step, pack_weights, reference
 from cellrt.kernels.tiles import Tile
-from tests.kernels.step_cases import Arenas, assert_same, like
+from tests.kernels.step_cases import Arenas, assert_same, in_span, like
 from tests.kernels.tolerances import KINDS, Kind
 
 SMALL = Tile(rows=16, units=8, depth=16, warps=4, stages=2)
@@ -20,8 +20,10 @@ def check(
     has_gates: bool = False,
     tile: Tile | None = SMALL,
     unwritten: int = 0,
+    most: int = 0,
 ) -> None:
-    """The kernel (of the rule's tile, if ``tile`` is None) writes what the reference writes, and nothing else."""
+    """The kernel (of the rule's tile, if ``tile`` is None) writes what the reference writes, and nothing else; with
+    ``most``, as a span says."""
     from cellrt.kernels.gru_step import triton
 
     dtype, precision = kind
@@ -35,10 +37,13 @@ def check(
     expected = like(h_out)
     reference.gru_step(weight_hh, bias_hh, bias_ih, h=h, h_out=expected, weight_ih=weight_ih, x=x, gates=gates)
     weights = pack_weights(weight_hh, bias_hh, weight_ih, bias_ih)
+    states, others = {"h": h}, {"h_out": h_out, "x": x, "gates": gates}
+    if most:
+        states, others = in_span(most, 3, states), in_span(most, 5, others)
     if tile is None:
-        gru_step(weights, h=h, h_out=h_out, x=x, gates=gates, precision=precision)
+        gru_step(weights, **states, **others, precision=precision)
     else:
-        triton.gru_step(weights, h=h, h_out=h_out, x=x, gates=gates, precision=precision, tile=tile)
+        triton.gru_step(weights, **states, **others, precision=precision, tile=tile)
     assert_same(h_out, expected, kind, hidden + inputs)
 
 
@@ -54,6 +59,11 @@ def test_odd_sizes_with_inputs(device: str, rows: int, hidden: int, inputs: int)
 
 def test_tile_larger_than_everything(device: str) -> None:
     check(device, (torch.float32, "ieee"), rows=7, hidden=24, inputs=8, tile=LARGE)
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 1), (5, 16), (17, 60), (0, 20)])
+def test_the_device_says_how_many_rows_there_are(device: str, rows: int, most: int) -> None:
+    check(device, (torch.float32, "ieee"), rows=rows, hidden=20, inputs=9, has_gates=True, most=most)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import torch
 from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.lstm_step import lstm_step, pack_weights, reference
 from cellrt.kernels.tiles import Tile
-from tests.kernels.step_cases import Arenas, assert_same, like
+from tests.kernels.step_cases import Arenas, assert_same, in_span, like
 from tests.kernels.tolerances import KINDS, Kind
 
 SMALL = Tile(rows=16, units=8, depth=16, warps=4, stages=2)
@@ -21,8 +21,9 @@ def check(
     has_gates: bool = False,
     tile: Tile = SMALL,
     unwritten: int = 0,
+    most: int = 0,
 ) -> None:
-    """The kernel writes what the reference writes, and nothing else."""
+    """The kernel writes what the reference writes, and nothing else; with ``most``, as a span says."""
     from cellrt.kernels.lstm_step import triton
 
     dtype, precision = kind
@@ -47,7 +48,10 @@ def check(
         gates=gates,
     )
     weights = pack_weights(weight_hh, bias_hh, weight_ih, bias_ih)
-    triton.lstm_step(weights, h=h, c=c, h_out=h_out, c_out=c_out, x=x, gates=gates, precision=precision, tile=tile)
+    states, others = {"h": h, "c": c}, {"h_out": h_out, "c_out": c_out, "x": x, "gates": gates}
+    if most:
+        states, others = in_span(most, 3, states), in_span(most, 5, others)
+    triton.lstm_step(weights, **states, **others, precision=precision, tile=tile)
     assert_same(h_out, expected_h, kind, hidden + inputs)
     assert_same(c_out, expected_c, kind, hidden + inputs)
 
@@ -84,6 +88,11 @@ def test_tokens_name_rows_of_a_folded_table(device: str) -> None:
     triton.lstm_step(weights, h=h, c=c, h_out=h_out, c_out=c_out, gates=gates, precision="ieee", tile=SMALL)
     assert_same(h_out, expected_h, (torch.float32, "ieee"), 16)
     assert_same(c_out, expected_c, (torch.float32, "ieee"), 16)
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 1), (5, 16), (17, 60), (0, 20)])
+def test_the_device_says_how_many_rows_there_are(device: str, rows: int, most: int) -> None:
+    check(device, (torch.float32, "ieee"), rows=rows, hidden=20, inputs=9, has_gates=True, most=most)
 
 
 @pytest.mark.slow

@@ -40,8 +40,13 @@ STATES = {
 }
 
 
-def rows_of(dtype: torch.dtype, size: int, count: int = 64) -> ArenaRows:
-    return ArenaRows(torch.empty(count, size, dtype=dtype, device="meta"), torch.empty(count, dtype=torch.int64))
+SPAN = torch.zeros(2, dtype=torch.int64)
+
+
+def rows_of(dtype: torch.dtype, size: int, span: torch.Tensor | None = SPAN, count: int = 64) -> ArenaRows:
+    """As the runtime has them: in int64, and in a step, how many there are is in a span."""
+    values = torch.empty(count, size, dtype=dtype, device="meta")
+    return ArenaRows(values, torch.empty(count, dtype=torch.int64), count, span)
 
 
 def step_weights(operation: str, dtype: torch.dtype, hidden: int, has_inputs: bool) -> PackedWeights:
@@ -92,8 +97,8 @@ def chain_launches(kind: Kind, hidden: int, limits: Limits) -> list[Launch]:
 
     dtype, precision = kind
     weights = step_weights("lstm_step", dtype, hidden, False)
-    given = {name: rows_of(dtype, hidden) for name in STATES["lstm_step"]}
-    sizes, gates = torch.empty(4, dtype=torch.int64), rows_of(dtype, 4 * hidden)
+    given = {name: rows_of(dtype, hidden, None) for name in STATES["lstm_step"]}
+    sizes, gates = torch.empty(4, dtype=torch.int64), rows_of(dtype, 4 * hidden, None)
     scratch = make_scratch(weights, 64)
     with recorded_launches() as launches:
         for plan in chain_plans(weights, precision, limits):

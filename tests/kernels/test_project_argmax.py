@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from cellrt.kernels.arena_rows import ArenaRows
-from cellrt.kernels.project_argmax import Projection, project_argmax
+from cellrt.kernels.project_argmax import Projection, project_argmax, reference
 from tests.kernels.ahead import compile_everywhere, needs_compiler, recorded_launches
 from tests.kernels.projections import (
     CAPACITY,
     UNTOUCHED,
     exact_logits,
+    in_order,
     launch_arguments,
     outputs,
     some_rows,
@@ -35,7 +36,7 @@ def check_exact(device: str, sizes: tuple[int, int, int], dtype: torch.dtype, pr
     h = ArenaRows(values, some_rows(num_rows, device))
     projection = Projection(weight, bias, vocabulary // 2, precision)
     tokens, stops = outputs(num_rows, device)
-    project_argmax(h, projection, tokens, stops)
+    project_argmax(h, projection, in_order(tokens), in_order(stops))
     best = exact_logits(h, projection).argmax(dim=1)
     is_row = h.rows.cpu() >= 0
     assert tokens.tolist() == torch.where(is_row, best, UNTOUCHED).tolist()
@@ -46,6 +47,39 @@ def check_exact(device: str, sizes: tuple[int, int, int], dtype: torch.dtype, pr
 @pytest.mark.parametrize(("dtype", "precision"), TYPES)
 def test_tokens_are_exact(device: str, sizes: tuple[int, int, int], dtype: torch.dtype, precision: str) -> None:
     check_exact(device, sizes, dtype, precision)
+
+
+@pytest.mark.parametrize("is_reference", [False, True])
+@pytest.mark.parametrize(("first", "count", "most"), [(0, 3, 40), (7, 33, 70), (2, 0, 5)])
+def test_the_device_says_how_many_rows_there_are(
+    device: str, first: int, count: int, most: int, is_reference: bool
+) -> None:
+    """Those of a span alone; the others are not read: they name rows that are not there."""
+    run = reference.project_argmax if is_reference else project_argmax
+    rows = torch.full((first + most,), 1 << 30, device=device)
+    rows[first : first + count] = some_rows(count, device)
+    span = torch.tensor([first, count], device=device)
+    projection = Projection(torch.eye(CAPACITY, device=device)[:30].contiguous())
+    values = torch.eye(CAPACITY, device=device).roll(1, 0)
+    (tokens, stops), (expected, others) = outputs(most, device), outputs(count, device)
+    to = torch.cat([torch.zeros(first, dtype=torch.int64), torch.arange(most)]).to(device)
+    made = (ArenaRows(arena, to, most, span) for arena in (tokens, stops))
+    run(ArenaRows(values, rows, most, span), projection, *made)
+    project_argmax(ArenaRows(values, rows[first : first + count]), projection, in_order(expected), in_order(others))
+    assert tokens.tolist() == [*expected.tolist(), *[UNTOUCHED] * (most - count)]
+    assert stops.tolist() == [*others.tolist(), *[True] * (most - count)]
+
+
+def test_negative_rows_are_not_written(device: str) -> None:
+    tokens, stops = outputs(4, device)
+    h = ArenaRows(torch.eye(CAPACITY, device=device), torch.arange(3, device=device))
+    to = [
+        ArenaRows(arena, torch.tensor(rows, device=device))
+        for arena, rows in ((tokens, [3, -1, 0]), (stops, [-1, 2, 1]))
+    ]
+    project_argmax(h, Projection(torch.eye(CAPACITY, device=device), stop_token=1), *to)
+    assert tokens.tolist() == [2, UNTOUCHED, UNTOUCHED, 0]
+    assert stops.tolist() == [True, False, True, True]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -62,7 +96,7 @@ def test_without_bias_and_stop_token_into_int32(device: str) -> None:
     values, weight = torch.eye(CAPACITY, device=device), torch.eye(CAPACITY, device=device)[:30].contiguous()
     rows = torch.tensor([29, 0, 13], dtype=torch.int64, device=device)
     tokens, stops = outputs(3, device, torch.int32)
-    project_argmax(ArenaRows(values, rows), Projection(weight), tokens, stops)
+    project_argmax(ArenaRows(values, rows), Projection(weight), in_order(tokens), in_order(stops))
     assert tokens.tolist() == [29, 0, 13]
     assert not stops.any()
 
@@ -72,7 +106,7 @@ def best_token(logits: list[float], device: str) -> int:
     bias = torch.tensor(logits, device=device)
     h = ArenaRows(torch.zeros(1, 16, device=device), torch.zeros(1, dtype=torch.int32, device=device))
     tokens, stops = outputs(1, device)
-    project_argmax(h, Projection(torch.zeros(len(logits), 16, device=device), bias), tokens, stops)
+    project_argmax(h, Projection(torch.zeros(len(logits), 16, device=device), bias), in_order(tokens), in_order(stops))
     return int(tokens[0])
 
 
@@ -95,7 +129,12 @@ def test_infinities_and_nans_are_ordered_as_in_torch(device: str) -> None:
 def good() -> dict[str, Any]:
     tokens, stops = outputs(2, "cpu")
     h = ArenaRows(torch.zeros(4, 8), torch.zeros(2, dtype=torch.int32))
-    return {"h": h, "projection": Projection(torch.zeros(5, 8), torch.zeros(5), 1), "tokens": tokens, "stops": stops}
+    return {
+        "h": h,
+        "projection": Projection(torch.zeros(5, 8), torch.zeros(5), 1),
+        "token": in_order(tokens),
+        "stop": in_order(stops),
+    }
 
 
 @pytest.mark.parametrize(
@@ -108,8 +147,8 @@ def good() -> dict[str, Any]:
         ({"projection": Projection(torch.zeros(5, 8).half())}, "the same dtype"),
         ({"projection": Projection(torch.zeros(5, 8), stop_token=5)}, "stop token 5 is not in the vocabulary of 5"),
         ({"projection": Projection(torch.zeros(5, 8), precision="fast")}, "precision must be one of ieee"),
-        ({"tokens": torch.zeros(3, dtype=torch.int64)}, r"tokens must be contiguous .* \[2\]"),
-        ({"stops": torch.zeros(2)}, "stops must be contiguous torch.bool"),
+        ({"token": in_order(torch.zeros(3, dtype=torch.int64))}, "token must name 2 rows, got 3"),
+        ({"stop": in_order(torch.zeros(2))}, "stop must be contiguous torch.bool"),
     ],
 )
 def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str) -> None:
@@ -122,7 +161,7 @@ def check_compiled(num_rows: int, dtype: torch.dtype, precision: str) -> None:
     from cellrt.kernels.project_argmax import triton as kernel
 
     with recorded_launches() as launches:
-        kernel.project_argmax(*launch_arguments(num_rows, dtype, precision), *outputs(num_rows, "cpu"))
+        kernel.project_argmax(*launch_arguments(num_rows, dtype, precision), *map(in_order, outputs(num_rows, "cpu")))
     assert len(launches) == 2
     for compiled in compile_everywhere(launches):
         assert compiled.stack_bytes == 0, compiled.name

@@ -29,7 +29,9 @@ def launches_of(operation: str, dtype: torch.dtype, precision: Precision, rows: 
     states = 2 if operation == "tree_lstm_step" else 1
     weight_hh = torch.zeros(GATES[operation] * HIDDEN, states * HIDDEN, dtype=dtype)
     weights = package.pack_weights(weight_hh, weight_ih=weight_hh[:, :HIDDEN])
-    arena = ArenaRows(torch.empty(ROWS, HIDDEN, dtype=dtype, device="meta"), torch.empty(rows, dtype=torch.int32))
+    span = torch.zeros(2, dtype=torch.int64)
+    values, numbers = torch.empty(ROWS, HIDDEN, dtype=dtype, device="meta"), torch.empty(rows, dtype=torch.int64)
+    arena = ArenaRows(values, numbers, rows, span)
     arguments = dict.fromkeys((*STATES[operation], "x"), arena)
     with recorded_launches() as launches:
         for tile in candidates(weights, rows, precision, A100_SHARED_BYTES):

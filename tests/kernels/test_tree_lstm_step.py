@@ -4,7 +4,7 @@ from torch import Tensor
 
 from cellrt.kernels.tiles import Tile
 from cellrt.kernels.tree_lstm_step import pack_weights, reference, tree_lstm_step
-from tests.kernels.step_cases import Arenas, assert_same, like
+from tests.kernels.step_cases import Arenas, assert_same, in_span, like
 from tests.kernels.tolerances import KINDS, Kind
 
 SMALL = Tile(rows=16, units=8, depth=16, warps=4, stages=2)
@@ -21,8 +21,10 @@ def check(
     inputs: int = 0,
     tile: Tile | None = SMALL,
     unwritten: int = 0,
+    most: int = 0,
 ) -> None:
-    """The kernel (of the rule's tile, if ``tile`` is None) writes what the reference writes, and nothing else."""
+    """The kernel (of the rule's tile, if ``tile`` is None) writes what the reference writes, and nothing else; with
+    ``most``, as a span says."""
     from cellrt.kernels.tree_lstm_step import triton
 
     dtype, precision = kind
@@ -36,10 +38,13 @@ def check(
     expected_h, expected_c = like(h_out), like(c_out)
     reference.tree_lstm_step(weight_hh, bias, h_out=expected_h, c_out=expected_c, weight_ih=weight_ih, x=x, **states)
     weights = pack_weights(weight_hh, bias, weight_ih)
+    others = {"h_out": h_out, "c_out": c_out, "x": x}
+    if most:
+        states, others = in_span(most, 3, states), in_span(most, 5, others)
     if tile is None:
-        tree_lstm_step(weights, h_out=h_out, c_out=c_out, x=x, precision=precision, **states)
+        tree_lstm_step(weights, precision=precision, **states, **others)
     else:
-        triton.tree_lstm_step(weights, h_out=h_out, c_out=c_out, x=x, precision=precision, tile=tile, **states)
+        triton.tree_lstm_step(weights, precision=precision, tile=tile, **states, **others)
     assert_same(h_out, expected_h, kind, 2 * hidden + inputs)
     assert_same(c_out, expected_c, kind, 2 * hidden + inputs)
 
@@ -56,6 +61,11 @@ def test_odd_sizes_with_inputs(device: str, rows: int, hidden: int, inputs: int)
 
 def test_tile_larger_than_everything(device: str) -> None:
     check(device, (torch.float32, "ieee"), rows=7, hidden=24, inputs=8, tile=LARGE)
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 1), (5, 16), (17, 60), (0, 20)])
+def test_the_device_says_how_many_rows_there_are(device: str, rows: int, most: int) -> None:
+    check(device, (torch.float32, "ieee"), rows=rows, hidden=20, inputs=9, most=most)
 
 
 @pytest.mark.slow

@@ -20,16 +20,19 @@ for module in pkgutil.iter_modules(cellrt.kernels.__path__, "cellrt.kernels."):
     if module.ispkg:
         print(importlib.import_module(module.name).__name__)
 
-from cellrt.kernels.scatter_rows import scatter_rows
-out = torch.zeros(1, 2)
-scatter_rows([out], torch.zeros(1, dtype=torch.int32), [(1, -1, 0)], [torch.ones(3, 2)])
-assert out.tolist() == [[1, 1]]
+from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.kernels.project_argmax import Projection, project_argmax
+token, rows = (torch.zeros(1, dtype=torch.int64) for _ in range(2))
+stop = torch.ones(1, dtype=torch.bool)
+given = ArenaRows(torch.ones(1, 2), rows)
+project_argmax(given, Projection(torch.eye(3, 2)), ArenaRows(token, rows), ArenaRows(stop, rows))
+assert (token.item(), stop.item()) == (0, False)
 """
 
 
 def test_operations_are_imported_and_run() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert {"scatter_rows", "signal", "project_argmax", "project_sample"} <= {
+    assert {"sample", "signal", "project_argmax", "lstm_chain"} <= {
         name.rpartition(".")[2] for name in done.stdout.split()
     }

@@ -109,6 +109,12 @@ class Device(ABC):
         """An event that compiled code records and waits for, where ``direct`` is there."""
         raise InternalError("this device launches nothing directly")
 
+    def elapsed(self, work: Work) -> float:
+        """While ``beside`` lasts: seconds that the device has this work, without the host's part in launching it."""
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
     def time(self, work: Work) -> float:
         """Inside ``work``: seconds until the device has done this work, which must have run before. Waits for it."""
         samples = []

@@ -49,7 +49,8 @@ class DeviceOptions:
             download. A task that needs more gets memory of its own.
         graph_bytes: device memory for captured CUDA graphs; 0 runs everything eagerly.
         capture_after: how often a task of the same signature runs eagerly before it is captured.
-        fused: use ``run_rows`` of cells that have it.
+        fused: use ``run_rows`` of cells that have it: always, never, or (None) where it measures faster than their
+            plain form for about as many rows.
         chains: use ``run_chain_rows`` of such cells for runs of several steps: always, never, or (None) where it
             measures faster.
         compiled: pass other cells through ``torch.compile`` when they are registered, gather and scatter included.
@@ -64,7 +65,7 @@ class DeviceOptions:
     ring_bytes: int = 32 << 20
     graph_bytes: int = 1 << 30
     capture_after: int = 2
-    fused: bool = True
+    fused: bool | None = None
     chains: bool | None = None
     compiled: bool = False
     compile_backend: str = "inductor"
@@ -128,7 +129,7 @@ class DeviceExecutor:
 
     def counts(self) -> dict[str, int]:
         """See ``CudaWorker.counts``; any thread may ask."""
-        names = (*Captures.COUNTED, "eager", "unfused", "compilations")
+        names = (*Captures.COUNTED, "eager", "unfused", "plain_faster", "compilations")
         counted = self._captures.counts | self._counts
         return {name: counted[name] for name in names}
 
@@ -159,6 +160,7 @@ class DeviceExecutor:
         placed = self.place(self._types[launch.type_id])
         plan = self._plans.of(placed, launch.type_id, launch.buffer)
         self._counts["unfused"] += plan.is_unfused
+        self._counts["plain_faster"] += plan.is_plain_faster
         slots = np.empty(plan.num_slots, np.int64)
         begun = InFlight(launch, plan, self._memory.up, self._memory.down, slots, begun_ns)
         numbers = self._find_direct(plan)
@@ -266,7 +268,7 @@ class DeviceExecutor:
                 self._counts["eager"] += 1
                 memory = self._memory._replace(up=up, down=down) if is_own else self._memory
                 host_words = up.host[words_bytes].view(torch.int64)
-                self._operations(placed, signature, memory, words, host_words).run(packing.rows, begun.failures)
+                self._operations(placed, signature, memory, words, host_words).run(packing, begun.failures)
                 if can_capture and not begun.failures and captures.is_due(signature):
                     captures.make(signature, words, lambda words: self._captured(placed, packing, words), has_download)
             if has_download:
@@ -288,7 +290,7 @@ class DeviceExecutor:
     def _captured(self, placed: PlacedCell, packing: Packing, words: torch.Tensor) -> Work:
         operations = self._operations(placed, packing.signature, self._memory, words, None)
         operations.prepare_capture()
-        return lambda: operations.run(packing.rows, None)
+        return lambda: operations.run(packing, None)
 
     def _host(self, kind: int) -> NDArray[np.uint8]:
         """The host's arena of a kind as rows of bytes."""

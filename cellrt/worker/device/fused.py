@@ -7,6 +7,9 @@ else reads has one of its own until it is downloaded.
 A run of several steps goes step by step, or in one call (``ChainModule``) where that was measured to be
 faster. No row is both read and written in a task, so it may be run again, and its first run of a kind is measured both
 ways.
+
+A form that reads spans (``reads_spans``) finds on the device how many rows each step has: its tasks are padded to a few
+numbers of rows, steps and positions, and those of one such size have one signature, however ragged.
 """
 
 from __future__ import annotations
@@ -19,13 +22,25 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.core.tables import HOST, MIXED
-from cellrt.definition.fused import IndexedRows, RunSizes
+from cellrt.definition.fused import IndexedRows, RunSizes, SpannedRows, StepRows
 from cellrt.worker.blame import Failures, describe_error
 from cellrt.worker.device import launch
-from cellrt.worker.device.attempt import DeviceOutcome
+from cellrt.worker.device.attempt import DeviceOutcome, Inputs
 from cellrt.worker.device.operations import Operations
-from cellrt.worker.device.packing import NOWHERE, OUTSIDE, InputSignature, OutputSignature, Packing, TaskReader
+from cellrt.worker.device.packing import (
+    NOWHERE,
+    OUTSIDE,
+    InputSignature,
+    OutputSignature,
+    Packing,
+    TaskReader,
+    next_size,
+)
 from cellrt.worker.torch_state import CellMode
+
+LEAST_ROWS = 16
+"""Rows that a span may have at least: a kernel's programs have no fewer, so fewer cost it as much."""
+SPAN = 2
 
 
 class CannotFuseError(Exception):
@@ -61,19 +76,18 @@ class FusedReader(TaskReader):
         result_rows_at: int,
         every_step: int,
     ) -> OutputSignature:
-        num_positions = self._padded if self._steps == 1 else self._positions
         if stores == self._positions and not results:
-            first_row = self._copy(rows_at, stores, num_positions, -1)
-            return OutputSignature(kind, num_positions, first_row, NOWHERE, 0, NOWHERE, NOWHERE, False)
+            first_row = self._copy(rows_at, stores, self._padded_positions, -1)
+            return OutputSignature(kind, self._padded_positions, first_row, NOWHERE, 0, NOWHERE, NOWHERE, False)
         rows, first_shown = self._scratch_rows(number, kind, results)
-        first_row = self._fix(rows, num_positions, -1)
+        first_row = self._fix(rows, self._padded_positions, -1)
         self._operations.append((launch.SHOW, first_row, result_positions_at, first_shown, results, 0, 0))
         self._operations.append((launch.STORE, first_row, positions_at, rows_at, stores, 0, 0))
         delivered = self._results(kind, results, result_rows_at)
         if results:
             padded, at, trash = delivered[0], delivered[2], self._arenas.trash_row(kind)
             self._operations.append((launch.LOOK_UP, at, result_positions_at, first_row, results, padded, trash))
-        return OutputSignature(kind, num_positions, first_row, NOWHERE, *delivered, False)
+        return OutputSignature(kind, self._padded_positions, first_row, NOWHERE, *delivered, False)
 
     def _scratch_rows(self, number: int, kind: int, results: int) -> tuple[NDArray[np.int64], int]:
         """A scratch row for each position that needs one if it is not stored, else -1; the first one of results."""
@@ -109,6 +123,45 @@ class ChainReader(FusedReader):
         return self._copy(self._task.batch_sizes_at, self._steps, self._steps, 0)
 
 
+class SpanReader(FusedReader):
+    """Reads a task of a form that reads spans, with its own numbers of rows."""
+
+    _padded_steps = 0
+
+    def _spans_words(self) -> int:
+        padded = max(self._steps, self._padded_steps)
+        at = self._room(SPAN * (1 + padded))
+        self._operations.append((launch.SPANS, at, self._task.batch_sizes_at, 0, self._steps, padded, 0))
+        return at
+
+
+class PaddedSpanReader(SpanReader):
+    """The same for a run that may go in one call, and, where tasks are captured, padded to a few numbers of rows, steps
+    and positions."""
+
+    keeps_finite = True
+
+    def read(self) -> Packing:
+        """Reads it."""
+        if self._pads_counts:
+            most = max(self._rows, self._type.cell.max_batch)
+            self._padded = min(max(LEAST_ROWS, 1 << (self._rows - 1).bit_length()), most)
+            self._padded_steps = next_size(self._steps)
+            self._padded_positions = max(self._padded, next_size(self._positions) if self._steps > 1 else 0)
+        return super().read()
+
+    def _count(self, count: int) -> int:
+        return max(min(LEAST_ROWS, self._padded_positions), super()._count(count)) if self._pads_counts else count
+
+    def _padded_sizes(self) -> tuple[int, ...]:
+        return (self._padded,) * self._padded_steps if self._pads_counts else super()._padded_sizes()
+
+    def _sizes_words(self) -> int:
+        is_run = self._steps > 1
+        padded = max(self._steps, self._padded_steps)
+        return self._copy(self._task.batch_sizes_at, self._steps, padded, 0) if is_run else NOWHERE
+
+
 class FusedOperations(Operations):
     """Calls ``run_rows`` step by step, or ``run_chain_rows``."""
 
@@ -120,8 +173,9 @@ class FusedOperations(Operations):
         if self._signature.sizes_at != NOWHERE:
             self._goes_in_one_call()
 
-    def run(self, rows: int, failures: Failures | None) -> None:
+    def run(self, packing: Packing, failures: Failures | None) -> None:
         """See ``Operations.run``; on an error the task is run again by the plain form, to find the rows to blame."""
+        self._packing = packing
         try:
             with CellMode(self._memory.device.torch_device.type):
                 bad = self._run_whole() if self._signature.sizes_at != NOWHERE else self._run_steps()
@@ -130,7 +184,7 @@ class FusedOperations(Operations):
                 raise
             self._memory.device.check()
             failures.split = error
-            super().run(rows, failures)
+            super().run(packing, failures)
             return
         for k, output in enumerate(self._signature.outputs):
             if output.results:
@@ -140,8 +194,20 @@ class FusedOperations(Operations):
 
     def _store(self, output: OutputSignature, value: torch.Tensor) -> None:
         """Every position has a row, but those that nobody reads have none: they go where nobody looks."""
-        arena, rows = self._arena(output.kind), self._slice(output.rows_at, output.stores)
-        arena.index_copy_(0, torch.where(rows < 0, len(arena) - 1, rows), value[: output.stores])
+        count = min(len(value), output.stores)
+        arena, rows = self._arena(output.kind), self._slice(output.rows_at, count)
+        arena.index_copy_(0, torch.where(rows < 0, len(arena) - 1, rows), value[:count])
+
+    def _inputs(self) -> Inputs:
+        """Where the device counts rows, without the padding: the plain form is told how many there are."""
+        inputs = super()._inputs()
+        if self._signature.spans_at == NOWHERE:
+            return inputs
+        packing, carry = self._packing, self._placed.cell.carry
+        counts = [packing.rows if name in carry else packing.positions for name in self._placed.cell.inputs]
+        values = [value[:count] for value, count in zip(inputs.values, counts) if isinstance(value, torch.Tensor)]
+        bad = None if inputs.bad is None else inputs.bad[: packing.positions]
+        return Inputs(list(packing.sizes), list(values), None, bad)
 
     def _show(self, number: int, output: OutputSignature, outcome: DeviceOutcome) -> None:
         if output.results:
@@ -151,7 +217,7 @@ class FusedOperations(Operations):
         """Runs a run either way; returns which positions have a value that is not finite where they must be."""
         if not (self._goes_in_one_call() and self._run_chain()):
             self._run_steps()
-        return [self._not_finite(0, sum(self._signature.sizes))]
+        return [self._not_finite(0, self._signature.positions)]
 
     def _goes_in_one_call(self) -> bool:
         """Whether a run like this one goes in one call; measured if that is not known yet."""
@@ -196,7 +262,7 @@ class FusedOperations(Operations):
         cell, signature, chains = self._placed.cell, self._signature, self._placed.chains
         if chains is None:
             return False
-        positions = sum(signature.sizes)
+        positions = signature.positions
         inputs = {}
         for number, (name, given) in enumerate(zip(cell.inputs, signature.inputs)):
             source, count = given.sources[0], signature.sizes[0] if name in cell.carry else positions
@@ -218,30 +284,42 @@ class FusedOperations(Operations):
         cell, signature, run_rows = self._placed.cell, self._signature, self._placed.run_rows
         if run_rows is None:
             raise CannotFuseError(f"cell {cell.name!r} has no method run_rows")
-        outputs = dict(zip(cell.outputs, signature.outputs))
-        bad, start, before = [], 0, 0
+        bad, before, start = [], 0, 0
         for step, size in enumerate(signature.sizes):
-            inputs = {}
-            for number, (name, given) in enumerate(zip(cell.inputs, signature.inputs)):
-                if name in cell.carry and step > 0:
-                    made = outputs[cell.carry[name]]
-                    inputs[name] = IndexedRows(self._arena(made.kind), self._slice(made.rows_at + before, size))
-                else:
-                    source = given.sources[0]
-                    at = source.rows_at if name in cell.carry else source.rows_at + start
-                    values = self._rows_at(given.kind, self._specs[number], source)
-                    inputs[name] = IndexedRows(values, self._slice(at, size))
             run_rows(
-                inputs,
+                {name: self._step_input(number, step, before, start) for number, name in enumerate(cell.inputs)},
                 {
-                    name: IndexedRows(self._arena(output.kind), self._slice(output.rows_at + start, size))
-                    for name, output in outputs.items()
+                    name: self._step_rows(self._arena(output.kind), output.rows_at, output.stores, step, start)
+                    for name, output in zip(cell.outputs, signature.outputs)
                 },
             )
             if signature.tells_bad and signature.sizes_at == NOWHERE:
                 bad.append(self._not_finite(start, size))
             before, start = start, start + size
         return bad
+
+    def _step_input(self, number: int, step: int, before: int, start: int) -> StepRows:
+        """An input's rows at a step, whose positions begin at ``start``, those of the step before it at ``before``."""
+        cell, given = self._placed.cell, self._signature.inputs[number]
+        source = list(cell.inputs)[number]
+        carried = cell.carry.get(source)
+        if carried is not None and step > 0:
+            made = self._signature.outputs[list(cell.outputs).index(carried)]
+            return self._step_rows(self._arena(made.kind), made.rows_at, made.stores, step, before, is_state=True)
+        rows = given.sources[0]
+        values = self._rows_at(given.kind, self._specs[number], rows)
+        first = 0 if carried is not None else start
+        return self._step_rows(values, rows.rows_at, rows.num_rows, step, first, is_state=carried is not None)
+
+    def _step_rows(
+        self, values: torch.Tensor, rows_at: int, count: int, step: int, start: int, is_state: bool = False
+    ) -> StepRows:
+        """Of ``count`` rows those of a step: as its span says, or else as many as it has, from ``start`` on."""
+        signature, size = self._signature, self._signature.sizes[step]
+        if signature.spans_at == NOWHERE:
+            return IndexedRows(values, self._slice(rows_at + start, size))
+        span_at = signature.spans_at + SPAN * (step if is_state else step + 1)
+        return SpannedRows(values, self._slice(rows_at, count), size, self._slice(span_at, SPAN))
 
     def _not_finite(self, start: int, size: int) -> torch.Tensor:
         """Which of these positions have a value that is not finite where the cell declares finite ones: bool."""
@@ -256,7 +334,7 @@ class FusedOperations(Operations):
 
     def _outside(self) -> torch.Tensor:
         """Which positions read what is outside an input's limits: a fused form reads nothing there."""
-        bad = torch.zeros(sum(self._signature.sizes), dtype=torch.int32, device=self._words.device)
+        bad = torch.zeros(self._signature.positions, dtype=torch.int32, device=self._words.device)
         for number, (name, given) in enumerate(zip(self._placed.cell.inputs, self._signature.inputs)):
             if name in self._placed.limits:
                 source = given.sources[0]

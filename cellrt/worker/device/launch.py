@@ -22,12 +22,14 @@ from cellrt.core.memory import call_status, copy_bytes, read_word, write_word
 
 # What to write to the words, one row an operation. FROM is where in the buffer the numbers are.
 KIND, AT, FROM, WITH, COUNT, PADDED, EXTRA = range(7)
-COPY, STORE, SHOW, LOOK_UP, SHIFT = range(5)
+COPY, STORE, SHOW, LOOK_UP, SHIFT, SPANS = range(6)
 """COPY: the numbers; behind them, up to PADDED, EXTRA or (REPEAT) the last of them.
 STORE: at each position FROM the number WITH, which is in the buffer, too.
 SHOW: at each position FROM one of the numbers from WITH on.
 LOOK_UP: the words from WITH on at the positions FROM; behind them EXTRA.
-SHIFT: the numbers, those from WITH on greater by EXTRA; behind them zeros."""
+SHIFT: the numbers, those from WITH on greater by EXTRA; behind them zeros.
+SPANS: of PADDED steps, of which COUNT have as many rows as the numbers say and the others none, where each begins and
+how many it has; before them 0 and the rows of the first."""
 REPEAT = -2
 
 # What travels, one row an arena: its address on the host, bytes of a row, where in the buffer the rows are and how
@@ -151,6 +153,15 @@ def _write_words(words, buffer, fixed, operations):  # type: ignore[no-untyped-d
                 write_word(words, at + j, read_word(words, given + buffer[source + j]))
             for j in range(count, padded):
                 write_word(words, at + j, extra)
+        elif kind == SPANS:
+            first, size = 0, buffer[source]
+            write_word(words, at, 0)
+            write_word(words, at + 1, size)
+            for j in range(padded):
+                size = buffer[source + j] if j < count else 0
+                write_word(words, at + 2 * j + 2, first)
+                write_word(words, at + 2 * j + 3, size)
+                first += size
         else:
             for j in range(count):
                 position = buffer[source + j]

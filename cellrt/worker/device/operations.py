@@ -17,7 +17,15 @@ from cellrt.worker.blame import Failures, run_or_blame
 from cellrt.worker.device.attempt import DeviceAttempt, DeviceOutcome, Inputs
 from cellrt.worker.device.device import Device
 from cellrt.worker.device.limits import Limits
-from cellrt.worker.device.packing import NOWHERE, OUTSIDE, InputSignature, OutputSignature, Signature, Source
+from cellrt.worker.device.packing import (
+    NOWHERE,
+    OUTSIDE,
+    InputSignature,
+    OutputSignature,
+    Packing,
+    Signature,
+    Source,
+)
 from cellrt.worker.device.placement import PlacedCell, zeros
 from cellrt.worker.device.ring import Ring
 
@@ -59,15 +67,15 @@ class Operations:
         self._specs = [RowSpec(spec.shape, spec.dtype) for spec in placed.cell.inputs.values()]
         self._output_specs = list(placed.cell.outputs.values())
 
-    def run(self, rows: int, failures: Failures | None) -> None:
-        """Does it all. ``rows`` are those of the task without padding.
+    def run(self, packing: Packing, failures: Failures | None) -> None:
+        """Does it all. ``packing`` is the task's: captured work may read no more of it than its signature.
 
         Rows on which the cell fails are noted in ``failures``; their outputs are zeros. With None the error is raised.
         """
         signature = self._signature
         every = [output.every_step for output in signature.outputs] if signature.is_loop else None
-        attempt = DeviceAttempt(self._placed, self._memory.device, rows, self._inputs, signature.stop, every)
-        outcome = attempt.run(0, rows) if failures is None else run_or_blame(attempt, failures)
+        attempt = DeviceAttempt(self._placed, self._memory.device, packing.rows, self._inputs, signature.stop, every)
+        outcome = attempt.run(0, packing.rows) if failures is None else run_or_blame(attempt, failures)
         for k, output in enumerate(self._signature.outputs):
             self._store(output, outcome.outputs[k])
             self._show(k, output, outcome)
@@ -95,11 +103,10 @@ class Operations:
         """Copies of all inputs, within their limits."""
         signature = self._signature
         values = [self._gather(k, given) for k, given in enumerate(signature.inputs)]
-        count = signature.sizes[0] if signature.is_loop else sum(signature.sizes)
         bad = None
         for k, name in enumerate(self._placed.cell.inputs):
             if name in self._placed.limits:
-                bad = torch.zeros(count, dtype=torch.int32, device=self._words.device) if bad is None else bad
+                bad = zeros(ANSWER, self._words.device, signature.positions) if bad is None else bad
                 values[k] = _bring_within(values[k], self._placed.limits[name], bad)
         return Inputs(list(signature.sizes), values, self._lengths(), bad)
 

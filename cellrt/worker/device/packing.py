@@ -79,7 +79,10 @@ class Signature(NamedTuple):
     fused: bool
     """Whether the cell reads and writes arena rows itself."""
     sizes: tuple[int, ...]
-    """Rows of each step, the padding included; of a loop, all rows at every step."""
+    """Rows of each step, the padding included; of a loop, all rows at every step; where the device counts them, the
+    most there may be."""
+    positions: int
+    """Rows of all steps, the padding included; of a loop, those of a step."""
     is_loop: bool
     stop: int
     """Output that says stop, of a loop or at the first step of rows that are of some; or NOWHERE."""
@@ -93,7 +96,10 @@ class Signature(NamedTuple):
     tells_bad: bool
     """Whether, of what is no loop, there is an answer for each position: ``NOT_FINITE``, ``OUTSIDE``, or 0."""
     sizes_at: int
-    """First word of ``sizes`` of a fused run that may go in one call, else NOWHERE."""
+    """First word of the sizes of a fused run that may go in one call, else NOWHERE."""
+    spans_at: int
+    """First word of the spans that a fused cell reads (``SpannedRows``): that of the first state, then of each step; or
+    NOWHERE."""
     num_words: int
 
 
@@ -119,6 +125,8 @@ class Packing(NamedTuple):
     signature: Signature
     rows: int
     positions: int
+    sizes: tuple[int, ...]
+    """Rows of each step, without padding."""
     fixed: NDArray[np.int64]
     """Words as they are for every task of this packing, as far as no operation writes them."""
     operations: list[tuple[int, ...]]
@@ -156,6 +164,7 @@ class TaskReader:
         self._padded = self._rows
         if self._steps == 1 or self._is_loop:
             self._padded = _padded_rows(cell_type, self._rows, self._pads_counts)
+        self._padded_positions = self._padded if self._steps == 1 or self._is_loop else self._positions
         self._num_words = 0
         self._fixed: list[tuple[int, Numbers]] = []
         self._operations: list[tuple[int, ...]] = []
@@ -185,18 +194,15 @@ class TaskReader:
             answers = self._padded if task.stop_output >= 0 else 0
             tells_bad = bool(cell.finite) or self._reads_unchecked()
             if tells_bad:
-                answers += self._padded if self._steps == 1 else self._positions
+                answers += self._padded_positions
         if answers:
             answers_at = self._room(answers)
-        if self._is_loop:
-            sizes = (self._padded,) * self._steps
-        else:
-            sizes = (self._padded,) if self._steps == 1 else tuple(self._sizes)
-        sizes_at = self._sizes_words()
+        sizes_at, spans_at = self._sizes_words(), self._spans_words()
         signature = Signature(
             self._type.id,
             self.is_fused,
-            sizes,
+            self._padded_sizes(),
+            self._padded_positions,
             self._is_loop,
             task.stop_output,
             tuple(inputs),
@@ -206,12 +212,14 @@ class TaskReader:
             answers_at,
             tells_bad,
             sizes_at,
+            spans_at,
             self._num_words,
         )
         return Packing(
             signature,
             self._rows,
             self._positions,
+            tuple(self._sizes),
             self._fixed_words(),
             self._operations,
             self._computed,
@@ -231,12 +239,24 @@ class TaskReader:
         given = zip(self._type.cell.inputs, self._task.inputs)
         return any(name in self._limits and not self._is_checked_here(name, words) for name, words in given)
 
+    def _padded_sizes(self) -> tuple[int, ...]:
+        """Rows of each step, with the padding."""
+        if self._is_loop or self._steps == 1:
+            return (self._padded,) * self._steps
+        return tuple(self._sizes)
+
     def _sizes_words(self) -> int:
         """Words of the steps' sizes, where they are needed."""
         return NOWHERE
 
+    def _spans_words(self) -> int:
+        """Words of the steps' spans, where they are needed."""
+        return NOWHERE
+
     def _input(self, kind: int, source: int, count: int, at: int, offsets_at: int) -> InputSignature:
-        padded = self._padded if offsets_at < 0 and count == self._rows else count
+        padded = count
+        if offsets_at < 0 and count in (self._rows, self._positions):
+            padded = self._padded if count == self._rows else self._padded_positions
         if source == MIXED:
             self._can_capture = False
             sources = self._sources(kind, self._buffer[at : at + count], padded)

@@ -13,10 +13,20 @@ from torch import nn
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import is_changed
-from cellrt.definition.fused import ChainModule, FusedModule, IndexedRows, RunChainRows, RunRows, RunSizes
+from cellrt.definition.fused import (
+    ChainModule,
+    FusedModule,
+    IndexedRows,
+    RunChainRows,
+    RunRows,
+    RunSizes,
+    SpannedRows,
+    StepRows,
+    is_reading_spans,
+)
 from cellrt.definition.snapshot import FunctionSnapshot
 from cellrt.definition.spec import CellInput, RowSpec
-from cellrt.errors import CellError
+from cellrt.errors import CellError, InternalError
 from cellrt.worker.blame import describe_error
 from cellrt.worker.device.limits import Limits, find_limits
 from cellrt.worker.device.torch_compile import CompiledFunction, CompiledStep, as_function, warn_not_compiled
@@ -30,12 +40,12 @@ class Forms(NamedTuple):
     """The forms of a cell that a device may use.
 
     Attributes:
-        fused: ``run_rows`` of modules that have it.
+        fused: ``run_rows`` of modules that have it: always, never, or (None) where it measures faster.
         chains: ``run_chain_rows`` too: always, never, or (None) where it measures faster.
         backend: of ``torch.compile``, for cells that do not run fused; None: these are not compiled.
     """
 
-    fused: bool = True
+    fused: bool | None = None
     chains: bool | None = None
     backend: str | None = None
 
@@ -67,6 +77,8 @@ class PlacedCell:
         limits: of its integer inputs, by name.
         run_rows: its fused form, or the compiled one; None: it has neither.
         chains: its form for whole runs, if it has one.
+        reads_spans: whether these find on the device how many rows there are.
+        is_measured: whether ``run_rows`` is to be used only where it measures faster than the plain form.
         prefers_steps: whether its author's ``steps`` takes runs, and ``run_rows`` only single steps.
     """
 
@@ -74,15 +86,17 @@ class PlacedCell:
         self.cell = cell
         self._device = device
         self._names_device = False
-        self.prefers_steps = False
+        self.prefers_steps, self.is_measured = False, forms.fused is None
+        self._times: dict[int, tuple[float, float]] = {}
         self.limits = find_limits(cell)
         if device.type != "cpu":
             self.cell = copy.copy(cell)
             with torch.inference_mode(False):
                 self.cell.module = move(cell.module, device)
             self.cell._steps = _method(self.cell.module, "steps")
-        self.run_rows = _fused_form(self.cell) if forms.fused else None
+        self.run_rows = _fused_form(self.cell) if forms.fused is not False else None
         self.chains = _chain_form(self.cell, forms.chains) if self.run_rows is not None else None
+        self.reads_spans = _reads_spans(self.cell, self.run_rows, self.chains)
         if forms.backend is not None and self.run_rows is None:
             self._compile(forms.backend)
 
@@ -96,12 +110,27 @@ class PlacedCell:
 
     def example_step(self, rows: int) -> Callable[[], object]:
         """A step of so many rows of zeros, in the form that is used on this device."""
+        return self.plain_step(rows) if self.run_rows is None or self.prefers_plain(rows) else self.fused_step(rows)
+
+    def plain_step(self, rows: int) -> Callable[[], object]:
+        """The same in the plain form: gathered from a tensor, computed and scattered, as a task does it."""
+        given, made = self._example_rows(rows, False)
+
+        def step() -> None:
+            outputs = self.call([value.values.index_select(0, value.rows) for value in given.values()])
+            for arena, output in zip(made.values(), outputs):
+                arena.values.index_copy_(0, arena.rows, output)
+
+        inputs = self.cell.example_inputs(rows, str(self._device))
+        return (lambda: self.call(inputs)) if any(spec.ragged for spec in self.cell.inputs.values()) else step
+
+    def fused_step(self, rows: int) -> Callable[[], object]:
+        """The same in the fused form, which there must be."""
         run_rows = self.run_rows
         if run_rows is None:
-            inputs = self.cell.example_inputs(rows, str(self._device))
-            return lambda: self.call(inputs)
+            raise InternalError(f"cell {self.cell.name!r} has no fused form")
         given, made = self._example_rows(rows, False)
-        return lambda: run_rows(given, made)
+        return lambda: run_rows(self._as_served(given), self._as_served(made))
 
     def example_run(self, rows: int, steps: int) -> Callable[[], bool] | None:
         """So many steps of so many rows of zeros in one call, if the cell has a form for that."""
@@ -113,6 +142,34 @@ class PlacedCell:
             given[name] = IndexedRows(given[name].values, given[name].rows[:rows])
         sizes = RunSizes((rows,) * steps, torch.full((steps,), rows, device=self._device))
         return lambda: chains.run(sizes, given, made)
+
+    def keep_times(self, fused: Mapping[int, float], plain: Mapping[int, float]) -> None:
+        """Seconds of a step by rows, in both forms: from now on tasks of about as many rows use the faster one."""
+        self._times = {rows: (fused[rows], plain[rows]) for rows in sorted(fused)}
+
+    def prefers_plain(self, rows: int) -> bool:
+        """Whether the plain form measured faster for the next number of rows that was measured, or else the most."""
+        if not self._times:
+            return False
+        fused_s, plain_s = self._times[next((size for size in self._times if size >= rows), max(self._times))]
+        return plain_s < fused_s
+
+    def __repr__(self) -> str:
+        """The cell, its forms, and what was measured."""
+        forms = ["plain", *(["fused"] if self.run_rows else []), *(["chain"] if self.chains else [])]
+        times = (
+            f"{rows} rows: fused {1e6 * fused_s:.1f} us, plain {1e6 * plain_s:.1f} us"
+            for rows, (fused_s, plain_s) in self._times.items()
+        )
+        return f"PlacedCell({', '.join([repr(self.cell.name), *forms, *times])})"
+
+    def _as_served(self, given: Mapping[str, IndexedRows]) -> Mapping[str, StepRows]:
+        """A step's rows in the way in which tasks have them."""
+        if not self.reads_spans:
+            return given
+        count = len(next(iter(given.values())).rows)
+        span = torch.tensor([0, count], device=self._device)
+        return {name: SpannedRows(values, rows, count, span) for name, (values, rows) in given.items()}
 
     @torch.inference_mode()
     def _example_rows(self, rows: int, from_host: bool) -> tuple[dict[str, IndexedRows], dict[str, IndexedRows]]:
@@ -201,7 +258,8 @@ class UnplacedCell(PlacedCell):
 
     def __init__(self, cell: Cell, error: BaseException) -> None:
         self.cell, self._error = cell, error
-        self.run_rows, self.chains, self.prefers_steps = None, None, False
+        self.run_rows, self.chains, self.prefers_steps, self.reads_spans = None, None, False, False
+        self.is_measured, self._times = False, {}
         self.limits: Mapping[str, Limits] = {}
 
     def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
@@ -260,6 +318,13 @@ def _chain_form(cell: Cell, always: bool | None) -> Chains | None:
     if {name: name for name, spec in cell.inputs.items() if cell.outputs.get(name) == spec} != cell.carry:
         return None
     return Chains(module.run_chain_rows, always)
+
+
+def _reads_spans(cell: Cell, run_rows: RunRows | None, chains: Chains | None) -> bool:
+    """Whether all fused forms of a cell do, which takes any number of rows."""
+    if run_rows is None or cell.batch_sizes:
+        return False
+    return is_reading_spans(run_rows) and (chains is None or is_reading_spans(chains.run))
 
 
 def _run_class(sizes: Sequence[int], is_captured: bool) -> tuple[int, int, bool]:

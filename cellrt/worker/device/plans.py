@@ -15,7 +15,7 @@ from cellrt.worker.arenas import Arenas
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import launch
 from cellrt.worker.device.arenas import DeviceArenas
-from cellrt.worker.device.fused import CannotFuseError, ChainReader, FusedReader
+from cellrt.worker.device.fused import CannotFuseError, ChainReader, FusedReader, PaddedSpanReader, SpanReader
 from cellrt.worker.device.packing import NOWHERE, Packing, TaskReader, Transfer
 from cellrt.worker.device.placement import PlacedCell
 from cellrt.worker.device.ring import pieces_of
@@ -38,7 +38,9 @@ class Plan(NamedTuple):
     is_large: bool
     """Whether so much is copied on the host that others should have the interpreter meanwhile."""
     is_unfused: bool
-    """Whether it runs through the plain form of a cell that has a fused one."""
+    """Whether it runs through the plain form of a cell that has a fused one, which does not take it."""
+    is_plain_faster: bool
+    """Whether it runs through the plain form since that measured faster."""
 
 
 class Plans:
@@ -88,13 +90,14 @@ class Plans:
         readers = _fused_readers(placed, task)
         for reader in readers:
             with suppress(CannotFuseError):
-                return self._plan(self._packing(reader, cell_type, task, placed), False)
-        return self._plan(self._packing(TaskReader, cell_type, task, placed), bool(readers))
+                return self._plan(self._packing(reader, cell_type, task, placed))
+        is_plain_faster = placed.run_rows is not None and placed.prefers_plain(task.num_rows)
+        return self._plan(self._packing(TaskReader, cell_type, task, placed), bool(readers), is_plain_faster)
 
     def _packing(self, reader: type[TaskReader], cell_type: CellType, task: TaskView, placed: PlacedCell) -> Packing:
         return reader(self._location, cell_type, task, self._arenas, self._pad, placed.limits).read()
 
-    def _plan(self, packing: Packing, is_unfused: bool) -> Plan:
+    def _plan(self, packing: Packing, is_unfused: bool = False, is_plain_faster: bool = False) -> Plan:
         signature = packing.signature
         behind = signature.sizes[0] if signature.is_loop or signature.stop >= 0 else 0
         bad = packing.rows if signature.is_loop else packing.positions if signature.tells_bad else 0
@@ -124,6 +127,7 @@ class Plans:
             bool(packing.downloads or signature.answers),
             sum(size for size, _ in (*up_pieces, *down_pieces)) >= LARGE_BYTES,
             is_unfused,
+            is_plain_faster,
         )
 
     def _transfers(self, transfers: list[Transfer]) -> NDArray[np.int64]:
@@ -149,8 +153,10 @@ def _layout_key(buffer: Ints, num_words: int) -> bytes:
 
 def _fused_readers(placed: PlacedCell, task: TaskView) -> list[type[FusedReader]]:
     """How a task may be read for the fused form of its cell, the best first."""
-    if placed.run_rows is None or task.is_loop or task.stop_output >= 0:
+    if placed.run_rows is None or task.is_loop or task.stop_output >= 0 or placed.prefers_plain(task.num_rows):
         return []
+    if placed.reads_spans:
+        return [PaddedSpanReader, SpanReader]
     is_run = task.num_steps > 1
     chains: list[type[FusedReader]] = [ChainReader] if is_run and placed.chains is not None else []
     return [*chains, *([] if is_run and placed.prefers_steps else [FusedReader])]

@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.fused import IndexedRows
@@ -62,13 +63,15 @@ class CompiledStep:
     """One step of a cell, rows of arenas to rows of arenas, as ``run_rows`` of a ``FusedModule``.
 
     It is compiled once for each way in which inputs and outputs share tensors (an input lies in its arena, or comes
-    from the host), for any number of rows. The last row of each output's tensor must be one that nobody reads: it
-    takes what is not to be written.
+    from the host), for any number of rows; what torch makes of it may gather, compute and scatter at once. The last row
+    of each output's tensor must be one that nobody reads: it takes what is not to be written.
     """
 
     def __init__(self, cell: Cell, backend: str) -> None:
         self._cell, self._backend = cell, backend
         self._functions: dict[tuple[int, ...], CompiledFunction] = {}
+        self._targets: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """By the identity of an output's tensor, which is kept, so that no other has it."""
 
     def compile(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
         """Runs a step; raises what keeps it from being compiled."""
@@ -84,14 +87,28 @@ class CompiledStep:
     def _arguments(
         self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
     ) -> tuple[tuple[int, ...], list[torch.Tensor], list[torch.Tensor]]:
-        """Which of the different tensors each input and output has; these tensors; the rows of each."""
-        given = [*(inputs[name] for name in self._cell.inputs), *(outputs[name] for name in self._cell.outputs)]
+        """Which of the tensors each input and output has; these tensors; the rows of each."""
+        given = [inputs[name] for name in self._cell.inputs]
+        given += [
+            IndexedRows(self._target(tensor), numbers)
+            for tensor, numbers in (outputs[name] for name in self._cell.outputs)
+        ]
         values = {id(tensor): tensor for tensor, _ in given}
         order = {key: number for number, key in enumerate(values)}
         rows = [numbers for _, numbers in given]
         if len(rows[0]) == 1 and not self._cell.batch_sizes:  # torch makes another function for a single row
             rows = [numbers.repeat(2) for numbers in rows]
         return tuple(order[id(tensor)] for tensor, _ in given), list(values.values()), rows
+
+    def _target(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The memory of an output's tensor as a tensor of which torch does not know that it is an input's, too.
+
+        No row that is read is written, but torch cannot know: it would not write before all is read.
+        """
+        if id(tensor) not in self._targets:
+            with torch.inference_mode(False):
+                self._targets[id(tensor)] = tensor, torch.utils.dlpack.from_dlpack(tensor)
+        return self._targets[id(tensor)][1]
 
     def _function(
         self, tensors: tuple[int, ...], values: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]

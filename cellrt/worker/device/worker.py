@@ -90,8 +90,9 @@ class CudaWorker(Worker):
         return super().is_alive()
 
     def counts(self) -> dict[str, int]:
-        """``replayed`` and ``eager`` tasks, those that were ``unfused`` though their cell has a fused form, what became
-        of captures (see ``Captures``), and ``compilations`` while serving."""
+        """``replayed`` and ``eager`` tasks, those that were ``unfused`` though their cell has a fused form, those whose
+        plain form measured faster (``plain_faster``), what became of captures (see ``Captures``), and ``compilations``
+        while serving."""
         return self._executor.counts()
 
     def forget(self, type_id: int) -> None:

@@ -1,0 +1,137 @@
+"""Of a cell's fused and plain form a task uses the one that measured faster for about as many rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from benchmarks.stub_cuda import StubCuda
+from cellrt.core.settings import SchedulerSettings
+from cellrt.definition.define import cell
+from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.choose_form import NUM_SAMPLES, choose_form
+from cellrt.worker.device.cuda import CudaDevice
+from cellrt.worker.device.executor import DeviceOptions
+from cellrt.worker.device.placement import Forms, PlacedCell
+from tests.engine.helpers import WAIT_S, close_and_check
+from tests.engine.models import WIDTH
+from tests.engine.test_cuda_ragged import Spanned
+from tests.engine.test_cuda_worker import FusedAdd, add_twice, device_engine, devices_of
+
+CPU = torch.device("cpu")
+INPUTS = {"x": (WIDTH,), "h": (WIDTH,)}
+
+
+class Clock:
+    """Tells of each step what a form takes by rows; it knows by what is written which of them ran."""
+
+    def __init__(self, fused_s: Callable[[int], float], plain_s: Callable[[int], float]) -> None:
+        self.told: list[tuple[str, float]] = []
+        self._fused_s, self._plain_s = fused_s, plain_s
+        self.placed: PlacedCell | None = None
+
+    def watch(self, placed: PlacedCell) -> None:
+        """Every form of the cell says that it runs, and with how many rows."""
+        run_rows, call = placed.run_rows, placed.call
+        self._ran = ("", 0)
+
+        def run(inputs, outputs):
+            self._ran = ("fused", len(next(iter(inputs.values())).rows))
+            run_rows(inputs, outputs)
+
+        def plain(inputs):
+            self._ran = ("plain", len(inputs[0]))
+            return call(inputs)
+
+        placed.run_rows, placed.call = run, plain
+
+    def elapsed(self, work: Callable[[], None]) -> float:
+        work()
+        form, rows = self._ran
+        seconds = (self._fused_s if form == "fused" else self._plain_s)(rows)
+        self.told.append((form, seconds))
+        return seconds
+
+
+def measured(clock: Clock, forms: Forms = Forms(), module: object = None) -> PlacedCell:  # noqa: B008 - immutable
+    placed = PlacedCell(cell(module or FusedAdd(), INPUTS, max_batch=512), CPU, forms)
+    if placed.run_rows is not None:
+        clock.watch(placed)
+    choose_form(placed, [1, 8, 64, 512], clock.elapsed)
+    return placed
+
+
+def test_the_faster_form_is_taken_by_the_next_number_of_rows_that_was_measured():
+    clock = Clock(lambda rows: 10e-6, lambda rows: 1e-6 * rows)
+    placed = measured(clock)
+    assert len(clock.told) == 2 * 4 * (1 + NUM_SAMPLES)
+    chosen = {rows: placed.prefers_plain(rows) for rows in (1, 2, 8, 9, 64, 300, 512, 900)}
+    assert chosen == {1: True, 2: True, 8: True, 9: False, 64: False, 300: False, 512: False, 900: False}
+    assert "8 rows: fused 10.0 us, plain 8.0 us" in repr(placed)
+
+
+def test_the_first_time_of_a_form_does_not_count():
+    first: set[tuple[str, int]] = set()
+
+    def slow_at_first(rows: int) -> float:
+        is_first = ("fused", rows) not in first
+        first.add(("fused", rows))
+        return 1.0 if is_first else 1e-6
+
+    assert not measured(Clock(slow_at_first, lambda rows: 1e-3)).prefers_plain(8)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_options_decide_beforehand(fused):
+    clock = Clock(lambda rows: 1.0, lambda rows: 0.5)
+    placed = measured(clock, Forms(fused=fused))
+    assert not clock.told and not placed.prefers_plain(8)
+    assert (placed.run_rows is not None) == fused
+
+
+def test_of_a_cell_with_one_form_nothing_is_measured():
+    clock = Clock(lambda rows: 1.0, lambda rows: 0.5)
+    assert measured(clock, module=add_twice).run_rows is None and not clock.told
+
+
+class Refuses(FusedAdd):
+    def run_rows(self, inputs, outputs):
+        raise ValueError("zeros")
+
+
+def test_what_raises_is_left_as_it_is():
+    assert not measured(Clock(lambda rows: 1.0, lambda rows: 0.5), module=Refuses()).prefers_plain(8)
+
+
+def test_tasks_use_the_faster_form_and_are_counted():
+    """The plain form of eight rows and fewer, the fused one of more: it adds 100 at every step."""
+    made = cell(Spanned(), INPUTS, max_batch=64)
+    model = Unfolder("one", lambda graph, x: {"h": graph.chain(made, x=x).last.h}, torch.zeros(1, WIDTH))
+    settings = SchedulerSettings(runs=False)
+    engine = device_engine("dry", 1, DeviceOptions(ring_bytes=1 << 18), settings=settings)
+    engine.register(model, warm_up=False)
+    placed = devices_of(engine)[0].placements.of(made)
+    placed.keep_times({8: 2e-5, 64: 2e-5}, {8: 1e-5, 64: 4e-5})
+    for count, added in ((3, 0.0), (20, 100.0)):
+        requests = [torch.full((1, WIDTH), float(k)) for k in range(count)]
+        for k, future in enumerate(engine.submit_many("one", requests)):
+            torch.testing.assert_close(future.result(WAIT_S)["h"], torch.full((WIDTH,), k + added))
+    (counts,) = [found.get("counts", found) for found in engine.statistics()["workers"].values()]
+    assert counts["plain_faster"] >= 1 and counts["unfused"] == 0
+    close_and_check(engine)
+
+
+def test_a_device_is_busy_until_all_is_launched(monkeypatch):
+    """So events tell what the device takes, not what launching does."""
+    stub, order = StubCuda(), []
+    with stub.installed():
+        device = CudaDevice("cpu", "copy")
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: order.append("sleep"), raising=False)
+        record = type(torch.cuda.Event()).record
+        monkeypatch.setattr(
+            type(torch.cuda.Event()), "record", lambda event, *given: (order.append("event"), record(event, *given))
+        )
+        assert device.elapsed(lambda: order.append("work")) == 1e-3
+    assert order == ["sleep", "event", "work", "event"]
