@@ -171,12 +171,11 @@ class KnownGraphs:
 
     def _unfold(self, binding: Binding, requests: Sequence[Any], places: Sequence[int]) -> list[Alike]:
         """Unfolds the requests at these places."""
-        record = self._unfolder.record
         if len(places) == 1:
-            return [Alike(record(binding, requests[places[0]]), places)]
+            return [Alike(self._record_one(binding, requests, places[0]), places)]
         by_graph: dict[bytes, list[list[tuple[int, Recorded]]]] = {}
         for place in places:
-            recorded = record(binding, requests[place])
+            recorded = self._record_one(binding, requests, place)
             groups = by_graph.setdefault(recorded.program, [])
             for group in groups:
                 if group[0][1].results == recorded.results and group[0][1].states == recorded.states:
@@ -185,6 +184,15 @@ class KnownGraphs:
             else:
                 groups.append([(place, recorded)])
         return [_together(group) for groups in by_graph.values() for group in groups]
+
+    def _record_one(self, binding: Binding, requests: Sequence[Any], place: int) -> Recorded:
+        """Unfolds one of several requests; an error says which."""
+        try:
+            return self._unfolder.record(binding, requests[place])
+        except RequestError as error:
+            if len(requests) == 1:
+                raise
+            raise type(error)(f"request {place} of {len(requests)}: {error}") from error
 
     def _keys(self, binding: Binding, requests: Sequence[Any]) -> dict[Hashable, Sequence[int]]:
         """The places of requests by their keys."""

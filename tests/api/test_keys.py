@@ -177,7 +177,8 @@ def test_a_wrong_request_of_a_known_key_gets_the_error_of_its_unfolding():
         for batch in ([wrong], [good, wrong]):
             with pytest.raises(RequestError) as raised:
                 known.record(binding, batch)
-            assert str(raised.value) == str(expected.value)
+            which = "" if len(batch) == 1 else "request 1 of 2: "
+            assert str(raised.value) == which + str(expected.value)
 
 
 def test_a_key_must_be_a_function():

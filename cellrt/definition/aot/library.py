@@ -1,4 +1,4 @@
-"""A compiled library in this process: its container, and handles of the weights that it runs with."""
+"""A compiled library in this process: its container; packs the weights that it takes packed, and has handles of all."""
 
 from __future__ import annotations
 
