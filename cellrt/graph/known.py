@@ -205,8 +205,8 @@ class KnownGraphs:
                 by_key.setdefault(key, []).append(place)
             return by_key  # type: ignore[return-value]
         except Exception as error:
-            for request in requests:  # what is wrong with one is better told by its unfolding
-                self._unfolder.record(binding, request)
+            for place in range(len(requests)):  # what is wrong with one is better told by its unfolding
+                self._record_one(binding, requests, place)
             raise RequestError(
                 f"model {self._unfolder.name!r}: its key raised {type(error).__name__}: {error}"
             ) from error
