@@ -88,6 +88,10 @@ PLAIN: dict[str, Callable[[], Cell]] = {
     "a tied embedding": lambda: cellrt.cell(
         Own(lambda m, x: functional.linear(m.weight[x], m.weight)), {"x": cellrt.rows(dtype=torch.int64)}
     ),
+    "a bias for all columns": own(lambda m, x: functional.linear(x, m.weight, m.bias[:1])),
+    "a bias that does not lie in one piece": own(
+        lambda m, x: functional.linear(x, m.weight, m.bias[:1].expand(COLUMNS))
+    ),
     "float64": lambda: cellrt.cell(
         nn.Linear(WIDTH, COLUMNS).double(), {"input": cellrt.rows(WIDTH, dtype=torch.float64)}
     ),

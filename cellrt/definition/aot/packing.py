@@ -29,6 +29,8 @@ LINEAR, MATMUL, MM, GRU, LSTM = (
 )
 WEIGHTS_AT: Mapping[Any, tuple[int, ...]] = {LINEAR: (1,), MATMUL: (1,), MM: (1,), GRU: (2, 3), LSTM: (2, 3)}
 """Which arguments of an operator are weights."""
+BIASES_AT: Mapping[Any, tuple[int, ...]] = {LINEAR: (2,), GRU: (4, 5), LSTM: (4, 5)}
+"""The biases of these, one each."""
 TRANSPOSED = (MATMUL, MM)
 """Those whose weight is ``[depth, columns]``."""
 
@@ -82,10 +84,14 @@ def _use_of(weight: Node, user: Node) -> bool | None:
 
 
 def _others_than_weights_are_wrong(user: Node) -> bool:
-    """Whether an argument is not float32, or has too few dimensions."""
+    """Whether an argument is not float32, has too few dimensions, or is a bias that is not a number for each column."""
     first = user.args[0]
     if any(node.meta["val"].dtype != torch.float32 for node in user.all_input_nodes) or not isinstance(first, Node):
         return True
+    for weight, at in zip(WEIGHTS_AT[user.target], BIASES_AT.get(user.target, ())):
+        bias, columns = _optional(user.args, at), user.args[weight].meta["val"].shape[0]  # type: ignore[union-attr]
+        if bias is not None and (bias.meta["val"].shape != (columns,) or bias.meta["val"].stride() != (1,)):
+            return True
     return first.meta["val"].dim() < 2 or (user.target in (GRU, LSTM) and first.meta["val"].dim() != 2)
 
 
