@@ -19,42 +19,17 @@ from cellrt.core.records import ragged_ints, runs_alone
 from cellrt.core.span_arrays import write_spans
 from cellrt.core.spans import collect_spans
 from cellrt.core.step_arrays import write_steps
+from cellrt.core.step_times import step_time
 from cellrt.core.tables import (
     ALL_TYPES,
     CHAIN_NEXT,
     LANES_PER_PRIORITY,
     NUM_LANES,
     NUM_PRIORITIES,
-    NUM_SIZE_CLASSES,
 )
 
 LATELY_RUNS = 50
 """Where a higher client priority was served so many longest runs ago or less, it is likely to come again."""
-
-
-@compiled
-def size_class(rows):
-    """The power of two at or above ``rows``, as an exponent."""
-    k = 0
-    while (1 << k) < rows and k < NUM_SIZE_CLASSES - 1:
-        k += 1
-    return k
-
-
-@compiled
-def step_time(t, type_id, rows):
-    """Measured ns of one step at about this many rows; 0 if no size is measured.
-
-    Of a size that is not measured, what the nearest one would make it at worst: as long as a larger one, or in
-    proportion to a smaller one.
-    """
-    wanted = size_class(rows)
-    for distance in range(NUM_SIZE_CLASSES):
-        if wanted - distance >= 0 and t.step_ns[type_id, wanted - distance] > 0:
-            return t.step_ns[type_id, wanted - distance] * np.float32(1 << distance)
-        if wanted + distance < NUM_SIZE_CLASSES and t.step_ns[type_id, wanted + distance] > 0:
-            return t.step_ns[type_id, wanted + distance]
-    return np.float32(0)
 
 
 @compiled
@@ -78,7 +53,7 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
     for each in range(NUM_PRIORITIES):
         unpinned += t.ready[backlog_of(type_id, each), 0]
         pinned += t.ready[backlog_of(type_id, each), worker]
-    left = min(limit, pinned + (unpinned + share - 1) // share)
+    left = min(limit, pinned + max((unpinned + share - 1) // share, cell_type.large_batch))
     for k in range(-1, NUM_LANES):
         lane_id = fair if k < 0 else lane_at(first, k)
         if rows >= left:

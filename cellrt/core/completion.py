@@ -9,7 +9,6 @@ from __future__ import annotations
 from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.admission import release
-from cellrt.core.batching import size_class
 from cellrt.core.event_log import log_event
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of
 from cellrt.core.jit import compiled
@@ -28,6 +27,7 @@ from cellrt.core.records import (
     wake_done,
 )
 from cellrt.core.rows import give_row
+from cellrt.core.step_times import measure_step
 from cellrt.core.tables import (
     COMPLETED,
     CROSSING,
@@ -113,7 +113,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
             notices[count, 0], notices[count, 1] = request_id, NOTICE_RELEASED
             count += 1
     if elapsed_ns > 0:
-        _measure_step(t, task, elapsed_ns)
+        measure_step(t, task, elapsed_ns)
     task.in_use = 0
     return count
 
@@ -125,21 +125,6 @@ def _note_steps_taken(t, task, done_at):
     for row in range(task.rows):
         task.steps = max(task.steps, abs(t.ints[done_at + row]))
         task.positions += abs(t.ints[done_at + row])
-
-
-@compiled
-def _measure_step(t, task, elapsed_ns):
-    """Keeps the time of one step at this task's size: near the least that was measured lately.
-
-    What a busy machine adds to one task must not make the next runs shorter, which would cost more tasks.
-    """
-    at = size_class(task.rows)
-    step_ns = elapsed_ns / task.steps
-    old = t.step_ns[task.cell_type, at]
-    if old == 0 or step_ns < old:
-        t.step_ns[task.cell_type, at] = step_ns
-    else:
-        t.step_ns[task.cell_type, at] = min(step_ns, old * 1.01)
 
 
 @compiled

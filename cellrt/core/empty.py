@@ -6,7 +6,7 @@ from cellrt.core.buddy_allocator import make_blocks
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.tables import NEVER, Tables, make_tables
 
-COPIED = ("max_tasks_to_submit", "fair_every", "early_release", "split", "runs", "order_by_arrival")
+COPIED = ("max_tasks_to_submit", "fair_every", "early_release", "split", "gather", "runs", "order_by_arrival")
 """Settings that are in the tables as they are."""
 
 

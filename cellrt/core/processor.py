@@ -107,7 +107,7 @@ class Processor:
     def tables(self, grown: Tables) -> None:
         self._tables = grown
         self._at = address_of(grown)
-        self._idle_workers = grown.settings["idle_workers"]
+        self._idle_workers, self._left_ns = grown.settings["idle_workers"], grown.settings["left_ns"]
 
     @property
     def num_kinds(self) -> int:
@@ -178,7 +178,7 @@ class Processor:
         for k, port in enumerate([*inputs, *outputs]):
             ports[self._grown.ports + k] = port
         self.tables.types[type_id] = 0
-        self.tables.step_ns[type_id] = 0
+        self.tables.step_ns[type_id] = self.tables.row_ns[type_id] = 0
         row = self.tables.types[type_id]
         row["priority"], row["max_batch"], row["min_batch"] = priority, max_batch, min_batch
         row["max_steps"] = max_steps if any(port.carry >= 0 for port in inputs) else 1
@@ -219,6 +219,7 @@ class Processor:
         """Tells the scheduler how long one step of ``rows`` rows takes, before it has measured it."""
         k = min(tables.NUM_SIZE_CLASSES - 1, max(0, rows - 1).bit_length())
         self.tables.step_ns[type_id, k] = seconds * 1e9
+        self.tables.row_ns[type_id, k] = seconds * 1e9 / rows
 
     def compile(self, program: NDArray[np.int32]) -> SizedTemplate:
         """Compiles a program (``program.py``) into a template. Safe from any thread: reads only types and ports."""
@@ -316,6 +317,12 @@ class Processor:
         self._idle_workers[0] = idle_workers
         count = schedule_tasks(self._at, worker, self._task_ids)
         return self._task_ids[:count].tolist() if count else []
+
+    @property
+    def left_s(self) -> float:
+        """After ``schedule`` without a task: in how many seconds another worker should take what is ready; 0: none is
+        left to another."""
+        return int(self._left_ns[0]) / 1e9
 
     def complete(self, task: int, elapsed_ns: int) -> list[Notice]:
         """Takes out a finished task; its buffer must hold the worker's answers. Returns what the driver must know.

@@ -24,6 +24,9 @@ when it is idle, it follows:
   the bound above for the highest priority. So with n lower backlogs none waits longer than n + 3 times that. [Rule 3
   takes the oldest but for a head start of three levels, and each time takes W at least.]
 
+A worker that leaves a few rows to another (``gathering.py``) adds one join budget at most, as what has waited longer than
+``max_wait`` is never left; the bounds are those of a worker that has work.
+
 If a worker is asked earlier (``queue_depth``), the bounds are those of being queued rather than of being run. Before a
 step of a type was ever measured, one task of one step is submitted while others wait. Inside a backlog the lanes of a
 policy are served in order, but every ``fair_every``-th task starts with the one served longest ago; a lane is first in,
@@ -36,6 +39,7 @@ from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.batching import form_batched_task
 from cellrt.core.event_log import log_event
+from cellrt.core.gathering import busy_until, fills_a_task, should_let_in, wait_for_company
 from cellrt.core.index_arrays import subgraph_of
 from cellrt.core.jit import compiled
 from cellrt.core.loop_bodies import send_member
@@ -68,6 +72,7 @@ def schedule(t, worker, task_ids):
     what was chosen, another cell type is.
     """
     count = 0
+    t.settings[0].left_ns = 0
     for _ in range(t.settings[0].num_types):
         count = _schedule_once(t, worker, task_ids)
         if count != 0:
@@ -89,7 +94,11 @@ def _schedule_once(t, worker, task_ids):
     late = _latest(t, top, worker)
     if late >= 0:
         return batch(t, late, top, worker, task_ids, 1)
-    return batch(t, _choose_type(t, top, worker), top, worker, task_ids, most)
+    chosen = _choose_type(t, top, worker)
+    t.settings[0].left_ns = wait_for_company(t, chosen, worker)
+    if t.settings[0].left_ns > 0:
+        return -1
+    return batch(t, chosen, top, worker, task_ids, most)
 
 
 @compiled
@@ -151,7 +160,7 @@ def _choose_type(t, priority, worker):
     for type_id in range(t.settings[0].num_types):
         if num_ready_at(t, type_id, priority, worker) == 0:
             continue
-        if num_ready(t, type_id, worker) >= t.types[type_id].max_batch:
+        if fills_a_task(t, type_id, worker):
             criterion = 1
         elif t.types[type_id].num_running == 0:
             criterion = 2
@@ -192,9 +201,12 @@ def batch(t, type_id, priority, worker, task_ids, most):
     settings, cell_type = t.settings[0], t.types[type_id]
     num_tasks = 0
     expected_ns = 0.0
+    begin_ns = max(settings.now_ns, busy_until(t, worker))
     while num_tasks < most and num_ready_at(t, type_id, priority, worker) > 0:
         task_id = _free_task(t)
         if task_id < 0 or (num_tasks > 0 and num_ready(t, type_id, worker) < cell_type.min_batch):
+            break
+        if num_tasks > 0 and should_let_in(t, type_id, priority, worker):
             break
         if form_batched_task(t, type_id, priority, worker, task_id) == 0:
             break
@@ -203,6 +215,7 @@ def batch(t, type_id, priority, worker, task_ids, most):
         num_tasks += 1
         one_ns = t.tasks[task_id].expected_ns
         expected_ns += one_ns
+        t.tasks[task_id].ends_ns = begin_ns + int(expected_ns)
         if expected_ns + one_ns > settings.join_budget_ns or (one_ns == 0 and settings.types_ready > 1):
             break
     return num_tasks

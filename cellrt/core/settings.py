@@ -38,6 +38,7 @@ class SchedulerSettings:
             ``math.inf``: for ever, if what goes before it never ends.
         fair_every: every so many tasks of a type, the policy's lane served longest ago goes first.
         split: share ready nodes out among idle workers, instead of filling one worker's task first.
+        gather: leave a few rows to a worker that will be free soon, instead of giving an idle one a small task.
     """
 
     max_tasks_to_submit: int = 5
@@ -50,3 +51,4 @@ class SchedulerSettings:
     max_wait_s: float | None = None
     fair_every: int = 16
     split: bool = True
+    gather: bool = True

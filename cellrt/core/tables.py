@@ -108,6 +108,7 @@ TYPE = np.dtype(
         ("max_rows", "i4"),  # of a task; differs from max_batch where a node may have many
         ("has_spans", "i4"),  # 1 if it is told which rows are of one node (ports with pages or a span)
         ("is_whole", "i4"),  # 1 if all steps of a chain must be rows of one task
+        ("large_batch", "i4"),  # rows from which on more in a task gain little, 0 if unknown (``step_times.py``)
         ("starved_at", "i4"),  # workers, a bit each, where no row of it could go on for want of pages
     ],
     align=True,
@@ -210,6 +211,7 @@ TASK = np.dtype(
         ("priorities", "i4"),  # client priorities of its rows, a bit each
         ("expected_ns", "f4"),
         ("number", "i8"),
+        ("ends_ns", "i8"),  # when it should be done, by what its worker was given before
     ],
     align=True,
 )
@@ -260,6 +262,7 @@ SETTINGS = np.dtype(
         ("order_by_arrival", "i4"),
         ("fair_every", "i4"),
         ("split", "i4"),
+        ("gather", "i4"),
         ("idle_workers", "i4"),  # workers with nothing to do, the one being scheduled included
         ("types_ready", "i4"),  # cell types with work that the worker being scheduled may take
         ("top_priority", "i4"),  # highest client priority of that work
@@ -268,6 +271,7 @@ SETTINGS = np.dtype(
         ("max_run_ns", "f4"),
         ("min_run_ns", "f4"),
         ("max_wait_ns", "f8"),
+        ("left_ns", "i8"),  # what is ready was left to a worker that should be free so soon; 0: nothing was
         ("free_request", "i4"),
         ("num_requests", "i4"),  # rows of the table
         ("num_live", "i4"),
@@ -316,6 +320,7 @@ class Tables(NamedTuple):
     ready: NDArray[np.int32]  # [backlog, worker location]: ready nodes pinned there; column 0: not pinned
     since_ns: NDArray[np.int64]  # [backlog]: since when it waits (``queue.py``); of ALL_TYPES: when it was served last
     step_ns: NDArray[np.float32]  # [cell type, size class]: measured time of one step, 0 if unknown
+    row_ns: NDArray[np.float32]  # [cell type, size class]: the same of one row of a step
     events: NDArray[np.void]
     copies: NDArray[np.int32]  # (kind, handle from, handle to) of pages to be copied before the next launch, in order
     slots: NDArray[np.void]  # [session * MAX_STATES + state]; row 0 (zeros) while a request of the session has it
@@ -360,12 +365,13 @@ TABLES: dict[str, Table] = {
     "ready": Table(_INT, lambda limits, workers: (MAX_TYPES * NUM_PRIORITIES, workers + 1)),
     "since_ns": Table(np.dtype(np.int64), lambda limits, workers: (MAX_TYPES + 1) * NUM_PRIORITIES),
     "step_ns": Table(np.dtype(np.float32), lambda limits, workers: (MAX_TYPES, NUM_SIZE_CLASSES)),
+    "row_ns": Table(np.dtype(np.float32), lambda limits, workers: (MAX_TYPES, NUM_SIZE_CLASSES)),
     "events": Table(EVENT, lambda limits, workers: limits.max_events, sized=True),
     "copies": Table(_INT, lambda limits, workers: 3 * MAX_COPIES),
     "slots": Table(SLOT, lambda limits, workers: limits.max_sessions * MAX_STATES),
 }
 """Every table of ``Tables``, in its order."""
-MATRICES = ("ready", "step_ns")
+MATRICES = ("ready", "step_ns", "row_ns")
 
 
 def make_tables(limits: Limits, num_workers: int) -> Tables:

@@ -15,6 +15,9 @@ from cellrt.worker.base import Done, Launch, Worker
 MAX_DEATHS = 3
 """A worker that dies so often, without having completed a task since, is not replaced again."""
 
+LATE = 1.5
+"""A worker that leaves its work to another looks again when that takes so many times as long as it should."""
+
 
 class Crew:
     """The workers of one engine, by location 1, 2, ...
@@ -120,6 +123,8 @@ class Crew:
             tasks = tasks or self._relieve(location, worker, idle)
             for copied in take_copies(self._processor.tables):
                 self._copy(*copied)
+        if not tasks and (left_s := self._processor.left_s):
+            worker.rest(LATE * left_s)
         for task in tasks:
             on_launch(task)
             cell_type = int(self._processor.tables.tasks["cell_type"][task])

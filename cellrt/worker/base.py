@@ -10,11 +10,12 @@ worker from launch to completion.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -86,6 +87,7 @@ class Worker(ABC):
         self._finished: deque[Done] = deque()
         self._counter = 0
         self._popped = 0
+        self._rests_until_s = 0.0
         self._has_ended = False
         self._thread = ServiceThread(self._run, name)
         self.error: BaseException | None = None
@@ -125,6 +127,14 @@ class Worker(ABC):
         with suppress(ValueError):  # it woke, and may wait again already: that takes another to wake it
             self._idle.remove(token)
         return True
+
+    def rest(self, seconds: float) -> None:
+        """Has the worker, which has nothing to do, wait so long: no client wakes it, then it takes a turn itself.
+
+        Called by the holder of the turn; what is launched is run at once, as ever.
+        """
+        self._rests_until_s = time.monotonic() + seconds
+        self.wake()  # if it waits for clients: it goes on waiting, but not for ever
 
     def has_finished(self) -> bool:
         """Whether there is a completed task to poll."""
@@ -183,6 +193,14 @@ class Worker(ABC):
         If another thread has the turn, the news are its business: it looks again when it gives the turn back.
         """
         while self._queue.empty():
+            if self._rests_until_s:
+                try:
+                    return self._queue.get(timeout=max(0.0, self._rests_until_s - time.monotonic()))
+                except Empty:
+                    if self._rests_until_s <= time.monotonic():
+                        self._rests_until_s = 0.0
+                        self._take_turns()
+                    continue
             self._idle.clear()
             self._idle.append(object())
             if not self._has_news() or not self._take_turns():

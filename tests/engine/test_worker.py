@@ -107,3 +107,38 @@ def test_a_worker_that_wakes_and_waits_again_while_it_is_woken_can_be_woken_agai
     assert len(turns) == 3
     SimpleQueue.put(worker._queue, None)
     assert worker.join(WAIT_S)
+
+
+def resting(seconds: float) -> tuple[CpuWorker, list[int], Tasks]:
+    """A worker that waits, and is then told to rest; the turns that it takes."""
+    turns: list[int] = []
+    tasks = Tasks()
+    worker = CpuWorker(tasks, lambda: not turns.append(len(turns)), lambda: False, lambda: None, 1, "worker")
+    worker.start()
+    until(lambda: worker._idle, "the worker waits")
+    worker.rest(seconds)
+    until(lambda: turns and not worker._idle, "the worker rests")
+    return worker, turns, tasks
+
+
+def end(worker: CpuWorker) -> None:
+    worker.end()
+    assert worker.join(WAIT_S)
+
+
+def test_a_worker_that_rests_is_woken_by_a_task_alone():
+    worker, turns, tasks = resting(WAIT_S)
+    before = len(turns)
+    assert not worker.wake()
+    launch(worker, [3])
+    until(lambda: tasks.ran == [3], "the task is run")
+    until(lambda: len(turns) > before, "a turn follows the task")
+    end(worker)
+
+
+def test_a_worker_that_has_rested_takes_a_turn_and_may_be_woken_again():
+    worker, turns, _ = resting(0.05)
+    until(lambda: worker._idle, "the worker waits for clients again")
+    assert len(turns) == 2, "when it was told to rest, and when the time was over"
+    assert worker.wake()
+    end(worker)

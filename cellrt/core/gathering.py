@@ -1,0 +1,83 @@
+"""When more rows are worth waiting for, or worth letting in first, because a task of few rows wastes a worker.
+
+A row of a small task takes longer than one of a large task (``step_times.py``), and each task costs a turn. So a cell
+type whose rows make a large task goes before those whose rows do not (``schedule.py``), and a worker with nothing to do
+leaves a small task to one that will be free soon: what is ready then runs together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cellrt.core.jit import compiled
+from cellrt.core.queue import backlog_of, num_ready, num_ready_at
+from cellrt.core.step_times import step_time
+from cellrt.core.tables import NUM_PRIORITIES
+
+MOST_STEPS = np.float32(20)
+"""A few rows wait for company no longer than so many of their steps take."""
+
+
+@compiled
+def fills_a_task(t, type_id, worker):
+    """Whether a worker may take so many rows of a type that more would hardly make the task better."""
+    cell_type = t.types[type_id]
+    enough = cell_type.max_batch
+    if cell_type.large_batch > 0 and cell_type.has_spans == 0:
+        enough = min(enough, cell_type.large_batch)
+    return num_ready(t, type_id, worker) >= enough
+
+
+@compiled
+def should_let_in(t, type_id, priority, worker):
+    """Whether tasks of a type should not go on in a row: what is left is shared out to other workers, or the tasks are
+    small, and what another type has ready fills one and may join them."""
+    if t.settings[0].split and t.settings[0].idle_workers > 1 and not has_pinned(t, type_id, worker):
+        return True
+    if fills_a_task(t, type_id, worker):
+        return False
+    for other in range(t.settings[0].num_types):
+        if other != type_id and num_ready_at(t, other, priority, worker) > 0 and fills_a_task(t, other, worker):
+            return True
+    return False
+
+
+@compiled
+def wait_for_company(t, type_id, worker):
+    """ns after which another worker should be free for a type's few ready rows, if they are better left to it; else 0.
+
+    They wait no longer than ``MOST_STEPS`` of them take, nor than the join budget: as long as they might if there were
+    no other worker. One that is late counts as free soon, but not for ever: where threads outnumber processors, tasks
+    take longer than they should.
+    """
+    settings, rows = t.settings[0], num_ready(t, type_id, worker)
+    if settings.gather == 0 or t.types[type_id].large_batch == 0 or fills_a_task(t, type_id, worker):
+        return 0
+    if has_pinned(t, type_id, worker) or busy_until(t, worker) > 0:
+        return 0  # that can go nowhere else; and only a worker with nothing to do leaves anything
+    longest = int(min(np.float64(settings.join_budget_ns), np.float64(MOST_STEPS * step_time(t, type_id, rows))))
+    soonest = longest + 1
+    for other in range(1, settings.num_workers + 1):
+        end_ns = busy_until(t, other)
+        if end_ns > settings.now_ns - longest:
+            soonest = min(soonest, max(end_ns - settings.now_ns, longest // 4))
+    return soonest if soonest <= longest else 0
+
+
+@compiled
+def busy_until(t, worker):
+    """When a worker should have done what it was given, by the clock of the tables; 0 if it has nothing."""
+    end_ns = np.int64(0)
+    for task in range(t.tasks.size):
+        if t.tasks[task].in_use and t.tasks[task].worker == worker:
+            end_ns = max(end_ns, t.tasks[task].ends_ns)
+    return end_ns
+
+
+@compiled
+def has_pinned(t, type_id, worker):
+    """Whether ready nodes of a type are for this worker alone."""
+    for priority in range(NUM_PRIORITIES):
+        if t.ready[backlog_of(type_id, priority), worker] > 0:
+            return True
+    return False
