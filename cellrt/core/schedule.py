@@ -24,8 +24,8 @@ when it is idle, it follows:
   the bound above for the highest priority. So with n lower backlogs none waits longer than n + 3 times that. [Rule 3
   takes the oldest but for a head start of three levels, and each time takes W at least.]
 
-A worker that leaves a few rows to another (``gathering.py``) adds one join budget at most, as what has waited longer than
-``max_wait`` is never left; the bounds are those of a worker that has work.
+A worker that leaves a few rows to another (``gathering.py``) counts as busy meanwhile: what has waited longer than
+``max_wait`` is never left.
 
 If a worker is asked earlier (``queue_depth``), the bounds are those of being queued rather than of being run. Before a
 step of a type was ever measured, one task of one step is submitted while others wait. Inside a backlog the lanes of a

@@ -45,20 +45,16 @@ class Crew:
         self._deaths: dict[int, int] = {}
         self._is_watched = False
         """Whether somebody must look at a worker though nothing happens."""
-        self.is_closing = False
+        self.is_closing = self.has_workers = False
 
     def hire(self, make: Callable[[int], Worker], count: int) -> None:
         """Starts workers at locations 1 .. ``count``, made by a function that may be called again for a location."""
         self._make = make
         self._workers.extend(make(location) for location in range(1, count + 1))
         self._is_watched = any(worker.check_every_s is not None for worker in self._workers)
+        self.has_workers = bool(self._workers)
         for worker in self._workers:
             worker.start()
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether a worker is left."""
-        return len(self._lost) < len(self._workers)
 
     @property
     def check_every_s(self) -> float | None:
@@ -97,6 +93,7 @@ class Crew:
         can_return = dead.is_replaceable and not self.is_closing and self._deaths[location] <= MAX_DEATHS
         if self._make is None or not can_return:
             self._lost.add(location)
+            self.has_workers = len(self._lost) < len(self._workers)
             logging.getLogger("cellrt").error("worker %d died and is lost: %r", location, dead.error)
             return dead.error, None
         logging.getLogger("cellrt").error("worker %d died and is replaced: %r", location, dead.error)

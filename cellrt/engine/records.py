@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from cellrt.core.moves import LIVE_REQUEST, SESSION, LiveState, SessionState, check_move
-from cellrt.core.policy import Job
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.registry import Model, Plan
 from cellrt.engine.stream import Channel
@@ -46,8 +45,9 @@ class Bulk:
         manager: of their engine; None once all are answered.
         plan, externals: what to run, with the requests' tensors.
         model: theirs.
-        job: of the first; the others follow it.
+        sequence: the order of the first's arrival; the others follow it.
         count: how many they are.
+        priority: the client's.
         arrival_ns, deadline_ns: on the engine's clock.
         channel, session: where their steps go, whose state they have.
         order, lane: the policy's admission key and their lane.
@@ -70,7 +70,6 @@ class Bulk:
         "externals",
         "futures",
         "ids",
-        "job",
         "lane",
         "manager",
         "model",
@@ -81,7 +80,9 @@ class Bulk:
         "num_waiting",
         "order",
         "plan",
+        "priority",
         "results_at",
+        "sequence",
         "session",
         "size",
         "states",
@@ -93,8 +94,9 @@ class Bulk:
         plan: Plan,
         externals: Externals,
         model: Model,
-        job: Job,
+        sequence: int,
         count: int,
+        priority: int,
         arrival_ns: int,
         deadline_ns: int | None,
         channel: Channel | None,
@@ -102,10 +104,15 @@ class Bulk:
         order: float,
         lane: int,
     ) -> None:
-        self.manager, self.plan, self.externals, self.model, self.job = manager, plan, externals, model, job
+        self.manager, self.plan, self.externals, self.model = manager, plan, externals, model
+        self.sequence, self.priority = sequence, priority
         self.arrival_ns, self.deadline_ns, self.channel, self.session = arrival_ns, deadline_ns, channel, session
         self.order, self.lane = order, lane
-        self.futures: list[RequestFuture | None] = [RequestFuture(self, k, job.sequence + k) for k in range(count)]
+        self.futures: list[RequestFuture | None] = (
+            [RequestFuture(self, 0, sequence)]  # as most are: a third of what the other way takes
+            if count == 1
+            else [RequestFuture(self, k, sequence + k) for k in range(count)]
+        )
         self.size = count
         self.states = bytearray(count)  # LiveState.SUBMITTED is 0
         self.ids = array("i", NOT_ADMITTED) * count
@@ -121,7 +128,7 @@ class Bulk:
 
     def sequence_of(self, number: int) -> int:
         """The order of a request's arrival among all of the engine."""
-        return self.job.sequence + number
+        return self.sequence + number
 
     def move(self, numbers: Iterable[int], to: LiveState) -> None:
         """Requests go to another state. Raises InternalError if a move is not legal (``core/moves.py``)."""

@@ -75,6 +75,8 @@ class Planned(NamedTuple):
     alike: Alike
 
 
+MAX_ALIKE = 256
+"""Ways in which results lie that are remembered."""
 MAX_SPECS = 4096
 """Spec objects whose kinds are remembered: those of cells are asked for again and again."""
 
@@ -290,6 +292,8 @@ class Model:
         self.max_nodes = registry.max_nodes
         self.plans_by_program = TemplateCache[Plan](max_cached_bytes)
         self._latest: WeakKeyDictionary[Template, _Answers] = WeakKeyDictionary()
+        self._alike: dict[tuple[ResultLayout, ...], _Answers] = {}
+        """Of graphs without lengths, by where their results lie."""
         self._known = KnownGraphs(unfolder)
 
     @property
@@ -312,7 +316,10 @@ class Model:
 
         Raises RequestError, RequestTooLargeError.
         """
-        return [Planned(self.plan_of(alike.recorded), alike) for alike in self._known.record(self, requests)]
+        found = self._known.record(self, requests)
+        if len(found) == 1:  # as most are
+            return [Planned(self.plan_of(found[0].recorded), found[0])]
+        return [Planned(self.plan_of(alike.recorded), alike) for alike in found]
 
     def plan_of(self, recorded: Recorded) -> Plan:
         """The plan of what requests recorded. Raises RequestTooLargeError."""
@@ -325,16 +332,28 @@ class Model:
         return plan
 
     def _plan(self, template: SizedTemplate, recorded: Recorded) -> Plan:
+        if not template.lengths.size:
+            return self._plan_without_lengths(template, recorded)
         known = self._latest.get(template.template)
         if known is not None and known.results == recorded.results:
             return Plan(template, recorded.results, recorded.states, known.readers, known)
         kinds = self._registry.kinds
         made = _Answers(recorded.results, [Reader(layout, kinds[layout.kind]) for layout in recorded.results])
         if known is None or not known.goes_with(recorded.results):
-            known = made
-            if template.lengths.size:
-                self._latest[template.template] = made
+            known = self._latest[template.template] = made
         return Plan(template, recorded.results, recorded.states, made.readers, known)
+
+    def _plan_without_lengths(self, template: SizedTemplate, recorded: Recorded) -> Plan:
+        """Requests whose results lie alike are answered together, whatever their graphs: trees, of which only the root
+        is a result."""
+        known = self._alike.get(recorded.results)
+        if known is None:
+            kinds = self._registry.kinds
+            known = _Answers(recorded.results, [Reader(layout, kinds[layout.kind]) for layout in recorded.results])
+            if len(self._alike) >= MAX_ALIKE:
+                self._alike = {}
+            self._alike[recorded.results] = known
+        return Plan(template, recorded.results, recorded.states, known.readers, known)
 
     def _compile(self, program: bytes) -> SizedTemplate:
         try:

@@ -154,7 +154,7 @@ class Requests:
     def expire(self, now_ns: int) -> None:
         """Ends those whose deadline has passed."""
         while (bulk := self._deadlines.take_late(now_ns)) is not None:
-            allowed = bulk.job.deadline_s
+            allowed = f"{((bulk.deadline_ns or 0) - bulk.arrival_ns) / 1e9:.9g}"
             for number in bulk.unanswered():
                 error = DeadlineError(f"model {bulk.model.name!r}: not done within {allowed} s")
                 self.end_early(bulk, (number,), error)
@@ -356,6 +356,6 @@ def _lengths(requests: Sequence[tuple[Bulk, Sequence[int]]]) -> NDArray[np.int32
 def _sequences(requests: Sequence[tuple[Bulk, Sequence[int]]]) -> NDArray[np.int64]:
     """Their sequence numbers."""
     if len(requests) == 1 and isinstance(requests[0][1], range):
-        first, numbers = requests[0][0].job.sequence, requests[0][1]
+        first, numbers = requests[0][0].sequence, requests[0][1]
         return np.arange(first + numbers.start, first + numbers.stop)
-    return np.array([bulk.job.sequence + number for bulk, numbers in requests for number in numbers])
+    return np.array([bulk.sequence + number for bulk, numbers in requests for number in numbers])

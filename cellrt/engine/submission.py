@@ -44,6 +44,10 @@ class Submission:
     def __init__(self, manager: Manager, models: Mapping[str, Model], policy: BatchMakerPolicy) -> None:
         self._manager, self._models, self._policy = manager, models, policy
         self._next_sequence = 1
+        kind, plain = type(policy), BatchMakerPolicy
+        self._goes_by_arrival = (kind.lane, kind.admission_key) == (plain.lane, plain.admission_key)
+        """Whether the policy looks at no request, as the default does not."""
+        self._lanes = [lane_of(BatchMakerPolicy(), Job(0, 0, priority, None)) for priority in range(NUM_PRIORITIES)]
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]] = WeakKeyDictionary()
         """Of each loop: who waits for places of a model."""
 
@@ -179,27 +183,33 @@ class Submission:
         session: SessionRecord | None,
         now_ns: int | None = None,
     ) -> list[RequestFuture]:
-        """Hands in requests, all or none, whatever interrupts it: they count from ``hand_in`` on."""
+        """Hands in requests, all or none, whatever interrupts it, under the gate: they count from ``hand_in`` on."""
         check_priority(priority)
         now_ns, manager = time.perf_counter_ns() if now_ns is None else now_ns, self._manager
         deadline_ns = None if deadline is None else now_ns + int(1e9 * check_seconds("deadline", deadline))
         places = (manager.places, model.places)
-        with manager.turns.gate:
-            self.refuse_if_closed()
-            size = size_of(parts)
-            for one in places:
-                one.check(size)
-            bulks: list[Bulk] = []
-            for plan, (recorded, members) in parts:
-                job = Job(self._next_sequence, plan.num_nodes, priority, deadline)
-                self._next_sequence += len(members)
-                order, lane = float(self._policy.admission_key(job)), lane_of(self._policy, job)
-                rest = (now_ns, deadline_ns, channel, session, order, lane)
-                bulks.append(Bulk(manager, plan, recorded.externals, model, job, len(members), *rest))
-            futures = _in_order(bulks, parts)
-            if bulks:
-                manager.hand_in(bulks, size, places)
+        self.refuse_if_closed()
+        size = size_of(parts)
+        for one in places:
+            one.check(size)
+        bulks: list[Bulk] = []
+        for plan, ((_, externals, *_), members) in parts:
+            sequence, count = self._next_sequence, len(members)
+            self._next_sequence += count
+            order, lane = self._place_of(sequence, plan.num_nodes, priority, deadline)
+            what = manager, plan, externals, model, sequence, count, priority
+            bulks.append(Bulk(*what, now_ns, deadline_ns, channel, session, order, lane))
+        futures = _in_order(bulks, parts)
+        if bulks:
+            manager.hand_in(bulks, size, places)
         return futures
+
+    def _place_of(self, sequence: int, num_nodes: int, priority: int, deadline: float | None) -> tuple[float, int]:
+        """When a request is admitted among those that wait, and the lane of its subgraphs."""
+        if self._goes_by_arrival:
+            return 0.0, self._lanes[priority]
+        job = Job(sequence, num_nodes, priority, deadline)
+        return float(self._policy.admission_key(job)), lane_of(self._policy, job)
 
 
 def size_of(parts: Sequence[Planned]) -> Size:
@@ -214,7 +224,7 @@ def size_of(parts: Sequence[Planned]) -> Size:
 def _in_order(bulks: Sequence[Bulk], parts: Sequence[Planned]) -> list[RequestFuture]:
     """The futures of requests in the order in which they were given."""
     if len(bulks) == 1:
-        return [future for future in bulks[0].futures if future is not None]
+        return list(bulks[0].futures)  # type: ignore[arg-type]  # nobody has answered any yet
     by_place = {
         place: future
         for bulk, part in zip(bulks, parts)

@@ -108,15 +108,14 @@ class Turns:
             raise RequestError("a future's callback cannot wait for its engine: call this from another thread")
 
     def hand_in(self, items: Sequence[object], is_urgent: bool) -> None:
-        """Hands in all items or none, from any thread; an idle worker takes the turn, or if they are urgent anybody.
+        """Hands in all items or none, under the gate; an idle worker takes the turn, or if they are urgent anybody.
 
         Raises EngineClosedError. An exception of a signal's handler leaves them handed in or not, and the inbox whole.
         """
         try:
-            with self.gate:
-                if self.stopped is not None:
-                    raise EngineClosedError(str(self.stopped))
-                self._inbox.extend(items)
+            if self.stopped is not None:
+                raise EngineClosedError(str(self.stopped))
+            self._inbox.extend(items)
             for worker in self._workers:
                 if worker.wake():
                     return

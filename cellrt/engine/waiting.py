@@ -92,7 +92,7 @@ class WaitingRequests:
 
 def _order(bulk: Bulk) -> tuple[tuple[int, float], int, Bulk]:
     """What sorts bulks: no two have one number."""
-    return (-bulk.job.priority, bulk.order), bulk.job.sequence, bulk
+    return (-bulk.priority, bulk.order), bulk.sequence, bulk
 
 
 class Deadlines:
@@ -108,7 +108,7 @@ class Deadlines:
     def add(self, bulk: Bulk) -> None:
         """Adds the requests of a bulk if they have a deadline."""
         if bulk.deadline_ns is not None:
-            heapq.heappush(self._heap, (bulk.deadline_ns, bulk.job.sequence, bulk))
+            heapq.heappush(self._heap, (bulk.deadline_ns, bulk.sequence, bulk))
 
     def note_answered(self, bulk: Bulk) -> None:
         """Takes in that no request of a bulk needs a deadline any more; amortised constant time."""

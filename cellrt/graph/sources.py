@@ -44,9 +44,10 @@ def bits_of(spec: RowSpec, source: object) -> NDArray[Any]:
 
     Integers are widened, Python's numbers converted if they fit. Raises RequestError with what was expected and got.
     """
-    if isinstance(source, LISTS) and source and isinstance(source[0], torch.Tensor):
-        source = _stacked(spec, source)
-    if isinstance(source, torch.Tensor):
+    is_list = isinstance(source, LISTS)  # first: to ask whether something is a tensor takes as long as four others
+    if is_list and source and not isinstance(source[0], NUMBERS) and isinstance(source[0], torch.Tensor):  # type: ignore[index]
+        source, is_list = _stacked(spec, source), False  # type: ignore[arg-type]
+    if not is_list and isinstance(source, torch.Tensor):
         if source.dtype != spec.dtype:
             if not _is_wider(spec.dtype, source.dtype):
                 raise RequestError(f"expected {spec}, got {describe(source)}")
@@ -80,12 +81,12 @@ def rows_of(spec: RowSpec, sources: Sequence[object]) -> NDArray[Any] | None:
 
 def num_steps(source: object, spec: RowSpec) -> int:
     """How many values a source has if it has one for each step; -1 if it is one row for all."""
-    if isinstance(source, ARRAYS):
-        shape = source.shape
-        return int(shape[0]) if len(shape) == len(spec.shape) + 1 else -1
-    if isinstance(source, Steps):
-        return len(source)
     if not isinstance(source, LISTS):
+        if isinstance(source, Steps):
+            return len(source)
+        if isinstance(source, ARRAYS):
+            shape = source.shape
+            return int(shape[0]) if len(shape) == len(spec.shape) + 1 else -1
         return -1
     first = source[0] if source else 0
     if isinstance(first, NUMBERS):

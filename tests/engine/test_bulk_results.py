@@ -96,3 +96,20 @@ def test_no_requests_have_no_results():
     engine.register(MODELS[0], warm_up=False)
     assert engine.submit_many("tagged", []).results() == []
     close_and_check(engine)
+
+
+def test_requests_of_different_graphs_whose_results_lie_alike_are_answered_together():
+    def fan(graph, count):
+        nodes = [WIDE(x=torch.full((LARGE,), float(k))) for k in range(count)]
+        return {"y": nodes[-1].y, "flag": nodes[0].flag}
+
+    model = Unfolder("fan", fan, 1)
+    engine = small_engine(1)
+    engine.register(model, warm_up=False)
+    plans = [engine._submission.model("fan").plans([count])[0].plan for count in (1, 2, 3)]
+    assert len({id(plan.template.template) for plan in plans}) == 3
+    assert len({id(plan.answered_with) for plan in plans}) == 1
+    counts = [1, 2, 3, 2, 1]
+    for count, result in zip(counts, engine.submit_many("fan", counts).results(WAIT_S)):
+        assert_same(result, run_one_by_one(model, count))
+    close_and_check(engine)
