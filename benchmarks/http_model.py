@@ -22,7 +22,7 @@ def classify() -> Unfolder:
     layers = from_torch(model.lstm, embedding=model.embedding, max_batch=MAX_BATCH)
     head = cell(model, {"h": (HIDDEN,)}, name="head", max_batch=MAX_BATCH)
 
-    @unfold("classify", example=[1, 2, 3])
+    @unfold("classify", example=[1, 2, 3], key=len)
     def unfolded(graph: Graph, tokens: Sequence[int]) -> dict[str, object]:
         return {"class": head(h=layers(graph, tokens).states("h")[0]).output}
 
