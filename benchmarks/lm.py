@@ -6,6 +6,8 @@ a third of that. Beside cellrt are transformers' continuous batching (that of ``
 ``generate``, of which only the tokens asked for are counted. "equal": all prompts and all answers have one length, and
 beside cellrt is the same cell called in a bare loop, which has nothing to schedule and nothing to wait for. In both
 cellrt also serves the model as one cell a layer.
+"suspension": what a request that gives its pages up pays for each, copied to the host and back, or dropped and computed
+anew with the others of a prompt, in microseconds.
 ``products``: what it costs that a row's bits do not depend on its company, beside torch's products, in microseconds.
 
 All use one torch thread. Tokens/s is up to the last token of all; the time to the first token and the time per token
@@ -42,6 +44,8 @@ from cellrt.worker.torch_state import torch_threads
 from examples.models.talker import find_smollm
 
 PARTS = ("random", "smollm", "products")
+PAGES_ANEW = 16
+"""So many pages are computed anew at once: of a longer prompt each takes longer, as attention looks back further."""
 MODELS = ("random", "smollm")
 IN_FLIGHT = (1, 8, 32)
 NO_END, PAGE_SIZE = -1, 16
@@ -155,6 +159,23 @@ def compare(recorder: Recorder, case: str, servers: dict[str, Server], requests:
         recorder.add(case, f"{first} / {name}: tokens/s", statistics.median(ratios), "ratio", in_flight=count)
 
 
+def run_suspension(recorder: Recorder, part: str, ours: Cellrt, seconds: float) -> None:
+    """Of one page: copied out and back, or computed anew (Pensieve, section 3.4.3.4, where copies cross a bus)."""
+    prompt = Asked([1] * (PAGES_ANEW * PAGE_SIZE), 1)
+    at_worker, at_host = (torch.zeros(PAGES_ANEW, *ours.cell.inputs["kv"].stored.shape) for _ in range(2))
+
+    def copy() -> None:
+        for page in range(PAGES_ANEW):
+            at_host[page] = at_worker[page]
+            at_worker[page] = at_host[page]
+
+    calls: dict[str, Callable[[], object]] = {"copied": copy, "computed anew": lambda: ours.serve_in_a_loop([prompt])}
+    times = medians_us(calls, seconds)
+    for name, value in times.items():
+        recorder.add(f"{part}, suspension", f"a page {name}", value / PAGES_ANEW, "us")
+    recorder.add(f"{part}, suspension", "computed anew / copied", times["computed anew"] / times["copied"], "ratio")
+
+
 def run_products(recorder: Recorder, seconds: float) -> None:
     """One layer of SmolLM2 and its head: the products whose bits do not depend on the batch, and torch's."""
     torch.manual_seed(0)
@@ -206,6 +227,7 @@ def run(recorder: Recorder, options: Options) -> None:
                 peer = Continuous(reference, longest[1])
                 ends.callback(peer.close)
                 mixed |= {"transformers, continuous": peer.serve, "transformers, padded": partial(padded, reference)}
+            run_suspension(recorder, part, ours, 0.5 if options.quick else 3.0)
             layers = {"cellrt, a cell a layer": partial(ours.serve, name="layers")}
             equal: dict[str, Server] = {"cellrt": ours.serve, "bare loop": ours.serve_in_a_loop, **layers}
             mixed |= layers
