@@ -9,8 +9,8 @@ import torch
 
 from cellrt.definition.spec import RowSpec
 from cellrt.worker.device.dry import DryDevice
-from cellrt.worker.device.packing import next_size
 from cellrt.worker.device.ring import Ring
+from cellrt.worker.device.shape import next_size
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from cellrt.definition.spec import CellInput
 from cellrt.errors import InternalError
 from cellrt.worker.blame import Attempt, part_of, take_rows
 from cellrt.worker.device.device import Device
-from cellrt.worker.device.packing import NOT_FINITE, OUTSIDE
 from cellrt.worker.device.placement import PlacedCell, zeros
+from cellrt.worker.device.signature import NOT_FINITE, OUTSIDE
 from cellrt.worker.outputs import plain_outputs
 from cellrt.worker.torch_state import CellMode
 
@@ -39,7 +39,7 @@ class Inputs(NamedTuple):
 class DeviceOutcome(NamedTuple):
     """Outputs of some rows, by position; of a loop the last by row, and ``[rows, steps, *shape]``.
 
-    ``bad``: for each position (row of a loop) int32 what is bad of it, see ``packing.py``.
+    ``bad``: for each position (row of a loop) int32 what is bad of it, see ``signature.py``.
     ``done_steps`` int32: steps that each row of a loop took, negative if it stopped.
     """
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cellrt.worker.blame import describe_error
 from cellrt.worker.device.capturable import NotCapturableError
 from cellrt.worker.device.device import Captured, Device, DoneEvent, Work
-from cellrt.worker.device.packing import Signature
+from cellrt.worker.device.signature import Signature
 
 MAX_COUNTED = 4096
 STALE_AFTER = 1024

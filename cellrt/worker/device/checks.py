@@ -12,7 +12,7 @@ from cellrt.definition.cell import Cell
 from cellrt.errors import CellError
 from cellrt.worker.blame import Failure, Failures
 from cellrt.worker.device.limits import Limits
-from cellrt.worker.device.packing import OUTSIDE, Packing
+from cellrt.worker.device.signature import OUTSIDE, Signature
 
 
 def check_uploaded(cell: Cell, task: TaskView, values: NDArray[Any], limits: Limits, failures: Failures) -> None:
@@ -29,9 +29,8 @@ def check_uploaded(cell: Cell, task: TaskView, values: NDArray[Any], limits: Lim
             failures.append(Failure(row, error_of(cell, OUTSIDE)))
 
 
-def bad_rows(packing: Packing, task: TaskView, answers: NDArray[np.int32]) -> dict[int, int]:
+def bad_rows(signature: Signature, task: TaskView, answers: NDArray[np.int32]) -> dict[int, int]:
     """What is bad of each row of which something is."""
-    signature = packing.signature
     if not (signature.tells_bad or signature.is_loop):
         return {}
     behind = signature.sizes[0] if signature.is_loop or signature.stop >= 0 else 0

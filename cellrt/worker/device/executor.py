@@ -32,10 +32,11 @@ from cellrt.worker.device.compilations import COMPILATIONS
 from cellrt.worker.device.device import Device, Work
 from cellrt.worker.device.fused import FusedOperations
 from cellrt.worker.device.operations import ANSWER, Memory, Operations
-from cellrt.worker.device.packing import Packing, Signature
 from cellrt.worker.device.placement import Forms, PlacedCell, UnplacedCell
 from cellrt.worker.device.plans import Plan, Plans
 from cellrt.worker.device.ring import Block, Ring, block_at, bytes_for
+from cellrt.worker.device.shape import compile_shapes
+from cellrt.worker.device.signature import Signature
 
 WORD_BYTES = 8
 
@@ -119,8 +120,9 @@ class DeviceExecutor:
         if not isinstance(own, DeviceArenas):
             raise InternalError(f"location {location} has no arenas of a device")
         compiled.compile_all(np.zeros(1, np.int32))
+        compile_shapes(np.zeros(1, np.int32))
         self._captures = Captures(device, options.graph_bytes, options.capture_after)
-        self._plans = Plans(location, types, own, arenas[HOST], pad=options.graph_bytes > 0)
+        self._plans = Plans(location, types, own, arenas[HOST], pads=options.graph_bytes > 0)
         up, down = (Ring(device, options.ring_bytes) for _ in range(2))
         self._memory = Memory(device, location, arenas, up, down)
         self._placed: dict[int, PlacedCell] = {}
@@ -130,7 +132,7 @@ class DeviceExecutor:
     def counts(self) -> dict[str, int]:
         """See ``CudaWorker.counts``; any thread may ask."""
         names = (*Captures.COUNTED, "eager", "unfused", "plain_faster", "compilations")
-        counted = self._captures.counts | self._counts
+        counted = self._captures.counts | self._plans.counts | self._counts
         return {name: counted[name] for name in names}
 
     def place(self, cell_type: CellType) -> PlacedCell:
@@ -159,8 +161,6 @@ class DeviceExecutor:
         begun_ns = time.perf_counter_ns()
         placed = self.place(self._types[launch.type_id])
         plan = self._plans.of(placed, launch.type_id, launch.buffer)
-        self._counts["unfused"] += plan.is_unfused
-        self._counts["plain_faster"] += plan.is_plain_faster
         slots = np.empty(plan.num_slots, np.int64)
         begun = InFlight(launch, plan, self._memory.up, self._memory.down, slots, begun_ns)
         numbers = self._find_direct(plan)
@@ -241,7 +241,7 @@ class DeviceExecutor:
         failed = {failure.row for failure in failures}
         if failures.split is not None:
             cell_type.retries.note(cell_type.cell.name, failures.split, len(failures))
-        for row, what in bad_rows(packing, task, answers).items():
+        for row, what in bad_rows(packing.signature, task, answers).items():
             if row not in failed:
                 failures.append(Failure(row, error_of(cell_type.cell, what)))
         for failure in failures:
@@ -268,9 +268,14 @@ class DeviceExecutor:
                 self._counts["eager"] += 1
                 memory = self._memory._replace(up=up, down=down) if is_own else self._memory
                 host_words = up.host[words_bytes].view(torch.int64)
-                self._operations(placed, signature, memory, words, host_words).run(packing, begun.failures)
+                self._operations(placed, signature, memory, words, host_words).run(begun.task, begun.failures)
                 if can_capture and not begun.failures and captures.is_due(signature):
-                    captures.make(signature, words, lambda words: self._captured(placed, packing, words), has_download)
+                    captures.make(
+                        signature,
+                        words,
+                        lambda words: self._captured(placed, signature, begun.task, words),
+                        has_download,
+                    )
             if has_download:
                 self.device.download(down.host[down_bytes], down.device[down_bytes])
 
@@ -287,10 +292,10 @@ class DeviceExecutor:
         kind = FusedOperations if signature.fused else Operations
         return kind(placed, signature, memory, words, host_words)
 
-    def _captured(self, placed: PlacedCell, packing: Packing, words: torch.Tensor) -> Work:
-        operations = self._operations(placed, packing.signature, self._memory, words, None)
+    def _captured(self, placed: PlacedCell, signature: Signature, task: TaskView, words: torch.Tensor) -> Work:
+        operations = self._operations(placed, signature, self._memory, words, None)
         operations.prepare_capture()
-        return lambda: operations.run(packing, None)
+        return lambda: operations.run(task, None)
 
     def _host(self, kind: int) -> NDArray[np.uint8]:
         """The host's arena of a kind as rows of bytes."""

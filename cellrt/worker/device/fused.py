@@ -1,9 +1,5 @@
 """Tasks of cells that read and write arena rows themselves (``FusedModule``).
 
-Every position of every output that somebody reads needs a row of the arena. Those that the scheduler gave no row lie
-in the arena's scratch rows: state for the next step of the run takes turns in two sets of rows, a result that nobody
-else reads has one of its own until it is downloaded.
-
 A run of several steps goes step by step, or in one call (``ChainModule``) where that was measured to be
 faster. No row is both read and written in a task, so it may be run again, and its first run of a kind is measured both
 ways.
@@ -17,149 +13,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from cellrt.core.tables import HOST, MIXED
+from cellrt.core.task_layout import TaskView
 from cellrt.definition.fused import IndexedRows, RunSizes, SpannedRows, StepRows
 from cellrt.worker.blame import Failures, describe_error
-from cellrt.worker.device import launch
 from cellrt.worker.device.attempt import DeviceOutcome, Inputs
+from cellrt.worker.device.fused_reading import SPAN, CannotFuseError
 from cellrt.worker.device.operations import Operations
-from cellrt.worker.device.packing import (
-    NOWHERE,
-    OUTSIDE,
-    InputSignature,
-    OutputSignature,
-    Packing,
-    TaskReader,
-    next_size,
-)
+from cellrt.worker.device.signature import NOWHERE, OUTSIDE, OutputSignature
 from cellrt.worker.torch_state import CellMode
-
-LEAST_ROWS = 16
-"""Rows that a span may have at least: a kernel's programs have no fewer, so fewer cost it as much."""
-SPAN = 2
-
-
-class CannotFuseError(Exception):
-    """The task must run through the cell's plain form."""
-
-
-class FusedReader(TaskReader):
-    """Reads a task of such a cell; raises CannotFuseError if it cannot run fused."""
-
-    is_fused = True
-    keeps_finite = False
-    """Whether what must be finite is kept at every position until the end, not only until the next step."""
-
-    def read(self) -> Packing:
-        """Reads it."""
-        self._scratch_used: dict[int, int] = {}
-        return super().read()
-
-    def _input(self, kind: int, source: int, count: int, at: int, offsets_at: int) -> InputSignature:
-        if self._is_loop or source == MIXED or offsets_at >= 0 or source not in (-2, HOST, self._location):
-            raise CannotFuseError
-        return super()._input(kind, source, count, at, offsets_at)
-
-    def _output(
-        self,
-        number: int,
-        kind: int,
-        stores: int,
-        positions_at: int,
-        rows_at: int,
-        results: int,
-        result_positions_at: int,
-        result_rows_at: int,
-        every_step: int,
-    ) -> OutputSignature:
-        if stores == self._positions and not results:
-            first_row = self._copy(rows_at, stores, self._padded_positions, -1)
-            return OutputSignature(kind, self._padded_positions, first_row, NOWHERE, 0, NOWHERE, NOWHERE, False)
-        rows, first_shown = self._scratch_rows(number, kind, results)
-        first_row = self._fix(rows, self._padded_positions, -1)
-        self._operations.append((launch.SHOW, first_row, result_positions_at, first_shown, results, 0, 0))
-        self._operations.append((launch.STORE, first_row, positions_at, rows_at, stores, 0, 0))
-        delivered = self._results(kind, results, result_rows_at)
-        if results:
-            padded, at, trash = delivered[0], delivered[2], self._arenas.trash_row(kind)
-            self._operations.append((launch.LOOK_UP, at, result_positions_at, first_row, results, padded, trash))
-        return OutputSignature(kind, self._padded_positions, first_row, NOWHERE, *delivered, False)
-
-    def _scratch_rows(self, number: int, kind: int, results: int) -> tuple[NDArray[np.int64], int]:
-        """A scratch row for each position that needs one if it is not stored, else -1; the first one of results."""
-        cell = self._type.cell
-        name = list(cell.outputs)[number]
-        rows: NDArray[np.int64] = np.empty(self._positions, np.int64)
-        rows.fill(-1)
-        first, room = self._arenas.scratch_rows(kind)
-        used = self._scratch_used.get(kind, 0)
-        if name in cell.finite and self.keeps_finite:
-            rows[:] = np.arange(self._positions) + (first + used)
-            used += self._positions
-        elif name in cell.carry.values() or name in cell.finite:
-            start = 0
-            for step, size in enumerate(self._sizes):
-                rows[start : start + size] = np.arange(size) + (first + used + step % 2 * self._rows)
-                start += size
-            used += 2 * self._rows
-        first_shown = first + used
-        used += results
-        if used > room:
-            raise CannotFuseError
-        self._scratch_used[kind] = used
-        return rows, first_shown
-
-
-class ChainReader(FusedReader):
-    """Reads a run of several steps that may go in one call."""
-
-    keeps_finite = True
-
-    def _sizes_words(self) -> int:
-        return self._copy(self._task.batch_sizes_at, self._steps, self._steps, 0)
-
-
-class SpanReader(FusedReader):
-    """Reads a task of a form that reads spans, with its own numbers of rows."""
-
-    _padded_steps = 0
-
-    def _spans_words(self) -> int:
-        padded = max(self._steps, self._padded_steps)
-        at = self._room(SPAN * (1 + padded))
-        self._operations.append((launch.SPANS, at, self._task.batch_sizes_at, 0, self._steps, padded, 0))
-        return at
-
-
-class PaddedSpanReader(SpanReader):
-    """The same for a run that may go in one call, and, where tasks are captured, padded to a few numbers of rows, steps
-    and positions."""
-
-    keeps_finite = True
-
-    def read(self) -> Packing:
-        """Reads it."""
-        if self._pads_counts:
-            most = max(self._rows, self._type.cell.max_batch)
-            self._padded = min(max(LEAST_ROWS, 1 << (self._rows - 1).bit_length()), most)
-            self._padded_steps = next_size(self._steps)
-            self._padded_positions = max(self._padded, next_size(self._positions) if self._steps > 1 else 0)
-        return super().read()
-
-    def _count(self, count: int) -> int:
-        return max(min(LEAST_ROWS, self._padded_positions), super()._count(count)) if self._pads_counts else count
-
-    def _padded_sizes(self) -> tuple[int, ...]:
-        return (self._padded,) * self._padded_steps if self._pads_counts else super()._padded_sizes()
-
-    def _sizes_words(self) -> int:
-        is_run = self._steps > 1
-        padded = max(self._steps, self._padded_steps)
-        return self._copy(self._task.batch_sizes_at, self._steps, padded, 0) if is_run else NOWHERE
 
 
 class FusedOperations(Operations):
@@ -173,9 +36,9 @@ class FusedOperations(Operations):
         if self._signature.sizes_at != NOWHERE:
             self._goes_in_one_call()
 
-    def run(self, packing: Packing, failures: Failures | None) -> None:
+    def run(self, task: TaskView, failures: Failures | None) -> None:
         """See ``Operations.run``; on an error the task is run again by the plain form, to find the rows to blame."""
-        self._packing = packing
+        self._task = task
         try:
             with CellMode(self._memory.device.torch_device.type):
                 bad = self._run_whole() if self._signature.sizes_at != NOWHERE else self._run_steps()
@@ -184,7 +47,7 @@ class FusedOperations(Operations):
                 raise
             self._memory.device.check()
             failures.split = error
-            super().run(packing, failures)
+            super().run(task, failures)
             return
         for k, output in enumerate(self._signature.outputs):
             if output.results:
@@ -203,11 +66,11 @@ class FusedOperations(Operations):
         inputs = super()._inputs()
         if self._signature.spans_at == NOWHERE:
             return inputs
-        packing, carry = self._packing, self._placed.cell.carry
-        counts = [packing.rows if name in carry else packing.positions for name in self._placed.cell.inputs]
+        task, carry = self._task, self._placed.cell.carry
+        counts = [task.num_rows if name in carry else task.num_positions for name in self._placed.cell.inputs]
         values = [value[:count] for value, count in zip(inputs.values, counts) if isinstance(value, torch.Tensor)]
-        bad = None if inputs.bad is None else inputs.bad[: packing.positions]
-        return Inputs(list(packing.sizes), list(values), None, bad)
+        bad = None if inputs.bad is None else inputs.bad[: task.num_positions]
+        return Inputs(task.batch_sizes.tolist(), list(values), None, bad)
 
     def _show(self, number: int, output: OutputSignature, outcome: DeviceOutcome) -> None:
         if output.results:

@@ -18,27 +18,17 @@ from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, entry, short_entry
-from cellrt.core.memory import call_status, copy_bytes, read_word, write_word
+from cellrt.core.memory import WORD_BYTES, call_status, copy_bytes, read_word, write_word
+from cellrt.worker.device.words import write_words
 
-# What to write to the words, one row an operation. FROM is where in the buffer the numbers are.
-KIND, AT, FROM, WITH, COUNT, PADDED, EXTRA = range(7)
-COPY, STORE, SHOW, LOOK_UP, SHIFT, SPANS = range(6)
-"""COPY: the numbers; behind them, up to PADDED, EXTRA or (REPEAT) the last of them.
-STORE: at each position FROM the number WITH, which is in the buffer, too.
-SHOW: at each position FROM one of the numbers from WITH on.
-LOOK_UP: the words from WITH on at the positions FROM; behind them EXTRA.
-SHIFT: the numbers, those from WITH on greater by EXTRA; behind them zeros.
-SPANS: of PADDED steps, of which COUNT have as many rows as the numbers say and the others none, where each begins and
-how many it has; before them 0 and the rows of the first."""
-REPEAT = -2
-
-# What travels, one row an arena: its address on the host, bytes of a row, where in the buffer the rows are and how
-# many; the words that name them in the ring; and for int64 inputs the limits, if there are.
+# What travels, one row an arena: its address on the host, bytes of a row, fields (``words.py``) with the place of the
+# rows in the buffer and how many they are; the words that name them in the ring; and for int64 inputs the limits, if
+# there are. Where ROWS_AT is none the rows come from elsewhere, and NUM_ROWS is how many they are.
 ARENA, ROW_BYTES, ROWS_AT, NUM_ROWS, WORDS_AT, NUM_PADDED, FIRST, END = range(8)
 TRANSFER = 8
 
 NUM_WORDS, ANSWERS_AT, NUM_ANSWERS, BAD_AT, NUM_BAD = range(5)
-"""A task's numbers; BAD_AT: which of its answers say what is bad."""
+"""A plan's numbers; BAD_AT: which of a task's answers say what is bad, NUM_BAD: the field with how many, or -1."""
 
 # A ring: its bytes, where they are on the host and on the device, which block is the oldest and how many there are;
 # then first byte and end of each. Pieces of a block: bytes, and what their start is a multiple of.
@@ -120,57 +110,6 @@ def _give_back(ring):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _write_words(words, buffer, fixed, operations):  # type: ignore[no-untyped-def]
-    """Writes a task's words at an address: what is the same for all of its layout, then the operations in order."""
-    for k in range(fixed.size):
-        write_word(words, k, fixed[k])
-    for k in range(operations.shape[0]):
-        kind, at, source, given, count, padded, extra = (
-            operations[k, KIND],
-            operations[k, AT],
-            operations[k, FROM],
-            operations[k, WITH],
-            operations[k, COUNT],
-            operations[k, PADDED],
-            operations[k, EXTRA],
-        )
-        if kind == COPY:
-            for j in range(count):
-                write_word(words, at + j, buffer[source + j])
-            pad = extra
-            if pad == REPEAT and padded > count:
-                pad = read_word(words, at + count - 1)
-            for j in range(count, padded):
-                write_word(words, at + j, pad)
-        elif kind == STORE:
-            for j in range(count):
-                write_word(words, at + buffer[source + j], buffer[given + j])
-        elif kind == SHOW:
-            for j in range(count):
-                write_word(words, at + buffer[source + j], given + j)
-        elif kind == LOOK_UP:
-            for j in range(count):
-                write_word(words, at + j, read_word(words, given + buffer[source + j]))
-            for j in range(count, padded):
-                write_word(words, at + j, extra)
-        elif kind == SPANS:
-            first, size = 0, buffer[source]
-            write_word(words, at, 0)
-            write_word(words, at + 1, size)
-            for j in range(padded):
-                size = buffer[source + j] if j < count else 0
-                write_word(words, at + 2 * j + 2, first)
-                write_word(words, at + 2 * j + 3, size)
-                first += size
-        else:
-            for j in range(count):
-                position = buffer[source + j]
-                write_word(words, at + j, position if position < given else position + extra)
-            for j in range(count, padded):
-                write_word(words, at + j, 0)
-
-
-@compiled
 def _bring_within(address, count, first, end):  # type: ignore[no-untyped-def]
     """Brings int64 numbers at an address within limits; whether one was outside."""
     is_outside = False
@@ -183,35 +122,66 @@ def _bring_within(address, count, first, end):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _gather_rows(to, arena, buffer, source, count, size):  # type: ignore[no-untyped-def]
+    """Copies the host's rows of so many bytes, whose numbers are in the buffer, to an address."""
+    if size == WORD_BYTES:
+        for j in range(count):
+            write_word(to, j, read_word(arena, buffer[source + j]))
+    else:
+        for j in range(count):
+            copy_bytes(to + j * size, arena + buffer[source + j] * size, size)
+
+
+@compiled
+def _scatter_rows(arena, given, buffer, source, count, size):  # type: ignore[no-untyped-def]
+    """The other way."""
+    if size == WORD_BYTES:
+        for j in range(count):
+            write_word(arena, buffer[source + j], read_word(given, j))
+    else:
+        for j in range(count):
+            copy_bytes(arena + buffer[source + j] * size, given + j * size, size)
+
+
+@compiled
+def _name_rows(words, at, first, count, padded):  # type: ignore[no-untyped-def]
+    """Writes the numbers of so many rows in a row; behind them the last again."""
+    for j in range(count):
+        write_word(words, at + j, first + j)
+    for j in range(count, padded):
+        write_word(words, at + j, first + count - 1)
+
+
+@compiled
 def _prepare(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
     """Takes blocks of both rings, writes the words and copies the rows that travel; False if there is no room."""
-    numbers, fixed, operations, uploads, downloads, up_pieces, down_pieces = plan
+    numbers, operations, uploads, downloads, up_pieces, down_pieces = plan
     down_block = UP_BLOCK + STARTS + up_pieces.shape[0]
+    for k in range(uploads.shape[0]):
+        if uploads[k, ROWS_AT] >= 0:
+            up_pieces[1 + k, 0] = buffer[uploads[k, NUM_ROWS]] * uploads[k, ROW_BYTES]
     if not _take(up, up_pieces, slots, UP_BLOCK):
         return False
     if not _take(down, down_pieces, slots, down_block):
         up[NUM_BLOCKS] -= 1
         return False
     starts, words = UP_BLOCK + STARTS, up[HOST_AT] + slots[UP_BLOCK + STARTS]
-    _write_words(words, buffer, fixed, operations)
+    write_words(words, buffer, operations)
     slots[IS_OUTSIDE] = 0
     for k in range(uploads.shape[0]):
         size, count, start = uploads[k, ROW_BYTES], uploads[k, NUM_ROWS], slots[starts + 1 + k]
-        to, first, at = up[HOST_AT] + start, start // size, uploads[k, WORDS_AT]
-        for j in range(uploads[k, NUM_PADDED]):
-            write_word(words, at + j, first + min(j, count - 1))
+        to = up[HOST_AT] + start
         if uploads[k, ROWS_AT] >= 0:
-            for j in range(count):
-                copy_bytes(to + j * size, uploads[k, ARENA] + buffer[uploads[k, ROWS_AT] + j] * size, size)
+            count = buffer[count]
+            _gather_rows(to, uploads[k, ARENA], buffer, buffer[uploads[k, ROWS_AT]], count, size)
+        _name_rows(words, uploads[k, WORDS_AT], start // size, count, uploads[k, NUM_PADDED])
         if uploads[k, FIRST] < uploads[k, END]:
             slots[IS_OUTSIDE] |= _bring_within(to, count * size // 8, uploads[k, FIRST], uploads[k, END])
     for k in range(downloads.shape[0]):
-        first, at = slots[down_block + STARTS + k] // downloads[k, ROW_BYTES], downloads[k, WORDS_AT]
-        for j in range(downloads[k, NUM_PADDED]):
-            write_word(words, at + j, first + j)
+        first, padded = slots[down_block + STARTS + k] // downloads[k, ROW_BYTES], downloads[k, NUM_PADDED]
+        _name_rows(words, downloads[k, WORDS_AT], first, padded, padded)
     first = slots[down_block + STARTS + downloads.shape[0]] // 4
-    for j in range(numbers[NUM_ANSWERS]):
-        write_word(words, numbers[ANSWERS_AT] + j, first + j)
+    _name_rows(words, numbers[ANSWERS_AT], first, numbers[NUM_ANSWERS], numbers[NUM_ANSWERS])
     return True
 
 
@@ -239,7 +209,7 @@ def _upload(plan, up, slots, device, side):  # type: ignore[no-untyped-def]
     code = call_status(device[WAIT], (device[UP], side[SIDE_DONE], none)) or call_status(
         device[TO_DEVICE], (side[SIDE_WORDS], up[HOST_AT] + words, 8 * plan[0][NUM_WORDS], device[UP])
     )
-    if code == 0 and plan[3].shape[0] > 0:
+    if code == 0 and plan[2].shape[0] > 0:
         first, end = slots[UP_BLOCK + STARTS + 1], slots[UP_BLOCK + 1]
         code = call_status(device[TO_DEVICE], (up[DEVICE_AT] + first, up[HOST_AT] + first, end - first, device[UP]))
     return (
@@ -252,9 +222,9 @@ def _upload(plan, up, slots, device, side):  # type: ignore[no-untyped-def]
 @compiled
 def _bring_back(plan, down, slots, device, side):  # type: ignore[no-untyped-def]
     """Copies results behind what made them, and ends the task there; without any its own graph has ended it."""
-    if plan[4].shape[0] == 0 and plan[0][NUM_ANSWERS] == 0:
+    if plan[3].shape[0] == 0 and plan[0][NUM_ANSWERS] == 0:
         return np.int32(0)
-    block, none = UP_BLOCK + STARTS + plan[5].shape[0], np.int32(0)
+    block, none = UP_BLOCK + STARTS + plan[4].shape[0], np.int32(0)
     first, end = slots[block], slots[block + 1]
     return (
         call_status(device[WAIT], (device[DOWN], side[SIDE_DONE], none))
@@ -268,12 +238,12 @@ def _take_in_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def
 
     Returns whether an answer says that something is bad.
     """
-    numbers, downloads, up_pieces = plan[0], plan[4], plan[5]
+    numbers, downloads, up_pieces = plan[0], plan[3], plan[4]
     block = UP_BLOCK + STARTS + up_pieces.shape[0]
     for k in range(downloads.shape[0]):
         size, given = downloads[k, ROW_BYTES], down[HOST_AT] + slots[block + STARTS + k]
-        for j in range(downloads[k, NUM_ROWS]):
-            copy_bytes(downloads[k, ARENA] + buffer[downloads[k, ROWS_AT] + j] * size, given + j * size, size)
+        source, count = buffer[downloads[k, ROWS_AT]], buffer[downloads[k, NUM_ROWS]]
+        _scatter_rows(downloads[k, ARENA], given, buffer, source, count, size)
     answers = down[HOST_AT] + slots[block + STARTS + downloads.shape[0]]
     rows, done_at, lengths_at = buffer[layout.H_ROWS], buffer[layout.H_DONE_STEPS], buffer[layout.H_LENGTHS]
     if buffer[layout.H_IS_LOOP] != 0:
@@ -284,8 +254,9 @@ def _take_in_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def
             length = buffer[lengths_at + row]
             buffer[done_at + row] = -length if _read_int(answers, row) != 0 else length
     is_bad = False
-    for k in range(numbers[BAD_AT], numbers[BAD_AT] + numbers[NUM_BAD]):
-        is_bad |= _read_int(answers, k) != 0
+    if numbers[NUM_BAD] >= 0:
+        for k in range(numbers[BAD_AT], numbers[BAD_AT] + buffer[numbers[NUM_BAD]]):
+            is_bad |= _read_int(answers, k) != 0
     _give_back(up)
     _give_back(down)
     return is_bad
@@ -299,7 +270,7 @@ take_in, take_in_nogil = short_entry(_take_in_task), entry(_take_in_task)
 def compile_all(buffer: NDArray[np.int32]) -> None:
     """Compiles all of it for buffers like this one, or loads what was compiled before: no task shall wait for that."""
     numbers, table = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
-    plan = (numbers, numbers, table, table, table, table, table)
+    plan = (numbers, table, table, table, table, table)
     prepared = tuple(map(typeof, (buffer, plan, numbers, numbers, numbers)))
     launched = tuple(map(typeof, (buffer, plan, numbers, numbers, numbers, numbers, numbers)))
     for function, kinds in (

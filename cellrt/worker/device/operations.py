@@ -11,23 +11,23 @@ from typing import NamedTuple
 import torch
 
 from cellrt.core.tables import HOST
+from cellrt.core.task_layout import TaskView
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Failures, run_or_blame
 from cellrt.worker.device.attempt import DeviceAttempt, DeviceOutcome, Inputs
 from cellrt.worker.device.device import Device
 from cellrt.worker.device.limits import Limits
-from cellrt.worker.device.packing import (
+from cellrt.worker.device.placement import PlacedCell, zeros
+from cellrt.worker.device.ring import Ring
+from cellrt.worker.device.signature import (
     NOWHERE,
     OUTSIDE,
     InputSignature,
     OutputSignature,
-    Packing,
     Signature,
     Source,
 )
-from cellrt.worker.device.placement import PlacedCell, zeros
-from cellrt.worker.device.ring import Ring
 
 ANSWER = RowSpec((), torch.int32)
 
@@ -67,15 +67,15 @@ class Operations:
         self._specs = [RowSpec(spec.shape, spec.dtype) for spec in placed.cell.inputs.values()]
         self._output_specs = list(placed.cell.outputs.values())
 
-    def run(self, packing: Packing, failures: Failures | None) -> None:
-        """Does it all. ``packing`` is the task's: captured work may read no more of it than its signature.
+    def run(self, task: TaskView, failures: Failures | None) -> None:
+        """Does it all. What is captured may depend on no number of ``task`` that is not in its signature.
 
         Rows on which the cell fails are noted in ``failures``; their outputs are zeros. With None the error is raised.
         """
         signature = self._signature
         every = [output.every_step for output in signature.outputs] if signature.is_loop else None
-        attempt = DeviceAttempt(self._placed, self._memory.device, packing.rows, self._inputs, signature.stop, every)
-        outcome = attempt.run(0, packing.rows) if failures is None else run_or_blame(attempt, failures)
+        attempt = DeviceAttempt(self._placed, self._memory.device, task.num_rows, self._inputs, signature.stop, every)
+        outcome = attempt.run(0, task.num_rows) if failures is None else run_or_blame(attempt, failures)
         for k, output in enumerate(self._signature.outputs):
             self._store(output, outcome.outputs[k])
             self._show(k, output, outcome)

@@ -1,24 +1,27 @@
-"""Plans: how tasks of one layout are read, in the form that compiled code takes (``launch.py``)."""
+"""Plans: how tasks of one shape are read, in the form that compiled code takes (``launch.py``)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.copying import LARGE_BYTES
-from cellrt.core.task_layout import H_BATCH_SIZES, H_NOTES, H_STEPS, HEADER, INPUT, OUTPUT, TaskView
+from cellrt.core.task_layout import H_IS_LOOP, H_POSITIONS, H_ROWS, H_STEPS, H_STOP_OUTPUT
+from cellrt.errors import InternalError
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.cell_type import CellType
-from cellrt.worker.device import launch
+from cellrt.worker.device import launch, words
 from cellrt.worker.device.arenas import DeviceArenas
-from cellrt.worker.device.fused import CannotFuseError, ChainReader, FusedReader, PaddedSpanReader, SpanReader
-from cellrt.worker.device.packing import NOWHERE, Packing, TaskReader, Transfer
+from cellrt.worker.device.fused_reading import CannotFuseError, ChainReader, ExactSpanReader, FusedReader, SpanReader
+from cellrt.worker.device.packing import Packing, TaskReader, Transfer
 from cellrt.worker.device.placement import PlacedCell
 from cellrt.worker.device.ring import pieces_of
+from cellrt.worker.device.shape import Shape, find_shape, room_for, rules_of, shape_of
+from cellrt.worker.device.signature import NOWHERE
 
 MAX_KNOWN = 8192
 ANSWER_BYTES = 4
@@ -30,82 +33,99 @@ class Plan(NamedTuple):
 
     packing: Packing
     arrays: tuple[NDArray[np.int64], ...]
-    """Numbers, fixed words, operations, uploads, downloads, and the pieces of the blocks up and down."""
+    """Numbers, operations, uploads, downloads, and the pieces of the blocks up and down."""
     num_slots: int
     down_at: int
     """Where in the slots the block of the ring down is."""
     has_download: bool
     is_large: bool
     """Whether so much is copied on the host that others should have the interpreter meanwhile."""
-    is_unfused: bool
-    """Whether it runs through the plain form of a cell that has a fused one, which does not take it."""
-    is_plain_faster: bool
-    """Whether it runs through the plain form since that measured faster."""
 
 
 class Plans:
-    """Reads the tasks of one location, those of one layout once.
+    """Reads the tasks of one location, those of one shape once.
 
     Args:
         location: of the worker.
         types: of the engine.
         arenas: of the location.
         host: arenas of the host.
-        pad: pad rows and counts to a few sizes, so that signatures recur; else only as the cell demands.
+        pads: pad rows and counts to a few sizes, so that shapes recur; else only as the cell demands.
+
+    Attributes:
+        counts: tasks that were ``unfused``, which run through the plain form of a cell that has a fused one, as that
+            does not take them; and those whose plain form measured faster (``plain_faster``).
     """
 
     def __init__(
-        self, location: int, types: Mapping[int, CellType], arenas: DeviceArenas, host: Arenas, pad: bool
+        self, location: int, types: Mapping[int, CellType], arenas: DeviceArenas, host: Arenas, pads: bool
     ) -> None:
-        self._location, self._types, self._arenas, self._host, self._pad = location, types, arenas, host, pad
-        self._known: dict[tuple[int, bytes], Plan] = {}
-        self._num_words: dict[int, int] = {}
+        self._location, self._types, self._arenas, self._host, self._pads = location, types, arenas, host, pads
+        self._known: dict[tuple[int, type[TaskReader], bytes], Plan | None] = {}
+        """None: the task must be read otherwise."""
+        self._rules: dict[tuple[int, int], NDArray[np.int64]] = {}
+        self._shape = np.zeros(0, np.int64)
+        self.counts: Counter[str] = Counter()
 
     def of(self, placed: PlacedCell, type_id: int, buffer: Ints) -> Plan:
         """Reads a task: for the fused form of its cell where that goes, else for the plain form."""
-        num_words = self._num_words.get(type_id)
-        if num_words is None:
-            cell_type = self._types[type_id]
-            num_words = HEADER + INPUT * len(cell_type.input_kinds) + OUTPUT * len(cell_type.output_kinds)
-            self._num_words[type_id] = num_words
-        key = type_id, _layout_key(buffer, num_words)
-        plan = self._known.get(key)
-        if plan is None:
-            plan = self._read(placed, type_id, buffer)
-            if not plan.packing.computed:
-                if len(self._known) >= MAX_KNOWN:
-                    self._known.clear()
-                self._known[key] = plan
-        return plan
+        readers = _readers(placed, buffer)
+        if len(readers) == 1 and placed.run_rows is not None and placed.prefers_plain(int(buffer[H_ROWS])):
+            self.counts["plain_faster"] += 1
+        for reader in readers:
+            rules = self._rules_of(type_id, reader.form)
+            room = self._room_for(rules, buffer)
+            found = room[: find_shape(buffer, rules, room)]
+            key = type_id, reader, found.tobytes()
+            plan = self._known.get(key, self)
+            if isinstance(plan, Plans):
+                plan = self._read(placed, reader, type_id, shape_of(found, rules), buffer)
+                if plan is None or not plan.packing.computed:
+                    if len(self._known) >= MAX_KNOWN:
+                        self._known.clear()
+                    self._known[key] = plan
+            if plan is not None:
+                self.counts["unfused"] += len(readers) > 1 and not reader.is_fused
+                return plan
+        raise InternalError(f"no form of cell type {type_id} takes a task")
 
     def forget(self, type_id: int) -> None:
         """Drops what was read of tasks of a cell type; while the worker's thread reads those of others."""
         for key in [key for key in list(self._known) if key[0] == type_id]:
             self._known.pop(key, None)
-        self._num_words.pop(type_id, None)
+        for rule in [rule for rule in list(self._rules) if rule[0] == type_id]:
+            self._rules.pop(rule, None)
 
-    def _read(self, placed: PlacedCell, type_id: int, buffer: Ints) -> Plan:
-        cell_type = self._types[type_id]
-        task = TaskView(buffer, len(cell_type.input_kinds), len(cell_type.output_kinds))
-        readers = _fused_readers(placed, task)
-        for reader in readers:
-            with suppress(CannotFuseError):
-                return self._plan(self._packing(reader, cell_type, task, placed))
-        is_plain_faster = placed.run_rows is not None and placed.prefers_plain(task.num_rows)
-        return self._plan(self._packing(TaskReader, cell_type, task, placed), bool(readers), is_plain_faster)
+    def _rules_of(self, type_id: int, form: int) -> NDArray[np.int64]:
+        rules = self._rules.get((type_id, form))
+        if rules is None:
+            rules = self._rules[type_id, form] = rules_of(self._types[type_id].cell, form, self._pads)
+        return rules
 
-    def _packing(self, reader: type[TaskReader], cell_type: CellType, task: TaskView, placed: PlacedCell) -> Packing:
-        return reader(self._location, cell_type, task, self._arenas, self._pad, placed.limits).read()
+    def _room_for(self, rules: NDArray[np.int64], buffer: Ints) -> NDArray[np.int64]:
+        needed = room_for(rules, int(buffer[H_STEPS]))
+        if needed > len(self._shape):
+            self._shape = np.zeros(2 * needed, np.int64)
+        return self._shape
 
-    def _plan(self, packing: Packing, is_unfused: bool = False, is_plain_faster: bool = False) -> Plan:
+    def _read(
+        self, placed: PlacedCell, reader: type[TaskReader], type_id: int, shape: Shape, buffer: Ints
+    ) -> Plan | None:
+        made = reader(self._location, self._types[type_id], shape, buffer, self._arenas, self._pads, placed.limits)
+        try:
+            return self._plan(made.read())
+        except CannotFuseError:
+            return None
+
+    def _plan(self, packing: Packing) -> Plan:
         signature = packing.signature
         behind = signature.sizes[0] if signature.is_loop or signature.stop >= 0 else 0
-        bad = packing.rows if signature.is_loop else packing.positions if signature.tells_bad else 0
+        bad = H_ROWS if signature.is_loop else H_POSITIONS if signature.tells_bad else NOWHERE
         numbers = [signature.num_words, signature.answers_at, signature.answers, behind, bad]
         ups, downs = self._transfers(packing.uploads), self._transfers(packing.downloads)
         for number, limits in packing.checked:
             ups[number, launch.FIRST : launch.END + 1] = limits
-        row_bytes, padded = ups[:, launch.ROW_BYTES].tolist(), ups[:, launch.NUM_ROWS].tolist()
+        row_bytes, padded = ups[:, launch.ROW_BYTES].tolist(), ups[:, launch.NUM_PADDED].tolist()
         up_pieces = [(8 * signature.num_words, 8), *((n * size, size) for n, size in zip(padded, row_bytes))]
         row_bytes, padded = downs[:, launch.ROW_BYTES].tolist(), downs[:, launch.NUM_PADDED].tolist()
         down_pieces = [(n * size, size) for n, size in zip(padded, row_bytes)]
@@ -115,8 +135,7 @@ class Plans:
             packing,
             (
                 np.array(numbers, np.int64),
-                packing.fixed,
-                np.array(packing.operations, np.int64).reshape(-1, launch.EXTRA + 1),
+                np.array(packing.operations, np.int64).reshape(-1, words.EXTRA + 1),
                 ups,
                 downs,
                 pieces_of(up_pieces),
@@ -126,8 +145,6 @@ class Plans:
             down_at,
             bool(packing.downloads or signature.answers),
             sum(size for size, _ in (*up_pieces, *down_pieces)) >= LARGE_BYTES,
-            is_unfused,
-            is_plain_faster,
         )
 
     def _transfers(self, transfers: list[Transfer]) -> NDArray[np.int64]:
@@ -135,28 +152,19 @@ class Plans:
         for k, transfer in enumerate(transfers):
             arena = self._host[transfer.kind]
             row_bytes = arena[0].numel() * arena.element_size()
-            source = NOWHERE if transfer.rows is not None else transfer.source
-            words = arena.data_ptr(), row_bytes, source, transfer.num_rows, transfer.at, transfer.padded
-            made[k, : launch.FIRST] = words
+            fields = transfer.source, transfer.num_rows, transfer.at, transfer.padded
+            made[k, : launch.FIRST] = arena.data_ptr(), row_bytes, *fields
         return made
 
 
-def _layout_key(buffer: Ints, num_words: int) -> bytes:
-    """As ``TaskView.layout_key``."""
-    key = buffer[:H_NOTES].tobytes() + buffer[HEADER:num_words].tobytes()
-    steps = int(buffer[H_STEPS])
-    if steps == 1:
-        return key
-    sizes_at = int(buffer[H_BATCH_SIZES])
-    return key + buffer[sizes_at : sizes_at + steps].tobytes()
-
-
-def _fused_readers(placed: PlacedCell, task: TaskView) -> list[type[FusedReader]]:
-    """How a task may be read for the fused form of its cell, the best first."""
-    if placed.run_rows is None or task.is_loop or task.stop_output >= 0 or placed.prefers_plain(task.num_rows):
-        return []
+def _readers(placed: PlacedCell, buffer: Ints) -> list[type[TaskReader]]:
+    """How a task may be read, the best first: the last takes all."""
+    if placed.run_rows is None or buffer[H_IS_LOOP] or buffer[H_STOP_OUTPUT] >= 0:
+        return [TaskReader]
+    if placed.prefers_plain(int(buffer[H_ROWS])):
+        return [TaskReader]
     if placed.reads_spans:
-        return [PaddedSpanReader, SpanReader]
-    is_run = task.num_steps > 1
-    chains: list[type[FusedReader]] = [ChainReader] if is_run and placed.chains is not None else []
-    return [*chains, *([] if is_run and placed.prefers_steps else [FusedReader])]
+        return [SpanReader, ExactSpanReader, TaskReader]
+    is_run = buffer[H_STEPS] > 1
+    chains: list[type[TaskReader]] = [ChainReader] if is_run and placed.chains is not None else []
+    return [*chains, *([] if is_run and placed.prefers_steps else [FusedReader]), TaskReader]

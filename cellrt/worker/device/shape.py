@@ -1,0 +1,221 @@
+"""What of a task its plan depends on, in integers: its numbers of rows, steps and positions, rounded up where the form
+of its cell allows it, and of each input and output where its rows lie and how many there are, rounded up, too.
+
+Compiled code finds it, so that a task whose numbers no task had before costs the host little: it has a shape that
+others had. What is not rounded up is in the shape as it is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import config, typeof
+from numpy.typing import NDArray
+
+from cellrt.core import task_layout as layout
+from cellrt.core.jit import compiled, short_entry
+from cellrt.core.tables import MIXED
+from cellrt.definition.cell import Cell
+
+LEAST_ROWS = 16
+"""Rows that a span may have at least: a kernel's programs have no fewer, so fewer cost it as much."""
+
+PLAIN, FUSED, SPANS = range(3)
+"""How a task is read: for the plain form of its cell, for one that reads and writes arena rows of which the host knows
+how many there are, or for one to which the device says that."""
+
+# Rules: what a shape depends on besides the task; behind them the numbers of rows that the cell takes, if it names
+# them.
+FORM, PADS, MOST_ROWS, NUM_INPUTS, NUM_OUTPUTS, NUM_SIZES, RULES = range(7)
+
+# A shape; behind it a record for each input, one for each output, and the rows of each step where they are as they are.
+ROWS, STEPS, POSITIONS, IS_LOOP, STOP, IS_COMPUTED, SHAPE = range(7)
+"""IS_COMPUTED: whether rows of an input lie at several places."""
+SHAPE_INPUT, SHAPE_OUTPUT = 3, 4
+
+
+class InputShape(NamedTuple):
+    """Where an input's rows lie, how many there are with padding, and how many offsets, or -1."""
+
+    source: int
+    num_rows: int
+    num_offsets: int
+
+
+class OutputShape(NamedTuple):
+    """How many rows are stored and shown, with padding; whether there is one stored for each position (of a loop: row);
+    whether some row shows every step."""
+
+    stores: int
+    is_whole: bool
+    results: int
+    every_step: bool
+
+
+class Shape(NamedTuple):
+    """A shape by the names of its parts; ``sizes`` are those of the steps, where they are as they are."""
+
+    rows: int
+    steps: int
+    positions: int
+    is_loop: bool
+    stop: int
+    is_computed: bool
+    inputs: list[InputShape]
+    outputs: list[OutputShape]
+    sizes: tuple[int, ...]
+
+
+def rules_of(cell: Cell, form: int, pads: bool) -> NDArray[np.int64]:
+    """The rules for tasks of a cell.
+
+    Args:
+        cell: of the tasks.
+        form: in which they run.
+        pads: whether numbers are rounded up, else only as the cell demands. Of ragged inputs none are.
+    """
+    pads = pads and not any(spec.ragged for spec in cell.inputs.values())
+    sizes = list(cell.batch_sizes or ())
+    return np.array([form, pads, cell.max_batch, len(cell.inputs), len(cell.outputs), len(sizes), *sizes], np.int64)
+
+
+def next_size(count: int) -> int:
+    """The next of the sizes 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ...: at most half more than ``count`` above 2."""
+    return int(_next_size(count))
+
+
+def shape_of(found: NDArray[np.int64], rules: NDArray[np.int64]) -> Shape:
+    """What ``find_shape`` wrote."""
+    words: list[int] = found.tolist()
+    ends = SHAPE, SHAPE + SHAPE_INPUT * int(rules[NUM_INPUTS])
+    outputs_end = ends[1] + SHAPE_OUTPUT * int(rules[NUM_OUTPUTS])
+    return Shape(
+        words[ROWS],
+        words[STEPS],
+        words[POSITIONS],
+        bool(words[IS_LOOP]),
+        words[STOP],
+        bool(words[IS_COMPUTED]),
+        [InputShape(*words[at : at + SHAPE_INPUT]) for at in range(*ends, SHAPE_INPUT)],
+        [_output_shape(*words[at : at + SHAPE_OUTPUT]) for at in range(ends[1], outputs_end, SHAPE_OUTPUT)],
+        tuple(words[outputs_end:]),
+    )
+
+
+def _output_shape(stores: int, is_whole: int, results: int, every_step: int) -> OutputShape:
+    return OutputShape(stores, bool(is_whole), results, bool(every_step))
+
+
+@compiled
+def _power_of_two(count):  # type: ignore[no-untyped-def]
+    """The next."""
+    power = 1
+    while power < count:
+        power *= 2
+    return power
+
+
+@compiled
+def _padded_size(count):  # type: ignore[no-untyped-def]
+    power = _power_of_two(count)
+    smaller = 3 * power // 4
+    return smaller if power >= 4 and smaller >= count else power
+
+
+@short_entry
+def _next_size(count):  # type: ignore[no-untyped-def]
+    return _padded_size(count)
+
+
+@compiled
+def _pad_rows(rules, rows):  # type: ignore[no-untyped-def]
+    for k in range(rules[NUM_SIZES]):
+        if rules[RULES + k] >= rows:
+            return rules[RULES + k]
+    return min(_padded_size(rows), max(rows, rules[MOST_ROWS])) if rules[PADS] else rows
+
+
+@compiled
+def _find_numbers(buffer, rules, shape):  # type: ignore[no-untyped-def]
+    """Writes the numbers of rows, steps and positions."""
+    rows, steps, positions = buffer[layout.H_ROWS], buffer[layout.H_STEPS], buffer[layout.H_POSITIONS]
+    is_packed = steps > 1 and buffer[layout.H_IS_LOOP] == 0
+    if rules[FORM] == SPANS and rules[PADS]:
+        rows = min(max(LEAST_ROWS, _power_of_two(rows)), max(rows, rules[MOST_ROWS]))
+        steps, positions = _padded_size(steps), max(rows, _padded_size(positions) if is_packed else 0)
+    elif not is_packed:
+        rows = positions = _pad_rows(rules, rows)
+    shape[ROWS], shape[STEPS], shape[POSITIONS] = rows, steps, positions
+
+
+@compiled
+def _count(rules, shape, count):  # type: ignore[no-untyped-def]
+    """How many rows are stored or shown where ``count`` are wanted."""
+    if count == 0 or not rules[PADS]:
+        return count
+    least = min(LEAST_ROWS, shape[POSITIONS]) if rules[FORM] == SPANS else 0
+    return max(least, _padded_size(count))
+
+
+@compiled
+def _find_input(buffer, rules, shape, record, at):  # type: ignore[no-untyped-def]
+    source, count, offsets_at = (
+        buffer[record + layout.IN_SOURCE],
+        buffer[record + layout.IN_COUNT],
+        buffer[record + layout.IN_OFFSETS],
+    )
+    rows, padded, num_offsets = buffer[layout.H_ROWS], count, -1
+    if offsets_at >= 0:
+        num_offsets = buffer[record + layout.IN_ROWS] - offsets_at
+        if num_offsets == rows + 1:
+            num_offsets = shape[ROWS] + 1
+    elif count == rows:
+        padded = shape[ROWS]
+    elif count == buffer[layout.H_POSITIONS]:
+        padded = shape[POSITIONS]
+    shape[at], shape[at + 1], shape[at + 2] = source, padded, num_offsets
+    shape[IS_COMPUTED] |= source == MIXED
+
+
+@compiled
+def _find_output(buffer, rules, shape, record, at):  # type: ignore[no-untyped-def]
+    stores, results = buffer[record + layout.OUT_STORES], buffer[record + layout.OUT_RESULTS]
+    is_loop = buffer[layout.H_IS_LOOP] != 0
+    is_whole = stores == buffer[layout.H_ROWS if is_loop else layout.H_POSITIONS]
+    padded = 0
+    if rules[FORM] == PLAIN:
+        padded = (shape[ROWS] if is_loop else shape[POSITIONS]) if is_whole else _count(rules, shape, stores)
+    shape[at], shape[at + 1], shape[at + 2] = padded, is_whole, _count(rules, shape, results)
+    shape[at + 3] = buffer[record + layout.OUT_RESULT_STEPS]
+
+
+@short_entry
+def find_shape(buffer, rules, shape):  # type: ignore[no-untyped-def]
+    """Writes a task's shape; returns how many numbers it has. There must be room for all steps."""
+    _find_numbers(buffer, rules, shape)
+    shape[IS_LOOP], shape[STOP], shape[IS_COMPUTED] = buffer[layout.H_IS_LOOP], buffer[layout.H_STOP_OUTPUT], 0
+    record, at = layout.HEADER, SHAPE
+    for _ in range(rules[NUM_INPUTS]):
+        _find_input(buffer, rules, shape, record, at)
+        record, at = record + layout.INPUT, at + SHAPE_INPUT
+    for _ in range(rules[NUM_OUTPUTS]):
+        _find_output(buffer, rules, shape, record, at)
+        record, at = record + layout.OUTPUT, at + SHAPE_OUTPUT
+    if buffer[layout.H_STEPS] > 1 and not shape[IS_LOOP] and not (rules[FORM] == SPANS and rules[PADS]):
+        for step in range(buffer[layout.H_STEPS]):
+            shape[at + step] = buffer[buffer[layout.H_BATCH_SIZES] + step]
+        at += buffer[layout.H_STEPS]
+    return at
+
+
+def room_for(rules: NDArray[np.int64], steps: int) -> int:
+    """How many numbers a shape may have."""
+    return SHAPE + SHAPE_INPUT * int(rules[NUM_INPUTS]) + SHAPE_OUTPUT * int(rules[NUM_OUTPUTS]) + steps
+
+
+def compile_shapes(buffer: NDArray[np.int32]) -> None:
+    """Compiles it for buffers like this one, or loads what was compiled before."""
+    numbers = np.zeros(1, np.int64)
+    if not config.DISABLE_JIT:
+        find_shape.compile(tuple(map(typeof, (buffer, numbers, numbers))))

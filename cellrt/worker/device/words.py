@@ -1,0 +1,128 @@
+"""How a task's numbers get from its buffer into the words that its device reads, in compiled code.
+
+A plan (``plans.py``) serves all tasks of one shape, so it holds no position and no count of one task: it names
+*fields*, which are places of the buffer's header and records (``core/task_layout.py``) where those are.
+"""
+
+from __future__ import annotations
+
+from cellrt.core import task_layout as layout
+from cellrt.core.jit import compiled
+from cellrt.core.memory import read_word, write_word
+
+# What to write to the words, one row an operation. FROM is a field with the place of the numbers in the buffer, COUNT a
+# field with how many there are.
+KIND, AT, FROM, WITH, COUNT, PADDED, EXTRA = range(7)
+COPY, OFFSETS, FILL, RANGE, TURNS, STORE, SHOW, LOOK_UP, SHIFT, SPANS = range(10)
+"""COPY: the numbers; behind them, up to PADDED, EXTRA or (REPEAT) the last of them.
+OFFSETS: the numbers up to the place that the field WITH has; behind them the number that COUNT has.
+FILL: EXTRA.
+RANGE: EXTRA and what follows it, COUNT in all; behind them -1.
+TURNS: of COUNT steps, which have as many rows as the numbers say, EXTRA and what follows it for the first, the third
+and so on, for the others as many as WITH behind; behind them -1.
+STORE: at each position FROM the number that the field WITH leads to.
+SHOW: at each position FROM one of the numbers from WITH on.
+LOOK_UP: the words from WITH on at the positions FROM; behind them EXTRA.
+SHIFT: the numbers, those from the number of rows times that of steps on greater by EXTRA times that of steps, where
+EXTRA is how many rows there are with padding, less how many there are; behind them zeros. With EXTRA -1 the numbers.
+SPANS: of PADDED steps, of which COUNT have as many rows as the numbers say and the others none, where each begins and
+how many it has; before them 0 and the rows of the first."""
+REPEAT = -2
+
+
+@compiled
+def _fill(words, first, end, number):  # type: ignore[no-untyped-def]
+    for j in range(first, end):
+        write_word(words, j, number)
+
+
+@compiled
+def _copy(words, at, buffer, source, count):  # type: ignore[no-untyped-def]
+    for j in range(count):
+        write_word(words, at + j, buffer[source + j])
+
+
+@compiled
+def _take_turns(words, at, buffer, source, steps, first, other):  # type: ignore[no-untyped-def]
+    """Returns how many words were written."""
+    start = 0
+    for step in range(steps):
+        size, number = buffer[source + step], first + step % 2 * other
+        for j in range(size):
+            write_word(words, at + start + j, number + j)
+        start += size
+    return start
+
+
+@compiled
+def _write_spans(words, at, buffer, source, steps, padded):  # type: ignore[no-untyped-def]
+    first, size = 0, buffer[source]
+    write_word(words, at, 0)
+    write_word(words, at + 1, size)
+    for j in range(padded):
+        size = buffer[source + j] if j < steps else 0
+        write_word(words, at + 2 * j + 2, first)
+        write_word(words, at + 2 * j + 3, size)
+        first += size
+
+
+@compiled
+def _shift(words, at, buffer, source, count, padded_rows):  # type: ignore[no-untyped-def]
+    steps, rows = buffer[layout.H_STEPS], buffer[layout.H_ROWS]
+    limit, more = rows * steps, max(0, padded_rows - rows) * steps
+    for j in range(count):
+        position = buffer[source + j]
+        write_word(words, at + j, position if position < limit else position + more)
+
+
+@compiled
+def _write_at_positions(words, buffer, operation, source, count):  # type: ignore[no-untyped-def]
+    """STORE, SHOW and LOOK_UP."""
+    kind, at, given = operation[KIND], operation[AT], operation[WITH]
+    if kind == STORE:
+        given = buffer[given]
+        for j in range(count):
+            write_word(words, at + buffer[source + j], buffer[given + j])
+    elif kind == SHOW:
+        for j in range(count):
+            write_word(words, at + buffer[source + j], given + j)
+    else:
+        for j in range(count):
+            write_word(words, at + j, read_word(words, given + buffer[source + j]))
+        _fill(words, at + count, at + operation[PADDED], operation[EXTRA])
+
+
+@compiled
+def write_words(words, buffer, operations):  # type: ignore[no-untyped-def]
+    """Writes a task's words at an address: the operations in order."""
+    for k in range(operations.shape[0]):
+        operation = operations[k]
+        kind, at, extra = operation[KIND], operation[AT], operation[EXTRA]
+        end = at + operation[PADDED]
+        if kind == FILL:
+            _fill(words, at, end, extra)
+            continue
+        source, count = buffer[operation[FROM]], buffer[operation[COUNT]]
+        if kind == COPY:
+            _copy(words, at, buffer, source, count)
+            if extra == REPEAT and end > at + count:
+                extra = read_word(words, at + count - 1)
+            _fill(words, at + count, end, extra)
+        elif kind == OFFSETS:
+            num_offsets = buffer[operation[WITH]] - source
+            _copy(words, at, buffer, source, num_offsets)
+            _fill(words, at + num_offsets, end, count)
+        elif kind == RANGE:
+            for j in range(count):
+                write_word(words, at + j, extra + j)
+            _fill(words, at + count, end, -1)
+        elif kind == TURNS:
+            written = _take_turns(words, at, buffer, source, count, extra, operation[WITH])
+            _fill(words, at + written, end, -1)
+        elif kind == SPANS:
+            _write_spans(words, at, buffer, source, count, operation[PADDED])
+        elif kind == SHIFT:
+            _shift(words, at, buffer, source, count, extra)
+            _fill(words, at + count, end, 0)
+        else:
+            _write_at_positions(words, buffer, operation, source, count)
