@@ -6,7 +6,8 @@ of no effect in place of the driver's. So this is all that the host does for a t
 which is not known here: 10 calls where there are inputs and results, 7 without results.
 
 Ragged runs, of rows of up to 24 steps, are begun once each: none has numbers that a task had before, but what was read
-and captured of others of about its size serves it.
+and captured of others of about its size serves it. That of a user's own cell is launched step by step, a call of the
+driver each.
 
 ``torch's calls`` is the same with ``DeviceOptions(direct=False)``: copies by torch, on memory of the CPU, and graphs
 that do nothing.
@@ -49,8 +50,9 @@ LAUNCHED = {"direct": "compiled launch", "torch": "torch's calls"}
 ROWS, HIDDEN, STEPS, WORDS = 512, 256, 6, 1000
 MOST_STEPS = 25
 NUM_RAGGED = 60
-RAGGED = "a ragged run"
-KINDS = ("every token delivered", "nothing delivered", RAGGED)
+RAGGED, OWN = "a ragged run", "a ragged run of a user's own cell"
+RUNS = (RAGGED, OWN)
+KINDS = ("every token delivered", "nothing delivered", *RUNS)
 WAIT_S = 120.0
 
 
@@ -61,8 +63,16 @@ class Made(NamedTuple):
     choice: Tensor
 
 
-class Decoder(nn.Module):
+class Own(nn.Module):
     """A cell with the rows of a decoder's step, which computes next to nothing."""
+
+    def forward(self, token: Tensor, h: Tensor) -> Made:
+        """One step."""
+        return Made(h + 1, token)
+
+
+class Decoder(Own):
+    """The same with a form of its own for rows of arenas."""
 
     def forward(self, token: Tensor, h: Tensor) -> Made:
         """One step."""
@@ -73,7 +83,7 @@ class Decoder(nn.Module):
         _copy_rows(inputs, outputs)
 
 
-class Spanned(nn.Module):
+class Spanned(Own):
     """The same; it reads on the device how many rows there are."""
 
     def forward(self, token: Tensor, h: Tensor) -> Made:
@@ -111,7 +121,7 @@ def run(recorder: Recorder, options: Options) -> None:
     repeats = 300 if options.quick else 3000
     for kind in KINDS:
         for part in PARTS:
-            if options.has(part) and (kind != RAGGED or part == "direct"):
+            if options.has(part) and (kind not in RUNS or part == "direct"):
                 for what, seconds in measure(kind, part == "direct", repeats).items():
                     recorder.add(f"{ROWS} rows, {kind}, {LAUNCHED[part]}", what, 1e6 * seconds, "us/task")
 
@@ -124,7 +134,7 @@ def measure(kind: str, is_direct: bool, repeats: int) -> dict[str, float]:
         if executor.device.direct is not None:
             executor.device.direct[:5] = _do_nothing.address
         begins, collects = [], []
-        if kind == RAGGED:
+        if kind in RUNS:
             executor._plans.forget(launches[0].type_id)
             repeats = len(launches)
         with torch.inference_mode():
@@ -147,10 +157,9 @@ def measure(kind: str, is_direct: bool, repeats: int) -> dict[str, float]:
 @contextmanager
 def _engine(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[Launch]]]:
     """The executor of an idle engine that has captured its tasks, and some of those."""
-    is_ragged, delivers = kind == RAGGED, kind != KINDS[1]
-    made = cell(
-        Spanned() if is_ragged else Decoder(), {"token": rows(dtype=torch.int64), "h": (HIDDEN,)}, max_batch=ROWS
-    )
+    is_ragged, delivers = kind in RUNS, kind != KINDS[1]
+    module = {RAGGED: Spanned, OWN: Own}.get(kind, Decoder)()
+    made = cell(module, {"token": rows(dtype=torch.int64), "h": (HIDDEN,)}, max_batch=ROWS)
 
     def unfold(graph: Graph, request: list[int]) -> dict[str, object]:
         chain = graph.chain(made, token=request)
@@ -191,6 +200,6 @@ def _engine(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[L
             raise TypeError("the stand-in has no device worker")
         executor = worker._executor
         for capture in executor._captures._known.values():
-            for side in capture.sides if capture is not None else []:
+            for side in getattr(capture, "sides", []):
                 side.captured = Captured(lambda: None)
         yield executor, launches if delivers else launches[:-1]

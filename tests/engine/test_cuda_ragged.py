@@ -139,9 +139,55 @@ def test_a_few_captures_serve_all_ragged_runs(chains):
     assert more_captures - captures <= 10 and more_replays - replays >= 160
 
 
-def test_where_the_host_must_know_the_sizes_no_run_is_like_another():
-    captures, replays = count_captures(Unmarked(), False, 60)
-    assert captures > 50 > 5 >= replays
+class Own(nn.Module):
+    """A user's cell of plain torch."""
+
+    def forward(self, x: Tensor, h: Tensor) -> State:
+        return State(x + 0.5 * h)
+
+
+@pytest.mark.parametrize("module", [Own, Unmarked])
+def test_where_the_host_must_know_the_sizes_steps_are_captured_once_a_padded_size(module):
+    """1, 2, 3, 4, 6, 8, 12, 16, 24, 32 and 40 rows: no more of them, whatever the runs."""
+    captures, replays = count_captures(module(), False, 60)
+    assert captures <= 11 and replays >= 40
+    more_captures, more_replays = count_captures(module(), False, 120)
+    assert more_captures <= 11 and more_replays - replays >= 55
+
+
+class TakesRuns(Own):
+    """Its author takes runs himself."""
+
+    def steps(self, sizes: list[int], x: Tensor, h: Tensor) -> State:
+        made, start = [], 0
+        for size in sizes:
+            h = x[start : start + size] + 0.5 * h[:size]
+            made.append(h)
+            start += size
+        return State(torch.cat(made))
+
+
+def test_where_an_author_takes_runs_no_run_is_like_another():
+    captures, replays = count_captures(TakesRuns(), False, 30)
+    assert captures > 25 > 5 >= replays
+
+
+OWN_FORMS = {"plain": (Own, 0.0), "fused": (Unmarked, STEP)}
+
+
+@FEW
+@given(
+    tasks=st.lists(LENGTHS, min_size=1, max_size=4),
+    form=st.sampled_from(sorted(OWN_FORMS)),
+    capture_after=st.sampled_from([1, 2]),
+    finite=st.sampled_from([[], ["h"]]),
+    batch_sizes=st.sampled_from([None, [3, 8, 40]]),
+)
+def test_runs_of_captured_steps_give_what_their_steps_give(tasks, form, capture_after, finite, batch_sizes):
+    module, who = OWN_FORMS[form]
+    with serving(make(module(), finite=finite, batch_sizes=batch_sizes), False, capture_after=capture_after) as engine:
+        for lengths in tasks + tasks:
+            check(engine, lengths, who)
 
 
 def test_one_capture_serves_every_number_of_rows_of_a_class():

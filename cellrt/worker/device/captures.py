@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cellrt.worker.blame import describe_error
 from cellrt.worker.device.capturable import NotCapturableError
 from cellrt.worker.device.device import Captured, Device, DoneEvent, Work
+from cellrt.worker.device.packing import RunSteps
 from cellrt.worker.device.signature import Signature
 
 MAX_COUNTED = 4096
@@ -56,6 +57,41 @@ class Capture:
         self.sides[0].captured.replay()
 
 
+class CapturedSteps:
+    """What was captured of steps of runs, which differ in their numbers of rows alone: one after the other, they read
+    the same words, which each takes from where the first of these words says.
+
+    Attributes:
+        numbers: as compiled code launches it (``launch.py``): where the words are, and a graph for each size, or 0.
+    """
+
+    def __init__(self, words: torch.Tensor, sizes: Sequence[int], num_asked: int) -> None:
+        self.words, self.num_bytes, self.last_used = words, 0, num_asked
+        self.numbers = np.zeros(1 + len(sizes), np.int64)
+        self.numbers[0] = words.data_ptr()
+        self._sizes = list(sizes)
+        self._captured: dict[int, Captured] = {}
+
+    def add(self, rows: int, captured: Captured, num_bytes: int) -> None:
+        """Another size."""
+        self._captured[rows] = captured
+        self.numbers[1 + self._sizes.index(rows)] = captured.handle
+        self.num_bytes += num_bytes
+
+    def has(self, rows: int) -> bool:
+        """Whether steps of so many rows were captured."""
+        return rows in self._captured
+
+    def point_at(self, at: int) -> None:
+        """Inside ``work``: has the next step take its words from word ``at`` of the ring on."""
+        self.words[:1].fill_(at)
+
+    def replay(self, rows: int, at: int) -> None:
+        """Inside ``work``: repeats a step whose words begin at word ``at`` of the ring."""
+        self.point_at(at)
+        self._captured[rows].replay()
+
+
 class Captures:
     """Decides which signatures are captured. Belongs to whoever runs the device's work.
 
@@ -73,7 +109,7 @@ class Captures:
 
     def __init__(self, device: Device, budget_bytes: int, after: int = 2) -> None:
         self._device, self._budget_bytes, self._after = device, budget_bytes, max(1, after)
-        self._known: OrderedDict[Signature, Capture | None] = OrderedDict()
+        self._known: OrderedDict[Signature, Capture | CapturedSteps | None] = OrderedDict()
         """Those that cannot be captured have none; the others are in order of their last use."""
         self._seen: OrderedDict[Signature, int] = OrderedDict()
         self._num_asked = 0
@@ -89,11 +125,22 @@ class Captures:
     def find(self, signature: Signature) -> Capture | None:
         """The capture of a signature, if there is one."""
         self._num_asked += 1
+        capture = self._use(signature)
+        if not isinstance(capture, Capture):
+            return None
+        self.counts["replayed"] += 1
+        return capture
+
+    def find_steps(self, signature: Signature) -> CapturedSteps | None:
+        """What was captured of steps, by the signature of all."""
+        capture = self._use(signature)
+        return capture if isinstance(capture, CapturedSteps) else None
+
+    def _use(self, signature: Signature) -> Capture | CapturedSteps | None:
         capture = self._known.get(signature)
         if capture is not None:
             capture.last_used = self._num_asked
             self._known.move_to_end(signature)
-            self.counts["replayed"] += 1
         return capture
 
     def is_due(self, signature: Signature) -> bool:
@@ -121,13 +168,47 @@ class Captures:
         ``words`` are those of a task that has just run. No row is read and written in one task, so a device that runs
         what it captures does it no harm.
         """
+
+        def make(before: int) -> None:
+            sides = [self._side(words.clone(), operations_of, has_download)]
+            if sides[0].numbers is not None:
+                sides.append(self._side(words.clone(), operations_of, has_download))
+            num_bytes = max(0, self._device.memory_in_use() - before)
+            self._known[signature] = Capture(sides, num_bytes, self._num_asked)
+
+        self._try(signature, make)
+
+    def make_step(
+        self, signature: Signature, steps: RunSteps, of_all: Signature, at: int, work_of: Callable[[torch.Tensor], Work]
+    ) -> None:
+        """Captures a step, which has just run and whose words begin at word ``at`` of the ring; as ``make``.
+
+        ``of_all`` is its signature without its size. ``work_of`` is given words of its own, of which the first says
+        where the others are to be copied from.
+        """
+        rows = signature.sizes[0]
+
+        def make(before: int) -> None:
+            found = self._known.get(of_all)
+            if not isinstance(found, CapturedSteps):
+                most = steps.num_words(steps.sizes[-1])
+                words = torch.zeros(most, dtype=torch.int64, device=self._device.torch_device)
+                found = CapturedSteps(words, steps.sizes, self._num_asked)
+            work = work_of(found.words[: signature.num_words])
+            captured = self._device.capture(work, before=lambda: found.point_at(at))
+            found.add(rows, captured, max(0, self._device.memory_in_use() - before))
+            self._known[of_all] = found
+            del self._known[signature]
+
+        self._try(signature, make)
+
+    def _try(self, signature: Signature, make: Callable[[int], None]) -> None:
+        """Calls ``make`` with the memory that is in use; if it fails the signature is not captured."""
         before = self._device.memory_in_use()
         self._seen.pop(signature, None)
         self._known[signature] = None
         try:
-            sides = [self._side(words.clone(), operations_of, has_download)]
-            if sides[0].numbers is not None:
-                sides.append(self._side(words.clone(), operations_of, has_download))
+            make(before)
         except NotCapturableError:
             self.counts["captures_refused"] += 1
         except BaseException as error:  # the cell's own code runs meanwhile
@@ -136,8 +217,6 @@ class Captures:
             self.counts["captures_failed"] += 1
             logging.getLogger("cellrt").warning("a task was not captured and runs as it is: %s", describe_error(error))
         else:
-            num_bytes = max(0, self._device.memory_in_use() - before)
-            self._known[signature] = Capture(sides, num_bytes, self._num_asked)
             self.counts["captures"] += 1
 
     def _side(self, words: torch.Tensor, operations_of: Callable[[torch.Tensor], Work], has_download: bool) -> Side:

@@ -14,7 +14,7 @@ from cellrt.worker.blame import describe_error
 from cellrt.worker.device import counters
 from cellrt.worker.device.capturable import Capturable
 from cellrt.worker.device.compilations import COMPILATIONS
-from cellrt.worker.device.device import Captured, Device, Work
+from cellrt.worker.device.device import Captured, Device, Work, nothing
 from cellrt.worker.device.driver import find_driver
 from cellrt.worker.device.sharing import STREAMS, capturing
 
@@ -48,7 +48,7 @@ class CudaDevice(Device):
         self._pool = torch.cuda.graph_pool_handle()
         self._driver = find_driver() if direct and not isinstance(self._counters[True], counters.EventCounter) else None
         self._direct: NDArray[np.int64] | None = None
-        self._end: Captured | None = None
+        self._ends: list[Captured] = []
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         """Page-locked host memory."""
@@ -113,13 +113,15 @@ class CudaDevice(Device):
             return True
         return isinstance(error, RuntimeError) and any(words in describe_error(error) for words in FATAL_WORDS)
 
-    def capture(self, work: Work, ends_task: bool = False) -> Captured:
+    def capture(self, work: Work, ends_task: bool = False, before: Work = nothing) -> Captured:
         """A CUDA graph. All graphs share their memory: they run one after the other, and nothing of one outlives it.
 
         Where random numbers are drawn torch must prepare each replay, so there is no handle.
         """
+        before()
         with Capturable(self.torch_device) as seen:
             work()
+        before()
         has_handle = self._driver is not None and not seen.is_random
         return self._capture(work, has_handle and ends_task, has_handle)
 
@@ -141,14 +143,18 @@ class CudaDevice(Device):
 
     @property
     def direct(self) -> NDArray[np.int64] | None:
-        """Made when it is first asked for, which captures how a task with a download ends."""
+        """Made when it is first asked for, which captures how a task ends."""
         if self._driver is None or self._direct is not None:
             return self._direct
-        with torch.cuda.stream(self._down), torch.inference_mode():
-            end = self._end = self._capture(self._counters[True].send, False, True)
+        for has_download, stream in ((True, self._down), (False, self._compute)):
+            with torch.cuda.stream(stream), torch.inference_mode():
+                self._ends.append(self._capture(self._counters[has_download].send, False, True))
         self._uploaded.record(self._up)
+        self._computed.record(self._compute)
         streams = [stream.cuda_stream for stream in (self._compute, self._up, self._down)]
-        self._direct = np.array([*self._driver, *streams, self._uploaded.cuda_event, end.handle], np.int64)
+        events = [event.cuda_event for event in (self._uploaded, self._computed)]
+        handles = [end.handle for end in self._ends]
+        self._direct = np.array([*self._driver, *streams, *events, *handles], np.int64)
         return self._direct
 
     def note_launched(self, has_download: bool) -> None:

@@ -29,6 +29,10 @@ NUM_SAMPLES = 3
 """How often work runs to be timed; the fastest counts."""
 
 
+def nothing() -> None:
+    """Work of no effect."""
+
+
 class Captured(NamedTuple):
     """What was captured: ``replay`` repeats it, inside ``work``.
 
@@ -90,11 +94,11 @@ class Device(ABC):
         """Whether an error that a cell raised means that the device is lost, rather than that the cell is wrong."""
 
     @abstractmethod
-    def capture(self, work: Work, ends_task: bool = False) -> Captured:
+    def capture(self, work: Work, ends_task: bool = False, before: Work = nothing) -> Captured:
         """Records the operations of work, which are repeated at the same addresses.
 
         It must have run before. Raises if it does something that cannot be recorded. ``ends_task``: what has a
-        ``handle`` counts a task that has no download, too.
+        ``handle`` counts a task that has no download, too. ``before`` is called before each time that ``work`` is.
         """
 
     @property

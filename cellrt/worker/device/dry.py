@@ -15,7 +15,7 @@ from queue import SimpleQueue
 import torch
 
 from cellrt.worker.device.capturable import Capturable
-from cellrt.worker.device.device import Captured, Device, Work
+from cellrt.worker.device.device import Captured, Device, Work, nothing
 from cellrt.worker.service_thread import ServiceThread
 from cellrt.worker.torch_state import HOST_THREADS, use_torch_threads
 
@@ -86,8 +86,9 @@ class DryDevice(Device):
         """A DryDeviceError is; what a cell raises is not."""
         return isinstance(error, DryDeviceError)
 
-    def capture(self, work: Work, ends_task: bool = False) -> Captured:
+    def capture(self, work: Work, ends_task: bool = False, before: Work = nothing) -> Captured:
         """The work itself: it must find all it reads at the same addresses. It may not look at values."""
+        before()
         with Capturable(self.torch_device):
             work()
         self.num_captured += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,28 +17,25 @@ from numpy.typing import NDArray
 
 from cellrt.core.copying import get_rows
 from cellrt.core.tables import HOST
-from cellrt.core.task_layout import TaskView
 from cellrt.definition.cell import Cell
 from cellrt.errors import InternalError
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.base import Launch
-from cellrt.worker.blame import Failure, Failures
+from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import launch as compiled
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.captures import Captures
 from cellrt.worker.device.checks import bad_rows, check_uploaded, error_of
 from cellrt.worker.device.compilations import COMPILATIONS
-from cellrt.worker.device.device import Device, Work
-from cellrt.worker.device.fused import FusedOperations
-from cellrt.worker.device.operations import ANSWER, Memory, Operations
+from cellrt.worker.device.device import Device
+from cellrt.worker.device.in_flight import InFlight
+from cellrt.worker.device.operations import ANSWER, Memory
 from cellrt.worker.device.placement import Forms, PlacedCell, UnplacedCell
-from cellrt.worker.device.plans import Plan, Plans
-from cellrt.worker.device.ring import Block, Ring, block_at, bytes_for
+from cellrt.worker.device.plans import Plans
+from cellrt.worker.device.ring import Ring, bytes_for
 from cellrt.worker.device.shape import compile_shapes
-from cellrt.worker.device.signature import Signature
-
-WORD_BYTES = 8
+from cellrt.worker.device.works import WORD_BYTES, Works
 
 
 @dataclass(frozen=True)
@@ -81,34 +78,6 @@ class DeviceOptions:
         return Forms(self.fused, self.chains, self.compile_backend if self.compiled else None)
 
 
-@dataclass(slots=True)
-class InFlight:
-    """A task on the device; ``slots`` say where it lies in the rings (``launch.py``)."""
-
-    launch: Launch
-    plan: Plan
-    up: Ring
-    down: Ring
-    slots: NDArray[np.int64]
-    begun_ns: int
-    failures: Failures = field(default_factory=Failures)
-
-    @property
-    def task(self) -> TaskView:
-        """The task's buffer."""
-        return TaskView(self.launch.buffer)
-
-    @property
-    def up_block(self) -> Block:
-        """What it uploads: its words first."""
-        return block_at(self.slots, compiled.UP_BLOCK, len(self.plan.arrays[-2]))
-
-    @property
-    def down_block(self) -> Block:
-        """What it downloads: its answers last."""
-        return block_at(self.slots, self.plan.down_at, len(self.plan.arrays[-1]))
-
-
 class DeviceExecutor:
     """Executes the tasks of one location on its device."""
 
@@ -125,6 +94,7 @@ class DeviceExecutor:
         self._plans = Plans(location, types, own, arenas[HOST], pads=options.graph_bytes > 0)
         up, down = (Ring(device, options.ring_bytes) for _ in range(2))
         self._memory = Memory(device, location, arenas, up, down)
+        self._works = Works(device, self._memory, self._captures)
         self._placed: dict[int, PlacedCell] = {}
         self._host_bytes: list[NDArray[np.uint8]] = []
         self._counts: Counter[str] = Counter()
@@ -132,7 +102,7 @@ class DeviceExecutor:
     def counts(self) -> dict[str, int]:
         """See ``CudaWorker.counts``; any thread may ask."""
         names = (*Captures.COUNTED, "eager", "unfused", "plain_faster", "compilations")
-        counted = self._captures.counts | self._plans.counts | self._counts
+        counted = self._captures.counts | self._plans.counts | self._works.counts | self._counts
         return {name: counted[name] for name in names}
 
     def place(self, cell_type: CellType) -> PlacedCell:
@@ -163,12 +133,8 @@ class DeviceExecutor:
         plan = self._plans.of(placed, launch.type_id, launch.buffer)
         slots = np.empty(plan.num_slots, np.int64)
         begun = InFlight(launch, plan, self._memory.up, self._memory.down, slots, begun_ns)
-        numbers = self._find_direct(plan)
-        if numbers is None:
-            return self._submit(begun, placed)
-        run = compiled.launch_nogil if plan.is_large else compiled.launch
-        code = run(launch.buffer, plan.arrays, begun.up.state, begun.down.state, slots, self.device.direct, numbers)
-        if code == compiled.NO_ROOM:
+        code = self._launch(begun)
+        if code in (compiled.NO_ROOM, compiled.NOT_CAPTURED):
             return self._submit(begun, placed)
         if code:
             raise RuntimeError(f"CUDA driver error {code} where a task was launched")
@@ -185,12 +151,25 @@ class DeviceExecutor:
             self._note_failures(done)
         return failures
 
-    def _find_direct(self, plan: Plan) -> NDArray[np.int64] | None:
-        """How compiled code launches a task, if it was captured for that."""
-        if self.device.direct is None or not plan.packing.can_capture:
-            return None
-        capture = self._captures.find(plan.packing.signature)
-        return None if capture is None else capture.next_numbers()
+    def _launch(self, begun: InFlight) -> int:
+        """Has compiled code launch a task, if it was captured for that; returns what it says."""
+        plan, direct, steps = begun.plan, self.device.direct, begun.plan.packing.steps
+        if direct is None or not plan.packing.can_capture:
+            return compiled.NOT_CAPTURED
+        arguments = begun.launch.buffer, plan.arrays, begun.up.state, begun.down.state, begun.slots, direct
+        if steps is None:
+            capture = self._captures.find(plan.packing.signature)
+            numbers = None if capture is None else capture.next_numbers()
+            if numbers is None:
+                return compiled.NOT_CAPTURED
+            return int((compiled.launch_nogil if plan.is_large else compiled.launch)(*arguments, numbers))
+        captured = [self._captures.find_steps(signature) for signature in (steps.first, steps.later)]
+        if captured[0] is None or captured[1] is None:
+            return compiled.NOT_CAPTURED
+        run = compiled.launch_run_nogil if plan.is_large else compiled.launch_run
+        code = int(run(*arguments, captured[0].numbers, captured[1].numbers))
+        self._captures.counts["replayed"] += code == 0
+        return code
 
     def _submit(self, begun: InFlight, placed: PlacedCell) -> InFlight | None:
         """Has the device run a task call by call, or repeat what was captured of it."""
@@ -200,13 +179,14 @@ class DeviceExecutor:
             if not (begun.up.is_empty and begun.down.is_empty):
                 return None
             # What the rings can never hold gets memory of its own.
-            begun.up, begun.down = (Ring(self.device, bytes_for(pieces)) for pieces in plan.arrays[-2:])
+            pieces = plan.arrays[compiled.UP_PIECES], plan.arrays[compiled.DOWN_PIECES]
+            begun.up, begun.down = (Ring(self.device, bytes_for(some)) for some in pieces)
             prepare(buffer, plan.arrays, begun.up.state, begun.down.state, begun.slots)
         if plan.packing.computed:
             self._write_computed(begun)
         self._check_inputs(begun, placed.cell)
         before = COMPILATIONS.of_this_thread()
-        self.device.submit(self._work(begun, placed), plan.has_download)
+        self.device.submit(self._works.of(begun, placed), plan.has_download)
         self._counts["compilations"] += COMPILATIONS.of_this_thread() - before
         return begun
 
@@ -246,56 +226,6 @@ class DeviceExecutor:
                 failures.append(Failure(row, error_of(cell_type.cell, what)))
         for failure in failures:
             task.has_failed[failure.row] = 1
-
-    def _work(self, begun: InFlight, placed: PlacedCell) -> Work:
-        """All that the device does for a task."""
-        plan, up, down, captures = begun.plan, begun.up, begun.down, self._captures
-        packing, has_download = plan.packing, plan.has_download
-        signature, up_block, down_block = packing.signature, begun.up_block, begun.down_block
-        is_own = up is not self._memory.up
-        can_capture = packing.can_capture and not is_own
-        words_start = up_block.starts[0]
-        words_bytes = slice(words_start, words_start + WORD_BYTES * signature.num_words)
-        up_bytes, down_bytes = slice(up_block.first, up_block.end), slice(down_block.first, down_block.end)
-
-        def work() -> None:
-            self.device.upload(up.device[up_bytes], up.host[up_bytes])
-            words = up.device[words_bytes].view(torch.int64)
-            capture = captures.find(signature) if can_capture else None
-            if capture is not None and capture.sides[0].numbers is None:
-                capture.replay(words)
-            else:
-                self._counts["eager"] += 1
-                memory = self._memory._replace(up=up, down=down) if is_own else self._memory
-                host_words = up.host[words_bytes].view(torch.int64)
-                self._operations(placed, signature, memory, words, host_words).run(begun.task, begun.failures)
-                if can_capture and not begun.failures and captures.is_due(signature):
-                    captures.make(
-                        signature,
-                        words,
-                        lambda words: self._captured(placed, signature, begun.task, words),
-                        has_download,
-                    )
-            if has_download:
-                self.device.download(down.host[down_bytes], down.device[down_bytes])
-
-        return work
-
-    def _operations(
-        self,
-        placed: PlacedCell,
-        signature: Signature,
-        memory: Memory,
-        words: torch.Tensor,
-        host_words: torch.Tensor | None,
-    ) -> Operations:
-        kind = FusedOperations if signature.fused else Operations
-        return kind(placed, signature, memory, words, host_words)
-
-    def _captured(self, placed: PlacedCell, signature: Signature, task: TaskView, words: torch.Tensor) -> Work:
-        operations = self._operations(placed, signature, self._memory, words, None)
-        operations.prepare_capture()
-        return lambda: operations.run(task, None)
 
     def _host(self, kind: int) -> NDArray[np.uint8]:
         """The host's arena of a kind as rows of bytes."""

@@ -15,12 +15,11 @@ from collections.abc import Callable
 
 import torch
 
-from cellrt.core.task_layout import TaskView
 from cellrt.definition.fused import IndexedRows, RunSizes, SpannedRows, StepRows
 from cellrt.worker.blame import Failures, describe_error
 from cellrt.worker.device.attempt import DeviceOutcome, Inputs
 from cellrt.worker.device.fused_reading import SPAN, CannotFuseError
-from cellrt.worker.device.operations import Operations
+from cellrt.worker.device.operations import Counts, Operations
 from cellrt.worker.device.signature import NOWHERE, OUTSIDE, OutputSignature
 from cellrt.worker.torch_state import CellMode
 
@@ -36,9 +35,9 @@ class FusedOperations(Operations):
         if self._signature.sizes_at != NOWHERE:
             self._goes_in_one_call()
 
-    def run(self, task: TaskView, failures: Failures | None) -> None:
+    def run(self, counts: Counts, failures: Failures | None) -> None:
         """See ``Operations.run``; on an error the task is run again by the plain form, to find the rows to blame."""
-        self._task = task
+        self._counts = counts
         try:
             with CellMode(self._memory.device.torch_device.type):
                 bad = self._run_whole() if self._signature.sizes_at != NOWHERE else self._run_steps()
@@ -47,7 +46,7 @@ class FusedOperations(Operations):
                 raise
             self._memory.device.check()
             failures.split = error
-            super().run(task, failures)
+            super().run(counts, failures)
             return
         for k, output in enumerate(self._signature.outputs):
             if output.results:
@@ -66,11 +65,15 @@ class FusedOperations(Operations):
         inputs = super()._inputs()
         if self._signature.spans_at == NOWHERE:
             return inputs
-        task, carry = self._task, self._placed.cell.carry
-        counts = [task.num_rows if name in carry else task.num_positions for name in self._placed.cell.inputs]
+        (rows, positions, sizes), carry = self._counts, self._placed.cell.carry
+        counts = [rows if name in carry else positions for name in self._placed.cell.inputs]
         values = [value[:count] for value, count in zip(inputs.values, counts) if isinstance(value, torch.Tensor)]
-        bad = None if inputs.bad is None else inputs.bad[: task.num_positions]
-        return Inputs(task.batch_sizes.tolist(), list(values), None, bad)
+        bad = None if inputs.bad is None else inputs.bad[:positions]
+        return Inputs(sizes, list(values), None, bad)
+
+    def _result_positions(self, output: OutputSignature) -> torch.Tensor:
+        """Of a run that goes step by step, rows of the arena: some may be none, and are not shown."""
+        return super()._result_positions(output).clamp(min=0)
 
     def _show(self, number: int, output: OutputSignature, outcome: DeviceOutcome) -> None:
         if output.results:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, entry, short_entry
 from cellrt.core.memory import WORD_BYTES, call_status, copy_bytes, read_word, write_word
+from cellrt.worker.device.step_words import class_of, count_words, spread_words
 from cellrt.worker.device.words import write_words
 
 # What travels, one row an arena: its address on the host, bytes of a row, fields (``words.py``) with the place of the
@@ -27,8 +28,11 @@ from cellrt.worker.device.words import write_words
 ARENA, ROW_BYTES, ROWS_AT, NUM_ROWS, WORDS_AT, NUM_PADDED, FIRST, END = range(8)
 TRANSFER = 8
 
-NUM_WORDS, ANSWERS_AT, NUM_ANSWERS, BAD_AT, NUM_BAD = range(5)
-"""A plan's numbers; BAD_AT: which of a task's answers say what is bad, NUM_BAD: the field with how many, or -1."""
+# A plan's arrays (``plans.py``).
+NUMBERS, OPERATIONS, UPLOADS, DOWNLOADS, UP_PIECES, DOWN_PIECES, PARTS, SIZES = range(8)
+NUM_WORDS, ANSWERS_AT, NUM_ANSWERS, BAD_AT, NUM_BAD, WORDS = range(6)
+"""A plan's numbers; BAD_AT: which of a task's answers say what is bad, NUM_BAD: the field with how many, or -1; WORDS:
+of a run that goes step by step, where the words are that its blocks are made of, else 0."""
 
 # A ring: its bytes, where they are on the host and on the device, which block is the oldest and how many there are;
 # then first byte and end of each. Pieces of a block: bytes, and what their start is a multiple of.
@@ -36,16 +40,19 @@ RING_BYTES, HOST_AT, DEVICE_AT, OLDEST, NUM_BLOCKS, BLOCKS = range(6)
 MOST_BLOCKS = 64
 ALIGNMENT = 16
 
-# A device: functions of its driver, streams, an event, and the graph that ends a task on the stream of downloads.
-TO_DEVICE, TO_HOST, LAUNCH, RECORD, WAIT, COMPUTE, UP, DOWN, UPLOADED, END_GRAPH = range(10)
+# A device: functions of its driver, streams, two events, and the graphs that end a task on the stream of downloads and
+# on that which computes.
+TO_DEVICE, TO_HOST, LAUNCH, RECORD, WAIT, COMPUTE, UP, DOWN, UPLOADED, COMPUTED, END_GRAPH, END_COMPUTE = range(12)
 # One of two sides of a capture: its words, its graph, and an event when it has run.
 SIDE_WORDS, SIDE_GRAPH, SIDE_DONE = range(3)
+# What is captured of steps: their words, and a graph for each size of a step, or 0.
+STEP_WORDS, STEP_GRAPHS = range(2)
 
 # Where a task lies: whether a number was outside its limits, then the block of the ring up and that of the ring down:
 # first byte, end, and the start of each piece.
 IS_OUTSIDE, UP_BLOCK = range(2)
 STARTS = 2
-NO_ROOM = -1
+NO_ROOM, NOT_CAPTURED = -1, -2
 
 
 @intrinsic
@@ -155,17 +162,21 @@ def _name_rows(words, at, first, count, padded):  # type: ignore[no-untyped-def]
 @compiled
 def _prepare(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
     """Takes blocks of both rings, writes the words and copies the rows that travel; False if there is no room."""
-    numbers, operations, uploads, downloads, up_pieces, down_pieces = plan
+    numbers, operations, uploads, downloads, up_pieces, down_pieces, parts, sizes = plan
     down_block = UP_BLOCK + STARTS + up_pieces.shape[0]
     for k in range(uploads.shape[0]):
         if uploads[k, ROWS_AT] >= 0:
             up_pieces[1 + k, 0] = buffer[uploads[k, NUM_ROWS]] * uploads[k, ROW_BYTES]
+    if numbers[WORDS]:
+        up_pieces[0, 0] = WORD_BYTES * count_words(buffer, parts, sizes)
     if not _take(up, up_pieces, slots, UP_BLOCK):
         return False
     if not _take(down, down_pieces, slots, down_block):
         up[NUM_BLOCKS] -= 1
         return False
-    starts, words = UP_BLOCK + STARTS, up[HOST_AT] + slots[UP_BLOCK + STARTS]
+    starts, words = UP_BLOCK + STARTS, numbers[WORDS]
+    if words == 0:
+        words = up[HOST_AT] + slots[starts]
     write_words(words, buffer, operations)
     slots[IS_OUTSIDE] = 0
     for k in range(uploads.shape[0]):
@@ -182,6 +193,8 @@ def _prepare(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
         _name_rows(words, downloads[k, WORDS_AT], first, padded, padded)
     first = slots[down_block + STARTS + downloads.shape[0]] // 4
     _name_rows(words, numbers[ANSWERS_AT], first, numbers[NUM_ANSWERS], numbers[NUM_ANSWERS])
+    if numbers[WORDS]:
+        spread_words(buffer, words, parts, sizes, up[HOST_AT], slots[starts] // WORD_BYTES)
     return True
 
 
@@ -198,8 +211,51 @@ def _launch_task(buffer, plan, up, down, slots, device, side):  # type: ignore[n
         _upload(plan, up, slots, device, side)
         or call_status(device[LAUNCH], (side[SIDE_GRAPH], device[COMPUTE]))
         or call_status(device[RECORD], (side[SIDE_DONE], device[COMPUTE]))
-        or _bring_back(plan, down, slots, device, side)
+        or _bring_back(plan, down, slots, device, side[SIDE_DONE])
     )
+
+
+def _launch_run(buffer, plan, up, down, slots, device, first, later):  # type: ignore[no-untyped-def]
+    """Prepares a run and hands its steps to the driver, as what was captured of first and of later steps. Returns as
+    ``_launch_task`` does, or NOT_CAPTURED."""
+    sizes, num_steps, sizes_at = plan[SIZES], buffer[layout.H_STEPS], buffer[layout.H_BATCH_SIZES]
+    for step in range(num_steps):
+        captured = first if step == 0 else later
+        if captured[STEP_GRAPHS + class_of(sizes, buffer[sizes_at + step])] == 0:
+            return NOT_CAPTURED
+    if not _prepare(buffer, plan, up, down, slots):
+        return NO_ROOM
+    code = _upload_run(up, slots, device, first, later)
+    for step in range(num_steps):
+        captured = first if step == 0 else later
+        graph = captured[STEP_GRAPHS + class_of(sizes, buffer[sizes_at + step])]
+        code = code or call_status(device[LAUNCH], (graph, device[COMPUTE]))
+    if plan[DOWNLOADS].shape[0] == 0 and plan[NUMBERS][NUM_ANSWERS] == 0:
+        return code or call_status(device[LAUNCH], (device[END_COMPUTE], device[COMPUTE]))
+    return (
+        code
+        or call_status(device[RECORD], (device[COMPUTED], device[COMPUTE]))
+        or _bring_back(plan, down, slots, device, device[COMPUTED])
+    )
+
+
+@compiled
+def _upload_run(up, slots, device, first, later):  # type: ignore[no-untyped-def]
+    """All blocks and rows go to the ring; then, behind what is computed before, the steps' words are told where the
+    first block is, and those of the later steps, if they have others, where the second is."""
+    begin, links, none = slots[UP_BLOCK], slots[UP_BLOCK + STARTS], np.int32(0)
+    to, source = up[DEVICE_AT] + begin, up[HOST_AT] + begin
+    link = up[HOST_AT] + links
+    code = (
+        call_status(device[TO_DEVICE], (to, source, slots[UP_BLOCK + 1] - begin, device[UP]))
+        or call_status(device[RECORD], (device[UPLOADED], device[UP]))
+        or call_status(device[WAIT], (device[COMPUTE], device[UPLOADED], none))
+        or call_status(device[TO_DEVICE], (first[STEP_WORDS], link, WORD_BYTES, device[COMPUTE]))
+    )
+    if later[STEP_WORDS] != first[STEP_WORDS]:
+        arguments = later[STEP_WORDS], link + WORD_BYTES, WORD_BYTES, device[COMPUTE]
+        code = code or call_status(device[TO_DEVICE], arguments)
+    return code
 
 
 @compiled
@@ -207,9 +263,9 @@ def _upload(plan, up, slots, device, side):  # type: ignore[no-untyped-def]
     """The words of this side are free once its graph has run; the rows' block is free since its last task is done."""
     words, none = slots[UP_BLOCK + STARTS], np.int32(0)
     code = call_status(device[WAIT], (device[UP], side[SIDE_DONE], none)) or call_status(
-        device[TO_DEVICE], (side[SIDE_WORDS], up[HOST_AT] + words, 8 * plan[0][NUM_WORDS], device[UP])
+        device[TO_DEVICE], (side[SIDE_WORDS], up[HOST_AT] + words, 8 * plan[NUMBERS][NUM_WORDS], device[UP])
     )
-    if code == 0 and plan[2].shape[0] > 0:
+    if code == 0 and plan[UPLOADS].shape[0] > 0:
         first, end = slots[UP_BLOCK + STARTS + 1], slots[UP_BLOCK + 1]
         code = call_status(device[TO_DEVICE], (up[DEVICE_AT] + first, up[HOST_AT] + first, end - first, device[UP]))
     return (
@@ -220,14 +276,14 @@ def _upload(plan, up, slots, device, side):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _bring_back(plan, down, slots, device, side):  # type: ignore[no-untyped-def]
+def _bring_back(plan, down, slots, device, done):  # type: ignore[no-untyped-def]
     """Copies results behind what made them, and ends the task there; without any its own graph has ended it."""
-    if plan[3].shape[0] == 0 and plan[0][NUM_ANSWERS] == 0:
+    if plan[DOWNLOADS].shape[0] == 0 and plan[NUMBERS][NUM_ANSWERS] == 0:
         return np.int32(0)
-    block, none = UP_BLOCK + STARTS + plan[4].shape[0], np.int32(0)
+    block, none = UP_BLOCK + STARTS + plan[UP_PIECES].shape[0], np.int32(0)
     first, end = slots[block], slots[block + 1]
     return (
-        call_status(device[WAIT], (device[DOWN], side[SIDE_DONE], none))
+        call_status(device[WAIT], (device[DOWN], done, none))
         or call_status(device[TO_HOST], (down[HOST_AT] + first, down[DEVICE_AT] + first, end - first, device[DOWN]))
         or call_status(device[LAUNCH], (device[END_GRAPH], device[DOWN]))
     )
@@ -238,7 +294,7 @@ def _take_in_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def
 
     Returns whether an answer says that something is bad.
     """
-    numbers, downloads, up_pieces = plan[0], plan[3], plan[4]
+    numbers, downloads, up_pieces = plan[NUMBERS], plan[DOWNLOADS], plan[UP_PIECES]
     block = UP_BLOCK + STARTS + up_pieces.shape[0]
     for k in range(downloads.shape[0]):
         size, given = downloads[k, ROW_BYTES], down[HOST_AT] + slots[block + STARTS + k]
@@ -264,19 +320,22 @@ def _take_in_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def
 
 prepare, prepare_nogil = short_entry(_prepare_task), entry(_prepare_task)
 launch, launch_nogil = short_entry(_launch_task), entry(_launch_task)
+launch_run, launch_run_nogil = short_entry(_launch_run), entry(_launch_run)
 take_in, take_in_nogil = short_entry(_take_in_task), entry(_take_in_task)
 
 
 def compile_all(buffer: NDArray[np.int32]) -> None:
     """Compiles all of it for buffers like this one, or loads what was compiled before: no task shall wait for that."""
     numbers, table = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
-    plan = (numbers, table, table, table, table, table)
+    plan = (numbers, table, table, table, table, table, table, numbers)
     prepared = tuple(map(typeof, (buffer, plan, numbers, numbers, numbers)))
-    launched = tuple(map(typeof, (buffer, plan, numbers, numbers, numbers, numbers, numbers)))
+    launched = tuple(map(typeof, (buffer, plan, *[numbers] * 5)))
+    launched_run = tuple(map(typeof, (buffer, plan, *[numbers] * 6)))
     for function, kinds in (
         (take_block, tuple(map(typeof, (numbers, table, numbers, 0)))),
         *((function, prepared) for function in (prepare, prepare_nogil, take_in, take_in_nogil)),
         *((function, launched) for function in (launch, launch_nogil)),
+        *((function, launched_run) for function in (launch_run, launch_run_nogil)),
     ):
         if not config.DISABLE_JIT:
             function.compile(kinds)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 
 from cellrt.core.tables import HOST
-from cellrt.core.task_layout import TaskView
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Failures, run_or_blame
@@ -43,6 +42,14 @@ class Memory(NamedTuple):
     down: Ring
 
 
+class Counts(NamedTuple):
+    """How many rows and positions a task or a step has, and rows at each step, without padding."""
+
+    rows: int
+    positions: int
+    sizes: list[int]
+
+
 class Operations:
     """The operations of tasks of one signature.
 
@@ -67,15 +74,15 @@ class Operations:
         self._specs = [RowSpec(spec.shape, spec.dtype) for spec in placed.cell.inputs.values()]
         self._output_specs = list(placed.cell.outputs.values())
 
-    def run(self, task: TaskView, failures: Failures | None) -> None:
-        """Does it all. What is captured may depend on no number of ``task`` that is not in its signature.
+    def run(self, counts: Counts, failures: Failures | None) -> None:
+        """Does it all. What is captured may not depend on ``counts``.
 
         Rows on which the cell fails are noted in ``failures``; their outputs are zeros. With None the error is raised.
         """
         signature = self._signature
         every = [output.every_step for output in signature.outputs] if signature.is_loop else None
-        attempt = DeviceAttempt(self._placed, self._memory.device, task.num_rows, self._inputs, signature.stop, every)
-        outcome = attempt.run(0, task.num_rows) if failures is None else run_or_blame(attempt, failures)
+        attempt = DeviceAttempt(self._placed, self._memory.device, counts.rows, self._inputs, signature.stop, every)
+        outcome = attempt.run(0, counts.rows) if failures is None else run_or_blame(attempt, failures)
         for k, output in enumerate(self._signature.outputs):
             self._store(output, outcome.outputs[k])
             self._show(k, output, outcome)
@@ -165,9 +172,13 @@ class Operations:
         self._deliver(number, output, value)
 
     def _deliver(self, number: int, output: OutputSignature, source: torch.Tensor) -> None:
-        positions = self._slice(output.result_positions_at, output.results)
         ring = self._memory.down.rows(self._output_specs[number])
-        ring.index_copy_(0, self._slice(output.result_rows_at, output.results), source.index_select(0, positions))
+        if output.result_positions_at != NOWHERE:
+            source = source.index_select(0, self._result_positions(output))
+        ring.index_copy_(0, self._slice(output.result_rows_at, output.results), source[: output.results])
+
+    def _result_positions(self, output: OutputSignature) -> torch.Tensor:
+        return self._slice(output.result_positions_at, output.results)
 
 
 def _bring_within(value: CellInput, limits: Limits, bad: torch.Tensor) -> CellInput:

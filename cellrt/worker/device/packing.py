@@ -22,7 +22,7 @@ from cellrt.core import task_layout as layout
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
 from cellrt.core.task_layout import input_record_at, output_record_at
 from cellrt.worker.cell_type import CellType
-from cellrt.worker.device import words
+from cellrt.worker.device import step_words, words
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.limits import Limits
 from cellrt.worker.device.shape import PLAIN, InputShape, OutputShape, Shape
@@ -55,6 +55,30 @@ class Transfer(NamedTuple):
         return buffer[first : first + int(buffer[self.num_rows])]
 
 
+Part = tuple[int, int, int, int, int, int, int]
+"""An array of a block, as ``step_words.py`` has it."""
+
+
+class RunSteps(NamedTuple):
+    """How a run goes step by step.
+
+    Attributes:
+        sizes: the numbers of rows that a step may have, rising.
+        parts: the arrays of a block.
+        first: the signature of the first step, as if it had one row; ``sizes`` are none, as it is that of all.
+        later: of the others: what they carry lies in arena rows, wherever the first step's does.
+    """
+
+    sizes: list[int]
+    parts: list[Part]
+    first: Signature
+    later: Signature
+
+    def num_words(self, rows: int) -> int:
+        """Words of the block of a step of so many rows."""
+        return step_words.HEAD + len(self.parts) * rows
+
+
 class Packing(NamedTuple):
     """A task's shape, read. Tasks of the same shape have the same packing, unless ``computed`` is not empty."""
 
@@ -68,6 +92,8 @@ class Packing(NamedTuple):
     checked: list[tuple[int, Limits]]
     """Uploads whose values must be within limits."""
     can_capture: bool
+    steps: RunSteps | None = None
+    """How a run goes step by step; None: it is no run, or goes at once."""
 
 
 class TaskReader:

@@ -14,7 +14,7 @@ from cellrt.core.task_layout import H_IS_LOOP, H_POSITIONS, H_ROWS, H_STEPS, H_S
 from cellrt.errors import InternalError
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.cell_type import CellType
-from cellrt.worker.device import launch, words
+from cellrt.worker.device import launch, step_words, words
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.fused_reading import CannotFuseError, ChainReader, ExactSpanReader, FusedReader, SpanReader
 from cellrt.worker.device.packing import Packing, TaskReader, Transfer
@@ -22,6 +22,7 @@ from cellrt.worker.device.placement import PlacedCell
 from cellrt.worker.device.ring import pieces_of
 from cellrt.worker.device.shape import Shape, find_shape, room_for, rules_of, shape_of
 from cellrt.worker.device.signature import NOWHERE
+from cellrt.worker.device.steps_reading import FusedStepsReader, StepsReader
 
 MAX_KNOWN = 8192
 ANSWER_BYTES = 4
@@ -33,7 +34,10 @@ class Plan(NamedTuple):
 
     packing: Packing
     arrays: tuple[NDArray[np.int64], ...]
-    """Numbers, operations, uploads, downloads, and the pieces of the blocks up and down."""
+    """Numbers, operations, uploads, downloads, the pieces of the blocks up and down, and of a run that goes step by
+    step the arrays of a step and the sizes that it may have."""
+    run_words: NDArray[np.int64]
+    """Of such a run, the words of all positions."""
     num_slots: int
     down_at: int
     """Where in the slots the block of the ring down is."""
@@ -70,7 +74,7 @@ class Plans:
     def of(self, placed: PlacedCell, type_id: int, buffer: Ints) -> Plan:
         """Reads a task: for the fused form of its cell where that goes, else for the plain form."""
         readers = _readers(placed, buffer)
-        if len(readers) == 1 and placed.run_rows is not None and placed.prefers_plain(int(buffer[H_ROWS])):
+        if not readers[0].is_fused and placed.run_rows is not None and placed.prefers_plain(int(buffer[H_ROWS])):
             self.counts["plain_faster"] += 1
         for reader in readers:
             rules = self._rules_of(type_id, reader.form)
@@ -85,7 +89,7 @@ class Plans:
                         self._known.clear()
                     self._known[key] = plan
             if plan is not None:
-                self.counts["unfused"] += len(readers) > 1 and not reader.is_fused
+                self.counts["unfused"] += readers[0].is_fused and not reader.is_fused
                 return plan
         raise InternalError(f"no form of cell type {type_id} takes a task")
 
@@ -121,7 +125,10 @@ class Plans:
         signature = packing.signature
         behind = signature.sizes[0] if signature.is_loop or signature.stop >= 0 else 0
         bad = H_ROWS if signature.is_loop else H_POSITIONS if signature.tells_bad else NOWHERE
-        numbers = [signature.num_words, signature.answers_at, signature.answers, behind, bad]
+        steps = packing.steps
+        kept = np.empty(0 if steps is None else signature.num_words, np.int64)
+        at = 0 if steps is None else kept.ctypes.data
+        numbers = [signature.num_words, signature.answers_at, signature.answers, behind, bad, at]
         ups, downs = self._transfers(packing.uploads), self._transfers(packing.downloads)
         for number, limits in packing.checked:
             ups[number, launch.FIRST : launch.END + 1] = limits
@@ -140,7 +147,10 @@ class Plans:
                 downs,
                 pieces_of(up_pieces),
                 pieces_of(down_pieces),
+                np.array([] if steps is None else steps.parts, np.int64).reshape(-1, step_words.PART),
+                np.array([] if steps is None else steps.sizes, np.int64),
             ),
+            kept,
             down_at + launch.STARTS + len(down_pieces),
             down_at,
             bool(packing.downloads or signature.answers),
@@ -159,12 +169,16 @@ class Plans:
 
 def _readers(placed: PlacedCell, buffer: Ints) -> list[type[TaskReader]]:
     """How a task may be read, the best first: the last takes all."""
-    if placed.run_rows is None or buffer[H_IS_LOOP] or buffer[H_STOP_OUTPUT] >= 0:
+    if buffer[H_IS_LOOP] or buffer[H_STOP_OUTPUT] >= 0:
         return [TaskReader]
-    if placed.prefers_plain(int(buffer[H_ROWS])):
-        return [TaskReader]
-    if placed.reads_spans:
-        return [SpanReader, ExactSpanReader, TaskReader]
     is_run = buffer[H_STEPS] > 1
-    chains: list[type[TaskReader]] = [ChainReader] if is_run and placed.chains is not None else []
-    return [*chains, *([] if is_run and placed.prefers_steps else [FusedReader]), TaskReader]
+    plain: list[type[TaskReader]] = [StepsReader, TaskReader] if is_run and not placed.cell.has_steps else [TaskReader]
+    if placed.run_rows is None or placed.prefers_plain(int(buffer[H_ROWS])):
+        return plain
+    if placed.reads_spans:
+        return [SpanReader, ExactSpanReader, *plain]
+    if not is_run:
+        return [FusedReader, *plain]
+    if placed.chains is not None:
+        return [ChainReader, FusedReader, *plain]
+    return plain if placed.prefers_steps else [FusedStepsReader, FusedReader, *plain]

@@ -21,9 +21,9 @@ from cellrt.definition.cell import Cell
 LEAST_ROWS = 16
 """Rows that a span may have at least: a kernel's programs have no fewer, so fewer cost it as much."""
 
-PLAIN, FUSED, SPANS = range(3)
+PLAIN, FUSED, SPANS, RUN = range(4)
 """How a task is read: for the plain form of its cell, for one that reads and writes arena rows of which the host knows
-how many there are, or for one to which the device says that."""
+how many there are, or for one to which the device says that; or, a run, step by step in either of the first two."""
 
 # Rules: what a shape depends on besides the task; behind them the numbers of rows that the cell takes, if it names
 # them.
@@ -76,7 +76,7 @@ def rules_of(cell: Cell, form: int, pads: bool) -> NDArray[np.int64]:
         pads: whether numbers are rounded up, else only as the cell demands. Of ragged inputs none are.
     """
     pads = pads and not any(spec.ragged for spec in cell.inputs.values())
-    sizes = list(cell.batch_sizes or ())
+    sizes = list(cell.batch_sizes)
     return np.array([form, pads, cell.max_batch, len(cell.inputs), len(cell.outputs), len(sizes), *sizes], np.int64)
 
 
@@ -144,6 +144,8 @@ def _find_numbers(buffer, rules, shape):  # type: ignore[no-untyped-def]
     if rules[FORM] == SPANS and rules[PADS]:
         rows = min(max(LEAST_ROWS, _power_of_two(rows)), max(rows, rules[MOST_ROWS]))
         steps, positions = _padded_size(steps), max(rows, _padded_size(positions) if is_packed else 0)
+    elif rules[FORM] == RUN:
+        rows, steps, positions = _pad_rows(rules, rows), 0, _padded_size(positions)
     elif not is_packed:
         rows = positions = _pad_rows(rules, rows)
     shape[ROWS], shape[STEPS], shape[POSITIONS] = rows, steps, positions
@@ -186,6 +188,8 @@ def _find_output(buffer, rules, shape, record, at):  # type: ignore[no-untyped-d
     padded = 0
     if rules[FORM] == PLAIN:
         padded = (shape[ROWS] if is_loop else shape[POSITIONS]) if is_whole else _count(rules, shape, stores)
+    if rules[FORM] == RUN:
+        padded, is_whole = stores > 0, False
     shape[at], shape[at + 1], shape[at + 2] = padded, is_whole, _count(rules, shape, results)
     shape[at + 3] = buffer[record + layout.OUT_RESULT_STEPS]
 
@@ -202,7 +206,8 @@ def find_shape(buffer, rules, shape):  # type: ignore[no-untyped-def]
     for _ in range(rules[NUM_OUTPUTS]):
         _find_output(buffer, rules, shape, record, at)
         record, at = record + layout.OUTPUT, at + SHAPE_OUTPUT
-    if buffer[layout.H_STEPS] > 1 and not shape[IS_LOOP] and not (rules[FORM] == SPANS and rules[PADS]):
+    is_exact = rules[FORM] != RUN and not (rules[FORM] == SPANS and rules[PADS])
+    if buffer[layout.H_STEPS] > 1 and not shape[IS_LOOP] and is_exact:
         for step in range(buffer[layout.H_STEPS]):
             shape[at + step] = buffer[buffer[layout.H_BATCH_SIZES] + step]
         at += buffer[layout.H_STEPS]

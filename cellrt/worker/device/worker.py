@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable
 
 from cellrt.worker.base import Done, Launch, Worker
-from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions, InFlight
+from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
+from cellrt.worker.device.in_flight import InFlight
 from cellrt.worker.torch_state import HOST_THREADS, use_torch_threads
 
 SPIN_S = 100e-6

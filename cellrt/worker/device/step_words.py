@@ -1,0 +1,94 @@
+"""The words of a run that goes step by step, in compiled code: a block of words for each step.
+
+What ``words.py`` writes for all positions of a run is spread over the blocks of its steps, each padded to the next size
+that a step may have. A block begins with where the next one is, in words of the ring. Before the first one lies where
+that is, and where the second is.
+"""
+
+from __future__ import annotations
+
+from cellrt.core import task_layout as layout
+from cellrt.core.jit import compiled
+from cellrt.core.memory import read_word, write_word
+
+LINKS, HEAD = 2, 1
+"""Words before the first block, and at the beginning of each."""
+
+# An array of a block: where its numbers are by position; where those of the first step are, of state, which later has
+# those of the step before; with what it is padded, and that number or where it is; of the ring's rows of results where
+# these rows are named, and the fields with the places of their positions and how many they are.
+BY_POSITION, OF_FIRST, PAD, PAD_WITH, NAMES, SHOWN, NUM_SHOWN, PART = range(8)
+PAD_NUMBER, PAD_WORD = -3, -4
+"""Beside REPEAT (``words.py``)."""
+
+
+@compiled
+def class_of(sizes, rows):  # type: ignore[no-untyped-def]
+    """Which of the sizes rows are padded to."""
+    k = 0
+    while sizes[k] < rows:
+        k += 1
+    return k
+
+
+@compiled
+def count_words(buffer, parts, sizes):  # type: ignore[no-untyped-def]
+    """How many words a run has."""
+    count, at, k = LINKS, buffer[layout.H_BATCH_SIZES], sizes.size - 1
+    for step in range(buffer[layout.H_STEPS]):
+        while k > 0 and sizes[k - 1] >= buffer[at + step]:
+            k -= 1
+        count += HEAD + parts.shape[0] * sizes[k]
+    return count
+
+
+@compiled
+def _name_results(buffer, words, part):  # type: ignore[no-untyped-def]
+    """Gives each position a row of the ring: its own, or that which nobody reads."""
+    at, names, unused = part[BY_POSITION], part[NAMES], read_word(words, part[PAD_WITH])
+    source = buffer[part[SHOWN]]
+    for j in range(buffer[layout.H_POSITIONS]):
+        write_word(words, at + j, unused)
+    for j in range(buffer[part[NUM_SHOWN]]):
+        write_word(words, at + buffer[source + j], read_word(words, names + j))
+
+
+@compiled
+def _copy_part(words, part, first, to, size, padded):  # type: ignore[no-untyped-def]
+    """One array of one block, at an address."""
+    for j in range(size):
+        write_word(to, j, read_word(words, first + j))
+    if part[PAD] == PAD_NUMBER:
+        number = part[PAD_WITH]
+    elif part[PAD] == PAD_WORD:
+        number = read_word(words, part[PAD_WITH])
+    else:
+        number = read_word(words, first + size - 1)
+    for j in range(size, padded):
+        write_word(to, j, number)
+
+
+@compiled
+def spread_words(buffer, words, parts, sizes, ring, at):  # type: ignore[no-untyped-def]
+    """Writes the blocks of a run from its words by position, at word ``at`` of a ring's memory."""
+    for k in range(parts.shape[0]):
+        if parts[k, NAMES] >= 0:
+            _name_results(buffer, words, parts[k])
+    link, sizes_at, size_class = at, buffer[layout.H_BATCH_SIZES], sizes.size - 1
+    at, before, start = at + LINKS, 0, 0
+    write_word(ring, link, at)
+    for step in range(buffer[layout.H_STEPS]):
+        size = buffer[sizes_at + step]
+        while size_class > 0 and sizes[size_class - 1] >= size:
+            size_class -= 1
+        padded = sizes[size_class]
+        following = at + HEAD + parts.shape[0] * padded
+        write_word(ring, at, following)
+        if step == 0:
+            write_word(ring, link + 1, following)
+        for k in range(parts.shape[0]):
+            first = parts[k, BY_POSITION] + start
+            if parts[k, OF_FIRST] >= 0:
+                first = parts[k, OF_FIRST] if step == 0 else parts[k, BY_POSITION] + before
+            _copy_part(words, parts[k], first, ring + 8 * (at + HEAD + k * padded), size, padded)
+        at, before, start = following, start, start + size

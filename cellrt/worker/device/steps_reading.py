@@ -1,0 +1,212 @@
+"""Reads shapes of runs that go step by step, each step as a task of one step would: so captured steps serve every run.
+
+The rows of a run's steps differ from run to run. A step has few sizes, those that its rows are rounded up to, and what
+it does to them is captured once for each. The words of a run are blocks, one a step, of the form that the step's size
+has (``step_words.py``); a captured step copies the block that it is told, which tells it the next.
+
+State for the next step lies in scratch rows, as in a fused form (``fused_reading.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cellrt.core import task_layout as layout
+from cellrt.core.tables import HOST
+from cellrt.worker.device import step_words, words
+from cellrt.worker.device.fused_reading import CannotFuseError, FusedReader
+from cellrt.worker.device.packing import Packing, Part, RunSteps, TaskReader, Transfer
+from cellrt.worker.device.shape import RUN, InputShape, OutputShape, next_size
+from cellrt.worker.device.signature import NOWHERE, InputSignature, OutputSignature, Signature, Source
+
+
+class StepsReader(TaskReader):
+    """Reads a run of the plain form; raises CannotFuseError where its inputs lie elsewhere than here or at the host."""
+
+    form = RUN
+    unused = 0
+    """What stands for the row of an output that nobody reads; 0: the arena's last."""
+
+    def read(self) -> Packing:
+        """Reads it."""
+        self._parts: list[Part] = []
+        self._part_of_input: dict[int, int] = {}
+        self._scratch_used: dict[int, int] = {}
+        sizes = sizes_of_steps(self._type.cell.batch_sizes, self._type.cell.max_batch)
+        if self._shape.rows > sizes[-1] or not self._pads:
+            raise CannotFuseError
+        packing = super().read()
+        signature = packing.signature
+        if signature.tells_bad:
+            last = signature.answers_at + signature.answers - 1
+            self._parts.append((signature.answers_at, NOWHERE, step_words.PAD_WORD, last, NOWHERE, 0, 0))
+        steps = RunSteps(sizes, self._parts, self._step(signature, True), self._step(signature, False))
+        return packing._replace(steps=steps)
+
+    def _step(self, run: Signature, is_first: bool) -> Signature:
+        """The signature of a step of one row, but for ``sizes``, as that of all steps."""
+        inputs, cell = [], self._type.cell
+        for number, (name, given) in enumerate(zip(cell.inputs, run.inputs)):
+            kind, location = given.kind, given.sources[0].location
+            if name in cell.carry and not is_first:
+                kind, location = run.outputs[list(cell.outputs).index(cell.carry[name])].kind, self._location
+            source = Source(location, 1, step_words.HEAD + self._part_of_input[number], NOWHERE)
+            inputs.append(InputSignature(kind, 1, (source,), NOWHERE, 0))
+        last = step_words.HEAD + len(self._parts) - 1
+        return run._replace(
+            sizes=(),
+            positions=1,
+            inputs=tuple(inputs),
+            answers=int(run.tells_bad),
+            answers_at=last if run.tells_bad else NOWHERE,
+            num_words=step_words.HEAD + len(self._parts),
+        )
+
+    def _num_answers(self, tells_bad: bool) -> int:
+        """One more for the padding."""
+        return self._shape.positions + 1 if tells_bad else 0
+
+    def _sizes(self) -> tuple[int, ...]:
+        return (self._shape.rows,)
+
+    def _input(self, number: int, kind: int, given: InputShape) -> InputSignature:
+        if given.num_offsets >= 0 or given.source not in (-2, HOST, self._location):
+            raise CannotFuseError
+        self._part_of_input[number] = len(self._parts)
+        made = super()._input(number, kind, given)
+        self._parts.append((made.sources[0].rows_at, NOWHERE, words.REPEAT, 0, NOWHERE, 0, 0))
+        return made
+
+    def _output(self, number: int, kind: int, made: OutputShape) -> OutputSignature:
+        """Gives each position a row and, where results are shown, one of the ring."""
+        record, cell = self._record_of(number), self._type.cell
+        name = list(cell.outputs)[number]
+        is_kept = name in cell.carry.values() or self._needs_rows(name, made)
+        part = results_part = NOWHERE
+        if is_kept or made.stores:
+            first_row = self._rows_of_positions(number, kind, made, record)
+            part = self._add(first_row, self._unused_row(kind))
+            for source, output in cell.carry.items():
+                if output == name:
+                    at = self._part_of_input[list(cell.inputs).index(source)]
+                    self._parts[at] = (first_row, self._parts[at][0], words.REPEAT, 0, NOWHERE, 0, 0)
+        if made.results:
+            results_part = self._show(kind, made.results, record)
+        return OutputSignature(
+            kind, int(part >= 0), part, NOWHERE, int(results_part >= 0), results_part, self._shown_at(part), False
+        )
+
+    def _needs_rows(self, name: str, made: OutputShape) -> bool:
+        return False
+
+    def _shown_at(self, part: int) -> int:
+        """Where the rows of the arena are that results are copied from; NOWHERE: they are copied as they are made."""
+        return NOWHERE
+
+    def _unused_row(self, kind: int) -> int:
+        return self._arenas.trash_row(kind)
+
+    def _rows_of_positions(self, number: int, kind: int, made: OutputShape, record: int) -> int:
+        """Words with an arena row for each position: where it is stored, or a scratch row if it is carried."""
+        cell, positions = self._type.cell, self._shape.positions
+        at = self._room(positions)
+        if list(cell.outputs)[number] in cell.carry.values():
+            first, room = self._arenas.scratch_rows(kind)
+            used = self._scratch_used.get(kind, 0)
+            self._scratch_used[kind] = used + 2 * self._shape.rows
+            if self._scratch_used[kind] > room:
+                raise CannotFuseError
+            fields = layout.H_BATCH_SIZES, self._shape.rows, layout.H_STEPS
+            self._operations.append((words.TURNS, at, *fields, 0, first + used))
+        else:
+            self._operations.append((words.FILL, at, 0, 0, 0, positions, self._unused_row(kind)))
+        fields = record + layout.OUT_STORE_POSITIONS, record + layout.OUT_STORE_ROWS, record + layout.OUT_STORES
+        self._operations.append((words.STORE, at, *fields, 0, 0))
+        return at
+
+    def _show(self, kind: int, count: int, record: int) -> int:
+        """A ring's row for each position; those that are not shown share one more than there are results."""
+        names_at, at = self._room(count + 1), self._room(self._shape.positions)
+        fields = record + layout.OUT_RESULT_ROWS, record + layout.OUT_RESULTS
+        self._downloads.append(Transfer(kind, *fields, names_at, count + 1))
+        shown = record + layout.OUT_RESULT_POSITIONS, record + layout.OUT_RESULTS
+        self._parts.append((at, NOWHERE, step_words.PAD_WORD, names_at + count, names_at, *shown))
+        return step_words.HEAD + len(self._parts) - 1
+
+    def _add(self, at: int, pad: int) -> int:
+        """Another array of the blocks, of words by position; returns its place in a block of one row."""
+        self._parts.append((at, NOWHERE, step_words.PAD_NUMBER, pad, NOWHERE, 0, 0))
+        return step_words.HEAD + len(self._parts) - 1
+
+    def _copy(self, source: int, count: int, padded: int, pad: int) -> int:
+        """Without padding: the blocks have that."""
+        at = self._room(padded)
+        self._operations.append((words.COPY, at, source, 0, count, 0, pad))
+        return at
+
+
+class FusedStepsReader(StepsReader, FusedReader):
+    """Reads a run of a form that reads and writes arena rows, of which the host says how many there are."""
+
+    is_fused = True
+
+    def _needs_rows(self, name: str, made: OutputShape) -> bool:
+        return True
+
+    def _shown_at(self, part: int) -> int:
+        return part
+
+    def _unused_row(self, kind: int) -> int:
+        return -1
+
+    def _rows_of_positions(self, number: int, kind: int, made: OutputShape, record: int) -> int:
+        at = self._room(self._shape.positions)
+        self._scratch_rows(number, kind, made.results, at)
+        fields = record + layout.OUT_STORE_POSITIONS, record + layout.OUT_STORE_ROWS, record + layout.OUT_STORES
+        self._operations.append((words.STORE, at, *fields, 0, 0))
+        return at
+
+
+def sizes_of_steps(batch_sizes: Sequence[int], max_batch: int) -> list[int]:
+    """The numbers of rows that a step may have."""
+    if batch_sizes:
+        return list(batch_sizes)
+    sizes, count = [], 0
+    while count < max_batch:
+        count = min(next_size(count + 1), max_batch)
+        sizes.append(count)
+    return sizes
+
+
+def at_rows(step: Signature, rows: int) -> Signature:
+    """The signature of a step of so many rows, from that of one."""
+
+    def place(at: int) -> int:
+        return NOWHERE if at == NOWHERE else step_words.HEAD + (at - step_words.HEAD) * rows
+
+    inputs = [
+        given._replace(
+            num_rows=rows,
+            sources=tuple(Source(source.location, rows, place(source.rows_at), NOWHERE) for source in given.sources),
+        )
+        for given in step.inputs
+    ]
+    outputs = [
+        made._replace(
+            stores=made.stores * rows,
+            rows_at=place(made.rows_at),
+            results=made.results * rows,
+            result_rows_at=place(made.result_rows_at),
+            result_positions_at=place(made.result_positions_at),
+        )
+        for made in step.outputs
+    ]
+    return step._replace(
+        sizes=(rows,),
+        positions=rows,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        answers=step.answers * rows,
+        answers_at=place(step.answers_at),
+        num_words=step_words.HEAD + (step.num_words - step_words.HEAD) * rows,
+    )
