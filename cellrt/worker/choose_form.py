@@ -17,12 +17,12 @@ NUM_SAMPLES = 3
 
 
 def choose_form(placed: PlacedCell, sizes: Sequence[int], elapsed: Callable[[Work], float]) -> None:
-    """Times both forms of steps of so many rows of zeros, and has tasks use the faster one.
+    """Times both forms of steps of so many rows of zeros, and has all tasks use the faster one, for good.
 
     ``elapsed`` runs work and returns the seconds that the device had it. A cell that has but one form, or whose options
-    name one, is left as it is; so is one that raises: it may refuse zeros.
+    name one, is left as it is; so is one that raises, as it may refuse zeros, and one that was timed before.
     """
-    if placed.run_rows is None or not placed.is_measured:
+    if placed.run_rows is None or not placed.is_measured or placed.has_times:
         return
     fused: dict[int, float] = {}
     plain: dict[int, float] = {}

@@ -47,8 +47,8 @@ class DeviceOptions:
             download. A task that needs more gets memory of its own.
         graph_bytes: device memory for captured CUDA graphs; 0 runs everything eagerly.
         capture_after: how often a task of the same signature runs eagerly before it is captured.
-        fused: use ``run_rows`` of cells that have it: always, never, or (None) where it measures faster than their
-            plain form for about as many rows.
+        fused: use ``run_rows`` of cells that have it: always, never, or (None) if it measures faster than their plain
+            form in the geometric mean over numbers of rows.
         chains: use ``run_chain_rows`` of such cells for runs of several steps: always, never, or (None) where it
             measures faster.
         compiled: pass other cells through ``torch.compile`` when they are registered, gather and scatter included.

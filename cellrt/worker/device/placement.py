@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ class Forms(NamedTuple):
     """The forms of a cell that a device may use.
 
     Attributes:
-        fused: ``run_rows`` of modules that have it: always, never, or (None) where it measures faster.
+        fused: ``run_rows`` of modules that have it: always, never, or (None) if it measures faster.
         chains: ``run_chain_rows`` too: always, never, or (None) where it measures faster.
         backend: of ``torch.compile``, for cells that do not run fused; None: these are not compiled.
     """
@@ -79,6 +80,7 @@ class PlacedCell:
         chains: its form for whole runs, if it has one.
         reads_spans: whether these find on the device how many rows there are.
         is_measured: whether ``run_rows`` is to be used only where it measures faster than the plain form.
+        prefers_plain: whether the plain form did.
         prefers_steps: whether its author's ``steps`` takes runs, and ``run_rows`` only single steps.
     """
 
@@ -86,7 +88,7 @@ class PlacedCell:
         self.cell = cell
         self._device = device
         self._names_device = False
-        self.prefers_steps, self.is_measured = False, forms.fused is None
+        self.prefers_steps, self.is_measured, self.prefers_plain = False, forms.fused is None, False
         self._times: dict[int, tuple[float, float]] = {}
         self.limits = find_limits(cell)
         if device.type != "cpu":
@@ -110,7 +112,7 @@ class PlacedCell:
 
     def example_step(self, rows: int) -> Callable[[], object]:
         """A step of so many rows of zeros, in the form that is used on this device."""
-        return self.plain_step(rows) if self.run_rows is None or self.prefers_plain(rows) else self.fused_step(rows)
+        return self.plain_step(rows) if self.run_rows is None or self.prefers_plain else self.fused_step(rows)
 
     def plain_step(self, rows: int) -> Callable[[], object]:
         """The same in the plain form: gathered from a tensor, computed and scattered, as a task does it."""
@@ -144,15 +146,18 @@ class PlacedCell:
         return lambda: chains.run(sizes, given, made)
 
     def keep_times(self, fused: Mapping[int, float], plain: Mapping[int, float]) -> None:
-        """Seconds of a step by rows, in both forms: from now on tasks of about as many rows use the faster one."""
-        self._times = {rows: (fused[rows], plain[rows]) for rows in sorted(fused)}
+        """Seconds of a step by rows, in both forms: all tasks use the one that is faster in the geometric mean.
 
-    def prefers_plain(self, rows: int) -> bool:
-        """Whether the plain form measured faster for the next number of rows that was measured, or else the most."""
+        The first times stay: requests and sessions that began in a form go on in it.
+        """
         if not self._times:
-            return False
-        fused_s, plain_s = self._times[next((size for size in self._times if size >= rows), max(self._times))]
-        return plain_s < fused_s
+            self._times = {rows: (fused[rows], plain[rows]) for rows in sorted(fused)}
+            self.prefers_plain = sum(math.log(plain_s / fused_s) for fused_s, plain_s in self._times.values()) < 0
+
+    @property
+    def has_times(self) -> bool:
+        """Whether both forms were timed."""
+        return bool(self._times)
 
     def __repr__(self) -> str:
         """The cell, its forms, and what was measured."""
@@ -259,7 +264,7 @@ class UnplacedCell(PlacedCell):
     def __init__(self, cell: Cell, error: BaseException) -> None:
         self.cell, self._error = cell, error
         self.run_rows, self.chains, self.prefers_steps, self.reads_spans = None, None, False, False
-        self.is_measured, self._times = False, {}
+        self.is_measured, self.prefers_plain, self._times = False, False, {}
         self.limits: Mapping[str, Limits] = {}
 
     def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:

@@ -74,7 +74,7 @@ class Plans:
     def of(self, placed: PlacedCell, type_id: int, buffer: Ints) -> Plan:
         """Reads a task: for the fused form of its cell where that goes, else for the plain form."""
         readers = _readers(placed, buffer)
-        if not readers[0].is_fused and placed.run_rows is not None and placed.prefers_plain(int(buffer[H_ROWS])):
+        if not readers[0].is_fused and placed.run_rows is not None and placed.prefers_plain:
             self.counts["plain_faster"] += 1
         for reader in readers:
             rules = self._rules_of(type_id, reader.form)
@@ -173,7 +173,7 @@ def _readers(placed: PlacedCell, buffer: Ints) -> list[type[TaskReader]]:
         return [TaskReader]
     is_run = buffer[H_STEPS] > 1
     plain: list[type[TaskReader]] = [StepsReader, TaskReader] if is_run and not placed.cell.has_steps else [TaskReader]
-    if placed.run_rows is None or placed.prefers_plain(int(buffer[H_ROWS])):
+    if placed.run_rows is None or placed.prefers_plain:
         return plain
     if placed.reads_spans:
         return [SpanReader, ExactSpanReader, *plain]
