@@ -6,10 +6,11 @@ from cellrt.core import page_list
 from cellrt.core.buddy_allocator import LINKS, NODES, PLACES, SUBGRAPHS, VALUES, allocate_block, free_block
 from cellrt.core.event_log import log_event
 from cellrt.core.jit import compiled
-from cellrt.core.moves import DEAD, DONE, FREE, LIVE, move_request
+from cellrt.core.moves import DEAD, DONE, FREE, LEFT, LIVE, move_request
 from cellrt.core.pages import begin_pages, end_pages
 from cellrt.core.queue import enqueue
-from cellrt.core.records import begin_record, give_places, give_records
+from cellrt.core.record_ends import give_places, give_records
+from cellrt.core.records import begin_record
 from cellrt.core.rows import can_reserve, give_row, take_row
 from cellrt.core.session_state import WORDS, begin_states, end_states
 from cellrt.core.tables import (
@@ -228,7 +229,7 @@ def admit_many(t, template, lengths, sequences, lane, streamed, session, rows, i
 def release(t, request_id):
     """Gives back everything an ended request holds. Nothing of it may be in flight."""
     request = t.requests[request_id]
-    is_whole = request.num_states == 0 or request.state == DONE
+    is_whole = request.num_states == 0 or request.state != DEAD
     end_states(t, request)
     end_pages(t, request, is_whole)
     give_places(t, request)
@@ -253,6 +254,13 @@ def release(t, request_id):
 
 @compiled
 def release_many(t, request_ids):
-    """Releases several requests in one call."""
+    """Releases requests that are done. Returns how many are not yet, as tasks of them that went ahead are in flight."""
+    left = 0
     for k in range(request_ids.size):
-        release(t, request_ids[k])
+        request = t.requests[request_ids[k]]
+        if request.state == DONE and request.in_flight > 0:
+            move_request(t, request, LEFT)
+            left += 1
+        else:
+            release(t, request_ids[k])
+    return left

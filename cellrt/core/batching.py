@@ -14,6 +14,7 @@ from cellrt.core import task_layout as layout
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of, write_inputs, write_outputs
 from cellrt.core.jit import compiled
 from cellrt.core.lane_order import first_lane, lane_at
+from cellrt.core.loops_ahead import write_flags
 from cellrt.core.queue import backlog_of, pop_ready, steps_ready
 from cellrt.core.records import ragged_ints, runs_alone
 from cellrt.core.span_arrays import write_spans
@@ -273,7 +274,7 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     ints[base + layout.H_BATCH_SIZES], ints[base + layout.H_DONE_STEPS] = sizes_at - base, done_at - base
     ints[base + layout.H_FAILED] = done_at + rows - base
     ints[base + layout.H_STOP_OUTPUT], ints[base + layout.H_LEAST_STEPS] = stop, least
-    ints[base + layout.H_NUM_SPANS] = ints[base + layout.H_SPANS] = 0
+    ints[base + layout.H_NUM_SPANS] = ints[base + layout.H_SPANS] = ints[base + layout.H_FLAGS] = 0
     is_plain = cell_type.num_ragged + cell_type.has_spans == 0
     if chains == rows and task.steps == 1 and is_loop == 0 and is_plain:
         write_steps(t, task, base, done_at + 2 * rows)
@@ -282,6 +283,8 @@ def form_batched_task(t, type_id, priority, worker, task_id):
         end = done_at + 2 * rows
         if cell_type.has_spans:
             end = write_spans(t, task, base, end)
+        if is_loop == 1 and cell_type.ahead > 0:
+            end, ints[base + layout.H_LEAST_STEPS] = write_flags(t, task, base, end), task.steps
         end, notes_at = write_inputs(t, task, base, end)
         write_outputs(t, task, base, end)
         ints[base + layout.H_NOTES] = give_noted_rows(t, notes_at, base + buffer_ints, False) - base

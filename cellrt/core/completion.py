@@ -13,19 +13,12 @@ from cellrt.core.event_log import log_event
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of
 from cellrt.core.jit import compiled
 from cellrt.core.loop_bodies import complete_member, end_loop, member_of
+from cellrt.core.loops_ahead import note_run
 from cellrt.core.moves import DEAD, DONE, LIVE, QUEUED, move_request
 from cellrt.core.pages import note_appended
 from cellrt.core.queue import dequeue, note_served, pin, refresh, unpin_if_idle
-from cellrt.core.records import (
-    count_done,
-    end_record,
-    first_tap,
-    is_member,
-    note_steps,
-    output_at,
-    read_late,
-    wake_done,
-)
+from cellrt.core.record_ends import end_inputs, end_record, read_late
+from cellrt.core.records import count_done, first_tap, is_member, note_steps, output_at, wake_done
 from cellrt.core.rows import give_row
 from cellrt.core.step_times import measure_step
 from cellrt.core.tables import (
@@ -79,11 +72,12 @@ def complete(t, task_id, elapsed_ns, notices, count):
         subgraph.in_flight -= 1
         request.in_flight -= 1
         shown = settings.num_shown
-        steps = abs(t.ints[done_at + row])
+        steps, counts = abs(t.ints[done_at + row]), True
         if id < 0:
-            note_steps(t, subgraph, steps, has_failed)
-            if t.types[task.cell_type].has_spans:
-                note_appended(t, subgraph, steps, has_failed)
+            counts = _note_row(t, task, subgraph, t.ints[done_at + row], has_failed)
+        if not counts:
+            task.positions -= steps
+            has_failed = False
         if has_failed:
             task.positions -= steps
             if request.state == LIVE:
@@ -91,7 +85,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
                 kill(t, request_id)
                 notices[count, 0], notices[count, 1] = request_id, NOTICE_FAILED
                 count += 1
-        if request.state == LIVE:
+        if request.state == LIVE and counts:
             if id >= 0:
                 _complete_nodes(t, request, id, length)
                 unpin_if_idle(t, subgraph_id)
@@ -100,7 +94,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
             elif is_member(t.links, subgraph.record):
                 _complete_member(t, request, subgraph_id, t.ints[done_at + row] < 0)
             else:
-                _complete_loop(t, request, subgraph_id, t.ints[done_at + row], length)
+                _complete_loop(t, request, subgraph_id, t.ints[done_at + row])
             if request.nodes_left == 0:
                 move_request(t, request, DONE)
                 notices[count, 0], notices[count, 1] = request_id, NOTICE_DONE
@@ -108,7 +102,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
             elif settings.num_shown != shown:
                 notices[count, 0], notices[count, 1] = request_id, NOTICE_STEPS
                 count += 1
-        elif request.state == DEAD and request.in_flight == 0:
+        elif request.state >= DEAD and request.in_flight == 0:
             release(t, request_id)
             notices[count, 0], notices[count, 1] = request_id, NOTICE_RELEASED
             count += 1
@@ -116,6 +110,21 @@ def complete(t, task_id, elapsed_ns, notices, count):
         measure_step(t, task, elapsed_ns)
     task.in_use = 0
     return count
+
+
+@compiled
+def _note_row(t, task, subgraph, done, has_failed):
+    """Takes in how a task's row of a chain or loop went. Returns whether it counts: not behind a loop's stop."""
+    cell_type = t.types[task.cell_type]
+    if task.is_loop and cell_type.ahead > 0:
+        counts = note_run(t, subgraph, done, has_failed)
+        if not counts and subgraph.in_flight == 0 and t.requests[subgraph.request].state != DEAD:
+            end_inputs(t, subgraph)
+        return counts
+    note_steps(t, subgraph, abs(done), has_failed)
+    if cell_type.has_spans:
+        note_appended(t, subgraph, abs(done), has_failed)
+    return True
 
 
 @compiled
@@ -189,12 +198,16 @@ def _complete_steps(t, request, subgraph_id, length):
 
 
 @compiled
-def _complete_loop(t, request, subgraph_id, done, length):
-    """Takes in how many steps a loop's row took (negative: it stopped); ends the loop or makes its next step ready."""
+def _complete_loop(t, request, subgraph_id, done):
+    """Takes in how many steps a loop's row took (negative: it stopped); ends the loop or makes its next step ready.
+
+    The rows of steps that were sent and will not be done go back: no worker writes to them.
+    """
     subgraph = t.subgraphs[subgraph_id]
     links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
-    position, has_stopped = links[at + record.POSITION], done < 0 and links[at + record.STOP] != record.NO_STOP
-    is_over = has_stopped or links[at + record.DONE] == links[at + record.LENGTH]
+    after, has_stopped = links[at + record.DONE], done < 0 and links[at + record.STOP] != record.NO_STOP
+    is_over = has_stopped or after == links[at + record.LENGTH]
+    is_last = is_over or subgraph.in_flight == 0
     for output in range(cell_type.num_outputs):
         value = t.values[links[at + record.VALUES] + output]
         if value.result < 0:
@@ -204,12 +217,14 @@ def _complete_loop(t, request, subgraph_id, done, length):
             if is_over:
                 _show(t, place)
             continue
-        for step in range(position - abs(done), position):
+        for step in range(after - abs(done), after):
             _show(t, place + step)
-        for step in range(position, position - abs(done) + length):
+        for step in range(after, links[at + record.POSITION] if is_last else after):
             row = t.places[place + step] if t.places[place + step] >= 0 else PENDING - t.places[place + step]
             give_row(t, row, value.kind)
             t.places[place + step] = NO_ROW
+    if is_last:
+        links[at + record.POSITION] = after
     if not is_over:
         refresh(t, subgraph_id)
     else:

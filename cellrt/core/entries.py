@@ -39,7 +39,7 @@ def drop_states(at, session, row):
 @short_entry
 def release_many(at, request_ids):
     """See ``admission.release_many``."""
-    _release_many(open_tables(at), request_ids)
+    return _release_many(open_tables(at), request_ids)
 
 
 @short_entry

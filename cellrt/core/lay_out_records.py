@@ -57,6 +57,8 @@ def write_records(draft, program, types, ports, uses, edges, group, subgraphs, f
             links[at + record.LENGTH], links[at + record.BODY] = 1, first_link + body
         elif is_loop:
             links[at + record.BODY] = record.NO_BODY
+            links[at + record.MORE_ROWS] = first_link + end
+            end += cell_type.num_outputs * cell_type.ahead
         else:
             end = _write_taps(draft, types, uses, unit, links, at, end, first_link)
         end = _write_edges(edges, readers, group, unit, links, at, end, first_link)
@@ -89,6 +91,7 @@ def _most_words(draft, program, types, uses):
         cell_type = types[draft.unit_types[unit]]
         if draft.unit_lengths[unit] > 0:
             count += record.num_words(cell_type.num_inputs, cell_type.num_outputs)
+            count += cell_type.num_outputs * cell_type.ahead
             count += _listed(draft, program, types, unit)
     return count
 

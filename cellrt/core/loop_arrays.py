@@ -5,6 +5,7 @@ from __future__ import annotations
 from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
+from cellrt.core.loops_ahead import row_ahead
 from cellrt.core.records import bring_state, output_at, state_row
 from cellrt.core.rows import take_row
 from cellrt.core.tables import HOST, NO_ROW, PENDING, ROW_MASK, STEPS
@@ -56,9 +57,7 @@ def loop_output(t, task, base, record_at, output, kind, end):
         value, to = t.values[links[subgraph.record + record.VALUES] + output], output_at(t, subgraph, output)
         request = t.requests[subgraph.request]
         if links[to + record.IS_STATE]:
-            bring_state(t, to, task.worker, kind)
-            handle = state_row(t, to, task.worker, kind)
-            links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
+            handle = _next_row(t, subgraph, output, to, task.worker, kind)
             ints[positions_at + stores] = row
             ints[rows_at + stores] = handle & ROW_MASK
             stores += 1
@@ -80,6 +79,21 @@ def loop_output(t, task, base, record_at, output, kind, end):
     describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
     ints[record_at + layout.OUT_RESULT_STEPS] = every_step
     return end + 2 * rows + 2 * limit
+
+
+@compiled
+def _next_row(t, subgraph, output, to, worker, kind):
+    """Takes the row of a loop's state after its next task."""
+    links = t.links
+    bring_state(t, to, worker, kind)
+    if t.types[subgraph.cell_type].ahead > 0:
+        handle = row_ahead(t, subgraph, output, worker, kind)
+    else:
+        handle = state_row(t, to, worker, kind)
+    if subgraph.in_flight == 0:
+        links[to + record.PREVIOUS_ROW] = links[to + record.ROW]
+    links[to + record.ROW] = handle
+    return handle
 
 
 @compiled

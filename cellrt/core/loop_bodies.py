@@ -10,7 +10,8 @@ from __future__ import annotations
 from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled
 from cellrt.core.queue import dequeue, enqueue, refresh
-from cellrt.core.records import end_record, give_late_rows, release_edges
+from cellrt.core.record_ends import end_inputs, end_outputs, release_edges
+from cellrt.core.records import give_late_rows
 
 
 @compiled
@@ -70,9 +71,11 @@ def member_of(t, request, body, k):
 
 @compiled
 def end_loop(t, request, subgraph_id):
-    """Ends a loop, or a member of one: it has taken its last step."""
+    """Ends a loop, or a member of one: it has taken its last step. What it reads, those read too that went ahead."""
     subgraph = t.subgraphs[subgraph_id]
-    end_record(t, subgraph)
+    if subgraph.in_flight == 0:
+        end_inputs(t, subgraph)
+    end_outputs(t, subgraph)
     subgraph.nodes_left = 0
     dequeue(t, subgraph_id)
     request.nodes_left -= 1

@@ -22,6 +22,7 @@ class RequestState(IntEnum):
     LIVE = 1
     DONE = 2
     DEAD = 3
+    LEFT = 4
 
 
 class SubgraphState(IntEnum):
@@ -76,6 +77,7 @@ REQUEST = StateMachine(
         RequestState.LIVE: "its nodes are scheduled",
         RequestState.DONE: "all nodes are complete; its results wait to be read",
         RequestState.DEAD: "ended early; its rows come back when nothing of it is in flight",
+        RequestState.LEFT: "its results are read; tasks that went ahead of a stop are in flight",
     },
     {
         (RequestState.FREE, RequestState.LIVE): "admitted",
@@ -83,6 +85,8 @@ REQUEST = StateMachine(
         (RequestState.LIVE, RequestState.DEAD): "failed, cancelled, late, or its worker is lost",
         (RequestState.DONE, RequestState.FREE): "results read, released",
         (RequestState.DEAD, RequestState.FREE): "nothing in flight, released",
+        (RequestState.DONE, RequestState.LEFT): "results read, tasks in flight",
+        (RequestState.LEFT, RequestState.FREE): "nothing in flight, released",
     },
 )
 SUBGRAPH = StateMachine(
@@ -141,7 +145,7 @@ MACHINES = (REQUEST, SUBGRAPH, LIVE_REQUEST, SESSION)
 
 
 # For compiled code: the states as plain numbers, and the legal moves as bits.
-FREE, LIVE, DONE, DEAD = (int(state) for state in RequestState)
+FREE, LIVE, DONE, DEAD, LEFT = (int(state) for state in RequestState)
 BLOCKED, QUEUED, HANDED_OUT = (int(state) for state in SubgraphState)
 _REQUEST_BITS, _SUBGRAPH_BITS = REQUEST.bits, SUBGRAPH.bits
 

@@ -31,12 +31,13 @@ from cellrt.core.entries import (
 )
 from cellrt.core.growth import TaskBuffers, with_more_rows
 from cellrt.core.jit import address_of
+from cellrt.core.moves import LEFT
 from cellrt.core.room import has_rows, why_too_large
 from cellrt.core.session_state import sessions_at
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.sized_template import KnownTemplates, Room, SizedTemplate, compile_template
 from cellrt.core.tables import Tables
-from cellrt.core.task_layout import HEADER, INPUT, OUTPUT, TaskView
+from cellrt.core.task_layout import FLAGS, HEADER, INPUT, OUTPUT, TaskView
 from cellrt.errors import DefinitionError, RequestTooLargeError
 
 
@@ -186,9 +187,10 @@ class Processor:
         row["first_port"] = self._grown.ports
         row["carries"] = any(port.carry >= 0 for port in inputs)
         row["num_ragged"] = sum(port.ragged for port in inputs)
-        row["per_row"] = 6 + 4 * len(inputs) + 4 * len(outputs)
         row["max_rows"], row["is_whole"] = max_rows, is_whole
         row["has_spans"] = any(port.page_size or port.is_span for port in inputs)
+        row["ahead"] = 0 if row["has_spans"] else self.settings.loops_ahead or 0
+        row["per_row"] = 6 + 4 * len(inputs) + 4 * len(outputs) + (FLAGS if row["ahead"] else 0)
         self._grown.ports = len(ports)
         header = HEADER + INPUT * len(inputs) + OUTPUT * len(outputs)
         wanted = max(1 << 16, 4 * max_rows * (int(row["per_row"]) + 1) + header)
@@ -372,9 +374,13 @@ class Processor:
                 found[k] = limit, int(self.tables.links[at + record_layout.DONE])
         return found
 
-    def release(self, requests: Sequence[int] | NDArray[np.int32]) -> None:
-        """Frees requests that are done, once their results are read."""
-        release_many(self._at, np.asarray(requests, np.int32))
+    def release(self, requests: Sequence[int] | NDArray[np.int32]) -> list[int]:
+        """Frees requests that are done, once their results are read.
+
+        Returns those of which tasks are in flight that went ahead of a stop: a NOTICE_RELEASED follows.
+        """
+        ids = np.asarray(requests, np.int32)
+        return ids[self.tables.requests["state"][ids] == LEFT].tolist() if release_many(self._at, ids) else []
 
     def cancel(self, request: int) -> bool:
         """Ends a live request early. True if its rows are back; else a NOTICE_RELEASED follows."""

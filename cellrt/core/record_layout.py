@@ -1,8 +1,8 @@
 """How a chain or loop lies in ``links``: one record, as long for five steps as for five thousand.
 
 A record is ``HEADER`` words, then one ``INPUT`` and one ``OUTPUT`` for each port of its cell. *Position* is the number
-of steps that were sent to a worker (of a loop, which is never sent ahead: that are done); step p is the one at position
-p. What an input reads at step p follows from its mode::
+of steps that were sent to a worker; step p is the one at position p. What an input reads at step p follows from its
+mode::
 
     WHOLE  value AT: the same row at every step
     MANY   a ragged input, the same at every step: the ``START`` links from AT on are values
@@ -27,6 +27,7 @@ whose steps are of different cell types, one after the other: a body of one memb
 
 State that goes from step to step alternates between two rows of the record's own, ``FIRST_ROW`` and ``SECOND_ROW``, so
 that a task may run twice; but where a step's output is also in a sequence or a value, its row there is the state's too.
+A loop that goes ahead of its stop has more rows while tasks of it are in flight (``loops_ahead.py``).
 
 Values, links, places and subgraphs count from the request's first ones until it is admitted.
 """
@@ -54,6 +55,8 @@ EDGES = 10  # link of (steps that must be there, subgraph that waits for them), 
 NUM_EDGES = 11
 NEXT_SENT = 12  # the first whose steps are not all sent
 NEXT_DONE = 13
+NUM_SENT = 12  # of a loop of one cell: tasks, counted from when nothing was in flight; or OVER
+MORE_ROWS = 13  # of a loop that goes ahead: link of the third and further rows of each output's state
 FOLLOWERS = 14  # link of the chains that follow step by step
 NUM_FOLLOWERS = 15
 HEADER = 16
@@ -61,6 +64,7 @@ HEADER = 16
 IS_CHAIN = -2
 NO_STOP = -1
 NO_BODY = -1
+OVER = -1
 
 LIMIT = 0  # the most steps
 LEFT = 1  # members that have not done the step
@@ -82,7 +86,7 @@ RESULT = 1  # place of step 0's result at the host, or -1
 RESULT_STRIDE = 2
 IS_STATE = 3  # 1 if a later step, or of a loop anybody, reads it
 ROW = 4  # handle of the state after the last step sent
-PREVIOUS_ROW = 5  # of the one that the last task read: what stays if it fails
+PREVIOUS_ROW = 5  # of the one that the oldest task in flight read: what stays if it fails
 FIRST_ROW = 6
 SECOND_ROW = 7
 LATE_ROW = 8  # one at another worker, until the task that reads it is complete

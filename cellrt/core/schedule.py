@@ -43,6 +43,7 @@ from cellrt.core.gathering import busy_until, fills_a_task, should_let_in, wait_
 from cellrt.core.index_arrays import subgraph_of
 from cellrt.core.jit import compiled
 from cellrt.core.loop_bodies import send_member
+from cellrt.core.loops_ahead import send_run
 from cellrt.core.queue import (
     backlog_of,
     dequeue,
@@ -51,7 +52,6 @@ from cellrt.core.queue import (
     num_ready_at,
     pin,
     push_ready,
-    refresh,
 )
 from cellrt.core.records import count_sent, is_member, send_steps
 from cellrt.core.tables import (
@@ -260,7 +260,7 @@ def submit_task(t, task_id):
         elif is_member(t.links, subgraph.record):
             send_member(t, subgraph_id)
         else:
-            refresh(t, subgraph_id)
+            send_run(t, subgraph_id, length)
 
 
 @compiled

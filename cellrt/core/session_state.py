@@ -18,7 +18,7 @@ import numpy as np
 
 from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled
-from cellrt.core.moves import DONE
+from cellrt.core.moves import DEAD
 from cellrt.core.pages import drop_pages
 from cellrt.core.records import output_at
 from cellrt.core.rows import give_row, take_row
@@ -84,7 +84,7 @@ def end_states(t, request):
         handle = -1
         if t.links[at + SUBGRAPH] >= 0:
             handle = _take_out_state(t, request, t.subgraphs[t.links[at + SUBGRAPH]], t.links[at + OUTPUT])
-        elif request.state == DONE:
+        elif request.state != DEAD:
             value = t.values[t.links[at + AFTER]]
         if handle < 0:
             handle, value.row = value.row, -1

@@ -12,7 +12,7 @@ next task.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -126,6 +126,8 @@ class _Simulator:
         self.ends: list[tuple[int, int]] = []  # heap of (time, location of the worker)
         self.waiting: deque[int] = deque()
         self.arrival_of: dict[int, int] = {}
+        self.taken: Counter[tuple[int, int]] = Counter()
+        """Steps that loops have taken in tasks that were submitted, by arrival and subgraph."""
         self.admissions = [0] * len(arrivals)
         self.finishes = [0] * len(arrivals)
         self.tasks: list[SimulatedTask] = []
@@ -194,7 +196,8 @@ class _Simulator:
         in_flight = self.processor.rows_in_flight(task)
         if view.is_loop or view.stop_output >= 0:
             wanted = [self._steps_of(view, row, *ids) for row, ids in enumerate(in_flight)]
-            steps = min(max(wanted), max(min(wanted), view.least_steps)) if view.is_loop else steps
+            if view.is_loop and not view.goes_ahead:
+                steps = min(max(wanted), max(min(wanted), view.least_steps))
             for row, ids in enumerate(in_flight):
                 self._end_steps(view, row, min(steps, wanted[row]), *ids)
         cell_type, number = int(tables.tasks["cell_type"][task]), int(tables.tasks["number"][task])
@@ -211,14 +214,17 @@ class _Simulator:
 
     def _end_steps(self, task: TaskView, row: int, steps: int, request: int, subgraph: int) -> None:
         """Answers how many steps a row took."""
-        task.done_steps[row] = -steps if steps == self._left(request, subgraph) else steps
+        left = self._left(request, subgraph)
+        task.done_steps[row] = -steps if steps == left else steps
+        self.taken[self.arrival_of[request], subgraph] += steps
 
     def _left(self, request: int, subgraph: int) -> int | None:
         """The steps that a loop takes before it stops; None for what never does."""
-        wanted, loops = self.arrivals[self.arrival_of[request]].loop_steps, self.processor.loop_limits(request)
+        arrival, loops = self.arrival_of[request], self.processor.loop_limits(request)
+        wanted = self.arrivals[arrival].loop_steps
         if wanted is None or subgraph not in loops:
             return None
-        return wanted[list(loops).index(subgraph)] - loops[subgraph][1]
+        return wanted[list(loops).index(subgraph)] - self.taken[arrival, subgraph]
 
     def _complete(self, worker: _Worker, now: int) -> None:
         """Takes out the oldest task of a worker, and the requests that end with it."""
@@ -229,5 +235,7 @@ class _Simulator:
     def _finish(self, notice: Notice, now: int) -> None:
         request, what = notice
         if what == NOTICE_DONE:
-            self.processor.release([request])
-            self.finishes[self.arrival_of.pop(request)] = now
+            self.finishes[self.arrival_of[request]] = now
+            if self.processor.release([request]):
+                return
+        del self.arrival_of[request]

@@ -99,7 +99,7 @@ TYPE = np.dtype(
         ("num_inputs", "i4"),
         ("num_outputs", "i4"),
         ("first_port", "i4"),  # inputs, then outputs, in ``ports``
-        ("stop_output", "i4"),  # not used outside loops
+        ("ahead", "i4"),  # how many tasks a loop of it alone may be ahead of the first whose stop is not known
         ("num_running", "i4"),
         ("num_formed", "i4"),
         ("num_ragged", "i4"),  # inputs
@@ -343,6 +343,11 @@ _INT = np.dtype(np.int32)
 def num_granules(capacity: int) -> int:
     """Granules that hold so many rows."""
     return max(1, -(-capacity // GRANULE))
+
+
+def num_flags(limits: Limits) -> int:
+    """How many flags there are of rows of loops that have stopped: two for each subgraph, and two that are nobody's."""
+    return 2 + 2 * GRANULE * num_granules(limits.max_subgraphs)
 
 
 TABLES: dict[str, Table] = {

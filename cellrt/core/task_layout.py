@@ -29,7 +29,15 @@ H_NOTES = 10  # position of the notes of host rows to give back at completion, u
 H_NUM_SPANS = 11
 H_SPANS = 12  # position of [spans + 1] first rows, then [spans] steps of their chains or loops
 H_LEAST_STEPS = 13  # of a loop's run: having taken so many, it ends with the first row that stops
-HEADER = 14
+H_FLAGS = 14  # position of the flags of rows of loops that go ahead, else 0
+HEADER = 15
+
+# Loops that go ahead: where the worker keeps whether a row has stopped, so that the next task knows. For each row the
+# number of the flag that it reads, then for each row the number of the one that it writes: never the same, so that a
+# task may run twice. A row that has stopped takes no step (0 done), and no result of it is written at the host.
+FLAGS = 2
+NEVER_STOPPED = 0  # the flag that is never set: nothing of the loop is in flight before
+NOBODYS = 1  # the flag that nobody reads
 
 # Input record.
 IN_SOURCE = 0  # location of all rows, or MIXED (then rows are handles, else row numbers)
@@ -107,6 +115,21 @@ class TaskView:
     def done_steps(self) -> NDArray[np.int32]:
         """The worker's answer, of a loop: how many steps each row took, negative if it stopped ``[num_rows]``."""
         return self._part(self._words[H_DONE_STEPS], self.num_rows)
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether its rows are of loops that may have stopped in a task before, which is in flight."""
+        return self.flags_at > 0
+
+    @property
+    def flags_at(self) -> int:
+        """Where ``flags`` begin."""
+        return self._words[H_FLAGS]
+
+    @property
+    def flags(self) -> NDArray[np.int32]:
+        """Of rows of loops that go ahead, the numbers of the flags that they read and write ``[2, num_rows]``."""
+        return self._part(self.flags_at, FLAGS * self.num_rows).reshape(FLAGS, -1)
 
     @property
     def spans(self) -> NDArray[np.int32]:

@@ -19,6 +19,7 @@ from cellrt.core.lay_out import cut, find_edges, make_subgraphs, write_nodes
 from cellrt.core.lay_out_records import is_carried, most_refs, write_records
 from cellrt.core.memory import copy_bytes
 from cellrt.core.program import PAGED, inputs_at, next_input, read_program
+from cellrt.core.records import runs_alone
 from cellrt.core.tables import BORROWED, CHAIN_NEXT, EXTERNAL, MAX_READERS, NODE, SUBGRAPH, VALUE
 from cellrt.core.uses import find_uses, value_after
 from cellrt.errors import RequestTooLargeError
@@ -102,10 +103,11 @@ def _count_needs(draft, types, ports, uses, nodes, values, links, subgraphs, sta
 @compiled
 def _count_record(cell_type, ports, values, links, at, needs):
     """Counts what a chain or loop holds beside its sequences."""
+    ahead = cell_type.ahead if runs_alone(links, at) else 0
     for output in range(cell_type.num_outputs):
         to = at + record.HEADER + record.INPUT * cell_type.num_inputs + record.OUTPUT * output
         if links[to + record.IS_STATE]:
-            needs[ports[cell_type.first_port + cell_type.num_inputs + output].kind, 0] += 2
+            needs[ports[cell_type.first_port + cell_type.num_inputs + output].kind, 0] += 2 + ahead
     for k in range(links[at + record.NUM_TAPS]):
         value = values[links[links[at + record.TAPS] + record.TAP * k + 2]]
         if value.readers > 0 and not value.bits & BORROWED:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cellrt.core import buddy_allocator, page_list
 from cellrt.core import record_layout as record
-from cellrt.core.moves import DEAD, FREE, LIVE, QUEUED, SUBGRAPH, word_of
+from cellrt.core.moves import DEAD, FREE, LEFT, LIVE, QUEUED, REQUEST, SUBGRAPH, word_of
 from cellrt.core.tables import (
     BORROWED,
     GRANULE,
@@ -140,10 +140,14 @@ def _record(t: Tables, subgraph_id: int) -> list[str]:
     if is_loop and t.links[at + record.BODY] != record.NO_BODY:
         if wrong := _body(t, subgraph, length):
             return [f"subgraph {subgraph_id}: {wrong}"]
-    waits = t.links[at + record.KEEPS] or is_loop
-    cell_type = t.types[int(subgraph["cell_type"])]
+    cell_type, in_flight = t.types[int(subgraph["cell_type"])], int(subgraph["in_flight"])
+    waits = in_flight and (t.links[at + record.KEEPS] or is_loop)
+    if _runs_alone(t, at):
+        waits = in_flight > int(cell_type["ahead"])
+        if is_queued and (done < position) != (in_flight > 0):
+            return [f"subgraph {subgraph_id}: {done} steps done of {position} sent, {in_flight} tasks in flight"]
     most = 1 if cell_type["carries"] or is_loop else length
-    steps = range(position, min(length, position + most) if not (waits and int(subgraph["in_flight"])) else position)
+    steps = range(position, position if waits else min(length, position + most))
     ready = next((k for k, step in enumerate(steps) if not _is_fed(t, subgraph, step)), len(steps))
     if cell_type["is_whole"] and ready < length and not is_loop:
         ready = 0
@@ -153,6 +157,11 @@ def _record(t: Tables, subgraph_id: int) -> list[str]:
     if is_queued and int(subgraph["num_ready"]) != ready:
         return [f"subgraph {subgraph_id} may take {ready} steps, but is ready for {int(subgraph['num_ready'])}"]
     return []
+
+
+def _runs_alone(t: Tables, at: int) -> bool:
+    """Whether a record is that of a loop of one cell."""
+    return bool(t.links[at + record.STOP] != record.IS_CHAIN and t.links[at + record.BODY] == record.NO_BODY)
 
 
 def _body(t: Tables, subgraph: np.void, length: int) -> str:
@@ -262,6 +271,9 @@ def _state_rows(t: Tables, subgraph_id: int) -> list[tuple[int, int]]:
         at = int(subgraph["record"]) + record.num_words(inputs, output)
         kind = int(t.ports["kind"][int(cell_type["first_port"]) + inputs + output])
         words = [int(t.links[at + word]) for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW)]
+        if _runs_alone(t, int(subgraph["record"])):
+            more, ahead = int(t.links[int(subgraph["record"]) + record.MORE_ROWS]), int(cell_type["ahead"])
+            words += t.links[more + ahead * output :][:ahead].tolist()
         found += [(word, kind) for word in words if word > 0]
     return found
 
@@ -332,6 +344,8 @@ def _reservations(t: Tables) -> list[str]:
     if int(t.settings["illegal_moves"][0]):
         rules.append(f"{int(t.settings['illegal_moves'][0])} moves between states that moves.py does not have")
     state, in_flight = t.requests["state"], t.requests["in_flight"]
-    dead = [request for request in _live(t) if state[request] == DEAD and not in_flight[request]]
-    rules.extend(f"request {request} is dead with nothing in flight, but not released" for request in dead)
+    for request in _live(t):
+        if state[request] in (DEAD, LEFT) and not in_flight[request]:
+            word = word_of(REQUEST, int(state[request])).lower()
+            rules.append(f"request {request} is {word} with nothing in flight, but not released")
     return rules

@@ -77,6 +77,9 @@ class Graph:
 class Author:
     """Draws a random program, evaluating each value as it goes: the oracle."""
 
+    KINDS = "nnncclbte"
+    """What it draws of: nodes, chains, loops, bodies, trees, and what comes with the request."""
+
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
         self.program: list[int] = []
@@ -95,7 +98,7 @@ class Author:
         produced: list[int] = []
         while not produced or operations > 0:
             operations -= 1
-            choice = self.draw.choice("nnncclbte")
+            choice = self.draw.choice(self.KINDS)
             if choice == "e":
                 self.external(1)
             else:

@@ -49,6 +49,8 @@ class Machine:
             self.processor.set_step_time(cell.number, 1, 1e-4)
         self.rows = np.full((workers + 1, rows + NUM_PERMANENT), -999, np.int64)
         self.rows[:, 0], self.rows[:, 1] = 0, 11
+        self.flags = np.zeros((workers + 1, 2 + 2 * SMALL.max_subgraphs), np.bool_)
+        """Of each worker, what it knows of rows that have stopped."""
         self.streams: list[deque[tuple[int, NDArray[np.int32]]]] = [deque() for _ in range(workers)]
         """Tasks that a worker has, each with its buffer: it knows nothing else of it."""
         self.live: dict[int, Request] = {}
@@ -98,9 +100,9 @@ class Machine:
                 rows = self.processor.results(request.results_at, len(request.graph.results)).tolist()
                 got = [int(self.rows[HOST, row]) if row >= 0 else -1 for row in rows]
                 assert got == request.graph.results, (got, request.graph.results)
-                self.processor.release([id])
                 request.ends.append("done")
-                del self.live[id]
+                if not self.processor.release([id]):
+                    del self.live[id]
             elif what == NOTICE_FAILED:
                 request.ends.append("failed")
             elif what == NOTICE_RELEASED:
@@ -165,7 +167,7 @@ class Machine:
         if is_loop:
             history = self._run_loop(buffer, cell, rows, worker)
             lengths = [len(steps_of_row) for steps_of_row in history]
-            outputs = [steps_of_row[-1] for steps_of_row in history]
+            outputs = [(steps_of_row or [[-999] * cell.num_outputs])[-1] for steps_of_row in history]
         else:
             sizes = buffer[int(buffer[layout.H_BATCH_SIZES]) :][:steps].tolist()
             outputs, state, position = [], None, 0
@@ -196,10 +198,12 @@ class Machine:
                 if int(buffer[record + layout.OUT_RESULT_STEPS]):
                     row, step = divmod(int(buffer[positions + k]), steps)
                     if row >= rows:  # behind every step of all rows: the last of a row that shows no other
+                        if not history[int(buffer[positions + k]) - rows * steps]:
+                            continue
                         self.rows[HOST, buffer[to + k]] = outputs[int(buffer[positions + k]) - rows * steps][output]
                     elif step < len(history[row]):
                         self.rows[HOST, buffer[to + k]] = history[row][step][output]
-                else:
+                elif not is_loop or history[int(buffer[positions + k])]:
                     self.rows[HOST, buffer[to + k]] = outputs[int(buffer[positions + k])][output]
         return sum(length for length, has_failed in zip(lengths, failed) if not has_failed)
 
@@ -210,9 +214,10 @@ class Machine:
     def _run_loop(self, buffer, cell: Cell, rows: int, worker: int) -> list[list[list[int]]]:
         stop, lengths = int(buffer[layout.H_STOP_OUTPUT]), int(buffer[layout.H_LENGTHS])
         history: list[list[list[int]]] = []
+        has_stopped = self._read_flags(buffer, rows, worker)
         for row in range(rows):
             steps: list[list[int]] = []
-            while len(steps) < int(buffer[lengths + row]):
+            while not has_stopped[row] and len(steps) < int(buffer[lengths + row]):
                 state = {row: steps[-1]} if steps else None
                 steps.append(cell(self._inputs(buffer, cell, row, worker, state, row)))
                 if stop >= 0 and stops(steps[-1][stop]):
@@ -221,6 +226,14 @@ class Machine:
         most = max(int(buffer[layout.H_LEAST_STEPS]), min(map(len, history)))
         for row, steps in enumerate(history):
             del steps[most:]
-            stopped = stop >= 0 and stops(steps[-1][stop])
+            stopped = bool(steps) and stop >= 0 and stops(steps[-1][stop])
+            has_stopped[row] |= stopped or buffer[int(buffer[layout.H_FAILED]) + row] != 0
             buffer[int(buffer[layout.H_DONE_STEPS]) + row] = -len(steps) if stopped else len(steps)
+        if buffer[layout.H_FLAGS]:
+            self.flags[worker, buffer[int(buffer[layout.H_FLAGS]) + rows :][:rows]] = has_stopped
         return history
+
+    def _read_flags(self, buffer, rows: int, worker: int) -> NDArray[np.bool_]:
+        """Which rows have stopped in a task before."""
+        at = int(buffer[layout.H_FLAGS])
+        return self.flags[worker, buffer[at : at + rows]] if at else np.zeros(rows, np.bool_)

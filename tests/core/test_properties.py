@@ -20,6 +20,7 @@ CONFIGURATIONS = st.builds(
     order_by_arrival=st.booleans(),
     max_wait_s=st.sampled_from([0.0, 1e-4, None]),
     fair_every=st.sampled_from([2, 16]),
+    loops_ahead=st.sampled_from([None, 0, 1, 2, 3]),
 )
 
 

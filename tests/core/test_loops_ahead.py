@@ -1,0 +1,218 @@
+"""Loops that go ahead of their stop: they come to the same as loops that wait, and their worker never runs dry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cellrt.core import task_layout as layout
+from cellrt.core.moves import LEFT
+from cellrt.core.processor import Port, Processor
+from cellrt.core.settings import SchedulerSettings
+from cellrt.core.simulate import Arrival, simulate
+from cellrt.core.task_layout import TaskView
+from cellrt.core.validate import broken_rules
+from tests.core.author import CELLS, Author
+from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, admit, loop, make_processor
+from tests.core.machine import Machine, Request
+from tests.core.test_properties import CONFIGURATIONS, interleave
+from tests.core.test_session_state import Conversation, Play
+
+AHEAD = st.integers(1, 4)
+
+
+class Looper(Author):
+    """Draws loops, and nodes that read what they came to."""
+
+    KINDS = "lllln"
+
+
+def is_whole(machine: Machine) -> bool:
+    """Whether all rows are free and nothing is reserved."""
+    tables = machine.processor.tables
+    used = tables.arenas["capacity"] - tables.arenas["num_free"]
+    kinds = tables.kinds
+    return not used.any() and not kinds["reserved_worker"].any() and not kinds["reserved_host"].any()
+
+
+@settings(suppress_health_check=list(HealthCheck))
+@given(
+    draw=st.randoms(use_true_random=False),
+    configuration=CONFIGURATIONS,
+    ahead=AHEAD,
+    workers=st.integers(1, 2),
+    count=st.integers(1, 6),
+    operations=st.integers(1, 5),
+)
+def test_loops_that_go_ahead_come_to_what_the_oracle_says(draw, configuration, ahead, workers, count, operations):
+    requests = [Request(Looper(draw).graph(operations)) for _ in range(count)]
+    machine = Machine(workers, (4,) * len(CELLS), replace(configuration, loops_ahead=ahead))
+    interleave(machine, draw, requests, chaos=False)
+    assert [request.ends for request in requests] == [["done"]] * count
+    assert is_whole(machine)
+
+
+@settings(suppress_health_check=list(HealthCheck))
+@given(
+    draw=st.randoms(use_true_random=False),
+    configuration=CONFIGURATIONS,
+    ahead=AHEAD,
+    workers=st.integers(1, 3),
+    rows=st.sampled_from([150, 1024]),
+    count=st.integers(1, 6),
+)
+def test_nothing_is_left_of_loops_that_fail_or_are_given_up_ahead(draw, configuration, ahead, workers, rows, count):
+    requests = [Request(Looper(draw).graph(3)) for _ in range(count)]
+    for request in requests:
+        request.poisoned, request.good_tasks = draw.random() < 0.4, draw.randint(0, 4)
+    machine = Machine(workers, (4,) * len(CELLS), replace(configuration, loops_ahead=ahead), rows=rows)
+    interleave(machine, draw, requests, chaos=True)
+    assert all(len(request.ends) == 1 for request in requests)
+    assert is_whole(machine)
+
+
+def processor_with_a_loop(ahead: int, limit: int, **others: object) -> Processor:
+    """A processor with one request: ``limit`` steps at most, one a task."""
+    processor = make_processor(settings=replace(ONE_BY_ONE, loops_ahead=ahead, **others))  # type: ignore[arg-type]
+    admit(processor, loop(add_step(processor, 4), limit))
+    return processor
+
+
+def answer(processor: Processor, task: int, done: int) -> list[list[int]]:
+    """Completes a task of one row that took so many steps, negative if it stopped."""
+    TaskView(processor.task_buffer(task)).done_steps[0] = done
+    notices = processor.complete(task, 1000)
+    assert broken_rules(processor.tables) == []
+    return notices
+
+
+def send_all(processor: Processor) -> list[int]:
+    """Submits whatever is ready."""
+    sent: list[int] = []
+    while tasks := processor.schedule(1):
+        sent += tasks
+        assert broken_rules(processor.tables) == []
+    return sent
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_loop_has_one_task_more_in_flight_than_it_may_be_ahead(ahead):
+    processor = processor_with_a_loop(ahead, 20)
+    sent = send_all(processor)
+    assert len(sent) == ahead + 1
+    for _ in range(4):
+        answer(processor, sent.pop(0), 1)
+        sent += send_all(processor)
+        assert len(sent) == ahead + 1
+
+
+def test_without_a_word_of_it_loops_wait():
+    assert len(send_all(processor_with_a_loop(0, 9))) == len(send_all(processor_with_a_loop(None, 9))) == 1  # type: ignore[arg-type]
+
+
+def test_tasks_in_flight_have_rows_and_flags_of_their_own_and_read_those_before():
+    processor = processor_with_a_loop(2, 20)
+    sent = send_all(processor)
+    read, written, flags = [], [], []
+    for task in sent:
+        view = TaskView(processor.task_buffer(task), 2, 1)
+        state, output = view.inputs[1], view.outputs[0]
+        read.append(int(view.buffer[state[layout.IN_ROWS]]))
+        written.append(int(view.buffer[output[layout.OUT_STORE_ROWS]]))
+        flags.append(view.flags[:, 0].tolist())
+    assert read[1:] == written[:-1] and len(set(written)) == 3
+    assert flags[0][0] == layout.NEVER_STOPPED and [reads for reads, _ in flags[1:]] == [to for _, to in flags[:-1]]
+
+
+def test_a_request_is_done_when_its_stop_is_known_and_gone_when_nothing_of_it_is_in_flight():
+    processor = processor_with_a_loop(2, 20)
+    (request,) = np.flatnonzero(processor.tables.requests["state"]).tolist()
+    first, second, third = send_all(processor)
+    assert [id for id, _ in answer(processor, first, -1)] == [request]
+    assert send_all(processor) == []
+    assert processor.release([request]) == [request]
+    assert int(processor.tables.requests["state"][request]) == LEFT
+    assert answer(processor, second, 0) == []
+    assert processor.num_live == 1
+    assert [id for id, _ in answer(processor, third, 0)] == [request]
+    assert processor.num_live == 0
+
+
+def test_a_task_behind_a_stop_that_fails_does_no_harm():
+    processor = processor_with_a_loop(1, 20)
+    first, second = send_all(processor)
+    ((request, _),) = answer(processor, first, -1)
+    TaskView(processor.task_buffer(second)).has_failed[0] = 1
+    assert answer(processor, second, 0) == []
+    assert processor.release([request]) == []
+    assert processor.num_live == 0
+
+
+def test_steps_behind_a_stop_are_not_counted():
+    processor = processor_with_a_loop(1, 20)
+    first, second = send_all(processor)
+    answer(processor, first, -1)
+    answer(processor, second, 0)
+    assert processor.tables.tasks["positions"][[first, second]].tolist() == [1, 0]
+
+
+def test_loops_of_cells_that_see_spans_do_not_go_ahead():
+    processor = Processor(1, SMALL, SchedulerSettings(loops_ahead=3))
+    kind = processor.add_kind(64, 64)
+    plain = processor.add_type([Port(kind), Port(kind, carry=0)], [Port(kind)], max_batch=4)
+    spanned = processor.add_type([Port(kind), Port(kind, is_span=True)], [Port(kind)], max_batch=4)
+    assert processor.tables.types["ahead"][[plain, spanned]].tolist() == [3, 0]
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_a_worker_has_its_next_task_before_the_last_one_ends(ahead):
+    processor = make_processor(settings=SchedulerSettings(loops_ahead=ahead, runs=False))
+    cell = add_step(processor, 4)
+    arrivals = [Arrival(0, loop(cell, 30), loop_steps=(steps,)) for steps in (10, 20)]
+    outstanding: list[int] = []
+
+    def cost(_cell: int, _rows: int, steps: int) -> float:
+        outstanding.append(processor.num_running)
+        return float(steps)
+
+    simulation = simulate(processor, arrivals, cost, queue_depth=4)
+    assert simulation.finish_s == [10, 20]
+    assert len(simulation.tasks) == 20 + ahead
+    assert min(outstanding[1:]) == ahead + 1
+    assert all(task.end_s == after.start_s for task, after in zip(simulation.tasks, simulation.tasks[1:]))
+
+
+@given(st.data())
+def test_the_simulator_says_when_loops_end_that_go_ahead(data):
+    steps = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    ahead = data.draw(st.integers(0, 3))
+    processor = make_processor(settings=SchedulerSettings(loops_ahead=ahead, runs=False))
+    cell = add_step(processor, 4)
+    arrivals = [Arrival(0, loop(cell, 9), loop_steps=(count,)) for count in steps]
+    simulation = simulate(processor, arrivals, lambda _cell, _rows, taken: float(taken), queue_depth=4)
+    assert simulation.finish_s == steps
+    assert broken_rules(processor.tables) == []
+    assert processor.num_live == 0
+
+
+@settings(suppress_health_check=list(HealthCheck))
+@given(
+    draw=st.randoms(use_true_random=False),
+    configuration=CONFIGURATIONS,
+    ahead=AHEAD,
+    workers=st.integers(1, 2),
+    count=st.integers(1, 4),
+    chaos=st.booleans(),
+)
+def test_a_session_goes_on_from_the_step_that_stopped(draw, configuration, ahead, workers, count, chaos):
+    machine = Machine(workers, (4,) * len(CELLS), replace(configuration, loops_ahead=ahead))
+    conversations = []
+    for session in range(count):
+        assert machine.processor.open_session() == session
+        conversations.append(Conversation(session, "loop", draw.randint(1, 4)))
+    Play(machine, draw, conversations, chaos).play()
+    assert is_whole(machine)
