@@ -51,7 +51,7 @@ def _word_of(t, subgraph, output, task):
 def write_flags(t, task, base, end):
     """Writes from ``end`` on which flags the rows of a task read and write; returns the new end."""
     ints, rows, nodes_at = t.ints, task.rows, base + t.ints[base + layout.H_NODES]
-    ints[base + layout.H_FLAGS] = end - base
+    ints[base + layout.H_FLAGS], ints[base + layout.H_NEW_FLAGS] = end - base, end + rows - base
     for row in range(rows):
         subgraph_id = ~ints[nodes_at + row]
         subgraph = t.subgraphs[subgraph_id]

@@ -29,12 +29,13 @@ H_NOTES = 10  # position of the notes of host rows to give back at completion, u
 H_NUM_SPANS = 11
 H_SPANS = 12  # position of [spans + 1] first rows, then [spans] steps of their chains or loops
 H_LEAST_STEPS = 13  # of a loop's run: having taken so many, it ends with the first row that stops
-H_FLAGS = 14  # position of the flags of rows of loops that go ahead, else 0
-HEADER = 15
+H_FLAGS = 14  # of loops that go ahead: position of [rows] flags that are read, else 0
+H_NEW_FLAGS = 15  # position of [rows] flags that are written
+HEADER = 16
 
-# Loops that go ahead: where the worker keeps whether a row has stopped, so that the next task knows. For each row the
-# number of the flag that it reads, then for each row the number of the one that it writes: never the same, so that a
-# task may run twice. A row that has stopped takes no step (0 done), and no result of it is written at the host.
+# Loops that go ahead: where the worker keeps whether a row has stopped, so that the next task knows. For each row there
+# is the number of the flag that it reads, and of the one that it writes: never the same, so that a task may run twice.
+# The latter lie right behind the former. A row that has stopped takes no step (0 done), and no result of it is written at the host.
 FLAGS = 2
 NEVER_STOPPED = 0  # the flag that is never set: nothing of the loop is in flight before
 NOBODYS = 1  # the flag that nobody reads

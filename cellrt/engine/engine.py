@@ -39,6 +39,7 @@ from cellrt.worker.make import (
     DEVICE_QUEUE_DEPTH,
     QUEUE_DEPTHS,
     device_names,
+    loops_ahead,
     make_arenas,
     open_device,
     shared_cells,
@@ -122,7 +123,8 @@ class Engine(Serving):
         devices = [open_device(name, options) for name in names]
         queue_depth = queue_depth or QUEUE_DEPTHS.get(names[0], DEVICE_QUEUE_DEPTH)
         policy, settings = policy or BatchMakerPolicy(), settings or SchedulerSettings()
-        settings = replace(settings, order_by_arrival=policy.order_by_arrival)
+        ahead = loops_ahead(names[0], settings.loops_ahead, queue_depth)
+        settings = replace(settings, order_by_arrival=policy.order_by_arrival, loops_ahead=ahead)
         self._processor = Processor(len(names), limits, settings)
         shared = shared_cells(names)
         self._registry = registry = Registry(self._processor, max_nodes)
@@ -148,7 +150,8 @@ class Engine(Serving):
 
         turns = manager.turns
         calls = turns.take, turns.has_news, turns.note_end  # not the manager's, which would be held by what it holds
-        make = worker_maker(devices, options, arenas, shared, registry.types, *calls, threads_per_worker)
+        limits = self._processor.limits
+        make = worker_maker(devices, options, arenas, shared, registry.types, *calls, threads_per_worker, limits)
         self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, policy)
         self._trace, self._freeze = _trace_of(trace), freeze
         manager.start(make, len(names), self._trace)

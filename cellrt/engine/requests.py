@@ -319,12 +319,17 @@ class Requests:
             bulk.move(numbers, LiveState.ENDING)
             self._note_answered(bulk, len(numbers))
         self._replies.answer([(bulk, numbers) for bulk, (_, numbers) in alike.items()], started_ns, results)
-        self._processor.release(ids)
+        left = set(self._processor.release(ids))  # tasks of them that went ahead are in flight
         for bulk, (its, numbers) in alike.items():
+            over = numbers
+            if left:
+                over = [number for request_id, number in zip(its, numbers) if request_id not in left]
+                its = [request_id for request_id in its if request_id not in left]
             for request_id in its:
                 del self._admitted[request_id]
-            bulk.move(numbers, LiveState.ENDED)
-            self._leave(bulk, len(numbers))
+            if over:
+                bulk.move(over, LiveState.ENDED)
+                self._leave(bulk, len(over))
 
     def _failed(self, bulk: Bulk, number: int) -> InternalError:
         return self._replies.internal_error(f"{bulk.name_of(number)} failed", bulk.sequence_of(number))

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from cellrt.core.settings import Limits
+from cellrt.core.tables import num_flags
 from cellrt.errors import DefinitionError
 from cellrt.worker.apart.arenas import SharedArenas
 from cellrt.worker.apart.cells import SharedCells
@@ -32,6 +34,8 @@ QUEUE_DEPTHS = {CPU: 1, CPU_PROCESS: 2}
 """Tasks that a worker has before the next are formed."""
 DEVICE_QUEUE_DEPTH = 4
 """Of a device: it must not run dry while the host is busy elsewhere."""
+DEVICE_LOOPS_AHEAD = 1
+"""Tasks that a loop is ahead of the first whose stop is not known: while one runs, the next is there."""
 MAX_CPU_WORKERS = 30
 
 
@@ -54,6 +58,18 @@ def device_names(workers: int | Sequence[str] | None) -> list[str]:
     if len({name.rstrip("0123456789") for name in names}) > 1:
         raise DefinitionError(f"workers: expected devices of one kind, got {names}")
     return names
+
+
+def loops_ahead(name: str, wanted: int | None, queue_depth: int) -> int:
+    """How many tasks loops go ahead on workers of that name: ``wanted``, or by default as the device needs it.
+
+    Raises DefinitionError for a CPU's, which know the stop when the task is done, and do not look for it elsewhere.
+    """
+    if name.startswith(CPU):
+        if wanted:
+            raise DefinitionError(f"loops_ahead: expected 0 or None with CPU workers, got {wanted}")
+        return 0
+    return min(DEVICE_LOOPS_AHEAD, queue_depth - 1) if wanted is None else wanted
 
 
 def open_device(name: str, options: DeviceOptions) -> Device | None:
@@ -93,6 +109,7 @@ def worker_maker(
     has_news: Callable[[], bool],
     ended: Callable[[], None],
     num_threads: int,
+    limits: Limits,
 ) -> Callable[[int], Worker]:
     """What makes a worker for a location, which starts when it is told to; the arguments are those of ``Worker``."""
 
@@ -106,7 +123,12 @@ def worker_maker(
             executor = Executor(location, arenas, types)
             return CpuWorker(executor, take_turns, has_news, ended, num_threads, name)
         return CudaWorker(
-            DeviceExecutor(location, arenas, types, device, options), options, take_turns, has_news, ended, name
+            DeviceExecutor(location, arenas, types, device, options, num_flags(limits)),
+            options,
+            take_turns,
+            has_news,
+            ended,
+            name,
         )
 
     return make

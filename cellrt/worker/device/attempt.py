@@ -2,7 +2,8 @@
 
 Loops follow DESIGN rule 9: the host does not know which rows have stopped, so all rows run all steps, and rows past
 their stop are masked. Such a row is given the inputs of its last step over and over, so that the cell never sees what
-a row that stopped would not have come to; its outputs stay those of that step.
+a row that stopped would not have come to; its outputs stay those of that step. One that stopped in a task before, which
+the host did not know when it sent this one, is given zeros, as in the cell's trial; it takes no step.
 """
 
 from __future__ import annotations
@@ -27,26 +28,33 @@ class Inputs(NamedTuple):
 
     ``sizes`` include the padding. ``lengths`` ``[sizes[0]]`` int64 is how many steps each row of a loop takes at most.
     ``bad`` int32: of each position (of a loop: row) whether an input was outside its limits, and was brought within;
-    None: none was.
+    None: none was. ``stopped`` bool ``[sizes[0]]``: rows of a loop that stopped in a task before; None: none has.
     """
 
     sizes: list[int]
     values: list[CellInput]
     lengths: torch.Tensor | None
     bad: torch.Tensor | None
+    stopped: torch.Tensor | None = None
 
 
 class DeviceOutcome(NamedTuple):
     """Outputs of some rows, by position; of a loop the last by row, and ``[rows, steps, *shape]``.
 
     ``bad``: for each position (row of a loop) int32 what is bad of it, see ``signature.py``.
-    ``done_steps`` int32: steps that each row of a loop took, negative if it stopped.
+    ``done_steps`` int32: steps that each row of a loop took, negative if it stopped. ``is_over`` bool: whether a row of
+    a loop goes no further: it has stopped, in this task or before, or it is bad.
     """
 
     outputs: list[torch.Tensor]
     every_step: list[torch.Tensor]
     bad: torch.Tensor
     done_steps: torch.Tensor
+    is_over: torch.Tensor
+
+
+NO_LOOP = torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.bool)
+"""What an outcome of other tasks says of loops."""
 
 
 class DeviceAttempt(Attempt[DeviceOutcome]):
@@ -88,26 +96,27 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         inputs = self._gather() if end - first == self.num_rows else self._take(first, end)
         if self._every is not None:
             return self._run_loop(inputs, self._every)
-        sizes, values, _, outside = inputs
+        sizes, values, _, outside, _ = inputs
         positions = sum(sizes)
         outputs = self._placed.call(values) if len(sizes) == 1 else self._placed.steps(sizes, values)
         outputs = plain_outputs(self.cell, outputs, positions, self._device.torch_device)
         bad = self._not_finite(outputs, positions)
         if outside is not None:
             bad[: len(outside)] |= outside  # of what is carried only the first step's are seen
-        return DeviceOutcome(outputs, [], bad, torch.empty(0, dtype=torch.int32))
+        return DeviceOutcome(outputs, [], bad, *NO_LOOP)
 
     def nothing(self) -> DeviceOutcome:
         """See ``Attempt``."""
-        device, (sizes, _, lengths, _) = self._device.torch_device, self._inputs()
+        device, (sizes, _, lengths, _, stopped) = self._device.torch_device, self._inputs()
         count = sum(sizes) if self._every is None else sizes[0]
         specs = list(self.cell.outputs.values())
         outputs = [zeros(spec, device, count) for spec in specs]
         bad = torch.zeros(count, dtype=torch.int32, device=device)
         if self._every is None or lengths is None:
-            return DeviceOutcome(outputs, [], bad, torch.empty(0, dtype=torch.int32))
+            return DeviceOutcome(outputs, [], bad, *NO_LOOP)
         every = [zeros(spec, device, count, len(sizes) if kept else 0) for spec, kept in zip(specs, self._every)]
-        return DeviceOutcome(outputs, every, bad, lengths.to(torch.int32))
+        done = lengths.to(torch.int32) if stopped is None else lengths.to(torch.int32).masked_fill(stopped, 0)
+        return DeviceOutcome(outputs, every, bad, done, torch.ones_like(done, dtype=torch.bool))
 
     def put(self, whole: DeviceOutcome, first: int, end: int, outcome: DeviceOutcome) -> None:
         """See ``Attempt``."""
@@ -117,7 +126,8 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         for target, value in zip((*whole.outputs, whole.bad), (*outcome.outputs, outcome.bad)):
             target.index_copy_(0, to, value[: len(to)])
         if self._every is not None:
-            for target, value in zip((*whole.every_step, whole.done_steps), (*outcome.every_step, outcome.done_steps)):
+            targets = *whole.every_step, whole.done_steps, whole.is_over
+            for target, value in zip(targets, (*outcome.every_step, outcome.done_steps, outcome.is_over)):
                 target[first:end] = value[: end - first]
 
     def _inputs(self) -> Inputs:
@@ -143,18 +153,23 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         if whole.bad is not None:
             at = torch.tensor([p for p in positions if p < len(whole.bad)], dtype=torch.int64, device=chosen.device)
             bad = whole.bad.index_select(0, chosen if is_loop else at)
-        return Inputs(sizes * len(whole.sizes) if is_loop else sizes, values, lengths, bad)
+        stopped = None if whole.stopped is None else whole.stopped.index_select(0, chosen)
+        return Inputs(sizes * len(whole.sizes) if is_loop else sizes, values, lengths, bad, stopped)
 
     def _run_loop(self, inputs: Inputs, every: list[bool]) -> DeviceOutcome:
-        sizes, values, lengths, outside = inputs
+        sizes, values, lengths, outside, stopped = inputs
         if lengths is None:
             raise InternalError("a loop's task without lengths")
         rows, steps, current = sizes[0], len(sizes), list(values)
         is_active = lengths > 0
+        if stopped is not None:
+            is_active = ~stopped
+            current = [_without(stopped, value) for value in current]
+        is_over = ~is_active
         has_stopped = torch.zeros_like(is_active)
         bad = torch.zeros(rows, dtype=torch.int32, device=is_active.device)
         if outside is not None:
-            bad |= outside[:rows]
+            bad |= outside[:rows] * is_active
         done = torch.zeros(rows, dtype=torch.int32, device=is_active.device)
         last: list[torch.Tensor] = []
         kept: list[list[torch.Tensor]] = [[] for _ in every]
@@ -182,7 +197,8 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
             torch.stack(kept_values, 1) if kept_values else value.new_zeros((rows, 0))
             for kept_values, value in zip(kept, last)
         ]
-        return DeviceOutcome(last, every_step, bad, torch.where(has_stopped, -done, done))
+        is_over = is_over | has_stopped | (bad != 0)
+        return DeviceOutcome(last, every_step, bad, torch.where(has_stopped, -done, done), is_over)
 
     def _bring_within(self, current: list[CellInput]) -> torch.Tensor:
         """Brings what a loop carries within its limits; returns int32 ``[rows]`` where something was outside."""
@@ -201,6 +217,11 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
             if name in self.cell.finite:
                 bad |= NOT_FINITE * ~torch.isfinite(value).reshape(positions, -1).all(1)
         return bad
+
+
+def _without(rows: torch.Tensor, value: CellInput) -> CellInput:
+    """An input with zeros for the rows that ``rows`` marks, as far as it has one for each."""
+    return value.masked_fill(rows.view(-1, *[1] * (value.dim() - 1)), 0) if isinstance(value, torch.Tensor) else value
 
 
 def _where(is_new: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:

@@ -79,10 +79,16 @@ class DeviceOptions:
 
 
 class DeviceExecutor:
-    """Executes the tasks of one location on its device."""
+    """Executes the tasks of one location on its device; ``num_flags``: of loops (``core/task_layout.py``)."""
 
     def __init__(
-        self, location: int, arenas: list[Arenas], types: Mapping[int, CellType], device: Device, options: DeviceOptions
+        self,
+        location: int,
+        arenas: list[Arenas],
+        types: Mapping[int, CellType],
+        device: Device,
+        options: DeviceOptions,
+        num_flags: int,
     ) -> None:
         self.device, self._location, self._arenas, self._types = device, location, arenas, types
         own = arenas[location]
@@ -93,7 +99,8 @@ class DeviceExecutor:
         self._captures = Captures(device, options.graph_bytes, options.capture_after)
         self._plans = Plans(location, types, own, arenas[HOST], pads=options.graph_bytes > 0)
         up, down = (Ring(device, options.ring_bytes) for _ in range(2))
-        self._memory = Memory(device, location, arenas, up, down)
+        flags = torch.zeros(num_flags, dtype=torch.bool, device=device.torch_device)
+        self._memory = Memory(device, location, arenas, up, down, flags)
         self._works = Works(device, self._memory, self._captures)
         self._placed: dict[int, PlacedCell] = {}
         self._host_bytes: list[NDArray[np.uint8]] = []

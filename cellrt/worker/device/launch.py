@@ -27,6 +27,9 @@ from cellrt.worker.device.words import write_words
 # there are. Where ROWS_AT is none the rows come from elsewhere, and NUM_ROWS is how many they are.
 ARENA, ROW_BYTES, ROWS_AT, NUM_ROWS, WORDS_AT, NUM_PADDED, FIRST, END = range(8)
 TRANSFER = 8
+# Results of loops that go ahead have instead of limits fields with the place of their positions in the buffer, and with
+# whether these are by step: of a step that a row did not take nothing is shown.
+POSITIONS_AT, BY_STEP = FIRST, END
 
 # A plan's arrays (``plans.py``).
 NUMBERS, OPERATIONS, UPLOADS, DOWNLOADS, UP_PIECES, DOWN_PIECES, PARTS, SIZES = range(8)
@@ -289,6 +292,18 @@ def _bring_back(plan, down, slots, device, done):  # type: ignore[no-untyped-def
     )
 
 
+@compiled
+def _is_shown(buffer, download, j):  # type: ignore[no-untyped-def]
+    """Whether result ``j`` is of a step that its row took; only then does its host row belong to the task."""
+    position = buffer[buffer[download[POSITIONS_AT]] + j]
+    rows, steps, done_at = buffer[layout.H_ROWS], buffer[layout.H_STEPS], buffer[layout.H_DONE_STEPS]
+    if buffer[download[BY_STEP]] != 0:
+        if position < rows * steps:
+            return position % steps < abs(buffer[done_at + position // steps])
+        position -= rows * steps
+    return buffer[done_at + position] != 0
+
+
 def _take_in_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
     """Takes in what a task brought back, and gives back its blocks, the oldest of both rings.
 
@@ -296,10 +311,6 @@ def _take_in_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def
     """
     numbers, downloads, up_pieces = plan[NUMBERS], plan[DOWNLOADS], plan[UP_PIECES]
     block = UP_BLOCK + STARTS + up_pieces.shape[0]
-    for k in range(downloads.shape[0]):
-        size, given = downloads[k, ROW_BYTES], down[HOST_AT] + slots[block + STARTS + k]
-        source, count = buffer[downloads[k, ROWS_AT]], buffer[downloads[k, NUM_ROWS]]
-        _scatter_rows(downloads[k, ARENA], given, buffer, source, count, size)
     answers = down[HOST_AT] + slots[block + STARTS + downloads.shape[0]]
     rows, done_at, lengths_at = buffer[layout.H_ROWS], buffer[layout.H_DONE_STEPS], buffer[layout.H_LENGTHS]
     if buffer[layout.H_IS_LOOP] != 0:
@@ -309,6 +320,15 @@ def _take_in_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def
         for row in range(rows):
             length = buffer[lengths_at + row]
             buffer[done_at + row] = -length if _read_int(answers, row) != 0 else length
+    for k in range(downloads.shape[0]):
+        size, given = downloads[k, ROW_BYTES], down[HOST_AT] + slots[block + STARTS + k]
+        source, count = buffer[downloads[k, ROWS_AT]], buffer[downloads[k, NUM_ROWS]]
+        if downloads[k, POSITIONS_AT] == 0:
+            _scatter_rows(downloads[k, ARENA], given, buffer, source, count, size)
+            continue
+        for j in range(count):
+            if _is_shown(buffer, downloads[k], j):
+                _scatter_rows(downloads[k, ARENA], given + j * size, buffer, source + j, 1, size)
     is_bad = False
     if numbers[NUM_BAD] >= 0:
         for k in range(numbers[BAD_AT], numbers[BAD_AT] + buffer[numbers[NUM_BAD]]):

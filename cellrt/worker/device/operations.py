@@ -40,6 +40,8 @@ class Memory(NamedTuple):
     """Of all locations."""
     up: Ring
     down: Ring
+    flags: torch.Tensor
+    """Whether rows of loops have stopped, bool, by the numbers that ``core/task_layout.py`` gives."""
 
 
 class Counts(NamedTuple):
@@ -86,6 +88,9 @@ class Operations:
         for k, output in enumerate(self._signature.outputs):
             self._store(output, outcome.outputs[k])
             self._show(k, output, outcome)
+        if signature.flags_at != NOWHERE:
+            rows = signature.sizes[0]
+            self._memory.flags.index_copy_(0, self._slice(signature.flags_at + rows, rows), outcome.is_over)
         if self._signature.answers:
             self._answer(self._answers(outcome))
 
@@ -115,7 +120,10 @@ class Operations:
             if name in self._placed.limits:
                 bad = zeros(ANSWER, self._words.device, signature.positions) if bad is None else bad
                 values[k] = _bring_within(values[k], self._placed.limits[name], bad)
-        return Inputs(list(signature.sizes), values, self._lengths(), bad)
+        stopped = None
+        if signature.flags_at != NOWHERE:
+            stopped = self._memory.flags.index_select(0, self._slice(signature.flags_at, signature.sizes[0]))
+        return Inputs(list(signature.sizes), values, self._lengths(), bad, stopped)
 
     def _slice(self, at: int, count: int) -> torch.Tensor:
         return self._words[at : at + count]

@@ -153,7 +153,10 @@ class TaskReader:
         answers = self._num_answers(tells_bad)
         if answers:
             answers_at = self._room(answers)
-        sizes_at, spans_at = self._sizes_words(), self._spans_words()
+        sizes_at, spans_at, flags_at = self._sizes_words(), self._spans_words(), NOWHERE
+        if self._buffer[layout.H_FLAGS] > 0:  # all loops of a cell type have flags, or none
+            flags_at = self._copy(layout.H_FLAGS, layout.H_ROWS, shape.rows, REPEAT)
+            self._copy(layout.H_NEW_FLAGS, layout.H_ROWS, shape.rows, layout.NOBODYS)
         signature = Signature(
             self._type.id,
             self.is_fused,
@@ -169,6 +172,7 @@ class TaskReader:
             tells_bad,
             sizes_at,
             spans_at,
+            flags_at,
             self._num_words,
         )
         return Packing(

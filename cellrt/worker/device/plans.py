@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.copying import LARGE_BYTES
-from cellrt.core.task_layout import H_IS_LOOP, H_POSITIONS, H_ROWS, H_STEPS, H_STOP_OUTPUT
+from cellrt.core.task_layout import (
+    H_IS_LOOP,
+    H_POSITIONS,
+    H_ROWS,
+    H_STEPS,
+    H_STOP_OUTPUT,
+    OUT_RESULT_POSITIONS,
+    OUT_RESULT_STEPS,
+    output_record_at,
+)
 from cellrt.errors import InternalError
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.cell_type import CellType
@@ -132,6 +141,11 @@ class Plans:
         ups, downs = self._transfers(packing.uploads), self._transfers(packing.downloads)
         for number, limits in packing.checked:
             ups[number, launch.FIRST : launch.END + 1] = limits
+        if signature.flags_at != NOWHERE:
+            shown = [number for number, output in enumerate(signature.outputs) if output.results]
+            records = np.array([output_record_at(len(signature.inputs), number) for number in shown], np.int64)
+            downs[:, launch.POSITIONS_AT] = records + OUT_RESULT_POSITIONS
+            downs[:, launch.BY_STEP] = records + OUT_RESULT_STEPS
         row_bytes, padded = ups[:, launch.ROW_BYTES].tolist(), ups[:, launch.NUM_PADDED].tolist()
         up_pieces = [(8 * signature.num_words, 8), *((n * size, size) for n, size in zip(padded, row_bytes))]
         row_bytes, padded = downs[:, launch.ROW_BYTES].tolist(), downs[:, launch.NUM_PADDED].tolist()

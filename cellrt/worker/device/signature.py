@@ -75,4 +75,7 @@ class Signature(NamedTuple):
     spans_at: int
     """First word of the spans that a fused cell reads (``SpannedRows``): that of the first state, then of each step; or
     NOWHERE."""
+    flags_at: int
+    """Of loops that go ahead: first word of the flags that rows read, behind which those are that they write; else
+    NOWHERE."""
     num_words: int
