@@ -125,7 +125,11 @@ def _choose_steps(t, type_id, priority, rows, nodes_at):
 
 @compiled
 def _least_steps(t, type_id, rows, steps):
-    """After how many steps a run of ``steps`` ends with the first row that ends, instead of keeping it waiting."""
+    """After how many steps a run of ``steps`` ends with the first row that ends, instead of keeping it waiting.
+
+    A run of loops that go ahead is no longer: the next is there when it ends, and all of both that is behind a stop is
+    in vain.
+    """
     step = step_time(t, type_id, rows)
     return max(1, int(min(t.settings[0].min_run_ns / step, np.float64(steps)))) if step > 0 else steps
 
@@ -250,7 +254,10 @@ def form_batched_task(t, type_id, priority, worker, task_id):
         )
     if rows == 0:
         return 0
+    goes_ahead = is_loop == 1 and cell_type.ahead > 0
     steps = _choose_steps(t, type_id, priority, rows, nodes_at)
+    if goes_ahead:
+        steps = _least_steps(t, type_id, rows, steps)
     if steps > 1:
         ragged_steps = 1 if is_loop == 1 else steps
         space = buffer_ints - header - 4 * rows - ragged * ragged_steps
@@ -283,7 +290,7 @@ def form_batched_task(t, type_id, priority, worker, task_id):
         end = done_at + 2 * rows
         if cell_type.has_spans:
             end = write_spans(t, task, base, end)
-        if is_loop == 1 and cell_type.ahead > 0:
+        if goes_ahead:
             end, ints[base + layout.H_LEAST_STEPS] = write_flags(t, task, base, end), task.steps
         end, notes_at = write_inputs(t, task, base, end)
         write_outputs(t, task, base, end)

@@ -58,7 +58,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
     t.types[task.cell_type].starved_at = 0
     note_served(t, task)
     if task.is_loop:
-        _note_steps_taken(t, task, done_at)
+        _note_steps_taken(t, task, base, done_at)
     if task.reads_late:
         _count_late_reads(t, task_id)
     give_noted_rows(t, base + t.ints[base + layout.H_NOTES], base + settings.buffer_ints, True)
@@ -128,9 +128,13 @@ def _note_row(t, task, subgraph, done, has_failed):
 
 
 @compiled
-def _note_steps_taken(t, task, done_at):
-    """Has a loop's task have the steps that its rows took, which may have stopped before the end of their run."""
-    task.steps, task.positions = 1, 0
+def _note_steps_taken(t, task, base, done_at):
+    """Has a loop's task have the steps that its rows took, which may have stopped before the end of their run.
+
+    Where loops go ahead the device runs all steps, whoever has stopped.
+    """
+    is_cut = t.ints[base + layout.H_FLAGS] == 0
+    task.steps, task.positions = 1 if is_cut else task.steps, 0
     for row in range(task.rows):
         task.steps = max(task.steps, abs(t.ints[done_at + row]))
         task.positions += abs(t.ints[done_at + row])
