@@ -1,0 +1,110 @@
+"""How busy loops keep a device that tells late that a step was not the last: waiting for it, and going ahead.
+
+Without a GPU: the device "dry" runs tasks on a thread of the CPU, where each takes a given time longer, asleep. All
+else is the worker's and the manager's own code. Eight loops of different lengths come together, one step a task; *busy*
+is the share of the time, from the first submission to the last answer, during which a task ran. What is missing is the
+host's time between two steps: that is what going ahead hides, whatever the device. The time of a step has more to it
+here, as the device's thread and the host's share this machine and one interpreter.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from benchmarks.options import Options
+from benchmarks.record import Recorder
+from cellrt.core.settings import SchedulerSettings
+from cellrt.definition.define import cell
+from cellrt.definition.spec import rows
+from cellrt.engine.engine import Engine
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.device.device import Work
+from cellrt.worker.device.dry import DryDevice
+from cellrt.worker.device.placement import Forms, Placements
+
+PARTS: tuple[str, ...] = ()
+STEP_MS = (0.1, 0.3, 1.0, 3.0)
+LENGTHS = (40, 60, 80, 100, 120, 140, 160, 180)
+AHEAD = (0, 1)
+WIDTH, WAIT_S = 16, 120.0
+
+
+class Made(NamedTuple):
+    """Outputs of the cell."""
+
+    n: Tensor
+    stop: Tensor
+
+
+def count_down(n: Tensor) -> Made:
+    """``n`` is how many steps are left."""
+    return Made(n - 1, n <= 1)
+
+
+class SlowDevice(DryDevice):
+    """A device on which each task takes so many seconds longer; ``spent_s`` is the time of all of them."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.spent_s = seconds, 0.0
+        self.placements = Placements(self.torch_device, Forms())
+
+    def submit(self, work: Work, has_download: bool) -> None:
+        """See ``Device``."""
+
+        def slowly() -> None:
+            start = time.perf_counter()
+            work()
+            time.sleep(self.seconds)
+            self.spent_s += time.perf_counter() - start
+
+        super().submit(slowly, has_download)
+
+
+class Server:
+    """An engine whose loops go so many tasks ahead."""
+
+    def __init__(self, seconds: float, ahead: int) -> None:
+        self.device = SlowDevice(seconds)
+        made = cell(count_down, {"n": rows(dtype=torch.int64)}, max_batch=64)
+
+        def unfold(graph: Graph, steps: int) -> dict[str, object]:
+            return {"n": graph.loop(made, until="stop", max_steps=max(LENGTHS), n=steps).last.n}
+
+        settings = SchedulerSettings(runs=False, loops_ahead=ahead)
+        with patch("cellrt.engine.engine.open_device", lambda name, options: self.device):
+            self.engine = Engine(["dry"], settings=settings, freeze=False)
+        self.engine.register(Unfolder("count", unfold, 3), warm_up=False)
+
+    def serve(self) -> tuple[float, float]:
+        """Serves the loops once: seconds a step of the longest, and the share of the time that the device was busy."""
+        before, start = self.device.spent_s, time.perf_counter()
+        for future in self.engine.submit_many("count", LENGTHS):
+            future.result(WAIT_S)
+        took_s = time.perf_counter() - start
+        self.engine.drain(WAIT_S)
+        return took_s / max(LENGTHS), min(1.0, (self.device.spent_s - before) / took_s)
+
+
+def run(recorder: Recorder, options: Options) -> None:
+    """Measures both, one after the other, several times; medians."""
+    rounds = 1 if options.quick else 7
+    for step_ms in STEP_MS[:1] if options.quick else STEP_MS:
+        servers = {ahead: Server(step_ms / 1e3, ahead) for ahead in AHEAD}
+        measured: dict[int, list[tuple[float, float]]] = {ahead: [] for ahead in AHEAD}
+        for _ in range(rounds):
+            for ahead, server in servers.items():
+                measured[ahead].append(server.serve())
+        for ahead, server in servers.items():
+            server.engine.close(WAIT_S)
+            step_s, busy = (statistics.median(values) for values in zip(*measured[ahead]))
+            case = f"{step_ms} ms more a task, " + (f"{ahead} ahead" if ahead else "waiting")
+            recorder.add(case, "time a step", step_s * 1e6, "us")
+            recorder.add(case, "busy", 100 * busy, "%")
