@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,13 +16,14 @@ from cellrt.core.moves import LEFT
 from cellrt.core.processor import Port, Processor
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.simulate import Arrival, simulate
+from cellrt.core.tables import MAX_KINDS, ROW_MASK
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
 from tests.core.author import CELLS, Author
 from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, admit, loop, make_processor
 from tests.core.machine import Machine, Request
 from tests.core.test_properties import CONFIGURATIONS, interleave
-from tests.core.test_session_state import Conversation, Play
+from tests.core.test_session_state import Conversation, KeepingAuthor, Play
 
 AHEAD = st.integers(1, 4)
 
@@ -114,18 +117,105 @@ def test_without_a_word_of_it_loops_wait():
     assert len(send_all(processor_with_a_loop(0, 9))) == len(send_all(processor_with_a_loop(None, 9))) == 1  # type: ignore[arg-type]
 
 
-def test_tasks_in_flight_have_rows_and_flags_of_their_own_and_read_those_before():
-    processor = processor_with_a_loop(2, 20)
-    sent = send_all(processor)
-    read, written, flags = [], [], []
-    for task in sent:
+class Sent(NamedTuple):
+    """A task of one row: its number, the rows and the flags that it reads and writes."""
+
+    task: int
+    read: int
+    written: int
+    flags: list[int]
+
+
+def send(processor: Processor) -> list[Sent]:
+    """As ``send_all``."""
+    found = []
+    for task in send_all(processor):
         view = TaskView(processor.task_buffer(task), 2, 1)
-        state, output = view.inputs[1], view.outputs[0]
-        read.append(int(view.buffer[state[layout.IN_ROWS]]))
-        written.append(int(view.buffer[output[layout.OUT_STORE_ROWS]]))
-        flags.append(view.flags[:, 0].tolist())
-    assert read[1:] == written[:-1] and len(set(written)) == 3
-    assert flags[0][0] == layout.NEVER_STOPPED and [reads for reads, _ in flags[1:]] == [to for _, to in flags[:-1]]
+        rows = view.inputs[1][layout.IN_ROWS], view.outputs[0][layout.OUT_STORE_ROWS]
+        found.append(Sent(task, *(int(view.buffer[at]) for at in rows), view.flags[:, 0].tolist()))
+    return found
+
+
+def test_a_task_reads_the_row_and_the_flag_of_the_one_before_and_writes_others():
+    first, second, third = send(processor_with_a_loop(2, 20))
+    assert (second.read, third.read) == (first.written, second.written)
+    assert [task.flags[0] for task in (first, second, third)] == [
+        layout.NEVER_STOPPED,
+        first.flags[1],
+        second.flags[1],
+    ]
+    assert second.flags[0] != second.flags[1]
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_no_task_in_flight_writes_the_row_after_the_last_step_that_is_done(ahead):
+    processor = processor_with_a_loop(ahead, 40)
+    sent = send(processor)
+    for _ in range(12):
+        done = sent.pop(0)
+        answer(processor, done.task, 1)
+        sent += send(processor)
+        assert len({done.written, *(task.written for task in sent)}) == ahead + 2
+
+
+def test_after_a_pause_a_task_reads_the_state_and_writes_another_row():
+    processor = processor_with_a_loop(2, 40)
+    for _ in range(3):
+        sent = send(processor)
+        assert sent[0].flags[0] == layout.NEVER_STOPPED
+        for one in sent:
+            answer(processor, one.task, 1)
+        arena = processor.tables.arenas[MAX_KINDS]
+        assert int(arena["capacity"] - arena["num_free"]) == 1
+        (after, *_) = sent = send(processor)
+        assert after.written != after.read == one.written
+        for one in sent:
+            answer(processor, one.task, 1)
+
+
+def test_a_loop_that_moves_to_another_worker_leaves_nothing_at_the_first():
+    processor = make_processor(2, replace(ONE_BY_ONE, loops_ahead=2))
+    admit(processor, loop(add_step(processor, 4), 20))
+    at_first, at_second = processor.tables.arenas[MAX_KINDS], processor.tables.arenas[2 * MAX_KINDS]
+    for task in send_all(processor):
+        answer(processor, task, 1)
+    sent: list[int] = []
+    while tasks := processor.schedule(2):
+        sent += tasks
+    assert int(at_first["capacity"] - at_first["num_free"]) == 1
+    answer(processor, sent[0], 1)
+    assert int(at_first["capacity"] - at_first["num_free"]) == 0
+    for task, done in zip(sent[1:], (-1, 0)):
+        answer(processor, task, done)
+    assert int(at_second["capacity"] - at_second["num_free"]) == 0
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+@pytest.mark.parametrize("good", [1, 2, 3])
+def test_a_session_keeps_the_step_before_the_task_that_failed_with_others_behind_it(ahead, good):
+    machine = Machine(1, (4,) * len(CELLS), SchedulerSettings(loops_ahead=ahead, runs=False))
+    session = machine.processor.open_session()
+    draw = random.Random(3)
+    while len((made := KeepingAuthor(draw, None).loop())[1]) < 6:
+        pass
+    graph, history = made
+    request = Request(graph, poisoned=True, good_tasks=good + 1)  # the first is of what the state begins with, if any
+    assert machine.submit(request, session=session)
+    while machine.live:
+        machine.schedule(1)
+        machine.finish(1)
+        machine.check()
+    assert request.ends == ["failed"] and request.steps_done >= good
+    ((handle, _),) = machine.processor.session_rows(session, 1)
+    assert int(machine.rows[1, handle & ROW_MASK]) == history[request.steps_done - 1][0]
+
+
+def test_a_row_for_each_task_ahead_is_reserved():
+    needs = []
+    for ahead in (0, 3):
+        processor = processor_with_a_loop(ahead, 20)
+        needs.append(int(processor.tables.kinds["reserved_worker"][0]))
+    assert needs[1] - needs[0] == 3
 
 
 def test_a_request_is_done_when_its_stop_is_known_and_gone_when_nothing_of_it_is_in_flight():
@@ -140,6 +230,19 @@ def test_a_request_is_done_when_its_stop_is_known_and_gone_when_nothing_of_it_is
     assert processor.num_live == 1
     assert [id for id, _ in answer(processor, third, 0)] == [request]
     assert processor.num_live == 0
+
+
+def test_what_a_loop_reads_is_held_until_no_task_in_flight_reads_it():
+    processor = processor_with_a_loop(1, 20)
+    host = processor.tables.arenas[0]
+    free = []
+    first, second = send_all(processor)
+    for task, done in ((first, -1), (second, 0)):
+        answer(processor, task, done)
+        free.append(int(host["num_free"]))
+    assert free[1] - free[0] == 2
+    (request,) = np.flatnonzero(processor.tables.requests["state"]).tolist()
+    assert processor.release([request]) == []
 
 
 def test_a_task_behind_a_stop_that_fails_does_no_harm():

@@ -17,6 +17,7 @@ CONFIGURATIONS = st.builds(
     early_release=st.booleans(),
     runs=st.booleans(),
     join_budget_s=st.sampled_from([1e-4, 3e-4, 1e-2]),
+    min_run_s=st.sampled_from([0.0, 2e-4, 1e-3]),
     order_by_arrival=st.booleans(),
     max_wait_s=st.sampled_from([0.0, 1e-4, None]),
     fair_every=st.sampled_from([2, 16]),
