@@ -210,6 +210,19 @@ def test_a_session_keeps_the_step_before_the_task_that_failed_with_others_behind
     assert int(machine.rows[1, handle & ROW_MASK]) == history[request.steps_done - 1][0]
 
 
+def test_a_loop_that_waits_goes_on_where_its_run_was_cut():
+    processor = make_processor(settings=SchedulerSettings(loops_ahead=0))
+    cell = add_step(processor, 4)
+    processor.set_step_time(cell, 1, 1e-4)
+    request = admit(processor, loop(cell, 20))
+    for done in (1, 3):
+        (task,) = send_all(processor)
+        assert TaskView(processor.task_buffer(task)).lengths[0] > 3
+        answer(processor, task, done)
+    ((_, taken),) = processor.loop_limits(request).values()
+    assert taken == 4
+
+
 def test_a_row_for_each_task_ahead_is_reserved():
     needs = []
     for ahead in (0, 3):
