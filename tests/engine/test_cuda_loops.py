@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.cell import Cell
@@ -27,7 +27,7 @@ from tests.engine.test_cuda_worker import OPTIONS, device_engine
 MOST_STEPS = 12
 NUMBER = rows(dtype=torch.int64)
 FEW = settings(suppress_health_check=list(HealthCheck), max_examples=examples(15))
-LATE = DeviceOptions(ring_bytes=1 << 16, dry_delay_s=5e-4)
+LATE = DeviceOptions(ring_bytes=1 << 16, graph_bytes=0, dry_delay_s=5e-4)
 
 
 class Counted(NamedTuple):
@@ -41,12 +41,9 @@ class FailingError(DryDeviceError):
 
 
 def count_to(n: Tensor, h: Tensor, end: Tensor) -> Counted:
-    """Counts up to ``end``, which says stop. On a number beyond it the device is lost, at 100 the cell fails."""
-    if n.device.type != "meta" and not torch.compiler.is_compiling():
-        if (n > end).any():
-            raise FailingError("a row that has stopped goes on")
-        if (end == 100).any() and (n[end == 100] == 5).any():
-            raise ValueError("a row this cell cannot take")
+    """Counts up to ``end``, which says stop. On a number beyond it the device is lost."""
+    if n.device.type != "meta" and (n > end).any():
+        raise FailingError("a row that has stopped goes on")
     return Counted(n + 1, 0.5 * h + end[:, None], n + 1 > end)
 
 
@@ -87,7 +84,7 @@ def serve(engine: Engine, model: Unfolder, requests: list[int]) -> None:
     count=st.integers(0, 3),
     workers=st.integers(1, 2),
     runs=st.booleans(),
-    min_run_s=st.sampled_from([1e-6, 1.0]),
+    min_run_s=st.sampled_from([1e-6, 2e-4, 5e-4, 1.0]),
     options=OPTIONS,
     looks=st.booleans(),
     batch_sizes=st.sampled_from([None, [4, 8]]),
@@ -133,33 +130,83 @@ def test_loops_wait_where_a_worker_has_one_task_at_a_time_and_on_a_cpu():
         small_engine(1, settings=ahead(2))
 
 
+BAD = 100
+
+
+class Spoils(nn.Module):
+    """Counts; a row that counts to BAD goes wrong at its sixth step. ``seen``: what was seen of it, call by call."""
+
+    def __init__(self, raises: bool) -> None:
+        super().__init__()
+        self.raises, self.seen = raises, list[bool]()
+
+    def __deepcopy__(self, memo: object) -> Spoils:
+        return self
+
+    def forward(self, n: Tensor, h: Tensor, end: Tensor) -> Counted:
+        made = count_freely(n, h, end)
+        if n.device.type == "meta":
+            return made
+        is_now = (end == BAD) & (n == 5)
+        if (end == BAD).any():
+            self.seen.append(bool(is_now.any()))
+        if self.raises and is_now.any():
+            raise ValueError("a row this cell cannot take")
+        return made._replace(h=made.h.masked_fill(is_now[:, None], torch.nan))
+
+
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_row_that_fails_ahead_costs_its_own_request(count):
-    model = counter(make_cell())
+@pytest.mark.parametrize(("raises", "said"), [(True, "a row this cell cannot take"), (False, "not finite")])
+def test_a_row_that_fails_ahead_costs_its_own_request_and_is_seen_no_more(count, raises, said):
+    module = Spoils(raises)
+    model = counter(make_cell(module, finite=["h"]))
     engine = device_engine("dry", 1, LATE, settings=ahead(count, runs=False))
     engine.register(model, warm_up=False)
-    futures = engine.submit_many("count", [4, 100, 9])
+    futures = engine.submit_many("count", [4, BAD, 9])
     error = error_of(futures[1])
-    assert type(error) is CellError and "a row this cell cannot take" in str(error)
+    assert type(error) is CellError and said in str(error)
     for request, future in ((4, futures[0]), (9, futures[2])):
         assert_same(future.result(WAIT_S), run_one_by_one(model, request))
     assert engine.drain(WAIT_S)
+    assert module.seen.index(True) == 5 and module.seen[-1]
     close_and_check(engine)
 
 
-def test_rows_that_are_not_finite_are_masked_behind_the_step_that_made_them():
-    def divide(n: Tensor, h: Tensor, end: Tensor) -> Counted:
-        made = count_freely(n, h, end)
-        return made._replace(h=torch.where((n == 3)[:, None] & (end == 7)[:, None], torch.nan, made.h))
+class Walk(NamedTuple):
+    token: Tensor
+    stop: Tensor
 
-    model = counter(make_cell(divide, finite=["h"]))
+
+class Walks(nn.Module):
+    """The next token is read from a table; that of the last step, which says stop, is outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(1, 8))
+
+    def forward(self, token: Tensor) -> Walk:
+        return Walk(self.table[token], token == 6)
+
+
+def test_what_a_row_that_stopped_would_read_is_not_looked_at():
+    made = cell(Walks(), {"token": NUMBER}, max_batch=8)
+
+    def unfold(graph, request):
+        return {"last": graph.loop(made, until="stop", max_steps=9, token=request).last.token}
+
     engine = device_engine("dry", 1, LATE, settings=ahead(2, runs=False))
-    engine.register(model, warm_up=False)
-    futures = engine.submit_many("count", [5, 7, 9])
-    assert "not finite" in str(error_of(futures[1]))
-    for request, future in ((5, futures[0]), (9, futures[2])):
-        assert_same(future.result(WAIT_S), run_one_by_one(model, request))
+    engine.register(Unfolder("walk", unfold, 1), warm_up=False)
+    executor = engine._manager.workers[0]._executor
+    collect, failures = executor.collect, []
+
+    def note(task):
+        failures.append(collect(task))
+        return failures[-1]
+
+    executor.collect = note
+    assert [future.result(WAIT_S)["last"].item() for future in engine.submit_many("walk", [1, 4])] == [7, 7]
     assert engine.drain(WAIT_S)
+    assert len(failures) > 6 and not any(failures)
     close_and_check(engine)
 
 
