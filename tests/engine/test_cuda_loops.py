@@ -174,7 +174,7 @@ def test_a_row_that_fails_ahead_costs_its_own_request_and_is_seen_no_more(count,
 
 def test_padding_says_nothing_of_the_row_that_it_repeats():
     """A run has two steps, the second of which says stop; padding takes one."""
-    model = counter(make_cell(batch_sizes=[4]))
+    model = counter(make_cell(max_batch=4, batch_sizes=[4]))
     settings = ahead(1, join_budget_s=0.1, min_run_s=2e-3)
     engine = device_engine("dry", 1, LATE, settings=settings)
     engine.register(model, warm_up=False)
