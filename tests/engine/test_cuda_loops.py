@@ -173,14 +173,14 @@ def test_a_row_that_fails_ahead_costs_its_own_request_and_is_seen_no_more(count,
 
 
 def test_padding_says_nothing_of_the_row_that_it_repeats():
-    """A run has two steps, the second of which says stop; padding takes one."""
-    model = counter(make_cell(max_batch=4, batch_sizes=[4]))
-    settings = ahead(1, join_budget_s=0.1, min_run_s=2e-3)
-    engine = device_engine("dry", 1, LATE, settings=settings)
+    """Five rows are padded to six. A run has two steps, at the second of which the fifth stops; padding takes one."""
+    model = counter(make_cell())
+    options = DeviceOptions(ring_bytes=1 << 16, dry_delay_s=5e-4)
+    engine = device_engine("dry", 1, options, settings=ahead(1, join_budget_s=0.1, min_run_s=2e-3))
     engine.register(model, warm_up=False)
-    for type_id in range(engine._processor.num_types):
-        engine._processor.set_step_time(type_id, 1, 1e-3)
-    serve(engine, model, [1])
+    engine._processor.set_step_time(0, 1, 1e-3)
+    engine._processor.set_step_time(0, 5, 1e-3)
+    serve(engine, model, [9, 9, 9, 9, 1])
     assert engine.drain(WAIT_S)
     close_and_check(engine)
 
