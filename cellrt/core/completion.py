@@ -57,8 +57,9 @@ def complete(t, task_id, elapsed_ns, notices, count):
     t.types[task.cell_type].num_running -= 1
     t.types[task.cell_type].starved_at = 0
     note_served(t, task)
+    goes_ahead = t.ints[base + layout.H_FLAGS] > 0
     if task.is_loop:
-        _note_steps_taken(t, task, base, done_at)
+        _note_steps_taken(t, task, done_at, goes_ahead)
     if task.reads_late:
         _count_late_reads(t, task_id)
     give_noted_rows(t, base + t.ints[base + layout.H_NOTES], base + settings.buffer_ints, True)
@@ -74,10 +75,13 @@ def complete(t, task_id, elapsed_ns, notices, count):
         shown = settings.num_shown
         steps, counts = abs(t.ints[done_at + row]), True
         if id < 0:
-            counts = _note_row(t, task, subgraph, t.ints[done_at + row], has_failed)
-        if not counts:
-            task.positions -= steps
-            has_failed = False
+            if goes_ahead:
+                counts = _note_run(t, task, subgraph, t.ints[done_at + row], has_failed)
+                has_failed = has_failed and counts
+            else:
+                note_steps(t, subgraph, steps, has_failed)
+                if t.types[task.cell_type].has_spans:
+                    note_appended(t, subgraph, steps, has_failed)
         if has_failed:
             task.positions -= steps
             if request.state == LIVE:
@@ -113,28 +117,23 @@ def complete(t, task_id, elapsed_ns, notices, count):
 
 
 @compiled
-def _note_row(t, task, subgraph, done, has_failed):
-    """Takes in how a task's row of a chain or loop went. Returns whether it counts: not behind a loop's stop."""
-    cell_type = t.types[task.cell_type]
-    if task.is_loop and cell_type.ahead > 0:
-        counts = note_run(t, subgraph, done, has_failed)
-        if not counts and subgraph.in_flight == 0 and t.requests[subgraph.request].state != DEAD:
+def _note_run(t, task, subgraph, done, has_failed):
+    """Takes in how a row of a loop that goes ahead went. Returns whether it counts, which behind a stop it does not."""
+    counts = note_run(t, subgraph, done, has_failed)
+    if not counts:
+        task.positions -= abs(done)
+        if subgraph.in_flight == 0 and t.requests[subgraph.request].state != DEAD:
             end_inputs(t, subgraph)
-        return counts
-    note_steps(t, subgraph, abs(done), has_failed)
-    if cell_type.has_spans:
-        note_appended(t, subgraph, abs(done), has_failed)
-    return True
+    return counts
 
 
 @compiled
-def _note_steps_taken(t, task, base, done_at):
+def _note_steps_taken(t, task, done_at, goes_ahead):
     """Has a loop's task have the steps that its rows took, which may have stopped before the end of their run.
 
     Where loops go ahead the device runs all steps, whoever has stopped.
     """
-    is_cut = t.ints[base + layout.H_FLAGS] == 0
-    task.steps, task.positions = 1 if is_cut else task.steps, 0
+    task.steps, task.positions = task.steps if goes_ahead else 1, 0
     for row in range(task.rows):
         task.steps = max(task.steps, abs(t.ints[done_at + row]))
         task.positions += abs(t.ints[done_at + row])

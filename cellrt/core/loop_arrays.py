@@ -44,7 +44,7 @@ def loop_output(t, task, base, record_at, output, kind, end):
     """Takes the rows of one output of a task of loops: the state after the run, and a host row for each result."""
     ints, links = t.ints, t.links
     nodes_at, lengths_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_LENGTHS]
-    rows, limit = task.rows, task.rows * task.steps
+    rows, limit, ahead = task.rows, task.rows * task.steps, t.types[task.cell_type].ahead
     positions_at, rows_at = end, end + rows
     result_positions_at, result_rows_at = end + 2 * rows, end + 2 * rows + limit
     stores = results = every_step = 0
@@ -57,7 +57,12 @@ def loop_output(t, task, base, record_at, output, kind, end):
         value, to = t.values[links[subgraph.record + record.VALUES] + output], output_at(t, subgraph, output)
         request = t.requests[subgraph.request]
         if links[to + record.IS_STATE]:
-            handle = _next_row(t, subgraph, output, to, task.worker, kind)
+            bring_state(t, to, task.worker, kind)
+            if ahead > 0:
+                handle = row_ahead(t, subgraph, output, to, task.worker, kind)
+            else:
+                handle = state_row(t, to, task.worker, kind)
+                links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
             ints[positions_at + stores] = row
             ints[rows_at + stores] = handle & ROW_MASK
             stores += 1
@@ -79,21 +84,6 @@ def loop_output(t, task, base, record_at, output, kind, end):
     describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
     ints[record_at + layout.OUT_RESULT_STEPS] = every_step
     return end + 2 * rows + 2 * limit
-
-
-@compiled
-def _next_row(t, subgraph, output, to, worker, kind):
-    """Takes the row of a loop's state after its next task."""
-    links = t.links
-    bring_state(t, to, worker, kind)
-    if t.types[subgraph.cell_type].ahead > 0:
-        handle = row_ahead(t, subgraph, output, worker, kind)
-    else:
-        handle = state_row(t, to, worker, kind)
-    if subgraph.in_flight == 0:
-        links[to + record.PREVIOUS_ROW] = links[to + record.ROW]
-    links[to + record.ROW] = handle
-    return handle
 
 
 @compiled

@@ -29,11 +29,14 @@ def send_run(t, subgraph_id, steps):
 
 
 @compiled
-def row_ahead(t, subgraph, output, worker, kind):
-    """The row that a loop's next task writes the state of an output to."""
+def row_ahead(t, subgraph, output, to, worker, kind):
+    """The row that a loop's next task writes the state of an output to, which is at ``to``."""
     links, word = t.links, _word_of(t, subgraph, output, t.links[subgraph.record + record.NUM_SENT])
     if links[word] == 0:
         links[word] = take_row(t, worker, kind)
+    if subgraph.in_flight == 0:
+        links[to + record.PREVIOUS_ROW] = links[to + record.ROW]
+    links[to + record.ROW] = links[word]
     return links[word]
 
 
