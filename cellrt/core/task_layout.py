@@ -35,7 +35,8 @@ HEADER = 16
 
 # Loops that go ahead: where the worker keeps whether a row has stopped, so that the next task knows. For each row there
 # is the number of the flag that it reads, and of the one that it writes: never the same, so that a task may run twice.
-# The latter lie right behind the former. A row that has stopped takes no step (0 done), and no result of it is written at the host.
+# The latter lie right behind the former. A row that has stopped takes no step (0 done), and no result of it is written
+# at the host.
 FLAGS = 2
 NEVER_STOPPED = 0  # the flag that is never set: nothing of the loop is in flight before
 NOBODYS = 1  # the flag that nobody reads
