@@ -74,21 +74,19 @@ def complete(t, task_id, elapsed_ns, notices, count):
         request.in_flight -= 1
         shown = settings.num_shown
         steps, counts = abs(t.ints[done_at + row]), True
-        if id < 0:
-            if goes_ahead:
-                counts = _note_run(t, task, subgraph, t.ints[done_at + row], has_failed)
-                has_failed = has_failed and counts
-            else:
-                note_steps(t, subgraph, steps, has_failed)
-                if t.types[task.cell_type].has_spans:
-                    note_appended(t, subgraph, steps, has_failed)
+        if id < 0 and goes_ahead:
+            counts = _note_run(t, task, subgraph, t.ints[done_at + row], has_failed)
+            has_failed = has_failed and counts
+        elif id < 0:
+            note_steps(t, subgraph, steps, has_failed)
+            if t.types[task.cell_type].has_spans:
+                note_appended(t, subgraph, steps, has_failed)
         if has_failed:
             task.positions -= steps
             if request.state == LIVE:
                 log_event(t, FAILED, request_id, task.number, row)
                 kill(t, request_id)
-                notices[count, 0], notices[count, 1] = request_id, NOTICE_FAILED
-                count += 1
+                count = _tell(notices, count, request_id, NOTICE_FAILED)
         if request.state == LIVE and counts:
             if id >= 0:
                 _complete_nodes(t, request, id, length)
@@ -101,19 +99,23 @@ def complete(t, task_id, elapsed_ns, notices, count):
                 _complete_loop(t, request, subgraph_id, t.ints[done_at + row])
             if request.nodes_left == 0:
                 move_request(t, request, DONE)
-                notices[count, 0], notices[count, 1] = request_id, NOTICE_DONE
-                count += 1
+                count = _tell(notices, count, request_id, NOTICE_DONE)
             elif settings.num_shown != shown:
-                notices[count, 0], notices[count, 1] = request_id, NOTICE_STEPS
-                count += 1
+                count = _tell(notices, count, request_id, NOTICE_STEPS)
         elif request.state >= DEAD and request.in_flight == 0:
             release(t, request_id)
-            notices[count, 0], notices[count, 1] = request_id, NOTICE_RELEASED
-            count += 1
+            count = _tell(notices, count, request_id, NOTICE_RELEASED)
     if elapsed_ns > 0:
         measure_step(t, task, elapsed_ns)
     task.in_use = 0
     return count
+
+
+@compiled
+def _tell(notices, count, request_id, what):
+    """Adds a notice; returns how many there are then."""
+    notices[count, 0], notices[count, 1] = request_id, what
+    return count + 1
 
 
 @compiled
@@ -312,12 +314,10 @@ def lose_worker(t, worker, notices):
         request = t.requests[request_id]
         if request.state == LIVE and _touches(t, request, worker):
             kill(t, request_id)
-            notices[count, 0], notices[count, 1] = request_id, NOTICE_FAILED
-            count += 1
+            count = _tell(notices, count, request_id, NOTICE_FAILED)
             if request.in_flight == 0:
                 release(t, request_id)
-                notices[count, 0], notices[count, 1] = request_id, NOTICE_RELEASED
-                count += 1
+                count = _tell(notices, count, request_id, NOTICE_RELEASED)
     for task_id in range(t.tasks.size):
         if t.tasks[task_id].in_use and t.tasks[task_id].worker == worker:
             _fail_all(t, task_id)
