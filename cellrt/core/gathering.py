@@ -14,8 +14,9 @@ from cellrt.core.queue import backlog_of, num_ready, num_ready_at
 from cellrt.core.step_times import step_time
 from cellrt.core.tables import NUM_PRIORITIES
 
-MOST_STEPS = np.float32(20)
-"""A few rows wait for company no longer than so many of their steps take."""
+MOST_STEPS, MOST_OF_A_CHAIN = np.float32(12), np.float32(4)
+"""A few rows wait for company no longer than so many of their steps take: of chains and loops fewer, as their tasks
+have many steps, and so cost fewer turns however small they are."""
 
 
 @compiled
@@ -46,8 +47,8 @@ def should_let_in(t, type_id, priority, worker):
 def wait_for_company(t, type_id, worker):
     """ns after which another worker should be free for a type's few ready rows, if they are better left to it; else 0.
 
-    They wait no longer than ``MOST_STEPS`` of them take, nor than the join budget: as long as they might if there were
-    no other worker. One that is late counts as free soon, but not for ever: where threads outnumber processors, tasks
+    They wait no longer than ``MOST_STEPS`` of them take (``MOST_OF_A_CHAIN`` where they are carried), nor than the join
+    budget: as long as they might if there were no other worker. One that is late counts as free soon, but not for ever: where threads outnumber processors, tasks
     take longer than they should.
     """
     settings, rows = t.settings[0], num_ready(t, type_id, worker)
@@ -55,7 +56,8 @@ def wait_for_company(t, type_id, worker):
         return 0
     if has_pinned(t, type_id, worker) or busy_until(t, worker) > 0:
         return 0  # that can go nowhere else; and only a worker with nothing to do leaves anything
-    longest = int(min(np.float64(settings.join_budget_ns), np.float64(MOST_STEPS * step_time(t, type_id, rows))))
+    steps = MOST_OF_A_CHAIN if t.types[type_id].carries else MOST_STEPS
+    longest = int(min(np.float64(settings.join_budget_ns), np.float64(steps * step_time(t, type_id, rows))))
     soonest = longest + 1
     for other in range(1, settings.num_workers + 1):
         end_ns = busy_until(t, other)
