@@ -48,8 +48,8 @@ def wait_for_company(t, type_id, worker):
     """ns after which another worker should be free for a type's few ready rows, if they are better left to it; else 0.
 
     They wait no longer than ``MOST_STEPS`` of them take (``MOST_OF_A_CHAIN`` where they are carried), nor than the join
-    budget: as long as they might if there were no other worker. One that is late counts as free soon, but not for ever: where threads outnumber processors, tasks
-    take longer than they should.
+    budget: as long as they might if there were no other worker. One that is late counts as free soon, but not for ever:
+    where threads outnumber processors, tasks take longer than they should.
     """
     settings, rows = t.settings[0], num_ready(t, type_id, worker)
     if settings.gather == 0 or t.types[type_id].large_batch == 0 or fills_a_task(t, type_id, worker):
