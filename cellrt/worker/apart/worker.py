@@ -9,11 +9,13 @@ client is busy in Python.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import select
 import socket
 import subprocess
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -194,8 +196,9 @@ class ProcessWorker(Worker):
         return True
 
     def _wait(self, poll: select.poll) -> None:
-        """Waits for a task's end, or to be woken. Raises DeviceError if the process has ended."""
-        events = poll.poll()
+        """Waits for a task's end, to be woken, or as long as it rests. Raises DeviceError if the process has ended."""
+        left_s, self._rests_until_s = self._rests_until_s - time.monotonic(), 0.0
+        events = poll.poll(math.ceil(1e3 * left_s) if left_s > 0 else None)
         self._idle.clear()
         _silence(self._back)
         if any(fd != self._back for fd, _ in events) and not self._is_ending:
