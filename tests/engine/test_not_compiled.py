@@ -99,6 +99,7 @@ def test_what_one_cell_does_to_its_fork_costs_the_others_nothing(tmp_path) -> No
     assert store.num_compiled == 1, "two of one structure have one library"
 
 
+@pytest.mark.slow
 def test_who_does_not_wait_for_the_rest_leaves_no_process_behind(tmp_path) -> None:
     store = LibraryStore(tmp_path)
     forms = compile_cells([cellrt.cell(nn.Linear(4, 4 + k), {"input": (4,)}) for k in range(3)], store)
