@@ -34,6 +34,9 @@ class Looper(Author):
     KINDS = "lllln"
 
 
+DRAWN = {"draw": st.randoms(use_true_random=False), "configuration": CONFIGURATIONS, "ahead": AHEAD}
+
+
 def is_whole(machine: Machine) -> bool:
     """Whether all rows are free and nothing is reserved."""
     tables = machine.processor.tables
@@ -44,9 +47,7 @@ def is_whole(machine: Machine) -> bool:
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(
-    draw=st.randoms(use_true_random=False),
-    configuration=CONFIGURATIONS,
-    ahead=AHEAD,
+    **DRAWN,
     workers=st.integers(1, 2),
     count=st.integers(1, 6),
     operations=st.integers(1, 5),
@@ -61,9 +62,7 @@ def test_loops_that_go_ahead_come_to_what_the_oracle_says(draw, configuration, a
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(
-    draw=st.randoms(use_true_random=False),
-    configuration=CONFIGURATIONS,
-    ahead=AHEAD,
+    **DRAWN,
     workers=st.integers(1, 3),
     rows=st.sampled_from([150, 1024]),
     count=st.integers(1, 6),
@@ -317,9 +316,7 @@ def test_the_simulator_says_when_loops_end_that_go_ahead(data):
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(
-    draw=st.randoms(use_true_random=False),
-    configuration=CONFIGURATIONS,
-    ahead=AHEAD,
+    **DRAWN,
     workers=st.integers(1, 2),
     count=st.integers(1, 4),
     chaos=st.booleans(),

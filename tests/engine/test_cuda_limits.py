@@ -46,14 +46,15 @@ class Walk(NamedTuple):
 
 
 class Walks(nn.Module):
-    """The next token is read from a table; of the last it is outside."""
+    """The next token is read from a table, and is outside of it behind the largest; token ``last`` says stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: int) -> None:
         super().__init__()
+        self.last = last
         self.register_buffer("table", torch.arange(1, WORDS + 1))
 
     def forward(self, token: Tensor) -> Walk:
-        return Walk(self.table[token], token == 2)
+        return Walk(self.table[token], token == self.last)
 
 
 class SumOfWords(Words):
@@ -94,7 +95,7 @@ def test_a_token_that_a_cell_made():
 
 
 def test_a_token_that_a_loop_carries():
-    made = cell(Walks(), {"token": TOKEN}, max_batch=8)
+    made = cell(Walks(last=2), {"token": TOKEN}, max_batch=8)
 
     def unfold(graph, request):
         return {"last": graph.loop(made, until="stop", max_steps=9, token=request).last.token}

@@ -14,7 +14,6 @@ from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
-from cellrt.engine.engine import Engine
 from cellrt.errors import CellError, DefinitionError, DeviceError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
@@ -22,7 +21,8 @@ from cellrt.worker.device.dry import DryDeviceError
 from cellrt.worker.device.executor import DeviceOptions
 from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
-from tests.engine.test_cuda_worker import OPTIONS, device_engine
+from tests.engine.test_cuda_limits import Walks
+from tests.engine.test_cuda_worker import OPTIONS, device_engine, serve
 
 MOST_STEPS = 12
 NUMBER = rows(dtype=torch.int64)
@@ -69,13 +69,6 @@ def counter(made: Cell) -> Unfolder:
 
 def ahead(count: int | None, **others: object) -> SchedulerSettings:
     return SchedulerSettings(loops_ahead=count, **others)  # type: ignore[arg-type]
-
-
-def serve(engine: Engine, model: Unfolder, requests: list[int]) -> None:
-    """Every answer is the reference's, and so is every step of one that is streamed."""
-    futures = engine.submit_many(model.name, requests)
-    for request, future in zip(requests, futures):
-        assert_same(future.result(WAIT_S), run_one_by_one(model, request))
 
 
 @FEW
@@ -185,24 +178,8 @@ def test_padding_says_nothing_of_the_row_that_it_repeats():
     close_and_check(engine)
 
 
-class Walk(NamedTuple):
-    token: Tensor
-    stop: Tensor
-
-
-class Walks(nn.Module):
-    """The next token is read from a table; that of the last step, which says stop, is outside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.arange(1, 8))
-
-    def forward(self, token: Tensor) -> Walk:
-        return Walk(self.table[token], token == 6)
-
-
 def test_what_a_row_that_stopped_would_read_is_not_looked_at():
-    made = cell(Walks(), {"token": NUMBER}, max_batch=8)
+    made = cell(Walks(last=6), {"token": NUMBER}, max_batch=8)
 
     def unfold(graph, request):
         return {"last": graph.loop(made, until="stop", max_steps=9, token=request).last.token}
