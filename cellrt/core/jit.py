@@ -96,6 +96,12 @@ def allocating(function: Function) -> Any:
     return _njit(function, nogil=True)
 
 
+def short_allocating(function: Function) -> Any:
+    """As ``allocating``, for what Python calls and is too short to be worth handing over the interpreter lock: who
+    does waits to get it back, which takes longer."""
+    return _njit(function)
+
+
 def make_rows(size: int, dtype: np.dtype[np.void]) -> Any:
     """``new_table`` for compiled code."""
     return tables.new_table(size, dtype)

@@ -14,24 +14,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core import record_layout as record
-from cellrt.core.jit import OpenTemplate, entry
+from cellrt.core.jit import OpenTemplate, short_allocating, short_entry
 from cellrt.core.lay_out_records import most_refs
-from cellrt.core.lengths import Lengths, find_lengths, with_lengths
+from cellrt.core.lengths import MOST_WORDS, Lengths, find_lengths, with_lengths
 from cellrt.core.settings import Limits
 from cellrt.core.template import (
     ARRAYS,
     FITS,
+    ITEM_BYTES,
     MOST_REFS,
     NUM_EXTERNALS,
     NUM_STEPS,
     PATCHES,
     Compiled,
     compile_program,
+    compile_rows,
     has_room,
+    made_of,
     open_memory,
 )
 
 NO_PATCHES = np.zeros((0, 2), np.int32)
+NO_LENGTHS = np.zeros(0, np.int32)
+NUM_STATES = 3 * list(ARRAYS).index("states") + 1
+"""Where it is in the words of a template."""
 SHORT, MIDDLE, LONG = 2, np.array([5, 6, 7, 8], np.int32), 24
 ANY = np.array([24, 2, 9, 31], np.int32)
 """Lengths with which a template is compiled, to see what depends on them: any from two on would do."""
@@ -70,7 +76,7 @@ class Template:
     def __init__(self, made: Compiled, patches: NDArray[np.int32], numbers: NDArray[np.int64]) -> None:
         self._memory, self._words, self._patches = made.memory, made.words, patches
         self.numbers = numbers
-        self.num_states = int(made.words[3 * list(ARRAYS).index("states") + 1])
+        self.num_states = int(made.words[NUM_STATES])
         if len(patches):
             made.words[PATCHES : PATCHES + 3] = patches.ctypes.data, *patches.shape
         self.at: Any = open_memory(*made, patches) if numba.config.DISABLE_JIT else made.words
@@ -170,7 +176,7 @@ class KnownTemplates:
         return self._by_key.setdefault(key, template)
 
 
-@entry
+@short_entry
 def _measure(nodes, values, links, subgraphs, lists, states, needs, pages, places, types, most, limits, kind_rows):
     """Whether an empty engine has room, and the most inputs of a node or step; ``most``: of a node."""
     most = max(most, most_refs(types, subgraphs, links))
@@ -195,7 +201,7 @@ def compile_template(
 
     Raises RequestTooLargeError if one value has more than MAX_READERS readers.
     """
-    key, lengths = find_lengths(program, types)
+    key, lengths, made = _find_lengths_or_compile(program, types, ports, room)
     if lengths.size:
         template = known.get(key.tobytes())
         if template is None and key.tobytes() not in known:
@@ -203,10 +209,33 @@ def compile_template(
             template = known.add(key.tobytes(), template)  # another thread may have been first
         if template is not None:
             return _with_lengths(template, lengths, types, room)
-    made = compile_program(program, types, ports, *room)
+    if made is None:
+        made = compile_program(program, types, ports, *room)
     numbers = made.words[NUM_EXTERNALS : NUM_STEPS + 1, None]
     fits, most = bool(made.words[FITS]), int(made.words[MOST_REFS])
     return SizedTemplate(Template(made, NO_PATCHES, numbers), lengths[:0], fits, most)
+
+
+def _find_lengths_or_compile(
+    program: NDArray[np.int32], types: NDArray[np.void], ports: NDArray[np.void], room: Room
+) -> tuple[NDArray[np.int32], Lengths, Compiled | None]:
+    """The key and lengths of a program that has lengths; of one that has none and is short what it is compiled to."""
+    if program.size > MOST_WORDS:
+        return NO_LENGTHS, NO_LENGTHS, None
+    if numba.config.DISABLE_JIT:
+        return *find_lengths(program, types), None
+    key, lengths, memory, words = _compile_briefly(program, types, ports, len(room.kind_rows), *room, ITEM_BYTES)
+    return key, lengths, None if lengths.size else made_of(memory, words)
+
+
+@short_allocating
+def _compile_briefly(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
+    """One call, as each costs microseconds: most graphs that were not seen before are trees, which have no lengths."""
+    key, lengths = find_lengths(program, types)
+    if lengths.size > 0:
+        return key, lengths, np.zeros(0, np.uint8), np.zeros(0, np.int64)
+    memory, words = compile_rows(program, types, ports, num_kinds, limits, kind_rows, item_bytes)
+    return key, lengths, memory, words
 
 
 def _with_lengths(template: Template, lengths: Lengths, types: NDArray[np.void], room: Room) -> SizedTemplate:

@@ -210,7 +210,7 @@ def _pack_part(array, columns, item_bytes, memory, words, k, at):
 
 
 @allocating
-def _compile(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
+def compile_rows(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
     """A template's memory and words, as ``Template`` takes them. One block: each array more costs a microsecond."""
     arrays, numbers = _lay_out(program, types, ports, num_kinds)
     nodes, values, links, subgraphs, externals, lists, states, needs, pages = arrays
@@ -237,7 +237,7 @@ def _compile(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
 
 
 def _compile_plainly(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
-    """As ``_compile``, where nothing is compiled and so nothing has an address."""
+    """As ``compile_rows``, where nothing is compiled and so nothing has an address."""
     arrays, numbers = _lay_out(program, types, ports, num_kinds)
     nodes, values, links, subgraphs, _, lists, states, needs, pages = arrays
     words = [word for array in arrays for word in (0, *array.shape, 1)[:3]]
@@ -265,8 +265,13 @@ def compile_program(
 
     Raises RequestTooLargeError if one value has more than MAX_READERS readers.
     """
-    function = _compile_plainly if numba.config.DISABLE_JIT else _compile
-    made = Compiled(*function(program, types, ports, len(kind_rows), limits, kind_rows, ITEM_BYTES))
+    function = _compile_plainly if numba.config.DISABLE_JIT else compile_rows
+    return made_of(*function(program, types, ports, len(kind_rows), limits, kind_rows, ITEM_BYTES))
+
+
+def made_of(memory: NDArray[np.uint8], words: NDArray[np.int64]) -> Compiled:
+    """What ``compile_rows`` gave. Raises RequestTooLargeError if one value has more than MAX_READERS readers."""
+    made = Compiled(memory, words)
     if made.words[NUM_STEPS] < 0:
         raise RequestTooLargeError(f"an output has more than {MAX_READERS} readers in one graph")
     return made

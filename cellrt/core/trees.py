@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.jit import allocating
+from cellrt.core.jit import allocating, short_allocating
 from cellrt.core.program import CARRY, FIXED, LIST, OP_NODE, STEP
 
 PICK = 4
@@ -52,7 +52,7 @@ def _children(parents):
     return starts, children, order[:end]
 
 
-@allocating
+@short_allocating
 def count_leaves(parents):
     """The number of nodes without children; or -1 if parents are not node numbers with one root, -2 for a cycle."""
     size, roots, leaves = parents.size, 0, 0
@@ -112,7 +112,7 @@ def _listed(nodes: Sequence[int] | NDArray[np.int64]) -> str:
     return " and ".join([", ".join(numbers[:-1]), numbers[-1]]) if len(numbers) > 1 else numbers[0]
 
 
-@allocating
+@short_allocating
 def tree_program(
     parents, leaf_type, inner_type, leaf_outputs, inner_outputs, leaf_words, inner_words, picked, first_value
 ):

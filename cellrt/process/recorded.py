@@ -6,6 +6,7 @@ of them; the template says where each begins.
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Sequence
@@ -22,6 +23,10 @@ from cellrt.process.memory import Part, padded
 LENGTH = struct.Struct("<Q")
 PADDING = bytes(8)
 SMALL_BYTES = 1 << 14
+MAX_HEADS = 128
+
+Externals = tuple[tuple[int, int], ...]
+"""Kind and rows of each of a request's tensors."""
 
 
 class Template(NamedTuple):
@@ -37,7 +42,7 @@ class Template(NamedTuple):
     program: bytes
     results: tuple[ResultLayout, ...]
     states: tuple[StateLayout, ...]
-    externals: tuple[tuple[int, int], ...]
+    externals: Externals
 
     @property
     def num_bytes(self) -> int:
@@ -54,27 +59,43 @@ def template_of(binding: int, alike: Alike) -> Template:
 
 def template_parts(template: Template) -> list[Part]:
     """A template as a message has it."""
-    head = {
-        "binding": template.binding,
-        "externals": template.externals,
-        "results": [layout._replace(positions=_plain(layout.positions)) for layout in template.results],
-        "states": template.states,
-    }
-    text = json.dumps(head).encode()
+    text = _head_of(template.binding, template.externals, template.results, template.states)
     return [LENGTH.pack(len(text)), text, template.program]
 
 
 def read_template(body: memoryview) -> Template:
     """The template of a message; a copy."""
     (size,) = LENGTH.unpack_from(body)
-    head = json.loads(bytes(body[LENGTH.size : LENGTH.size + size]))
+    binding, externals, results, states = _read_head(bytes(body[LENGTH.size : LENGTH.size + size]))
+    return Template(binding, bytes(body[LENGTH.size + size :]), results, states, externals)
+
+
+@functools.lru_cache(MAX_HEADS)
+def _head_of(
+    binding: int,
+    externals: Externals,
+    results: tuple[ResultLayout, ...],
+    states: tuple[StateLayout, ...],
+) -> bytes:
+    """What of a template is not its program. Most trees have programs of their own, and the same of this."""
+    head = {
+        "binding": binding,
+        "externals": externals,
+        "results": [layout._replace(positions=_plain(layout.positions)) for layout in results],
+        "states": states,
+    }
+    return json.dumps(head).encode()
+
+
+@functools.lru_cache(MAX_HEADS)
+def _read_head(text: bytes) -> tuple[int, Externals, tuple[ResultLayout, ...], tuple[StateLayout, ...]]:
+    head = json.loads(text)
     results = tuple(
         ResultLayout(name, kind, range(*at["range"]) if isinstance(at, dict) else tuple(at), is_loop, is_single)
         for name, kind, at, is_loop, is_single in head["results"]
     )
     externals = tuple((int(kind), int(rows)) for kind, rows in head["externals"])
-    states = tuple(StateLayout(*state) for state in head["states"])
-    return Template(int(head["binding"]), bytes(body[LENGTH.size + size :]), results, states, externals)
+    return int(head["binding"]), externals, results, tuple(StateLayout(*state) for state in head["states"])
 
 
 def _plain(positions: Sequence[int]) -> Any:

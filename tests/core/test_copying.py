@@ -1,0 +1,18 @@
+"""Copies of rows: the large ones give up the interpreter lock, also when they are loaded from disk."""
+
+from __future__ import annotations
+
+import numba
+import pytest
+
+from cellrt.core import copying
+
+pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="about what is compiled")
+
+NAMES = "put_columns", "get_rows", "get_rows_of", "move_rows", "get_rows_nogil", "get_rows_of_nogil", "move_rows_nogil"
+
+
+def test_no_two_copies_are_one_on_disk() -> None:
+    kept = [getattr(copying, name)._cache._cache_file._index_name for name in NAMES]
+    assert len({*kept}) == len(NAMES)
+
