@@ -20,7 +20,7 @@ help:
 	@echo "make test    linters, types, import rules and the fast tests: what CI runs"
 	@echo "make lint    linters, types and import rules alone"
 	@echo "make interpreted  the core's tests alone, without compiling it"
-	@echo "make slow    the tests marked slow, and all properties with many more examples"
+	@echo "make slow    the tests marked slow, and all properties with many more examples: an hour on two cores"
 	@echo "make ray     install Ray Serve and test replicas on it"
 	@echo "make mutants try one-line changes of the core against its tests: slow (MUTANTS=... how many)"
 	@echo "make bench   the quick form of the benchmarks"
@@ -63,7 +63,8 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile thorough --timeout 600
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile thorough --timeout 600 \
+		--numprocesses 2 --dist loadfile
 
 ray: $(VENV)/.dev
 	$(PIP_INSTALL) --editable '.[ray]'

@@ -24,6 +24,7 @@ from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, admit, loop, make_pro
 from tests.core.machine import Machine, Request
 from tests.core.test_properties import CONFIGURATIONS, interleave
 from tests.core.test_session_state import Conversation, KeepingAuthor, Play
+from tests.effort import examples
 
 AHEAD = st.integers(1, 4)
 
@@ -45,7 +46,7 @@ def is_whole(machine: Machine) -> bool:
     return not used.any() and not kinds["reserved_worker"].any() and not kinds["reserved_host"].any()
 
 
-@settings(suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(12))
 @given(
     **DRAWN,
     workers=st.integers(1, 2),
@@ -60,7 +61,7 @@ def test_loops_that_go_ahead_come_to_what_the_oracle_says(draw, configuration, a
     assert is_whole(machine)
 
 
-@settings(suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(12))
 @given(
     **DRAWN,
     workers=st.integers(1, 3),
@@ -314,7 +315,7 @@ def test_the_simulator_says_when_loops_end_that_go_ahead(data):
     assert processor.num_live == 0
 
 
-@settings(suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(12))
 @given(
     **DRAWN,
     workers=st.integers(1, 2),

@@ -236,7 +236,7 @@ def numbers(count: int, seed: int = 1) -> list[int]:
     return random.Random(seed).choices(range(1, PRIME), k=count)
 
 
-@settings(suppress_health_check=list(HealthCheck), max_examples=examples(15))
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(8))
 @given(
     draw=st.randoms(use_true_random=False),
     workers=st.integers(1, 2),

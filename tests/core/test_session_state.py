@@ -28,6 +28,7 @@ from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from tests.core.author import CELLS, PRIME, Graph, stops
 from tests.core.machine import Machine, Request
 from tests.core.test_properties import CONFIGURATIONS
+from tests.effort import examples
 
 State = tuple[int, ...]
 
@@ -248,7 +249,7 @@ class Play:
         self.machine.check()
 
 
-@settings(suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(15))
 @given(
     draw=st.randoms(use_true_random=False),
     configuration=CONFIGURATIONS,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -19,14 +19,12 @@ from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.dry import DryDeviceError
 from cellrt.worker.device.executor import DeviceOptions
-from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
 from tests.engine.test_cuda_limits import Walks
-from tests.engine.test_cuda_worker import OPTIONS, device_engine, serve
+from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, serve
 
 MOST_STEPS = 12
 NUMBER = rows(dtype=torch.int64)
-FEW = settings(suppress_health_check=list(HealthCheck), max_examples=examples(15))
 LATE = DeviceOptions(ring_bytes=1 << 16, graph_bytes=0, dry_delay_s=5e-4)
 
 

@@ -263,6 +263,7 @@ def serve_interpreted(name: str, chains: bool) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.slow
 def test_ready_made_cells_serve_ragged_runs_by_their_kernels():
     pytest.importorskip("triton", reason="needs Triton: pip install triton")
     context = multiprocessing.get_context("spawn")

@@ -83,6 +83,7 @@ def test_a_weight_of_a_dtype_that_rows_cannot_have_is_refused(tmp_path) -> None:
     assert refused.value.reason is Reason.DTYPE
 
 
+@pytest.mark.slow
 def test_what_one_cell_does_to_its_fork_costs_the_others_nothing(tmp_path) -> None:
     class Leaving(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

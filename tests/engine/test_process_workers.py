@@ -109,7 +109,7 @@ def test_an_idle_process_that_is_killed_is_replaced_before_the_next_request(engi
 
 
 def test_models_come_and_go(engine):
-    for taken in (chain, model, model, chain):
+    for taken in (chain, model, chain):
         engine.unregister(taken.name)
         assert engine.drain(WAIT_S)
         engine.register(taken)
