@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from benchmarks import http_server
 from benchmarks.http_server import Command, Server, post, serving
+from tests.waiting import until
 
 FORKS = """
 import http.server, os, sys, time
@@ -58,10 +58,7 @@ def test_what_a_server_started_ends_with_it(dies_itself: bool, tmp_path: Path) -
         if dies_itself:
             parent = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
             os.kill(parent, signal.SIGKILL)
-    end_s = time.monotonic() + 10
-    while is_running(child) and time.monotonic() < end_s:
-        time.sleep(0.01)
-    assert not is_running(child)
+    until(lambda: not is_running(child), "what it started has ended", 10)
 
 
 def test_a_server_that_ends_at_once_is_said_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:

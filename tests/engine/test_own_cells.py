@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import pickle
 import resource
-import time
 from pathlib import Path
 from threading import Thread
 
@@ -27,6 +26,7 @@ from cellrt.errors import CellError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.worker.cpu.executor import Executor
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
+from tests.waiting import until
 
 WIDTH, TOKENS = 6, 11
 COMPILED = "AOTInductor"
@@ -226,10 +226,7 @@ def test_a_token_that_does_not_exist_fails_its_own_request(cache: None) -> None:
 
 
 def wait_for_form(engine: cellrt.Engine, name: str = "decoder") -> None:
-    end_s = time.monotonic() + WAIT_S
-    while engine.statistics()["cells"][name]["form"] != COMPILED:
-        assert time.monotonic() < end_s, engine.statistics()["cells"][name]
-        time.sleep(0.01)
+    until(lambda: engine.statistics()["cells"][name]["form"] == COMPILED, f"{name} is compiled")
 
 
 def test_a_form_that_comes_later_takes_requests_from_then_on(cache: None) -> None:

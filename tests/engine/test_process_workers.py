@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,17 +23,10 @@ from cellrt.worker.blame import Failure
 from tests.engine import apart_models
 from tests.engine.apart_models import DEADLY, EXAMPLE, WIDTH, WRONG, chain, model
 from tests.engine.helpers import assert_same, error_of
+from tests.waiting import until
 
 WAIT_S = 60.0
 APART = ["cpu:process"]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Waits until something holds."""
-    end = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:
@@ -103,7 +95,7 @@ def test_an_idle_process_that_is_killed_is_replaced_before_the_next_request(engi
     engine.submit("chain", EXAMPLE).result(WAIT_S)
     dead = process_of(engine)
     os.kill(dead, signal.SIGKILL)
-    until(lambda: process_of(engine) not in (0, dead))
+    until(lambda: process_of(engine) not in (0, dead), "another process has come")
     for future in engine.submit_many("chain", [EXAMPLE] * 8):
         future.result(WAIT_S)
 
@@ -133,7 +125,7 @@ def test_a_closed_engine_leaves_no_process_and_no_memory():
         assert shared_files() > before
     assert not is_running(pid)
     del engine
-    until(lambda: shared_files() <= before)
+    until(lambda: shared_files() <= before, "no shared memory is left")
 
 
 @pytest.mark.slow
@@ -149,7 +141,7 @@ def test_a_process_ends_with_the_one_that_is_killed():
         pid = int(killed.stdout.readline())
         assert is_running(pid)
         killed.kill()
-    until(lambda: not is_running(pid))
+    until(lambda: not is_running(pid), "the worker's process has ended")
 
 
 @pytest.mark.parametrize("texts", [["short"] * 3, ["a" * 1500, "b"], [f"{k} " + "x" * 900 for k in range(500)]])

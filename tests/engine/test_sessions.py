@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 
 import pytest
 import torch
@@ -27,6 +26,7 @@ from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, make_cells
+from tests.waiting import until
 
 PLAIN, WITH_STEPS, LOOP = make_cells()
 
@@ -223,9 +223,7 @@ def test_an_idle_session_expires_and_says_so():
     engine.register(RUNS, warm_up=False)
     session = engine.session("runs", "a")
     session.submit(steps(1)).result(WAIT_S)
-    end = time.monotonic() + WAIT_S
-    while engine.statistics()["sessions"]["open"] and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: not engine.statistics()["sessions"]["open"], "the session expires")
     with pytest.raises(SessionError, match="expired"):
         session.submit(steps(1))
     assert torch.equal(engine.session("runs", "a").submit(steps(1)).result(WAIT_S)["h"][-1], sum_after(1))

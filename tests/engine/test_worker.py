@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from queue import SimpleQueue
 
 import numpy as np
@@ -11,15 +10,9 @@ import numpy as np
 from cellrt.worker.base import WAKE
 from cellrt.worker.cpu.worker import CpuWorker
 from tests.engine.helpers import WAIT_S
+from tests.waiting import until
 
 DEADLY = 1
-
-
-def until(is_so, what: str) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.001)
 
 
 class Tasks:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
 from tests.engine.helpers import WAIT_S
+from tests.waiting import until
 
 pytestmark = pytest.mark.gpu
 LARGE = 4 << 20
@@ -24,10 +23,7 @@ def device(request):
 
 
 def wait(device, count):
-    end_s = time.monotonic() + WAIT_S
-    while device.num_completed() < count:
-        assert time.monotonic() < end_s, "the device does not count"
-        time.sleep(0)
+    until(lambda: device.num_completed() >= count, "the device counts", WAIT_S)
 
 
 def test_tasks_are_counted_in_order_with_and_without_downloads(device):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,9 @@ import torch
 
 from cellrt.process.client import Client
 from cellrt.process.engine_process import EngineProcess
-from tests.engine.helpers import SMALL, WAIT_S
+from tests.engine.helpers import SMALL
 from tests.steps import HOLD_LONG, WIDTH
+from tests.waiting import until
 
 MODELS = ("chain", "loop", "layers", "kept", "grown", "half")
 
@@ -32,14 +31,6 @@ def steps(count: int, first: float = 1.0) -> torch.Tensor:
 def held(count: int = 1) -> torch.Tensor:
     """A request whose first step takes long."""
     return torch.cat([torch.full((1, WIDTH), HOLD_LONG), steps(count)])
-
-
-def until(is_so: Callable[[], object], what: str) -> None:
-    """Waits until something holds; fails after ``WAIT_S``."""
-    end_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end_s, f"it never came to that: {what}"
-        time.sleep(0.005)
 
 
 def holdings(pid: int | str = "self") -> tuple[int, int]:

@@ -18,7 +18,8 @@ from cellrt.errors import CellrtError, DeviceError, EngineClosedError
 from cellrt.process.client import Client, connect
 from tests.engine.helpers import WAIT_S
 from tests.process import models
-from tests.process.helpers import held, holdings, start, steps, until
+from tests.process.helpers import held, holdings, start, steps
+from tests.waiting import until
 
 AT_ONCE_S = 2.0
 """Long for what takes a millisecond, short beside any time limit."""
@@ -45,7 +46,6 @@ class Waiters:
         self._threads = [threading.Thread(target=self._wait, args=way) for way in ways.items()]
         for thread in self._threads:
             thread.start()
-        time.sleep(0.1)
 
     def _wait(self, name, way) -> None:
         try:
@@ -78,6 +78,7 @@ def end_and_look(end: str) -> None:
     for place, future in enumerate(futures):
         future.add_done_callback(lambda _, place=place: ends.__setitem__(place, ends[place] + 1))
     waiters = Waiters(clients[0])
+    until(lambda: clients[1].statistics()["unfinished"] > len(futures), "what they ask for has come")
     expected = DeviceError if end == "kill" else EngineClosedError
     if end == "close":
         engine.close()

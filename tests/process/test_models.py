@@ -16,7 +16,8 @@ from cellrt.process.client import connect
 from cellrt.process.source import ModelSource, source_of
 from tests.engine.helpers import WAIT_S
 from tests.process import models
-from tests.process.helpers import start, steps, until
+from tests.process.helpers import start, steps
+from tests.waiting import until
 
 HERE = "tests.process.models"
 

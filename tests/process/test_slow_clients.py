@@ -15,7 +15,8 @@ from cellrt.process.client import connect
 from cellrt.process.host import Doorkeeper
 from tests.engine.helpers import WAIT_S, assert_same, small_engine
 from tests.process import models
-from tests.process.helpers import held, steps, until
+from tests.process.helpers import held, steps
+from tests.waiting import until
 
 
 @pytest.fixture

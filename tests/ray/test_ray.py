@@ -15,9 +15,10 @@ import httpx
 import pytest
 import torch
 
-from tests.serve.helpers import ROOT, until
+from tests.serve.helpers import ROOT
 from tests.serve.models import DIE
 from tests.steps import HOLD
+from tests.waiting import until
 
 ray = pytest.importorskip("ray")
 serve = pytest.importorskip("ray.serve")

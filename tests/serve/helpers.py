@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
+
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WAIT_S = 60.0
@@ -103,11 +104,3 @@ def start(*models: str, options: Sequence[str] = (), environment: dict[str, str]
     """A server of models of ``tests.serve.models``, at a port that is free."""
     paths = [f"tests.serve.models:{model}" for model in models]
     return Server(["--port", "0", "--device", "cpu:1", *options, *paths], environment)
-
-
-def until(is_so: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
-    """Waits until something holds."""
-    end_s = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end_s, f"it never came to that: {what}"
-        time.sleep(0.02)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.serve.helpers import Server, until
+from tests.serve.helpers import Server
 from tests.serve.test_oip import X, expected
 from tests.steps import HOLD, RAISE, WIDTH
+from tests.waiting import until
 
 tritongrpc = pytest.importorskip("tritonclient.grpc")
 WAIT_S = 30.0

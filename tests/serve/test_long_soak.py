@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from tests.serve.helpers import Server, until
+from tests.serve.helpers import Server
 from tests.serve.soak_models import KILL
 from tests.serve.test_soak import descriptors, resident_kb
 from tests.serve.test_watching import samples
 from tests.steps import HOLD, RAISE
+from tests.waiting import until
 
 aiohttp = pytest.importorskip("aiohttp")
 SOAK_S = float(os.environ.get("CELLRT_SOAK_S", "1200"))

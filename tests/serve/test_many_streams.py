@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from tests.serve.helpers import Server, until
+from tests.serve.helpers import Server
 from tests.serve.soak_models import GATE, LAST, MOST_STEPS
 from tests.serve.test_long_soak import settled, used
 from tests.serve.test_soak import resident_kb
 from tests.serve.test_watching import samples
+from tests.waiting import until
 
 aiohttp = pytest.importorskip("aiohttp")
 COUNT = int(os.environ.get("CELLRT_STREAMS", "2000"))

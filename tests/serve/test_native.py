@@ -7,8 +7,9 @@ import struct
 
 import pytest
 
-from tests.serve.helpers import Server, until
+from tests.serve.helpers import Server
 from tests.steps import HOLD, RAISE
+from tests.waiting import until
 
 websocket = pytest.importorskip("websockets.sync.client")
 

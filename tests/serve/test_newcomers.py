@@ -10,7 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.serve.helpers import Server, until
+from tests.serve.helpers import Server
+from tests.waiting import until
 
 tritonclient = pytest.importorskip("tritonclient.http")
 connect = pytest.importorskip("websockets.sync.client").connect

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.serve.helpers import Server, start, until
+from tests.serve.helpers import Server, start
 from tests.serve.test_under_fire import children
+from tests.waiting import until
 
 tritongrpc = pytest.importorskip("tritonclient.grpc")
 ASK = {"request": [[1, 0]]}

@@ -7,9 +7,10 @@ import threading
 import httpx
 import pytest
 
-from tests.serve.helpers import WAIT_S, start, until
+from tests.serve.helpers import WAIT_S, start
 from tests.serve.test_watching import samples
 from tests.steps import HOLD
+from tests.waiting import until
 
 
 def test_rows_are_refused_by_the_engine_s_limit_and_the_model_s() -> None:

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from tests.serve.helpers import Server, until
+from tests.serve.helpers import Server
 from tests.serve.test_under_fire import children
 from tests.serve.test_watching import samples
 from tests.steps import HOLD, RAISE
+from tests.waiting import until
 
 aiohttp = pytest.importorskip("aiohttp")
 SOAK_S = float(os.environ.get("CELLRT_SOAK_S", "15"))

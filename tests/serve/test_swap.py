@@ -7,7 +7,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.serve.helpers import WAIT_S, Server, until
+from tests.serve.helpers import WAIT_S, Server
+from tests.waiting import until
 
 PATH = "/v1/models/scaled/infer"
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serve.helpers import WAIT_S, Server, start, until
+from tests.serve.helpers import WAIT_S, Server, start
 from tests.serve.models import DIE
 from tests.steps import HOLD
+from tests.waiting import until
 
 KEY = "a-key-that-is-long-enough"
 CONFIG = """
