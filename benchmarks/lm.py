@@ -8,6 +8,9 @@ beside cellrt is the same cell called in a bare loop, which has nothing to sched
 cellrt also serves the model as one cell a layer.
 "suspension": what a request that gives its pages up pays for each, copied to the host and back, or dropped and computed
 anew with the others of a prompt, in microseconds.
+"floor": a decoding step of 1 to 8 rows in a bare loop, beside what it takes at least: the larger of its weights over
+the bandwidth of a dot product of two vectors, as large together, and its operations over the rate of a product of 1,024
+rows and columns, torch's or ours, whichever is faster.
 ``products``: what it costs that a row's bits do not depend on its company, beside torch's products, in microseconds.
 
 All use one torch thread. Tokens/s is up to the last token of all; the time to the first token and the time per token
@@ -48,6 +51,10 @@ PAGES_ANEW = 16
 """So many pages are computed anew at once: of a longer prompt each takes longer, as attention looks back further."""
 MODELS = ("random", "smollm")
 IN_FLIGHT = (1, 8, 32)
+STEP_ROWS = (1, 2, 4, 8)
+READ = 31
+"""Tokens before those of a step whose time is beside its floor."""
+SQUARE = 1024
 NO_END, PAGE_SIZE = -1, 16
 RANDOM = LlamaSizes(vocabulary=4096, hidden=256, inner=704, layers=8, heads=4, kv_heads=2)
 MOST_DIFFERENT = 2
@@ -99,17 +106,22 @@ class Cellrt:
         tokens = torch.tensor([token for asked in requests for token in asked.prompt])
         first, rows = 0, read
         for _ in range(steps):
-            nodes = torch.arange(count, dtype=torch.int32).repeat_interleave(rows)
-            positions = torch.arange(first, first + rows, dtype=torch.int32).repeat(count)
-            lengths = torch.full((count,), first + rows, dtype=torch.int32)
-            offsets = torch.arange(0, count * rows + 1, rows, dtype=torch.int32)
-            is_read = positions == first + rows - 1
-            kv = PagedRows(pages, tables, lengths, offsets, nodes, positions, is_read, 2)
-            tokens = self.cell.run(tokens, kv)[0][is_read]
+            kv = rows_of_step(pages, tables, first, rows)
+            tokens = self.cell.run(tokens, kv)[0][kv.is_read]
             for one, token in zip(made, tokens.tolist()):
                 one.note(token)
             first, rows = first + rows, 1
         return made
+
+
+def rows_of_step(pages: torch.Tensor, tables: torch.Tensor, first: int, rows: int) -> PagedRows:
+    """So many rows of each request, the first at this position; ``tables`` ``[requests, pages of each]``."""
+    count = len(tables)
+    nodes = torch.arange(count, dtype=torch.int32).repeat_interleave(rows)
+    positions = torch.arange(first, first + rows, dtype=torch.int32).repeat(count)
+    lengths = torch.full((count,), first + rows, dtype=torch.int32)
+    offsets = torch.arange(0, count * rows + 1, rows, dtype=torch.int32)
+    return PagedRows(pages, tables, lengths, offsets, nodes, positions, positions == first + rows - 1, 2)
 
 
 def draw_requests(count: int, vocabulary: int, longest: tuple[int, int], is_equal: bool) -> list[Asked]:
@@ -176,6 +188,33 @@ def run_suspension(recorder: Recorder, part: str, ours: Cellrt, seconds: float) 
     recorder.add(f"{part}, suspension", "computed anew / copied", times["computed anew"] / times["copied"], "ratio")
 
 
+@torch.inference_mode()
+def run_floor(recorder: Recorder, part: str, model: Llama, cell: cellrt.Cell, seconds: float) -> None:
+    """Steps beside their floors."""
+    sizes = model.sizes
+    used = [weight for name, weight in model.named_parameters() if "embedding" not in name or sizes.is_tied]
+    numbers = sum(weight.numel() for weight in used)
+    half, square = torch.ones(2, numbers // 2), torch.ones(SQUARE, SQUARE)
+    ours = Linear(SQUARE, SQUARE, bias=False)
+    width = READ // PAGE_SIZE + 1
+    for rows in STEP_ROWS:
+        pages = torch.zeros(rows * width, *cell.inputs["kv"].stored.shape)
+        tables = torch.arange(rows * width, dtype=torch.int32).view(rows, width)
+        kv, tokens = rows_of_step(pages, tables, READ, 1), torch.ones(rows, dtype=torch.int64)
+        calls: dict[str, Callable[[], object]] = {
+            "step": partial(cell.run, tokens, kv),
+            "weights read": partial(torch.dot, *half),
+            "torch's product": partial(torch.mm, square, square),
+            "our product": partial(ours, square),
+        }
+        times = medians_us(calls, seconds)
+        product_us = min(times["torch's product"], times["our product"]) * rows * numbers / SQUARE**3
+        floor_us = max(times["weights read"], product_us)
+        for name, value in (("step", times["step"]), ("floor", floor_us), ("floor of its products", product_us)):
+            recorder.add(f"{part}, floor", name, value, "us", rows=rows)
+        recorder.add(f"{part}, floor", "step / floor", times["step"] / floor_us, "ratio", rows=rows)
+
+
 def run_products(recorder: Recorder, seconds: float) -> None:
     """One layer of SmolLM2 and its head: the products whose bits do not depend on the batch, and torch's."""
     torch.manual_seed(0)
@@ -228,6 +267,7 @@ def run(recorder: Recorder, options: Options) -> None:
                 ends.callback(peer.close)
                 mixed |= {"transformers, continuous": peer.serve, "transformers, padded": partial(padded, reference)}
             run_suspension(recorder, part, ours, 0.5 if options.quick else 3.0)
+            run_floor(recorder, part, model, ours.cell, 2.0 if options.quick else 10.0)
             layers = {"cellrt, a cell a layer": partial(ours.serve, name="layers")}
             equal: dict[str, Server] = {"cellrt": ours.serve, "bare loop": ours.serve_in_a_loop, **layers}
             mixed |= layers

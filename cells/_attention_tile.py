@@ -30,7 +30,7 @@ _INDEX = ir.IntType(64)
 @nogil
 def multiply_scores(rows, x, x_stride, panel, stride, depth, out, out_stride):  # type: ignore[no-untyped-def]
     """Write ``x @ panel``, for a block of keys and at most ``TILE_ROWS`` rows."""
-    multiply_rows(GROUPS, 1, rows, x, x_stride, panel, stride, depth, out, out_stride, None)
+    multiply_rows(GROUPS, 1, rows, x, x_stride, panel, stride, depth, out, out_stride, 0, None)
 
 
 @nogil
@@ -41,13 +41,13 @@ def add_values(rows, weights, values, width, count, out):  # type: ignore[no-unt
     while column < width:
         left, at = (width - column) // LANES, 4 * column
         if left >= 4:
-            multiply_rows(4, 0, rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width, None)
+            multiply_rows(4, 0, rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width, 0, None)
             column += 4 * LANES
         elif left >= 2:
-            multiply_rows(2, 0, rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width, None)
+            multiply_rows(2, 0, rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width, 0, None)
             column += 2 * LANES
         else:
-            multiply_rows(1, 0, rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width, None)
+            multiply_rows(1, 0, rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width, 0, None)
             column += LANES
 
 

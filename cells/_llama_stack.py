@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cellrt.cells._paged_attention import append, attend
 from cellrt.cells._row_kernels import add_rows, gate_rows, norm_rows, turn_rows
 from cellrt.cells._weights import Derived, is_fusable, pack_with_bias
-from cellrt.cells.paged_attention import Mask, Pages, Spans, settings_of, task_of
+from cellrt.cells.paged_attention import LayerPages, Mask, Pages, Spans, settings_of, task_of
 from cellrt.cells.transformer import Heads
 from cellrt.definition.compiled_form import nogil
 from cellrt.kernels.paged_attention.pages import check, check_appended
@@ -26,6 +26,8 @@ from cellrt.products.packed import FLOAT_BYTES, project
 
 LINEARS = ("attention.query", "attention.key", "attention.value", "attention.out", "mlp.gate", "mlp.up", "mlp.down")
 NORMS = ("attention_norm", "mlp_norm", "attention.query_norm", "attention.key_norm")
+NOTHING: dict[str, Any] = {"weight": None}
+"""The parameters of a norm that is not there."""
 LAYER_WORDS = 2 * len(LINEARS) + len(NORMS)
 """Addresses of a layer: of each linear layer packed weight and bias, and of each norm, 0 where there is none."""
 
@@ -86,7 +88,7 @@ class LayerWeights:
         """The words of each layer, and what they point to."""
         if not self._slots:
             self._slots = [slot for layer in layers for slot in _slots_of(layer)]
-        return self._packed.of(*(own[name] if own else None for own, name in self._slots))
+        return self._packed.of(*[own[name] for own, name in self._slots])
 
     def _pack(self, *weights: Tensor | None) -> tuple[NDArray[np.int64], list[Any]]:
         each = len(self._slots) // (2 * len(LINEARS) + len(NORMS))
@@ -107,7 +109,7 @@ class LayerWeights:
 
 
 def _slots_of(layer: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Where the layer's parameters are, in the order of its words; an empty dict for a norm that is not there."""
+    """Where the layer's parameters are, in the order of its words."""
     slots: list[tuple[dict[str, Any], str]] = []
     for name in LINEARS:
         own = layer.get_submodule(name)._parameters
@@ -115,7 +117,7 @@ def _slots_of(layer: nn.Module) -> list[tuple[dict[str, Any], str]]:
     for name in NORMS:
         part, _, last = name.rpartition(".")
         norm = getattr(layer.get_submodule(part), last)
-        slots.append(({}, "") if norm is None else (norm._parameters, "weight"))
+        slots.append((NOTHING if norm is None else norm._parameters, "weight"))
     return slots
 
 
@@ -124,6 +126,8 @@ def has_one_call(x: Tensor, spans: Spans, pages: Sequence[Pages]) -> bool:
     first = pages[0]
     if not is_fusable(x, first.keys, first.values) or not len(x) or spans.positions.dtype is not torch.int32:
         return False
+    if isinstance(pages, LayerPages):
+        return True
     strides = first.keys.stride()
     shared = (own.tables is first.tables and own.keys.stride() == own.values.stride() == strides for own in pages)
     return all(shared) and first.starts is None
@@ -151,7 +155,10 @@ def run_all(
     check(x.new_empty(rows, heads.heads, size), first, spans, mask)
     check_appended(first, spans, key, key)
     settings = settings_of(heads.heads, first, mask, size**-0.5 if heads.scale is None else heads.scale)
-    places = np.array([(own.keys.data_ptr(), own.values.data_ptr()) for own in pages])
+    if isinstance(pages, LayerPages):
+        places = pages.addresses()
+    else:
+        places = np.array([(own.keys.data_ptr(), own.values.data_ptr()) for own in pages])
     numbers = np.array([len(pages), heads.hidden, sizes.inner, heads.heads, heads.num_kv_heads, size])
     at = x.data_ptr(), rows, spans.positions.data_ptr(), turns.data_ptr()
     run_layers(words, numbers, sizes.epsilon, *at, settings, task_of(first, spans), places)

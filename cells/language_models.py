@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cellrt import Cell, PagedRows, cell, grows, rows, token
 from cellrt.cells.llama import Llama, LlamaLayers, LlamaSizes
-from cellrt.cells.paged_attention import Pages, Spans
+from cellrt.cells.paged_attention import LayerPages, Pages, Spans
 from cellrt.cells.row_layers import likeliest
 
 
@@ -57,9 +57,9 @@ class GreedyLanguageModel(nn.Module):
         return NextToken(*made, made[0] == self.end_token)
 
 
-def pages_of_layers(kv: PagedRows) -> list[Pages]:
+def pages_of_layers(kv: PagedRows) -> LayerPages:
     """The pages of each layer's keys and values, in place: what one layer has of a page lies together."""
-    return [Pages(layer[:, 0], layer[:, 1], kv.tables, kv.lengths) for layer in kv.pages.unbind(1)]
+    return LayerPages(kv.pages, kv.tables, kv.lengths)
 
 
 def language_model(

@@ -6,6 +6,9 @@ of ``_paged_attention.py``, with the words that ``settings_of`` and ``task_of`` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import overload
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,7 +22,7 @@ from cellrt.kernels.paged_attention import Mask, Pages, Spans
 from cellrt.kernels.paged_attention.pages import CAUSAL, check, check_appended
 from cellrt.products.vectors import BFLOAT16, FLOAT16, FLOAT32
 
-__all__ = ["Mask", "Pages", "Spans", "append_pages", "paged_attention", "settings_of", "task_of"]
+__all__ = ["LayerPages", "Mask", "Pages", "Spans", "append_pages", "paged_attention", "settings_of", "task_of"]
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 
@@ -54,6 +57,37 @@ def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None
     settings = settings_of(key.shape[1], pages, CAUSAL, 1.0)
     task = task_of(pages, spans, key=key, value=value)
     append(settings.ctypes.data, task.ctypes.data)
+
+
+class LayerPages(Sequence[Pages]):
+    """The pages of each layer, in one tensor that has those of all; they are made when somebody asks for them.
+
+    ``pages`` ``[pages, layers, 2, page_size, kv_heads, head_dim]``: keys, then values.
+    """
+
+    def __init__(self, pages: Tensor, tables: Tensor, lengths: Tensor) -> None:
+        self._pages, self._tables, self._lengths = pages, tables, lengths
+
+    def __len__(self) -> int:
+        return self._pages.shape[1]
+
+    @overload
+    def __getitem__(self, layer: int) -> Pages: ...
+
+    @overload
+    def __getitem__(self, layer: slice) -> list[Pages]: ...
+
+    def __getitem__(self, layer: int | slice) -> Pages | list[Pages]:
+        if isinstance(layer, slice):
+            return [self[each] for each in range(*layer.indices(len(self)))]
+        own = self._pages.select(1, layer)
+        return Pages(own[:, 0], own[:, 1], self._tables, self._lengths)
+
+    def addresses(self) -> NDArray[np.int64]:
+        """Where each layer's keys and values begin, ``[layers, 2]``."""
+        size, first = self._pages.element_size(), self._pages.data_ptr()
+        layer, value = self._pages.stride(1), self._pages.stride(2)
+        return first + size * (layer * np.arange(len(self))[:, None] + [0, value])
 
 
 def settings_of(heads: int, pages: Pages, mask: Mask, scale: float) -> NDArray[np.int64]:

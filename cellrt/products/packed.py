@@ -29,17 +29,18 @@ from torch import Tensor
 
 from cellrt.core.jit import nogil, watch_callees
 from cellrt.core.memory import read_float
-from cellrt.products.tile import multiply_rows, rows_of_tile
+from cellrt.products.tile import lines_of_row, multiply_rows, rows_of_tile
 from cellrt.products.vectors import LANES, LINE_BYTES, fetch_line
 
 FLOAT_BYTES = 4
 CHUNK_ROWS = 96
 """Rows that go through all panels together: their inputs stay in the second-level cache."""
 
-_WIDE_ROWS = 24
-_BLOCK_DEPTH = 128
-"""From so many rows on, the depth is cut into blocks of this size: as much of a panel stays in the first-level cache
-while all rows go over it."""
+_BLOCK_DEPTH, _SHORT_BLOCK_DEPTH = 128, 48
+"""Where rows are more than a tile, the depth is cut into blocks of this size: so much of a panel stays in the nearest
+cache while all rows go over it. Two tiles are over it soon, and what they fetch meanwhile is little."""
+_AHEAD_DEPTH = 24
+"""How far ahead a full tile fetches that is alone."""
 
 _LINEAR_GROUPS = 4
 
@@ -116,27 +117,29 @@ def _product(groups: int) -> Any:
 
     While the rows go over a block, its tiles fetch the next one, which may be in no cache: each a share of it.
     """
-    width, most = groups * LANES, rows_of_tile(groups)
+    width, most, row_lines = groups * LANES, rows_of_tile(groups), lines_of_row(groups)
+    half_lines = -(-row_lines // 2)
 
     @nogil
     def multiply(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
-        block = _BLOCK_DEPTH if rows >= _WIDE_ROWS else depth
+        tiles = -(-rows // most)
+        if tiles == 1:
+            block, lines = depth, row_lines if rows == most else 0
+        elif tiles == 2:
+            block, lines = _SHORT_BLOCK_DEPTH, half_lines
+        else:
+            block, lines = _BLOCK_DEPTH, half_lines if tiles == 3 else 1
         for start in range(0, depth, block):
             size = min(block, depth - start)
             weights = panel + start * width * FLOAT_BYTES
             row = 0
-            while row < rows:
-                left = rows - row
-                if left >= 2 * most:
-                    count = most
-                elif left > most:  # the last two are equally full
-                    count = (left + 1) // 2
-                else:
-                    count = left
+            for k in range(tiles):
+                count = -(-(rows - row) // (tiles - k))
                 begin = x + (row * stride + start) * FLOAT_BYTES
                 sums = tile + row * width * FLOAT_BYTES
-                ahead = weights + (size + row * size // rows) * width * FLOAT_BYTES
-                multiply_rows(groups, 0, count, begin, stride, weights, width, size, sums, width, ahead)
+                shift = _AHEAD_DEPTH if tiles == 1 else size + k * size // tiles
+                ahead = weights + shift * width * FLOAT_BYTES
+                multiply_rows(groups, 0, count, begin, stride, weights, width, size, sums, width, lines, ahead)
                 row += count
 
     return multiply

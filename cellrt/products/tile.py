@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from cellrt.products.vectors import LINE_BYTES, REGISTERS, VectorBuilder, fetch_line
+from cellrt.products.vectors import LANES, LINE_BYTES, REGISTERS, VectorBuilder, fetch_line
 
 _INDEX = ir.IntType(64)
 
@@ -28,7 +28,25 @@ def rows_of_tile(groups: int) -> int:
     return rows
 
 
-def _emit_tile(builder: Any, rows: int, groups: int, is_fresh: bool, arguments: Any, ahead: Any) -> None:
+def lines_of_row(groups: int) -> int:
+    """How many cache lines one of the ``depth`` rows of a panel takes, begun ones included."""
+    return -(-groups * LANES * 4 // LINE_BYTES)
+
+
+def shapes_of(groups: int) -> list[tuple[int, int]]:
+    """The shapes of tiles of so many vectors a row: how many rows, and how many cache lines each of the ``depth``
+    fetches.
+
+    One tile by itself fetches nothing, or if it is full all of what comes soon. Of two or three each fetches half of
+    what comes next, of more one line; rows are shared out evenly, so that a tile has at least half of the most.
+    """
+    most, lines = rows_of_tile(groups), lines_of_row(groups)
+    alone = {(rows, 0) for rows in range(1, most)} | {(most, lines)}
+    together = {(rows, fetched) for rows in range((most + 1) // 2, most + 1) for fetched in (-(-lines // 2), 1)}
+    return sorted(alone | together)
+
+
+def _emit_tile(builder: Any, rows: int, groups: int, is_fresh: bool, lines: int, arguments: Any, ahead: Any) -> None:
     x, x_stride, panel, stride, depth, out, out_stride = arguments
     lanes = VectorBuilder(builder)
     starts = [_row(builder, x, x_stride, row) for row in range(rows)]
@@ -40,8 +58,9 @@ def _emit_tile(builder: Any, rows: int, groups: int, is_fresh: bool, arguments: 
         builder.store(begin, sums[row, group])
     with cgutils.for_range(builder, depth) as loop:
         at = _row(builder, panel, stride, loop.index)
-        if ahead is not None:
-            fetch_line(builder, builder.add(ahead, builder.mul(loop.index, _INDEX(LINE_BYTES))), 2)
+        for line in range(lines):
+            number = builder.add(builder.mul(loop.index, _INDEX(lines)), _INDEX(line))
+            fetch_line(builder, builder.add(ahead, builder.mul(number, _INDEX(LINE_BYTES))), 2)
 
         def value_of(row: int) -> Any:
             place = builder.gep(builder.inttoptr(starts[row], ir.FloatType().as_pointer()), [loop.index])
@@ -75,29 +94,31 @@ def _row(builder: Any, base: Any, stride: Any, row: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def multiply_rows(
     typing_context: Any, groups: Any, fresh: Any, rows: Any, x: Any, x_stride: Any, panel: Any, stride: Any,
-    depth: Any, out: Any, out_stride: Any, ahead: Any,
+    depth: Any, out: Any, out_stride: Any, lines: Any, ahead: Any,
 ) -> Any:  # fmt: skip
     """Add ``x @ panel`` to ``groups`` vectors of each row of ``out``, or write it there if ``fresh``.
 
-    ``groups`` and ``fresh`` are constants. There are 1 to ``rows_of_tile(groups)`` rows; ``panel`` has ``depth`` rows
-    of ``groups`` vectors. All places are addresses of float32, and strides are in numbers. ``ahead``, unless it is
-    None, is memory of which a full tile fetches a cache line for each of the ``depth``, for whom will read it soon.
+    ``groups`` and ``fresh`` are constants. ``panel`` has ``depth`` rows of ``groups`` vectors. All places are addresses
+    of float32, and strides are in numbers. Unless ``ahead`` is None, ``rows`` and ``lines`` are one of
+    ``shapes_of(groups)``, and of the memory there so many cache lines are fetched for each of the ``depth``, one behind
+    the other, for whom will read them soon; else there are 1 to ``rows_of_tile(groups)`` rows.
     """
     num_groups, is_fresh = groups.literal_value, bool(fresh.literal_value)
-    most = rows_of_tile(num_groups)
+    shapes, factor = shapes_of(num_groups), lines_of_row(num_groups) + 1
+    if ahead == types.none:
+        shapes = [(count, 0) for count in range(1, rows_of_tile(num_groups) + 1)]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *places, next_place = arguments[3:]
+        *places, num_lines, next_place = arguments[3:]
         done = builder.append_basic_block("multiplied")
-        choice = builder.switch(arguments[2], done)
-        for count in range(1, most + 1):
-            block = builder.append_basic_block(f"rows.{count}")
-            choice.add_case(_INDEX(count), block)
+        choice = builder.switch(builder.add(builder.mul(arguments[2], _INDEX(factor)), num_lines), done)
+        for count, fetched in shapes:
+            block = builder.append_basic_block(f"rows.{count}.{fetched}")
+            choice.add_case(_INDEX(count * factor + fetched), block)
             builder.position_at_end(block)
-            fetched = next_place if count == most and ahead != types.none else None
-            _emit_tile(builder, count, num_groups, is_fresh, places, fetched)
+            _emit_tile(builder, count, num_groups, is_fresh, fetched, places, next_place)
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
 
-    return types.void(groups, fresh, *[types.intp] * 8, ahead), generate
+    return types.void(groups, fresh, *[types.intp] * 9, ahead), generate

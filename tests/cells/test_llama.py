@@ -6,7 +6,7 @@ from torch.nn.functional import silu, softmax
 
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.llama_weights import llama_from_gguf, llama_from_transformers, neighbours_to_halves
-from cellrt.cells.paged_attention import Pages
+from cellrt.cells.paged_attention import LayerPages, Pages
 from cellrt.cells.positions import Llama3Scaling, YarnScaling
 from cellrt.errors import DefinitionError
 from tests.cells.smollm import smollm
@@ -229,3 +229,10 @@ def test_changed_weights_are_packed_anew():
     again = last_logits(model, ToyPages(model, 4, 4), {0: (0, [1, 2, 3])})
     assert not torch.equal(before, changed)
     assert torch.equal(before, again)
+
+
+def test_pages_of_layers_lie_where_their_addresses_say():
+    pages = torch.zeros(7, 5, 2, 4, 3, 8)[1:6]
+    layers = LayerPages(pages, torch.zeros(2, 3, dtype=torch.int32), torch.ones(2, dtype=torch.int32))
+    assert [[each.keys.data_ptr(), each.values.data_ptr()] for each in layers] == layers.addresses().tolist()
+    assert len(layers[1:3]) == 2 and layers[1:3][0].keys.data_ptr() == layers[1].keys.data_ptr()
