@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -82,11 +81,16 @@ class Derived(Generic[Value]):
 
     def __init__(self, compute: Callable[..., Value]) -> None:
         self._compute = compute
-        self._entry: tuple[tuple[list[int], list[int]], tuple[Tensor | None, ...], Value] | None = None
+        self._entry: tuple[list[Any], tuple[Tensor | None, ...], Value] | None = None
 
     def of(self, *parameters: Tensor | None) -> Value:
         """The value for these parameters (None where there is no bias)."""
-        key, entry = _state_of(parameters), self._entry
+        # What changes when the values of a parameter do: where they lie, and how often they were written.
+        key = [
+            None if tensor is None else (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+            for tensor in parameters
+        ]
+        entry = self._entry
         if entry is None or entry[0] != key:
             with torch.no_grad():
                 value = self._compute(*parameters)
@@ -98,22 +102,6 @@ class Derived(Generic[Value]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._compute,)
-
-
-_VERSION = attrgetter("_version")
-
-
-def _state_of(parameters: Sequence[Tensor | None]) -> tuple[list[int], list[int]]:
-    """What changes when the values of a parameter do: where they lie, and how often they were written.
-
-    Each step asks for all weights of a language model, so what loops here is not Python.
-    """
-    tensors = [tensor for tensor in parameters if tensor is not None]
-    try:
-        versions = list(map(_VERSION, tensors))
-    except RuntimeError:  # those made under inference_mode have none
-        versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-    return list(map(Tensor.data_ptr, tensors)), versions
 
 
 def pack_with_bias(weight: Tensor, bias: Tensor | None) -> tuple[PackedWeight, Tensor]:
