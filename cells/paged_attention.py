@@ -87,7 +87,8 @@ class LayerPages(Sequence[Pages]):
         """Where each layer's keys and values begin, ``[layers, 2]``."""
         size, first = self._pages.element_size(), self._pages.data_ptr()
         layer, value = self._pages.stride(1), self._pages.stride(2)
-        return first + size * (layer * np.arange(len(self))[:, None] + [0, value])
+        of_values = np.array([0, value])
+        return first + size * (layer * np.arange(len(self))[:, None] + of_values)
 
 
 def settings_of(heads: int, pages: Pages, mask: Mask, scale: float) -> NDArray[np.int64]:
