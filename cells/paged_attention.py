@@ -87,8 +87,8 @@ class LayerPages(Sequence[Pages]):
         """Where each layer's keys and values begin, ``[layers, 2]``."""
         size, first = self._pages.element_size(), self._pages.data_ptr()
         layer, value = self._pages.stride(1), self._pages.stride(2)
-        of_values = np.array([0, value])
-        return first + size * (layer * np.arange(len(self))[:, None] + of_values)
+        of_layers: NDArray[np.int64] = first + size * layer * np.arange(len(self), dtype=np.int64)
+        return np.stack([of_layers, of_layers + size * value], axis=1)
 
 
 def settings_of(heads: int, pages: Pages, mask: Mask, scale: float) -> NDArray[np.int64]:
