@@ -50,6 +50,9 @@ class GreedyLanguageModel(nn.Module):
     def forward(self, token: Tensor, kv: PagedRows) -> NextToken:
         """``token`` int64 ``[rows]``; ``kv`` rows ``[layers, 2, kv_heads, head_dim]``, in pages of dimension 2."""
         rows = self.model(token, Spans(kv.offsets, kv.positions), pages_of_layers(kv))
+        if len(kv.tables) == len(token):  # single steps: all are read, but for a few, and on a GPU nobody waits to know
+            made = likeliest(self.model.logits(rows))
+            return NextToken(*made, made[0] == self.end_token)
         chosen = kv.is_read.nonzero()[:, 0]
         made = token.new_zeros(len(token)), rows.new_zeros(len(token), dtype=torch.float32)
         if len(chosen):

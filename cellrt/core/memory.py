@@ -8,6 +8,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
 
 WORD_BYTES = 8
 
@@ -93,6 +94,38 @@ def as_pointer(typing_context: Any, address: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
 
     return types.voidptr(types.intp), generate
+
+
+def _array_at(context: Any, builder: Any, array: types.Array, address: Any, shape: list[Any]) -> Any:
+    """An array that owns nothing."""
+    made = make_array(array)(context, builder)
+    itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array.dtype)))
+    strides = [builder.mul(shape[1], itemsize), itemsize] if array.ndim == 2 else [itemsize]
+    data = builder.inttoptr(address, made.data.type)
+    populate_array(made, data=data, shape=shape, strides=strides, itemsize=itemsize, meminfo=None)
+    return made._getvalue()
+
+
+@intrinsic
+def ints_at(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
+    """The int32 numbers at an address as an array ``[rows, columns]``, which does not keep them there."""
+    array = types.Array(types.int32, 2, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _array_at(context, builder, array, arguments[0], list(arguments[1:]))
+
+    return array(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def bytes_at(typing_context: Any, address: Any, count: Any) -> Any:
+    """The bytes at an address as an array ``[count]``, which does not keep them there."""
+    array = types.Array(types.uint8, 1, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _array_at(context, builder, array, arguments[0], list(arguments[1:]))
+
+    return array(types.intp, types.intp), generate
 
 
 @intrinsic

@@ -6,12 +6,12 @@ The arrays are the caller's; ``buffer`` is a task's (``task_layout.py``). Writte
 from __future__ import annotations
 
 from cellrt.core import task_layout as layout
-from cellrt.core.jit import short_entry
+from cellrt.core.jit import compiled, short_entry
 
 
-@short_entry
-def unpack_spans(buffer, num_inputs, num_outputs, nodes, steps, is_read):
-    """Writes the span of each row, its step, and whether anybody reads an output of it: ``[rows]`` each."""
+@compiled
+def fill_spans(buffer, num_inputs, num_outputs, nodes, steps, is_read):
+    """As ``unpack_spans``."""
     spans_at, count = buffer[layout.H_SPANS], buffer[layout.H_NUM_SPANS]
     for span in range(count):
         first, step = buffer[spans_at + span], buffer[spans_at + count + 1 + span]
@@ -26,8 +26,14 @@ def unpack_spans(buffer, num_inputs, num_outputs, nodes, steps, is_read):
 
 
 @short_entry
-def most_pages(buffer, number):
-    """The most pages that one span has of input ``number``, at least 1."""
+def unpack_spans(buffer, num_inputs, num_outputs, nodes, steps, is_read):
+    """Writes the span of each row, its step, and whether anybody reads an output of it: ``[rows]`` each."""
+    fill_spans(buffer, num_inputs, num_outputs, nodes, steps, is_read)
+
+
+@compiled
+def most_pages_of(buffer, number):
+    """As ``most_pages``."""
     at, most = buffer[layout.HEADER + layout.INPUT * number + layout.IN_OFFSETS], 1
     for span in range(buffer[layout.H_NUM_SPANS]):
         most = max(most, buffer[at + span + 1] - buffer[at + span])
@@ -35,10 +41,22 @@ def most_pages(buffer, number):
 
 
 @short_entry
+def most_pages(buffer, number):
+    """The most pages that one span has of input ``number``, at least 1."""
+    return most_pages_of(buffer, number)
+
+
+@short_entry
 def unpack_pages(buffer, number, tables, lengths, positions):
     """Writes the pages of each span of input ``number`` ``[spans, most]``, filled up with 0; its rows with those that
     the task appends ``[spans]``; and of each row of the task the row that it appends ``[rows]``, or ``[0]`` for none.
     """
+    fill_pages(buffer, number, tables, lengths, positions, positions.size > 0)
+
+
+@compiled
+def fill_pages(buffer, number, tables, lengths, positions, appends):
+    """As ``unpack_pages``; there may be room for more spans and rows than the task has."""
     to = layout.HEADER + layout.INPUT * number
     at, pages_at = buffer[to + layout.IN_OFFSETS], buffer[to + layout.IN_ROWS]
     spans_at, count = buffer[layout.H_SPANS], buffer[layout.H_NUM_SPANS]
@@ -47,7 +65,7 @@ def unpack_pages(buffer, number, tables, lengths, positions):
         for k in range(tables.shape[1]):
             tables[span, k] = buffer[pages_at + first + k] if first + k < end else 0
         lengths[span] = buffer[at + count + 1 + span]
-        if positions.size > 0:
+        if appends:
             start, row = buffer[at + 2 * count + 1 + span], buffer[spans_at + span]
             for k in range(row, buffer[spans_at + span + 1]):
                 positions[k] = start + k - row

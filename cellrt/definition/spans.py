@@ -95,7 +95,7 @@ class PagedRows(NamedTuple):
 
     def take(self, nodes: Sequence[int]) -> PagedRows:
         """Those of some nodes; their rows stay where they are."""
-        chosen = torch.as_tensor(nodes, dtype=torch.int64)
+        chosen = torch.as_tensor(nodes, dtype=torch.int64, device=self.tables.device)
         offsets, rows = taken_rows(self.offsets, nodes)
         tables, lengths = self.tables[chosen], self.lengths[chosen]
         of_rows = nodes_of(offsets), self.positions[rows], self.is_read[rows]
@@ -116,4 +116,5 @@ def taken_rows(offsets: torch.Tensor, nodes: Sequence[int]) -> tuple[torch.Tenso
     """The offsets of some nodes' rows when they lie together, and the rows that they have now."""
     ranges = [range(*offsets[node : node + 2].tolist()) for node in nodes]
     counts = torch.tensor([0, *map(len, ranges)])
-    return counts.cumsum(0, dtype=torch.int32), torch.tensor([row for rows in ranges for row in rows])
+    rows = torch.tensor([row for rows in ranges for row in rows], device=offsets.device)
+    return counts.cumsum(0, dtype=torch.int32).to(offsets.device), rows

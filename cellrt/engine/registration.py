@@ -87,8 +87,6 @@ class Registrar:
                     f"{what}: {sorted(unknown)} are no cells of {unfolder.name!r}; it has {sorted(names)}"
                 )
         for cell in discovery.cells:
-            if cell.has_spans and self._device is not None:
-                raise DefinitionError(f"cell {cell.name!r} has pages or spans: these run on CPU workers only as yet")
             if self._shared is not None:
                 self._shared.add(cell)
         forms = self._forms(unfolder.name, discovery.cells)

@@ -129,15 +129,23 @@ class Arenas:
             self._bytes.append(memory.view(len(memory), -1).view(torch.uint8).numpy())
             self._memory.append(self._bytes[-1].reshape(-1).data)
 
+    def settle(self) -> None:
+        """Waits until this thread's copies are done, where that takes a wait."""
+
     def set_constant(self, kind: int, row: int, value: torch.Tensor) -> None:
         """Writes a constant to its permanent row."""
         self._tensors[kind][row] = value.to(self.device)
 
 
 def copy_page(arenas: list[Arenas], kind: int, source: int, target: int) -> None:
-    """Copies one row of a kind between CPU arenas, given by location; both by their handles."""
-    made = arenas[target >> LOCATION_SHIFT][kind]
-    made[target & ROW_MASK] = arenas[source >> LOCATION_SHIFT][kind][source & ROW_MASK]
+    """Copies one row of a kind between arenas, given by location; both by their handles. It is there when this returns.
+
+    No task that is not done may write to the row that is copied, nor have the other.
+    """
+    given, made = arenas[source >> LOCATION_SHIFT], arenas[target >> LOCATION_SHIFT]
+    made[kind][target & ROW_MASK] = given[kind][source & ROW_MASK]
+    given.settle()
+    made.settle()
 
 
 def rows_for(spec: RowSpec, num_bytes: int, most: int) -> int:

@@ -31,7 +31,7 @@ class DeviceArenas(Arenas):
     def allocate(self, spec: RowSpec, num_rows: int) -> torch.Tensor:
         """See ``Arenas``; the memory has scratch rows, too."""
         memory = super().allocate(spec, num_rows + _num_scratch(spec))
-        self._settle()
+        self.settle()
         return memory
 
     def add(self, spec: RowSpec, memory: torch.Tensor) -> None:
@@ -40,10 +40,15 @@ class DeviceArenas(Arenas):
         self.num_scratch.append(_num_scratch(spec))
         self._num_rows.append(len(memory))
 
+    def settle(self) -> None:
+        """See ``Arenas``: waits for this thread's stream, which the worker's does not know."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def set_constant(self, kind: int, row: int, value: torch.Tensor) -> None:
         """Writes a constant to its permanent row; it is there when this returns."""
         super().set_constant(kind, row, value)
-        self._settle()
+        self.settle()
 
     def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
         """See ``Arenas``. Waits for the copy: for rows whose tasks are done, and not in the middle of things."""
@@ -53,18 +58,15 @@ class DeviceArenas(Arenas):
         return as_bits(self[kind].index_select(0, wanted).cpu())
 
     def trash_row(self, kind: int) -> int:
-        """The row that nobody reads."""
+        """The row, or page, that nobody reads."""
         return self._num_rows[kind] - 1
 
     def scratch_rows(self, kind: int) -> tuple[int, int]:
         """The first scratch row and how many there are, the trash row apart."""
         return self._num_rows[kind] - self.num_scratch[kind], self.num_scratch[kind] - 1
 
-    def _settle(self) -> None:
-        """Waits for this thread's stream, which the worker's does not know."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-
 
 def _num_scratch(spec: RowSpec) -> int:
+    if spec.page_size:
+        return 1  # no step of a task has pages of its own
     return max(1, min(MAX_SCRATCH_ROWS, SCRATCH_BYTES // max(1, spec.num_bytes)))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from cellrt.core.copying import get_rows
 from cellrt.core.tables import HOST
+from cellrt.core.task_layout import TaskView
 from cellrt.definition.cell import Cell
 from cellrt.errors import InternalError
 from cellrt.worker.arenas import Arenas
@@ -231,6 +232,8 @@ class DeviceExecutor:
         for row, what in bad_rows(packing.signature, task, answers).items():
             if row not in failed:
                 failures.append(Failure(row, error_of(cell_type.cell, what)))
+        if cell_type.cell.has_spans:  # they fail as a whole
+            failures += _rest_of_spans(task, failures)
         for failure in failures:
             task.has_failed[failure.row] = 1
 
@@ -240,3 +243,12 @@ class DeviceExecutor:
             arena = self._arenas[HOST][len(self._host_bytes)]
             self._host_bytes.append(arena.view(len(arena), -1).view(torch.uint8).numpy())
         return self._host_bytes[kind]
+
+
+def _rest_of_spans(task: TaskView, failures: list[Failure]) -> list[Failure]:
+    """Failures of the rows that are of one span with some that failed."""
+    failed = {failure.row: failure.error for failure in failures}
+    spans = np.searchsorted(task.spans, list(failed), side="right") - 1
+    errors = dict(zip(spans.tolist(), failed.values()))
+    rest = ((row, error) for span, error in errors.items() for row in task.rows_of_span(span) if row not in failed)
+    return [Failure(*each) for each in rest]

@@ -65,11 +65,11 @@ class FusedOperations(Operations):
         inputs = super()._inputs()
         if self._signature.spans_at == NOWHERE:
             return inputs
-        (rows, positions, sizes), carry = self._counts, self._placed.cell.carry
-        counts = [rows if name in carry else positions for name in self._placed.cell.inputs]
-        values = [value[:count] for value, count in zip(inputs.values, counts) if isinstance(value, torch.Tensor)]
-        bad = None if inputs.bad is None else inputs.bad[:positions]
-        return Inputs(sizes, list(values), None, bad)
+        counts, carry = self._counts, self._placed.cell.carry
+        ends = [counts.rows if name in carry else counts.positions for name in self._placed.cell.inputs]
+        values = [value[:end] for value, end in zip(inputs.values, ends) if isinstance(value, torch.Tensor)]
+        bad = None if inputs.bad is None else inputs.bad[: counts.positions]
+        return Inputs(counts.sizes, list(values), None, bad)
 
     def _result_positions(self, output: OutputSignature) -> torch.Tensor:
         """Of a run that goes step by step, rows of the arena: some may be none, and are not shown."""

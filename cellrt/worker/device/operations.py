@@ -45,11 +45,13 @@ class Memory(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many rows and positions a task or a step has, and rows at each step, without padding."""
+    """How many rows and positions a task or a step has, and rows at each step, without padding; ``offsets``: where the
+    rows of each node begin, and the number of rows, of a cell that is told that."""
 
     rows: int
     positions: int
     sizes: list[int]
+    offsets: tuple[int, ...] = ()
 
 
 class Operations:
@@ -82,8 +84,7 @@ class Operations:
         Rows on which the cell fails are noted in ``failures``; their outputs are zeros. With None the error is raised.
         """
         signature = self._signature
-        every = [output.every_step for output in signature.outputs] if signature.is_loop else None
-        attempt = DeviceAttempt(self._placed, self._memory.device, counts.rows, self._inputs, signature.stop, every)
+        attempt = self._attempt(counts)
         outcome = attempt.run(0, counts.rows) if failures is None else run_or_blame(attempt, failures)
         for k, output in enumerate(self._signature.outputs):
             self._store(output, outcome.outputs[k])
@@ -93,6 +94,11 @@ class Operations:
             self._memory.flags.index_copy_(0, self._slice(signature.flags_at + rows, rows), outcome.is_over)
         if self._signature.answers:
             self._answer(self._answers(outcome))
+
+    def _attempt(self, counts: Counts) -> DeviceAttempt:
+        signature = self._signature
+        every = [output.every_step for output in signature.outputs] if signature.is_loop else None
+        return DeviceAttempt(self._placed, self._memory.device, counts.rows, self._inputs, signature.stop, every)
 
     def _answers(self, outcome: DeviceOutcome) -> list[torch.Tensor]:
         """What comes back beside the results: see ``Signature.answers``."""

@@ -153,7 +153,8 @@ class TaskReader:
         answers = self._num_answers(tells_bad)
         if answers:
             answers_at = self._room(answers)
-        sizes_at, spans_at, flags_at = self._sizes_words(), self._spans_words(), NOWHERE
+        sizes_at, spans_at, nodes_at = self._sizes_words(), self._spans_words(), self._nodes_words()
+        flags_at = NOWHERE
         if self._buffer[layout.H_FLAGS] > 0:  # all loops of a cell type have flags, or none
             flags_at = self._copy(layout.H_FLAGS, layout.H_ROWS, shape.rows, REPEAT)
             self._copy(layout.H_NEW_FLAGS, layout.H_ROWS, shape.rows, layout.NOBODYS)
@@ -174,6 +175,8 @@ class TaskReader:
             spans_at,
             flags_at,
             self._num_words,
+            shape.nodes,
+            nodes_at,
         )
         return Packing(
             signature,
@@ -212,6 +215,10 @@ class TaskReader:
 
     def _spans_words(self) -> int:
         """Words of the steps' spans, where they are needed."""
+        return NOWHERE
+
+    def _nodes_words(self) -> int:
+        """Words of what a cell is told of its nodes, where it is."""
         return NOWHERE
 
     def _input(self, number: int, kind: int, given: InputShape) -> InputSignature:

@@ -99,7 +99,7 @@ class PlacedCell:
         self.run_rows = _fused_form(self.cell) if forms.fused is not False else None
         self.chains = _chain_form(self.cell, forms.chains) if self.run_rows is not None else None
         self.reads_spans = _reads_spans(self.cell, self.run_rows, self.chains)
-        if forms.backend is not None and self.run_rows is None:
+        if forms.backend is not None and self.run_rows is None and not cell.has_spans:
             self._compile(forms.backend)
 
     def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
@@ -124,7 +124,8 @@ class PlacedCell:
                 arena.values.index_copy_(0, arena.rows, output)
 
         inputs = self.cell.example_inputs(rows, str(self._device))
-        return (lambda: self.call(inputs)) if any(spec.ragged for spec in self.cell.inputs.values()) else step
+        is_by_row = not self.cell.has_spans and not any(spec.ragged for spec in self.cell.inputs.values())
+        return step if is_by_row else lambda: self.call(inputs)
 
     def fused_step(self, rows: int) -> Callable[[], object]:
         """The same in the fused form, which there must be."""

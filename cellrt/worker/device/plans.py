@@ -26,6 +26,7 @@ from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import launch, step_words, words
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.fused_reading import CannotFuseError, ChainReader, ExactSpanReader, FusedReader, SpanReader
+from cellrt.worker.device.node_reading import NodeReader
 from cellrt.worker.device.packing import Packing, TaskReader, Transfer
 from cellrt.worker.device.placement import PlacedCell
 from cellrt.worker.device.ring import pieces_of
@@ -183,6 +184,8 @@ class Plans:
 
 def _readers(placed: PlacedCell, buffer: Ints) -> list[type[TaskReader]]:
     """How a task may be read, the best first: the last takes all."""
+    if placed.cell.has_spans:
+        return [NodeReader]
     if buffer[H_IS_LOOP] or buffer[H_STOP_OUTPUT] >= 0:
         return [TaskReader]
     is_run = buffer[H_STEPS] > 1

@@ -15,28 +15,32 @@ from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, short_entry
+from cellrt.core.span_rows import most_pages_of
 from cellrt.core.tables import MIXED
 from cellrt.definition.cell import Cell
 
 LEAST_ROWS = 16
 """Rows that a span may have at least: a kernel's programs have no fewer, so fewer cost it as much."""
 
-PLAIN, FUSED, SPANS, RUN = range(4)
+PLAIN, FUSED, SPANS, RUN, NODES = range(5)
 """How a task is read: for the plain form of its cell, for one that reads and writes arena rows of which the host knows
-how many there are, or for one to which the device says that; or, a run, step by step in either of the first two."""
+how many there are, or for one to which the device says that; or, a run, step by step in either of the first two; or, of
+a cell that is told which rows are of one node, for its plain form, with that."""
 
 # Rules: what a shape depends on besides the task; behind them the numbers of rows that the cell takes, if it names
-# them.
+# them, and for each input whether it has pages.
 FORM, PADS, MOST_ROWS, NUM_INPUTS, NUM_OUTPUTS, NUM_SIZES, RULES = range(7)
 
 # A shape; behind it a record for each input, one for each output, and the rows of each step where they are as they are.
-ROWS, STEPS, POSITIONS, IS_LOOP, STOP, IS_COMPUTED, SHAPE = range(7)
-"""IS_COMPUTED: whether rows of an input lie at several places."""
+ROWS, STEPS, POSITIONS, IS_LOOP, STOP, IS_COMPUTED, NUM_NODES, SHAPE = range(8)
+"""IS_COMPUTED: whether rows of an input lie at several places. NUM_NODES: of cells that are told which rows are of one
+node, else 0."""
 SHAPE_INPUT, SHAPE_OUTPUT = 3, 4
 
 
 class InputShape(NamedTuple):
-    """Where an input's rows lie, how many there are with padding, and how many offsets, or -1."""
+    """Where an input's rows lie, how many there are with padding, and how many offsets, or -1. Of pages ``num_rows`` is
+    how many a node has at most."""
 
     source: int
     num_rows: int
@@ -62,6 +66,7 @@ class Shape(NamedTuple):
     is_loop: bool
     stop: int
     is_computed: bool
+    nodes: int
     inputs: list[InputShape]
     outputs: list[OutputShape]
     sizes: tuple[int, ...]
@@ -76,8 +81,9 @@ def rules_of(cell: Cell, form: int, pads: bool) -> NDArray[np.int64]:
         pads: whether numbers are rounded up, else only as the cell demands. Of ragged inputs none are.
     """
     pads = pads and not any(spec.ragged for spec in cell.inputs.values())
-    sizes = list(cell.batch_sizes)
-    return np.array([form, pads, cell.max_batch, len(cell.inputs), len(cell.outputs), len(sizes), *sizes], np.int64)
+    sizes, has_pages = list(cell.batch_sizes), [spec.page_size > 0 for spec in cell.inputs.values()]
+    numbers = form, pads, cell.max_batch, len(cell.inputs), len(cell.outputs), len(sizes)
+    return np.array([*numbers, *sizes, *has_pages], np.int64)
 
 
 def next_size(count: int) -> int:
@@ -97,6 +103,7 @@ def shape_of(found: NDArray[np.int64], rules: NDArray[np.int64]) -> Shape:
         bool(words[IS_LOOP]),
         words[STOP],
         bool(words[IS_COMPUTED]),
+        words[NUM_NODES],
         [InputShape(*words[at : at + SHAPE_INPUT]) for at in range(*ends, SHAPE_INPUT)],
         [_output_shape(*words[at : at + SHAPE_OUTPUT]) for at in range(ends[1], outputs_end, SHAPE_OUTPUT)],
         tuple(words[outputs_end:]),
@@ -140,15 +147,19 @@ def _pad_rows(rules, rows):  # type: ignore[no-untyped-def]
 def _find_numbers(buffer, rules, shape):  # type: ignore[no-untyped-def]
     """Writes the numbers of rows, steps and positions."""
     rows, steps, positions = buffer[layout.H_ROWS], buffer[layout.H_STEPS], buffer[layout.H_POSITIONS]
-    is_packed = steps > 1 and buffer[layout.H_IS_LOOP] == 0
+    is_packed, num_nodes = steps > 1 and buffer[layout.H_IS_LOOP] == 0, buffer[layout.H_NUM_SPANS]
     if rules[FORM] == SPANS and rules[PADS]:
         rows = min(max(LEAST_ROWS, _power_of_two(rows)), max(rows, rules[MOST_ROWS]))
         steps, positions = _padded_size(steps), max(rows, _padded_size(positions) if is_packed else 0)
+    elif rules[FORM] == NODES:
+        if num_nodes == rows:
+            num_nodes = rows = _pad_rows(rules, rows)
+        positions = rows
     elif rules[FORM] == RUN:
         rows, steps, positions = _pad_rows(rules, rows), 0, _padded_size(positions)
     elif not is_packed:
         rows = positions = _pad_rows(rules, rows)
-    shape[ROWS], shape[STEPS], shape[POSITIONS] = rows, steps, positions
+    shape[ROWS], shape[STEPS], shape[POSITIONS], shape[NUM_NODES] = rows, steps, positions, num_nodes
 
 
 @compiled
@@ -161,14 +172,17 @@ def _count(rules, shape, count):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _find_input(buffer, rules, shape, record, at):  # type: ignore[no-untyped-def]
+def _find_input(buffer, rules, shape, number, at):  # type: ignore[no-untyped-def]
+    record = layout.HEADER + layout.INPUT * number
     source, count, offsets_at = (
         buffer[record + layout.IN_SOURCE],
         buffer[record + layout.IN_COUNT],
         buffer[record + layout.IN_OFFSETS],
     )
     rows, padded, num_offsets = buffer[layout.H_ROWS], count, -1
-    if offsets_at >= 0:
+    if rules[RULES + rules[NUM_SIZES] + number]:
+        padded = _power_of_two(most_pages_of(buffer, number))
+    elif offsets_at >= 0:
         num_offsets = buffer[record + layout.IN_ROWS] - offsets_at
         if num_offsets == rows + 1:
             num_offsets = shape[ROWS] + 1
@@ -186,7 +200,7 @@ def _find_output(buffer, rules, shape, record, at):  # type: ignore[no-untyped-d
     is_loop = buffer[layout.H_IS_LOOP] != 0
     is_whole = stores == buffer[layout.H_ROWS if is_loop else layout.H_POSITIONS]
     padded = 0
-    if rules[FORM] == PLAIN:
+    if rules[FORM] == PLAIN or rules[FORM] == NODES:
         padded = (shape[ROWS] if is_loop else shape[POSITIONS]) if is_whole else _count(rules, shape, stores)
     if rules[FORM] == RUN:
         padded, is_whole = stores > 0, False
@@ -199,10 +213,11 @@ def find_shape(buffer, rules, shape):  # type: ignore[no-untyped-def]
     """Writes a task's shape; returns how many numbers it has. There must be room for all steps."""
     _find_numbers(buffer, rules, shape)
     shape[IS_LOOP], shape[STOP], shape[IS_COMPUTED] = buffer[layout.H_IS_LOOP], buffer[layout.H_STOP_OUTPUT], 0
-    record, at = layout.HEADER, SHAPE
-    for _ in range(rules[NUM_INPUTS]):
-        _find_input(buffer, rules, shape, record, at)
-        record, at = record + layout.INPUT, at + SHAPE_INPUT
+    at = SHAPE
+    for number in range(rules[NUM_INPUTS]):
+        _find_input(buffer, rules, shape, number, at)
+        at += SHAPE_INPUT
+    record = layout.HEADER + layout.INPUT * rules[NUM_INPUTS]
     for _ in range(rules[NUM_OUTPUTS]):
         _find_output(buffer, rules, shape, record, at)
         record, at = record + layout.OUTPUT, at + SHAPE_OUTPUT

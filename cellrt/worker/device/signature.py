@@ -21,7 +21,11 @@ class Source(NamedTuple):
 
 
 class InputSignature(NamedTuple):
-    """One input: its rows, and for a ragged one ``num_offsets`` offsets."""
+    """One input: its rows, and for a ragged one ``num_offsets`` offsets.
+
+    One with pages has no sources: ``num_rows`` is the pages of a node, and at ``offsets_at`` are their numbers
+    (``node_reading.py``).
+    """
 
     kind: int
     num_rows: int
@@ -79,3 +83,7 @@ class Signature(NamedTuple):
     """Of loops that go ahead: first word of the flags that rows read, behind which those are that they write; else
     NOWHERE."""
     num_words: int
+    num_nodes: int = 0
+    """Of a cell that is told which rows are of one node: how many there are, the padding included."""
+    nodes_at: int = NOWHERE
+    """First word of what it is told (``node_reading.py``), else NOWHERE."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
-from cellrt.core.memory import read_word, write_word
+from cellrt.core.memory import WORD_BYTES, bytes_at, ints_at, read_word, write_word
+from cellrt.core.span_rows import fill_pages, fill_spans
 
 # What to write to the words, one row an operation. FROM is a field with the place of the numbers in the buffer, COUNT a
 # field with how many there are.
 KIND, AT, FROM, WITH, COUNT, PADDED, EXTRA = range(7)
-COPY, OFFSETS, FILL, RANGE, TURNS, STORE, SHOW, LOOK_UP, SHIFT, SPANS = range(10)
+COPY, OFFSETS, FILL, RANGE, TURNS, STORE, SHOW, LOOK_UP, SHIFT, SPANS, NODES, PAGES = range(12)
 """COPY: the numbers; behind them, up to PADDED, EXTRA or (REPEAT) the last of them.
 OFFSETS: the numbers up to the place that the field WITH has; behind them the number that COUNT has.
 FILL: EXTRA.
@@ -26,8 +27,13 @@ LOOK_UP: the words from WITH on at the positions FROM; behind them EXTRA.
 SHIFT: the numbers, those from the number of rows times that of steps on greater by EXTRA times that of steps, where
 EXTRA is how many rows there are with padding, less how many there are; behind them zeros. With EXTRA -1 the numbers.
 SPANS: of PADDED steps, of which COUNT have as many rows as the numbers say and the others none, where each begins and
-how many it has; before them 0 and the rows of the first."""
+how many it has; before them 0 and the rows of the first.
+NODES: of a cell with FROM inputs and WITH outputs, of which there are EXTRA nodes with PADDED rows: where each node's
+rows begin, each row's node and its step, int32, and bytes with whether it is read. Further nodes have a row each.
+PAGES: of input FROM, for as many nodes and rows, the pages of each node, WITH of them, how many rows it has, and for
+each row the one that it appends, int32. COUNT is the page of further nodes, 0 where nothing is appended."""
 REPEAT = -2
+INT_BYTES, INTS_A_WORD = 4, 2
 
 
 @compiled
@@ -93,6 +99,39 @@ def _write_at_positions(words, buffer, operation, source, count):  # type: ignor
 
 
 @compiled
+def _write_nodes(words, buffer, operation):  # type: ignore[no-untyped-def]
+    at, rows, nodes = words + WORD_BYTES * operation[AT], operation[PADDED], operation[EXTRA]
+    numbers = -(-(nodes + 1 + 2 * rows) // INTS_A_WORD)
+    offsets = ints_at(at, 1, nodes + 1)[0]
+    of_rows = ints_at(at + INT_BYTES * (nodes + 1), 1, rows)[0]
+    steps = ints_at(at + INT_BYTES * (nodes + 1 + rows), 1, rows)[0]
+    is_read = bytes_at(at + WORD_BYTES * numbers, rows)
+    fill_spans(buffer, operation[FROM], operation[WITH], of_rows, steps, is_read)
+    count, first_row = buffer[layout.H_NUM_SPANS], buffer[layout.H_ROWS]
+    for k in range(count + 1):
+        offsets[k] = buffer[buffer[layout.H_SPANS] + k]
+    for k in range(nodes - count):
+        offsets[count + 1 + k], of_rows[first_row + k] = first_row + k + 1, count + k
+        steps[first_row + k], is_read[first_row + k] = 0, 0
+
+
+@compiled
+def _write_pages(words, buffer, operation):  # type: ignore[no-untyped-def]
+    at, rows, nodes = words + WORD_BYTES * operation[AT], operation[PADDED], operation[EXTRA]
+    width, unused, count = operation[WITH], operation[COUNT], buffer[layout.H_NUM_SPANS]
+    tables = ints_at(at, nodes, width)
+    lengths = ints_at(at + INT_BYTES * nodes * width, 1, nodes)[0]
+    positions = ints_at(at + INT_BYTES * nodes * (width + 1), 1, rows)[0]
+    for row in range(rows):
+        positions[row] = 0
+    for node in range(count, nodes):
+        lengths[node] = 1
+        for k in range(width):
+            tables[node, k] = unused
+    fill_pages(buffer, operation[FROM], tables, lengths, positions, unused > 0)
+
+
+@compiled
 def write_words(words, buffer, operations):  # type: ignore[no-untyped-def]
     """Writes a task's words at an address: the operations in order."""
     for k in range(operations.shape[0]):
@@ -101,6 +140,12 @@ def write_words(words, buffer, operations):  # type: ignore[no-untyped-def]
         end = at + operation[PADDED]
         if kind == FILL:
             _fill(words, at, end, extra)
+            continue
+        if kind == NODES:
+            _write_nodes(words, buffer, operation)
+            continue
+        if kind == PAGES:
+            _write_pages(words, buffer, operation)
             continue
         source, count = buffer[operation[FROM]], buffer[operation[COUNT]]
         if kind == COPY:

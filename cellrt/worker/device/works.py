@@ -16,6 +16,7 @@ from cellrt.worker.device.captures import Captures
 from cellrt.worker.device.device import Device, Work
 from cellrt.worker.device.fused import FusedOperations
 from cellrt.worker.device.in_flight import InFlight
+from cellrt.worker.device.nodes import NodeOperations
 from cellrt.worker.device.operations import Counts, Memory, Operations
 from cellrt.worker.device.packing import RunSteps
 from cellrt.worker.device.placement import PlacedCell
@@ -64,7 +65,8 @@ class Works:
         signature, start = begun.plan.packing.signature, begun.up_block.starts[0]
         words_bytes = slice(start, start + WORD_BYTES * signature.num_words)
         task, captures = begun.task, self._captures
-        counts = Counts(task.num_rows, task.num_positions, task.batch_sizes.tolist())
+        offsets = tuple(task.spans.tolist()) if placed.cell.has_spans else ()
+        counts = Counts(task.num_rows, task.num_positions, task.batch_sizes.tolist(), offsets)
 
         def work() -> None:
             words = memory.up.device[words_bytes].view(torch.int64)
@@ -149,7 +151,7 @@ def _ring_words(memory: Memory) -> torch.Tensor:
 def _operations(
     placed: PlacedCell, signature: Signature, memory: Memory, words: torch.Tensor, host_words: torch.Tensor | None
 ) -> Operations:
-    kind = FusedOperations if signature.fused else Operations
+    kind = FusedOperations if signature.fused else NodeOperations if placed.cell.has_spans else Operations
     return kind(placed, signature, memory, words, host_words)
 
 
