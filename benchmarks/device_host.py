@@ -5,6 +5,8 @@ Tasks of 512 rows, one step each, are recorded while an engine serves on the sta
 of no effect in place of the driver's. So this is all that the host does for a task but the time inside the driver,
 which is not known here: 10 calls where there are inputs and results, 7 without results.
 
+Steps over pages are of 512 loops, each with some 500 rows behind it in pages of 16, whose numbers go to the device.
+
 Ragged runs, of rows of up to 24 steps, are begun once each: none has numbers that a task had before, but what was read
 and captured of others of about its size serves it. That of a user's own cell is launched step by step, a call of the
 driver each.
@@ -31,10 +33,11 @@ from benchmarks.options import Options
 from benchmarks.record import Recorder
 from benchmarks.stub_cuda import StubCuda
 from cellrt.core.settings import SchedulerSettings
-from cellrt.core.task_layout import H_ROWS, H_STEPS
+from cellrt.core.task_layout import H_NUM_SPANS, H_ROWS, H_STEPS
 from cellrt.definition.define import cell
 from cellrt.definition.fused import IndexedRows, SpannedRows, reads_spans
-from cellrt.definition.spec import rows
+from cellrt.definition.spans import PagedRows
+from cellrt.definition.spec import grows, rows
 from cellrt.engine.engine import Engine
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
@@ -52,7 +55,10 @@ MOST_STEPS = 25
 NUM_RAGGED = 60
 RAGGED, OWN = "a ragged run", "a ragged run of a user's own cell"
 RUNS = (RAGGED, OWN)
-KINDS = ("every token delivered", "nothing delivered", *RUNS)
+OVER_PAGES = "steps over pages"
+KINDS = ("every token delivered", "nothing delivered", *RUNS, OVER_PAGES)
+READ_BEFORE, MADE, PAGE_SIZE = 500, 250, 16
+"""So long do loops run that those that began first run beside the last."""
 WAIT_S = 120.0
 
 
@@ -63,12 +69,27 @@ class Made(NamedTuple):
     choice: Tensor
 
 
+class Taken(NamedTuple):
+    """Output of a cell over pages."""
+
+    choice: Tensor
+
+
 class Own(nn.Module):
     """A cell with the rows of a decoder's step, which computes next to nothing."""
 
     def forward(self, token: Tensor, h: Tensor) -> Made:
         """One step."""
         return Made(h + 1, token)
+
+
+class Grown(nn.Module):
+    """A cell with the words of a language model's step."""
+
+    def forward(self, token: Tensor, kv: PagedRows) -> Taken:
+        """One step."""
+        kv.append(token[:, None].float())
+        return Taken(token)
 
 
 class Decoder(Own):
@@ -157,11 +178,19 @@ def measure(kind: str, is_direct: bool, repeats: int) -> dict[str, float]:
 @contextmanager
 def _engine(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[Launch]]]:
     """The executor of an idle engine that has captured its tasks, and some of those."""
-    is_ragged, delivers = kind in RUNS, kind != KINDS[1]
-    module = {RAGGED: Spanned, OWN: Own}.get(kind, Decoder)()
-    made = cell(module, {"token": rows(dtype=torch.int64), "h": (HIDDEN,)}, max_batch=ROWS)
+    is_ragged, delivers, grows_pages = kind in RUNS, kind != KINDS[1], kind == OVER_PAGES
+    token = rows(dtype=torch.int64)
+    if grows_pages:
+        made = cell(Grown(), {"token": token, "kv": grows(1, page_size=PAGE_SIZE)}, max_batch=ROWS, max_batch_rows=4096)
+    else:
+        module = {RAGGED: Spanned, OWN: Own}.get(kind, Decoder)()
+        made = cell(module, {"token": token, "h": (HIDDEN,)}, max_batch=ROWS)
 
     def unfold(graph: Graph, request: list[int]) -> dict[str, object]:
+        if grows_pages:
+            kv = graph.pages(made)
+            graph.chain(made, token=request * READ_BEFORE, kv=kv)
+            return {"tokens": graph.loop(made, token=0, kv=kv, max_steps=MADE, carry={"token": "choice"}).choice}
         chain = graph.chain(made, token=request)
         return {"tokens": chain.choice} if delivers else {"h": chain.last.h}
 
@@ -174,7 +203,8 @@ def _engine(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[L
     begin = DeviceExecutor.begin
 
     def note(executor: DeviceExecutor, launch: Launch) -> Any:
-        if launch.buffer[H_ROWS] == ROWS and (launch.buffer[H_STEPS] > 1) == is_ragged:
+        is_like_others = launch.buffer[H_NUM_SPANS] == (ROWS if grows_pages else 0)
+        if launch.buffer[H_ROWS] == ROWS and (launch.buffer[H_STEPS] > 1) == is_ragged and is_like_others:
             launches.append(Launch(launch.task, launch.type_id, launch.buffer.copy()))
         return begin(executor, launch)
 
@@ -191,7 +221,8 @@ def _engine(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[L
             for _ in range(NUM_RAGGED if is_ragged else 2):
                 if not is_ragged:
                     launches.clear()
-                lengths = draw.integers(2, MOST_STEPS, size=ROWS) if is_ragged else [STEPS] * ROWS
+                usual = [1 if grows_pages else STEPS] * ROWS
+                lengths = draw.integers(2, MOST_STEPS, size=ROWS) if is_ragged else usual
                 requests = [draw.integers(WORDS, size=length).tolist() for length in lengths]
                 for future in engine.submit_many("decoder", requests):
                     future.result(WAIT_S)

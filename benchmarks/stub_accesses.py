@@ -37,7 +37,8 @@ def accesses_of(
     if function.overloadpacket in (aten.index_select, aten.index_copy_) and args[1] == 0:
         some[id(args[0])] = args[2]
     elif function.overloadpacket in (aten.index, aten.index_put_):
-        some.update({id(args[0]): rows for rows in args[1] if len(args[1]) == 1 and rows.dtype == torch.int64})
+        rows = args[1][0]  # what others name lies within them
+        some.update({id(args[0]): rows} if rows is not None and rows.dtype in (torch.int32, torch.int64) else {})
     is_new = function.overloadpacket in (aten.empty, aten.zeros, aten.empty_strided)
     reads = [] if is_new else [value for value in given if all(value is not other for other in written)]
     writes = [*written, *(value for value in made if all(value is not other for other in written))]
@@ -52,7 +53,7 @@ def _ranges(value: torch.Tensor, rows: torch.Tensor | None) -> Ranges:
     first, size = value.data_ptr(), value.element_size()
     if rows is not None and value.is_contiguous():
         row_bytes = size * value.stride(0)
-        numbers = np.unique(rows.numpy())
+        numbers = np.unique(rows.numpy().astype(np.int64))
         return first + numbers * row_bytes, first + (numbers + 1) * row_bytes
     span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride())) if value.numel() else 0
     return np.array([first]), np.array([first + size * span])

@@ -56,6 +56,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
     failed_at, done_at = base + t.ints[base + layout.H_FAILED], base + t.ints[base + layout.H_DONE_STEPS]
     t.types[task.cell_type].num_running -= 1
     t.types[task.cell_type].starved_at = 0
+    t.types[task.cell_type].joined_at &= ~(1 << task.worker)
     note_served(t, task)
     goes_ahead = t.ints[base + layout.H_FLAGS] > 0
     if task.is_loop:

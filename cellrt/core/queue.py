@@ -214,8 +214,9 @@ def pop_ready(t, subgraph):
 
 @compiled
 def num_ready_at(t, cell_type, priority, worker):
-    """Ready nodes of a type at one client priority that ``worker`` may take; none where it found no page."""
-    if t.types[cell_type].starved_at >> worker & 1:
+    """Ready nodes of a type at one client priority that ``worker`` may take; none where it found no page, or where they
+    shall join others."""
+    if (t.types[cell_type].starved_at | t.types[cell_type].joined_at) >> worker & 1:
         return 0
     at = backlog_of(cell_type, priority)
     return t.ready[at, 0] + t.ready[at, worker]

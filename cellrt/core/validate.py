@@ -205,8 +205,10 @@ def _flights(t: Tables) -> list[str]:
     subgraphs: Counter[int] = Counter()
     requests: Counter[int] = Counter()
     running: Counter[int] = Counter()
+    at_workers: Counter[int] = Counter()
     for task in np.flatnonzero(t.tasks["in_use"]).tolist():
         running[int(t.tasks["cell_type"][task])] += 1
+        at_workers[int(t.tasks["cell_type"][task])] |= 1 << int(t.tasks["worker"][task])
         for id in TaskView(t.ints[task * size : (task + 1) * size]).nodes.tolist():
             subgraph = ~id if id < 0 else int(t.nodes["subgraph"][id])
             subgraphs[subgraph] += 1
@@ -214,6 +216,8 @@ def _flights(t: Tables) -> list[str]:
             if int(t.subgraphs["pinned"][subgraph]) != int(t.tasks["worker"][task]):
                 rules.append(f"subgraph {subgraph} has a task at a worker but is not pinned there")
     for type_id in range(int(t.settings["num_types"][0])):
+        if int(t.types["joined_at"][type_id]) & ~at_workers[type_id]:
+            rules.append(f"cell type {type_id}: waits to join a task that there is not")
         if int(t.types["num_running"][type_id]) != running[type_id]:
             rules.append(f"cell type {type_id}: running tasks miscounted")
     for request in _live(t):

@@ -18,7 +18,7 @@ def zero_inputs(specs: Iterable[RowSpec], rows: int, device: str = "cpu") -> lis
     inputs: list[CellInput] = []
     for spec in specs:
         if spec.has_nodes:
-            inputs.append(_one_row_each(spec, rows, device))
+            inputs.append(_nodes(spec, rows, 1, 1, device))
             continue
         count = 2 * rows if spec.ragged else rows
         values = torch.zeros((count, *spec.shape), dtype=spec.dtype, device=device)
@@ -31,7 +31,7 @@ def random_inputs(specs: Iterable[RowSpec], rows: int, generator: torch.Generato
     inputs: list[CellInput] = []
     for spec in specs:
         if spec.has_nodes:
-            made = _one_row_each(spec, rows, "cpu")
+            made = _nodes(spec, rows, 1, 1, "cpu")
             if isinstance(made, PagedRows) and spec.dtype.is_floating_point:
                 drawn = torch.randn(made.pages.shape, generator=generator)
                 made = made._replace(pages=drawn.to(spec.dtype))
@@ -46,12 +46,27 @@ def random_inputs(specs: Iterable[RowSpec], rows: int, generator: torch.Generato
     return inputs
 
 
-def _one_row_each(spec: RowSpec, rows: int, device: str) -> PagedRows | Spans:
-    """So many nodes of one row, the first of its chain."""
-    offsets = torch.arange(rows + 1, dtype=torch.int32, device=device)
-    zeros = torch.zeros(rows, dtype=torch.int32, device=device)
+def zero_nodes(specs: Iterable[RowSpec], nodes: int, rows: int, keys: int, device: str) -> list[CellInput]:
+    """Zeros for each spec of a cell with pages or spans: so many nodes of so many rows each, behind which there is room
+    in pages for at least ``keys`` rows."""
+    return [
+        _nodes(spec, nodes, rows, -(-keys // max(1, spec.page_size)), device)
+        if spec.has_nodes
+        else zero_inputs([spec], nodes * rows, device)[0]
+        for spec in specs
+    ]
+
+
+def _nodes(spec: RowSpec, nodes: int, rows: int, num_pages: int, device: str) -> PagedRows | Spans:
+    """So many nodes of so many rows, the first of their chains, with tables of so many pages."""
+    offsets = rows * torch.arange(nodes + 1, dtype=torch.int32, device=device)
+    of_rows = torch.arange(nodes, dtype=torch.int32, device=device).repeat_interleave(rows)
+    steps = torch.arange(rows, dtype=torch.int32, device=device).repeat(nodes)
     if spec.span:
-        return Spans(offsets, zeros, zeros == 0)
-    pages = torch.zeros((min(rows, NUM_PAGES), *spec.stored.shape), dtype=spec.dtype, device=device)
-    tables = (offsets[:-1] % min(rows, NUM_PAGES))[:, None]
-    return PagedRows(pages, tables, zeros + 1, offsets, offsets[:-1], zeros, zeros == 0, spec.page_dim)
+        return Spans(offsets, steps, steps >= 0)
+    count = min(nodes, NUM_PAGES)
+    pages = torch.zeros((count, *spec.stored.shape), dtype=spec.dtype, device=device)
+    tables = (torch.arange(nodes, dtype=torch.int32, device=device) % count)[:, None].repeat(1, num_pages)
+    lengths = torch.full((nodes,), rows, dtype=torch.int32, device=device)
+    positions = steps if spec.appends else 0 * steps
+    return PagedRows(pages, tables, lengths, offsets, of_rows, positions, steps >= 0, spec.page_dim)

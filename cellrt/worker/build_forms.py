@@ -12,14 +12,21 @@ from cellrt.definition.cell import Cell
 from cellrt.worker.device.placement import EXAMPLE_ROWS, PlacedCell
 
 EXAMPLE_STEPS = 2
+PIECES, LONG_KEYS = (1, 2, 3, 5, 9, 17, 33), 8192
+"""Rows of a node: a step, and pieces as short as can be for each number of heads a group; and a long context."""
 
 
 def build_forms(placed: PlacedCell) -> None:
     """Runs a step of zeros of each class of rows, and a run of the usual number of rows and of the most.
 
     A cell without a form of its own for arena rows launches torch's kernels, which are there. What a cell refuses is
-    left out: it may refuse zeros, and is asked again when there are rows to compute.
+    left out: it may refuse zeros, and is asked again when there are rows to compute. One that is told which rows are of
+    one node may launch kernels whose form depends on whether a node has a row or many, and much or little behind it.
     """
+    if placed.cell.has_spans:
+        for rows in {min(placed.cell.max_batch_rows, rows) for rows in PIECES}:
+            for keys in (rows, LONG_KEYS):
+                _try(placed.step_of_nodes(1, rows, keys))
     if placed.run_rows is None:
         return
     most = placed.cell.max_batch

@@ -10,12 +10,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cellrt.definition.define import cell
 from cellrt.definition.fused import IndexedRows, RunSizes, SpannedRows
-from cellrt.definition.spec import RowSpec
+from cellrt.definition.spans import PagedRows
+from cellrt.definition.spec import RowSpec, grows
 from cellrt.kernels import lstm_chain, tiles
+from cellrt.kernels.paged_attention import Pages, Spans, append_pages, paged_attention
 from cellrt.worker.build_forms import build_forms, classes_of_rows
 from cellrt.worker.device.placement import PlacedCell
 from tests.cells.test_run_rows import CASES, CHAINS, STATE
@@ -23,6 +25,7 @@ from tests.kernels.ahead import launches_for_the_host, needs_compiler
 
 CPU = torch.device("cpu")
 MOST = 600
+HEADS, KV_HEADS = 8, 4
 SERVED = [1, 2, 3, 15, 16, 17, 31, 33, 64, 65, 100, 128, 129, 255, 257, 300, 511, 512, 513, 600]
 
 
@@ -92,6 +95,56 @@ def test_no_run_is_compiled_while_serving(name: str, words: Tensor) -> None:
                 given = {key: served_rows(spec, words, shift, counts[key]) for key, spec in placed.cell.inputs.items()}
                 made = {key: served_rows(spec, words, 7 + shift, positions) for key, spec in STATE.items()}
                 placed.chains.run(RunSizes(sizes, words[shift : shift + len(sizes)]), given, made)
+
+
+class Attends(nn.Module):
+    """Attention over all rows so far, by the operation alone."""
+
+    def forward(self, x: Tensor, kv: PagedRows) -> Tensor:
+        where = Pages(kv.pages[:, 0], kv.pages[:, 1], kv.tables, kv.lengths)
+        rows = Spans(kv.offsets, kv.positions)
+        append_pages(where, rows, x[:, :KV_HEADS].contiguous(), x[:, :KV_HEADS].contiguous())
+        if not x.is_meta:
+            kv.append(x[:, None, :KV_HEADS].repeat(1, 2, 1, 1))  # launches are recorded, not run
+        return paged_attention(x, where, rows)
+
+
+def node_inputs(made: PagedRows, given: list[tuple[int, int]]) -> list[Tensor | PagedRows]:
+    """Nodes of so many rows each, behind so many others."""
+    rows, before = (torch.tensor(numbers, dtype=torch.int32) for numbers in zip(*given))
+    offsets = torch.cat([rows.new_zeros(1), rows.cumsum(0, dtype=torch.int32)])
+    nodes = torch.arange(len(rows), dtype=torch.int32).repeat_interleave(rows)
+    positions = torch.arange(len(nodes), dtype=torch.int32) - (offsets[:-1] - before).repeat_interleave(rows)
+    width = 1 << (int((rows + before).max()) // made.page_size).bit_length()
+    kv = made._replace(
+        tables=rows.new_zeros(len(rows), width),
+        lengths=rows + before,
+        offsets=offsets,
+        nodes=nodes,
+        positions=positions,
+    )
+    return [torch.zeros(len(nodes), HEADS, 64), kv]
+
+
+@needs_compiler
+@pytest.mark.parametrize("processors", [1, 8, 132])
+def test_no_attention_over_pages_is_compiled_while_serving(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = {"x": (HEADS, 64), "kv": grows(2, KV_HEADS, 64, page_dim=1)}
+    with launches_for_the_host() as launches:
+        monkeypatch.setattr("cellrt.kernels.paged_attention.triton.device_limits", lambda device: (processors, 232_448))
+        placed = PlacedCell(cell(Attends(), inputs, max_batch=64, max_batch_rows=512), CPU)
+        launches.clear()
+        build_forms(placed)
+        built = {launch.key for launch in launches}
+        launches.clear()
+        _, example = placed.cell.example_inputs(8)
+        for before in (0, 15, 300, 5000, 9000):
+            for rows in (1, 2, 7, 16, 17, 40, 300):
+                placed.call(node_inputs(example, [(rows, before)]))
+                placed.call(node_inputs(example, [(1, 3)] * 30 + [(rows, before)]))
+            placed.call(node_inputs(example, [(1, before)] * 64))
+    assert len(launches) > 100
+    assert {launch.key for launch in launches} <= built
 
 
 def test_classes_are_powers_of_two_and_the_most() -> None:

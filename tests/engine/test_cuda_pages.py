@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 import pytest
@@ -28,6 +29,7 @@ from tests.unfolders.language_models import draw_prompt, small_cell, small_layer
 CELLS = {page_size: make_cells(page_size, most) for page_size, most in ((1, 5), (2, 64), (3, 7))}
 REQUEST = st.tuples(st.integers(0, 99), st.integers(1, 12), st.integers(1, 30), st.integers(1, 20))
 CAPTURED = DeviceOptions(ring_bytes=1 << 16, capture_after=1)
+STEPS = 60
 MODELS = {"one cell": small_cell(4, 16), "layers": small_layers(4, 16)}
 
 
@@ -281,3 +283,26 @@ def test_captured_tasks_and_copies_of_pages_race_with_nothing(stub_engines, dire
     assert stub_engines.races == []
     assert (stub_engines.num_launched > 0) == direct
     assert sum(each["replayed"] for each in counts) > 0, counts
+
+
+def test_loops_that_begin_at_different_times_step_together():
+    """Four tasks may be on the device at once; loops would take turns in four, if they did not wait for each other."""
+    made = cell(Totals(), {"x": (WIDTH,), "total": grows(WIDTH)}, name="totals", max_batch=16)
+
+    def unfold(graph, request):
+        loop = graph.loop(made, x=request, total=graph.pages(made), max_steps=STEPS)
+        return {"made": loop.x}
+
+    engine = device_engine("dry", 1, DeviceOptions(dry_delay_s=2e-3), queue_depth=4)
+    try:
+        engine.register(Unfolder("totals", unfold, torch.zeros(WIDTH)), warm_up=False)
+        futures = []
+        for _ in range(8):
+            futures.append(engine.submit("totals", torch.randn(WIDTH)))
+            time.sleep(0.002)  # about as long as a step
+        for future in futures:
+            future.result(WAIT_S)
+        num_tasks = engine._manager.workers[0].num_tasks
+    finally:
+        close_and_check(engine)
+    assert STEPS <= num_tasks < 2 * STEPS

@@ -14,6 +14,7 @@ from torch import nn
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import is_changed
+from cellrt.definition.examples import zero_nodes
 from cellrt.definition.fused import (
     ChainModule,
     FusedModule,
@@ -126,6 +127,11 @@ class PlacedCell:
         inputs = self.cell.example_inputs(rows, str(self._device))
         is_by_row = not self.cell.has_spans and not any(spec.ragged for spec in self.cell.inputs.values())
         return step if is_by_row else lambda: self.call(inputs)
+
+    def step_of_nodes(self, nodes: int, rows: int, keys: int) -> Callable[[], object]:
+        """A step of a cell that is told which rows are of one node: see ``zero_nodes``."""
+        inputs = zero_nodes(self.cell.inputs.values(), nodes, rows, keys, str(self._device))
+        return lambda: self.call(inputs)
 
     def fused_step(self, rows: int) -> Callable[[], object]:
         """The same in the fused form, which there must be."""
