@@ -5,7 +5,7 @@ Tasks of 512 rows, one step each, are recorded while an engine serves on the sta
 of no effect in place of the driver's. So this is all that the host does for a task but the time inside the driver,
 which is not known here: 10 calls where there are inputs and results, 7 without results.
 
-Steps over pages are of 512 loops, each with some 500 rows behind it in pages of 16, whose numbers go to the device.
+Steps over pages are of 512 loops, each with some 100 rows behind it in pages of 16, whose numbers go to the device.
 
 Ragged runs, of rows of up to 24 steps, are begun once each: none has numbers that a task had before, but what was read
 and captured of others of about its size serves it. That of a user's own cell is launched step by step, a call of the
@@ -57,7 +57,7 @@ RAGGED, OWN = "a ragged run", "a ragged run of a user's own cell"
 RUNS = (RAGGED, OWN)
 OVER_PAGES = "steps over pages"
 KINDS = ("every token delivered", "nothing delivered", *RUNS, OVER_PAGES)
-READ_BEFORE, MADE, PAGE_SIZE = 500, 250, 16
+READ_BEFORE, MADE, PAGE_SIZE = 100, 50, 16
 """So long do loops run that those that began first run beside the last."""
 WAIT_S = 120.0
 

@@ -80,6 +80,7 @@ SECOND = (
     Part("other steps and chains", 240, of_kinds(STEPS, RARE)),
     Part("other kernels", 120, tuple(tests(file) for file in OTHERS)),
     Part("serving", 120, (tests("tests/gpu/test_serving.py"), tests("tests/engine/test_compiled_cells.py"))),
+    Part("pages", 120, (tests("tests/engine/test_cuda_pages.py"),)),
     *(benchmark(figure, 120, "--quick") for figure in QUICK_FIGURES),
 )
 THIRD = (

@@ -238,10 +238,13 @@ def submit_task(t, task_id):
     task, settings = t.tasks[task_id], t.settings[0]
     task.number = settings.num_tasks
     settings.num_tasks += 1
-    t.types[task.cell_type].num_running += 1
+    cell_type = t.types[task.cell_type]
+    cell_type.num_running += 1
+    # Where a worker's queue is deep, what is ready while a task runs would make one of its own, and the two would take
+    # turns for good, each with all weights to read for a part of the rows (ORCA section 3.1 has one batch).
+    cell_type.joined_at |= cell_type.grows << task.worker
     note_served(t, task)
     base = task_id * settings.buffer_ints
-    _let_others_join(t.types[task.cell_type], task, t.ints[base + layout.H_NUM_SPANS])
     nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
     for row in range(task.rows):
         id, length = t.ints[nodes_at + row], t.ints[lengths_at + row]
@@ -262,17 +265,6 @@ def submit_task(t, task_id):
             send_member(t, subgraph_id)
         else:
             send_run(t, subgraph_id, length)
-
-
-@compiled
-def _let_others_join(cell_type, task, num_spans):
-    """Of a cell that grows a state, a task with room for more is the only one of it at its worker.
-
-    Where a worker's queue is deep, what is ready meanwhile would make a task of its own, and the two would take turns
-    for good, each with weights to read for a part of the rows (continuous batching, ORCA section 3.1, has one batch).
-    """
-    if cell_type.grows and num_spans < cell_type.max_batch:
-        cell_type.joined_at |= 1 << task.worker
 
 
 @compiled

@@ -111,7 +111,10 @@ TYPE = np.dtype(
         ("large_batch", "i4"),  # rows from which on more in a task gain little, 0 if unknown (``step_times.py``)
         ("starved_at", "i4"),  # workers, a bit each, where no row of it could go on for want of pages
         ("grows", "i4"),  # 1 if it appends rows to a state
-        ("joined_at", "i4"),  # workers, a bit each, with a task of it whose next step takes in what is ready meanwhile
+        (
+            "joined_at",
+            "i4",
+        ),  # workers, a bit each, with a task of it; if it grows, what is ready meanwhile joins the next
     ],
     align=True,
 )
