@@ -10,6 +10,7 @@ from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.admission import release
 from cellrt.core.event_log import log_event
+from cellrt.core.gathering import let_others_join
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of
 from cellrt.core.jit import compiled
 from cellrt.core.loop_bodies import complete_member, end_loop, member_of
@@ -56,7 +57,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
     failed_at, done_at = base + t.ints[base + layout.H_FAILED], base + t.ints[base + layout.H_DONE_STEPS]
     t.types[task.cell_type].num_running -= 1
     t.types[task.cell_type].starved_at = 0
-    t.types[task.cell_type].joined_at &= ~(1 << task.worker)
+    let_others_join(t, task, 1)
     note_served(t, task)
     goes_ahead = t.ints[base + layout.H_FLAGS] > 0
     if task.is_loop:

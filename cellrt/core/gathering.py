@@ -83,3 +83,26 @@ def has_pinned(t, type_id, worker):
         if t.ready[backlog_of(type_id, priority), worker] > 0:
             return True
     return False
+
+
+@compiled
+def let_others_join(t, task, num_ended):
+    """Notes whether what is ready of a task's type waits at its worker until one of those in flight has ended.
+
+    Where a worker's queue is deep, loops that begin while a task runs would make tasks of their own, and these groups
+    would take turns for good, each with all weights to read for a part of the rows (ORCA section 3.1 has one batch). So
+    of a type's loops there are no more tasks in flight than these go ahead, and one more. Of a cell that grows a state
+    that holds for all tasks: loops join pieces of chains.
+    """
+    cell_type = t.types[task.cell_type]
+    if cell_type.grows == 0 and (task.is_loop == 0 or cell_type.ahead == 0):
+        return
+    count = -num_ended
+    for k in range(t.tasks.size):
+        other = t.tasks[k]
+        is_like = other.cell_type == task.cell_type and other.worker == task.worker
+        if other.in_use and is_like and (cell_type.grows or other.is_loop):
+            count += 1
+    cell_type.joined_at &= ~(1 << task.worker)
+    if count > cell_type.ahead:
+        cell_type.joined_at |= 1 << task.worker

@@ -39,7 +39,7 @@ from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.batching import form_batched_task
 from cellrt.core.event_log import log_event
-from cellrt.core.gathering import busy_until, fills_a_task, should_let_in, wait_for_company
+from cellrt.core.gathering import busy_until, fills_a_task, let_others_join, should_let_in, wait_for_company
 from cellrt.core.index_arrays import subgraph_of
 from cellrt.core.jit import compiled
 from cellrt.core.loop_bodies import send_member
@@ -240,9 +240,7 @@ def submit_task(t, task_id):
     settings.num_tasks += 1
     cell_type = t.types[task.cell_type]
     cell_type.num_running += 1
-    # Where a worker's queue is deep, what is ready while a task runs would make one of its own, and the two would take
-    # turns for good, each with all weights to read for a part of the rows (ORCA section 3.1 has one batch).
-    cell_type.joined_at |= cell_type.grows << task.worker
+    let_others_join(t, task, 0)
     note_served(t, task)
     base = task_id * settings.buffer_ints
     nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]

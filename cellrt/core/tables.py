@@ -114,7 +114,7 @@ TYPE = np.dtype(
         (
             "joined_at",
             "i4",
-        ),  # workers, a bit each, with a task of it; if it grows, what is ready meanwhile joins the next
+        ),  # workers, a bit each, where what is ready of it waits to join tasks in flight
     ],
     align=True,
 )

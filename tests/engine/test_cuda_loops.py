@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 import pytest
@@ -26,6 +27,11 @@ from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, serve
 MOST_STEPS = 12
 NUMBER = rows(dtype=torch.int64)
 LATE = DeviceOptions(ring_bytes=1 << 16, graph_bytes=0, dry_delay_s=5e-4)
+
+
+class State(NamedTuple):
+    h: Tensor
+    stop: Tensor
 
 
 class Counted(NamedTuple):
@@ -256,3 +262,26 @@ def test_a_session_goes_on_from_the_step_that_stopped(turns, count):
 
 def same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b)
+
+
+def test_loops_that_begin_at_different_times_share_tasks():
+    """Four tasks may be on the device at once; loops would go on in groups if they did not wait for each other."""
+    steps = 60
+    made = cell(lambda h: State(h + 1, h[:, 0] > 1e9), {"h": (2,)}, name="adds", max_batch=16)
+    model = Unfolder(
+        "adds", lambda graph, h: {"h": graph.loop(made, h=h, until="stop", max_steps=steps).h}, torch.zeros(2)
+    )
+    options = DeviceOptions(ring_bytes=1 << 16, dry_delay_s=2e-3)
+    engine = device_engine("dry", 1, options, queue_depth=4, settings=ahead(1, runs=False))
+    try:
+        engine.register(model, warm_up=False)
+        futures = []
+        for _ in range(8):
+            futures.append(engine.submit("adds", torch.zeros(2)))
+            time.sleep(0.002)  # about as long as a step
+        for future in futures:
+            future.result(WAIT_S)
+        num_tasks = engine._manager.workers[0].num_tasks
+    finally:
+        close_and_check(engine)
+    assert steps <= num_tasks < 2 * steps
