@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -91,18 +92,15 @@ class Computation:
             given = self._with_copies(inputs) if self.written else inputs
             return self._in_order(self._steps(batch_sizes, **dict(zip(self.inputs, given, strict=True))))
         sources = [self.places[self.carry[name]] if name in self.carry else -1 for name in self.inputs]
-        current = list(inputs)
+        by_step = [[value] if k >= 0 else _by_step(value, batch_sizes) for value, k in zip(inputs, sources)]
         collected: list[list[torch.Tensor]] = [[] for _ in self.outputs]
-        first = 0
         for step, size in enumerate(batch_sizes):
-            for k, source in enumerate(sources):
-                if source < 0:
-                    current[k] = _take_rows(inputs[k], first, first + size)
-                elif step > 0:
-                    current[k] = collected[source][-1][:size]
+            current = [
+                values[step] if source < 0 or step == 0 else _first_rows(collected[source][-1], size)
+                for values, source in zip(by_step, sources)
+            ]
             for outputs, value in zip(collected, self.run(*current), strict=True):
                 outputs.append(value)
-            first += size
         return [torch.cat(values) for values in collected]
 
     def example_inputs(self, rows: int, device: str = "cpu") -> list[CellInput]:
@@ -196,10 +194,19 @@ def _with_zeros(value: CellInput, count: int) -> CellInput:
     return torch.cat([value, value.new_zeros((count, *value.shape[1:]))])
 
 
-def _take_rows(value: CellInput, first: int, end: int) -> CellInput:
+def _by_step(value: CellInput, sizes: list[int]) -> Sequence[CellInput]:
+    """The rows of each step of an input that is packed by step."""
     if isinstance(value, PagedRows | Spans):
         raise TypeError("a cell with spans has no runs")
-    if isinstance(value, RaggedRows):
+    if not isinstance(value, RaggedRows):
+        return list(torch.split(_first_rows(value, sum(sizes)), sizes))
+    made: list[CellInput] = []
+    for first, end in pairwise(accumulate(sizes, initial=0)):
         offsets = value.offsets[first : end + 1]
-        return RaggedRows(value.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
-    return value[first:end]
+        made.append(RaggedRows(value.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]))
+    return made
+
+
+def _first_rows(value: torch.Tensor, count: int) -> torch.Tensor:
+    """A slice, where that is not all: it costs as much as a small operation."""
+    return value if len(value) == count else value[:count]
