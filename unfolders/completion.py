@@ -67,9 +67,7 @@ def _plain(name: str, model: Cell, results: tuple[str, ...]) -> tuple[Write, tup
 
     def write(graph: Graph, prompt: Any, steps: int, keep: bool) -> Loop:
         state: dict[str, Any] = {grown[0]: graph.pages(model, keep=keep)}
-        if len(prompt) > 1:
-            graph.chain(model, token=prompt[:-1], **state)
-        return graph.loop(model, token=prompt[-1], until="stop", max_steps=steps, **state)
+        return graph.loop(model, token=prompt, until="stop", max_steps=steps, **state)
 
     return write, (model,)
 

@@ -212,7 +212,8 @@ def _complete_loop(t, request, subgraph_id, done):
     """
     subgraph = t.subgraphs[subgraph_id]
     links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
-    after, has_stopped = links[at + record.DONE], done < 0 and links[at + record.STOP] != record.NO_STOP
+    after, lead = links[at + record.DONE], links[at + record.LEAD]
+    has_stopped = done < 0 and links[at + record.STOP] != record.NO_STOP and after > lead
     is_over = has_stopped or after == links[at + record.LENGTH]
     is_last = is_over or subgraph.in_flight == 0
     for output in range(cell_type.num_outputs):
@@ -224,9 +225,10 @@ def _complete_loop(t, request, subgraph_id, done):
             if is_over:
                 _show(t, place)
             continue
-        for step in range(after - abs(done), after):
+        place -= lead
+        for step in range(max(after - abs(done), lead), after):
             _show(t, place + step)
-        for step in range(after, links[at + record.POSITION] if is_last else after):
+        for step in range(max(after, lead), links[at + record.POSITION] if is_last else after):
             row = t.places[place + step] if t.places[place + step] >= 0 else PENDING - t.places[place + step]
             give_row(t, row, value.kind)
             t.places[place + step] = NO_ROW

@@ -280,7 +280,7 @@ def _graph_output(t, task, base, record_at, output, kind, end):
                 if t.links[subgraph.record + record.STOP] == record.IS_CHAIN:
                     handle, place = step_output(t, task.worker, subgraph, output, step + ahead, is_last, kind)
                 else:
-                    handle, place = loop_step_output(t, task.worker, subgraph, output, kind)
+                    handle, place = loop_step_output(t, task.worker, subgraph, output, step + ahead, kind)
             else:
                 value, handle = t.values[t.nodes[id + step].first_value + output], NO_ROW
                 if value.readers > 0:

@@ -15,6 +15,7 @@ from cellrt.core.program import (
     EMITTED,
     FIXED,
     LAST,
+    LEADS,
     LIST,
     NEXT,
     NOTHING,
@@ -78,7 +79,8 @@ def most_refs(types, subgraphs, links):
             elif links[to + record.MODE] == record.EMITTED:
                 loop = subgraphs[links[to + record.SOURCE]].record
                 body = links[loop + record.BODY]
-                count += links[loop + record.LENGTH] if body == record.NO_BODY else links[body + record.LIMIT]
+                alone = links[loop + record.LENGTH] - links[loop + record.LEAD]
+                count += alone if body == record.NO_BODY else links[body + record.LIMIT]
         most = max(most, count)
     return most
 
@@ -149,6 +151,9 @@ def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, en
             count = draft.unit_lengths[unit] if mode == STEP else program[word + 3]
             if is_inside(draft, program, types, base, stride, count):
                 _write_sequence(draft, program, types, uses, group, links, to, mode, base, stride, count)
+                if mode == LEADS:
+                    links[to + record.MODE], links[to + record.SOURCE] = record.LEADS, program[word + 4]
+                    links[at + record.LEAD] = count - 1
             else:
                 links[to + record.MODE] = record.EACH if mode == STEP else record.MANY
                 links[to + record.AT], links[to + record.START] = first_link + end, count
@@ -217,6 +222,8 @@ def _goes_on(draft, program, types, ports, unit, output):
         if program[word] == CARRY and ports[cell_type.first_port + port].carry == output:
             return True
         if program[word] == NEXT and program[word + 2] == output:
+            return True
+        if program[word] == LEADS and program[word + 4] == output:
             return True
         word = next_input(program, word)
     return False

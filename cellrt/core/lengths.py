@@ -18,6 +18,7 @@ from cellrt.core.program import (
     EMITTED,
     FIXED,
     LAST,
+    LEADS,
     LIST,
     NEXT,
     OP_CHAIN,
@@ -138,7 +139,7 @@ def _mark_inputs(program, at, types, firsts, steps, widths, kinds):
             _mark_length(program, word + 2, kinds)
         elif mode in (LIST, EACH):
             kinds[word + 2 : word + 2 + program[word + 1]] = VALUE
-        elif mode == RANGE:
+        elif mode in (RANGE, LEADS):
             if not _mark_run(program, word + 1, word + 3, program[word + 3], firsts, steps, widths, kinds):
                 return False
         elif mode == STEP and not _mark_run(program, word + 1, -1, program[at + 2], firsts, steps, widths, kinds):

@@ -12,20 +12,23 @@ from cellrt.core.tables import HOST, NO_ROW, PENDING, ROW_MASK, STEPS
 
 
 @compiled
-def loop_step_output(t, worker, subgraph, output, kind):
-    """Takes the row of a loop's output after its next step, where a task takes one step of each of its rows.
+def loop_step_output(t, worker, subgraph, output, ahead, kind):
+    """Takes the row of a loop's output ``ahead`` steps after the next one, where rows of a task are single steps.
 
     Returns (its handle, or NO_ROW if nobody reads it; the place of its result, or -1).
     """
     links, at, to = t.links, subgraph.record, output_at(t, subgraph, output)
     value, handle, place = t.values[links[at + record.VALUES] + output], NO_ROW, -1
+    step = links[at + record.POSITION] + ahead - links[at + record.LEAD]
+    if step < 0:
+        return handle, place
     if links[to + record.IS_STATE]:
         bring_state(t, to, worker, kind)
         handle = state_row(t, to, worker, kind)
         links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
     if value.result >= 0:
         place = t.requests[subgraph.request].first_place + value.result
-        place += links[at + record.POSITION] if value.bits & STEPS else 0
+        place += step if value.bits & STEPS else 0
     return handle, place
 
 

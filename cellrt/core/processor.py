@@ -367,12 +367,12 @@ class Processor:
     def loop_limits(self, request: int) -> dict[int, tuple[int, int]]:
         """For each subgraph of a request that is a loop (of several cells: the one that says stop): its most steps, and
         those that are done."""
-        first, count = (int(self.tables.requests[name][request]) for name in ("first_subgraph", "num_subgraphs"))
-        found: dict[int, tuple[int, int]] = {}
-        for k in range(first, first + count):
+        found, row = dict[int, tuple[int, int]](), self.tables.requests[request]
+        for k in range(int(row["first_subgraph"]), int(row["first_subgraph"] + row["num_subgraphs"])):
             at = int(self.tables.subgraphs["record"][k])
             if limit := record_layout.loop_limit(self.tables.links, at):
-                found[k] = limit, int(self.tables.links[at + record_layout.DONE])
+                done, lead = (int(self.tables.links[at + word]) for word in (record_layout.DONE, record_layout.LEAD))
+                found[k] = limit, max(0, done - lead)
         return found
 
     def release(self, requests: Sequence[int] | NDArray[np.int32]) -> list[int]:

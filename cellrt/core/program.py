@@ -26,7 +26,7 @@ Operations (value ids count up from 0 in order of creation; an operation's outpu
 
     input = FIXED value | STEP base stride | EACH count value* | CARRY base
           | LIST count value* | RANGE base stride count | NEXT base output | PAGED state | NOTHING 0
-          | EMITTED value limit | SAME value | LAST base value
+          | EMITTED value limit | SAME value | LAST base value | LEADS base stride count output
 
 STEP gives the i-th step of a chain value ``base + i * stride``, EACH the i-th of the values listed; CARRY gives the
 first step ``base`` and each later one the output that the input port is carried from. LIST and RANGE are for ragged
@@ -34,7 +34,8 @@ inputs: RANGE is ``count`` values from ``base`` on. NEXT is as CARRY, of a cell 
 output ``output``. EMITTED, for a ragged input, is a loop's output at every step that it took, of at most ``limit``: a
 RESULT_STEPS of it follows. PAGED is the PAGES operation of that number; NOTHING is for inputs that nobody gives. SAME
 and LAST are outputs of the own body: SAME of an earlier member at the same step, LAST of any at the step before, at the
-first step ``base``.
+first step ``base``. LEADS is as NEXT, of a cell with spans: the first step of the loop reads ``count`` rows, from value
+``base`` on, and its outputs are those of the last of them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS
 )
 OP_PAGES, OP_MEMBER = 11, 12
 FIXED, STEP, CARRY, LIST = range(4)
-RANGE, EACH, NEXT, PAGED, NOTHING, EMITTED, SAME, LAST = range(5, 13)  # 4 is ``trees.PICK``
+RANGE, EACH, NEXT, PAGED, NOTHING, EMITTED, SAME, LAST, LEADS = range(5, 14)  # 4 is ``trees.PICK``
 
 
 NUM_WORDS = MappingProxyType(
@@ -69,7 +70,7 @@ NUM_WORDS = MappingProxyType(
     }
 )
 """Words of each operation without inputs."""
-WORDS_OF_INPUT = MappingProxyType({STEP: 3, NEXT: 3, EMITTED: 3, LAST: 3, RANGE: 4})
+WORDS_OF_INPUT = MappingProxyType({STEP: 3, NEXT: 3, EMITTED: 3, LAST: 3, RANGE: 4, LEADS: 5})
 """Words of an input by its mode, where they are not 2; LIST and EACH say how many follow."""
 NUM_WORDS_BEFORE_INPUTS = MappingProxyType({OP_NODE: 2, OP_CHAIN: 3, OP_LOOP: 4, OP_MEMBER: 5})
 
@@ -81,7 +82,7 @@ class Draft(NamedTuple):
     unit_types: NDArray[np.int32]
     unit_at: NDArray[np.int32]  # where its operation begins in the program
     unit_values: NDArray[np.int32]  # its first value
-    unit_lengths: NDArray[np.int32]  # steps, of a loop at most; 0 for a node
+    unit_lengths: NDArray[np.int32]  # rows: a chain's steps, a loop's at most with those that lead it; 0 for a node
     source_at: NDArray[np.int32]
     source_values: NDArray[np.int32]
     makers: NDArray[np.int32]  # of each value: its unit, or -1 - its source
@@ -105,7 +106,18 @@ def next_input(program, at):
     mode = program[at]
     if mode in (LIST, EACH):
         return at + 2 + program[at + 1]
-    return at + (3 if mode in (STEP, NEXT, EMITTED, LAST) else 4 if mode == RANGE else 2)
+    return at + (3 if mode in (STEP, NEXT, EMITTED, LAST) else 4 if mode == RANGE else 5 if mode == LEADS else 2)
+
+
+@compiled
+def rows_that_lead(program, at, types):
+    """Rows that the first step of a loop reads before its last one."""
+    word, count = inputs_at(program, at), 0
+    for _ in range(types[program[at + 1]].num_inputs):
+        if program[word] == LEADS:
+            count = program[word + 3] - 1
+        word = next_input(program, word)
+    return count
 
 
 @compiled
@@ -167,6 +179,8 @@ def read_program(program, types):
             draft.unit_types[unit], draft.unit_at[unit], draft.unit_values[unit] = program[at + 1], at, value
             if op != OP_NODE:
                 draft.unit_lengths[unit] = program[at + 2]
+            if op == OP_LOOP:
+                draft.unit_lengths[unit] += rows_that_lead(program, at, types)
             draft.makers[value : value + count] = unit
             unit += 1
         elif count > 0 or op == OP_EXTERNAL:

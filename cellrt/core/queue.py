@@ -166,11 +166,12 @@ def refresh(t, subgraph_id):
         worker = t.requests[subgraph.request].home
     count = 0
     is_loop = links[at + record.STOP] != record.IS_CHAIN
-    waits = subgraph.in_flight > 0 and (links[at + record.KEEPS] or is_loop)
+    lead = links[at + record.LEAD] - links[at + record.POSITION] if is_loop else 0
+    waits = subgraph.in_flight > 0 and (links[at + record.KEEPS] or (is_loop and lead < 0))
     if waits and cell_type.ahead > 0 and is_loop and links[at + record.BODY] == record.NO_BODY:
         waits = subgraph.in_flight > cell_type.ahead
     if links[at + record.POSITION] < links[at + record.LENGTH] and not waits:
-        most = 1 if cell_type.carries or is_loop else links[at + record.LENGTH]
+        most = max(1, 1 + lead) if cell_type.carries or is_loop else links[at + record.LENGTH]
         count = steps_ready(t, at, worker if early else 0, most)
         if count == 0 and worker == 0 and early:
             sender = _sender(t, at)

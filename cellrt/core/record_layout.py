@@ -17,8 +17,12 @@ mode::
     EMITTED a ragged input: the results at places from AT on, as many as the loop ``SOURCE`` (a subgraph) took steps
     SAME   output AT of the member ``SOURCE`` (a subgraph) of the same body, at the same step
     LAST   value AT before the first step; then output ``STRIDE`` of member ``SOURCE`` at the step before
+    LEADS  the rows of places AT, AT + STRIDE, ... up to step ``LEAD``; then output ``SOURCE`` of the step before
 
 Of a cell that carries nothing all steps that are fed are ready at once, and each is a row of a task.
+
+The first step of a loop may read several rows, of a cell that is told which rows are of one node. Then those before
+the last count as steps here, ``LEAD`` of them, and are ready at once; nobody sees what they make.
 
 A loop of several cells, its *body*, has a record for each, a *member*. They go in step: nobody begins the next before
 all have done this one. So ``LENGTH`` is there the number of steps that are begun, and what is common to them is a block
@@ -51,6 +55,7 @@ NUM_TAPS = 7
 NEXT_TAP = 8  # the first that is not sent
 BODY = 8  # of a member the link of what is common to its body, of a loop of one cell NO_BODY
 TAP_STEP = 9  # its step; LENGTH if there is none
+LEAD = 9  # of a loop of one cell: steps at its begin that only read
 EDGES = 10  # link of (steps that must be there, subgraph that waits for them), in order of steps
 NUM_EDGES = 11
 NEXT_SENT = 12  # the first whose steps are not all sent
@@ -72,7 +77,7 @@ HAS_STOPPED = 2  # 1 if one of them said so at this step
 NUM_TYPES = 3  # 0, or of a loop's one cell the number of types that its steps have, which lie behind the members
 MEMBERS = 4  # how many, then their subgraphs, counted from the request's first
 
-WHOLE, MANY, ALL, EACH, STEP, CARRY, PAGED, NOTHING, EMITTED, SAME, LAST = range(11)
+WHOLE, MANY, ALL, EACH, STEP, CARRY, PAGED, NOTHING, EMITTED, SAME, LAST, LEADS = range(12)
 MODE = 0
 AT = 1
 STRIDE = 2
@@ -101,7 +106,7 @@ def loop_limit(links: NDArray[np.int32], at: int) -> int:
     if at < 0 or links[at + STOP] == IS_CHAIN:
         return 0
     if links[at + BODY] == NO_BODY:
-        return int(links[at + LENGTH])
+        return int(links[at + LENGTH] - links[at + LEAD])
     return int(links[links[at + BODY] + LIMIT]) if links[at + STOP] != NO_STOP else 0
 
 

@@ -45,6 +45,8 @@ def begin_record(t, request, subgraph):
             links[to + record.AT] += request.first_value if mode == record.LAST else 0
         elif mode == record.PAGED:
             links[to + record.AT] = request.page_lists + page_list.WORDS * links[to + record.AT]
+        elif mode == record.LEADS:
+            links[to + record.AT] += request.first_place
         elif mode == record.STEP or mode == record.ALL or mode == record.EMITTED:
             links[to + record.AT] += request.first_place
             if links[to + record.SOURCE] >= 0:
@@ -76,11 +78,11 @@ def input_row(t, subgraph, port, step):
     links, at = t.links, subgraph.record
     to = at + record.HEADER + record.INPUT * port
     mode, position = links[to + record.MODE], links[at + record.POSITION] + step
-    if mode == record.STEP:
+    if mode == record.STEP or (mode == record.LEADS and position <= links[at + record.LEAD]):
         return t.places[links[to + record.AT] + links[to + record.STRIDE] * position]
     if mode == record.EACH:
         return row_of(t, t.values[links[links[to + record.AT] + position]])
-    if mode == record.CARRY and position > 0:
+    if mode == record.LEADS or (mode == record.CARRY and position > 0):
         return links[output_at(t, subgraph, links[to + record.SOURCE]) + record.ROW]
     if mode == record.SAME or (mode == record.LAST and position > 0):
         return member_row(t, links, to, position)
@@ -113,7 +115,8 @@ def num_rows_of(t, subgraph, port):
     """Rows of a ragged input."""
     to = subgraph.record + record.HEADER + record.INPUT * port
     if t.links[to + record.MODE] == record.EMITTED:
-        return t.links[t.subgraphs[t.links[to + record.SOURCE]].record + record.DONE]
+        loop = t.subgraphs[t.links[to + record.SOURCE]].record
+        return t.links[loop + record.DONE] - t.links[loop + record.LEAD]
     return t.links[to + record.START]
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core import record_layout as record
 from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.sized_template import SizedTemplate
@@ -196,16 +197,29 @@ class _Simulator:
         in_flight = self.processor.rows_in_flight(task)
         if view.is_loop or view.stop_output >= 0:
             wanted = [self._steps_of(view, row, *ids) for row, ids in enumerate(in_flight)]
+            leads = self._leads([subgraph for _, subgraph in in_flight])
             if view.is_loop and not view.goes_ahead:
                 steps = min(max(wanted), max(min(wanted), view.least_steps))
             for row, ids in enumerate(in_flight):
-                self._end_steps(view, row, min(steps, wanted[row]), *ids)
+                if not leads[row]:
+                    self._end_steps(view, row, min(steps, wanted[row]), *ids)
         cell_type, number = int(tables.tasks["cell_type"][task]), int(tables.tasks["number"][task])
         elapsed = round(self.cost(cell_type, rows, steps) * 1e9)
         times = start / 1e9, (start + elapsed) / 1e9
         arrivals = tuple(self.arrival_of[request] for request, _ in in_flight)
         self.tasks.append(SimulatedTask(number, location, cell_type, *times, rows, steps, arrivals))
         return elapsed
+
+    def _leads(self, subgraphs: Sequence[int]) -> list[bool]:
+        """Whether each row of a task, by its subgraph, is one that a loop's first step reads before its last."""
+        tables, left, leads = self.processor.tables, Counter(subgraphs), list[bool]()
+        for subgraph in subgraphs:
+            at = int(tables.subgraphs["record"][subgraph])
+            is_loop = at >= 0 and tables.links[at + record.STOP] != record.IS_CHAIN
+            row = int(tables.links[at + record.POSITION]) - left[subgraph]
+            leads.append(bool(is_loop and row < tables.links[at + record.LEAD]))
+            left[subgraph] -= 1
+        return leads
 
     def _steps_of(self, task: TaskView, row: int, request: int, subgraph: int) -> int:
         """How many steps a row of a task would take, of a loop as far as task and loop go."""

@@ -141,12 +141,14 @@ def _record(t: Tables, subgraph_id: int) -> list[str]:
         if wrong := _body(t, subgraph, length):
             return [f"subgraph {subgraph_id}: {wrong}"]
     cell_type, in_flight = t.types[int(subgraph["cell_type"])], int(subgraph["in_flight"])
-    waits = in_flight and (t.links[at + record.KEEPS] or is_loop)
+    waits, most = in_flight and (t.links[at + record.KEEPS] or is_loop), length
+    if cell_type["carries"] or is_loop:
+        most = 1
     if _runs_alone(t, at):
-        waits = in_flight > int(cell_type["ahead"])
+        lead = int(t.links[at + record.LEAD]) - position
+        waits, most = in_flight > int(cell_type["ahead"]) and lead < 0, max(1, 1 + lead)
         if is_queued and (done < position) != (in_flight > 0):
             return [f"subgraph {subgraph_id}: {done} steps done of {position} sent, {in_flight} tasks in flight"]
-    most = 1 if cell_type["carries"] or is_loop else length
     steps = range(position, position if waits else min(length, position + most))
     ready = next((k for k, step in enumerate(steps) if not _is_fed(t, subgraph, step)), len(steps))
     if cell_type["is_whole"] and ready < length and not is_loop:

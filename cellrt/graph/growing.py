@@ -77,9 +77,9 @@ def carried_by(cell: Cell, carry: Mapping[str, str] | None) -> Mapping[str, str]
 
 
 def check_span(cell: Cell, count: int) -> None:
-    """Raises RequestTooLargeError for a chain of so many steps that the cell needs all at once, and cannot have."""
+    """Raises RequestTooLargeError for so many rows that the cell needs all at once, and cannot have."""
     if count > cell.max_batch_rows:
         raise RequestTooLargeError(
-            f"chain of cell {cell.name!r}: {count} steps; it needs all of them in one task, which has at most "
-            f"{cell.max_batch_rows} rows (see cell(max_batch_rows=...))"
+            f"cell {cell.name!r}: {count} rows; it needs all of them in one task, which has at most "
+            f"{cell.max_batch_rows} (see cell(max_batch_rows=...))"
         )

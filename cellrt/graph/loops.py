@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from cellrt.core.program import CARRY, FIXED, LAST, NEXT, NOTHING, OP_LOOP, OP_MEMBER, SAME
+from cellrt.core.program import CARRY, FIXED, LAST, LEADS, NEXT, NOTHING, OP_LOOP, OP_MEMBER, SAME
 from cellrt.definition.cell import CURRENT_GRAPH, Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
-from cellrt.graph.growing import carried_by
+from cellrt.graph.growing import carried_by, check_span
 from cellrt.graph.recorder import Recorder, Source
-from cellrt.graph.sources import describe_source
-from cellrt.graph.symbols import GrowingState, Loop, LoopOfCells, Node, Output, State
+from cellrt.graph.sources import LISTS, describe_source, num_steps
+from cellrt.graph.symbols import GrowingState, Handle, Loop, LoopOfCells, Node, Output, State
 
 Step = Callable[["LoopBody", State], Mapping[str, object]]
 """One step of a loop: ``(body, state) -> {name: output}``."""
@@ -264,13 +264,14 @@ def loop_of_one(
     stop = _stop_of(cell, until)
     kept = graph._kept_inputs(cell, keep) if keep else ()
     starts = graph._starts(cell, inputs, kept)
+    count = _num_leading(graph, cell, carried, inputs) if cell.has_spans else 1
     words: list[int] = []
     for name, spec in cell.inputs.items():
         if name in cell.carry:
             words += [CARRY, starts[name]]
         elif name in carried:
-            start = graph._value(cell, name, spec, inputs[name]) if name in inputs else graph._zero(spec)
-            words += [NEXT, start, cell.places[carried[name]]]
+            words += _before_first(graph, cell, name, spec, inputs, count)
+            words.append(cell.places[carried[name]])
         elif spec.span:
             words += [NOTHING, 0]
         else:
@@ -280,3 +281,35 @@ def loop_of_one(
     graph._loop_values.update({first + k: max_steps for k in range(len(cell.outputs))})
     graph._keep(cell, kept, starts, first, 1)
     return Loop(graph, cell, first, max_steps)
+
+
+def _num_leading(graph: Recorder, cell: Cell, carried: Mapping[str, str], inputs: Mapping[str, Source]) -> int:
+    """Rows that the first step of a loop reads. Raises RequestError if carried inputs differ in them."""
+    counts = {name: abs(num_steps(inputs[name], cell.inputs[name])) if name in inputs else 1 for name in carried}
+    count = max(counts.values())
+    if min(counts.values()) < count or count == 0:
+        raise RequestError(
+            f"loop of cell {cell.name!r}: expected as many rows, at least one, of each carried input, got {counts}"
+        )
+    if cell.is_whole:
+        check_span(cell, count)
+    graph._count_nodes(count - 1, cell)
+    return count
+
+
+def _before_first(
+    graph: Recorder, cell: Cell, name: str, spec: RowSpec, inputs: Mapping[str, Source], count: int
+) -> Sequence[int]:
+    """Words of a carried input: what the first step reads. Raises RequestError if its rows do not lie together."""
+    if name not in inputs:
+        return NEXT, graph._zero(spec)
+    source = inputs[name]
+    if num_steps(source, spec) < 0:
+        return NEXT, graph._value(cell, name, spec, source)
+    values = graph._stepped(cell, name, spec, source)
+    if count == 1:
+        return NEXT, values[0]
+    if not isinstance(values, range) or (isinstance(source, LISTS) and any(isinstance(row, Handle) for row in source)):
+        where = graph._where(cell, name)
+        raise RequestError(f"{where}: expected rows of the request or a chain's steps, got a list with outputs")
+    return LEADS, values.start, values.step, count

@@ -19,6 +19,7 @@ from cellrt.core.program import (
     EACH,
     EMITTED,
     LAST,
+    LEADS,
     LIST,
     NEXT,
     OP_CHAIN,
@@ -109,9 +110,11 @@ class _Source(NamedTuple):
 
     def values(self, step: int) -> list[int]:
         """The value ids that step ``step`` reads; a carried input's only before the first step."""
-        if self.mode == STEP:
-            base, stride = self.numbers
+        if self.mode in (STEP, LEADS):
+            base, stride = self.numbers[:2]
             return [base + step * stride]
+        if self.mode == NEXT:
+            return self.numbers[:1]
         if self.mode == EACH:
             return [self.numbers[step]]
         if self.mode == RANGE:
@@ -265,8 +268,12 @@ class _Interpreter:
         """Runs the cell on its own outputs until output ``stop`` is not zero, at most ``limit`` times."""
         outputs: list[Row] = []
         steps: list[list[Row]] = []
+        first = max((source.numbers[2] for source in sources if source.mode == LEADS), default=1)
         while len(steps) < limit and not (steps and stop >= 0 and bool(outputs[stop])):
-            outputs = self._node(cell, sources, len(steps), outputs)
+            if first > 1 and not steps:
+                outputs = self._span(cell, sources, 0, first)[-1]
+            else:
+                outputs = self._node(cell, sources, first - 1 + len(steps), outputs)
             steps.append(outputs)
         for output, value in enumerate(outputs):
             self._steps[len(self._values)] = [step[output] for step in steps]
@@ -326,8 +333,8 @@ class _Interpreter:
                 inputs.append(Spans(torch.tensor([0, count]).int(), torch.tensor(steps).int(), torch.ones(count) > 0))
             elif source.mode == PAGED:
                 inputs.append(self._page_lists[source.numbers[0]].seen_by(spec, count))
-            elif source.mode == NEXT:
-                inputs.append((previous[source.numbers[1]] if previous else self._values[source.numbers[0]])[None])
+            elif source.mode in (NEXT, LEADS) and previous:
+                inputs.append(previous[source.numbers[-1]][None])
             else:
                 given = [self._read(source, step) for step in steps]
                 inputs.append(_ragged(spec, given) if spec.ragged else torch.stack([row for (row,) in given]))

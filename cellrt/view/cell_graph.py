@@ -17,6 +17,7 @@ from cellrt.core.program import (
     EACH,
     EMITTED,
     LAST,
+    LEADS,
     LIST,
     NEXT,
     NOTHING,
@@ -80,7 +81,7 @@ class Unit(NamedTuple):
                 yield name, numbers[0] + step * numbers[1]
             elif mode == EACH:
                 yield name, numbers[step]
-            elif mode == RANGE:
+            elif mode in (RANGE, LEADS):
                 yield from ((name, numbers[0] + k * numbers[1]) for k in range(numbers[2]))
             else:
                 yield from ((name, value) for value in numbers)

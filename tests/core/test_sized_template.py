@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from cellrt.core import sized_template
 from cellrt.core.lengths import MOST_WORDS, find_lengths, with_lengths
-from cellrt.core.processor import Processor
+from cellrt.core.processor import Port, Processor
 from cellrt.core.program import (
     CARRY,
     FIXED,
+    LEADS,
     LIST,
+    NOTHING,
     OP_CHAIN,
     OP_CONSTANT,
     OP_EXTERNAL,
@@ -101,11 +103,18 @@ def looped(limit: int) -> NDArray[np.int32]:
     return np.array([*program, OP_RESULT_STEPS, 1, limit], np.int32)
 
 
-@pytest.mark.parametrize("make", [stepped, backwards_above, looped])
+def led(count: int) -> NDArray[np.int32]:
+    """A loop whose first step reads rows of the request; every step is a result."""
+    program = [OP_EXTERNAL, 0, count, OP_LOOP, 2, 50, 0, LEADS, 0, 1, count, 0, NOTHING, 0]
+    return np.array([*program, OP_RESULT_STEPS, count, 50], np.int32)
+
+
+@pytest.mark.parametrize("make", [stepped, backwards_above, looped, led])
 def test_graphs_of_all_lengths_from_two_on_have_one_template(make):
     processor = make_processor()
     add_step(processor, 4)
     add_tree(processor, 4)
+    processor.add_type([Port(0), Port(0, is_span=True)], [Port(0)], max_batch=4)
     first, *others = (processor.compile(make(length)) for length in (2, 3, 24, 1000))
     assert all(other.template is first.template for other in others)
     assert processor.compile(make(1)).template is not first.template

@@ -96,6 +96,8 @@ def make_cells(page_size: int = 3, max_batch_rows: int = 64, max_batch: int = 8)
 def sums(cells: PagedCells, *, keep: bool = False) -> Unfolder:
     """A model like an encoder and a decoder: rows are centred together and memorised, then others read and generated.
 
+    Of what is read, the ``leading`` rows at its end are those of the loop's first step.
+
     ``keep``: a session keeps what was read and generated.
     """
 
@@ -104,21 +106,25 @@ def sums(cells: PagedCells, *, keep: bool = False) -> Unfolder:
         memory = graph.pages(cells.memorise)
         graph.chain(cells.memorise, x=encoded.output, total=memory)
         total = graph.pages(cells.generate, keep=keep)
-        read = graph.chain(cells.generate, x=request["prompt"], total=total, memory=memory)
-        made = graph.loop(
-            cells.generate, x=read.last.x, total=total, memory=memory, until="stop", max_steps=request["steps"]
-        )
-        return {"read": read.x, "made": made.x, "last": made.last.x}
+        leading, results = request["leading"], {}
+        prompt, first = request["prompt"][: len(request["prompt"]) - leading], request["prompt"][-leading:]
+        if len(prompt):
+            read = graph.chain(cells.generate, x=prompt, total=total, memory=memory)
+            results["read"] = read.x
+            first = first if leading else read.last.x
+        made = graph.loop(cells.generate, x=first, total=total, memory=memory, until="stop", max_steps=request["steps"])
+        return {**results, "made": made.x, "last": made.last.x}
 
-    example = {"source": torch.zeros(2, WIDTH), "prompt": torch.zeros(2, WIDTH), "steps": 2}
+    example = {"source": torch.zeros(2, WIDTH), "prompt": torch.zeros(2, WIDTH), "steps": 2, "leading": 0}
     return Unfolder("sums", unfold, example)
 
 
-def make_request(seed: int, source: int, prompt: int, steps: int) -> dict[str, object]:
-    """Random rows."""
+def make_request(seed: int, source: int, prompt: int, steps: int, leading: int = 0) -> dict[str, object]:
+    """Random rows; at most all of the prompt leads."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "source": torch.randn(source, WIDTH, generator=generator),
         "prompt": torch.randn(prompt, WIDTH, generator=generator),
         "steps": steps,
+        "leading": min(leading, prompt),
     }

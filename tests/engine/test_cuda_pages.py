@@ -27,7 +27,8 @@ from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, on_every_
 from tests.unfolders.language_models import draw_prompt, small_cell, small_layers
 
 CELLS = {page_size: make_cells(page_size, most) for page_size, most in ((1, 5), (2, 64), (3, 7))}
-REQUEST = st.tuples(st.integers(0, 99), st.integers(1, 12), st.integers(1, 30), st.integers(1, 20))
+LEADING = st.one_of(st.just(0), st.integers(1, 40))
+REQUEST = st.tuples(st.integers(0, 99), st.integers(1, 12), st.integers(1, 30), st.integers(1, 20), LEADING)
 CAPTURED = DeviceOptions(ring_bytes=1 << 16, capture_after=1)
 STEPS = 60
 MODELS = {"one cell": small_cell(4, 16), "layers": small_layers(4, 16)}

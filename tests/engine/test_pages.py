@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.definition.define import cell
-from cellrt.definition.spec import grows, pages
+from cellrt.definition.spec import grows, pages, ragged
 from cellrt.errors import CancelledError, CellError, DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
@@ -19,7 +19,8 @@ from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of,
 from tests.engine.paged_models import POISON, WIDTH, SumSoFar, make_cells, make_request, sums
 
 CELLS = {page_size: make_cells(page_size, rows) for page_size, rows in ((1, 5), (2, 64), (3, 7))}
-REQUEST = st.tuples(st.integers(0, 99), st.integers(1, 12), st.integers(1, 40), st.integers(1, 30))
+LEADING = st.one_of(st.just(0), st.integers(1, 40))
+REQUEST = st.tuples(st.integers(0, 99), st.integers(1, 12), st.integers(1, 40), st.integers(1, 30), LEADING)
 THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=examples(15), deadline=None)
 
 
@@ -191,6 +192,62 @@ def test_what_can_never_have_enough_pages_is_refused():
         close_and_check(engine)
 
 
+def leading_model(cells, name: str = "leading") -> Unfolder:
+    """A loop whose first step reads all of the request, with a cell behind that reads all steps."""
+    add = cell(
+        lambda x: x.values.sum(0, keepdim=True)[x.offsets[1:] * 0], {"x": ragged(WIDTH)}, name="add", max_batch=1
+    )
+
+    def unfold(graph, request):
+        made = graph.loop(cells.memorise, x=request, total=graph.pages(cells.memorise), until="stop", max_steps=12)
+        return {"made": made.x, "sum": add(x=made.x).output}
+
+    return Unfolder(name, unfold, torch.zeros(2, WIDTH))
+
+
+def test_all_rows_that_a_loops_first_step_reads_are_in_one_task_where_they_fit():
+    model, request = leading_model(CELLS[2]), torch.randn(40, WIDTH)
+    engine = small_engine(1, trace=True, debug=True)
+    try:
+        engine.register(model, warm_up=False)
+        result = engine.submit("leading", request).result(WAIT_S)
+        assert_same(result, run_one_by_one(model, request))
+        rows = [task.rows for task in engine.timeline().tasks if task.cell == "memorise"]
+    finally:
+        close_and_check(engine)
+    assert rows == [40] + (len(result["made"]) - 1) * [1]
+
+
+def test_steps_of_a_loop_that_several_rows_lead_are_streamed_one_by_one():
+    model, request = leading_model(CELLS[3]), torch.randn(30, WIDTH)
+    engine = small_engine(1, debug=True)
+    try:
+        engine.register(model, warm_up=False)
+        steps = [step["made"] for step in engine.stream("leading", request) if "made" in step]
+    finally:
+        close_and_check(engine)
+    assert_same({"made": torch.stack(steps)}, {"made": run_one_by_one(model, request)["made"]})
+
+
+def test_a_loop_may_begin_with_all_steps_of_a_chain():
+    cells = CELLS[3]
+
+    def unfold(graph, request):
+        read = graph.chain(cells.centre, x=request)
+        made = graph.loop(cells.memorise, x=read.output, total=graph.pages(cells.memorise), max_steps=5)
+        return {"made": made.x}
+
+    model = Unfolder("read", unfold, torch.zeros(2, WIDTH))
+    engine = small_engine(2, debug=True)
+    try:
+        engine.register(model, warm_up=False)
+        requests = [torch.randn(1 + 3 * k, WIDTH) for k in range(8)]
+        for request, future in zip(requests, engine.submit_many("read", requests)):
+            assert_same(future.result(WAIT_S), run_one_by_one(model, request))
+    finally:
+        close_and_check(engine)
+
+
 def refused(match: str):
     return pytest.raises(RequestError, match=match)
 
@@ -212,6 +269,12 @@ def test_mistakes_with_growing_states_are_named_where_they_are_made():
         graph.loop(cells.memorise, x=x[0], total=total, max_steps=2)
         graph.chain(cells.memorise, x=x, total=total)
 
+    def begin_with(rows):
+        return lambda graph: graph.loop(cells.memorise, x=rows(graph), total=graph.pages(cells.memorise), max_steps=2)
+
+    def outputs_of_nodes(graph):
+        return [graph.chain(cells.centre, x=x).last.output, graph.chain(cells.centre, x=x).last.output]
+
     for build, match in (
         (lambda graph: graph.pages(cells.centre), r"expected one of the inputs \[\]"),
         (lambda graph: graph.pages(cells.generate, "memory"), "expected one of the inputs \\['total'\\]"),
@@ -220,9 +283,18 @@ def test_mistakes_with_growing_states_are_named_where_they_are_made():
         (lambda graph: graph.chain(cells.centre, x=x, spans=x), "nobody gives a span"),
         (
             lambda graph: graph.chain(cells.centre, x=torch.zeros(65, WIDTH)),
-            "65 steps; it needs all of them in one task",
+            "65 rows; it needs all of them in one task",
         ),
         (lambda graph: graph.loop(cells.memorise, x=x[0], max_steps=2, carry={"x": "stop"}), "carry 'x' from 'stop'"),
+        (begin_with(lambda graph: x[:0]), r"expected as many rows, at least one, of each carried input, got {'x': 0}"),
+        (begin_with(lambda graph: x[:, :2]), "input 'x': expected float32\\[4\\] for each step, got float32\\[2\\]"),
+        (begin_with(outputs_of_nodes), "expected rows of the request or a chain's steps, got a list with outputs"),
+        (
+            lambda graph: graph.loop(
+                cells.centre, x=torch.zeros(65, WIDTH), max_steps=2, carry={"x": next(iter(cells.centre.outputs))}
+            ),
+            "65 rows; it needs all of them in one task",
+        ),
     ):
         with refused(match):
             run_one_by_one(unfolding(build), x)
