@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from _thread import LockType, allocate_lock
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
@@ -56,13 +57,15 @@ class RequestFuture(Future[Result]):
     """
 
     # The base makes a condition for every future and locks it at every call, which is a good part of what a small
-    # request costs. Here a condition is made when the first thread needs one, and so is everything else that most
-    # futures never have: those are attributes of the class.
+    # request costs. Here a thread that asks for the result waits on a lock of its own, and a condition is made for
+    # those who wait for several futures. What most futures never have is an attribute of the class until they do.
 
     _state = PENDING
     _result: Result | None = None
     _exception: BaseException | None = None
     _made_condition: threading.Condition | None = None
+    _sleepers: Sequence[LockType] = ()
+    """Of each thread that waits for the end a lock, held until then."""
     _callbacks: list[Callable[[Future[Result]], object]] | None = None
     _together: Results | None = None
     """Has the results until somebody asks for them."""
@@ -171,12 +174,23 @@ class RequestFuture(Future[Result]):
     def _wait(self, timeout: float | None) -> None:
         if self._state in OVER:
             return
-        condition = self._condition
-        with condition:
-            if self._state not in OVER:
-                condition.wait(timeout)  # it is notified once, at the end
-            if self._state not in OVER:
-                raise TimeoutError(f"the request has not ended within {timeout} s")
+        self._refuse_to_wait()
+        lock = allocate_lock()
+        lock.acquire()
+        sleepers = self.__dict__.setdefault("_sleepers", [])
+        sleepers.append(lock)
+        try:
+            if self._state not in OVER:  # who ends it after this look finds the lock in the list
+                lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+        finally:
+            sleepers.remove(lock)
+        if self._state not in OVER:
+            raise TimeoutError(f"the request has not ended within {timeout} s")
+
+    def _wake(self) -> None:
+        """Wakes who waits for the end; called once, after it."""
+        for lock in tuple(self._sleepers):
+            lock.release()
 
     def _refuse_to_wait(self) -> None:
         owner = self._owner
@@ -217,6 +231,7 @@ class RequestFuture(Future[Result]):
         else:
             self._together, self.place = outcome, number
         self._state, self._owner = state, None
+        self._wake()
         return True
 
     def _invoke_callbacks(self) -> None:
@@ -266,6 +281,8 @@ def finish_together(futures: Sequence[RequestFuture], results: Results) -> None:
             elif future._state == PENDING:
                 future._together, future.place = results, number
                 future._state, future._owner = FINISHED, None
+                if future._sleepers:
+                    future._wake()
     for number, future in others:
         future._settle(results, FINISHED, number)
         future._invoke_callbacks()

@@ -262,7 +262,8 @@ class Graph(Recorder):
             carry: of a cell with pages or spans, which declares none: which output each input is carried from, from
                 step to step. Default: the one of its name and spec.
             inputs: carried inputs are the state before the first step (default zeros); the others are the same at
-                every step.
+                every step. Of a cell with pages or spans the first step may read several rows, ``[rows, *shape]``
+                or a chain's steps, as many of each carried input; its outputs are those of the last row.
         """
         if isinstance(cell, list | tuple):
             if max_steps is not None or keep or carry is not None:

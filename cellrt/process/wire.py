@@ -23,7 +23,7 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import NamedTuple
 
-from cellrt.process import memory
+from cellrt.process import memory, short_calls
 from cellrt.process.memory import Part
 
 PROTOCOL = 2
@@ -92,6 +92,7 @@ class Wire:
         self._num_freed_by_other = 0
         self._num_read = self._num_read_bytes = self._num_told = self._num_told_bytes = 0
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        self._receiver = short_calls.Receiver(PACKET_BYTES, PACKET_MESSAGES)
         sock.setblocking(False)
 
     def fileno(self) -> int:
@@ -139,9 +140,12 @@ class Wire:
         """Sends what waits; False if the other end does not read. Raises BrokenWireError."""
         while self._unsent:
             packet, fds = self._unsent[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             try:
-                self.sock.sendmsg([packet], rights, socket.MSG_NOSIGNAL)
+                if fds:
+                    rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds)
+                    self.sock.sendmsg([packet], [rights], socket.MSG_NOSIGNAL)
+                else:
+                    short_calls.send(self.sock.fileno(), packet)
             except BlockingIOError:
                 return False
             except OSError as error:
@@ -172,7 +176,7 @@ class Wire:
         """
         for _ in range(PACKETS_TOGETHER):
             try:
-                packet, fds, _, _ = socket.recv_fds(self.sock, PACKET_BYTES, PACKET_MESSAGES)
+                packet, fds = self._receiver.receive(self.sock.fileno())
             except BlockingIOError:
                 return
             except ConnectionResetError:

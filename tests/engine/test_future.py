@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -59,6 +60,26 @@ def _results(futures: list[RequestFuture], _: threading.Thread) -> None:
     assert all(future.result(10) is OUTCOME and future.exception(10) is None for future in futures)
 
 
+def _results_by_many(futures: list[RequestFuture], _: threading.Thread) -> None:
+    """Threads that wait for the same futures, some of which lose patience again and again."""
+    seen: list[object] = []
+
+    def look(timeout: float) -> None:
+        for future in futures:
+            while not future.done():
+                with contextlib.suppress(TimeoutError):
+                    future.result(timeout)
+            seen.append(future.result())
+
+    threads = [threading.Thread(target=look, args=(timeout,)) for timeout in (10, 10, 1e-5, 1e-4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert all(one is OUTCOME for one in seen) and len(seen) == len(threads) * len(futures)
+
+
 def _callbacks(futures: list[RequestFuture], thread: threading.Thread) -> None:
     called: list[Future[dict[str, torch.Tensor]]] = []
     for future in futures:
@@ -67,7 +88,7 @@ def _callbacks(futures: list[RequestFuture], thread: threading.Thread) -> None:
     assert sorted(map(id, called)) == sorted(map(id, futures))
 
 
-@pytest.mark.parametrize("look", [_wait, _as_completed, _results, _callbacks])
+@pytest.mark.parametrize("look", [_wait, _as_completed, _results, _results_by_many, _callbacks])
 def test_whoever_looks_while_it_ends_sees_it_once(
     look: Callable[[list[RequestFuture], threading.Thread], None],
 ) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cellrt import Graph, Unfolder
 from cellrt.errors import DefinitionError
 from cellrt.planning.profile import CellProfile, Profile
 from cellrt.planning.simulation import Plant, fewest_workers, poisson_times
+from tests.engine.paged_models import WIDTH, make_cells
 from tests.serve import models
 
 STEP_S = 1e-3
@@ -51,3 +53,17 @@ def test_the_fewest_workers_that_keep_a_bound_are_found() -> None:
 def test_a_profile_of_other_cells_is_refused() -> None:
     with pytest.raises(DefinitionError, match="lacks cell 'next'"):
         Plant(models.letters, FLAT, 1)
+
+
+@pytest.mark.parametrize(("rows", "tasks"), [(4, 6), (5, 7)])
+def test_a_loop_that_several_rows_lead_takes_its_steps(rows: int, tasks: int) -> None:
+    cell = make_cells(max_batch_rows=4).memorise
+
+    def unfold(graph: Graph, request: torch.Tensor) -> object:
+        loop = graph.loop(cell, x=request, total=graph.pages(cell), until="stop", max_steps=12)
+        return {"made": loop.x}
+
+    profile = Profile("cpu", {cell.identity: CellProfile("memorise", (1, 8), (STEP_S, STEP_S), 8)})
+    plant = Plant(Unfolder("led", unfold, torch.zeros(2, WIDTH)), profile, 1)
+    outcome = plant.play([plant.template(torch.zeros(rows, WIDTH))], [0.0], 1.0, loop_share=0.5)
+    assert outcome.p99_s == pytest.approx(tasks * STEP_S)
