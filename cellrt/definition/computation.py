@@ -93,15 +93,19 @@ class Computation:
             return self._in_order(self._steps(batch_sizes, **dict(zip(self.inputs, given, strict=True))))
         sources = [self.places[self.carry[name]] if name in self.carry else -1 for name in self.inputs]
         by_step = [[value] if k >= 0 else _by_step(value, batch_sizes) for value, k in zip(inputs, sources)]
-        collected: list[list[torch.Tensor]] = [[] for _ in self.outputs]
+        current, collected = [values[0] for values in by_step], list[list[torch.Tensor]]()
         for step, size in enumerate(batch_sizes):
-            current = [
-                values[step] if source < 0 or step == 0 else _first_rows(collected[source][-1], size)
-                for values, source in zip(by_step, sources)
-            ]
-            for outputs, value in zip(collected, self.run(*current), strict=True):
-                outputs.append(value)
-        return [torch.cat(values) for values in collected]
+            if step > 0:
+                before, is_less = (
+                    collected[-1],
+                    size < batch_sizes[step - 1],
+                )  # a slice costs as much as a small operation
+                current = [
+                    values[step] if k < 0 else before[k][:size] if is_less else before[k]
+                    for values, k in zip(by_step, sources)
+                ]
+            collected.append(self.run(*current))
+        return [torch.cat(values) for values in zip(*collected)]
 
     def example_inputs(self, rows: int, device: str = "cpu") -> list[CellInput]:
         """Zero inputs of ``rows`` rows; a ragged input has two rows a node."""
@@ -133,11 +137,14 @@ class Computation:
 
     def _in_order(self, result: object) -> list[torch.Tensor]:
         """The outputs in the declared order. Raises CellError if they are others than declared."""
-        named: dict[str, torch.Tensor]
-        if type(result) is dict and all(type(value) is torch.Tensor for value in result.values()):
-            named = result  # as most cells do
-        else:
-            named = named_outputs(result)
+        if type(result) is dict and result.keys() == self.outputs.keys():  # as of most cells
+            values = [result[name] for name in self.outputs]
+            for value in values:
+                if type(value) is not torch.Tensor:
+                    break
+            else:
+                return values
+        named = named_outputs(result)
         if named.keys() != self.outputs.keys():
             raise CellError(f"cell {self.name!r}: expected outputs {list(self.outputs)}, got {list(named)}")
         return [named[name] for name in self.outputs]
@@ -199,14 +206,10 @@ def _by_step(value: CellInput, sizes: list[int]) -> Sequence[CellInput]:
     if isinstance(value, PagedRows | Spans):
         raise TypeError("a cell with spans has no runs")
     if not isinstance(value, RaggedRows):
-        return list(torch.split(_first_rows(value, sum(sizes)), sizes))
+        rows = sum(sizes)
+        return list(torch.split(value if len(value) == rows else value[:rows], sizes))
     made: list[CellInput] = []
     for first, end in pairwise(accumulate(sizes, initial=0)):
         offsets = value.offsets[first : end + 1]
         made.append(RaggedRows(value.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]))
     return made
-
-
-def _first_rows(value: torch.Tensor, count: int) -> torch.Tensor:
-    """A slice, where that is not all: it costs as much as a small operation."""
-    return value if len(value) == count else value[:count]

@@ -70,18 +70,21 @@ class Replies:
             step = request.num_streamed = step + 1
 
     def answer(
-        self, requests: Sequence[tuple[Bulk, Sequence[int]]], started_ns: Sequence[int], results: Together
+        self,
+        requests: Sequence[tuple[Bulk, Sequence[int], Sequence[int]]],
+        started_ns: Sequence[int],
+        results: Together,
     ) -> None:
         """Gives the places of complete requests of one model back; ``tell`` tells their clients, or has told one."""
         now_ns, first = self._clock_ns(), requests[0][0]
-        size = Size(len(started_ns), sum([bulk.plan.num_nodes * len(numbers) for bulk, numbers in requests]))
+        size = Size(len(started_ns), sum([bulk.plan.num_nodes * len(numbers) for bulk, _, numbers in requests]))
         if first.channel is not None:
             self._stream_rest(first, results.of(0))
         self._places.give_back(size)
         first.model.places.give_back(size)
         arrivals_ns: list[int] = []
         futures: list[RequestFuture] = []
-        for bulk, numbers in requests:
+        for bulk, _, numbers in requests:
             arrivals_ns += [bulk.arrival_ns] * len(numbers)
             futures += bulk.take_futures(numbers)
             if self.trace is not None:

@@ -7,7 +7,7 @@ those that a task completes leave together. Belongs to the holder of the turn. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -291,36 +291,36 @@ class Requests:
         """Answers complete requests with their results, those of one kind together, and gives back their rows."""
         if len(ids) == 1:
             bulk, number = self._admitted[ids[0]]
-            self._finish_alike({bulk: ([ids[0]], [number])})
+            self._finish_alike([(bulk, ids, (number,))])
             return
-        by_kind: dict[int, dict[Bulk, tuple[list[int], list[int]]]] = {}
+        by_kind: dict[int, dict[Bulk, tuple[Bulk, list[int], list[int]]]] = {}
         """Of each bulk, ids and numbers of requests; those that stream by themselves."""
         last: Bulk | None = None
         for request_id in ids:
             bulk, number = self._admitted[request_id]
             if bulk is not last:  # those of one bulk mostly end together
                 alike = by_kind.setdefault(id(bulk.plan.answered_with if bulk.channel is None else bulk), {})
-                its, numbers = alike.setdefault(bulk, ([], []))
+                _, its, numbers = alike.setdefault(bulk, (bulk, [], []))
                 last = bulk
             its.append(request_id)
             numbers.append(number)
-        for alike in by_kind.values():
-            self._finish_alike(alike)
+        for group in by_kind.values():
+            self._finish_alike(list(group.values()))
 
-    def _finish_alike(self, alike: Mapping[Bulk, tuple[list[int], list[int]]]) -> None:
+    def _finish_alike(self, alike: Sequence[tuple[Bulk, Sequence[int], Sequence[int]]]) -> None:
         """See ``_finish``: of one kind."""
-        first = next(iter(alike))
+        first = alike[0][0]
         if first.channel is not None:
             self._replies.stream(first)
-        ids = np.array([request_id for its, _ in alike.values() for request_id in its], np.int32)
-        plans = [bulk.plan for bulk, (its, _) in alike.items() for _ in its]
+        ids = np.array([request_id for _, its, _ in alike for request_id in its], np.int32)
+        plans = [bulk.plan for bulk, its, _ in alike for _ in its]
         results, started_ns = self._replies.read(plans, ids), self._processor.start_times(ids)
-        for bulk, (_, numbers) in alike.items():
+        for bulk, _, numbers in alike:
             bulk.move(numbers, LiveState.ENDING)
             self._note_answered(bulk, len(numbers))
-        self._replies.answer([(bulk, numbers) for bulk, (_, numbers) in alike.items()], started_ns, results)
-        left = set(self._processor.release(ids))  # tasks of them that went ahead are in flight
-        for bulk, (its, numbers) in alike.items():
+        self._replies.answer(alike, started_ns, results)
+        left = self._processor.release(ids)  # tasks of them that went ahead are in flight
+        for bulk, its, numbers in alike:
             over = numbers
             if left:
                 over = [number for request_id, number in zip(its, numbers) if request_id not in left]

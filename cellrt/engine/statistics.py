@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,14 @@ from cellrt.definition.cell import Cell
 from cellrt.worker.cell_type import CellType
 
 WINDOW = 4096
-SORTED_TOGETHER = 512
+TAKEN_TOGETHER = 256
 TIME_BOUNDS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 """Upper bounds of the histograms of times; one more bucket has what is longer."""
 NUM_SIZES = 18
 """Buckets of the histograms of rows: up to 1, 2, 4, ... rows, and more."""
+
+
+_TIME_BOUNDS_NS = np.array([round(1e9 * bound) for bound in TIME_BOUNDS_S])
 
 
 def _window() -> deque[int]:
@@ -26,38 +30,19 @@ def _window() -> deque[int]:
 
 
 class Histogram:
-    """Counts of times by upper bounds, and their sum.
-
-    Written in turns, read by any thread. Times are sorted into buckets many at a time: one by one, that would be a good
-    part of what a tiny request costs.
-    """
-
-    __slots__ = ("_state",)
+    """Counts of times by upper bounds, and their sum."""
 
     def __init__(self) -> None:
-        self._state: tuple[NDArray[np.int64], int, list[int]] = np.zeros(len(TIME_BOUNDS_S) + 1, np.int64), 0, []
-        """Counts and the sum of what is sorted, and what is not; replaced as a whole."""
+        self._counts, self._sum_ns = np.zeros(len(TIME_BOUNDS_S) + 1, np.int64), 0
 
-    def count(self, values_ns: Sequence[int]) -> None:
+    def count(self, values_ns: NDArray[np.int64]) -> None:
         """Counts each."""
-        pending = self._state[2]
-        pending.extend(values_ns)
-        if len(pending) >= SORTED_TOGETHER:
-            self._state = *self._sums(), []
+        self._counts += np.bincount(np.searchsorted(_TIME_BOUNDS_NS, values_ns), minlength=self._counts.size)
+        self._sum_ns += int(values_ns.sum())
 
     def snapshot(self) -> dict[str, Any]:
         """Counts by bucket, as many as there are bounds and one more, and their sum in seconds."""
-        counts, sum_ns = self._sums()
-        return {"counts": counts.tolist(), "sum_s": sum_ns / 1e9}
-
-    def _sums(self) -> tuple[NDArray[np.int64], int]:
-        counts, sum_ns, pending = self._state
-        values_ns = np.array(pending, np.int64)
-        buckets = np.searchsorted(_TIME_BOUNDS_NS, values_ns)
-        return counts + np.bincount(buckets, minlength=counts.size), sum_ns + int(values_ns.sum())
-
-
-_TIME_BOUNDS_NS = np.array([round(1e9 * bound) for bound in TIME_BOUNDS_S])
+        return {"counts": self._counts.tolist(), "sum_s": self._sum_ns / 1e9}
 
 
 @dataclass
@@ -71,13 +56,12 @@ class Ends:
     queueing: Histogram = field(default_factory=Histogram)
     computation: Histogram = field(default_factory=Histogram)
 
-    def count(self, latencies_ns: Sequence[int], queueing_ns: Sequence[int], computation_ns: Sequence[int]) -> None:
-        """Counts requests that are done."""
-        self.num_done += len(latencies_ns)
-        self.latencies_ns.extend(latencies_ns)
-        self.queueing_ns.extend(queueing_ns)
+    def take_in(self, latencies_ns: NDArray[np.int64], queueing_ns: NDArray[np.int64]) -> None:
+        """Takes in the times of requests that are done."""
+        self.latencies_ns.extend(latencies_ns.tolist())
+        self.queueing_ns.extend(queueing_ns.tolist())
         self.queueing.count(queueing_ns)
-        self.computation.count(computation_ns)
+        self.computation.count(latencies_ns - queueing_ns)
 
     def snapshot(self) -> dict[str, Any]:
         """Counts, and p50, p90 and p99 of times in seconds (empty before the first).
@@ -86,21 +70,32 @@ class Ends:
         (BatchMaker section 2.7); together they are ``latency_s``. ``histograms`` has them for all requests, by
         ``TIME_BOUNDS_S``.
         """
-        latencies, queueing = np.array(list(self.latencies_ns)) / 1e9, np.array(list(self.queueing_ns)) / 1e9
-        size = min(latencies.size, queueing.size)
+        latencies, queueing = (np.array(window) / 1e9 for window in (self.latencies_ns, self.queueing_ns))
         return {
             "done": self.num_done,
             "errors": dict(self.errors),
             "latency_s": _percentiles(latencies),
             "queueing_s": _percentiles(queueing),
-            "computation_s": _percentiles(latencies[:size] - queueing[:size]),
+            "computation_s": _percentiles(latencies - queueing),
             "histograms": {"queueing": self.queueing.snapshot(), "computation": self.computation.snapshot()},
         }
 
 
+class _Done(NamedTuple):
+    """Requests of a model that were done together: when they arrived, when their first tasks were launched."""
+
+    ends: Ends
+    arrivals_ns: Sequence[int]
+    started_ns: Sequence[int]
+    now_ns: int
+
+
 @dataclass
 class Statistics:
-    """Written in turns; ``snapshot`` may be read from any thread (it may lag by a turn)."""
+    """Written in turns; ``snapshot`` may be read from any thread (it may lag by a turn).
+
+    Times of requests are taken in many at a time: one by one, that would be a good part of what a tiny request costs.
+    """
 
     every: Ends = field(default_factory=Ends)
     by_model: dict[str, Ends] = field(default_factory=dict)
@@ -111,6 +106,9 @@ class Statistics:
     """Tasks by the power of 2 that their rows reach, by type."""
     busy_ns: Counter[int] = field(default_factory=Counter)
     """By the location of the worker."""
+    _new: deque[_Done] = field(default_factory=deque)
+    """Whose times are not taken in."""
+    _taking_in: threading.Lock = field(default_factory=threading.Lock)
 
     def count_task(self, type_id: int, rows: int, positions: int, location: int, busy_ns: int) -> None:
         """Counts a complete task of ``rows`` rows, ``positions`` nodes that it did (of a loop: steps), and its time."""
@@ -136,11 +134,31 @@ class Statistics:
 
     def count_done(self, model: str, arrivals_ns: Sequence[int], started_ns: Sequence[int], now_ns: int) -> None:
         """Counts requests of a model that are done now; ``started_ns`` is when each one's first task was launched."""
-        latencies_ns = [now_ns - arrival_ns for arrival_ns in arrivals_ns]
-        queueing_ns = [max(0, started - arrival) for started, arrival in zip(started_ns, arrivals_ns)]
-        computation_ns = [latency - queued for latency, queued in zip(latencies_ns, queueing_ns)]
-        for ends in (self.every, self._of_model(model)):
-            ends.count(latencies_ns, queueing_ns, computation_ns)
+        ends = self._of_model(model)
+        ends.num_done += len(arrivals_ns)
+        self.every.num_done += len(arrivals_ns)
+        self._new.append(_Done(ends, arrivals_ns, started_ns, now_ns))
+        if len(self._new) >= TAKEN_TOGETHER and self._taking_in.acquire(blocking=False):
+            try:
+                self._take_in()
+            finally:
+                self._taking_in.release()
+
+    def _take_in(self) -> None:
+        """Takes in the times of those that are new; one thread at a time."""
+        new = [self._new.popleft() for _ in range(len(self._new))]
+        if not new:
+            return
+        arrivals_ns = np.array([ns for one in new for ns in one.arrivals_ns])
+        counts = [len(one.arrivals_ns) for one in new]
+        latencies_ns = np.repeat([one.now_ns for one in new], counts) - arrivals_ns
+        queueing_ns = np.maximum(0, np.array([ns for one in new for ns in one.started_ns]) - arrivals_ns)
+        self.every.take_in(latencies_ns, queueing_ns)
+        models = {id(one.ends): one.ends for one in new}
+        whose = np.repeat([id(one.ends) for one in new], counts) if len(models) > 1 else None
+        for key, ends in models.items():
+            its = slice(None) if whose is None else whose == key
+            ends.take_in(latencies_ns[its], queueing_ns[its])
 
     def count_error(self, model: str, error: Exception) -> None:
         """Counts a request of a model that ended with an error."""
@@ -166,6 +184,8 @@ class Statistics:
         Cells of one name are told apart by their identity. ``unfinished``: by model; ``why_eager``: a cell has no form;
         ``ready``: nodes of a type that could run now; ``counts``: of workers, by location.
         """
+        with self._taking_in:
+            self._take_in()
         by_identity: dict[str, list[CellType]] = {}
         for made in types.values():
             by_identity.setdefault(made.cell.identity, []).append(made)

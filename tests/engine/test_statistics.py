@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellrt.core.settings import SchedulerSettings
-from cellrt.engine.statistics import TIME_BOUNDS_S, Histogram
+from cellrt.engine.statistics import TIME_BOUNDS_S, Statistics
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, loop_model, make_cells
 
@@ -33,11 +33,19 @@ def test_steps_that_a_loop_did_not_take_are_not_counted():
 
 
 @given(batches=st.lists(st.lists(st.integers(0, 70_000_000_000), max_size=700), max_size=4))
-def test_a_histogram_has_every_time_in_its_bucket_whether_it_is_sorted_yet_or_not(batches: list[list[int]]):
-    histogram, wanted = Histogram(), [0] * (len(TIME_BOUNDS_S) + 1)
-    for values in batches:
-        histogram.count(values)
+def test_every_time_is_in_its_bucket_whether_it_is_taken_in_yet_or_not(batches: list[list[int]]):
+    statistics, now_ns = Statistics(), 1 << 60
+    wanted = {name: [0] * (len(TIME_BOUNDS_S) + 1) for name in ("a", "b")}
+    for number, values in enumerate(batches):
+        name = "ab"[number % 2]
+        for few in (values[:100], *([value] for value in values[100:])):
+            started_ns = [now_ns - value for value in few]
+            statistics.count_done(name, [started - 7 for started in started_ns], started_ns, now_ns)
         for value in values:
-            wanted[bisect_left(TIME_BOUNDS_S, value / 1e9)] += 1
-        assert histogram.snapshot()["counts"] == wanted
-    assert histogram.snapshot()["sum_s"] == pytest.approx(sum(map(sum, batches)) / 1e9)
+            wanted[name][bisect_left(TIME_BOUNDS_S, value / 1e9)] += 1
+        taken = statistics.snapshot({}, {"a": 0, "b": 0}, str, int, {})
+        for its, bars in ((taken, [a + b for a, b in zip(*wanted.values())]), (taken["models"][name], wanted[name])):
+            assert its["done"] == sum(bars) and its["histograms"]["computation"]["counts"] == bars
+            assert its["histograms"]["queueing"]["counts"][0] == sum(bars)
+    total = statistics.snapshot({}, {}, str, int, {})["histograms"]["computation"]["sum_s"]
+    assert total == pytest.approx(sum(map(sum, batches)) / 1e9)
