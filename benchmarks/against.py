@@ -1,0 +1,107 @@
+"""What a request costs beside another commit: ``python benchmarks/against.py CHECKOUT [ROUNDS]``, both in turns.
+
+Chains of 24 steps of a cell that does nothing, through an engine of one worker: one at a time, many submitted each, and
+in bulk. It asks for nothing but what every version of cellrt has, so that a checkout of any commit will do
+(``git worktree add ../before 2a12ad4``). A machine of few cores differs more from run to run than two commits do:
+read the medians of many rounds. With ``taskset -c 1`` before it, no wake-up crosses cores, and few rounds are enough.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+LENGTH, COUNT, MANY, SAMPLES = 24, 4_000, 250, 5
+CASES = ("one at a time", "one submit each", f"submit_many of {MANY}")
+ROUNDS = 8
+LIMIT_S = 300.0
+
+
+def nothing(x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The cell."""
+    return {"h": h}
+
+
+def measure() -> list[float]:
+    """Microseconds a request in each of ``CASES``, medians of some samples, of the cellrt that is imported."""
+    import cellrt
+
+    cell = cellrt.cell(nothing, {"x": cellrt.rows(dtype=torch.int64), "h": (1,)})
+
+    def chain(graph: cellrt.Graph, request: list[int]) -> dict[str, object]:
+        return {"h": graph.chain(cell, x=request).last.h}
+
+    requests = [list(range(LENGTH)) for _ in range(COUNT)]
+
+    def alone(engine: cellrt.Engine) -> float:
+        start = time.perf_counter()
+        for request in requests[: COUNT // 4]:
+            engine.submit("chain", request).result()
+        return 4e6 * (time.perf_counter() - start) / COUNT
+
+    def each(engine: cellrt.Engine) -> float:
+        start = time.perf_counter()
+        for future in [engine.submit("chain", request) for request in requests]:
+            future.result()
+        return 1e6 * (time.perf_counter() - start) / COUNT
+
+    def bulk(engine: cellrt.Engine) -> float:
+        start = time.perf_counter()
+        for futures in [engine.submit_many("chain", requests[k : k + MANY]) for k in range(0, COUNT, MANY)]:
+            for future in futures:
+                future.result()
+        return 1e6 * (time.perf_counter() - start) / COUNT
+
+    cases: list[Callable[[cellrt.Engine], float]] = [alone, each, bulk]
+    with cellrt.Engine(1, max_queue=1 << 20) as engine:
+        engine.register(cellrt.Unfolder("chain", chain, requests[0]))
+        for case in cases:
+            case(engine)
+        gc.collect()
+        gc.freeze()
+        samples = [[case(engine) for case in cases] for _ in range(SAMPLES)]
+    return [statistics.median(column) for column in zip(*samples)]
+
+
+def run_in(checkout: Path) -> list[float]:
+    """``measure`` in a process that imports cellrt from a checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    command = [sys.executable, str(Path(__file__).resolve()), "--measure"]
+    made = subprocess.run(
+        command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    if made.returncode:
+        raise RuntimeError(f"{checkout}: {made.stderr[-2000:]}")
+    found: list[float] = json.loads(made.stdout.splitlines()[-1])
+    return found
+
+
+def main(other: Path, rounds: int) -> None:
+    """Measures both in turns, and prints medians and the ratio of the other's to this one's."""
+    own = Path(__file__).resolve().parents[1]
+    for checkout in (own, other):
+        run_in(checkout)  # compiles what is not
+    pairs: list[tuple[list[float], list[float]]] = []
+    for number in range(rounds):
+        made = {checkout: run_in(checkout) for checkout in ((own, other) if number % 2 else (other, own))}
+        pairs.append((made[other], made[own]))
+    for k, case in enumerate(CASES):
+        theirs, ours = (statistics.median(values[k] for values in column) for column in zip(*pairs))
+        ratio = statistics.median(there[k] / here[k] for there, here in pairs)
+        print(f"{case}: {theirs:.1f} us there, {ours:.1f} us here; there / here {ratio:.2f}, of {rounds} rounds")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--measure"]:
+        print(json.dumps(measure()))
+    else:
+        main(Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS)
