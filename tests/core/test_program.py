@@ -11,6 +11,7 @@ from cellrt.core.program import (
     EMITTED,
     FIXED,
     LAST,
+    LEADS,
     LIST,
     NEXT,
     NOTHING,
@@ -47,6 +48,7 @@ INPUTS = (
     [NOTHING, 0],
     [SAME, 0],
     [LAST, 0, 1],
+    [LEADS, 0, 1, 2, 1],
 )
 OPERATIONS = (
     [OP_EXTERNAL, 0, 1],

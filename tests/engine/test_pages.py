@@ -218,6 +218,19 @@ def test_all_rows_that_a_loops_first_step_reads_are_in_one_task_where_they_fit()
     assert rows == [40] + (len(result["made"]) - 1) * [1]
 
 
+def test_a_picture_shows_that_the_request_leads_a_loop():
+    engine = small_engine(1)
+    try:
+        engine.register(leading_model(CELLS[2]), warm_up=False)
+        drawn = engine.graph("leading", torch.zeros(3, WIDTH)).to_networkx()
+    finally:
+        close_and_check(engine)
+    assert [(each["label"], each["inputs"], each["results"]) for _, each in drawn.nodes(data=True)] == [
+        ("loop up to 12", ["x"], ["x"]),
+        ("1", [], ["output"]),
+    ]
+
+
 def test_steps_of_a_loop_that_several_rows_lead_are_streamed_one_by_one():
     model, request = leading_model(CELLS[3]), torch.randn(30, WIDTH)
     engine = small_engine(1, debug=True)

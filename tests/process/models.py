@@ -49,7 +49,8 @@ def kept(graph: Graph, x: Tensor) -> dict[str, object]:
 
 @unfold("grown", example=torch.zeros(2, WIDTH))
 def grown(graph: Graph, x: Tensor) -> dict[str, object]:
-    return {"x": graph.chain(TOTAL, x=x, total=graph.pages(TOTAL, keep=True)).x}
+    total = graph.pages(TOTAL, keep=True)
+    return {"x": graph.chain(TOTAL, x=x, total=total).x, "made": graph.loop(TOTAL, x=x, total=total, max_steps=3).x}
 
 
 @unfold("half", example=torch.zeros(3, dtype=torch.bfloat16))
