@@ -75,7 +75,7 @@ def _results_by_many(futures: list[RequestFuture], _: threading.Thread) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(30)
         assert not thread.is_alive()
     assert all(one is OUTCOME for one in seen) and len(seen) == len(threads) * len(futures)
 
