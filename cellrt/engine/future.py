@@ -260,7 +260,10 @@ class Futures(list[RequestFuture]):
         end_s = None if timeout is None else time.monotonic() + timeout
         for future in reversed(self):  # the last is mostly the last to end: one wait for all
             if future._state not in OVER:
-                future._wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
+                try:
+                    future._wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
+                except TimeoutError:
+                    raise TimeoutError(f"the requests have not all ended within {timeout} s") from None
         with _settling:
             untaken = [future for future in self if future._together is not None]
             for together, group in groupby(untaken, lambda future: future._together):

@@ -28,6 +28,8 @@ class GrowingStates:
         grown = [name for name, spec in cell.inputs.items() if spec.appends]
         if name is None and len(grown) == 1:
             name = grown[0]
+        if not grown:
+            raise RequestError(f"graph.pages of cell {cell.name!r}: none of its inputs grows (see cellrt.grows)")
         if name not in grown:
             raise RequestError(f"graph.pages of cell {cell.name!r}: expected one of the inputs {grown}, got {name!r}")
         spec = cell.inputs[name]

@@ -287,9 +287,14 @@ def _num_leading(graph: Recorder, cell: Cell, carried: Mapping[str, str], inputs
     """Rows that the first step of a loop reads. Raises RequestError if carried inputs differ in them."""
     counts = {name: abs(num_steps(inputs[name], cell.inputs[name])) if name in inputs else 1 for name in carried}
     count = max(counts.values())
-    if min(counts.values()) < count or count == 0:
+    if count == 0:
+        raise RequestError(f"loop of cell {cell.name!r}: its first step reads at least one row, got {counts}")
+    if min(counts.values()) < count:
+        for name in inputs.keys() & carried.keys():  # of what is no row at all that is the error
+            _before_first(graph, cell, name, cell.inputs[name], inputs, counts[name])
         raise RequestError(
-            f"loop of cell {cell.name!r}: expected as many rows, at least one, of each carried input, got {counts}"
+            f"loop of cell {cell.name!r}: its first step reads as many rows of each carried input, got {counts}; what "
+            "is not given is one row of zeros"
         )
     if cell.is_whole:
         check_span(cell, count)

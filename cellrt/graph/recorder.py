@@ -349,7 +349,7 @@ class Recorder:
 def carry_hint(cell: Cell, name: str) -> str:
     """For an error about a missing input: how it is carried from step to step, if an output could be its next value."""
     for output, spec in cell.outputs.items():
-        if spec == cell.inputs[name] and output not in cell.carry.values():
+        if spec == cell.inputs[name] and output not in cell.carry.values() and not cell.has_spans:
             return f" (if it is a state that goes from step to step: cellrt.cell(..., carry={ ({name: output}) }))"
     return ""
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.definition.define import cell
-from cellrt.definition.spec import grows, pages, ragged
+from cellrt.definition.spec import grows, pages, ragged, span
 from cellrt.errors import CancelledError, CellError, DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
@@ -289,7 +289,7 @@ def test_mistakes_with_growing_states_are_named_where_they_are_made():
         return [graph.chain(cells.centre, x=x).last.output, graph.chain(cells.centre, x=x).last.output]
 
     for build, match in (
-        (lambda graph: graph.pages(cells.centre), r"expected one of the inputs \[\]"),
+        (lambda graph: graph.pages(cells.centre), "none of its inputs grows"),
         (lambda graph: graph.pages(cells.generate, "memory"), "expected one of the inputs \\['total'\\]"),
         (lambda graph: graph.chain(cells.memorise, x=x, total=x), "input 'total': expected growing pages of 3"),
         (append_after_loop, "a loop has appended to it"),
@@ -299,7 +299,7 @@ def test_mistakes_with_growing_states_are_named_where_they_are_made():
             "65 rows; it needs all of them in one task",
         ),
         (lambda graph: graph.loop(cells.memorise, x=x[0], max_steps=2, carry={"x": "stop"}), "carry 'x' from 'stop'"),
-        (begin_with(lambda graph: x[:0]), r"expected as many rows, at least one, of each carried input, got {'x': 0}"),
+        (begin_with(lambda graph: x[:0]), "its first step reads at least one row, got {'x': 0}"),
         (begin_with(lambda graph: x[:, :2]), "input 'x': expected float32\\[4\\] for each step, got float32\\[2\\]"),
         (begin_with(outputs_of_nodes), "expected rows of the request or a chain's steps, got a list with outputs"),
         (
@@ -311,6 +311,27 @@ def test_mistakes_with_growing_states_are_named_where_they_are_made():
     ):
         with refused(match):
             run_one_by_one(unfolding(build), x)
+
+
+@pytest.mark.parametrize(
+    ("rows", "match"),
+    [
+        ({"x": torch.zeros(3, WIDTH), "note": torch.zeros(2, WIDTH)}, "of each carried input, got {'x': 3, 'note': 2}"),
+        ({"x": torch.zeros(3, WIDTH)}, "got {'x': 3, 'note': 1}; what is not given is one row of zeros"),
+        ({"x": "hello", "note": torch.zeros(3, WIDTH)}, "input 'x': expected float32\\[4\\]"),
+        ({"x": torch.zeros(1, 3, WIDTH), "note": torch.zeros(3, WIDTH)}, "input 'x': expected float32\\[4\\]"),
+    ],
+)
+def test_inputs_of_a_loops_first_step_that_do_not_go_together_are_named(rows, match):
+    def both(x, note, spans):
+        return {"x": x + note, "note": note}
+
+    pair = cell(both, {"x": (WIDTH,), "note": (WIDTH,), "spans": span()})
+    model = Unfolder(
+        "wrong", lambda graph, request: {"x": graph.loop(pair, max_steps=2, **request).x}, {"x": torch.zeros(WIDTH)}
+    )
+    with refused(match):
+        run_one_by_one(model, rows)
 
 
 def test_a_cell_that_writes_to_pages_it_only_reads_is_refused():
