@@ -96,10 +96,8 @@ class Computation:
         current, collected = [values[0] for values in by_step], list[list[torch.Tensor]]()
         for step, size in enumerate(batch_sizes):
             if step > 0:
-                before, is_less = (
-                    collected[-1],
-                    size < batch_sizes[step - 1],
-                )  # a slice costs as much as a small operation
+                before = collected[-1]
+                is_less = size < batch_sizes[step - 1]  # else no slice, which costs as much as a small operation
                 current = [
                     values[step] if k < 0 else before[k][:size] if is_less else before[k]
                     for values, k in zip(by_step, sources)

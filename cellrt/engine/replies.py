@@ -75,7 +75,7 @@ class Replies:
         started_ns: Sequence[int],
         results: Together,
     ) -> None:
-        """Gives the places of complete requests of one model back; ``tell`` tells their clients, or has told one."""
+        """Gives the places of complete requests of one model back; ``tell`` tells their clients."""
         now_ns, first = self._clock_ns(), requests[0][0]
         size = Size(len(started_ns), sum([bulk.plan.num_nodes * len(numbers) for bulk, _, numbers in requests]))
         if first.channel is not None:
@@ -92,14 +92,12 @@ class Replies:
                     self.trace.end(bulk, number, now_ns)
         self._statistics.count_done(first.model.name, arrivals_ns, started_ns, now_ns)
         self._ended.append((futures, results))
-        if len(futures) == 1 and self._processor.num_live == 1:
-            self.tell()  # there is nothing left to launch
 
     def tell(self) -> None:
         """Tells the clients of all that were answered, and runs their callbacks.
 
-        At the end of a turn, as a client that wakes before can do nothing but wait for the interpreter lock; but that
-        of a request that was the only one at once.
+        At the end of a turn, as a client that wakes before can do nothing but wait for the interpreter lock; or as soon
+        as all requests are answered, when there is nothing left to launch.
         """
         while self._ended:
             finish_together(*self._ended.pop(0))

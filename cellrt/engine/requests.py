@@ -319,6 +319,8 @@ class Requests:
             bulk.move(numbers, LiveState.ENDING)
             self._note_answered(bulk, len(numbers))
         self._replies.answer(alike, started_ns, results)
+        if not self._unanswered:
+            self._replies.tell()
         left = self._processor.release(ids)  # tasks of them that went ahead are in flight
         for bulk, its, numbers in alike:
             over = numbers

@@ -290,7 +290,7 @@ def _num_leading(graph: Recorder, cell: Cell, carried: Mapping[str, str], inputs
     if count == 0:
         raise RequestError(f"loop of cell {cell.name!r}: its first step reads at least one row, got {counts}")
     if min(counts.values()) < count:
-        for name in inputs.keys() & carried.keys():  # of what is no row at all that is the error
+        for name in filter(inputs.__contains__, carried):  # of what is no row at all that is the error
             _before_first(graph, cell, name, cell.inputs[name], inputs, counts[name])
         raise RequestError(
             f"loop of cell {cell.name!r}: its first step reads as many rows of each carried input, got {counts}; what "

@@ -348,8 +348,8 @@ class Recorder:
 
 def carry_hint(cell: Cell, name: str) -> str:
     """For an error about a missing input: how it is carried from step to step, if an output could be its next value."""
-    for output, spec in cell.outputs.items():
-        if spec == cell.inputs[name] and output not in cell.carry.values() and not cell.has_spans:
+    for output, spec in cell.outputs.items() if not cell.has_spans else ():  # these carry nothing by themselves
+        if spec == cell.inputs[name] and output not in cell.carry.values():
             return f" (if it is a state that goes from step to step: cellrt.cell(..., carry={ ({name: output}) }))"
     return ""
 
