@@ -4,8 +4,9 @@ Parts: ``random`` (a Llama of 8 million random weights) and ``smollm`` (SmolLM2-
 in float32. 1, 8 and 32 requests come at once. "mixed": prompts of 8 to 64 tokens, answers of 6 to 48, in the quick run
 a third of that. Beside cellrt are transformers' continuous batching (that of ``generate_batch``) and padded
 ``generate``, of which only the tokens asked for are counted. "equal": all prompts and all answers have one length, and
-beside cellrt is the same cell called in a bare loop, which has nothing to schedule and nothing to wait for. In both
-cellrt also serves the model as one cell a layer.
+beside cellrt is the same cell called in a bare loop, which has nothing to schedule, to wait for, or to tell anybody.
+There cellrt also serves in a process of its own, and without streams, answers as a whole. In both cases cellrt also
+serves the model as one cell a layer.
 "suspension": what a request that gives its pages up pays for each, copied to the host and back, or dropped and computed
 anew with the others of a prompt, in microseconds.
 "floor": a decoding step of 1 to 8 rows in a bare loop, beside what it takes at least: the larger of its weights over
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +35,7 @@ import torch
 from torch import nn
 
 import cellrt
+from benchmarks.compare import is_ours
 from benchmarks.lm_peers import Asked, Continuous, Made, make_reference, padded
 from benchmarks.options import Options
 from benchmarks.record import Recorder
@@ -55,10 +58,11 @@ STEP_ROWS = (1, 2, 4, 8)
 READ = 31
 """Tokens before those of a step whose time is beside its floor."""
 SQUARE = 1024
-NO_END, PAGE_SIZE = -1, 16
+NO_END, PAGE_SIZE, MOST_TOKENS = -1, 16, 48
 RANDOM = LlamaSizes(vocabulary=4096, hidden=256, inner=704, layers=8, heads=4, kv_heads=2)
 MOST_DIFFERENT = 2
 """Answers of one round that may differ: where two tokens are as likely, rounding decides, and what follows differs."""
+A_LAYER = "cellrt, a cell a layer"
 Server = Callable[[Sequence[Asked]], list[Made]]
 
 
@@ -71,22 +75,29 @@ class Figures(NamedTuple):
 
 
 class Cellrt:
-    """An engine with one worker."""
+    """An engine with one worker, and one in a process of its own that imports the model from ``path``."""
 
-    def __init__(self, model: Llama, max_tokens: int) -> None:
+    def __init__(self, model: Llama, max_tokens: int, path: str) -> None:
         self.cell = language_model(model, NO_END, page_size=PAGE_SIZE)
         self.engine = cellrt.Engine(1, page_bytes=1 << 30)
         self.engine.register(complete("lm", self.cell, max_tokens=max_tokens))
         layers = layered_language_model(model, NO_END, page_size=PAGE_SIZE)
         self.engine.register(complete("layers", layers, max_tokens=max_tokens))
+        self.apart = cellrt.EngineProcess(1, page_bytes=1 << 30)
+        self.apart.register(path)
 
-    def serve(self, requests: Sequence[Asked], name: str = "lm") -> list[Made]:
+    def close(self) -> None:
+        """Ends both."""
+        self.apart.close()
+        self.engine.close()
+
+    def serve(self, requests: Sequence[Asked], name: str = "lm", is_apart: bool = False) -> list[Made]:
         """All of them at once, each streamed; "layers": as one cell a layer."""
+        engine = self.apart if is_apart else self.engine
 
         async def one(asked: Asked) -> Made:
             made = Made()
-            stream = self.engine.stream(name, {"prompt": torch.tensor(asked.prompt), "max_tokens": asked.steps})
-            async for step in stream:
+            async for step in engine.stream(name, as_request(asked)):
                 made.note(int(step["token"]))
             return made
 
@@ -94,6 +105,15 @@ class Cellrt:
             return list(await asyncio.gather(*(one(asked) for asked in requests)))
 
         return asyncio.run(together())
+
+    def answer(self, requests: Sequence[Asked]) -> list[Made]:
+        """All of them at once, each answered when it is whole."""
+        made = [Made() for _ in requests]
+        results = self.engine.submit_many("lm", [as_request(asked) for asked in requests]).results()
+        for one, result in zip(made, results):
+            for token in result["token"].tolist():
+                one.note(token)
+        return made
 
     @torch.inference_mode()
     def serve_in_a_loop(self, requests: Sequence[Asked]) -> list[Made]:
@@ -112,6 +132,11 @@ class Cellrt:
                 one.note(token)
             first, rows = first + rows, 1
         return made
+
+
+def as_request(asked: Asked) -> dict[str, torch.Tensor | int]:
+    """What cellrt gets."""
+    return {"prompt": torch.tensor(asked.prompt), "max_tokens": asked.steps}
 
 
 def rows_of_step(pages: torch.Tensor, tables: torch.Tensor, first: int, rows: int) -> PagedRows:
@@ -154,7 +179,7 @@ def check(case: str, answers: dict[str, list[Made]]) -> None:
 
 
 def compare(recorder: Recorder, case: str, servers: dict[str, Server], requests: Sequence[Asked], rounds: int) -> None:
-    """Rounds in turns; figures of each server, and the first's beside the others'."""
+    """Rounds in turns; figures of each server, and cellrt's beside the others' and beside a cell a layer."""
     check(case, {name: serve(requests) for name, serve in servers.items()})
     found: dict[str, list[Figures]] = {name: [] for name in servers}
     for _ in range(rounds):
@@ -165,10 +190,10 @@ def compare(recorder: Recorder, case: str, servers: dict[str, Server], requests:
     for name, figures in found.items():
         for metric, values, unit in zip(("tokens/s", "first token", "each token"), zip(*figures), ("1/s", "ms", "ms")):
             recorder.add(case, f"{name}: {metric}", statistics.median(values), unit, in_flight=count)
-    first, *others = found
-    for name in others:
-        ratios = [ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(found[first], found[name])]
-        recorder.add(case, f"{first} / {name}: tokens/s", statistics.median(ratios), "ratio", in_flight=count)
+    for name, other in itertools.product(filter(is_ours, found), found):
+        if not is_ours(other) or (name, other) == ("cellrt", A_LAYER):
+            ratios = [ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(found[name], found[other])]
+            recorder.add(case, f"{name} / {other}: tokens/s", statistics.median(ratios), "ratio", in_flight=count)
 
 
 def run_suspension(recorder: Recorder, part: str, ours: Cellrt, seconds: float) -> None:
@@ -247,9 +272,27 @@ def load(part: str) -> Llama | None:
     return None if path is None or importlib.util.find_spec("gguf") is None else llama_from_gguf(path)
 
 
+def served(part: str) -> cellrt.Unfolder:
+    """The model of a part, for an engine in a process of its own."""
+    model = load(part)
+    if model is None:
+        raise RuntimeError(f"{part} is not installed")
+    return complete("lm", language_model(model, NO_END, page_size=PAGE_SIZE), max_tokens=MOST_TOKENS)
+
+
+def random() -> cellrt.Unfolder:
+    """See ``served``."""
+    return served("random")
+
+
+def smollm() -> cellrt.Unfolder:
+    """See ``served``."""
+    return served("smollm")
+
+
 def run(recorder: Recorder, options: Options) -> None:
     """Every model that is there, with each number in flight."""
-    longest, rounds = ((24, 16), 3) if options.quick else ((64, 48), 5)
+    longest, rounds = ((24, 16), 3) if options.quick else ((64, MOST_TOKENS), 5)
     if options.has("products"):
         with torch_threads(1):
             run_products(recorder, 0.5 if options.quick else 3.0)
@@ -258,8 +301,8 @@ def run(recorder: Recorder, options: Options) -> None:
         if model is None:
             continue
         with torch_threads(1), ExitStack() as ends:
-            ours = Cellrt(model, longest[1])
-            ends.callback(ours.engine.close)
+            ours = Cellrt(model, longest[1], f"benchmarks.lm:{part}")
+            ends.callback(ours.close)
             mixed: dict[str, Server] = {"cellrt": ours.serve}
             if importlib.util.find_spec("transformers") is not None:
                 reference = make_reference(model)
@@ -268,8 +311,14 @@ def run(recorder: Recorder, options: Options) -> None:
                 mixed |= {"transformers, continuous": peer.serve, "transformers, padded": partial(padded, reference)}
             run_suspension(recorder, part, ours, 0.5 if options.quick else 3.0)
             run_floor(recorder, part, model, ours.cell, 2.0 if options.quick else 10.0)
-            layers = {"cellrt, a cell a layer": partial(ours.serve, name="layers")}
-            equal: dict[str, Server] = {"cellrt": ours.serve, "bare loop": ours.serve_in_a_loop, **layers}
+            layers = {A_LAYER: partial(ours.serve, name="layers")}
+            equal: dict[str, Server] = {
+                "bare loop": ours.serve_in_a_loop,
+                "cellrt": ours.serve,
+                "cellrt, own process": partial(ours.serve, is_apart=True),
+                "cellrt, not streamed": ours.answer,
+                **layers,
+            }
             mixed |= layers
             for count in IN_FLIGHT:
                 for case, servers in (("mixed", mixed), ("equal", equal)):

@@ -6,11 +6,12 @@ one carried state, a step at a time (no runs). Times hold everything between two
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,13 +27,14 @@ from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.sized_template import SizedTemplate
 
-PARTS = ("core", "engine", "turn", "live")
+PARTS = ("core", "engine", "turn", "streams", "live")
 LENGTH = 24
 MIXED_LENGTHS = random.Random(0).sample(range(5, 44), 39)
 """As many nodes as ``LENGTH`` on average."""
 MANY = 250
 TOGETHER = 1_000
 TURN_ROWS = 512
+STREAMS, STREAMED_STEPS = 8, 200
 BATCHES = (8, 64, 512, 4096)
 GROWTH_BATCHES = (64, 512)
 LIVE_NODES = (1_000, 10_000, 100_000, 1_000_000)
@@ -287,6 +289,51 @@ def run_turn(recorder: Recorder, quick: bool) -> None:
     recorder.add("turn", "between tasks of 512 rows, 21 join and leave", statistics.median(times), "us/turn")
 
 
+def run_streams(recorder: Recorder, quick: bool) -> None:
+    """What a token costs that is streamed to a client of the same process: processor time beyond that of whole answers.
+
+    Eight loops of a cell that counts, a step a task; read by tasks of one event loop, or by one thread in turn.
+    """
+
+    def count(left: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"left": left - 1, "stop": left <= 1}
+
+    cell = cellrt.cell(count, {"left": cellrt.token}, name="count")
+
+    def unfold(graph: cellrt.Graph, steps: int) -> dict[str, object]:
+        return {"left": graph.loop(cell, left=steps, until="stop", max_steps=STREAMED_STEPS).left}
+
+    async def read(stream: cellrt.Stream) -> None:
+        async for step in stream:
+            int(step["left"])
+
+    async def read_all() -> None:
+        await asyncio.gather(*(read(engine.stream("count", STREAMED_STEPS)) for _ in range(STREAMS)))
+
+    def iterate() -> None:
+        for stream in [engine.stream("count", STREAMED_STEPS) for _ in range(STREAMS)]:
+            for step in stream:
+                int(step["left"])
+
+    ways: dict[str, Callable[[], object]] = {
+        "whole": lambda: engine.submit_many("count", [STREAMED_STEPS] * STREAMS).results(),
+        "async for": lambda: asyncio.run(read_all()),
+        "for": iterate,
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    with cellrt.Engine(1, settings=SchedulerSettings(runs=False)) as engine:
+        engine.register(cellrt.Unfolder("count", unfold, STREAMED_STEPS))
+        for _ in range(7 if quick else 31):
+            for name, call in ways.items():
+                start = time.process_time()
+                call()
+                times[name].append(1e6 * (time.process_time() - start) / STREAMS / STREAMED_STEPS)
+    whole = statistics.median(times.pop("whole"))
+    recorder.add("streams", f"a task of one step of {STREAMS} loops, not streamed", STREAMS * whole, "us/task")
+    for name, values in times.items():
+        recorder.add("streams", f"a streamed step, read with {name}", statistics.median(values) - whole, "us/step")
+
+
 def run(recorder: Recorder, options: Options) -> None:
     """Measures the core, then a whole engine, then one with many that are live."""
     if options.has("core"):
@@ -295,5 +342,7 @@ def run(recorder: Recorder, options: Options) -> None:
         run_engine(recorder, options.quick)
     if options.has("turn"):
         run_turn(recorder, options.quick)
+    if options.has("streams"):
+        run_streams(recorder, options.quick)
     if options.has("live"):
         run_live(recorder, options.quick)

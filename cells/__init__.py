@@ -4,6 +4,13 @@ from cellrt.cells.attention import AdditiveAttention, AttentionKeys, DotAttentio
 from cellrt.cells.attention_decoder import AttentionGRUDecoder, AttentionLSTMDecoder
 from cellrt.cells.beam import BeamEnd, BeamStart, BeamStep
 from cellrt.cells.bridge import Bridge
+from cellrt.cells.cached_attention import (
+    append_key_values,
+    cached_attention,
+    cross_attention,
+    key_values,
+    span_attention,
+)
 from cellrt.cells.child_sum_tree_lstm import ChildSumTreeLSTMCell, EmbeddingChildSumTreeLSTMCell
 from cellrt.cells.decoder import EmbeddingGRUDecoder, EmbeddingLSTMDecoder, SamplingDecoder
 from cellrt.cells.gru import (
@@ -66,9 +73,14 @@ __all__ = [
     "StackSizes",
     "TransformerStack",
     "TreeLSTMLeaf",
+    "append_key_values",
+    "cached_attention",
+    "cross_attention",
     "encoder_decoder_cells",
+    "key_values",
     "language_model",
     "layered_language_model",
     "sentence_encoder",
+    "span_attention",
     "transformer_beam_step",
 ]

@@ -22,7 +22,17 @@ from cellrt.kernels.paged_attention import Mask, Pages, Spans
 from cellrt.kernels.paged_attention.pages import CAUSAL, check, check_appended
 from cellrt.products.vectors import BFLOAT16, FLOAT16, FLOAT32
 
-__all__ = ["LayerPages", "Mask", "Pages", "Spans", "append_pages", "paged_attention", "settings_of", "task_of"]
+__all__ = [
+    "LayerPages",
+    "Mask",
+    "Pages",
+    "Spans",
+    "append_and_attend",
+    "append_pages",
+    "paged_attention",
+    "settings_of",
+    "task_of",
+]
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 
@@ -57,6 +67,34 @@ def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None
     settings = settings_of(key.shape[1], pages, CAUSAL, 1.0)
     task = task_of(pages, spans, key=key, value=value)
     append(settings.ctypes.data, task.ctypes.data)
+
+
+def append_and_attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pages: Pages,
+    spans: Spans,
+    mask: Mask = CAUSAL,
+    *,
+    scale: float | None = None,
+) -> Tensor:
+    """``append_pages``, then ``paged_attention``, checked and laid out once."""
+    if not _is_compiled(query, key, value, *pages[:4], *spans):
+        append_pages(pages, spans, key, value)
+        return paged_attention(query, pages, spans, mask, scale=scale)
+    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    check(query, pages, spans, mask)
+    rows = len(query), *pages.keys.shape[2:]
+    if key.shape != rows or value.shape != rows or not key.dtype == value.dtype == query.dtype:
+        check_appended(pages, spans, key, value)
+    settings = settings_of(query.shape[1], pages, mask, query.shape[2] ** -0.5 if scale is None else scale)
+    out = torch.empty_like(query)
+    task = task_of(pages, spans, query=query, out=out, key=key, value=value)
+    words = settings.ctypes.data, task.ctypes.data
+    append(*words)
+    attend(*words)
+    return out
 
 
 class LayerPages(Sequence[Pages]):

@@ -152,7 +152,10 @@ class CompiledForm(NamedTuple):
             value = inputs[name]
             given.append(value.values if isinstance(value, RaggedRows) else value)
             offsets.append(value.offsets.data_ptr() if isinstance(value, RaggedRows) else 0)
-        outputs = {name: torch.empty(num_rows, *spec.shape, dtype=spec.dtype) for name, spec in self.outputs.items()}
+        outputs = {
+            name: torch.empty(num_rows, *spec.shape, dtype=spec.dtype, device="cpu")
+            for name, spec in self.outputs.items()
+        }
         addresses = [value.data_ptr() for value in (*given, *outputs.values())]
         words = np.array([1, num_rows, sizes.ctypes.data, *addresses, *offsets])
         function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self.function.address)

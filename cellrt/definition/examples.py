@@ -33,16 +33,17 @@ def random_inputs(specs: Iterable[RowSpec], rows: int, generator: torch.Generato
         if spec.has_nodes:
             made = _nodes(spec, rows, 1, 1, "cpu")
             if isinstance(made, PagedRows) and spec.dtype.is_floating_point:
-                drawn = torch.randn(made.pages.shape, generator=generator)
+                drawn = torch.randn(made.pages.shape, generator=generator, device="cpu")
                 made = made._replace(pages=drawn.to(spec.dtype))
             inputs.append(made)
             continue
         counts = [1 + row % 2 for row in range(rows)]
         shape = (sum(counts) if spec.ragged else rows, *spec.shape)
-        values = torch.zeros(shape, dtype=spec.dtype)
+        values = torch.zeros(shape, dtype=spec.dtype, device="cpu")
         if spec.dtype.is_floating_point:
-            values = torch.randn(shape, generator=generator).to(spec.dtype)
-        inputs.append(RaggedRows(values, torch.tensor([0, *counts]).cumsum(0)) if spec.ragged else values)
+            values = torch.randn(shape, generator=generator, device="cpu").to(spec.dtype)
+        offsets = torch.tensor([0, *counts], device="cpu").cumsum(0)
+        inputs.append(RaggedRows(values, offsets) if spec.ragged else values)
     return inputs
 
 

@@ -4,30 +4,47 @@ Equal digests mean cells that may be batched together (BatchMaker section 2.4.2)
 So nothing is digested that differs from process to process (addresses, file names, the name of the module a class was
 imported from); and what cannot be compared by value makes a digest of its own.
 
-Code counts by its bytecode, with the functions, classes, tensors and constants that it finds in its globals, and so
+Code counts by its bytecode, with what it finds in its globals, its class and the user's modules that it names, and so
 on through everything they use; the code of torch, NumPy and the standard library counts by its name, with what a
-function of theirs encloses. A weak reference counts as what it refers to.
+function of theirs encloses. Of other packages that are installed, code and constants count, but not the objects in
+their globals, such as caches and loggers. A weak reference counts as what it refers to.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import struct
 import sys
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from pathlib import Path
+from types import (
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from cellrt.definition.snapshot import FunctionSnapshot, used_globals, weights_of
+from cellrt.definition.snapshot import (
+    LIBRARIES,
+    OF_EVERY_MODULE,
+    FunctionSnapshot,
+    has_contents,
+    is_of_a_library,
+    used_globals,
+    weights_of,
+)
 
-LIBRARIES = frozenset({"torch", "numpy", "numba", "llvmlite", "networkx", *sys.stdlib_module_names})
 BY_TEXT = (
     bool,
     int,
@@ -42,7 +59,7 @@ BY_TEXT = (
     torch.layout,
 )
 NOT_DEFINITION = frozenset({"__annotations__", "__dict__", "__doc__", "__module__", "__qualname__", "__weakref__"})
-OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+OWN, INSTALLED = "cellrt", frozenset({"site-packages", "dist-packages"})
 
 
 class Identity(NamedTuple):
@@ -110,6 +127,7 @@ class _Digest:
         self._numbers: dict[int, int] = {}
         self._queue: list[Any] = []
         self._open: list[int] = []
+        self._modules: set[tuple[str, frozenset[str]]] = set()
 
     def finish(self) -> str:
         """The digest of all that was added."""
@@ -208,7 +226,9 @@ class _Digest:
     def _refer(self, definition: Any) -> None:
         """Adds a function or class by its name if it is a library's, else by a number, and queues it."""
         definition = getattr(definition, "py_func", definition)  # numba's compiled functions
-        if _is_of_a_library(definition) or not isinstance(definition, type | FunctionType):
+        while not isinstance(definition, type | FunctionType) and hasattr(definition, "__wrapped__"):
+            definition = definition.__wrapped__  # a cache before a function
+        if is_of_a_library(definition) or not isinstance(definition, type | FunctionType):
             home = getattr(definition, "__module__", None) or ""
             name = getattr(definition, "__qualname__", None) or getattr(definition, "__name__", repr(definition))
             self._write("library", f"{home}.{name}".encode())
@@ -227,27 +247,47 @@ class _Digest:
             self._add_enclosed(function)
             self.add([function.__defaults__, function.__kwdefaults__])
             captured = {}
+        names = _names_in(function.__code__)
         for key, value in captured.items():
             self._write("captured", key.encode())
-            self.add(value)
+            self._add_used(value, names, is_ready_made=False)
         for name, value in used_globals(function).items():
             self._write("global", name.encode())
-            is_code = _is_function(value) or isinstance(value, type)
-            is_captured = f"global_{name}" in captured
-            if is_code or _is_constant(value) or (isinstance(value, torch.Tensor | nn.Module) and not is_captured):
-                self.add(value)
+            if f"global_{name}" not in captured:
+                self._add_used(value, names, _is_installed(function))
+
+    def _add_used(self, value: object, names: frozenset[str], is_ready_made: bool) -> None:
+        """Adds what code with these names in it finds in a global."""
+        is_code = _is_function(value) or isinstance(value, type)
+        if isinstance(value, ModuleType):
+            self._add_parts(value, names)
+        elif is_code or not is_ready_made or _is_constant(value) or isinstance(value, torch.Tensor | nn.Module):
+            self.add(value)
+
+    def _add_parts(self, module: ModuleType, names: frozenset[str]) -> None:
+        """Adds a module of code and, of the user's own, what it has of these names."""
+        self.add(module)
+        if (module.__name__, names) in self._modules or module.__name__.partition(".")[0] in LIBRARIES:
+            return
+        self._modules.add((module.__name__, names))
+        is_ready_made = _lies_installed(module)
+        for name in sorted(names & vars(module).keys()):
+            self._write("attribute", name.encode())
+            self._add_used(vars(module)[name], names, is_ready_made)
 
     def _add_enclosed(self, function: FunctionType) -> None:
-        self.add([cell.cell_contents if _has_contents(cell) else None for cell in function.__closure__ or ()])
+        self.add([cell.cell_contents if has_contents(cell) else None for cell in function.__closure__ or ()])
 
     def _add_class(self, kind: type) -> None:
-        """Adds a class of the user: its bases, methods and constants."""
+        """Adds a class of the user: its bases, methods and attributes."""
         self._write("class", kind.__qualname__.encode())
         self._add_all("bases", kind.__bases__)
+        is_ready_made = _is_installed(kind)
         for name, value in sorted(vars(kind).items()):
             if name in NOT_DEFINITION:
                 continue
-            for part in _parts_of_attribute(value):
+            is_plain = not (is_ready_made or name == "_abc_impl" or (name.startswith("__") and name.endswith("__")))
+            for part in _parts_of_attribute(value, is_plain):
                 self._write("attribute", name.encode())
                 self.add(part)
 
@@ -256,12 +296,6 @@ class _Digest:
         self.add([code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags])
         self.add([code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars])
         self._add_all("constants", code.co_consts)
-
-
-def _is_of_a_library(definition: Any) -> bool:
-    """Whether a function or class is a library's; a class that a library derives from one of the user's is not."""
-    parts = definition.__mro__ if isinstance(definition, type) else (definition,)
-    return all((getattr(part, "__module__", None) or "").partition(".")[0] in LIBRARIES for part in parts)
 
 
 def _is_function(value: object) -> bool:
@@ -274,20 +308,32 @@ def _is_constant(value: object) -> bool:
     return isinstance(value, (*BY_TEXT, float, enum.Enum, np.generic))
 
 
-def _parts_of_attribute(value: object) -> list[object]:
-    """What counts of a class attribute: code, constants and tensors; not descriptors and caches."""
+def _parts_of_attribute(value: object, is_plain: bool) -> list[object]:
+    """What counts of a class attribute: code, constants and tensors, and if it ``is_plain`` whatever it is."""
     if isinstance(value, staticmethod | classmethod):
         return [value.__func__]
     if isinstance(value, property):
         return [part for part in (value.fget, value.fset) if part is not None]
-    if isinstance(value, FunctionType) or _is_constant(value) or isinstance(value, torch.Tensor | nn.Module):
-        return [value]
-    return []
+    if isinstance(value, functools.cached_property):
+        return [value.func]
+    if isinstance(value, MemberDescriptorType | GetSetDescriptorType):
+        return []
+    is_known = isinstance(value, FunctionType | torch.Tensor | nn.Module) or _is_constant(value)
+    return [value] if is_plain or is_known else []
 
 
-def _has_contents(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:  # not assigned yet
-        return False
-    return True
+def _names_in(code: CodeType) -> frozenset[str]:
+    """The names of attributes and globals in code and in what it defines."""
+    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return frozenset(code.co_names).union(*inner)
+
+
+def _is_installed(definition: Any) -> bool:
+    """Whether a function or class is of an installed package, or of this one."""
+    home = sys.modules.get(getattr(definition, "__module__", None) or "")
+    return home is not None and _lies_installed(home)
+
+
+def _lies_installed(module: ModuleType) -> bool:
+    is_own = module.__name__.partition(".")[0] == OWN
+    return is_own or not INSTALLED.isdisjoint(Path(getattr(module, "__file__", None) or "").parts)

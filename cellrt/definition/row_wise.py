@@ -14,6 +14,7 @@ import torch
 
 from cellrt.definition.computation import Computation, count_rows, cut
 from cellrt.definition.examples import random_inputs
+from cellrt.definition.modes import workers_modes
 from cellrt.definition.snapshot import weights_of
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows, copy_input
@@ -64,6 +65,7 @@ def warn_unless_row_wise(cell: Computation, depth: int) -> list[str]:
     return mixed
 
 
+@workers_modes()
 @torch.inference_mode(False)
 @torch.enable_grad()
 def _differing(cell: Computation, rows: int, generator: torch.Generator) -> set[str]:
@@ -109,4 +111,4 @@ def row_of(value: CellInput, row: int) -> CellInput:
     if not isinstance(value, RaggedRows):
         return value[row : row + 1]
     first, end = value.offsets[row : row + 2].tolist()
-    return RaggedRows(value.values[first:end], torch.tensor([0, end - first]))
+    return RaggedRows(value.values[first:end], torch.tensor([0, end - first], device=value.offsets.device))

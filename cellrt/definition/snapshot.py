@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import dis
 import functools
-from collections.abc import Callable, Mapping
-from types import CellType, CodeType, FunctionType, MethodType
+import importlib
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,12 +17,18 @@ from torch import nn
 
 from cellrt.errors import DefinitionError
 
+LIBRARIES = frozenset({"torch", "numpy", "numba", "llvmlite", "networkx", *sys.stdlib_module_names})
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+"""Kinds of values in which nothing lies."""
+
 
 def take_snapshot(name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
     """A private copy of a cell's module or function, in evaluation mode, its weights without gradients.
 
-    A function's tensors and modules (from its closure, defaults and globals) are copied with it. Raises DefinitionError
-    if something cannot be copied.
+    A function's tensors and modules are copied with it: those in its closure, defaults and globals, in whatever they
+    lie there, and those of functions that it finds there. What a module's methods find in globals is not. Raises
+    DefinitionError if something cannot be copied.
     """
     try:
         copied = _copy_callable(definition)
@@ -44,7 +53,8 @@ class FunctionSnapshot(nn.Module):
         self.function = function
         self._names: list[str] = []
         self._values: dict[str, Any] = {}
-        for key, value in copy.deepcopy(_captures(function)).items():
+        captured = {key: value for key, value in _captures(function).items() if value is not function}
+        for key, value in copy.deepcopy(captured, _code_in(captured)).items():
             self._names.append(key)
             value = _copy_callable(value) if isinstance(value, FunctionType) else value
             if isinstance(value, torch.Tensor):
@@ -54,6 +64,12 @@ class FunctionSnapshot(nn.Module):
             else:
                 self._values[key] = value
         self._globals = _Globals(function.__globals__)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FunctionSnapshot:
+        made = FunctionSnapshot.__new__(FunctionSnapshot)
+        memo |= {id(self): made, **_code_in(self._values)}
+        nn.Module.__setstate__(made, copy.deepcopy(self.__dict__, memo))
+        return made
 
     def captured(self) -> dict[str, Any]:
         """The captured values as they are now."""
@@ -106,6 +122,13 @@ class _Globals(dict[str, Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> _Globals:
         return _Globals(self._original)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _globals_of_module, (self._original["__name__"],)
+
+
+def _globals_of_module(name: str) -> _Globals:
+    return _Globals(vars(importlib.import_module(name)))
+
 
 def used_globals(function: FunctionType) -> dict[str, object]:
     """The globals that a function's code reads, by name in order."""
@@ -133,34 +156,96 @@ def _copy_callable(definition: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _captures(function: FunctionType) -> dict[str, Any]:
-    """What a function holds beyond its code: ``closure_x``, ``global_x`` (tensors and modules only), defaults."""
+    """What a function holds beyond its code: ``closure_x``, and with weights in them ``global_x`` and defaults."""
     captured: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         captured[f"closure_{name}"] = cell.cell_contents
     for name, value in used_globals(function).items():
-        if isinstance(value, torch.Tensor | nn.Module):
+        if holds_weights(value):
             captured[f"global_{name}"] = value
-    if _has_tensor(function.__defaults__):
+    if holds_weights(function.__defaults__):
         captured["defaults"] = function.__defaults__
-    if _has_tensor(function.__kwdefaults__):
+    if holds_weights(function.__kwdefaults__):
         captured["kwdefaults"] = function.__kwdefaults__
     return captured
 
 
-def _has_tensor(values: tuple[Any, ...] | Mapping[str, Any] | None) -> bool:
-    items = values.values() if isinstance(values, Mapping) else values or ()
-    return any(isinstance(item, torch.Tensor | nn.Module) for item in items)
+def holds_weights(value: object) -> bool:
+    """Whether there is a tensor or a module in a value, or in what a function of the user's finds."""
+    return any(isinstance(part, torch.Tensor | nn.Module) for part in _parts_of(value))
+
+
+def _parts_of(value: object) -> Iterator[object]:
+    """A value and what lies in it, each once; not what lies in tensors and modules."""
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        part = left.pop()
+        if id(part) in seen or isinstance(part, BY_VALUE):
+            continue
+        seen.add(id(part))
+        yield part
+        if isinstance(part, Mapping):
+            left += part.values()
+        elif isinstance(part, list | tuple | set | frozenset | deque):
+            left += part
+        elif isinstance(part, functools.partial):
+            left += [part.func, *part.args, *part.keywords.values()]
+        elif isinstance(part, FunctionType):
+            if not is_of_a_library(part):
+                left += [cell.cell_contents for cell in part.__closure__ or () if has_contents(cell)]
+                left += [part.__defaults__, part.__kwdefaults__, *used_globals(part).values()]
+        elif isinstance(part, type | torch.Tensor | nn.Module | ModuleType):
+            continue
+        elif isinstance(part, SimpleNamespace) or not is_of_a_library(type(part)):
+            left += getattr(part, "__dict__", {}).values()
+
+
+def _code_in(value: object) -> dict[int, Any]:
+    """The modules of code in a value by their identity, as ``deepcopy`` knows what is not to be copied."""
+    return {id(part): part for part in _parts_of(value) if isinstance(part, ModuleType)}
+
+
+def is_of_a_library(definition: Any) -> bool:
+    """Whether a function or class is a library's; a class that a library derives from one of the user's is not."""
+    parts = definition.__mro__ if isinstance(definition, type) else (definition,)
+    return all((getattr(part, "__module__", None) or "").partition(".")[0] in LIBRARIES for part in parts)
+
+
+def has_contents(cell: Any) -> bool:
+    """Whether a variable of a closure was assigned."""
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
 
 
 def _settle(definition: object) -> None:
-    """Puts modules in evaluation mode, also those given to a partial function."""
-    if isinstance(definition, nn.Module):
-        definition.eval().requires_grad_(False)
-        for part in definition.modules():
-            _register_tensors(part)
-    elif isinstance(definition, functools.partial):
-        for part in (definition.func, *definition.args, *definition.keywords.values()):
-            _settle(part)
+    """Puts modules in evaluation mode and weights without gradients, wherever they lie in a copy."""
+    for part in _parts_of_copy(definition):
+        if isinstance(part, nn.Module):
+            part.eval().requires_grad_(False)
+            for module in part.modules():
+                _register_tensors(module)
+        elif isinstance(part, torch.Tensor) and part.requires_grad:
+            part.requires_grad_(False)
+
+
+def _parts_of_copy(definition: object) -> Iterator[object]:
+    """All that lies in a copy; of a module also what lies in its attributes, but not in what it shares with others."""
+    seen: set[int] = set()
+    left = [definition]
+    while left:
+        for part in _parts_of(left.pop()):
+            if isinstance(part, FunctionType) or id(part) in seen:
+                continue
+            seen.add(id(part))
+            yield part
+            if isinstance(part, nn.Module):
+                own = {key: value for key, value in vars(part).items() if key not in OF_EVERY_MODULE}
+                left += [value for value in own.values() if not isinstance(value, FunctionType | _Globals)]
+                left += part.children()
 
 
 def _register_tensors(module: nn.Module) -> None:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from cellrt.definition.bits import as_bits
+
 
 class Spans(NamedTuple):
     """Which rows of a batch are of one node, and which steps of their chain or loop they are.
@@ -81,17 +83,22 @@ class PagedRows(NamedTuple):
 
         Raises ValueError for another shape.
         """
-        wanted = (len(self.positions), *self.by_row.shape[2:])
-        if tuple(values.shape) != wanted:
+        by_row, size = self.by_row, self.page_size
+        wanted = (len(self.positions), *by_row.shape[2:])
+        if values.shape != wanted:
             raise ValueError(f"append: expected rows {list(wanted)}, got {list(values.shape)}")
-        pages = self.tables[self.nodes, self.positions // self.page_size]
-        self.by_row[pages, self.positions % self.page_size] = values
+        if _is_served(self.pages, values):  # in torch each of these small steps costs as much as all of them in NumPy
+            positions = self.positions.numpy()
+            pages = self.tables.numpy()[self.nodes.numpy(), positions // size]
+            as_bits(by_row)[pages, positions % size] = as_bits(values)
+            return
+        by_row[self.tables[self.nodes, self.positions // size], self.positions % size] = values
 
     def rows_of(self, node: int) -> torch.Tensor:
         """A copy of all rows of a node ``[lengths[node], *shape]``, in order."""
         length = int(self.lengths[node])
         pages = self.tables[node, : -(-length // self.page_size)]
-        return self.by_row[pages].flatten(0, 1)[:length]
+        return self.by_row.index_select(0, pages).flatten(0, 1)[:length]
 
     def take(self, nodes: Sequence[int]) -> PagedRows:
         """Those of some nodes; their rows stay where they are."""
@@ -107,6 +114,16 @@ class PagedRows(NamedTuple):
         return self._replace(**copies)
 
 
+def _is_served(pages: torch.Tensor, values: torch.Tensor) -> bool:
+    """Whether these are plain tensors on a CPU, of one dtype, as a worker has them, and nobody looks at operations."""
+    is_seen = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    if is_seen or not torch.is_inference_mode_enabled():
+        return False
+    if type(pages) is not torch.Tensor or type(values) is not torch.Tensor or values.requires_grad:
+        return False
+    return pages.is_cpu and values.is_cpu and pages.dtype == values.dtype
+
+
 def nodes_of(offsets: torch.Tensor) -> torch.Tensor:
     """The node of each row ``[rows]`` int32, of offsets ``[nodes + 1]``."""
     return torch.repeat_interleave(offsets.diff()).to(torch.int32)
@@ -115,6 +132,6 @@ def nodes_of(offsets: torch.Tensor) -> torch.Tensor:
 def taken_rows(offsets: torch.Tensor, nodes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The offsets of some nodes' rows when they lie together, and the rows that they have now."""
     ranges = [range(*offsets[node : node + 2].tolist()) for node in nodes]
-    counts = torch.tensor([0, *map(len, ranges)])
+    counts = torch.tensor([0, *map(len, ranges)], device=offsets.device)
     rows = torch.tensor([row for rows in ranges for row in rows], device=offsets.device)
-    return counts.cumsum(0, dtype=torch.int32).to(offsets.device), rows
+    return counts.cumsum(0, dtype=torch.int32), rows

@@ -14,6 +14,7 @@ from cellrt.definition.computation import Computation, call, named_outputs
 from cellrt.definition.declaration import BatchSizes, check_output_name
 from cellrt.definition.examples import random_inputs, zero_inputs
 from cellrt.definition.input_watch import InputWatch
+from cellrt.definition.modes import workers_modes
 from cellrt.definition.snapshot import weights_of
 from cellrt.definition.spans import PagedRows
 from cellrt.definition.spec import CellInput, RowSpec, check_dtype, describe
@@ -43,6 +44,7 @@ class Trial:
     Raises DefinitionError if it does not run, writes to its own tensors, or returns what is no cell's output.
     """
 
+    @workers_modes()
     def __init__(
         self,
         name: str,
@@ -153,6 +155,7 @@ class Trial:
         self.outputs = outputs
 
 
+@workers_modes()
 def try_steps(computation: Computation) -> None:
     """Runs the steps-first form once on zeros, two rows and then one (one row twice for a cell of one row).
 

@@ -26,6 +26,7 @@ from cellrt.worker.service_thread import ServiceThread
 CompileMode = Literal["off", "background", "wait"]
 MODES: tuple[CompileMode, ...] = ("off", "background", "wait")
 OFF, WAITS, FAILED = "compile is off", "it is being compiled", "the compiler failed"
+BEGAN_BEFORE = "a session or request goes on in the form that it began with"
 
 
 class CellCompiler:
@@ -74,7 +75,7 @@ class CellCompiler:
 
     def why_eager(self, cell: Cell) -> str:
         """Why a cell runs as its module does."""
-        return self._reasons.get(cell.identity, OFF)
+        return self._reasons.get(cell.identity, OFF) or BEGAN_BEFORE
 
     def keep(self, identities: Collection[str]) -> None:
         """Gives up what is known of all other cells."""

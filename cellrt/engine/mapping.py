@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from cellrt.engine.future import RequestFuture
 from cellrt.errors import CellrtError, RequestError
@@ -18,7 +19,9 @@ from cellrt.errors import CellrtError, RequestError
 IN_FLIGHT = 1024
 """Requests in flight unless somebody says otherwise."""
 TOGETHER = 64
-"""Requests that are submitted together: who gives them slowly is not waited for much longer than for one."""
+"""Most requests that are submitted together."""
+PATIENCE_S = 1e-3
+"""How long a source is waited for until what it gave is submitted."""
 
 Submit = Callable[[Sequence[Any]], list[RequestFuture]]
 """Submits requests, all or none; waits for places."""
@@ -118,62 +121,149 @@ class Flight:
                 outcome.cancel()
 
 
+class _Taken(NamedTuple):
+    """What a source gave: items; whether it has no more, or why not; and whether it was slow, so that these are few."""
+
+    items: list[Any]
+    is_last: bool
+    error: Exception | None
+    is_slow: bool
+
+
+def _take(source: Iterator[Any], count: int) -> _Taken:
+    """Takes at most so many items, fewer from a slow source."""
+    items: list[Any] = []
+    latest_s = time.perf_counter() + PATIENCE_S
+    try:
+        for item in islice(source, count):
+            items.append(item)
+            if time.perf_counter() > latest_s:
+                return _Taken(items, False, None, True)
+    except Exception as error:
+        return _Taken(items, True, error, False)
+    return _Taken(items, len(items) < count, None, False)
+
+
 def mapped(submit: Submit, requests: Iterable[Any], options: MapOptions) -> Iterator[Any]:
     """See ``Serving.map``."""
     ended: SimpleQueue[int] = SimpleQueue()
     flight, source = Flight(options, ended.put), iter(requests)
-    is_exhausted = False
+    taken = _Taken([], False, None, False)
+
+    def ready() -> int | None:
+        while not ended.empty():
+            flight.note_ended(ended.get_nowait())
+        return flight.ready()
+
     with _bar(options, requests) as advance:
         try:
             while True:
-                while not is_exhausted and flight.room:
-                    together = list(islice(source, flight.room))
-                    is_exhausted = not together
-                    flight.add(_one_by_one_if_refused(submit, together))
+                # Of a slow source the next item is asked for when nothing is left that could be given meanwhile.
+                number = ready() if taken.is_slow and flight else None
+                while number is None and not taken.is_last and flight.room:
+                    taken = _take(source, flight.room)
+                    flight.add(_one_by_one_if_refused(submit, taken.items))
+                    if taken.is_slow:
+                        break
                 if not flight:
-                    return
-                while not ended.empty():
-                    flight.note_ended(ended.get_nowait())
-                while (number := flight.ready()) is None:
-                    flight.note_ended(ended.get())
-                item = flight.take(number)
-                advance()
-                yield item
+                    break
+                number = ready() if number is None else number
+                if taken.is_last or not flight.room:
+                    while number is None:
+                        flight.note_ended(ended.get())
+                        number = flight.ready()
+                if number is not None:
+                    item = flight.take(number)
+                    advance()
+                    yield item
+            if taken.error is not None:
+                raise taken.error
         finally:
             flight.close()
+
+
+class _Pump:
+    """Takes items out of a source as far as there is room for them, in a task of its own."""
+
+    def __init__(self, source: AsyncIterator[Any], flight: Flight, news: asyncio.Event) -> None:
+        self.given: deque[Any] = deque()
+        self.is_last = False
+        self.error: BaseException | None = None
+        self._source, self._flight, self._news, self._has_room = source, flight, news, asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    async def take(self) -> list[Any]:
+        """What was given and can be submitted together; waits a moment for more if that is little."""
+        if len(self.given) < self._flight.room and not self.is_last:
+            await asyncio.sleep(PATIENCE_S)
+        return [self.given.popleft() for _ in range(min(len(self.given), self._flight.room))]
+
+    def note_room(self) -> None:
+        """More may be taken."""
+        self._has_room.set()
+
+    async def close(self) -> None:
+        """Ends it, and with it the source."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        latest_s = time.perf_counter() + PATIENCE_S
+        try:
+            while True:
+                while len(self.given) >= self._flight.room:
+                    self._has_room.clear()
+                    await self._has_room.wait()
+                self.given.append(await anext(self._source))
+                self._news.set()
+                if time.perf_counter() > latest_s:  # a plain iterable never lets the loop go on by itself
+                    await asyncio.sleep(0)
+                    latest_s = time.perf_counter() + PATIENCE_S
+        except StopAsyncIteration:
+            pass
+        except (Exception, asyncio.CancelledError) as error:  # a source may be cancelled by others, too
+            self.error = error
+        self.is_last = True
+        self._news.set()
 
 
 async def mapped_async(
     submit: SubmitAsync, requests: Iterable[Any] | AsyncIterable[Any], options: MapOptions
 ) -> AsyncIterator[Any]:
     """See ``Serving.map_async``."""
-    ended: asyncio.Queue[int] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
+    loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+    def take_in(number: int) -> None:
+        flight.note_ended(number)
+        news.set()
 
     def note(number: int) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(ended.put_nowait, number)
+            loop.call_soon_threadsafe(take_in, number)
 
-    flight, source = Flight(options, note), _as_async(requests)
-    is_exhausted = False
+    flight = Flight(options, note)
+    pump = _Pump(_as_async(requests), flight, news)
     with _bar(options, requests) as advance:
         try:
             while True:
-                while not is_exhausted and flight.room:
-                    together = [request async for request in _take(source, flight.room)]
-                    is_exhausted = not together
-                    flight.add(await _one_by_one_if_refused_async(submit, together))
-                if not flight:
-                    return
-                while not ended.empty():
-                    flight.note_ended(ended.get_nowait())
-                while (number := flight.ready()) is None:
-                    flight.note_ended(await ended.get())
-                item = flight.take(number)
-                advance()
-                yield item
+                news.clear()
+                if pump.given and flight.room:
+                    flight.add(await _one_by_one_if_refused_async(submit, await pump.take()))
+                pump.note_room()
+                number = flight.ready() if flight else None
+                if number is not None:
+                    item = flight.take(number)
+                    advance()
+                    yield item
+                elif pump.is_last and not pump.given and not flight:
+                    break
+                elif not (pump.given and flight.room):
+                    await news.wait()
+            if pump.error is not None:
+                raise pump.error
         finally:
             flight.close()
+            await pump.close()
 
 
 def _one_by_one_if_refused(submit: Submit, requests: Sequence[Any]) -> Sequence[RequestFuture | CellrtError]:
@@ -204,15 +294,6 @@ async def _as_async(requests: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterat
         return
     for request in requests:
         yield request
-
-
-async def _take(source: AsyncIterator[Any], count: int) -> AsyncIterator[Any]:
-    """The next items, at most so many."""
-    for _ in range(count):
-        try:
-            yield await anext(source)
-        except StopAsyncIteration:
-            return
 
 
 def _bar(options: MapOptions, requests: object) -> AbstractContextManager[Callable[[], object]]:

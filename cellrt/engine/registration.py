@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,8 +25,13 @@ from cellrt.worker.arenas import Arenas, rows_for
 from cellrt.worker.device.device import Device
 from cellrt.worker.step_times import measure_steps
 
+log = logging.getLogger("cellrt")
 MAX_ARENA_ROWS = 1 << 18
 MAX_ARENA_PAGES = 1 << 16
+
+
+TURN_S = 1e-4
+"""About what a task costs besides its step: it is formed, its rows are copied, who waits for it is told."""
 
 
 class ArenaBytes(NamedTuple):
@@ -134,9 +140,13 @@ class Registrar:
         new = [cell for cell in cells if not self._registry.has_type(cell, forms[cell.identity])]
         for cell in new:
             warn_unless_row_wise(cell, depth=4)  # who called Engine.register
-        return {
-            cell.identity: measure_steps(cell, forms[cell.identity], self._device, self._num_threads) for cell in new
-        }
+        times: dict[str, dict[int, float]] = {}
+        for cell in new:
+            found = measure_steps(cell, forms[cell.identity], self._device, self._num_threads)
+            times[cell.identity] = found
+            if min(found.values(), default=0.0) > 0:
+                log.info("%s", cost_of(cell, found))
+        return times
 
     def _allocate(self, specs: Sequence[RowSpec]) -> dict[RowSpec, list[torch.Tensor]]:
         """Memory of the kinds that are new, by location; takes long on a device, and no turn waits for it."""
@@ -195,3 +205,16 @@ class Registrar:
             type_id = types[cell.identity]
             default = defaults[type_id] if cell.priority is None else cell.priority
             self._processor.set_priority(type_id, chosen.get(cell.name, default))
+
+
+def cost_of(cell: Cell, step_s: Mapping[int, float]) -> str:
+    """What a node of a cell costs, of the seconds of its steps by rows, and whether its grain is too fine."""
+    rows, seconds = max(step_s.items())
+    steps = ", ".join(f"{1e6 * each:.0f} us for {count}" for count, each in sorted(step_s.items()))
+    text = f"cell {cell.name!r}: a step takes {steps} rows; a node {1e6 * seconds / rows:.2f} us in the largest"
+    if seconds < TURN_S:
+        text += (
+            f". What the engine adds to a task, about {1e6 * TURN_S:.0f} us, is more: if requests allow, make several "
+            "such cells one (docs/grain.md)"
+        )
+    return text

@@ -53,7 +53,8 @@ class Plan:
     ) -> None:
         self.template, self.results, self.states, self.readers = template, results, states, readers
         self.answered_with = answered_with
-        self.stepped = [(layout.name, layout.kind, layout.positions) for layout in results if not layout.is_single]
+        self.stepped = [reader for reader, layout in zip(readers, results) if not layout.is_single]
+        """Readers of the results that a stream gets step by step."""
         self.num_nodes, self.num_bytes = template.num_steps, template.num_bytes
 
 

@@ -15,12 +15,28 @@ from cellrt.engine.places import Places, Size
 from cellrt.engine.records import Bulk
 from cellrt.engine.registry import Plan
 from cellrt.engine.statistics import Statistics
+from cellrt.engine.stream import Channel
 from cellrt.engine.together import Together
 from cellrt.engine.trace import Trace
 from cellrt.errors import CellrtError, InternalError
 from cellrt.worker.arenas import Arenas
 
 STORY_LINES = 40
+
+
+class _Made:
+    """One item of a stream."""
+
+    def __init__(self, item: Result) -> None:
+        self._item = item
+
+    def of(self, number: int) -> Result:
+        """It."""
+        return self._item
+
+    def of_many(self, numbers: Sequence[int]) -> list[Result]:
+        """It, as often."""
+        return [self._item for _ in numbers]
 
 
 class Replies:
@@ -46,6 +62,8 @@ class Replies:
         self.trace: Trace | None = None
         self._ended: list[tuple[Sequence[RequestFuture], Together]] = []
         """Those whose clients are told of their results by ``tell``."""
+        self._stepped: dict[Bulk, None] = {}
+        """Those whose clients are sent their steps by ``tell``; in order."""
 
     def read(self, plans: Sequence[Plan], requests: NDArray[np.int32]) -> Together:
         """The results of complete requests whose plans answer together, by their ids in the processor."""
@@ -55,19 +73,47 @@ class Replies:
         each = zip(*(plan.readers for plan in plans))
         return Together([its[0].read(self._processor, host, requests, its) for its in each])
 
-    def stream(self, request: Bulk) -> None:
-        """Sends the steps of a streamed request that are complete in all results that have steps."""
-        if request.channel is None or request.is_answered(0):
-            return
-        host, stepped, step = self._arenas[HOST], request.plan.stepped, request.num_streamed
-        most = min((len(positions) for _, _, positions in stepped), default=0)
-        rows = self._processor.results(request.results_at, request.plan.template.num_results)
-        while step < most:
-            taken = [rows[positions[step] : positions[step] + 1] for _, _, positions in stepped]
-            if any(row[0] < 0 for row in taken):  # not complete
-                break
-            request.channel.put({name: host.get(kind, row)[0] for (name, kind, _), row in zip(stepped, taken)})
-            step = request.num_streamed = step + 1
+    def note_steps(self, request: Bulk) -> None:
+        """Takes in that steps of a streamed request are complete, which ``tell`` sends."""
+        self._stepped[request] = None
+
+    def stream(self) -> None:
+        """Sends the steps of streamed requests that are complete in all results that have steps."""
+        alike: dict[int, list[Bulk]] = {}
+        for request in self._stepped:
+            if not request.is_answered(0):
+                alike.setdefault(id(request.plan.answered_with), []).append(request)
+        self.forget_steps()
+        for requests in alike.values():
+            rows, channels = self._steps_of(requests)
+            if channels:
+                readers = requests[0].plan.stepped
+                host = self._arenas[HOST]
+                steps = Together([one.read_rows(host, its) for one, its in zip(readers, rows)])
+                for number, channel in enumerate(channels):
+                    channel.put(steps, number)
+                for channel in dict.fromkeys(channels):
+                    channel.wake()
+
+    def forget_steps(self) -> None:
+        """Sends no step that was noted."""
+        self._stepped.clear()
+
+    def _steps_of(self, requests: Sequence[Bulk]) -> tuple[NDArray[np.int32], list[Channel]]:
+        """Host rows of what is complete and was not sent, ``[results, steps]``, and whose each step is."""
+        rows: list[list[int]] = []
+        channels: list[Channel] = []
+        for request in requests:
+            channel, places = request.channel, self._processor.tables.places
+            positions = [reader.positions for reader in request.plan.stepped]
+            for step in range(request.num_streamed, min(map(len, positions), default=0)):
+                its = [places.item(request.results_at + one[step]) for one in positions]
+                if channel is None or min(its) < 0:  # not complete
+                    break
+                rows.append(its)
+                channels.append(channel)
+                request.num_streamed = step + 1
+        return np.ascontiguousarray(np.array(rows, np.int32).T), channels
 
     def answer(
         self,
@@ -79,7 +125,7 @@ class Replies:
         now_ns, first = self._clock_ns(), requests[0][0]
         size = Size(len(started_ns), sum([bulk.plan.num_nodes * len(numbers) for bulk, _, numbers in requests]))
         if first.channel is not None:
-            self._stream_rest(first, results.of(0))
+            self._stream_rest(first, results.copy_of(0))
         self._places.give_back(size)
         first.model.places.give_back(size)
         arrivals_ns: list[int] = []
@@ -94,11 +140,13 @@ class Replies:
         self._ended.append((futures, results))
 
     def tell(self) -> None:
-        """Tells the clients of all that were answered, and runs their callbacks.
+        """Sends clients the steps of their streams, tells those of all that were answered, and runs their callbacks.
 
         At the end of a turn, as a client that wakes before can do nothing but wait for the interpreter lock; or as soon
         as all requests are answered, when there is nothing left to launch.
         """
+        if self._stepped:
+            self.stream()
         while self._ended:
             finish_together(*self._ended.pop(0))
 
@@ -119,10 +167,10 @@ class Replies:
         layouts = request.plan.results
         stepped = {result.name: results[result.name] for result in layouts if not result.is_single}
         for step in range(request.num_streamed, max(map(len, stepped.values()), default=0)):
-            request.channel.put({name: value[step] for name, value in stepped.items() if step < len(value)})
+            request.channel.put(_Made({name: value[step] for name, value in stepped.items() if step < len(value)}), 0)
         single = {result.name: results[result.name] for result in layouts if result.is_single}
         if single:
-            request.channel.put(single)
+            request.channel.put(_Made(single), 0)
 
     def internal_error(self, what: str, sequence: int | None = None) -> InternalError:
         """An error of ours with the last events of a request, by its sequence number, or of all."""

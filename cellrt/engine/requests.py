@@ -129,8 +129,9 @@ class Requests:
             else:
                 bulk, number = self._admitted[id]
                 if what == NOTICE_STEPS:
-                    self._replies.stream(bulk)
+                    self._replies.note_steps(bulk)
                 elif what == NOTICE_FAILED:
+                    self._send_steps(bulk)
                     known = (bulk.errors or {}).get(number)
                     self.end(bulk, (number,), error or known or self._failed(bulk, number))
         if done:
@@ -166,6 +167,7 @@ class Requests:
 
     def abandon_all(self, error: CellrtError) -> None:
         """Answers every request, at the end of an engine whose tables may be broken: nothing is given back."""
+        self._replies.forget_steps()
         for bulk in list(self._unanswered):
             for number in bulk.unanswered():
                 told = error
@@ -180,6 +182,7 @@ class Requests:
         for number in numbers:
             if bulk.is_answered(number):
                 continue
+            self._send_steps(bulk)
             is_admitted = bulk.states[number] == LiveState.ADMITTED
             is_released = is_admitted and self._processor.cancel(bulk.ids[number])
             self.end(bulk, (number,), error)
@@ -201,6 +204,11 @@ class Requests:
             self._replies.refuse(bulk, number, error)
             if state != LiveState.ADMITTED:
                 self._leave(bulk, 1)
+
+    def _send_steps(self, bulk: Bulk) -> None:
+        """Before a request that may be streamed ends: its client gets the steps that are complete."""
+        if bulk.channel is not None:
+            self._replies.stream()
 
     def _note_answered(self, bulk: Bulk, count: int) -> None:
         """Takes in that so many more requests of a bulk have their outcome."""
@@ -311,7 +319,8 @@ class Requests:
         """See ``_finish``: of one kind."""
         first = alike[0][0]
         if first.channel is not None:
-            self._replies.stream(first)
+            self._replies.note_steps(first)
+            self._replies.stream()
         ids = np.array([request_id for _, its, _ in alike for request_id in its], np.int32)
         plans = [bulk.plan for bulk, its, _ in alike for _ in its]
         results, started_ns = self._replies.read(plans, ids), self._processor.start_times(ids)

@@ -126,6 +126,10 @@ class Serving(ABC):
     ) -> Iterator[Any]:
         """The results of any number of requests, which are taken from the iterable as results are taken from here.
 
+        What a slow iterable gives is submitted within a millisecond or so, and before its next item is asked for all
+        results are given that are there; of one whose next item depends on a result use ``map_async``. If it raises,
+        that is raised behind the results of what it gave before.
+
         Args:
             model: name of a registered model.
             requests: what the model's unfolder takes, each.

@@ -87,7 +87,7 @@ class Session:
 
         tensors = {}
         for k, (state, spec) in enumerate(zip(self._record.states, self._specs)):
-            value = torch.empty((0, *_row_shape(state, spec)), dtype=spec.dtype)
+            value = torch.empty((0, *_row_shape(state, spec)), dtype=spec.dtype, device="cpu")
             if saved is not None:
                 value = torch.from_numpy(saved[k]).view(spec.dtype)
             tensors[f"{k}.{state.name}.{state.cell}"] = value

@@ -9,47 +9,61 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Self
 
-from cellrt.engine.future import RequestFuture, Result
+from cellrt.engine.future import RequestFuture, Result, Results
 from cellrt.errors import OverloadError
 
 
 class Channel:
-    """Carries a stream's items from the engine's thread to the client; None ends it.
+    """Carries a stream's items from the engine's thread to the client, who makes tensors of them; None ends it.
 
     ``max_unread``: items that may wait; one more makes it overfull, is dropped, and ends the request.
     """
 
     def __init__(self, max_unread: int | None = None) -> None:
-        self.items: SimpleQueue[Result | None] = SimpleQueue()
-        self.wake: Callable[[], None] | None = None
+        self.items: SimpleQueue[tuple[Results, int] | None] = SimpleQueue()
+        self.waiting: deque[tuple[_Alarm, asyncio.Future[None]]] = deque()
+        """Who waits in an event loop; a thread waits for the items."""
         self.give_up: Callable[[], object] = lambda: None
         """Ends the request."""
         self.max_unread = max_unread
         self.is_overfull = False
 
-    def put(self, item: Result | None) -> None:
-        """Adds an item, or None at the end; called by the engine."""
-        if item is not None and self.max_unread is not None and self.items.qsize() >= self.max_unread:
+    def put(self, results: Results, number: int) -> None:
+        """Adds an item, by its number among those that were made together; called by the engine, who then wakes."""
+        if self.is_overfull or (self.max_unread is not None and self.items.qsize() >= self.max_unread):
             self.is_overfull = True
             self.give_up()
             return
-        self.items.put(item)
-        wake = self.wake
-        if wake is not None:
-            wake()
+        self.items.put((results, number))
+
+    def end(self) -> None:
+        """Says that nothing follows."""
+        self.items.put(None)
+        self.wake()
+
+    def wake(self) -> None:
+        """Wakes all who wait in event loops; from any thread."""
+        while self.waiting:
+            try:
+                alarm, arrived = self.waiting.popleft()
+                alarm.ring(arrived)
+            except IndexError:  # another thread was first
+                return
+            except RuntimeError:  # the loop is closed: nobody listens any more
+                self.give_up()
 
 
 class _Alarm:
-    """Sets events of a loop from other threads: however many in a turn of the engine, the loop is woken once."""
+    """Has a loop set what is awaited there, from other threads: however much at once, the loop is woken once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
-        self._events: deque[asyncio.Event] = deque()
+        self._arrived: deque[asyncio.Future[None]] = deque()
         self._is_set = False
 
-    def ring(self, event: asyncio.Event) -> None:
-        """Has the loop set an event. Raises RuntimeError if it is closed."""
-        self._events.append(event)  # before the look: whoever is about to set the others then sees this one
+    def ring(self, arrived: asyncio.Future[None]) -> None:
+        """Has the loop give it its result. Raises RuntimeError if the loop is closed."""
+        self._arrived.append(arrived)  # before the look: whoever is about to set the others then sees this one
         if not self._is_set and (loop := self._loop()) is not None:
             self._is_set = True
             try:
@@ -60,8 +74,10 @@ class _Alarm:
 
     def _set_all(self) -> None:
         self._is_set = False
-        while self._events:
-            self._events.popleft().set()
+        while self._arrived:
+            arrived = self._arrived.popleft()
+            if not arrived.done():
+                arrived.set_result(None)
 
 
 _alarms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Alarm] = weakref.WeakKeyDictionary()
@@ -81,7 +97,7 @@ class Stream:
         self._channel = channel
         self._is_over = False
         channel.give_up = future.cancel
-        future.add_done_callback(lambda _: channel.put(None))
+        future.add_done_callback(lambda _: channel.end())
 
     def result(self, timeout: float | None = None) -> Result:
         """All results, as of the request's future; waits for its end at most ``timeout`` seconds."""
@@ -115,7 +131,8 @@ class Stream:
         if item is None:
             self._end()
             raise StopIteration
-        return item
+        results, number = item
+        return results.of(number)
 
     def __aiter__(self) -> Self:
         return self
@@ -129,14 +146,15 @@ class Stream:
                 await self._arrival()
                 continue
             if item is not None:
-                return item
+                results, number = item
+                return results.of(number)
             self._end()
         raise StopAsyncIteration
 
     def _end(self) -> None:
         """Takes in that the last item was read; raises the request's error if it has one."""
         self._is_over = True
-        self._channel.put(None)  # for whoever reads the stream in another thread
+        self._channel.end()  # for whoever reads the stream in another thread
         if self._channel.is_overfull:
             raise OverloadError(f"the stream was read too slowly: {self._channel.max_unread} steps waited")
         self.future.result()
@@ -145,14 +163,7 @@ class Stream:
         """Waits until there is an item."""
         self.future._refuse_to_wait()
         loop = asyncio.get_running_loop()
-        arrived, alarm = asyncio.Event(), _alarms.get(loop) or _alarms.setdefault(loop, _Alarm(loop))
-
-        def wake() -> None:
-            try:
-                alarm.ring(arrived)
-            except RuntimeError:  # the loop is closed: nobody listens any more
-                self.future.cancel()
-
-        self._channel.wake = wake
+        arrived, alarm = loop.create_future(), _alarms.get(loop) or _alarms.setdefault(loop, _Alarm(loop))
+        self._channel.waiting.append((alarm, arrived))  # before the look: what is put after it wakes
         if self._channel.items.empty():
-            await arrived.wait()
+            await arrived

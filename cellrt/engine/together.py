@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from cellrt.core.processor import Processor
+from cellrt.definition.bits import tensor_of
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.future import Result
 from cellrt.graph.results import ResultLayout
@@ -18,7 +19,8 @@ from cellrt.worker.arenas import Arenas
 SMALL_BYTES = 1 << 14
 """Of one request's result: a larger one lies by itself, since who keeps one keeps what lies together with it."""
 
-
+STEP_BYTES = 64
+"""As ``SMALL_BYTES``, of one step of a stream, which may wait for its reader while others read on."""
 NOTHING = memoryview(b"")
 
 
@@ -28,14 +30,14 @@ class Part(NamedTuple):
     Attributes:
         name: the result's.
         memory, begins: bytes of all requests, one behind the other, where each one's begin, and where the last ends.
-        own: what each has by itself, if that is large; else empty.
+        own: what each has by itself, until it is asked for, if that is large; else empty.
         dtype, shape: of a request's tensor; -1 for the number of its rows.
         row_bytes: of one row.
     """
 
     name: str
     memory: memoryview
-    own: Sequence[NDArray[Any]]
+    own: list[memoryview]
     begins: Sequence[int]
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -52,12 +54,17 @@ class Together:
 
     def of(self, number: int) -> Result:
         """A request's results, in memory of their own; to be asked for once."""
+        return self._made(number, _taken)
+
+    def copy_of(self, number: int) -> Result:
+        """A copy of a request's results, before they are asked for."""
+        return self._made(number, lambda own, number: bytearray(own[number]))
+
+    def _made(self, number: int, take: Callable[[list[memoryview], int], bytearray | memoryview]) -> Result:
         made: Result = {}
-        for name, memory, own, begins, dtype, shape, _ in self._parts:
-            tensor = torch.frombuffer(
-                own[number] if own else bytearray(memory[begins[number] : begins[number + 1]]), dtype=dtype
-            )
-            made[name] = tensor if len(shape) == 1 else tensor.view(shape)
+        for name, memory, own, begins, dtype, shape, row_bytes in self._parts:
+            its = take(own, number) if own else bytearray(memory[begins[number] : begins[number + 1]])
+            made[name] = tensor_of(its, dtype, _shape_of(shape, row_bytes, len(its)))
         return made
 
     def of_many(self, numbers: Sequence[int]) -> list[Result]:
@@ -76,24 +83,35 @@ class Together:
         """Of each result of a request, in order: its rows (-1: one without a row dimension), and its bytes."""
         found: list[tuple[int, memoryview]] = []
         for _, memory, own, begins, _, shape, row_bytes in self._parts:
-            its = own[number].view(np.uint8).data if own else memory[begins[number] : begins[number + 1]]
+            its = _taken(own, number) if own else memory[begins[number] : begins[number + 1]]
             found.append((len(its) // row_bytes if shape[:1] == (-1,) else -1, its))
         return found
+
+
+def _taken(own: list[memoryview], number: int) -> memoryview:
+    """What a request has by itself, which is not kept for others who ask later."""
+    values, own[number] = own[number], NOTHING
+    return values
+
+
+def _shape_of(shape: tuple[int, ...], row_bytes: int, num_bytes: int) -> tuple[int, ...]:
+    """The shape of so many bytes."""
+    return (num_bytes // row_bytes, *shape[1:]) if shape[:1] == (-1,) else shape
 
 
 def _tensors(part: Part, first: int, count: int) -> Sequence[torch.Tensor]:
     """A result of requests that lie one behind the other, in memory that they share."""
     _, memory, own, begins, dtype, shape, row_bytes = part
     if own:
-        flat = [torch.frombuffer(one, dtype=dtype) for one in own[first : first + count]]
-        return flat if len(shape) == 1 else [tensor.view(shape) for tensor in flat]
-    begin, end = begins[first], begins[first + count]
-    whole = torch.frombuffer(bytearray(memory[begin:end]), dtype=dtype) if end > begin else torch.empty(0, dtype=dtype)
+        its = [_taken(own, number) for number in range(first, first + count)]
+        return [tensor_of(one, dtype, _shape_of(shape, row_bytes, len(one))) for one in its]
+    whole = bytearray(memory[begins[first] : begins[first + count]])
+    tensors: Sequence[torch.Tensor]
     if isinstance(begins, range) or shape[:1] != (-1,):
-        tensors: Sequence[torch.Tensor] = whole.view(count, *shape).unbind()
+        tensors = tensor_of(whole, dtype, (count, *_shape_of(shape, row_bytes, len(whole) // count))).unbind()
     else:
         sizes = [(begins[first + k + 1] - begins[first + k]) // row_bytes for k in range(count)]
-        tensors = whole.view(-1, *shape[1:]).split(sizes)
+        tensors = tensor_of(whole, dtype, _shape_of(shape, row_bytes, len(whole))).split(sizes)
     return tensors
 
 
@@ -102,8 +120,20 @@ class Reader:
 
     def __init__(self, layout: ResultLayout, spec: RowSpec) -> None:
         self._layout = layout
+        self.positions = layout.positions
+        """Which of a request's result places it takes."""
         self._positions = np.array(layout.positions, np.int32)
         self._dtype, self._row_shape, self._row_bytes = spec.dtype, spec.shape, spec.num_bytes
+
+    def read_rows(self, host: Arenas, rows: NDArray[np.int32]) -> Part:
+        """Copies single steps, by their host rows, out of the arena."""
+        name, kind = self._layout.name, self._layout.kind
+        if self._row_bytes > STEP_BYTES:
+            own = [host.get_bytes(kind, rows[k : k + 1]) for k in range(rows.size)]
+            return Part(name, NOTHING, own, (), self._dtype, self._row_shape, self._row_bytes)
+        memory = host.get_bytes(kind, rows)
+        begins = range(0, len(memory) + 1, self._row_bytes)
+        return Part(name, memory, [], begins, self._dtype, self._row_shape, self._row_bytes)
 
     def read(
         self, processor: Processor, host: Arenas, requests: NDArray[np.int32], each: Sequence[Reader] | None = None
@@ -117,7 +147,7 @@ class Reader:
             first = processor.tables.requests["first_place"][requests[0]]
             row = processor.tables.places[first + self._positions[0]]
             memory = host.get_row_bytes(kind, int(row))
-            return Part(name, memory, (), (0, len(memory)), self._dtype, self._row_shape, self._row_bytes)
+            return Part(name, memory, [], (0, len(memory)), self._dtype, self._row_shape, self._row_bytes)
         ends: NDArray[np.int64] | None = None
         if each is None:
             rows = processor.result_rows(requests, self._positions).reshape(-1)
@@ -138,7 +168,7 @@ class Reader:
         share = rows.size // len(requests)
         if share * self._row_bytes > SMALL_BYTES:
             split = np.split(rows, range(share, rows.size, share) if ends is None else ends[:-1])
-            own = [host.get_bits(kind, one).reshape(-1) for one in split]
+            own = [host.get_bytes(kind, one) for one in split]
             return Part(name, NOTHING, own, (), self._dtype, shape, self._row_bytes)
         memory = host.get_bytes(kind, rows)
         begins: Sequence[int]
@@ -146,4 +176,4 @@ class Reader:
             begins = range(0, len(memory) + 1, share * self._row_bytes)
         else:
             begins = [0, *(ends * self._row_bytes).tolist()]
-        return Part(name, memory, (), begins, self._dtype, shape, self._row_bytes)
+        return Part(name, memory, [], begins, self._dtype, shape, self._row_bytes)

@@ -231,6 +231,7 @@ class KnownGraphs:
         before, known.count = known.count, known.count + count
         has_doubled = before.bit_length() != known.count.bit_length()
         if has_doubled and not known.equals(self._unfolder.record(binding, request)):
+            known.slots = None  # from now on each is unfolded
             self._tell_apart(key)
 
     def _tell_apart(self, key: Hashable) -> None:

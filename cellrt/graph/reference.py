@@ -40,6 +40,7 @@ from cellrt.core.program import (
     WORDS_OF_INPUT,
 )
 from cellrt.definition.cell import Cell
+from cellrt.definition.modes import workers_modes
 from cellrt.definition.spans import PagedRows, Spans, nodes_of
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec
 from cellrt.errors import CellError
@@ -125,7 +126,7 @@ class _Source(NamedTuple):
 
 def _no_rows(spec: RowSpec) -> Row:
     """No rows of a growing state, of whose pages this is the spec."""
-    return torch.zeros(spec.shape, dtype=spec.dtype).movedim(spec.page_dim, 0)[:0]
+    return torch.zeros(spec.shape, dtype=spec.dtype, device="cpu").movedim(spec.page_dim, 0)[:0]
 
 
 class _PageList:
@@ -133,7 +134,7 @@ class _PageList:
 
     def __init__(self, spec: RowSpec, rows: Row) -> None:
         self.spec, self.length = spec, 0
-        self.pages = torch.zeros((0, *spec.shape), dtype=spec.dtype)
+        self.pages = torch.zeros((0, *spec.shape), dtype=spec.dtype, device="cpu")
         self.make_room(len(rows))
         self.length = len(rows)
         for row, value in enumerate(rows):
@@ -153,9 +154,9 @@ class _PageList:
         before, appended = self.length, rows if spec.appends else 0
         self.make_room(appended)
         self.length += appended
-        positions = torch.arange(before, before + rows) if appended else torch.zeros(rows)
-        offsets = torch.tensor([0, rows]).int()
-        table, length = torch.arange(len(self.pages))[None].int(), torch.tensor([self.length]).int()
+        positions = torch.arange(before, before + rows, device="cpu") if appended else torch.zeros(rows, device="cpu")
+        offsets, length = torch.tensor([0, rows], device="cpu").int(), torch.tensor([self.length], device="cpu").int()
+        table = torch.arange(len(self.pages), device="cpu")[None].int()
         return PagedRows(
             self.pages,
             table,
@@ -232,7 +233,7 @@ class _Interpreter:
 
     def _zeros(self, kind: int) -> Row:
         spec = self._binding.specs[kind]
-        return torch.zeros(spec.shape, dtype=spec.dtype)
+        return torch.zeros(spec.shape, dtype=spec.dtype, device="cpu")
 
     def _cell_operation(self, operation: int) -> None:
         cell = self._binding.cells[next(self._words)]
@@ -330,7 +331,8 @@ class _Interpreter:
         steps, inputs = range(first, first + count), list[CellInput]()
         for spec, source in zip(cell.inputs.values(), sources):
             if spec.span:
-                inputs.append(Spans(torch.tensor([0, count]).int(), torch.tensor(steps).int(), torch.ones(count) > 0))
+                offsets, positions = (torch.tensor(each, device="cpu").int() for each in ((0, count), steps))
+                inputs.append(Spans(offsets, positions, torch.ones(count, device="cpu") > 0))
             elif source.mode == PAGED:
                 inputs.append(self._page_lists[source.numbers[0]].seen_by(spec, count))
             elif source.mode in (NEXT, LEADS) and previous:
@@ -344,11 +346,12 @@ class _Interpreter:
 
 def _ragged(spec: RowSpec, given: list[list[Row]]) -> RaggedRows:
     values = [row for rows in given for row in rows]
-    counts = torch.tensor([0, *map(len, given)])
-    empty = torch.zeros((0, *spec.shape), dtype=spec.dtype)
+    counts = torch.tensor([0, *map(len, given)], device="cpu")
+    empty = torch.zeros((0, *spec.shape), dtype=spec.dtype, device="cpu")
     return RaggedRows(torch.stack(values) if values else empty, counts.cumsum(0))
 
 
+@workers_modes()
 @torch.inference_mode()
 def _call(cell: Cell, inputs: list[CellInput], size: int, rows: int) -> list[torch.Tensor]:
     """Runs a cell on ``size`` rows, of which the first ``rows`` matter, and checks the outputs."""
@@ -376,7 +379,7 @@ def _run_alone(cell: Cell, rows: list[list[Row]]) -> list[Row]:
         if spec.ragged:
             inputs.append(_ragged(spec, [given, *[[]] * (size - 1)]))
         else:
-            padded = torch.zeros((size, *spec.shape), dtype=spec.dtype)
+            padded = torch.zeros((size, *spec.shape), dtype=spec.dtype, device="cpu")
             padded[0] = given[0]
             inputs.append(padded)
     return [value[0].clone() for value in _call(cell, inputs, size, 1)]

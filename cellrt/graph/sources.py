@@ -56,7 +56,7 @@ def bits_of(spec: RowSpec, source: object) -> NDArray[Any]:
     wanted = NUMPY_DTYPES.get(spec.dtype)
     try:
         if wanted is None:
-            return as_bits(torch.as_tensor(source).to(spec.dtype))
+            return as_bits(torch.as_tensor(source, device="cpu").to(spec.dtype))
         array = np.asarray(source)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RequestError(f"expected {spec}, got {describe_source(source)}: {error}") from None

@@ -10,6 +10,7 @@ import torch
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.examples import random_inputs
+from cellrt.definition.modes import workers_modes
 from cellrt.definition.spec import plain
 from cellrt.engine.engine import Engine
 from cellrt.graph.unfolder import Unfolder
@@ -55,6 +56,7 @@ def measure(model: Unfolder, bound_s: float | None, progress: Progress, *, secon
     return Profile("cpu", cells)
 
 
+@workers_modes()
 @torch.inference_mode()
 def step_seconds(cell: Cell, form: CompiledForm | None, rows: int, seconds: float) -> float:
     """The median of one step's time with random rows, in its compiled form if it has one."""

@@ -113,6 +113,9 @@ class Client(Serving):
     def load(self, model: str) -> None:
         """Registers a model anew from where it came, to serve what is there now: as ``register`` with ``replace``.
 
+        A file that has changed is imported again, and a function that makes the model is called again. What a module
+        made when it was imported stays as it is, whatever files it read then.
+
         Raises UnknownModelError if none of that name was ever registered, and what ``register`` raises.
         """
         self._link.call("load", model=_check_name(model))

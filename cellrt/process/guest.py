@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from cellrt.engine.engine import Engine
-from cellrt.engine.future import RequestFuture, Result
+from cellrt.engine.future import RequestFuture, Result, Results
 from cellrt.engine.registry import Model
 from cellrt.engine.session import Session
 from cellrt.engine.stream import Channel
@@ -175,7 +175,7 @@ class Guest:
             session = known[0]._record
         channel = None
         if submission.is_streamed:
-            channel = _GuestChannel(partial(self._tell_step, submission.first_id, patient.templates[0]))
+            channel = _GuestChannel(self.tell, submission.first_id, patient.templates[0])
         futures = self._house.engine._submission.submit_recorded(
             patient.model,
             patient.alike,
@@ -220,9 +220,6 @@ class Guest:
             future.cancel()
         elif (patient := self._patient.pop(id, None)) is not None:
             patient.cancelled.add(id)
-
-    def _tell_step(self, id: int, template: Template, results: Result) -> None:
-        self.tell(Outcome(id, False, parts_of(template, results, False)))
 
     def _note_end(self, id: int, template: Template, future: Future[Result]) -> None:
         """Tells the guest how a request ended, unless it gave it up."""
@@ -306,14 +303,21 @@ class Guest:
 class _GuestChannel(Channel):
     """Hands a stream's steps on; its end is the request's."""
 
-    def __init__(self, tell: Callable[[Result], None]) -> None:
+    def __init__(self, tell: Callable[[Outcome], None], id: int, template: Template) -> None:
         super().__init__()
-        self._tell = tell
+        self._tell, self._id, self._template = tell, id, template
+        self._stepped = [index for index, layout in enumerate(template.results) if not layout.is_single]
 
-    def put(self, item: Result | None) -> None:
+    def put(self, results: Results, number: int) -> None:
         """Hands a step on."""
-        if item is not None:
-            self._tell(item)
+        if isinstance(results, Together):  # no tensor is made of what is only sent on
+            parts = [(index, rows, memory) for index, (rows, memory) in zip(self._stepped, results.bytes_of(number))]
+        else:
+            parts = parts_of(self._template, results.of(number), False)
+        self._tell(Outcome(self._id, False, parts))
+
+    def end(self) -> None:
+        """Nothing: the request's end says it."""
 
 
 def _messages(news: Sequence[Outcome | tuple[int, CellrtError] | Message]) -> list[Message]:

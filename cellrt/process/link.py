@@ -27,7 +27,7 @@ from cellrt.graph.known import Alike
 from cellrt.process.binding import Binding, RowFormat
 from cellrt.process.blame import heard
 from cellrt.process.numbering import Numbering
-from cellrt.process.outcomes import Arrived, read_outcomes, unpacked
+from cellrt.process.outcomes import Arrived, read_outcomes
 from cellrt.process.recorded import LENGTH, Template, template_of
 from cellrt.process.submissions import NO_DEADLINE, Submission, submission_parts
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
@@ -338,34 +338,34 @@ class Link:
     def _take_outcomes(self, body: memoryview) -> None:
         """Hands streams their steps, then ends all that has ended."""
         ended: list[RequestFuture] = []
-        arrived = Arrived()
+        arrived, steps = Arrived(), Arrived()
+        stepped: dict[Channel, None] = {}
         for id, is_end, outcome in read_outcomes(body, self._known):
             if is_end:
-                pending = self._pending.pop(id, None)
-                if pending is not None:
+                if (pending := self._pending.pop(id, None)) is not None:
                     ended.append(pending[0])
                     arrived.add(outcome)
-            elif (waiting := self._pending.get(id)) is not None and waiting[1].channel is not None:
-                waiting[1].channel.put(unpacked(outcome))
+            elif (waiting := self._pending.get(id)) is not None and (channel := waiting[1].channel) is not None:
+                channel.put(steps, steps.add(outcome))
+                stepped[channel] = None
+        for channel in stepped:
+            channel.wake()
         finish_together(ended, arrived)
         self._note_gone()
 
     def _take_error(self, id: int, error: CellrtError) -> None:
         self._say(id, error)
-        pending = self._pending.pop(id, None)
-        if pending is not None:
+        if (pending := self._pending.pop(id, None)) is not None:
             pending[0].finish(error)
 
     def _say(self, number: int, error: CellrtError | None = None) -> None:
-        awaited = self._awaited.pop(number, None)
-        if awaited is not None:
+        if (awaited := self._awaited.pop(number, None)) is not None:
             awaited.say(error=error)
 
     def _take_answer(self, body: memoryview) -> None:
         (size,) = LENGTH.unpack_from(body)
         head = json.loads(bytes(body[LENGTH.size : LENGTH.size + size]))
-        awaited = self._awaited.pop(head["call"], None)
-        if awaited is not None:
+        if (awaited := self._awaited.pop(head["call"], None)) is not None:
             error = heard(head["error"]) if head["error"] is not None else None
             awaited.say(head["value"], bytes(body[LENGTH.size + size :]), error)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from cellrt.definition.bits import as_bits
+from cellrt.definition.bits import as_bits, tensor_of
 from cellrt.engine.future import Result
 from cellrt.process.binding import RowFormat
 from cellrt.process.memory import Part, padded
@@ -63,19 +63,22 @@ class Arrived:
     """The results of requests that came in one message, each by its number; tensors are made when somebody asks."""
 
     def __init__(self) -> None:
-        self._each: list[tuple[bytearray, Sequence[tuple[int, int]], Template, Sequence[RowFormat]]] = []
+        self._each: dict[int, Packed] = {}
+        self._count = 0
 
-    def add(self, outcome: Packed) -> None:
-        """Adds those of a request, which get the next number."""
-        self._each.append(outcome)
+    def add(self, outcome: Packed) -> int:
+        """Adds those of a request; returns their number."""
+        number, self._count = self._count, self._count + 1
+        self._each[number] = outcome
+        return number
 
     def of(self, number: int) -> Result:
-        """A request's results."""
-        return unpacked(self._each[number])
+        """A request's results; asked for once, as nobody keeps them for others."""
+        return unpacked(self._each.pop(number))
 
     def of_many(self, numbers: Sequence[int]) -> list[Result]:
         """Some requests' results."""
-        return [unpacked(self._each[number]) for number in numbers]
+        return [self.of(number) for number in numbers]
 
 
 Packed = tuple[bytearray, Sequence[tuple[int, int]], Template, Sequence[RowFormat]]
@@ -117,7 +120,4 @@ def _tensor(memory: bytearray, format: RowFormat, rows: int, begin: int) -> torc
     """Rows of a kind that begin there, ``[rows, *shape]``, or for -1 ``[*shape]``."""
     spec = format.spec
     shape = spec.shape if rows < 0 else (rows, *spec.shape)
-    count = abs(rows) * format.num_bytes // spec.dtype.itemsize
-    if not count:
-        return torch.empty(shape, dtype=spec.dtype)
-    return torch.frombuffer(memory, dtype=spec.dtype, offset=begin, count=count).view(shape)
+    return tensor_of(memory, spec.dtype, shape, begin)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import logging
 import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -47,6 +49,7 @@ def _end_all() -> None:
             thread.join(max(0.0, end_s - time.monotonic()))
     finally:
         if any(thread.is_alive() for thread in threads):
+            logging.getLogger("cellrt").disabled = True  # torch is taken down under them: what they say means nothing
             _pause_instead_of_aborting()
 
 
@@ -62,4 +65,7 @@ def _pause_instead_of_aborting() -> None:
         libraries[1]["_ZSt13set_terminatePFvvE"](libraries[0].pause)
 
 
+# What ends by ``weakref.finalize``, such as torch's operators, does so from a hook of its own. Hooks run last to first,
+# so that one is registered before this one: the threads end first.
+weakref.finalize(ServiceThread, _end_all).detach()
 atexit.register(_end_all)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import _get_current_function_mode, _pop_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
 
+Result = TypeVar("Result")
 HOST_THREADS = 1
 """Of whoever calls compiled functions for a device: torch makes other functions for another number."""
 
@@ -31,6 +33,15 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def on_a_new_thread(run: Callable[[], Result]) -> Result:
+    """Runs it on a thread that begins now: torch is there in none of the modes that the caller may have entered.
+
+    Those are autocast, a default device and so on. What ``torch.compile`` makes in them is not for a worker's thread.
+    """
+    with ThreadPoolExecutor(1, "cellrt-compile") as threads:
+        return threads.submit(run).result()
 
 
 class CellMode:

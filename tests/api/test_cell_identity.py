@@ -289,3 +289,44 @@ def test_caches_inside_a_module_do_not_matter(module: nn.Module, inputs: dict[st
     assert before.has_steps
     for one, two in zip(before.run(*example), after.run(*example)):
         torch.testing.assert_close(one, two)
+
+
+SETTINGS_MODULE = """
+import functools, types
+import torch
+from torch import nn
+SETTINGS = {settings}
+@functools.lru_cache
+def scale(): return SETTINGS["scale"]
+helpers = types.ModuleType("helpers")
+exec("def scaled(x): return x * {settings}['scale']", helpers.__dict__)
+class Reads(nn.Module):
+    def forward(self, x): return x * SETTINGS["scale"]
+class Holds(nn.Module):
+    SETTINGS = [SETTINGS]
+    def forward(self, x): return x * self.SETTINGS[0]["scale"]
+made = [Reads(), Holds(), lambda x: x * SETTINGS["scale"], lambda x: x * scale(), lambda x: helpers.scaled(x)]
+"""
+
+
+def test_settings_count_wherever_code_finds_them() -> None:
+    one, same, other = ([identity(each) for each in made_with({"scale": scale})] for scale in (2.0, 2.0, 3.0))
+    assert one == same
+    assert not set(one) & set(other)
+
+
+def made_with(settings: dict[str, float]) -> list[Any]:
+    space: dict[str, Any] = {"__name__": "somewhere"}
+    exec(SETTINGS_MODULE.format(settings=settings), space)
+    made: list[Any] = space["made"]
+    return made
+
+
+def test_caches_of_installed_packages_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = pytest.importorskip  # any function of a package that is neither ours nor torch's
+    cache: dict[int, int] = {}
+    names = {name for name in function.__code__.co_names if name in function.__globals__}
+    monkeypatch.setitem(function.__globals__, min(names), cache)
+    before = identity(lambda x: x if x is not None else function("never"))
+    cache[1] = 1
+    assert identity(lambda x: x if x is not None else function("never")) == before

@@ -128,6 +128,9 @@ def test_requests_of_a_key_that_have_different_graphs_are_found_out():
     with pytest.raises(RequestError, match=r"model 'wrong': the key 2 is that of requests with different graphs"):
         for _ in range(4):
             known.record(binding, [[-1, 2]])
+    for request in ([1, 2], [-1, 2]) * 9:  # from then on each is unfolded
+        (alike,) = known.record(binding, [request])
+        assert alike.recorded.results == unfolder.record(binding, request).results
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -192,3 +193,86 @@ async def test_who_waits_for_a_place_is_told_when_the_engine_closes():
     gate.open.set()
     await closing
     assert isinstance(first.error(), EngineClosedError)
+
+
+class SourceError(Exception):
+    """Of a source of requests."""
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_slow_source_is_not_asked_for_more_while_there_are_results(engine, ordered):
+    source = Counted(60)
+    for _ in engine.map("chain", (time.sleep(0.003) or each for each in source), ordered=ordered):
+        source.num_seen += 1
+    assert source.num_seen == 60
+    assert source.most < 30
+
+
+def raising(count: int) -> Iterator[torch.Tensor]:
+    yield from map(request, range(count))
+    raise SourceError
+
+
+@pytest.mark.parametrize("count", [0, 1, 10, 64, 100])
+def test_what_a_source_gave_before_it_raised_is_answered_first(engine, count):
+    seen = []
+    with pytest.raises(SourceError):
+        seen.extend(engine.map("chain", raising(count)))
+    assert len(seen) == count
+
+
+async def test_what_an_async_source_gave_before_it_raised_is_answered_first(engine):
+    async def source():
+        for each in range(70):
+            yield request(each)
+        raise SourceError
+
+    seen = []
+    with pytest.raises(SourceError):
+        async for each in engine.map_async("chain", source()):
+            seen.append(each)
+    assert len(seen) == 70
+
+
+async def test_requests_may_depend_on_results_before_them(engine):
+    seen = asyncio.Semaphore(0)
+
+    async def source():
+        for number in range(5):
+            yield request(number)
+            await seen.acquire()
+
+    async with asyncio.timeout(WAIT_S):
+        count = 0
+        async for _ in engine.map_async("chain", source()):
+            count += 1
+            seen.release()
+    assert count == 5
+
+
+async def test_an_async_source_ends_with_its_map(engine):
+    ended = asyncio.Event()
+
+    async def source():
+        try:
+            yield request(0)
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    results = engine.map_async("chain", source())
+    async with asyncio.timeout(WAIT_S):
+        await anext(results)
+        await results.aclose()
+        await ended.wait()
+
+
+async def test_a_source_that_is_cancelled_ends_its_map(engine):
+    async def source():
+        yield request(0)
+        raise asyncio.CancelledError
+
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(asyncio.CancelledError):
+            async for _ in engine.map_async("chain", source()):
+                pass

@@ -52,7 +52,18 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+def in_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu"):
+        return x.relu()
+
+
+TOKEN = {"i": cellrt.token}
+
 REFUSED = {
+    Reason.OTHER_MODE: lambda: cellrt.cell(in_autocast, NUMBERS),
+    Reason.UNCHECKED_INDICES: lambda: cellrt.cell(
+        lambda i: torch.zeros(i.shape[0], 4).scatter(1, i[:, None], 1.0), TOKEN
+    ),
     Reason.RANDOM: lambda: cellrt.cell(lambda x: x + torch.rand_like(x), NUMBERS),
     Reason.CUSTOM_OPERATOR: lambda: cellrt.cell(lambda x: doubled(x), NUMBERS),
     Reason.BY_VALUES: lambda: cellrt.cell(lambda x: -x if bool((x > 1).any()) else x, NUMBERS),

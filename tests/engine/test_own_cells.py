@@ -336,3 +336,31 @@ def test_a_form_says_whether_rows_keep_their_bits(store: LibraryStore) -> None:
 def test_cells_with_forms_are_copied_and_pickled() -> None:
     made = decoder(0)
     assert copy.deepcopy(made).identity == pickle.loads(pickle.dumps(made)).identity == made.identity
+
+
+class Selecting(nn.Module):
+    """Operators that refuse an index below zero, which compiled code takes from the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(20.0).view(5, 4))
+
+    def forward(self, i: Tensor) -> Tensor:
+        ones, zeros = torch.ones(i.shape[0], 4), torch.zeros(5, 4)
+        added = zeros.index_add(0, i, ones).sum() + zeros.index_copy(0, i, ones).sum()
+        return self.table.index_select(0, i) + 0 * added
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [-1, -5, 5, 1 << 40])
+def test_an_index_that_the_module_refuses_is_refused(store, index):
+    cell = cellrt.cell(Selecting(), {"i": cellrt.token})
+    form = compile_cell(cell, store)
+    inputs = {"i": torch.tensor([0, 4])}
+    assert torch.equal(form.run(2, inputs)["output"], cell.run(*inputs.values())[0])
+    assert form.run(2, {"i": torch.tensor([0, index])}) is None
+
+
+def test_indices_that_the_module_refuses_are_masked_before_they_are_used():
+    names = [node.name for node in export_step(cellrt.cell(Selecting(), {"i": cellrt.token})).program.graph.nodes]
+    assert sum(name.startswith("masked_fill") for name in names) == 3

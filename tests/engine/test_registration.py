@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cellrt.definition.define import cell
+from cellrt.engine.registration import cost_of
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.arenas import Arenas
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
@@ -61,4 +62,17 @@ def test_memory_is_allocated_before_the_turn_that_adds_a_model(monkeypatch: pyte
     monkeypatch.setattr(Arenas, "allocate", noting_memory)
     engine.register(large_model("large", WIDTH), warm_up=False)
     assert allocated == [False, False], "one kind of rows, at the host and at the worker"
+    close_and_check(engine)
+
+
+def test_registration_says_what_a_node_costs_and_whether_its_grain_is_too_fine(caplog):
+    small = cell(add, {"x": (1,), "h": (1,)}, name="small", max_batch=8)
+    fine = cost_of(small, {1: 1e-5, 8: 2e-5})
+    assert fine.startswith("cell 'small': a step takes 10 us for 1, 20 us for 8 rows; a node 2.50 us in the largest. ")
+    assert "make several such cells one" in fine
+    assert cost_of(small, {1: 1e-4, 8: 8e-4}).endswith("a node 100.00 us in the largest")
+    engine = small_engine()
+    with caplog.at_level("INFO", "cellrt"):
+        engine.register(large_model("said", WIDTH + 2))
+    assert any(f"cell 'add {WIDTH + 2}': a step takes" in line for line in caplog.messages)
     close_and_check(engine)

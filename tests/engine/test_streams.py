@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 
 import pytest
 import torch
 
-from cellrt.errors import CancelledError
+import cellrt
+from cellrt.engine.together import NOTHING, SMALL_BYTES, STEP_BYTES, Part, Together
+from cellrt.errors import CancelledError, CellError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
@@ -96,3 +99,96 @@ def test_a_cancelled_stream_raises(engine):
         list(stream)
     gate.open.set()
     held.result(WAIT_S)
+
+
+def test_steps_before_the_task_that_fails_come_before_its_error():
+    engine = small_engine(settings=cellrt.SchedulerSettings(runs=False))
+
+    def count(left: torch.Tensor) -> dict[str, torch.Tensor]:
+        if (left == 2).any():
+            raise ValueError("two")
+        return {"left": left - 1, "stop": left <= 1}
+
+    cell = cellrt.cell(count, {"left": cellrt.token}, name="count")
+
+    def unfold(graph, number):
+        return {"left": graph.loop(cell, left=number, until="stop", max_steps=9).left}
+
+    engine.register(Unfolder("count", unfold, 1))
+    stream = engine.stream("count", 5)
+    assert [int(next(stream)["left"]) for _ in range(3)] == [4, 3, 2]
+    with pytest.raises(CellError, match="two"):
+        next(stream)
+    close_and_check(engine)
+
+
+def test_streams_of_many_shapes_are_read_side_by_side(engine):
+    lengths = [1, 4, 2, 3, 4, 1]
+    streams = [engine.stream("both", STEPS[:length]) for length in lengths]
+    for length, stream in zip(lengths, streams):
+        *steps, end = stream
+        expected = run_one_by_one(BOTH, STEPS[:length])
+        assert_same({"h": torch.stack([step["h"] for step in steps])}, {"h": expected["h"]})
+        assert_same(end, {"last": expected["last"]})
+
+
+async def test_tasks_that_read_streams_of_one_loop_get_each_its_own(engine):
+    async def read(length: int) -> list[dict[str, torch.Tensor]]:
+        return [item async for item in engine.stream("both", STEPS[:length])]
+
+    async with asyncio.timeout(WAIT_S):
+        every = await asyncio.gather(*(read(length) for length in (4, 2, 4, 1)))
+    assert [len(items) for items in every] == [5, 3, 5, 2]
+    assert_same(every[1][-1], {"last": run_one_by_one(BOTH, STEPS[:2])["last"]})
+
+
+@pytest.mark.parametrize("width", [1, STEP_BYTES, SMALL_BYTES])
+def test_a_stream_that_was_read_still_has_its_result_however_large(engine, width):
+    cell = cellrt.cell(lambda x, h: {"h": x + h}, {"x": (width,), "h": (width,)}, name="wide")
+
+    def unfold(graph, x):
+        chain = graph.chain(cell, x=x)
+        return {"h": chain.h, "last": chain.last.h}
+
+    model = Unfolder("wide", unfold, torch.zeros(2, width))
+    engine.register(model, warm_up=False)
+    x = torch.arange(3.0)[:, None].expand(3, width)
+    stream = engine.stream("wide", x)
+    *steps, end = stream
+    expected = run_one_by_one(model, x)
+    assert_same({"h": torch.stack([step["h"] for step in steps]), **end}, expected)
+    end["last"].zero_()
+    assert_same(stream.result(WAIT_S), expected)
+
+
+async def test_tasks_that_share_a_stream_share_the_items_and_all_come_to_the_end(engine):
+    gate = Gate(WAIT_S)
+    engine.register(gate.unfolder, warm_up=False)
+    held = engine.submit("gate", torch.ones(WIDTH))
+    stream = engine.stream("both", STEPS)
+
+    async def read() -> int:
+        return len([item async for item in stream])
+
+    async with asyncio.timeout(WAIT_S):
+        readers = [asyncio.create_task(read()) for _ in range(3)]
+        await asyncio.sleep(0)  # all wait by now
+        gate.open.set()
+        counts = await asyncio.gather(*readers)
+    assert sum(counts) == 5
+    held.result(WAIT_S)
+
+
+class Memory(bytearray):
+    """One that can be watched."""
+
+
+def test_a_step_that_was_read_is_not_kept_for_those_who_read_later():
+    steps = [Memory(2 * STEP_BYTES) for _ in range(2)]
+    first = weakref.ref(steps[0])
+    part = Part("h", NOTHING, [memoryview(step) for step in steps], (), torch.float32, (-1,), 4)
+    together = Together([part])
+    del steps
+    assert together.of(0)["h"].shape == (STEP_BYTES // 2,)
+    assert first() is None
+    assert together.bytes_of(1)[0][0] == STEP_BYTES // 2

@@ -83,10 +83,10 @@ def test_a_description_says_what_may_be_left_out(server: Server) -> None:
         ("first", False),
         ("max_steps", True),
     ]
-    client = tritonclient.InferenceServerClient(server.address)
     given = tritonclient.InferInput("first", [1], "INT64")
     given.set_data_from_numpy(np.array([1]))
-    assert client.infer("said", [given]).as_numpy("n").tolist() == [2, 3, 4]
+    with tritonclient.InferenceServerClient(server.address) as client:
+        assert client.infer("said", [given]).as_numpy("n").tolist() == [2, 3, 4]
 
 
 @pytest.mark.parametrize("request_", [{}, {"max_steps": 1}, {"first": 1, "more": 1}])

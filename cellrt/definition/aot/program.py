@@ -16,13 +16,13 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
+from cellrt.definition.aot.indices import check_indices, is_unchecked
 from cellrt.definition.aot.packing import pack_products
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.bits import DTYPES
 from cellrt.definition.computation import Computation
 from cellrt.definition.exported import Exportable
-from cellrt.definition.identity import OF_EVERY_MODULE
-from cellrt.definition.snapshot import weights_of
+from cellrt.definition.snapshot import OF_EVERY_MODULE, weights_of
 
 EXAMPLE_ROWS = 3
 OWN_NAMESPACES = ("aten", "prims", "prim")
@@ -110,6 +110,7 @@ def export_step(cell: Computation) -> StepProgram:
             else:
                 _check_operators(program.graph.nodes)
                 _check_writes(program, len(cell.outputs))
+                check_indices(program)
                 packed = pack_products(program, len(weights))
                 values, count = tuple(weights.values()), len(cell.outputs)
                 return StepProgram(program, values, count, least_rows, has_equal_values, packed)
@@ -206,8 +207,11 @@ def _check_operators(nodes: Iterable[Node]) -> None:
     for node in nodes:
         if node.op == "get_attr" or not isinstance(node.target, torch._ops.OpOverload):
             if isinstance(node.target, torch._ops.HigherOrderOperator):
-                raise NotCompiledError(Reason.BY_VALUES, str(node.target))
+                is_mode = str(node.target).startswith("wrap_with")
+                raise NotCompiledError(Reason.OTHER_MODE if is_mode else Reason.BY_VALUES, str(node.target))
             continue
+        if is_unchecked(node.target):
+            raise NotCompiledError(Reason.UNCHECKED_INDICES, str(node.target))
         if torch.Tag.nondeterministic_seeded in node.target.tags and not _is_in_evaluation(node):
             raise NotCompiledError(Reason.RANDOM, str(node.target))
         if node.target.namespace not in OWN_NAMESPACES:

@@ -58,7 +58,7 @@ class CpuAttempt(Attempt[CpuOutcome]):
             inputs, sizes = self._gather(), self._sizes
         else:
             inputs, sizes = self._take(first, end)
-        if self._is_loop:
+        if self._is_loop and len(sizes) > 1:
             lengths = self._lengths[first:end]
             return _LoopRun(self.cell, inputs, lengths, len(sizes), self._stop, self._every, self._least).run()
         outputs = self.cell.run_padded(inputs) if len(sizes) == 1 else self.cell.run_steps(sizes, *inputs)
@@ -68,7 +68,14 @@ class CpuAttempt(Attempt[CpuOutcome]):
             row_of = np.concatenate([np.arange(size) for size in sizes])
             for name, bad in positions_not_finite(self.cell, outputs, sum(sizes)).items():
                 not_finite = dict.fromkeys(row_of[bad].tolist(), name) | not_finite
-        return CpuOutcome([as_bits(value) for value in outputs], [], NO_STEPS, not_finite)
+        bits = [as_bits(value) for value in outputs]
+        if not self._is_loop:
+            return CpuOutcome(bits, [], NO_STEPS, not_finite)
+        done = np.ones(end - first, np.int32)
+        if self._stop >= 0:
+            done[bits[self._stop].reshape(-1).astype(bool, copy=False)] = -1
+        every = [value[:, None] if is_kept else value[:, None][:, :0] for value, is_kept in zip(bits, self._every)]
+        return CpuOutcome(bits, every, done, not_finite)
 
     def nothing(self) -> CpuOutcome:
         """See ``Attempt``."""
@@ -104,7 +111,7 @@ class CpuAttempt(Attempt[CpuOutcome]):
 
 
 class _LoopRun:
-    """Runs a loop's rows together; a row leaves at the step that stops it or at its last.
+    """Runs several steps of a loop's rows together; a row leaves at the step that stops it or at its last.
 
     Args:
         stop: output that says stop, or -1.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from cellrt.core.task_layout import TaskView
@@ -23,27 +24,26 @@ class SpanAttempt(Attempt[CpuOutcome]):
 
     def __init__(self, cell: Cell, task: TaskView, gather: Callable[[], list[CellInput]], mode: CellMode) -> None:
         self.cell, self.num_rows, self.mode = cell, len(task.spans) - 1, mode
-        self._gather, self._offsets = gather, torch.from_numpy(task.spans.copy())
+        self._gather, self._count, self._offsets = gather, task.num_rows, task.spans.copy()
 
     def run(self, first: int, end: int) -> CpuOutcome:
         """See ``Attempt``. A span that is run again appends what it appended before, to the same places."""
         inputs = self._gather()
-        offsets = self._offsets
+        offsets, count = self._offsets, self._count
         if end - first < self.num_rows:
-            offsets, rows = taken_rows(self._offsets, range(first, end))
+            taken, rows = taken_rows(torch.from_numpy(offsets), range(first, end))
             inputs = [_taken(value, range(first, end), rows.tolist()) for value in inputs]
-        count = int(offsets[-1])
+            offsets, count = taken.numpy(), len(rows)
         outputs = plain_outputs(self.cell, self.cell.run(*inputs), count, CPU)
         not_finite: dict[int, str] = {}
         for name, bad in positions_not_finite(self.cell, outputs, count).items():
-            spans = torch.searchsorted(offsets, torch.from_numpy(bad.nonzero()[0]), right=True) - 1
+            spans = np.searchsorted(offsets, bad.nonzero()[0], side="right") - 1
             not_finite = dict.fromkeys(spans.tolist(), name) | not_finite
         return CpuOutcome([as_bits(value) for value in outputs], [], NO_STEPS, not_finite)
 
     def nothing(self) -> CpuOutcome:
         """See ``Attempt``."""
-        count = int(self._offsets[-1])
-        return CpuOutcome([zero_bits(spec, count) for spec in self.cell.outputs.values()], [], NO_STEPS, {})
+        return CpuOutcome([zero_bits(spec, self._count) for spec in self.cell.outputs.values()], [], NO_STEPS, {})
 
     def put(self, whole: CpuOutcome, first: int, end: int, outcome: CpuOutcome) -> None:
         """See ``Attempt``."""

@@ -29,7 +29,7 @@ class Compilations:
         before = knobs.runtime.jit_cache_hook
 
         def note(**arguments: Any) -> bool | None:
-            self._note()
+            self.note()
             return None if before is None else before(**arguments)
 
         knobs.runtime.jit_cache_hook = note
@@ -39,7 +39,7 @@ class Compilations:
         if self._is_first("torch"):
             from torch._dynamo.callback import callback_handler
 
-            callback_handler.register_start_callback(lambda *_: self._note())
+            callback_handler.register_start_callback(lambda *_: self.note())
 
     def _is_first(self, what: str) -> bool:
         with self._lock:
@@ -47,8 +47,9 @@ class Compilations:
             self._watched.add(what)
             return is_first
 
-    def _note(self) -> None:
-        self._counts[threading.get_ident()] += 1
+    def note(self, count: int = 1) -> None:
+        """The calling thread began so many."""
+        self._counts[threading.get_ident()] += count
 
 
 COMPILATIONS = Compilations()

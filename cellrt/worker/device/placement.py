@@ -30,9 +30,10 @@ from cellrt.definition.snapshot import FunctionSnapshot
 from cellrt.definition.spec import CellInput, RowSpec
 from cellrt.errors import CellError, InternalError
 from cellrt.worker.blame import describe_error
+from cellrt.worker.device.compilations import COMPILATIONS
 from cellrt.worker.device.limits import Limits, find_limits
 from cellrt.worker.device.torch_compile import CompiledFunction, CompiledStep, as_function, warn_not_compiled
-from cellrt.worker.torch_state import HOST_THREADS, torch_threads
+from cellrt.worker.torch_state import HOST_THREADS, on_a_new_thread, torch_threads
 
 EXAMPLE_ROWS = 64
 """How many rows a compiled step is given first: it is made for any number, and best for about as many."""
@@ -206,16 +207,23 @@ class PlacedCell:
     def _compile(self, backend: str) -> None:
         """Compiles what there is to compile. Warns and leaves the cell as it is if that cannot be done."""
         try:
-            with torch_threads(HOST_THREADS):
-                plain = self._compiled_plain(backend)
-                is_ragged = any(spec.ragged for spec in self.cell.inputs.values())
-                step = None if is_ragged else self._compiled_step(backend)
+            plain, step, count = on_a_new_thread(lambda: self._compiled(backend))
         except Exception as error:
             warn_not_compiled(self.cell.name, error)
             return
+        COMPILATIONS.note(count)
         self.cell = plain
         if step is not None:
             self.run_rows, self.prefers_steps = step.run_rows, plain.has_steps
+
+    def _compiled(self, backend: str) -> tuple[Cell, CompiledStep | None, int]:
+        """The plain form; a step, unless rows are ragged; how many compilations that took."""
+        before = COMPILATIONS.of_this_thread()
+        with torch_threads(HOST_THREADS):
+            plain = self._compiled_plain(backend)
+            is_ragged = any(spec.ragged for spec in self.cell.inputs.values())
+            step = None if is_ragged else self._compiled_step(backend)
+        return plain, step, COMPILATIONS.of_this_thread() - before
 
     def _compiled_step(self, backend: str) -> CompiledStep:
         """A step with its gather and scatter, for inputs from the arenas and from the host."""

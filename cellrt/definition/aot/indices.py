@@ -1,0 +1,60 @@
+"""Indices that an operator refuses, and its compiled code would take: they are refused there, too.
+
+The compiler checks that an index is below the size, and takes one below zero from the end, as ``tensor[index]`` does.
+Most operators with an index refuse those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+ATEN = torch.ops.aten
+INDEX_AT: Mapping[Any, int] = {
+    operator.default: 2
+    for name in (
+        "index_select",
+        "index_add",
+        "index_copy",
+        "index_reduce",
+        "index_add_",
+        "index_copy_",
+        "index_reduce_",
+    )
+    if (operator := getattr(ATEN, name))
+}
+"""Which argument of an operator are indices that must not be below zero."""
+UNCHECKED = frozenset(("scatter.value", "scatter.reduce", "scatter.value_reduce", "scatter_reduce.two"))
+"""Operators whose compiled code leaves out what lies outside."""
+OUTSIDE = 2**31 - 1
+"""Above every size, and an int32."""
+
+
+def is_unchecked(operator: torch._ops.OpOverload) -> bool:
+    """Whether nothing checks its indices in compiled code."""
+    return str(operator).removeprefix("aten.").replace("_.", ".") in UNCHECKED
+
+
+def check_indices(program: ExportedProgram) -> None:
+    """Has the indices of a step's operators checked as the operators do."""
+    graph = program.graph
+    users = [node for node in graph.nodes if node.target in INDEX_AT]
+    for user in users:
+        at = INDEX_AT[user.target]
+        with graph.inserting_before(user):
+            is_below = _call(program, ATEN.lt.Scalar, user.args[at], 0)
+            user.update_arg(at, _call(program, ATEN.masked_fill.Scalar, user.args[at], is_below, OUTSIDE))
+    if users:
+        program.graph_module.recompile()
+
+
+def _call(program: ExportedProgram, operator: Any, *arguments: Any) -> Node:
+    node: Node = program.graph.call_function(operator, arguments)
+    with arguments[0].meta["val"].fake_mode:
+        node.meta["val"] = operator(*map_arg(arguments, lambda one: one.meta["val"]))
+    return node
