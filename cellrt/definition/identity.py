@@ -78,8 +78,12 @@ def identity_of(definition: Callable[..., Any], description: object) -> Identity
     """The identity of a snapshot; ``description`` are plain values that say how it is used."""
     tensors = _TensorDigests()
     digest = _Digest(tensors)
-    digest.add(definition)
-    return _identity(digest.finish(), weights_of(definition).values(), description, tensors)
+    try:
+        digest.add(definition)
+        written = digest.finish()
+    except RecursionError:  # something nested deeper than the interpreter goes
+        written = uuid.uuid4().hex
+    return _identity(written, weights_of(definition).values(), description, tensors)
 
 
 def identity_with(definition: str, weights: Iterable[torch.Tensor], description: object) -> Identity:
@@ -120,13 +124,19 @@ class _TensorDigests:
 
 
 class _Digest:
-    """Digests values by what they are. Code is queued and digested at the end, each function and class once."""
+    """Digests values by what they are. Code is queued and digested at the end, each function and class once.
 
-    def __init__(self, tensors: _TensorDigests) -> None:
+    Each object is read once, whatever number of others hold it. What is no part of a cycle counts by what it is,
+    whether two hold the same or equal ones; a part of a cycle that is met again counts as the one met before.
+    """
+
+    def __init__(self, tensors: _TensorDigests, open_: Mapping[int, int] | None = None) -> None:
         self._hash, self._tensors = hashlib.sha256(), tensors
         self._numbers: dict[int, int] = {}
         self._queue: list[Any] = []
-        self._open: list[int] = []
+        self._open = dict(open_ or {})  # how deep lies what is being read
+        self._reaches = len(self._open)  # the depth of the highest object that a part of the current one leads back to
+        self._known: dict[int, tuple[object, bytes]] = {}
         self._modules: set[tuple[str, frozenset[str]]] = set()
 
     def finish(self) -> str:
@@ -158,11 +168,26 @@ class _Digest:
         elif isinstance(value, ModuleType):
             self._write("module", value.__name__.encode())
         elif id(value) in self._open:
-            self._write("cycle", str(self._open[::-1].index(id(value))).encode())
+            self._write("cycle", str(len(self._open) - self._open[id(value)]).encode())
+            self._reaches = min(self._reaches, self._open[id(value)])
         else:
-            self._open.append(id(value))
-            self._add_structure(value)
-            self._open.pop()
+            if id(value) not in self._known:
+                self._known[id(value)] = value, self._read(value)
+            self._write("object", self._known[id(value)][1])
+
+    def _read(self, value: object) -> bytes:
+        """What stands for an object: the digest of its parts; of a part of a cycle a number from its second time on."""
+        depth, outer, reached = len(self._open), self._hash, self._reaches
+        self._hash, self._reaches = hashlib.sha256(), depth
+        self._open[id(value)] = depth
+        self._add_structure(value)
+        del self._open[id(value)]
+        digest, is_part_of_cycle = self._hash.digest(), self._reaches < depth
+        self._hash, self._reaches = outer, min(reached, self._reaches)
+        if is_part_of_cycle:
+            outer.update(digest)
+            return f"part {len(self._known)}".encode()
+        return digest
 
     def _write(self, tag: str, data: bytes | memoryview = b"") -> None:
         self._hash.update(f"{tag}:{len(data)}:".encode())
@@ -197,7 +222,7 @@ class _Digest:
             self.add(value)
 
     def _digest_alone(self, value: object) -> str:
-        digest = _Digest(self._tensors)
+        digest = _Digest(self._tensors, self._open)
         digest.add(value)
         return digest.finish()
 
@@ -252,6 +277,8 @@ class _Digest:
             self._write("captured", key.encode())
             self._add_used(value, names, is_ready_made=False)
         for name, value in used_globals(function).items():
+            if not name.isidentifier():  # of a tool that rewrites code, such as pytest's in an assert
+                continue
             self._write("global", name.encode())
             if f"global_{name}" not in captured:
                 self._add_used(value, names, _is_installed(function))
@@ -276,7 +303,10 @@ class _Digest:
             self._add_used(vars(module)[name], names, is_ready_made)
 
     def _add_enclosed(self, function: FunctionType) -> None:
-        self.add([cell.cell_contents if has_contents(cell) else None for cell in function.__closure__ or ()])
+        names = _names_in(function.__code__)
+        for cell in function.__closure__ or ():
+            self._write("enclosed")
+            self._add_used(cell.cell_contents if has_contents(cell) else None, names, is_ready_made=False)
 
     def _add_class(self, kind: type) -> None:
         """Adds a class of the user: its bases, methods and attributes."""

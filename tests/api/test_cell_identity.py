@@ -330,3 +330,59 @@ def test_caches_of_installed_packages_do_not_count(monkeypatch: pytest.MonkeyPat
     before = identity(lambda x: x if x is not None else function("never"))
     cache[1] = 1
     assert identity(lambda x: x if x is not None else function("never")) == before
+
+
+class Node:
+    """A part of a network of objects in which each knows all others."""
+
+    def __init__(self) -> None:
+        self.others: list[Node] = []
+        self.name = "node"
+
+
+def shared_by_all(depth: int) -> list[Any]:
+    value: list[Any] = [1.0]
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+def network(size: int) -> list[Node]:
+    nodes = [Node() for _ in range(size)]
+    for node in nodes:
+        node.others = nodes
+    return nodes
+
+
+def holding(value: object) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x if value else x
+
+
+@pytest.mark.parametrize(("make", "size"), [(shared_by_all, 100), (network, 30)])
+def test_an_object_that_many_hold_is_read_once(make: Callable[[int], Any], size: int) -> None:
+    """By paths these would take years."""
+    one, same, other = make(size), make(size), make(size + 1)
+    assert identity(holding(one)) == identity(holding(same)) != identity(holding(other))
+
+
+def test_whether_a_value_is_shared_or_equal_does_not_count() -> None:
+    shared = [2.0]
+    assert identity(holding([shared, shared])) == identity(holding([[2.0], [2.0]]))
+
+
+DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(100_000), [])
+
+
+def test_what_lies_too_deep_to_read_is_like_no_other() -> None:
+    assert identity(lambda x: x if DEEP else x) != identity(lambda x: x if DEEP else x)
+
+
+def test_what_a_tool_writes_into_code_does_not_count() -> None:
+    """Pytest rewrites asserts; what it calls knows the whole test run."""
+
+    def checked(x: torch.Tensor) -> torch.Tensor:
+        assert x.dim() == 2
+        return x
+
+    assert any(name.startswith("@") for name in checked.__code__.co_names)
+    assert identity(checked) == identity(checked)
