@@ -355,7 +355,7 @@ def network(size: int) -> list[Node]:
 
 
 def holding(value: object) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: x if value else x
+    return lambda x: x * bool(value)
 
 
 @pytest.mark.parametrize(("make", "size"), [(shared_by_all, 100), (network, 30)])
@@ -374,7 +374,7 @@ DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(100_000), [])
 
 
 def test_what_lies_too_deep_to_read_is_like_no_other() -> None:
-    assert identity(lambda x: x if DEEP else x) != identity(lambda x: x if DEEP else x)
+    assert identity(lambda x: x * bool(DEEP)) != identity(lambda x: x * bool(DEEP))
 
 
 def test_what_a_tool_writes_into_code_does_not_count() -> None:
