@@ -8,6 +8,7 @@ all the same, to see that the key tells what it should.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -28,6 +29,7 @@ from cellrt.graph.sources import LISTS, NUMBERS, bits_of, copied
 from cellrt.graph.symbols import Output
 from cellrt.graph.unfolder import Unfolder
 
+log = logging.getLogger("cellrt")
 MAX_KEYS = 4096
 """Keys whose graphs are kept, for each model; the oldest leave."""
 
@@ -231,14 +233,13 @@ class KnownGraphs:
         before, known.count = known.count, known.count + count
         has_doubled = before.bit_length() != known.count.bit_length()
         if has_doubled and not known.equals(self._unfolder.record(binding, request)):
-            known.slots = None  # from now on each is unfolded
-            self._tell_apart(key)
-
-    def _tell_apart(self, key: Hashable) -> None:
-        raise RequestError(
-            f"model {self._unfolder.name!r}: the key {key!r:.80} is that of requests with different graphs; a key must "
-            "tell whatever the graph depends on"
-        )
+            known.slots = None
+            wrong = (
+                f"model {self._unfolder.name!r}: the key {key!r:.80} is that of requests with different graphs; a key "
+                "must tell whatever the graph depends on"
+            )
+            log.warning("%s; from now on each request of that key is unfolded", wrong)  # a map tries them again
+            raise RequestError(wrong)
 
 
 def check_key(unfolder: Unfolder, binding: Binding, recorded: Recorded) -> None:

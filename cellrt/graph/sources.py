@@ -52,7 +52,12 @@ def bits_of(spec: RowSpec, source: object) -> NDArray[Any]:
             if not _is_wider(spec.dtype, source.dtype):
                 raise RequestError(f"expected {spec}, got {describe(source)}")
             source = source.to(spec.dtype)
-        return as_bits(source.detach().cpu() if source.requires_grad or not source.is_cpu else source)
+        try:
+            return as_bits(source.detach().cpu() if source.requires_grad or not source.is_cpu else source)
+        except (TypeError, RuntimeError):  # of a tensor without values, or with another layout
+            raise RequestError(
+                f"expected {spec}, got {describe(source)} with layout {source.layout} on device {source.device}"
+            ) from None
     wanted = NUMPY_DTYPES.get(spec.dtype)
     try:
         if wanted is None:

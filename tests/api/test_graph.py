@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, ragged, rows
 from cellrt.engine.engine import Engine
+from cellrt.errors import RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import unfold
 from tests.api.models import SIZE, attending, counter, embedded, model, recurrent, serve
@@ -175,6 +176,14 @@ def test_a_list_of_tensors_is_their_stack(engine: Engine, dtype: torch.dtype) ->
     given_rows = [torch.full((2,), value, dtype=dtype, requires_grad=True) for value in (1.0, -2.5)]
     (result,) = serve(engine, model(lambda graph, request: {"x": graph.chain(same, x=request).output}, given_rows))
     assert result["x"].dtype == dtype and result["x"].tolist() == [[1, 1], [-2.5, -2.5]]
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(3, 2, device="meta"), torch.zeros(3, 2).to_sparse()])
+def test_a_tensor_without_plain_values_is_refused(engine: Engine, tensor: torch.Tensor) -> None:
+    same = cell(lambda x: x.clone(), {"x": (2,)}, name="same")
+    engine.register(model(lambda graph, x: {"x": graph.chain(same, x=x).output}, torch.zeros(2, 2)))
+    with pytest.raises(RequestError, match=rf"float32\[3, 2\] with layout {tensor.layout} on device {tensor.device}"):
+        engine.submit("m", tensor)
 
 
 def test_loop_until_an_output_or_the_limit(engine: Engine) -> None:

@@ -117,7 +117,7 @@ def test_a_known_key_is_hardly_ever_unfolded():
     assert counting.count < 20
 
 
-def test_requests_of_a_key_that_have_different_graphs_are_found_out():
+def test_requests_of_a_key_that_have_different_graphs_are_found_out(caplog):
     def function(graph: Graph, request: Any) -> object:
         return {"s": graph.chain(COUNT, n=request).s if request[0] > 0 else graph.chain(COUNT, n=request).last.s}
 
@@ -128,6 +128,7 @@ def test_requests_of_a_key_that_have_different_graphs_are_found_out():
     with pytest.raises(RequestError, match=r"model 'wrong': the key 2 is that of requests with different graphs"):
         for _ in range(4):
             known.record(binding, [[-1, 2]])
+    assert "from now on each request of that key is unfolded" in caplog.text
     for request in ([1, 2], [-1, 2]) * 9:  # from then on each is unfolded
         (alike,) = known.record(binding, [request])
         assert alike.recorded.results == unfolder.record(binding, request).results
