@@ -15,7 +15,11 @@ from torch import Tensor
 
 import cellrt
 from cellrt import PagedRows, RowSpec
+from cellrt.cells._paged_attention import append_task, attend_task
 from cellrt.cells.paged_attention import Mask, Pages, Spans, append_and_attend, append_pages, paged_attention
+from cellrt.definition.compiled_form import APPEND, ATTEND, KERNELS, TracedPages, TracedSpans
+
+KERNELS.update({ATTEND: attend_task, APPEND: append_task})
 
 
 def key_values(
@@ -64,17 +68,23 @@ def cached_attention(
 
     Returns ``[rows, heads, head_dim]``. Raises ValueError for shapes and types that do not fit.
     """
+    if isinstance(state, TracedPages):
+        return state.append_and_attend(query, key, value, layer, window, scale)
     pages, spans = _pages_of(state, layer), Spans(state.offsets, state.positions)
     return append_and_attend(query, key, value, pages, spans, Mask(window=window), scale=scale)
 
 
 def append_key_values(key: Tensor, value: Tensor, state: PagedRows, *, layer: int | None = None) -> None:
     """Appends the rows' keys and values to a state, for another cell's ``cross_attention``; as ``cached_attention``."""
+    if isinstance(state, TracedPages):
+        return state.append_rows(key, value, layer)
     append_pages(_pages_of(state, layer), Spans(state.offsets, state.positions), key, value)
 
 
 def cross_attention(query: Tensor, state: PagedRows, *, layer: int | None = None, scale: float | None = None) -> Tensor:
     """Each row reads all that its node has in a state, such as what an encoder appended; as ``cached_attention``."""
+    if isinstance(state, TracedPages):
+        return state.attend(query, layer, scale)
     spans = Spans(state.offsets, state.positions)
     return paged_attention(query, _pages_of(state, layer), spans, Mask(causal=False), scale=scale)
 
@@ -93,6 +103,8 @@ def span_attention(
 
     ``causal``: only those up to itself; the rest is as of ``cached_attention``.
     """
+    if isinstance(span, TracedSpans):
+        return span.attend(query, key, value, causal, window, scale)
     pages = Pages.of_rows(key.contiguous(), value.contiguous(), span.offsets)
     return paged_attention(query, pages, Spans(span.offsets, span.positions), Mask(causal, window), scale=scale)
 

@@ -28,19 +28,26 @@ from torch import nn
 from cellrt.core.jit import nogil, watch_callees
 from cellrt.core.memory import as_pointer, read_float, read_word, read_words, write_word
 from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
-from cellrt.definition.spec import RaggedRows, RowSpec
+from cellrt.definition.attention_operator import APPEND, ATTEND
+from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
+from cellrt.definition.traced_pages import KERNELS, TracedPages, TracedSpans
 from cellrt.errors import DefinitionError
 
 __all__ = [
+    "APPEND",
+    "ATTEND",
     "BATCH_SIZES",
     "DONE",
     "FIRST_INPUT",
+    "KERNELS",
     "POSITIONS",
     "REFUSED",
     "STEPS",
     "USES_HAND_WRITTEN",
     "CompiledForm",
     "TaskFunction",
+    "TracedPages",
+    "TracedSpans",
     "array_at",
     "as_pointer",
     "batch_sizes",
@@ -137,19 +144,17 @@ class CompiledForm(NamedTuple):
     origin: str = "written by hand"
     is_batch_invariant: bool = False
 
-    def run(self, num_rows: int, inputs: Mapping[str, torch.Tensor | RaggedRows]) -> dict[str, torch.Tensor] | None:
+    def run(self, num_rows: int, inputs: Mapping[str, CellInput]) -> dict[str, torch.Tensor] | None:
         """One step on contiguous CPU tensors with these rows; None if the function refuses."""
         call, outputs = self.bind(num_rows, inputs)
         return outputs if call() == DONE else None
 
-    def bind(
-        self, num_rows: int, inputs: Mapping[str, torch.Tensor | RaggedRows]
-    ) -> tuple[Callable[[], int], dict[str, torch.Tensor]]:
+    def bind(self, num_rows: int, inputs: Mapping[str, CellInput]) -> tuple[Callable[[], int], dict[str, torch.Tensor]]:
         """As ``run``, to be called any number of times: a call that returns DONE or REFUSED, and what it writes to."""
         sizes = np.array([num_rows])
         given, offsets = [], []
         for name in self.inputs:
-            value = inputs[name]
+            value = plain(inputs[name])
             given.append(value.values if isinstance(value, RaggedRows) else value)
             offsets.append(value.offsets.data_ptr() if isinstance(value, RaggedRows) else 0)
         outputs = {

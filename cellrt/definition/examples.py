@@ -58,6 +58,34 @@ def zero_nodes(specs: Iterable[RowSpec], nodes: int, rows: int, keys: int, devic
     ]
 
 
+def random_nodes(
+    specs: Iterable[RowSpec], nodes: int, rows: int, before: int, generator: torch.Generator
+) -> list[CellInput]:
+    """Random rows for a cell with pages or spans: so many nodes, each of so many rows behind so many others.
+
+    No two nodes share a page. Numbers are as ``random_inputs`` has them.
+    """
+    inputs: list[CellInput] = []
+    for spec in specs:
+        if not spec.has_nodes:
+            inputs += random_inputs([spec], nodes * rows, generator)
+            continue
+        width = -(-(before + rows) // max(1, spec.page_size))
+        made = _nodes(spec, nodes, rows, width, "cpu")
+        if isinstance(made, PagedRows):
+            tables = torch.randperm(nodes * width, generator=generator, device="cpu").to(torch.int32).view(nodes, width)
+            pages = torch.zeros((nodes * width, *spec.stored.shape), dtype=spec.dtype, device="cpu")
+            if spec.dtype.is_floating_point:
+                pages.copy_(torch.randn(pages.shape, generator=generator, device="cpu"))
+            positions = made.positions + before if spec.appends else made.positions
+            lengths = made.lengths + before
+            made = made._replace(pages=pages, tables=tables, lengths=lengths, positions=positions)
+        else:
+            made = made._replace(positions=made.positions + (0 if spec.span == "whole" else before))
+        inputs.append(made)
+    return inputs
+
+
 def _nodes(spec: RowSpec, nodes: int, rows: int, num_pages: int, device: str) -> PagedRows | Spans:
     """So many nodes of so many rows, the first of their chains, with tables of so many pages."""
     offsets = rows * torch.arange(nodes + 1, dtype=torch.int32, device=device)

@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from cellrt.definition.computation import Computation, call, count_rows, named_outputs
 from cellrt.definition.spec import CellInput, RaggedRows, copy_input, plain
+from cellrt.definition.traced_pages import unflatten, with_what_was_appended
 from cellrt.errors import DefinitionError
 
 
@@ -68,11 +69,10 @@ class Exportable(nn.Module):
         self._cell, self._names, self._written = cell, list(weights), set(written)
 
     def forward(self, weights: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Runs the cell; ragged inputs are two of ``inputs`` each."""
-        flat = iter(inputs)
+        """Runs the cell; ``inputs`` as ``flatten`` makes them."""
         specs = self._cell.inputs
-        given = [RaggedRows(next(flat), next(flat)) if spec.ragged else next(flat) for spec in specs.values()]
-        given = [plain(copy_input(value)) if name in self._written else value for name, value in zip(specs, given)]
+        given = unflatten(specs, inputs)
+        given = [copy_input(value) if name in self._written else value for name, value in zip(specs, given)]
 
         def run(*args: CellInput, **kwargs: CellInput) -> object:
             module = self._call[0]
@@ -81,7 +81,7 @@ class Exportable(nn.Module):
             return functional_call(module, dict(zip(self._names, weights, strict=True)), args, kwargs)
 
         named = named_outputs(call(run, specs, given, self._cell.by_name))
-        return [named[name] for name in self._cell.outputs]
+        return with_what_was_appended(given, [named[name] for name in self._cell.outputs])
 
 
 def export(cell: Computation, module: Callable[..., Any], weights: Mapping[str, torch.Tensor]) -> ExportedProgram:

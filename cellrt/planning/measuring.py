@@ -11,7 +11,6 @@ from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.examples import random_inputs
 from cellrt.definition.modes import workers_modes
-from cellrt.definition.spec import plain
 from cellrt.engine.engine import Engine
 from cellrt.graph.unfolder import Unfolder
 from cellrt.planning.profile import CellProfile, Profile, best_batch
@@ -61,7 +60,7 @@ def measure(model: Unfolder, bound_s: float | None, progress: Progress, *, secon
 def step_seconds(cell: Cell, form: CompiledForm | None, rows: int, seconds: float) -> float:
     """The median of one step's time with random rows, in its compiled form if it has one."""
     inputs = random_inputs(cell.inputs.values(), rows, torch.Generator().manual_seed(0))
-    by_name = {} if form is None else dict(zip(cell.inputs, map(plain, inputs)))
+    by_name = {} if form is None else dict(zip(cell.inputs, inputs))
     samples: list[float] = []
     end_s = time.perf_counter() + seconds
     while len(samples) < 3 or time.perf_counter() < end_s:

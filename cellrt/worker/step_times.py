@@ -8,7 +8,6 @@ import torch
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
-from cellrt.definition.spec import plain
 from cellrt.worker.build_forms import build_forms
 from cellrt.worker.choose_form import choose_form
 from cellrt.worker.device.device import Device, Work
@@ -45,7 +44,7 @@ def _sizes(cell: Cell) -> list[int]:
 @torch.inference_mode()
 def _time_on_cpu(cell: Cell, form: CompiledForm | None, rows: int) -> float:
     inputs = cell.example_inputs(rows)
-    by_name = {} if form is None else dict(zip(cell.inputs, map(plain, inputs)))
+    by_name = {} if form is None else dict(zip(cell.inputs, inputs))
     samples = []
     for _ in range(3):
         start = time.perf_counter()

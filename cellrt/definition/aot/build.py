@@ -1,9 +1,10 @@
-"""Compiles a step's program to a library: ``python build.py OPERATOR PROGRAM LIBRARY NUM_WEIGHTS NUM_OUTPUTS``.
+"""Compiles a step's program to a library: ``python build.py OPERATORS PROGRAM LIBRARY NUM_WEIGHTS NUM_OUTPUTS``.
 
-A process of its own, which needs nothing of cellrt but the file OPERATOR (``product_operator.py``): compiling takes
-many seconds and holds the interpreter lock. It writes LIBRARY, or, if what it finds is none of a passing trouble's,
-LIBRARY with the suffix ``.refused``: the name of the reason (see ``refusal.py``) and a line. Of several processes that
-want the same library one compiles it, and no more than half the processors compile at once, whoever asked.
+A process of its own, which needs nothing of cellrt but the files OPERATORS (``product_operator.py`` and
+``attention_operator.py``): compiling takes many seconds and holds the interpreter lock. It writes LIBRARY, or, if what
+it finds is none of a passing trouble's, LIBRARY with the suffix ``.refused``: the name of the reason (see
+``refusal.py``) and a line. Of several processes that want the same library one compiles it, and no more than half the
+processors compile at once, whoever asked.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import runpy
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,12 @@ NEEDS_PYTHON = "aoti_torch_proxy_executor_call_function"
 OPERATOR = re.compile(r"// (torch\.ops\.[\w.]+)|\"(\w+::\w+)")
 
 
-def build(operator_at: Path, program_at: Path, library_at: Path, num_weights: int, num_outputs: int) -> None:
+def build(operators_at: Sequence[str], program_at: Path, library_at: Path, num_weights: int, num_outputs: int) -> None:
     """Writes the library, or why there is none."""
-    operator = runpy.run_path(str(operator_at))
-    configuration = {**CONFIGURATION, "aot_inductor.custom_ops_to_c_shims": operator["c_functions"]()}
+    functions: dict[Any, list[str]] = {}
+    for at in operators_at:
+        functions |= runpy.run_path(at)["c_functions"]()
+    configuration = {**CONFIGURATION, "aot_inductor.custom_ops_to_c_shims": functions}
     program = torch.export.load(program_at)
     given = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     examples = [_example(given[name]) for name in program.graph_signature.user_inputs]
@@ -66,13 +70,13 @@ def _refuse(library_at: Path, reason: str, detail: str) -> None:
 
 def main() -> None:
     """Compiles unless another process has done so meanwhile."""
-    operator_at, program_at, library_at = map(Path, sys.argv[1:4])
+    program_at, library_at = map(Path, sys.argv[2:4])
     os.nice(10)
     slot = int(library_at.stem[:8], 16) % max(1, (os.cpu_count() or 1) // 2)
     with (library_at.parent / f"compiler{slot}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library_at.exists() and not library_at.with_suffix(".refused").exists():
-            build(operator_at, program_at, library_at, int(sys.argv[4]), int(sys.argv[5]))
+            build(sys.argv[1].split(os.pathsep), program_at, library_at, int(sys.argv[4]), int(sys.argv[5]))
 
 
 if __name__ == "__main__":

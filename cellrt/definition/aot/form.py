@@ -10,17 +10,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.definition.aot.library import CREATE, DELETE, RUN, SHARE, Library
+from cellrt.definition.aot.library import Library
 from cellrt.definition.aot.program import LEAST_VALUES
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.run_step import MOST_DIMS, run_step
+from cellrt.definition.aot.span_form import span_form, try_span_form
 from cellrt.definition.aot.store import Compiled, LibraryStore
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.computation import Computation, count_rows
 from cellrt.definition.examples import random_inputs
 from cellrt.definition.row_wise import is_close, row_of
 from cellrt.definition.snapshot import weights_of
-from cellrt.definition.spec import CellInput, RowSpec, copy_input, plain
+from cellrt.definition.spec import CellInput, RowSpec, copy_input
 
 TRIED_ROWS = (1, 1, 2, 7, 16)
 NAME = "AOTInductor"
@@ -58,14 +59,16 @@ def _refusal(cell: Computation) -> NotCompiledError | None:
 def _load(cell: Computation, made: Compiled) -> CompiledForm:
     """The form of a cell that is compiled, once it gives what the module gives."""
     library = Library(made.library, tuple(weights_of(cell.module).values()), made.packed)
+    if cell.has_spans:
+        of_spans = span_form(cell, library, made.least_rows, NAME)
+        return of_spans._replace(is_batch_invariant=try_span_form(cell, of_spans))
     form = CompiledForm(run_step, cell.inputs, cell.outputs, _constants(cell, made, library), library, NAME)
     return form._replace(is_batch_invariant=_try(cell, form))
 
 
 def _constants(cell: Computation, made: Compiled, library: Library) -> NDArray[np.int64]:
     """See ``run_step.py``."""
-    words = [library.address(function) for function in (RUN, CREATE, SHARE, DELETE)]
-    words += [library.container, len(library.handles), len(cell.inputs), len(cell.outputs)]
+    words = [*library.words(), len(cell.inputs), len(cell.outputs)]
     words += [made.least_rows, LEAST_VALUES, made.has_equal_values]
     for name, spec in cell.inputs.items():
         words += _port(spec, library, cell.places[cell.carry[name]] if name in cell.carry else -1)
@@ -108,7 +111,7 @@ def _try(cell: Computation, form: CompiledForm) -> bool:
 
 
 def _run(cell: Computation, form: CompiledForm, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
-    outputs = form.run(count_rows(inputs[0]), dict(zip(cell.inputs, map(plain, inputs))))
+    outputs = form.run(count_rows(inputs[0]), dict(zip(cell.inputs, inputs)))
     if outputs is None:
         raise NotCompiledError(Reason.OTHER_RESULTS, "it refused rows that the module takes")
     return [outputs[name] for name in cell.outputs]

@@ -13,6 +13,7 @@ import torch
 from cellrt.definition.aot.packing import packed_values
 from cellrt.definition.aot.product_operator import KERNEL
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
+from cellrt.definition.traced_pages import KERNELS
 from cellrt.products.packed import product_kernel
 
 MODELS = 32
@@ -40,13 +41,19 @@ class Library:
             self.container = self._open()
         except (OSError, AttributeError) as error:
             raise NotCompiledError(Reason.NOT_COMPILED, str(error)) from error
-        with suppress(ValueError):  # it calls no packed product
-            ctypes.c_void_p.in_dll(self._library, KERNEL).value = product_kernel().address
+        kernels = {KERNEL: product_kernel(), **KERNELS}
+        for name, kernel in kernels.items():
+            with suppress(ValueError):  # it calls nothing of the kind
+                ctypes.c_void_p.in_dll(self._library, name).value = kernel.address
         self._memory = list(weights)
         for number, is_transposed in packed.items():
             self._memory[number] = packed_values(weights[number], is_transposed)
         self.handles = [self._handle(value, memory) for value, memory in zip(weights, self._memory)]
         weakref.finalize(self, _close, self._library, self.container, tuple(self.handles)).atexit = False
+
+    def words(self) -> list[int]:
+        """The addresses of what a step calls, the container's, and how many weights there are: see ``run_step.py``."""
+        return [*map(self.address, (RUN, CREATE, SHARE, DELETE)), self.container, len(self.handles)]
 
     def address(self, function: str) -> int:
         """Where a C function of the library, or of torch's, lies."""

@@ -13,7 +13,7 @@ import torch
 KERNEL = "cellrt_product_kernel"
 """The library's variable with the address of ``void (int64 x, stride, rows, depth, weight, bias, columns, out)``."""
 
-_LIBRARY = torch.library.Library("cellrt", "DEF")
+_LIBRARY = torch.library.Library("cellrt", "FRAGMENT")
 _LIBRARY.define("product(Tensor x, Tensor weight, int columns) -> Tensor")
 _LIBRARY.define("product_add(Tensor x, Tensor weight, Tensor bias, int columns) -> Tensor")
 

@@ -23,8 +23,9 @@ from cellrt.definition.bits import DTYPES
 from cellrt.definition.computation import Computation
 from cellrt.definition.exported import Exportable
 from cellrt.definition.snapshot import OF_EVERY_MODULE, weights_of
+from cellrt.definition.traced_pages import PagesAreReadError, is_own
 
-EXAMPLE_ROWS = 3
+EXAMPLE_ROWS, EXAMPLE_NODES = 7, 5
 OWN_NAMESPACES = ("aten", "prims", "prim")
 PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set)
 MAYBE_VIEWS = frozenset(("contiguous", "flatten", "reshape", "reshape_as", "ravel", "to", "type_as", "where"))
@@ -82,6 +83,8 @@ class _WritingStep(nn.Module):
         """Runs it; raises NotCompiledError if an output is not what is declared."""
         try:
             made = self._step[0](weights, inputs)
+        except PagesAreReadError as error:
+            raise NotCompiledError(Reason.PAGES) from error
         except Exception as error:
             raise _refusal(self._module[0], error) from error
         for (name, spec), value, memory in zip(self._cell.outputs.items(), made, outputs, strict=True):
@@ -138,7 +141,7 @@ def _export(
     memory = [torch.zeros(EXAMPLE_ROWS, *spec.shape, dtype=spec.dtype) for spec in cell.outputs.values()]
     module, before = cell.module, _plain_attributes(cell.module)
     step = _WritingStep(cell, module, Exportable(cell, module, weights, cell.written))
-    is_general = symbolic_config.patch(backed_size_oblivious=least_rows == 1)  # type: ignore[attr-defined]
+    is_general = symbolic_config.patch(backed_size_oblivious=least_rows == 1 or cell.has_spans)  # type: ignore[attr-defined]
     try:
         with is_general, torch.inference_mode(False), torch.no_grad():
             program = torch.export.export(
@@ -161,6 +164,8 @@ def _example(cell: Computation, rows: Any, has_equal_values: bool) -> tuple[list
     """Zeros for the inputs, and what their sizes are: sizes that may differ do differ, and none is 0 or 1."""
     inputs: list[torch.Tensor] = []
     sizes: list[dict[int, Any]] = []
+    nodes = Dim("nodes", min=1)
+    of_nodes = [torch.tensor([0, 1, 2, 4, 5, 7]), torch.tensor([0, 1, 2, 2, 3, 4, 4]), torch.ones(EXAMPLE_ROWS) > 0]
     for k, spec in enumerate(cell.inputs.values()):
         count = EXAMPLE_ROWS
         if spec.ragged:
@@ -169,9 +174,20 @@ def _example(cell: Computation, rows: Any, has_equal_values: bool) -> tuple[list
             inputs.append(torch.zeros(count, *spec.shape, dtype=spec.dtype))
             inputs.append(torch.tensor([*range(0, 2 * EXAMPLE_ROWS, 2), count]))
             sizes += [{0: Dim(f"values{number}", min=LEAST_VALUES)}, {0: rows + 1}]
+        elif spec.page_size:
+            pages, width = 12 + 2 * k, 25 + 2 * k
+            inputs.append(torch.zeros(pages, *spec.stored.shape, dtype=spec.dtype))
+            inputs += [
+                torch.zeros(shape, dtype=torch.int32) for shape in ((EXAMPLE_NODES, width), EXAMPLE_NODES, count)
+            ]
+            sizes += [{0: Dim(f"pages{k}", min=1)}, {0: nodes, 1: Dim(f"width{k}", min=1)}, {0: nodes}, {0: rows}]
         else:
-            inputs.append(torch.zeros(count, *spec.shape, dtype=spec.dtype))
+            shape, dtype = ((), torch.int32) if spec.span else (spec.shape, spec.dtype)
+            inputs.append(torch.zeros(count, *shape, dtype=dtype))
             sizes.append({0: rows})
+    if cell.has_spans:
+        inputs += [value if value.dtype == torch.bool else value.to(torch.int32) for value in of_nodes]
+        sizes += [{0: nodes + 1}, {0: rows}, {0: rows}]
     return inputs, sizes
 
 
@@ -209,6 +225,8 @@ def _check_operators(nodes: Iterable[Node]) -> None:
             if isinstance(node.target, torch._ops.HigherOrderOperator):
                 is_mode = str(node.target).startswith("wrap_with")
                 raise NotCompiledError(Reason.OTHER_MODE if is_mode else Reason.BY_VALUES, str(node.target))
+            continue
+        if is_own(node.target):
             continue
         if is_unchecked(node.target):
             raise NotCompiledError(Reason.UNCHECKED_INDICES, str(node.target))

@@ -20,6 +20,7 @@ class Reason(StrEnum):
     CUSTOM_OPERATOR = "it calls an operator that is not torch's own"
     RECURRENT = "it runs a recurrent torch module over a span"
     BY_VALUES = "it decides by the values of tensors"
+    PAGES = "it reads or writes pages otherwise than by attention of cellrt.cells"
     OTHER_MODE = "it enters a mode of torch, such as autocast"
     UNCHECKED_INDICES = "it calls an operator whose compiled code does not check indices"
     FIXED_ROWS = "it fixes the number of rows, as len(tensor) does: x.shape[0] can be any number"

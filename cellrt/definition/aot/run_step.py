@@ -38,7 +38,7 @@ INT64 = 4  # torch's number of the dtype
 
 
 @nogil
-def _new_tensor(constants, at, dims, sizes, strides, dtype, handle):  # type: ignore[no-untyped-def]
+def new_tensor(constants, at, dims, sizes, strides, dtype, handle):  # type: ignore[no-untyped-def]
     """Writes to ``handle`` that of a new tensor over memory of the CPU; whether that failed."""
     word, none, index = np.int64(0), np.int32(0), np.int32(-1)
     given = (at, dims, sizes, strides, word, np.int32(dtype), none, index, handle, none, word, word)
@@ -64,7 +64,7 @@ def _call(constants, places, rows):  # type: ignore[no-untyped-def]
         for dim in range(1, dims):
             sizes[dim] = read_word(port, SIZES + dim)
         sizes[0] = places[k, COUNT]
-        has_failed |= _new_tensor(
+        has_failed |= new_tensor(
             constants, places[k, AT], dims, sizes_at, strides, read_word(port, DTYPE), each + 8 * made
         )
         made += 1
@@ -72,7 +72,7 @@ def _call(constants, places, rows):  # type: ignore[no-untyped-def]
             sizes[0] = rows + 1
             # A stride of 1 is that of any last dimension.
             last = strides + 8 * (dims - 1)
-            has_failed |= _new_tensor(constants, places[k, OFFSETS], 1, sizes_at, last, INT64, each + 8 * made)
+            has_failed |= new_tensor(constants, places[k, OFFSETS], 1, sizes_at, last, INT64, each + 8 * made)
             made += 1
     returned = each + 8 * made
     if not has_failed:

@@ -27,7 +27,7 @@ from cellrt.definition.aot.tracing import (
     ENDED,
     EXPORTED,
     MOST_TRACING_S,
-    OPERATOR,
+    OPERATORS,
     POLL_S,
     REFUSED,
     SAID,
@@ -77,9 +77,8 @@ class LibraryStore:
             yield from [error] * len(cells)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        depends_on = "\n".join(
-            (torch.__version__, _version_of(compiler), _instructions(), BUILD.read_text(), OPERATOR.read_text())
-        )
+        sources = [file.read_text() for file in (BUILD, *OPERATORS)]
+        depends_on = "\n".join((torch.__version__, _version_of(compiler), _instructions(), *sources))
         with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as name:
             folders = [Path(name, str(number)) for number in range(len(cells))]
             for folder in folders:

@@ -24,7 +24,8 @@ from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError
 from cellrt.definition.computation import Computation
 
-BUILD, OPERATOR = (Path(__file__).with_name(name) for name in ("build.py", "product_operator.py"))
+BUILD, PRODUCT = (Path(__file__).with_name(name) for name in ("build.py", "product_operator.py"))
+OPERATORS = (PRODUCT, Path(__file__).parents[1] / "attention_operator.py")
 PROGRAM, EXPORTED, REFUSED, SAID = "program.pt2", "exported.json", "refused", "said"
 BEGUN, ENDED = "begun", "ended"
 """Files that say how far a cell has come; the others say what became of it."""
@@ -87,7 +88,15 @@ def _trace_and_compile(cell: Computation, folder: Path, libraries: Path, depends
             own = {"TORCHINDUCTOR_CACHE_DIR": str(libraries / "inductor"), "OMP_NUM_THREADS": "1"}
             own["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
             counts = map(str, (len(step.weights), step.num_outputs))
-            command = [sys.executable, "-P", str(BUILD), str(OPERATOR), str(folder / PROGRAM), str(library), *counts]
+            command = [
+                sys.executable,
+                "-P",
+                str(BUILD),
+                os.pathsep.join(map(str, OPERATORS)),
+                str(folder / PROGRAM),
+                str(library),
+                *counts,
+            ]
             os.execve(sys.executable, command, {**os.environ, **own})
         status = 0
     except NotCompiledError as refused:

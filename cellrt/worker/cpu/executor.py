@@ -25,7 +25,7 @@ from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows
 from cellrt.errors import CellError
 from cellrt.worker.arenas import Arenas
-from cellrt.worker.blame import Failure, Failures, run_or_blame
+from cellrt.worker.blame import Attempt, Failure, Failures, run_or_blame
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.attempt import CpuAttempt, CpuOutcome
 from cellrt.worker.cpu.span_attempt import SpanAttempt
@@ -46,7 +46,7 @@ def _compiled_cell(cell_type: CellType, arenas: list[Arenas]) -> CompiledCell | 
     """Where the compiled form of a cell type finds everything; None if it has none."""
     cell = cell_type.cell
     form = cell_type.form
-    if form is None or any(cell.outputs[name].dtype != torch.float32 for name in cell.finite):
+    if form is None or cell.has_spans or any(cell.outputs[name].dtype != torch.float32 for name in cell.finite):
         return None
     inputs, outputs = list(cell.inputs), list(cell.outputs)
     ports = np.zeros((len(inputs) + len(outputs), FIRST_ARENA + len(arenas)), np.int64)
@@ -107,8 +107,12 @@ class Executor:
 
         if self._mode is None:
             self._mode = CellMode("cpu")
-        attempt = SpanAttempt if cell.has_spans else CpuAttempt
-        outcome = run_or_blame(attempt(cell, task, gather, self._mode), failures)
+        attempt: Attempt[CpuOutcome]
+        if cell.has_spans:
+            attempt = SpanAttempt(cell, task, gather, self._mode, cell_type.form)
+        else:
+            attempt = CpuAttempt(cell, task, gather, self._mode)
+        outcome = run_or_blame(attempt, failures)
         if failures.split is not None:
             cell_type.retries.note(cell.name, failures.split, len(failures))
         failures += [_not_finite(cell, row, output) for row, output in outcome.not_finite.items()]

@@ -10,6 +10,7 @@ import torch
 from cellrt.core.task_layout import TaskView
 from cellrt.definition.bits import as_bits
 from cellrt.definition.cell import Cell
+from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spans import PagedRows, Spans, taken_rows
 from cellrt.definition.spec import CellInput
 from cellrt.worker.blame import Attempt, take_rows
@@ -20,9 +21,17 @@ from cellrt.worker.torch_state import CellMode
 
 class SpanAttempt(Attempt[CpuOutcome]):
     """Tries a cell with spans on one task, which has one step of each row. The arguments are those of ``CpuAttempt``;
-    here the rows of ``Attempt`` are the task's spans."""
+    here the rows of ``Attempt`` are the task's spans. What its compiled form refuses goes through the module."""
 
-    def __init__(self, cell: Cell, task: TaskView, gather: Callable[[], list[CellInput]], mode: CellMode) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        task: TaskView,
+        gather: Callable[[], list[CellInput]],
+        mode: CellMode,
+        form: CompiledForm | None,
+    ) -> None:
+        self._form = form
         self.cell, self.num_rows, self.mode = cell, len(task.spans) - 1, mode
         self._gather, self._count, self._offsets = gather, task.num_rows, task.spans.copy()
 
@@ -34,12 +43,19 @@ class SpanAttempt(Attempt[CpuOutcome]):
             taken, rows = taken_rows(torch.from_numpy(offsets), range(first, end))
             inputs = [_taken(value, range(first, end), rows.tolist()) for value in inputs]
             offsets, count = taken.numpy(), len(rows)
-        outputs = plain_outputs(self.cell, self.cell.run(*inputs), count, CPU)
+        outputs = self._run(inputs, count)
         not_finite: dict[int, str] = {}
         for name, bad in positions_not_finite(self.cell, outputs, count).items():
             spans = np.searchsorted(offsets, bad.nonzero()[0], side="right") - 1
             not_finite = dict.fromkeys(spans.tolist(), name) | not_finite
         return CpuOutcome([as_bits(value) for value in outputs], [], NO_STEPS, not_finite)
+
+    def _run(self, inputs: list[CellInput], count: int) -> list[torch.Tensor]:
+        if self._form is not None:
+            made = self._form.run(count, dict(zip(self.cell.inputs, inputs)))
+            if made is not None:
+                return [made[name] for name in self.cell.outputs]
+        return plain_outputs(self.cell, self.cell.run(*inputs), count, CPU)
 
     def nothing(self) -> CpuOutcome:
         """See ``Attempt``."""
