@@ -1,0 +1,189 @@
+"""A user's own Transformer in plain torch, compiled by cellrt, beside bare loops around the same module, in one run.
+
+A GPT of 8 layers and hidden size 256 with learned positions; only its attention knows who a row belongs to. 1, 8 and 32
+requests come at once. "equal": all prompts have 32 tokens and all answers 96, so that a batch is never padded and
+nobody waits. "mixed": prompts of 4 to 32 and answers of 12 to 96; a bare loop pads prompts on the left and runs until
+the longest answer is made; only tokens asked for are counted. Parts: ``equal``, ``mixed``.
+
+A bare loop has nothing to schedule, to wait for, or to tell anybody: torch's attention over a cache that is allocated
+once, as it is and, all but that attention, through ``torch.compile`` with frozen weights. cellrt answers each request as a whole, or streams it;
+compiled, and as its module runs.
+
+All use one torch thread. Servers take turns; each figure is the median of the rounds. Tokens are compared first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import cellrt
+from benchmarks.compiled_peer import compiled_step, has_compiler
+from benchmarks.lm import Server, as_request, compare, draw_requests
+from benchmarks.lm_peers import Asked, Made
+from benchmarks.options import Options
+from benchmarks.record import Recorder
+from cellrt.cells import cached_attention, key_values
+from cellrt.unfolders import complete
+from cellrt.worker.torch_state import torch_threads
+
+PARTS = ("equal", "mixed")
+IN_FLIGHT = (1, 8, 32)
+LAYERS, HEADS, SIZE, VOCABULARY, MOST_POSITIONS = 8, 8, 32, 1000, 256
+HIDDEN = HEADS * SIZE
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class Layer(nn.Module):
+    """A pre-norm layer; ``attend`` gets the layer's number and queries, keys, values ``[..., heads, size]``."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.norm, self.mlp_norm = number, nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
+        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.mlp = nn.Sequential(nn.Linear(HIDDEN, 4 * HIDDEN), nn.GELU(), nn.Linear(4 * HIDDEN, HIDDEN))
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        """Rows ``[..., hidden]``."""
+        query, key, value = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, SIZE)).unbind(-3)
+        x = x + self.out(attend(self.number, query, key, value).flatten(-2))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Decoder(nn.Module):
+    """The cell, and what a bare loop calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, HIDDEN), nn.Embedding(MOST_POSITIONS, HIDDEN)
+        self.layers = nn.ModuleList(Layer(number) for number in range(LAYERS))
+        self.head = nn.Linear(HIDDEN, VOCABULARY)
+
+    def forward(self, token: Tensor, kv: cellrt.PagedRows) -> dict[str, Tensor]:
+        """A step of rows."""
+        logits = self.logits(token, kv.positions, lambda layer, *rows: cached_attention(*rows, kv, layer=layer))
+        logprob, best = logits.log_softmax(1).max(1)
+        return {"token": best, "logprob": logprob, "stop": best < 0}
+
+    def logits(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Of tokens ``[...]``."""
+        x = self.tokens(tokens) + self.places(positions)
+        for layer in self.layers:
+            x = layer(x, attend)
+        made: Tensor = self.head(x)
+        return made
+
+    def in_batch(self, tokens: Tensor, positions: Tensor, cache: Tensor, first: int, seen: Tensor | None) -> Tensor:
+        """The next tokens of a batch ``[requests, steps]``; ``cache`` ``[layers, 2, requests, heads, steps, size]``,
+        ``seen`` which of its keys each step reads; None: all so far, and as far as the step for several."""
+        steps = tokens.shape[1]
+        end = first + steps
+
+        @torch.compiler.disable  # compiled, it would copy the whole cache at each layer
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            cache[layer, 0, :, :, first:end] = key.transpose(1, 2)
+            cache[layer, 1, :, :, first:end] = value.transpose(1, 2)
+            keys, values = cache[layer, :, :, :, :end]
+            is_causal = seen is None and steps > 1
+            made = scaled_dot_product_attention(query.transpose(1, 2), keys, values, seen, is_causal=is_causal)
+            return made.transpose(1, 2)
+
+        x = self.tokens(tokens) + self.places(positions)
+        for layer in self.layers:
+            x = layer(x, attend)
+        logits: Tensor = self.head(x[:, -1]).log_softmax(1)
+        return logits.max(1).indices
+
+
+@torch.inference_mode()
+def in_a_loop(step: Callable[..., Tensor], requests: Sequence[Asked]) -> list[Made]:
+    """A padded batch, until the longest answer is made."""
+    made = [Made() for _ in requests]
+    read, steps = max(len(asked.prompt) for asked in requests), max(asked.steps for asked in requests)
+    padding = torch.tensor([read - len(asked.prompt) for asked in requests])
+    tokens = torch.tensor([[0] * (read - len(asked.prompt)) + asked.prompt for asked in requests])
+    cache = torch.zeros(LAYERS, 2, len(requests), HEADS, read + steps, SIZE)
+    places, is_padded = torch.arange(read + steps), bool(padding.any())
+    first = 0
+    for number in range(steps):
+        end = first + tokens.shape[1]
+        positions = (places[first:end] - padding[:, None]).clamp_min(0)
+        seen = None
+        if is_padded:
+            before = places[:end] <= places[first:end, None]
+            # A padded row sees itself, so that its softmax is a number.
+            own = places[:end] == places[first:end, None]
+            seen = ((places[:end] >= padding[:, None, None]) & before | own)[:, None]
+        tokens = step(tokens, positions, cache, first, seen)[:, None]
+        for one, asked, token in zip(made, requests, tokens[:, 0].tolist()):
+            if number < asked.steps:
+                one.note(token)
+        first = end
+    return made
+
+
+class Cellrt:
+    """Engines with one worker, one of which compiles the cell."""
+
+    def __init__(self, model: Decoder, max_tokens: int) -> None:
+        state = key_values(HEADS, SIZE, layers=LAYERS)
+        cell = cellrt.cell(model, {"token": cellrt.token, "kv": state}, max_batch=64, max_batch_rows=1024)
+        self.engines = {mode: cellrt.Engine(1, page_bytes=1 << 28, compile=mode) for mode in ("wait", "off")}
+        for engine in self.engines.values():
+            engine.register(complete("own", cell, max_tokens=max_tokens))
+
+    def close(self) -> None:
+        """Ends them."""
+        for engine in self.engines.values():
+            engine.close()
+
+    def answer(self, mode: str, requests: Sequence[Asked]) -> list[Made]:
+        """All of them at once, each answered when it is whole."""
+        made = [Made() for _ in requests]
+        results = self.engines[mode].submit_many("own", [as_request(asked) for asked in requests]).results()
+        for one, result in zip(made, results):
+            for token in result["token"].tolist():
+                one.note(token)
+        return made
+
+    def stream(self, requests: Sequence[Asked]) -> list[Made]:
+        """All of them at once, each streamed to an event loop of this process."""
+
+        async def one(asked: Asked) -> Made:
+            made = Made()
+            async for step in self.engines["wait"].stream("own", as_request(asked)):
+                made.note(int(step["token"]))
+            return made
+
+        async def together() -> list[Made]:
+            return list(await asyncio.gather(*(one(asked) for asked in requests)))
+
+        return asyncio.run(together())
+
+
+def run(recorder: Recorder, options: Options) -> None:
+    """Both cases, with each number in flight."""
+    torch.manual_seed(0)
+    model = Decoder().eval()
+    longest, rounds = ((32, 96), 3 if options.quick else 9)
+    with torch_threads(1), ExitStack() as ends:
+        ours = Cellrt(model, longest[1])
+        ends.callback(ours.close)
+        servers: dict[str, Server] = {
+            "bare loop": partial(in_a_loop, model.in_batch),
+            "cellrt": partial(ours.answer, "wait"),
+            "cellrt, streamed": ours.stream,
+            "cellrt, eager": partial(ours.answer, "off"),
+        }
+        if has_compiler():
+            servers["bare loop, torch.compile"] = partial(in_a_loop, compiled_step(model.in_batch))
+        for case in filter(options.has, PARTS):
+            for count in IN_FLIGHT:
+                requests = draw_requests(count, VOCABULARY, longest, case == "equal")
+                compare(recorder, case, servers, requests, rounds)
