@@ -6,8 +6,8 @@ nobody waits. "mixed": prompts of 4 to 32 and answers of 12 to 96; a bare loop p
 the longest answer is made; only tokens asked for are counted. Parts: ``equal``, ``mixed``.
 
 A bare loop has nothing to schedule, to wait for, or to tell anybody: torch's attention over a cache that is allocated
-once, as it is and, all but that attention, through ``torch.compile`` with frozen weights. cellrt answers each request as a whole, or streams it;
-compiled, and as its module runs.
+once, as it is and, all but that attention, through ``torch.compile`` with frozen weights. cellrt answers requests as
+a whole, or streams them; compiled, and as its module runs.
 
 All use one torch thread. Servers take turns; each figure is the median of the rounds. Tokens are compared first.
 """
@@ -53,7 +53,8 @@ class Layer(nn.Module):
         """Rows ``[..., hidden]``."""
         query, key, value = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, SIZE)).unbind(-3)
         x = x + self.out(attend(self.number, query, key, value).flatten(-2))
-        return x + self.mlp(self.mlp_norm(x))
+        made: Tensor = x + self.mlp(self.mlp_norm(x))
+        return made
 
 
 class Decoder(nn.Module):
@@ -67,7 +68,11 @@ class Decoder(nn.Module):
 
     def forward(self, token: Tensor, kv: cellrt.PagedRows) -> dict[str, Tensor]:
         """A step of rows."""
-        logits = self.logits(token, kv.positions, lambda layer, *rows: cached_attention(*rows, kv, layer=layer))
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return cached_attention(query, key, value, kv, layer=layer)
+
+        logits = self.logits(token, kv.positions, attend)
         logprob, best = logits.log_softmax(1).max(1)
         return {"token": best, "logprob": logprob, "stop": best < 0}
 

@@ -16,8 +16,16 @@ from torch import Tensor
 import cellrt
 from cellrt import PagedRows, RowSpec
 from cellrt.cells._paged_attention import append_task, attend_task
-from cellrt.cells.paged_attention import Mask, Pages, Spans, append_and_attend, append_pages, paged_attention
-from cellrt.definition.compiled_form import APPEND, ATTEND, KERNELS, TracedPages, TracedSpans
+from cellrt.cells.paged_attention import (
+    Mask,
+    Pages,
+    Spans,
+    append_and_attend,
+    append_pages,
+    attend_rows,
+    paged_attention,
+)
+from cellrt.definition.compiled_form import APPEND, ATTEND, KERNELS, TracedPages
 
 KERNELS.update({ATTEND: attend_task, APPEND: append_task})
 
@@ -84,7 +92,7 @@ def append_key_values(key: Tensor, value: Tensor, state: PagedRows, *, layer: in
 def cross_attention(query: Tensor, state: PagedRows, *, layer: int | None = None, scale: float | None = None) -> Tensor:
     """Each row reads all that its node has in a state, such as what an encoder appended; as ``cached_attention``."""
     if isinstance(state, TracedPages):
-        return state.attend(query, layer, scale)
+        return state.attend(query, layer, False, 0, None, scale)
     spans = Spans(state.offsets, state.positions)
     return paged_attention(query, _pages_of(state, layer), spans, Mask(causal=False), scale=scale)
 
@@ -103,10 +111,8 @@ def span_attention(
 
     ``causal``: only those up to itself; the rest is as of ``cached_attention``.
     """
-    if isinstance(span, TracedSpans):
-        return span.attend(query, key, value, causal, window, scale)
-    pages = Pages.of_rows(key.contiguous(), value.contiguous(), span.offsets)
-    return paged_attention(query, pages, Spans(span.offsets, span.positions), Mask(causal, window), scale=scale)
+    spans = Spans(span.offsets, span.positions)
+    return attend_rows(query, key, value, spans, Mask(causal, window), scale=scale)
 
 
 def _pages_of(state: PagedRows, layer: int | None) -> Pages:

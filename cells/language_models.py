@@ -10,6 +10,7 @@ Of the rows of a prompt nobody asks for the next token but of the last, so logit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 
 from cellrt import Cell, PagedRows, cell, grows, rows, token
 from cellrt.cells.llama import Llama, LlamaLayers, LlamaSizes
-from cellrt.cells.paged_attention import LayerPages, Pages, Spans
+from cellrt.cells.paged_attention import LayerPages, Pages, Spans, TracedLayer
 from cellrt.cells.row_layers import likeliest
+from cellrt.definition.compiled_form import TracedPages
 
 
 class NextToken(NamedTuple):
@@ -49,7 +51,9 @@ class GreedyLanguageModel(nn.Module):
 
     def forward(self, token: Tensor, kv: PagedRows) -> NextToken:
         """``token`` int64 ``[rows]``; ``kv`` rows ``[layers, 2, kv_heads, head_dim]``, in pages of dimension 2."""
-        rows = self.model(token, Spans(kv.offsets, kv.positions), pages_of_layers(kv))
+        # No compiler is asked: Llama's layers run as one compiled call, and rows that nobody reads need no logits.
+        pages = LayerPages(kv.pages, kv.tables, kv.lengths)
+        rows = self.model(token, Spans(kv.offsets, kv.positions), pages)
         if len(kv.tables) == len(token):  # single steps: all are read, but for a few, and on a GPU nobody waits to know
             made = likeliest(self.model.logits(rows))
             return NextToken(*made, made[0] == self.end_token)
@@ -60,8 +64,10 @@ class GreedyLanguageModel(nn.Module):
         return NextToken(*made, made[0] == self.end_token)
 
 
-def pages_of_layers(kv: PagedRows) -> LayerPages:
+def pages_of_layers(kv: PagedRows) -> Sequence[Pages | TracedLayer]:
     """The pages of each layer's keys and values, in place: what one layer has of a page lies together."""
+    if isinstance(kv, TracedPages):
+        return [TracedLayer(kv, layer) for layer in range(kv[0].shape[1])]
     return LayerPages(kv.pages, kv.tables, kv.lengths)
 
 

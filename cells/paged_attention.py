@@ -7,7 +7,7 @@ of ``_paged_attention.py``, with the words that ``settings_of`` and ``task_of`` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cellrt.cells._paged_attention import append, attend
 from cellrt.cells._weights import is_eager
-from cellrt.definition.compiled_form import USES_HAND_WRITTEN
+from cellrt.definition.compiled_form import USES_HAND_WRITTEN, TracedPages, attend_span, is_traced
 from cellrt.kernels import paged_attention as plain
 from cellrt.kernels.paged_attention import Mask, Pages, Spans
 from cellrt.kernels.paged_attention.pages import CAUSAL, check, check_appended
@@ -27,8 +27,10 @@ __all__ = [
     "Mask",
     "Pages",
     "Spans",
+    "TracedLayer",
     "append_and_attend",
     "append_pages",
+    "attend_rows",
     "paged_attention",
     "settings_of",
     "task_of",
@@ -38,13 +40,15 @@ KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT1
 
 
 def paged_attention(
-    query: Tensor, pages: Pages, spans: Spans, mask: Mask = CAUSAL, *, scale: float | None = None
+    query: Tensor, pages: Pages | TracedLayer, spans: Spans, mask: Mask = CAUSAL, *, scale: float | None = None
 ) -> Tensor:
     """As ``cellrt.kernels.paged_attention.paged_attention``; on a CPU without a copy of keys and values.
 
     There a row's bits do not depend on its company, nor on how its span was cut, nor on the pages
     (``_paged_attention.py`` says why). For gradients it is the plain torch form.
     """
+    if isinstance(pages, TracedLayer):
+        return pages.state.attend(query, pages.layer, *mask, scale)
     if not _is_compiled(query, *pages[:4], *spans):
         return plain.paged_attention(query, pages, spans, mask, scale=scale)
     query = query.contiguous()
@@ -57,11 +61,12 @@ def paged_attention(
     return out
 
 
-def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None:
+def append_pages(pages: Pages | TracedLayer, spans: Spans, key: Tensor, value: Tensor) -> None:
     """As ``cellrt.kernels.paged_attention.append_pages``."""
+    if isinstance(pages, TracedLayer):
+        return pages.state.append_rows(key, value, pages.layer)
     if not _is_compiled(key, value, *pages[:4], *spans):
-        plain.append_pages(pages, spans, key, value)
-        return
+        return plain.append_pages(pages, spans, key, value)
     key, value = key.contiguous(), value.contiguous()
     check_appended(pages, spans, key, value)
     settings = settings_of(key.shape[1], pages, CAUSAL, 1.0)
@@ -95,6 +100,23 @@ def append_and_attend(
     append(*words)
     attend(*words)
     return out
+
+
+def attend_rows(
+    query: Tensor, key: Tensor, value: Tensor, spans: Spans, mask: Mask = CAUSAL, *, scale: float | None = None
+) -> Tensor:
+    """As ``paged_attention``, of rows whose keys and values are all that there is; they need not be contiguous."""
+    if is_traced(query):
+        return attend_span(query, key, value, *spans, mask.causal, mask.window, mask.bias, scale)
+    pages = Pages.of_rows(key.contiguous(), value.contiguous(), spans.offsets)
+    return paged_attention(query, pages, spans, mask, scale=scale)
+
+
+class TracedLayer(NamedTuple):
+    """In place of a layer's pages while a cell's step is traced."""
+
+    state: TracedPages
+    layer: int | None
 
 
 class LayerPages(Sequence[Pages]):

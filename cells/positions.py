@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cellrt import DefinitionError
 from cellrt.cells._row_kernels import fill_turns, turn_rows
-from cellrt.cells._weights import Derived, is_fusable
+from cellrt.cells._weights import Derived, is_eager, is_fusable
 
 TURNS_AT_ONCE = 1024
 """Positions whose angles are computed together."""
@@ -198,7 +198,7 @@ class RelativePositions(nn.Module):
 
     def forward(self) -> Tensor:
         """The biases of all distances, as ``Mask.bias`` has them: float32 ``[heads, 2 * max_distance + 1]``."""
-        if torch.is_grad_enabled() or self.weight.is_meta:
+        if not is_eager(self.weight):
             return self._look_up(self.weight)
         return self._table.of(self.weight)
 

@@ -24,7 +24,7 @@ from torch.nn.functional import gelu, relu, silu
 
 from cellrt import DefinitionError
 from cellrt.cells.attention import Linear
-from cellrt.cells.paged_attention import Mask, Pages, Spans, append_pages, paged_attention
+from cellrt.cells.paged_attention import Mask, Pages, Spans, append_pages, attend_rows, paged_attention
 from cellrt.cells.positions import RelativePositions, RotaryPositions
 from cellrt.cells.row_layers import gate_with_silu
 
@@ -122,12 +122,12 @@ class SelfAttention(Attention):
             query, key = self.query_norm(query), self.key_norm(key)
         if self.rotary is not None:
             query, key = self.rotary(query, key, spans.positions)
+        mask = Mask(self.causal, self.window, None if self.relative is None else self.relative())
         if pages is None:
-            pages = Pages.of_rows(key, value, spans.offsets)
-        else:
-            append_pages(pages, spans, key, value)
-        bias = None if self.relative is None else self.relative()
-        return self._read(query, pages, spans, Mask(self.causal, self.window, bias))
+            read: Tensor = self.out(attend_rows(query, key, value, spans, mask, scale=self.sizes.scale).flatten(1))
+            return read
+        append_pages(pages, spans, key, value)
+        return self._read(query, pages, spans, mask)
 
 
 class CrossAttention(Attention):

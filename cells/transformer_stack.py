@@ -110,7 +110,7 @@ class SentenceEncoder(nn.Module):
         """``[rows, hidden]``."""
         rows = self.encoder(token, Spans(sentence.offsets, sentence.positions))
         counts = sentence.offsets.diff()
-        sums = rows.new_zeros(len(counts), rows.shape[1]).index_add(0, sentence.nodes, rows)
+        sums = rows.new_zeros(counts.shape[0], rows.shape[1]).index_add(0, sentence.nodes, rows)
         found: Tensor = normalize(sums / counts[:, None])[sentence.nodes]
         return found
 

@@ -18,7 +18,7 @@ ATTEND, APPEND = "cellrt_attend_kernel", "cellrt_append_kernel"
 """The library's variables, each with the address of ``int64 (int64 constants, int64 task)``."""
 
 _PAGES = "Tensor pages, Tensor tables, Tensor lengths, Tensor offsets, Tensor positions, Tensor after, int layer"
-_MASK = "int causal, int window, float scale"
+_MASK = "Tensor bias, int causal, int window, float scale"
 _LIBRARY = torch.library.Library("cellrt", "FRAGMENT")
 _LIBRARY.define(f"append_and_attend(Tensor query, Tensor key, Tensor value, {_PAGES}, {_MASK}) -> Tensor")
 _LIBRARY.define(f"attend_pages(Tensor query, {_PAGES}, {_MASK}) -> Tensor")
@@ -44,7 +44,7 @@ torch.library.register_fake("cellrt::append_pages", _as_token, lib=_LIBRARY)
 APPEND_AND_ATTEND = torch.ops.cellrt.append_and_attend.default
 """Appends rows of keys and values to pages, then reads: what each query sees, ``[rows, heads, head_dim]``."""
 ATTEND_PAGES = torch.ops.cellrt.attend_pages.default
-"""Only reads."""
+"""Only reads. ``bias`` is that of ``Mask``, or a tensor of integers for none."""
 APPEND_PAGES = torch.ops.cellrt.append_pages.default
 """Only appends; returns one number that means nothing."""
 ATTEND_SPAN = torch.ops.cellrt.attend_span.default
@@ -55,12 +55,12 @@ MADE_AFTER = torch.ops.cellrt.made_after.default
 ALL = (APPEND_AND_ATTEND, ATTEND_PAGES, APPEND_PAGES, ATTEND_SPAN, MADE_AFTER)
 
 _ROWS, _TABLES = ", ".join(["AtenTensorHandle"] * 3), ", ".join(["AtenTensorHandle"] * 6)
-_NUMBERS, _RESULT = "int64_t, int64_t, double", "AtenTensorHandle*"
+_MASK_TYPES, _RESULT = "AtenTensorHandle, int64_t, int64_t, double", "AtenTensorHandle*"
 _DECLARED = {
-    APPEND_AND_ATTEND: f"append_and_attend({_ROWS}, {_TABLES}, int64_t, {_NUMBERS}, {_RESULT})",
-    ATTEND_PAGES: f"attend_pages(AtenTensorHandle, {_TABLES}, int64_t, {_NUMBERS}, {_RESULT})",
+    APPEND_AND_ATTEND: f"append_and_attend({_ROWS}, {_TABLES}, int64_t, {_MASK_TYPES}, {_RESULT})",
+    ATTEND_PAGES: f"attend_pages(AtenTensorHandle, {_TABLES}, int64_t, {_MASK_TYPES}, {_RESULT})",
     APPEND_PAGES: f"append_pages(AtenTensorHandle, AtenTensorHandle, {_TABLES}, int64_t, {_RESULT})",
-    ATTEND_SPAN: f"attend_span({_ROWS}, AtenTensorHandle, AtenTensorHandle, {_NUMBERS}, {_RESULT})",
+    ATTEND_SPAN: f"attend_span({_ROWS}, AtenTensorHandle, AtenTensorHandle, {_MASK_TYPES}, {_RESULT})",
     MADE_AFTER: f"made_after(AtenTensorHandle, AtenTensorHandle, {_RESULT})",
 }
 _DEFINED = """
@@ -157,8 +157,9 @@ struct CellrtAttention {
   }
 
   AOTITorchError attend(
-      AtenTensorHandle query_of, int64_t causal, int64_t window, double scale, AtenTensorHandle* out) {
-    CellrtTensor query(query_of);
+      AtenTensorHandle query_of, AtenTensorHandle bias_of, int64_t causal, int64_t window, double scale,
+      AtenTensorHandle* out) {
+    CellrtTensor query(query_of), bias(bias_of);
     void* out_at = nullptr;
     if (query.dims != 3 || constants[1] == 0 || query.sizes[1] % constants[1] != 0 ||
         !query.is_rows(rows, query.sizes[1], constants[2], dtype)) {
@@ -166,6 +167,13 @@ struct CellrtAttention {
     }
     if (cellrt_new_like(query, out) || aoti_torch_get_data_ptr(*out, &out_at)) {
       return 1;
+    }
+    if (bias.dtype == aoti_torch_dtype_float32()) {
+      if (!bias.is_whole || bias.dims != 2 || bias.sizes[0] != query.sizes[1] || bias.sizes[1] % 2 == 0) {
+        return 1;
+      }
+      constants[7] = reinterpret_cast<int64_t>(bias.at);
+      constants[8] = bias.sizes[1] / 2;
     }
     constants[0] = query.sizes[1];
     constants[4] = causal;
@@ -191,24 +199,25 @@ struct CellrtAttention {
 AOTITorchError aoti_torch_cpu_append_and_attend(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle pages,
     AtenTensorHandle tables, AtenTensorHandle lengths, AtenTensorHandle offsets, AtenTensorHandle positions,
-    AtenTensorHandle, int64_t layer, int64_t causal, int64_t window, double scale, AtenTensorHandle* out) {
+    AtenTensorHandle, int64_t layer, AtenTensorHandle bias, int64_t causal, int64_t window, double scale,
+    AtenTensorHandle* out) {
   CellrtAttention made;
   if (!made.set_spans(offsets, positions) || !made.set_pages(pages, tables, lengths, layer) ||
       !made.set_rows(key, value) || !made.run(APPEND)) {
     return 1;
   }
-  return made.attend(query, causal, window, scale, out);
+  return made.attend(query, bias, causal, window, scale, out);
 }
 
 AOTITorchError aoti_torch_cpu_attend_pages(
     AtenTensorHandle query, AtenTensorHandle pages, AtenTensorHandle tables, AtenTensorHandle lengths,
-    AtenTensorHandle offsets, AtenTensorHandle positions, AtenTensorHandle, int64_t layer, int64_t causal,
-    int64_t window, double scale, AtenTensorHandle* out) {
+    AtenTensorHandle offsets, AtenTensorHandle positions, AtenTensorHandle, int64_t layer, AtenTensorHandle bias,
+    int64_t causal, int64_t window, double scale, AtenTensorHandle* out) {
   CellrtAttention made;
   if (!made.set_spans(offsets, positions) || !made.set_pages(pages, tables, lengths, layer)) {
     return 1;
   }
-  return made.attend(query, causal, window, scale, out);
+  return made.attend(query, bias, causal, window, scale, out);
 }
 
 AOTITorchError aoti_torch_cpu_append_pages(
@@ -226,7 +235,8 @@ AOTITorchError aoti_torch_cpu_append_pages(
 
 AOTITorchError aoti_torch_cpu_attend_span(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle offsets,
-    AtenTensorHandle positions, int64_t causal, int64_t window, double scale, AtenTensorHandle* out) {
+    AtenTensorHandle positions, AtenTensorHandle bias, int64_t causal, int64_t window, double scale,
+    AtenTensorHandle* out) {
   CellrtAttention made;
   CellrtTensor keys(key), values(value);
   if (!made.set_spans(offsets, positions) || keys.dims != 3 || !made.set_kind(keys.dtype)) {
@@ -250,7 +260,7 @@ AOTITorchError aoti_torch_cpu_attend_span(
   made.task[12] = 1;
   made.task[13] = reinterpret_cast<int64_t>(lengths.data());
   made.task[14] = made.task[1];
-  return made.attend(query, causal, window, scale, out);
+  return made.attend(query, bias, causal, window, scale, out);
 }
 
 AOTITorchError aoti_torch_cpu_made_after(AtenTensorHandle value_of, AtenTensorHandle, AtenTensorHandle* out) {

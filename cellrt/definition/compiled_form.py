@@ -30,7 +30,7 @@ from cellrt.core.memory import as_pointer, read_float, read_word, read_words, wr
 from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
 from cellrt.definition.attention_operator import APPEND, ATTEND
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
-from cellrt.definition.traced_pages import KERNELS, TracedPages, TracedSpans
+from cellrt.definition.traced_pages import KERNELS, TracedPages, attend_span, is_traced
 from cellrt.errors import DefinitionError
 
 __all__ = [
@@ -47,10 +47,11 @@ __all__ = [
     "CompiledForm",
     "TaskFunction",
     "TracedPages",
-    "TracedSpans",
     "array_at",
     "as_pointer",
+    "attend_span",
     "batch_sizes",
+    "is_traced",
     "nogil",
     "port_address",
     "read_float",

@@ -6,11 +6,14 @@ reads or writes them otherwise stays eager.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from cellrt.definition import attention_operator as operators
 from cellrt.definition.spans import PagedRows, Spans
@@ -24,15 +27,11 @@ class PagesAreReadError(Exception):
     """The module looks at pages itself."""
 
 
-class _Mask:
-    """The last arguments of attention."""
-
-    def __init__(self, query: Tensor, causal: bool, window: int, scale: float | None) -> None:
-        self.words = int(causal), window, float(query.shape[2] ** -0.5 if scale is None else scale)
-
-
 class TracedPages(PagedRows):
-    """A state that grows, while a program is traced. One operator on it comes after the other, as they were called."""
+    """A state that grows, while a program is traced. One operator on it comes after the other, as they were called.
+
+    ``layer`` is None where there are no layers; ``bias`` is as of ``cellrt.kernels``' ``Mask``.
+    """
 
     after: Tensor
 
@@ -52,13 +51,15 @@ class TracedPages(PagedRows):
     ) -> Tensor:
         """As ``cached_attention``."""
         rows = _packed(query), _packed(key), _packed(value)
-        words = _Mask(query, True, window, scale).words
-        return self._made(operators.APPEND_AND_ATTEND(*rows, *self._words(layer), *words))
+        mask = self._mask(query, True, window, None, scale)
+        return self._made(operators.APPEND_AND_ATTEND(*rows, *self._words(layer), *mask))
 
-    def attend(self, query: Tensor, layer: int | None, scale: float | None) -> Tensor:
-        """As ``cross_attention``."""
-        words = _Mask(query, False, 0, scale).words
-        return self._made(operators.ATTEND_PAGES(_packed(query), *self._words(layer), *words))
+    def attend(
+        self, query: Tensor, layer: int | None, causal: bool, window: int, bias: Tensor | None, scale: float | None
+    ) -> Tensor:
+        """What each query reads of what is there."""
+        mask = self._mask(query, causal, window, bias, scale)
+        return self._made(operators.ATTEND_PAGES(_packed(query), *self._words(layer), *mask))
 
     def append_rows(self, key: Tensor, value: Tensor, layer: int | None) -> None:
         """As ``append_key_values``."""
@@ -68,6 +69,11 @@ class TracedPages(PagedRows):
     def _words(self, layer: int | None) -> tuple[Any, ...]:
         tables = self.tables, self.lengths, self.offsets, self.positions
         return (self[0], *tables, self.after, -1 if layer is None else layer)
+
+    def _mask(
+        self, query: Tensor, causal: bool, window: int, bias: Tensor | None, scale: float | None
+    ) -> tuple[Any, ...]:
+        return _mask(query, self.offsets, causal, window, bias, scale)
 
     def _made(self, value: Tensor) -> Tensor:
         self.after, self.is_appended = value, False
@@ -84,13 +90,52 @@ class TracedSpans(Spans):
         """See ``Spans``."""
         return self.of_rows
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, window: int, scale: float | None
-    ) -> Tensor:
-        """As ``span_attention``."""
-        rows = _packed(query), _packed(key), _packed(value)
-        words = _Mask(query, causal, window, scale).words
-        return operators.ATTEND_SPAN(*rows, self.offsets, self.positions, *words)  # type: ignore[no-any-return]
+
+def attend_span(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    offsets: Tensor,
+    positions: Tensor,
+    causal: bool,
+    window: int,
+    bias: Tensor | None,
+    scale: float | None,
+) -> Tensor:
+    """What each row reads of those of its own node, while a program is traced."""
+    rows = _packed(query), _packed(key), _packed(value)
+    made: Tensor = operators.ATTEND_SPAN(*rows, offsets, positions, *_mask(query, offsets, causal, window, bias, scale))
+    return made
+
+
+def _mask(
+    query: Tensor, no_bias: Tensor, causal: bool, window: int, bias: Tensor | None, scale: float | None
+) -> tuple[Any, ...]:
+    """The last arguments of attention."""
+    factor = query.shape[2] ** -0.5 if scale is None else scale
+    return (no_bias if bias is None else _packed(bias), int(causal), window, float(factor))
+
+
+def is_traced(value: Tensor) -> bool:
+    """Whether a value has no numbers because a cell's step is traced with it."""
+    return _TRACING.is_on and isinstance(value, FakeTensor)
+
+
+class _Tracing(threading.local):
+    is_on = False
+
+
+_TRACING = _Tracing()
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """While one is inside, attention of this thread on values without numbers becomes an operator."""
+    _TRACING.is_on = True
+    try:
+        yield
+    finally:
+        _TRACING.is_on = False
 
 
 def _packed(rows: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Cells with pages and spans, compiled by AOTInductor: they give what their modules give, whatever befalls requests.
 
-Four cells of plain torch are compiled here, for all tests together.
+Four cells of plain torch are compiled here, for all tests together; our own layers have a slow test.
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ from torch import Tensor, nn
 import cellrt
 from cellrt import CellError, PagedRows
 from cellrt.cells import append_key_values, cross_attention, key_values
+from cellrt.cells.paged_attention import Spans
+from cellrt.cells.positions import RelativePositions, RotaryPositions
+from cellrt.cells.row_layers import RMSNorm
+from cellrt.cells.transformer import GatedMLP, Heads, SelfAttention, TransformerLayer
+from cellrt.cells.transformer_stack import EncoderDecoder, StackSizes, TransformerStack, encoder_decoder_cells
 from cellrt.definition.aot.form import compile_cell, compile_cells
+from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.store import LibraryStore
+from cellrt.definition.attention_operator import ALL
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.computation import Computation
 from cellrt.definition.examples import random_nodes
@@ -26,6 +33,7 @@ from cellrt.engine import compiling
 from cellrt.unfolders import complete
 from tests.cells.test_cached_attention import (
     HEADS,
+    HIDDEN,
     KV_HEADS,
     LAYERS,
     SIZE,
@@ -39,7 +47,10 @@ from tests.effort import examples
 from tests.engine.helpers import WAIT_S, close_and_check, error_of
 from tests.waiting import until
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+    pytest.mark.timeout(400),  # for the compilers
+]
 COMPILED = "AOTInductor"
 LIMIT = 12
 
@@ -84,7 +95,47 @@ def awkward() -> cellrt.Cell:
         return cellrt.cell(AppendsThenReads().eval(), {"x": (SIZE,), "kv": state}, max_batch=16)
 
 
+class ReadyMade(nn.Module):
+    """Layers of ours: rotary and relative positions, a window, a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        heads = Heads(HEADS * 6, HEADS, KV_HEADS)
+        relative = RelativePositions(HEADS, buckets=8, max_distance=5, both_ways=True)
+        self.tokens = nn.Embedding(VOCABULARY, HEADS * 6)
+        self.attention = SelfAttention(heads, causal=False, window=3, rotary=RotaryPositions(6), relative=relative)
+        self.layer = TransformerLayer(self.attention, GatedMLP(HEADS * 6, 20), lambda: RMSNorm(HEADS * 6))
+
+    def forward(self, token: Tensor, text: cellrt.Spans) -> Tensor:
+        """``[rows, hidden]``."""
+        rows: Tensor = self.layer(self.tokens(token), Spans(text.offsets, text.positions))
+        return rows
+
+
+def ready_made() -> cellrt.Cell:
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        return cellrt.cell(ReadyMade().eval(), {"token": cellrt.token, "text": cellrt.span(whole=True)}, max_batch=4)
+
+
+def pair() -> EncoderDecoder:
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        sizes = StackSizes(VOCABULARY, 30, HIDDEN, 24, 2, HEADS)
+        stacks = TransformerStack(sizes), TransformerStack(sizes, is_decoder=True)
+        return encoder_decoder_cells(*stacks, nn.Linear(HIDDEN, VOCABULARY), 0, page_size=3, max_batch=4)
+
+
+def source_encoder() -> cellrt.Cell:
+    return pair().encoder
+
+
+def greedy_decoder() -> cellrt.Cell:
+    return pair().decoder
+
+
 CELLS = (decoder, encoder, reader, awkward)
+READY_MADE = (ready_made, source_encoder, greedy_decoder)
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +178,23 @@ def engine_of(model: cellrt.Unfolder, workers: int = 1, **options: object) -> ce
 
 @pytest.mark.parametrize("make", CELLS)
 def test_a_form_gives_and_appends_what_its_module_does(store: LibraryStore, make) -> None:
-    made = make()
-    form = compile_cell(made, store)
+    check_form(make(), compile_cell(make(), store), 2e-3 if make is awkward else 1e-5)
+
+
+@pytest.mark.parametrize("make", READY_MADE)
+def test_our_own_layers_can_be_traced(make) -> None:
+    operators = {node.target for node in export_step(make()).program.graph.nodes}
+    assert not operators.isdisjoint(ALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", READY_MADE)
+def test_our_own_layers_give_compiled_what_they_give(tmp_path, make) -> None:
+    check_form(make(), compile_cell(make(), LibraryStore(tmp_path)), 1e-5)
+
+
+def check_form(made: cellrt.Cell, form: CompiledForm, tolerance: float) -> None:
+    """On nodes of one row and of several, with rows before them and without."""
     generator = torch.Generator().manual_seed(1)
     for nodes, rows, before in ((1, 1, 0), (1, 1, 8), (1, 6, 3), (2, 3, 0), (4, 1, 17)):
         inputs = random_nodes(made.inputs.values(), nodes, rows, before, generator)
@@ -139,7 +205,6 @@ def test_a_form_gives_and_appends_what_its_module_does(store: LibraryStore, make
             outputs = form.run(nodes * rows, dict(zip(made.inputs, own)))
             expected = made.run(*inputs)
         assert outputs is not None
-        tolerance = 2e-3 if make is awkward else 1e-5
         for name, value in zip(made.outputs, expected):
             torch.testing.assert_close(outputs[name], value, rtol=tolerance, atol=tolerance)
         for value, other in zip(own, inputs):

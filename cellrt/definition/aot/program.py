@@ -23,7 +23,7 @@ from cellrt.definition.bits import DTYPES
 from cellrt.definition.computation import Computation
 from cellrt.definition.exported import Exportable
 from cellrt.definition.snapshot import OF_EVERY_MODULE, weights_of
-from cellrt.definition.traced_pages import PagesAreReadError, is_own
+from cellrt.definition.traced_pages import PagesAreReadError, is_own, tracing
 
 EXAMPLE_ROWS, EXAMPLE_NODES = 7, 5
 OWN_NAMESPACES = ("aten", "prims", "prim")
@@ -143,7 +143,7 @@ def _export(
     step = _WritingStep(cell, module, Exportable(cell, module, weights, cell.written))
     is_general = symbolic_config.patch(backed_size_oblivious=least_rows == 1 or cell.has_spans)  # type: ignore[attr-defined]
     try:
-        with is_general, torch.inference_mode(False), torch.no_grad():
+        with is_general, tracing(), torch.inference_mode(False), torch.no_grad():
             program = torch.export.export(
                 step,
                 (list(weights.values()), inputs, memory),
