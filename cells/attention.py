@@ -188,6 +188,6 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """``input`` ``[rows, in_features]`` -> ``[rows, out_features]``."""
-        if input.shape[0] and input.shape[-1] == self.in_features and is_fusable(input):
+        if is_fusable(input) and input.shape[0] and input.shape[-1] == self.in_features:
             return packed_linear(input, *self._packed.of(self.weight, self.bias))
         return linear(input, self.weight, self.bias)

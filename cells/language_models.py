@@ -10,7 +10,6 @@ Of the rows of a prompt nobody asks for the next token but of the last, so logit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +17,9 @@ from torch import Tensor, nn
 
 from cellrt import Cell, PagedRows, cell, grows, rows, token
 from cellrt.cells.llama import Llama, LlamaLayers, LlamaSizes
-from cellrt.cells.paged_attention import LayerPages, Pages, Spans, TracedLayer
+from cellrt.cells.paged_attention import LayerPages, Pages, Spans, TracedLayers
 from cellrt.cells.row_layers import likeliest
-from cellrt.definition.compiled_form import TracedPages
+from cellrt.definition.compiled_form import TracedPages, is_traced
 
 
 class NextToken(NamedTuple):
@@ -51,23 +50,21 @@ class GreedyLanguageModel(nn.Module):
 
     def forward(self, token: Tensor, kv: PagedRows) -> NextToken:
         """``token`` int64 ``[rows]``; ``kv`` rows ``[layers, 2, kv_heads, head_dim]``, in pages of dimension 2."""
-        # No compiler is asked: Llama's layers run as one compiled call, and rows that nobody reads need no logits.
-        pages = LayerPages(kv.pages, kv.tables, kv.lengths)
-        rows = self.model(token, Spans(kv.offsets, kv.positions), pages)
-        if len(kv.tables) == len(token):  # single steps: all are read, but for a few, and on a GPU nobody waits to know
+        rows = self.model(token, Spans(kv.offsets, kv.positions), pages_of_layers(kv))
+        # Of single steps all are read, but for a few; and on a GPU nobody waits to know.
+        if not is_traced(token) and len(kv.tables) == len(token):
             made = likeliest(self.model.logits(rows))
             return NextToken(*made, made[0] == self.end_token)
         chosen = kv.is_read.nonzero()[:, 0]
-        made = token.new_zeros(len(token)), rows.new_zeros(len(token), dtype=torch.float32)
-        if len(chosen):
-            made[0][chosen], made[1][chosen] = likeliest(self.model.logits(rows[chosen]))
-        return NextToken(*made, made[0] == self.end_token)
+        best, logprob = likeliest(self.model.logits(rows[chosen]))
+        made = torch.zeros_like(token).index_put((chosen,), best), rows.new_zeros(rows.shape[:1], dtype=torch.float32)
+        return NextToken(made[0], made[1].index_put((chosen,), logprob), made[0] == self.end_token)
 
 
-def pages_of_layers(kv: PagedRows) -> Sequence[Pages | TracedLayer]:
+def pages_of_layers(kv: PagedRows) -> LayerPages | TracedLayers:
     """The pages of each layer's keys and values, in place: what one layer has of a page lies together."""
     if isinstance(kv, TracedPages):
-        return [TracedLayer(kv, layer) for layer in range(kv[0].shape[1])]
+        return TracedLayers(kv)
     return LayerPages(kv.pages, kv.tables, kv.lengths)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cellrt import DefinitionError
 from cellrt.cells._llama_stack import LayerSizes, LayerWeights, has_one_call, run_all
 from cellrt.cells.attention import Linear
-from cellrt.cells.paged_attention import Pages, Spans
+from cellrt.cells.paged_attention import Pages, Spans, TracedLayers
 from cellrt.cells.positions import RotaryPositions, Scaling
 from cellrt.cells.row_layers import RMSNorm
 from cellrt.cells.transformer import GatedMLP, Heads, SelfAttention, TransformerLayer
@@ -64,9 +64,9 @@ class LlamaLayers(nn.ModuleList):
         self.weights = LayerWeights()
         self.layer_sizes = LayerSizes(sizes.attention, sizes.inner, sizes.epsilon, sizes.window)
 
-    def forward(self, x: Tensor, spans: Spans, pages: Sequence[Pages]) -> Tensor:
+    def forward(self, x: Tensor, spans: Spans, pages: Sequence[Pages] | TracedLayers) -> Tensor:
         """``pages`` has those of each layer; the rows' keys and values are written there. It may change ``x``."""
-        if not has_one_call(x, spans, pages):
+        if isinstance(pages, TracedLayers) or not has_one_call(x, spans, pages):
             for layer, paged in zip(self, pages):
                 x = layer(x, spans, paged)
             return x
@@ -102,7 +102,7 @@ class Llama(nn.Module):
         if sizes.is_tied:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor, spans: Spans, pages: Sequence[Pages]) -> Tensor:
+    def forward(self, tokens: Tensor, spans: Spans, pages: Sequence[Pages] | TracedLayers) -> Tensor:
         """``pages`` has those of each layer, which may share one table; the rows are written there.
 
         Raises DefinitionError for another number of them.

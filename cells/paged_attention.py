@@ -28,6 +28,7 @@ __all__ = [
     "Pages",
     "Spans",
     "TracedLayer",
+    "TracedLayers",
     "append_and_attend",
     "append_pages",
     "attend_rows",
@@ -117,6 +118,13 @@ class TracedLayer(NamedTuple):
 
     state: TracedPages
     layer: int | None
+
+
+class TracedLayers(list[TracedLayer]):
+    """Those of all layers of a state."""
+
+    def __init__(self, state: TracedPages) -> None:
+        super().__init__(TracedLayer(state, layer) for layer in range(state[0].shape[1]))
 
 
 class LayerPages(Sequence[Pages]):

@@ -40,8 +40,10 @@ def gate_with_silu(gate: Tensor, up: Tensor) -> Tensor:
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The likeliest token of each row of ``[rows, tokens]``, int64 (the first of equals), and its log-probability."""
     if not is_fusable(logits):
-        best, token = logits.float().max(1)
-        return token, best - logits.float().logsumexp(1)
+        wide = logits.float()
+        best, token = wide.max(1)
+        # Not torch's logsumexp, which asks whether there are rows, and so cannot be traced without knowing.
+        return token, -(wide - best[:, None]).exp().sum(1).log()
     logits = logits.contiguous()
     tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
     choose_likeliest(logits.data_ptr(), *logits.shape, tokens.data_ptr(), logprobs.data_ptr())

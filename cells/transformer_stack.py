@@ -21,7 +21,7 @@ from cellrt import Cell, PagedRows, cell, grows, span, token
 from cellrt import pages as read_pages
 from cellrt.cells.attention import Linear
 from cellrt.cells.language_models import NextToken, pages_of_layers
-from cellrt.cells.paged_attention import Pages, Spans, append_pages
+from cellrt.cells.paged_attention import Pages, Spans, TracedLayer, append_pages
 from cellrt.cells.row_layers import likeliest
 from cellrt.cells.transformer import MLP, Activation, CrossAttention, Heads, SelfAttention, TransformerLayer
 
@@ -126,7 +126,8 @@ class SourceEncoder(nn.Module):
         """The encoder's last rows ``[rows, hidden]``."""
         rows: Tensor = self.encoder(token, Spans(source.offsets, source.positions))
         places = Spans(memory.offsets, memory.positions)
-        for reader, own in zip(self.readers, pages_of_layers(memory)):
+        pages: Sequence[Pages | TracedLayer] = pages_of_layers(memory)
+        for reader, own in zip(self.readers, pages):
             append_pages(own, places, *_memory_of(reader, rows))
         return rows
 

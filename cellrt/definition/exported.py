@@ -58,7 +58,7 @@ class ExportedModule(nn.Module):
 class Exportable(nn.Module):
     """A cell's callable as a function of its weights and of flat inputs, of which it copies those in ``written``.
 
-    It does not own the weights.
+    It does not own the weights, of which there may be more than it has names.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Exportable(nn.Module):
             module = self._call[0]
             if not isinstance(module, nn.Module):
                 return module(*args, **kwargs)
-            return functional_call(module, dict(zip(self._names, weights, strict=True)), args, kwargs)
+            return functional_call(module, dict(zip(self._names, weights)), args, kwargs)
 
         named = named_outputs(call(run, specs, given, self._cell.by_name))
         return with_what_was_appended(given, [named[name] for name in self._cell.outputs])

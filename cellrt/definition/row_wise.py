@@ -24,6 +24,8 @@ NUM_DRAWS = 3
 """An output must differ on so many draws of rows: once may be a choice between two that are as good as equal."""
 TOLERANCE = 0.05
 """Of an output's largest value: several times the rounding of a matrix product in bfloat16."""
+NEAR_ZERO = 1e-6
+"""What rounding leaves of numbers that cancel out: the logarithm of a probability near one, say."""
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -101,7 +103,8 @@ def is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
         return torch.equal(together, alone)
     together, alone = together.double(), alone.double()
     largest = torch.cat([together, alone]).nan_to_num(0.0, 0.0, 0.0).abs().amax() if together.numel() else 0.0
-    return torch.allclose(together, alone, rtol=0.0, atol=TOLERANCE * float(largest), equal_nan=True)
+    tolerance = max(TOLERANCE * float(largest), NEAR_ZERO)
+    return torch.allclose(together, alone, rtol=0.0, atol=tolerance, equal_nan=True)
 
 
 def row_of(value: CellInput, row: int) -> CellInput:

@@ -81,13 +81,14 @@ PACKED: dict[str, tuple[Callable[[], Cell], int]] = {
     "GRUCell without biases": (recurrent(nn.GRUCell(WIDTH, COLUMNS, bias=False)), 2),
     "LSTMCell": (recurrent(nn.LSTMCell(WIDTH, COLUMNS)), 2),
     "LSTMCell without biases": (recurrent(nn.LSTMCell(WIDTH, COLUMNS, bias=False)), 2),
+    "a weight with another use": (own(lambda m, x: functional.linear(x, m.weight) + m.weight.sum()), 1),
+    "a tied embedding": (
+        lambda: cellrt.cell(Own(lambda m, x: functional.linear(m.weight[x], m.weight)), {"x": cellrt.token}),
+        1,
+    ),
 }
 PLAIN: dict[str, Callable[[], Cell]] = {
-    "a weight with another use": own(lambda m, x: functional.linear(x, m.weight) + m.weight.sum()),
     "both ways round": own(lambda m, x: functional.linear(functional.linear(x, m.weight), m.transposed) @ m.transposed),
-    "a tied embedding": lambda: cellrt.cell(
-        Own(lambda m, x: functional.linear(m.weight[x], m.weight)), {"x": cellrt.rows(dtype=torch.int64)}
-    ),
     "a bias for all columns": own(lambda m, x: functional.linear(x, m.weight, m.bias[:1])),
     "a bias that does not lie in one piece": own(
         lambda m, x: functional.linear(x, m.weight, m.bias[:1].expand(COLUMNS))
@@ -110,6 +111,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> LibraryStore:
 def test_a_product_with_a_weight_takes_it_packed(name: str) -> None:
     make, count = PACKED[name]
     assert len(export_step(make()).packed) == count
+
+
+def test_a_tied_weight_is_taken_once_more() -> None:
+    step = export_step(PACKED["a tied embedding"][0]())
+    assert len(step.weights) == 4 and step.weights[3] is step.weights[step.tied[0]] and list(step.packed) == [3]
 
 
 @pytest.mark.parametrize("name", PLAIN)

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import cellrt
 from cellrt import CellError, PagedRows
 from cellrt.cells import append_key_values, cross_attention, key_values
+from cellrt.cells.language_models import language_model
+from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.paged_attention import Spans
 from cellrt.cells.positions import RelativePositions, RotaryPositions
 from cellrt.cells.row_layers import RMSNorm
@@ -24,7 +26,7 @@ from cellrt.cells.transformer_stack import EncoderDecoder, StackSizes, Transform
 from cellrt.definition.aot.form import compile_cell, compile_cells
 from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
-from cellrt.definition.aot.store import LibraryStore
+from cellrt.definition.aot.store import CACHE_VARIABLE, LibraryStore
 from cellrt.definition.attention_operator import ALL
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.computation import Computation
@@ -134,8 +136,16 @@ def greedy_decoder() -> cellrt.Cell:
     return pair().decoder
 
 
+def llama() -> cellrt.Cell:
+    """With a tied embedding, whose products take it packed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(8)
+        sizes = LlamaSizes(VOCABULARY, hidden=24, inner=32, layers=2, heads=4, kv_heads=2, is_tied=True)
+        return language_model(Llama(sizes).eval(), 0, page_size=4, max_batch=4, max_batch_rows=6)
+
+
 CELLS = (decoder, encoder, reader, awkward)
-READY_MADE = (ready_made, source_encoder, greedy_decoder)
+READY_MADE = (ready_made, source_encoder, greedy_decoder, llama)
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +258,22 @@ def test_an_encoder_and_what_reads_it_run_without_their_modules(compiled) -> Non
         torch.testing.assert_close(made["rows"], rows, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(made["read"], found, rtol=1e-5, atol=1e-5)
     close_and_check(engine)
+
+
+@pytest.mark.slow
+def test_a_language_model_says_compiled_what_it_says(tmp_path, monkeypatch) -> None:
+    """Prompts are read in pieces, of which the logits of the last row alone are made."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    prompts = [torch.randint(1, VOCABULARY, (length,)) for length in (1, 20, 4, 13, 2)]
+    answers = []
+    for mode in ("off", "wait"):
+        engine = cellrt.Engine(page_bytes=1 << 20, compile=mode)
+        engine.register(complete("lm", llama(), max_tokens=20), warm_up=False)
+        answers.append([result["token"].tolist() for result in engine.submit_many("lm", prompts).results()])
+        form = engine.statistics()["cells"]["language model"]["form"]
+        assert (form == COMPILED) == (mode == "wait")
+        close_and_check(engine)
+    assert answers[0] == answers[1]
 
 
 PROMPTS = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=14)

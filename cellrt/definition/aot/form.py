@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.definition.aot.library import Library
-from cellrt.definition.aot.program import LEAST_VALUES
+from cellrt.definition.aot.program import LEAST_VALUES, with_tied
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.run_step import MOST_DIMS, run_step
 from cellrt.definition.aot.span_form import span_form, try_span_form
@@ -58,7 +58,7 @@ def _refusal(cell: Computation) -> NotCompiledError | None:
 
 def _load(cell: Computation, made: Compiled) -> CompiledForm:
     """The form of a cell that is compiled, once it gives what the module gives."""
-    library = Library(made.library, tuple(weights_of(cell.module).values()), made.packed)
+    library = Library(made.library, with_tied(tuple(weights_of(cell.module).values()), made.tied), made.packed)
     if cell.has_spans:
         of_spans = span_form(cell, library, made.least_rows, NAME)
         return of_spans._replace(is_batch_invariant=try_span_form(cell, of_spans))

@@ -1,4 +1,4 @@
-"""Turns products with a weight into calls of the packed product, where a weight has no other use.
+"""Turns products with a weight into calls of the packed product.
 
 A library's product lays its weight out anew at each call, which for the few rows of a task costs more than the product
 itself. What is done here once, when a library is loaded, is to lay out the weight (``products/packed.py``): the program
@@ -40,15 +40,30 @@ def packed_values(weight: Tensor, is_transposed: bool) -> Tensor:
     return pack_linear(weight.T if is_transposed else weight).values
 
 
-def pack_products(program: ExportedProgram, num_weights: int) -> dict[int, bool]:
+def tied_weights(program: ExportedProgram, num_weights: int) -> list[int]:
+    """The numbers of weights that products take and others too, such as an embedding that is also the head.
+
+    A program that takes these once more, behind the others, can take them packed there.
+    """
+    return [
+        number
+        for node, number in _numbers(program, num_weights).items()
+        if len({_use_of(node, user) for user in node.users} - {None}) == 1 and _is_used_otherwise(node)
+    ]
+
+
+def pack_products(program: ExportedProgram, num_weights: int, tied: Sequence[int] = ()) -> dict[int, bool]:
     """Rewrites a step's program; returns the weights that it takes packed, by number, and whether of the transposed.
 
     Args:
         program: takes so many weights as its first inputs.
+        tied: those that the last of these are again.
     """
-    graph = program.graph
-    names = program.graph_signature.user_inputs[:num_weights]
-    numbers = {node: names.index(node.name) for node in graph.nodes if node.op == "placeholder" and node.name in names}
+    graph, numbers = program.graph, _numbers(program, num_weights)
+    nodes = {number: node for node, number in numbers.items()}
+    for place, number in enumerate(tied, num_weights - len(tied)):
+        for user in [user for user in nodes[number].users if _use_of(nodes[number], user) is not None]:
+            user.replace_input_with(nodes[number], nodes[place])
     packed: dict[Node, bool] = {}
     for node in numbers:
         uses = [_use_of(node, user) for user in node.users]
@@ -70,6 +85,17 @@ def pack_products(program: ExportedProgram, num_weights: int) -> dict[int, bool]
         graph.eliminate_dead_code()
         program.graph_module.recompile()
     return {numbers[node]: is_transposed for node, is_transposed in packed.items()}
+
+
+def _numbers(program: ExportedProgram, num_weights: int) -> dict[Node, int]:
+    """The weights of a program, by number."""
+    names = program.graph_signature.user_inputs[:num_weights]
+    nodes = program.graph.nodes
+    return {node: names.index(node.name) for node in nodes if node.op == "placeholder" and node.name in names}
+
+
+def _is_used_otherwise(weight: Node) -> bool:
+    return any(_use_of(weight, user) is None for user in weight.users)
 
 
 def _use_of(weight: Node, user: Node) -> bool | None:

@@ -7,7 +7,7 @@ it: thirty layers or ten fine-tunes have one digest.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
 from cellrt.definition.aot.indices import check_indices, is_unchecked
-from cellrt.definition.aot.packing import pack_products
+from cellrt.definition.aot.packing import pack_products, tied_weights
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.bits import DTYPES
 from cellrt.definition.computation import Computation
@@ -40,10 +40,11 @@ class StepProgram(NamedTuple):
     Attributes:
         program: takes the weights, the inputs (of a ragged one values and offsets) and, as the last, memory for each
             output, which it writes; returns the first of these.
-        weights: of the cell, as it takes them.
+        weights: of the cell, as it takes them: all once, then those that are tied once more.
         num_outputs: how many there are.
         least_rows: 1, or 2 if torch makes the code special for a single row.
         has_equal_values: whether all ragged inputs must have the same number of values.
+        tied: the numbers of weights that products take and others too.
         packed: the weights that it takes packed, by number, and whether they are of the transposed: see ``packing.py``.
     """
 
@@ -52,12 +53,14 @@ class StepProgram(NamedTuple):
     num_outputs: int
     least_rows: int
     has_equal_values: bool
+    tied: list[int]
     packed: dict[int, bool]
 
     def facts(self) -> dict[str, Any]:
         """What a form must know of it besides the cell."""
         packed = sorted(self.packed.items())
-        return {"least_rows": self.least_rows, "has_equal_values": self.has_equal_values, "packed": packed}
+        sizes = {"least_rows": self.least_rows, "has_equal_values": self.has_equal_values}
+        return {**sizes, "tied": self.tied, "packed": packed}
 
     def digest(self) -> str:
         """Of all that the compiled code depends on: operations, shapes, strides, dtypes, ranges, constants."""
@@ -105,7 +108,10 @@ def export_step(cell: Computation) -> StepProgram:
     for has_equal_values in (False, True) if num_ragged > 1 else (False,):
         for least_rows in (1, 2):
             try:
-                program = _export(cell, weights, least_rows, has_equal_values)
+                program = _export(cell, weights, (), least_rows, has_equal_values)
+                tied = tied_weights(program, len(weights))
+                if tied:
+                    program = _export(cell, weights, tied, least_rows, has_equal_values)
             except NotCompiledError as refused:
                 if refused.reason not in (Reason.NOT_EXPORTED, Reason.FIXED_ROWS, Reason.OUTPUTS):
                     raise
@@ -114,10 +120,15 @@ def export_step(cell: Computation) -> StepProgram:
                 _check_operators(program.graph.nodes)
                 _check_writes(program, len(cell.outputs))
                 check_indices(program)
-                packed = pack_products(program, len(weights))
-                values, count = tuple(weights.values()), len(cell.outputs)
-                return StepProgram(program, values, count, least_rows, has_equal_values, packed)
+                values, count = with_tied(tuple(weights.values()), tied), len(cell.outputs)
+                packed = pack_products(program, len(values), tied)
+                return StepProgram(program, values, count, least_rows, has_equal_values, tied, packed)
     raise failure or NotCompiledError(Reason.NOT_EXPORTED)
+
+
+def with_tied(weights: tuple[torch.Tensor, ...], tied: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """The weights, and those that are tied once more."""
+    return (*weights, *(weights[number] for number in tied))
 
 
 def _checked_weights(cell: Computation) -> dict[str, torch.Tensor]:
@@ -134,8 +145,10 @@ def _checked_weights(cell: Computation) -> dict[str, torch.Tensor]:
 
 
 def _export(
-    cell: Computation, weights: dict[str, torch.Tensor], least_rows: int, has_equal_values: bool
+    cell: Computation, weights: dict[str, torch.Tensor], tied: Sequence[int], least_rows: int, has_equal_values: bool
 ) -> ExportedProgram:
+    given = list(weights.values())
+    given += [torch.empty_like(given[number]) for number in tied]  # a tensor that comes twice is one to the trace
     rows = Dim("rows", min=least_rows)
     inputs, sizes = _example(cell, rows, has_equal_values)
     memory = [torch.zeros(EXAMPLE_ROWS, *spec.shape, dtype=spec.dtype) for spec in cell.outputs.values()]
@@ -146,8 +159,8 @@ def _export(
         with is_general, tracing(), torch.inference_mode(False), torch.no_grad():
             program = torch.export.export(
                 step,
-                (list(weights.values()), inputs, memory),
-                dynamic_shapes=([None] * len(weights), sizes, [{0: rows}] * len(memory)),
+                (given, inputs, memory),
+                dynamic_shapes=([None] * len(given), sizes, [{0: rows}] * len(memory)),
                 strict=False,
             )
     except NotCompiledError:

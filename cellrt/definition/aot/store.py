@@ -52,6 +52,7 @@ class Compiled(NamedTuple):
     library: Path
     least_rows: int
     has_equal_values: bool
+    tied: list[int]
     packed: dict[int, bool]
 
 
@@ -122,7 +123,8 @@ class LibraryStore:
             library = Path(found["library"])
             self.num_compiled += found["is_new"]
             if library.exists():
-                return Compiled(library, found["least_rows"], found["has_equal_values"], dict(found["packed"]))
+                packed = dict(found["packed"])
+                return Compiled(library, found["least_rows"], found["has_equal_values"], found["tied"], packed)
             refused = library.with_suffix(".refused")
         if refused.exists():
             name, _, detail = refused.read_text().partition("\n")
