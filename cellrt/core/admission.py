@@ -8,7 +8,7 @@ from cellrt.core.event_log import log_event
 from cellrt.core.jit import compiled
 from cellrt.core.moves import DEAD, DONE, FREE, LEFT, LIVE, move_request
 from cellrt.core.pages import begin_pages, end_pages
-from cellrt.core.queue import enqueue
+from cellrt.core.queue import enqueue, rows_in_flight
 from cellrt.core.record_ends import give_places, give_records
 from cellrt.core.records import begin_record
 from cellrt.core.rows import can_reserve, give_row, take_row
@@ -164,7 +164,7 @@ def admit(t, template, sequence, lane, streamed, session, rows, at):
     settings.num_live += 1
     move_request(t, request, LIVE)
     request.sequence, request.lane, request.streamed = sequence, lane, streamed
-    request.started_ns = request.in_flight = request.nodes_left = 0
+    request.started_ns = request.nodes_left = 0
     request.session, request.num_states, request.num_lists = session, num_states, num_lists
     request.lists = request.first_link + template.links.size
     request.states = request.lists + 2 * num_lists
@@ -258,7 +258,7 @@ def release_many(t, request_ids):
     left = 0
     for k in range(request_ids.size):
         request = t.requests[request_ids[k]]
-        if request.state == DONE and request.in_flight > 0:
+        if request.state == DONE and rows_in_flight(t, request) > 0:
             move_request(t, request, LEFT)
             left += 1
         else:

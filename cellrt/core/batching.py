@@ -2,7 +2,8 @@
 
 A task is formed in five passes over its rows: collect nodes in queue order, choose the number of steps and sort the
 rows by length, write input rows, take output rows, then free the rows whose last reader this was. Freeing comes
-last, so that no row is read and written in one task.
+last, so that no row is read and written in one task. Of a task that takes a step of each of its chains the last three
+are one (``step_arrays.py``): chains hold what they read, so it frees nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from cellrt.core.jit import compiled
 from cellrt.core.lane_order import first_lane, lane_at
 from cellrt.core.loops_ahead import write_flags
 from cellrt.core.queue import backlog_of, pop_ready, steps_ready
-from cellrt.core.records import ragged_ints, runs_alone
+from cellrt.core.records import ragged_ints
 from cellrt.core.span_arrays import write_spans
 from cellrt.core.spans import collect_spans
 from cellrt.core.step_arrays import write_steps
 from cellrt.core.step_times import step_time
 from cellrt.core.tables import (
     ALL_TYPES,
+    CHAIN,
     CHAIN_NEXT,
+    GRAPH,
     LANES_PER_PRIORITY,
+    LOOP,
     NUM_LANES,
     NUM_PRIORITIES,
 )
@@ -68,15 +72,12 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
             following = subgraph.next
             if subgraph.pinned == 0 or subgraph.pinned == worker:
                 while subgraph.num_ready > 0 and rows < left:
-                    loop, its_stop, extra, is_chain = 0, -1, 0, 0
-                    if subgraph.record < 0:
+                    loop, its_stop, extra, is_chain = 0, -1, 0, int(subgraph.what == CHAIN)
+                    if subgraph.what == GRAPH:
                         extra = 2 * (t.nodes[subgraph.ready_head].num_refs - cell_type.num_inputs)
                     else:
-                        if t.links[subgraph.record + record.STOP] == record.IS_CHAIN:
-                            is_chain = 1
-                        else:
-                            its_stop = t.links[subgraph.record + record.STOP]
-                            loop = 1 if runs_alone(t.links, subgraph.record) else 0
+                        if not is_chain:
+                            its_stop, loop = t.links[subgraph.record + record.STOP], int(subgraph.what == LOOP)
                         extra = ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
                     if rows > 0 and (loop != is_loop or (its_stop != stop and (loop or min(its_stop, stop) >= 0))):
                         break
@@ -86,7 +87,7 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                     is_loop, stop = loop, max(stop, its_stop)
                     lane.served = cell_type.num_formed
                     priorities |= 1 << subgraph.priority
-                    if subgraph.record < 0:
+                    if subgraph.what == GRAPH:
                         t.ints[nodes_at + rows] = pop_ready(t, subgraph)
                         rows += 1
                         continue
@@ -214,19 +215,19 @@ def _sort_rows(t, worker, nodes_at, lengths_at, scratch_at, rows, limit, least):
 
 
 @compiled
-def _count_sizes(ints, lengths_at, sizes_at, rows, steps):
+def _count_sizes(t, lengths_at, sizes_at, rows, steps):
     """Writes how many rows each step has, rows being sorted by falling length; returns their sum."""
     if steps == 1:
-        ints[sizes_at] = rows
+        t.ints[sizes_at] = rows
         return rows
     for step in range(steps):
-        ints[sizes_at + step] = 0
+        t.ints[sizes_at + step] = 0
     for row in range(rows):
-        ints[sizes_at + ints[lengths_at + row] - 1] += 1
-    positions = ints[sizes_at + steps - 1]
+        t.ints[sizes_at + t.ints[lengths_at + row] - 1] += 1
+    positions = t.ints[sizes_at + steps - 1]
     for step in range(steps - 2, -1, -1):
-        ints[sizes_at + step] += ints[sizes_at + step + 1]
-        positions += ints[sizes_at + step]
+        t.ints[sizes_at + step] += t.ints[sizes_at + step + 1]
+        positions += t.ints[sizes_at + step]
     return positions
 
 
@@ -266,12 +267,13 @@ def form_batched_task(t, type_id, priority, worker, task_id):
             steps = 1
     task.cell_type, task.worker, task.in_use, task.is_loop, task.rows = type_id, worker, 1, is_loop, rows
     task.priority, task.priorities = priority, priorities
+    task.number, task.is_sent = t.settings[0].num_tasks, 0
     lengths_at = nodes_at + rows
     least = _least_steps(t, type_id, rows, steps)
     task.steps = _sort_rows(t, worker, nodes_at, lengths_at, lengths_at + rows, rows, steps, least)
     sizes_at = lengths_at + rows
     done_at = sizes_at + task.steps
-    task.positions = _count_sizes(ints, lengths_at, sizes_at, rows, task.steps)
+    task.positions = _count_sizes(t, lengths_at, sizes_at, rows, task.steps)
     for row in range(rows):
         ints[done_at + row] = ints[lengths_at + row]
         ints[done_at + rows + row] = 0
@@ -284,6 +286,7 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     ints[base + layout.H_NUM_SPANS] = ints[base + layout.H_SPANS] = ints[base + layout.H_FLAGS] = 0
     is_plain = cell_type.num_ragged + cell_type.has_spans == 0
     if chains == rows and task.steps == 1 and is_loop == 0 and is_plain:
+        task.expected_ns = step_time(t, type_id, rows)
         write_steps(t, task, base, done_at + 2 * rows)
         ints[base + layout.H_NOTES] = buffer_ints
     else:

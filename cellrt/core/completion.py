@@ -1,4 +1,4 @@
-"""What happens when a task is done, a request ends early, or a worker is lost.
+"""What happens when a task is done, or a request ends early.
 
 Every end goes through ``release`` in ``admission.py``, once nothing of the request is in flight. What the caller must
 know comes back as notices ``(request, what)``.
@@ -12,23 +12,24 @@ from cellrt.core.admission import release
 from cellrt.core.event_log import log_event
 from cellrt.core.gathering import let_others_join
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of
-from cellrt.core.jit import compiled
+from cellrt.core.jit import compiled, inlined
 from cellrt.core.loop_bodies import complete_member, end_loop, member_of
 from cellrt.core.loops_ahead import note_run
 from cellrt.core.moves import DEAD, DONE, LIVE, QUEUED, move_request
 from cellrt.core.pages import note_appended
-from cellrt.core.queue import dequeue, note_served, pin, refresh, unpin_if_idle
+from cellrt.core.queue import dequeue, note_served, pin, refresh, rows_in_flight, unpin_if_idle
 from cellrt.core.record_ends import end_inputs, end_record, read_late
-from cellrt.core.records import count_done, first_tap, is_member, note_steps, output_at, wake_done
+from cellrt.core.records import count_done, first_tap, give_late_rows, note_steps, output_at, wake_done
 from cellrt.core.rows import give_row
 from cellrt.core.step_times import measure_step
 from cellrt.core.tables import (
+    CHAIN,
     COMPLETED,
     CROSSING,
     FAILED,
     LOCATION_SHIFT,
+    MEMBER,
     NO_ROW,
-    NUM_PERMANENT,
     PENDING,
     READS_AS_A_WHOLE,
     STEPS,
@@ -59,54 +60,18 @@ def complete(t, task_id, elapsed_ns, notices, count):
     t.types[task.cell_type].starved_at = 0
     let_others_join(t, task, 1)
     note_served(t, task)
-    goes_ahead = t.ints[base + layout.H_FLAGS] > 0
     if task.is_loop:
-        _note_steps_taken(t, task, done_at, goes_ahead)
+        _note_steps_taken(t, task, done_at, t.ints[base + layout.H_FLAGS] > 0)
     if task.reads_late:
         _count_late_reads(t, task_id)
     give_noted_rows(t, base + t.ints[base + layout.H_NOTES], base + settings.buffer_ints, True)
     for row in range(task.rows):
-        id, length, has_failed = t.ints[nodes_at + row], t.ints[lengths_at + row], t.ints[failed_at + row] != 0
-        subgraph_id = subgraph_of(t, id)
-        subgraph = t.subgraphs[subgraph_id]
-        request_id = subgraph.request
-        request = t.requests[request_id]
-        log_event(t, COMPLETED, request_id, task.number, length)
+        id, length = t.ints[nodes_at + row], t.ints[lengths_at + row]
+        subgraph = t.subgraphs[subgraph_of(t, id)]
+        log_event(t, COMPLETED, subgraph.request, task.number, length)
         subgraph.in_flight -= 1
-        request.in_flight -= 1
-        shown = settings.num_shown
-        steps, counts = abs(t.ints[done_at + row]), True
-        if id < 0 and goes_ahead:
-            counts = _note_run(t, task, subgraph, t.ints[done_at + row], has_failed)
-            has_failed = has_failed and counts
-        elif id < 0:
-            note_steps(t, subgraph, steps, has_failed)
-            if t.types[task.cell_type].has_spans:
-                note_appended(t, subgraph, steps, has_failed)
-        if has_failed:
-            task.positions -= steps
-            if request.state == LIVE:
-                log_event(t, FAILED, request_id, task.number, row)
-                kill(t, request_id)
-                count = _tell(notices, count, request_id, NOTICE_FAILED)
-        if request.state == LIVE and counts:
-            if id >= 0:
-                _complete_nodes(t, request, id, length)
-                unpin_if_idle(t, subgraph_id)
-            elif t.links[subgraph.record + record.STOP] == record.IS_CHAIN:
-                _complete_steps(t, request, subgraph_id, length)
-            elif is_member(t.links, subgraph.record):
-                _complete_member(t, request, subgraph_id, t.ints[done_at + row] < 0)
-            else:
-                _complete_loop(t, request, subgraph_id, t.ints[done_at + row])
-            if request.nodes_left == 0:
-                move_request(t, request, DONE)
-                count = _tell(notices, count, request_id, NOTICE_DONE)
-            elif settings.num_shown != shown:
-                count = _tell(notices, count, request_id, NOTICE_STEPS)
-        elif request.state >= DEAD and request.in_flight == 0:
-            release(t, request_id)
-            count = _tell(notices, count, request_id, NOTICE_RELEASED)
+        if id >= 0 or t.ints[failed_at + row] != 0 or not _complete_plainly(t, task, subgraph, length):
+            count = _complete_row(t, task, base, row, notices, count)
     if elapsed_ns > 0:
         measure_step(t, task, elapsed_ns)
     task.in_use = 0
@@ -114,7 +79,70 @@ def complete(t, task_id, elapsed_ns, notices, count):
 
 
 @compiled
-def _tell(notices, count, request_id, what):
+def _complete_row(t, task, base, row, notices, count):
+    """Takes in how any other row went; returns the number of notices."""
+    settings, ints = t.settings[0], t.ints
+    id, length = ints[base + ints[base + layout.H_NODES] + row], ints[base + ints[base + layout.H_LENGTHS] + row]
+    has_failed = ints[base + ints[base + layout.H_FAILED] + row] != 0
+    done = ints[base + ints[base + layout.H_DONE_STEPS] + row]
+    subgraph_id = subgraph_of(t, id)
+    subgraph = t.subgraphs[subgraph_id]
+    request_id, request = subgraph.request, t.requests[subgraph.request]
+    shown, counts = settings.num_shown, True
+    if id < 0 and ints[base + layout.H_FLAGS] > 0:
+        counts = _note_run(t, task, subgraph, done, has_failed)
+        has_failed = has_failed and counts
+    elif id < 0:
+        note_steps(t, subgraph, abs(done), has_failed)
+        if t.types[task.cell_type].has_spans:
+            note_appended(t, subgraph, abs(done), has_failed)
+    if has_failed:
+        task.positions -= abs(done)
+        if request.state == LIVE:
+            log_event(t, FAILED, request_id, task.number, row)
+            kill(t, request_id)
+            count = tell(notices, count, request_id, NOTICE_FAILED)
+    if request.state == LIVE and counts:
+        if id >= 0:
+            _complete_nodes(t, request, id, length)
+            unpin_if_idle(t, subgraph_id)
+        elif subgraph.what == CHAIN:
+            _complete_steps(t, request, subgraph_id, length)
+        elif subgraph.what == MEMBER:
+            _complete_member(t, request, subgraph_id, done < 0)
+        else:
+            _complete_loop(t, request, subgraph_id, done)
+        if request.nodes_left == 0:
+            move_request(t, request, DONE)
+            count = tell(notices, count, request_id, NOTICE_DONE)
+        elif settings.num_shown != shown:
+            count = tell(notices, count, request_id, NOTICE_STEPS)
+    elif request.state >= DEAD and rows_in_flight(t, request) == 0:
+        release(t, request_id)
+        count = tell(notices, count, request_id, NOTICE_RELEASED)
+    return count
+
+
+@inlined
+def _complete_plainly(t, task, subgraph, steps):
+    """Takes in steps of a chain that only handed on its state; returns whether they were such.
+
+    A subgraph that is queued is of a live request.
+    """
+    links, at = t.links, subgraph.record
+    done = links[at + record.DONE] + steps
+    if done > links[at + record.PLAIN] or subgraph.state != QUEUED:
+        return False
+    links[at + record.DONE] = done
+    if task.reads_late:
+        give_late_rows(t, subgraph)
+    if subgraph.in_flight == 0 and subgraph.sent == 0:
+        pin(t, subgraph, 0)
+    return True
+
+
+@compiled
+def tell(notices, count, request_id, what):
     """Adds a notice; returns how many there are then."""
     notices[count, 0], notices[count, 1] = request_id, what
     return count + 1
@@ -188,7 +216,7 @@ def _complete_steps(t, request, subgraph_id, length):
                 for step in range(links[at + record.DONE] - length, links[at + record.DONE]):
                     _show(t, links[to + record.RESULT] + links[to + record.RESULT_STRIDE] * step)
         for k in range(
-            first_tap(links, at, 0, links[at + record.DONE] - length), first_tap(links, at, 0, links[at + record.DONE])
+            first_tap(t, at, 0, links[at + record.DONE] - length), first_tap(t, at, 0, links[at + record.DONE])
         ):
             tap = links[at + record.TAPS] + record.TAP * k
             if t.values[links[tap + 2]].result >= 0:
@@ -301,32 +329,10 @@ def kill(t, request_id):
 def cancel(t, request_id):
     """Kills a live request; returns True if its rows are back already, False if tasks in flight still hold some."""
     kill(t, request_id)
-    if t.requests[request_id].in_flight == 0:
+    if rows_in_flight(t, t.requests[request_id]) == 0:
         release(t, request_id)
         return True
     return False
-
-
-@compiled
-def lose_worker(t, worker, notices):
-    """Kills every request that has a task or a row at a lost worker; returns the number of notices.
-
-    ``notices`` [3 * live requests, 2] must have room.
-    """
-    count = 0
-    for request_id in range(t.settings[0].num_requests):
-        request = t.requests[request_id]
-        if request.state == LIVE and _touches(t, request, worker):
-            kill(t, request_id)
-            count = _tell(notices, count, request_id, NOTICE_FAILED)
-            if request.in_flight == 0:
-                release(t, request_id)
-                count = _tell(notices, count, request_id, NOTICE_RELEASED)
-    for task_id in range(t.tasks.size):
-        if t.tasks[task_id].in_use and t.tasks[task_id].worker == worker:
-            _fail_all(t, task_id)
-            count = complete(t, task_id, 0, notices, count)
-    return count
 
 
 @compiled
@@ -346,35 +352,3 @@ def start_times(t, request_ids, started_ns):
     """Writes to ``started_ns`` when the first task of each request was submitted."""
     for k in range(request_ids.size):
         started_ns[k] = t.requests[request_ids[k]].started_ns
-
-
-@compiled
-def _fail_all(t, task_id):
-    """Marks every row of a lost task as failed: no state may follow it."""
-    base = task_id * t.settings[0].buffer_ints
-    failed_at = base + t.ints[base + layout.H_FAILED]
-    for row in range(t.tasks[task_id].rows):
-        t.ints[failed_at + row] = 1
-
-
-@compiled
-def _touches(t, request, worker):
-    if request.num_page_lists > 0 and request.home == worker:
-        return True
-    for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
-        subgraph = t.subgraphs[k]
-        if subgraph.pinned == worker and subgraph.in_flight > 0:
-            return True
-        if subgraph.record >= 0:
-            for output in range(t.types[subgraph.cell_type].num_outputs):
-                for word in (record.ROW, record.LATE_ROW):  # which others of its body may still read
-                    row = t.links[output_at(t, subgraph, output) + word]
-                    if row > 0 and row >> LOCATION_SHIFT == worker:
-                        return True
-    for k in range(request.first_value, request.first_value + request.num_values):
-        if t.values[k].row >= NUM_PERMANENT and t.values[k].row >> LOCATION_SHIFT == worker:
-            return True
-    for k in range(request.first_place, request.first_place + request.num_places):
-        if t.places[k] >= NUM_PERMANENT and t.places[k] >> LOCATION_SHIFT == worker:
-            return True
-    return False

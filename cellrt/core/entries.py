@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cellrt.core import admission, completion, pages, schedule, session_state
+from cellrt.core import admission, completion, lost_worker, pages, schedule, session_state
 from cellrt.core.jit import entry, open_tables, open_template, short_entry
 
 _admit_many, _release_many = admission.admit_many, admission.release_many
-_cancel, _complete, _lose_worker = completion.cancel, completion.complete, completion.lose_worker
+_cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_worker.lose_worker
 _result_rows, _start_times = completion.result_rows, completion.start_times
 _schedule, _drop_states, _suspend = schedule.schedule, session_state.drop_states, pages.suspend
 
@@ -68,5 +68,5 @@ def cancel(at, request_id):
 
 @entry
 def lose_worker(at, worker, notices):
-    """See ``completion.lose_worker``."""
+    """See ``lost_worker.lose_worker``."""
     return _lose_worker(open_tables(at), worker, notices)

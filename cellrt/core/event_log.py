@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.jit import compiled
+from cellrt.core.jit import inlined
 from cellrt.core.tables import ADMITTED, COMPLETED, ENDED, FAILED, LAUNCHED, RELEASED, Tables
 
 NAMES = {
@@ -34,7 +34,7 @@ class Event(NamedTuple):
         return f"{self.now_ns / 1e6:.3f} ms: request {self.sequence} {NAMES[self.what]}{task} ({self.detail})"
 
 
-@compiled
+@inlined
 def log_event(t, what, request_id, task, detail):
     """Appends one event; the oldest is overwritten. An empty ring records nothing."""
     if t.events.size == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
-from cellrt.core.jit import compiled
+from cellrt.core.jit import compiled, inlined
 from cellrt.core.loop_arrays import describe_output, loop_output, loop_step_output, result_row
 from cellrt.core.records import (
     bring_state,
@@ -25,6 +25,7 @@ from cellrt.core.rows import give_row, take_row
 from cellrt.core.span_arrays import write_pages, write_span_input
 from cellrt.core.tables import (
     BORROWED,
+    CHAIN,
     HOST,
     LOCATION_SHIFT,
     MIXED,
@@ -35,17 +36,17 @@ from cellrt.core.tables import (
 )
 
 
-@compiled
+@inlined
 def subgraph_of(t, id):
     """The subgraph of a row of a task: of a node, or ``~id`` of a chain or loop."""
     return ~id if id < 0 else t.nodes[id].subgraph
 
 
 @compiled
-def steps_ahead(ints, nodes_at, row, ahead):
+def steps_ahead(t, nodes_at, row, ahead):
     """How many rows before this one are of the same chain, whose steps are rows of one task if it carries nothing;
     ``ahead`` is that of the row before."""
-    return ahead + 1 if row > 0 and ints[nodes_at + row - 1] == ints[nodes_at + row] else 0
+    return ahead + 1 if row > 0 and t.ints[nodes_at + row - 1] == t.ints[nodes_at + row] else 0
 
 
 @compiled
@@ -60,7 +61,7 @@ def write_inputs(t, task, base, end):
         notes_at -= 1
         t.ints[notes_at] = -1 - info.kind
         if info.is_span:
-            write_span_input(t.ints, base, port, end)
+            write_span_input(t, base, port, end)
         elif info.page_size > 0:
             end = write_pages(t, task, base, port, end)
         elif task.is_loop:
@@ -138,14 +139,14 @@ def _plain_input(t, task, base, port, end, notes_at):
         for row in range(ints[sizes_at + step]):
             id = ints[nodes_at + row]
             if id < 0:
-                ahead = steps_ahead(ints, nodes_at, row, ahead)
+                ahead = steps_ahead(t, nodes_at, row, ahead)
                 ints[end] = input_row(t, t.subgraphs[~id], port, step + ahead)
             else:
                 node = t.nodes[id + step]
                 value = t.values[node.first_value + t.links[node.first_link + port]]
                 ints[end], notes_at = _read_value(t, task, value, notes_at)
             end += 1
-    describe_input(ints, base, port, rows_at, end, base - 1)
+    describe_input(t, base, port, rows_at, end, base - 1)
     return end, notes_at
 
 
@@ -156,14 +157,14 @@ def _ragged_input(t, task, base, port, end, notes_at):
     info = t.ports[cell_type.first_port + port]
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
     steps = 1 if info.carry >= 0 else task.steps
-    offsets_at, end = _start_offsets(ints, info, task.rows if info.carry >= 0 else task.positions, base, end)
+    offsets_at, end = _start_offsets(t, info, task.rows if info.carry >= 0 else task.positions, base, end)
     rows_at, position = end, 0
     for step in range(steps):
         ahead = 0
         for row in range(ints[sizes_at + step]):
             id = ints[nodes_at + row]
             if id < 0:
-                ahead = steps_ahead(ints, nodes_at, row, ahead)
+                ahead = steps_ahead(t, nodes_at, row, ahead)
                 end = _record_input(t, t.subgraphs[~id], port, step + ahead, info.ragged, end)
             else:
                 node = t.nodes[id + step]
@@ -177,7 +178,7 @@ def _ragged_input(t, task, base, port, end, notes_at):
             position += 1
             if info.ragged:
                 ints[offsets_at + position] = end - rows_at
-    describe_input(ints, base, port, rows_at, end, offsets_at)
+    describe_input(t, base, port, rows_at, end, offsets_at)
     return end, notes_at
 
 
@@ -198,22 +199,22 @@ def _loop_input(t, task, base, port, end):
     """An input of a loop's steps: that of the first, as all but state is the same at each."""
     ints, info = t.ints, t.ports[t.types[task.cell_type].first_port + port]
     nodes_at = base + ints[base + layout.H_NODES]
-    offsets_at, end = _start_offsets(ints, info, task.rows, base, end)
+    offsets_at, end = _start_offsets(t, info, task.rows, base, end)
     rows_at = end
     for row in range(task.rows):
         end = _record_input(t, t.subgraphs[~ints[nodes_at + row]], port, 0, info.ragged, end)
         if info.ragged:
             ints[offsets_at + row + 1] = end - rows_at
-    describe_input(ints, base, port, rows_at, end, offsets_at)
+    describe_input(t, base, port, rows_at, end, offsets_at)
     return end
 
 
 @compiled
-def _start_offsets(ints, info, positions, base, end):
+def _start_offsets(t, info, positions, base, end):
     """Makes room for the offsets of a ragged input; returns (where they are, or ``base - 1``, new end)."""
     if not info.ragged:
         return base - 1, end
-    ints[end] = 0
+    t.ints[end] = 0
     return end, end + positions + 1
 
 
@@ -229,23 +230,23 @@ def _read_inside(t, task, base, carry):
 
 
 @compiled
-def describe_input(ints, base, port, rows_at, end, offsets_at):
+def describe_input(t, base, port, rows_at, end, offsets_at):
     """Finds where the rows of one input lie; if all at one location, turns handles into row numbers."""
     lowest, highest = 1 << 30, -1
     for k in range(rows_at, end):
-        if ints[k] >= NUM_PERMANENT:
-            lowest, highest = min(lowest, ints[k]), max(highest, ints[k])
+        if t.ints[k] >= NUM_PERMANENT:
+            lowest, highest = min(lowest, t.ints[k]), max(highest, t.ints[k])
     source = -2
     if highest >= 0:
         source = highest >> LOCATION_SHIFT if highest >> LOCATION_SHIFT == lowest >> LOCATION_SHIFT else MIXED
     if source != MIXED:
         for k in range(rows_at, end):
-            ints[k] &= ROW_MASK
+            t.ints[k] &= ROW_MASK
     to = base + layout.HEADER + port * layout.INPUT
-    ints[to + layout.IN_SOURCE] = source
-    ints[to + layout.IN_COUNT] = end - rows_at
-    ints[to + layout.IN_ROWS] = rows_at - base
-    ints[to + layout.IN_OFFSETS] = offsets_at - base
+    t.ints[to + layout.IN_SOURCE] = source
+    t.ints[to + layout.IN_COUNT] = end - rows_at
+    t.ints[to + layout.IN_ROWS] = rows_at - base
+    t.ints[to + layout.IN_OFFSETS] = offsets_at - base
 
 
 @compiled
@@ -275,12 +276,12 @@ def _graph_output(t, task, base, record_at, output, kind, end):
             id, place = ints[nodes_at + row], -1
             if id < 0:
                 is_last = step + 1 == ints[lengths_at + row]
-                ahead = steps_ahead(ints, nodes_at, row, ahead)
+                ahead = steps_ahead(t, nodes_at, row, ahead)
                 subgraph = t.subgraphs[~id]
-                if t.links[subgraph.record + record.STOP] == record.IS_CHAIN:
-                    handle, place = step_output(t, task.worker, subgraph, output, step + ahead, is_last, kind)
+                if subgraph.what == CHAIN:
+                    handle, place = step_output(t, task, subgraph, output, step + ahead, is_last, kind)
                 else:
-                    handle, place = loop_step_output(t, task.worker, subgraph, output, step + ahead, kind)
+                    handle, place = loop_step_output(t, task, subgraph, output, step + ahead, kind)
             else:
                 value, handle = t.values[t.nodes[id + step].first_value + output], NO_ROW
                 if value.readers > 0:
@@ -298,12 +299,12 @@ def _graph_output(t, task, base, record_at, output, kind, end):
                 ints[result_rows_at + results] = result_row(t, place, kind, is_streamed)
                 results += 1
         start += ints[sizes_at + step]
-    describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
+    describe_output(t, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
     return end + 4 * limit
 
 
-@compiled
-def step_output(t, worker, subgraph, output, step, is_last_of_run, kind):
+@inlined
+def step_output(t, task, subgraph, output, step, is_last_of_run, kind):
     """Takes the row of a chain's output ``step`` steps after the next one.
 
     Returns (its handle, or NO_ROW if nobody reads it; the place of its result, or -1).
@@ -316,17 +317,17 @@ def step_output(t, worker, subgraph, output, step, is_last_of_run, kind):
     elif tap >= 0 and t.values[tap].result >= 0:
         place = t.requests[subgraph.request].first_place + t.values[tap].result
     if links[to + record.SEQUENCE] >= 0:
-        handle = take_row(t, worker, kind)
+        handle = take_row(t, task.worker, kind)
         t.places[links[to + record.SEQUENCE] + position] = handle
     elif tap >= 0 and t.values[tap].readers > 0:
-        handle = take_row(t, worker, kind)
+        handle = take_row(t, task.worker, kind)
     if tap >= 0 and handle >= 0:
         t.values[tap].row = handle
     if links[to + record.IS_STATE] and is_last_of_run:
-        bring_state(t, to, worker, kind)
+        bring_state(t, task, to, kind)
         is_read = position + 1 < links[at + record.LENGTH] or links[at + record.KEEPS]
         if handle < 0 and is_read:
-            handle = state_row(t, to, worker, kind)
+            handle = state_row(t, to, task.worker, kind)
         links[to + record.PREVIOUS_ROW] = links[to + record.ROW]
         links[to + record.ROW] = max(handle, 0)
     return handle, place

@@ -4,6 +4,9 @@
 instruction or two for every table touched), so they create no array. ``entry`` is for the few that Python calls,
 ``short_entry`` for those too short to be worth handing over the interpreter lock.
 
+Compiled functions hand on all tables, never one of them: of an array that comes as an argument the compiler does not
+know that no index is negative (see ``RowsPointer``), and loops over it become gathers.
+
 Python passes the tables to an entry as one array of addresses, and compiled functions pass them on as a pointer to
 it (``RowsPointer``): unpacking every table costs microseconds a call from Python, and a hundred words of arguments
 a call inside. Without compilation (NUMBA_DISABLE_JIT) the tables are passed as they are.
@@ -74,6 +77,11 @@ def _widen(argument: types.Type) -> types.Type:
 def compiled(function: Function) -> Any:
     """For functions that only compiled code calls."""
     return _njit(function, nogil=True, _nrt=False, no_cpython_wrapper=True)
+
+
+def inlined(function: Function) -> Any:
+    """As ``compiled``, for what is called for every row of a task in one or two places, and so becomes part of them."""
+    return _njit(function, nogil=True, _nrt=False, no_cpython_wrapper=True, forceinline=True)
 
 
 def entry(function: Function) -> Any:

@@ -28,6 +28,7 @@ from cellrt.core.program import (
     last_member,
     next_input,
 )
+from cellrt.core.tables import CHAIN, LOOP, MEMBER
 from cellrt.core.uses import is_chain, is_inside, place_of
 
 
@@ -43,7 +44,8 @@ def write_records(draft, program, types, ports, uses, edges, group, subgraphs, f
         cell_type = types[draft.unit_types[unit]]
         at = end
         end += record.num_words(cell_type.num_inputs, cell_type.num_outputs)
-        subgraphs[group[unit]].record = first_link + at
+        subgraph = subgraphs[group[unit]]
+        subgraph.record = first_link + at
         links[at + record.LENGTH] = draft.unit_lengths[unit]
         links[at + record.KEEPS] = int(unit == uses.kept_unit)
         is_loop, is_member = not is_chain(draft, program, unit), program[draft.unit_at[unit]] == OP_MEMBER
@@ -52,6 +54,7 @@ def write_records(draft, program, types, ports, uses, edges, group, subgraphs, f
         end = _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link)
         _write_starts(draft, program, types, ports, appended, unit, links, at)
         _write_outputs(draft, program, types, ports, uses, unit, links, at)
+        subgraph.what = MEMBER if is_member else LOOP if is_loop else CHAIN
         if is_member:
             if not is_behind_member(draft, program, unit):
                 body, end = end, _write_body(draft, program, group, unit, links, end)

@@ -12,7 +12,7 @@ from cellrt.core.tables import HOST, NO_ROW, PENDING, ROW_MASK, STEPS
 
 
 @compiled
-def loop_step_output(t, worker, subgraph, output, ahead, kind):
+def loop_step_output(t, task, subgraph, output, ahead, kind):
     """Takes the row of a loop's output ``ahead`` steps after the next one, where rows of a task are single steps.
 
     Returns (its handle, or NO_ROW if nobody reads it; the place of its result, or -1).
@@ -23,8 +23,8 @@ def loop_step_output(t, worker, subgraph, output, ahead, kind):
     if step < 0:
         return handle, place
     if links[to + record.IS_STATE]:
-        bring_state(t, to, worker, kind)
-        handle = state_row(t, to, worker, kind)
+        bring_state(t, task, to, kind)
+        handle = state_row(t, to, task.worker, kind)
         links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
     if value.result >= 0:
         place = t.requests[subgraph.request].first_place + value.result
@@ -60,7 +60,7 @@ def loop_output(t, task, base, record_at, output, kind, end):
         value, to = t.values[links[subgraph.record + record.VALUES] + output], output_at(t, subgraph, output)
         request = t.requests[subgraph.request]
         if links[to + record.IS_STATE]:
-            bring_state(t, to, task.worker, kind)
+            bring_state(t, task, to, kind)
             if ahead > 0:
                 handle = row_ahead(t, subgraph, output, to, task.worker, kind)
             else:
@@ -84,18 +84,18 @@ def loop_output(t, task, base, record_at, output, kind, end):
             ints[result_positions_at + results] = limit + row if every_step else row
             ints[result_rows_at + results] = result_row(t, place, kind, request.streamed)
             results += 1
-    describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
+    describe_output(t, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
     ints[record_at + layout.OUT_RESULT_STEPS] = every_step
     return end + 2 * rows + 2 * limit
 
 
 @compiled
-def describe_output(ints, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at):
+def describe_output(t, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at):
     """Says where the positions and rows of one output lie."""
-    ints[record_at + layout.OUT_STORES] = stores
-    ints[record_at + layout.OUT_STORE_POSITIONS] = positions_at - base
-    ints[record_at + layout.OUT_STORE_ROWS] = rows_at - base
-    ints[record_at + layout.OUT_RESULTS] = results
-    ints[record_at + layout.OUT_RESULT_POSITIONS] = result_positions_at - base
-    ints[record_at + layout.OUT_RESULT_ROWS] = result_rows_at - base
-    ints[record_at + layout.OUT_RESULT_STEPS] = 0
+    t.ints[record_at + layout.OUT_STORES] = stores
+    t.ints[record_at + layout.OUT_STORE_POSITIONS] = positions_at - base
+    t.ints[record_at + layout.OUT_STORE_ROWS] = rows_at - base
+    t.ints[record_at + layout.OUT_RESULTS] = results
+    t.ints[record_at + layout.OUT_RESULT_POSITIONS] = result_positions_at - base
+    t.ints[record_at + layout.OUT_RESULT_ROWS] = result_rows_at - base
+    t.ints[record_at + layout.OUT_RESULT_STEPS] = 0

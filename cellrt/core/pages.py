@@ -22,7 +22,7 @@ from cellrt.core import record_layout as record
 from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
 from cellrt.core.jit import compiled
 from cellrt.core.moves import DONE, LIVE
-from cellrt.core.queue import refresh
+from cellrt.core.queue import refresh, rows_in_flight
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import (
     BRING,
@@ -317,7 +317,7 @@ def suspend(t, worker):
         if request.state == LIVE and request.home == worker:
             holders += 1
             is_later = latest < 0 or request.sequence > t.requests[latest].sequence
-            if request.in_flight == 0 and is_later and _can_lend(t, request):
+            if is_later and rows_in_flight(t, request) == 0 and _can_lend(t, request):
                 latest = request_id
     if latest < 0 or (holders < 2 and not _others_starve(t, worker, t.requests[latest].sequence)):
         return False

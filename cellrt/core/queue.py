@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from cellrt.core import record_layout as record
 from cellrt.core.event_log import log_event
-from cellrt.core.jit import compiled
+from cellrt.core.jit import compiled, inlined
 from cellrt.core.moves import HANDED_OUT, QUEUED, move_subgraph
-from cellrt.core.tables import ALL_TYPES, NUM_LANES, NUM_PRIORITIES, RELEASED
+from cellrt.core.tables import ALL_TYPES, CHAIN, LAUNCHED, LOOP, NUM_LANES, NUM_PRIORITIES, RELEASED
 
 
 @compiled
@@ -75,7 +75,7 @@ def dequeue(t, subgraph_id):
     t.ready[backlog_of(subgraph.cell_type, subgraph.priority), subgraph.pinned] -= subgraph.num_ready
 
 
-@compiled
+@inlined
 def pin(t, subgraph, worker):
     """Pins a subgraph to a worker's location (0: to none) and moves its ready nodes to that count."""
     if subgraph.pinned != worker:
@@ -109,7 +109,7 @@ def set_ready(t, subgraph, count):
     subgraph.num_ready = count
 
 
-@compiled
+@inlined
 def steps_ready(t, at, worker, most):
     """How many steps, ``most`` at most, the chain or loop with the record at ``at`` can take now.
 
@@ -165,10 +165,10 @@ def refresh(t, subgraph_id):
     if cell_type.has_spans and t.requests[subgraph.request].home > 0:
         worker = t.requests[subgraph.request].home
     count = 0
-    is_loop = links[at + record.STOP] != record.IS_CHAIN
+    is_loop = subgraph.what != CHAIN
     lead = links[at + record.LEAD] - links[at + record.POSITION] if is_loop else 0
     waits = subgraph.in_flight > 0 and (links[at + record.KEEPS] or (is_loop and lead < 0))
-    if waits and cell_type.ahead > 0 and is_loop and links[at + record.BODY] == record.NO_BODY:
+    if waits and cell_type.ahead > 0 and subgraph.what == LOOP:
         waits = subgraph.in_flight > cell_type.ahead
     if links[at + record.POSITION] < links[at + record.LENGTH] and not waits:
         most = max(1, 1 + lead) if cell_type.carries or is_loop else links[at + record.LENGTH]
@@ -182,6 +182,27 @@ def refresh(t, subgraph_id):
             count = 0
     pin(t, subgraph, worker)
     set_ready(t, subgraph, count)
+
+
+@inlined
+def note_sent(t, task, subgraph):
+    """Counts a row of a task in, and pins its subgraph to the task's worker."""
+    pin(t, subgraph, task.worker)
+    subgraph.in_flight += 1
+    if subgraph.has_begun == 0:
+        subgraph.has_begun = 1
+        if t.requests[subgraph.request].started_ns == 0:
+            t.requests[subgraph.request].started_ns = t.settings[0].now_ns
+    log_event(t, LAUNCHED, subgraph.request, task.number, task.rows)
+
+
+@compiled
+def rows_in_flight(t, request):
+    """Rows of a request in tasks that are not complete: counted anew, as few ask, and each row passes here."""
+    rows = 0
+    for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
+        rows += t.subgraphs[k].in_flight
+    return rows
 
 
 @compiled

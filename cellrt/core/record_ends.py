@@ -6,7 +6,7 @@ from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled
 from cellrt.core.records import count_done, kind_of, output_at
 from cellrt.core.rows import give_row
-from cellrt.core.tables import BORROWED, NO_ROW, NUM_PERMANENT, PENDING
+from cellrt.core.tables import BORROWED, CHAIN, NO_ROW, NUM_PERMANENT, PENDING
 
 
 @compiled
@@ -42,7 +42,7 @@ def end_inputs(t, subgraph):
 def end_outputs(t, subgraph):
     """Gives back the state of a chain or loop that is over, as far as nobody is to read it."""
     links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
-    is_loop = links[at + record.STOP] != record.IS_CHAIN
+    is_loop = subgraph.what != CHAIN
     for output in range(cell_type.num_outputs):
         to = output_at(t, subgraph, output)
         if not links[to + record.IS_STATE]:

@@ -43,28 +43,30 @@ from numpy.typing import NDArray
 
 from cellrt.core.jit import allocating
 
-LENGTH = 0  # steps; of a loop, at most
-POSITION = 1
-DONE = 2  # steps that are complete
-STOP = 3  # of a loop the output that says stop, or NO_STOP; else IS_CHAIN
-KEEPS = 4  # 1 if a session keeps its state after every complete step: no step is sent before the last is complete
-NUM_SOURCES = 5  # inputs that follow another chain step by step
-VALUES = 6  # of a loop: the value of its first output
-TAPS = 6  # of a chain: link of (step, output, value) of each output that is a value, by step
-NUM_TAPS = 7
-NEXT_TAP = 8  # the first that is not sent
-BODY = 8  # of a member the link of what is common to its body, of a loop of one cell NO_BODY
-TAP_STEP = 9  # its step; LENGTH if there is none
-LEAD = 9  # of a loop of one cell: steps at its begin that only read
-EDGES = 10  # link of (steps that must be there, subgraph that waits for them), in order of steps
-NUM_EDGES = 11
-NEXT_SENT = 12  # the first whose steps are not all sent
-NEXT_DONE = 13
-NUM_SENT = 12  # of a loop of one cell: tasks, counted from when nothing was in flight; or OVER
-MORE_ROWS = 13  # of a loop that goes ahead: link of the third and further rows of each output's state
-FOLLOWERS = 14  # link of the chains that follow step by step
-NUM_FOLLOWERS = 15
-HEADER = 16
+STOP = 0  # of a loop the output that says stop, or NO_STOP; else IS_CHAIN
+KEEPS = 1  # 1 if a session keeps its state after every complete step: no step is sent before the last is complete
+NUM_SOURCES = 2  # inputs that follow another chain step by step
+VALUES = 3  # of a loop: the value of its first output
+TAPS = 3  # of a chain: link of (step, output, value) of each output that is a value, by step
+NUM_TAPS = 4
+NEXT_TAP = 5  # the first that is not sent
+BODY = 5  # of a member the link of what is common to its body, of a loop of one cell NO_BODY
+TAP_STEP = 6  # its step; LENGTH if there is none
+LEAD = 6  # of a loop of one cell: steps at its begin that only read
+EDGES = 7  # link of (steps that must be there, subgraph that waits for them), in order of steps
+NUM_EDGES = 8
+NEXT_SENT = 9  # the first whose steps are not all sent
+NEXT_DONE = 10
+NUM_SENT = 9  # of a loop of one cell: tasks, counted from when nothing was in flight; or OVER
+MORE_ROWS = 10  # of a loop that goes ahead: link of the third and further rows of each output's state
+FOLLOWERS = 11  # link of the chains that follow step by step
+NUM_FOLLOWERS = 12
+# What every step looks at lies beside the inputs: no more cache lines than that are touched.
+LENGTH = 13  # steps; of a loop, at most
+PLAIN = 14  # of a chain: so many first steps only hand on its state; nobody looks at them or waits for them
+POSITION = 15
+DONE = 16  # steps that are complete
+HEADER = 17
 
 IS_CHAIN = -2
 NO_STOP = -1

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from cellrt.core import page_list
 from cellrt.core import record_layout as record
-from cellrt.core.jit import compiled
+from cellrt.core.jit import compiled, inlined
 from cellrt.core.moves import BLOCKED, QUEUED
 from cellrt.core.queue import dequeue, enqueue, refresh, set_ready, unpin_if_idle
 from cellrt.core.rows import give_row, take_row
-from cellrt.core.tables import LOCATION_SHIFT, MIXED, PENDING, STARTS
+from cellrt.core.tables import CHAIN, LOCATION_SHIFT, LOOP, MEMBER, MIXED, PENDING, STARTS
 
 
 @compiled
@@ -25,8 +25,7 @@ def output_at(t, subgraph, output):
 def begin_record(t, request, subgraph):
     """Turns ids that count from the request's first ones into those of the tables."""
     links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
-    is_chain = links[at + record.STOP] == record.IS_CHAIN
-    links[at + record.TAPS] += request.first_link if is_chain else request.first_value
+    links[at + record.TAPS] += request.first_link if subgraph.what == CHAIN else request.first_value
     links[at + record.EDGES] += request.first_link
     links[at + record.FOLLOWERS] += request.first_link
     for k in range(links[at + record.NUM_TAPS]):
@@ -55,15 +54,34 @@ def begin_record(t, request, subgraph):
             links[to + record.AT] += request.first_link
             for k in range(links[to + record.START]):
                 links[links[to + record.AT] + k] += request.first_value
-    if runs_alone(links, at):
+    if subgraph.what == LOOP:
         links[at + record.MORE_ROWS] += request.first_link
-    elif not is_chain:
+    elif subgraph.what == MEMBER:
         links[at + record.BODY] += request.first_link
     for output in range(cell_type.num_outputs):
         to = output_at(t, subgraph, output)
         for word in (record.SEQUENCE, record.RESULT):
             if links[to + word] >= 0:
                 links[to + word] += request.first_place
+    links[at + record.PLAIN] = _plain_steps(t, subgraph)
+
+
+@compiled
+def _plain_steps(t, subgraph):
+    """How many steps at the begin of a chain only hand on its state: nobody looks at them, waits for them or follows
+    them, and each is ready when the one before is sent."""
+    links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
+    is_led = links[at + record.NUM_SOURCES] + links[at + record.NUM_FOLLOWERS] + links[at + record.KEEPS] > 0
+    if subgraph.what != CHAIN or is_led or cell_type.has_spans or not cell_type.carries:
+        return 0
+    for output in range(cell_type.num_outputs):
+        to = output_at(t, subgraph, output)
+        if links[to + record.SEQUENCE] >= 0 or links[to + record.RESULT] >= 0:
+            return 0
+    steps = min(links[at + record.TAP_STEP], links[at + record.LENGTH] - 1)
+    if links[at + record.NUM_EDGES] > 0:
+        steps = min(steps, links[links[at + record.EDGES]] - 1)
+    return steps
 
 
 @compiled
@@ -87,18 +105,6 @@ def input_row(t, subgraph, port, step):
     if mode == record.SAME or (mode == record.LAST and position > 0):
         return member_row(t, links, to, position)
     return row_of(t, t.values[links[to + record.AT]])
-
-
-@compiled
-def is_member(links, at):
-    """Whether a record is that of one of a loop's several cells."""
-    return links[at + record.STOP] != record.IS_CHAIN and links[at + record.BODY] != record.NO_BODY
-
-
-@compiled
-def runs_alone(links, at):
-    """Whether a record is that of a loop of one cell, of which a task may take any number of steps."""
-    return links[at + record.STOP] != record.IS_CHAIN and links[at + record.BODY] == record.NO_BODY
 
 
 @compiled
@@ -142,15 +148,14 @@ def ragged_row(t, subgraph, port, k):
     return row_of(t, t.values[links[links[to + record.AT] + k]])
 
 
-@compiled
-def bring_state(t, to, worker, kind):
-    """Has the rows of output ``to``'s state be at ``worker``, where the chain or loop goes on with nothing in flight.
-
-    One that the next task reads elsewhere goes back when that is complete.
-    """
+@inlined
+def bring_state(t, task, to, kind):
+    """Has the rows of output ``to``'s state be at a task's worker, where the chain or loop goes on with nothing in
+    flight. One that the task reads elsewhere goes back when it is complete."""
     links = t.links
-    if links[to + record.FIRST_ROW] == 0 or links[to + record.FIRST_ROW] >> LOCATION_SHIFT == worker:
+    if links[to + record.FIRST_ROW] == 0 or links[to + record.FIRST_ROW] >> LOCATION_SHIFT == task.worker:
         return
+    task.reads_late = 1
     for word in (record.FIRST_ROW, record.SECOND_ROW):
         if links[to + word] > 0 and links[to + word] == links[to + record.ROW]:
             links[to + record.LATE_ROW] = links[to + word]
@@ -159,7 +164,7 @@ def bring_state(t, to, worker, kind):
         links[to + word] = 0
 
 
-@compiled
+@inlined
 def state_row(t, to, worker, kind):
     """The row that a task writes the state of output ``to`` to: not the one that it reads."""
     links, word = t.links, record.FIRST_ROW
@@ -171,25 +176,25 @@ def state_row(t, to, worker, kind):
 
 
 @compiled
-def first_tap(links, at, low, step):
+def first_tap(t, at, low, step):
     """The first tap of a step or a later one, from number ``low`` on."""
-    high = links[at + record.NUM_TAPS]
+    high = t.links[at + record.NUM_TAPS]
     while low < high:
         middle = (low + high) // 2
-        if links[links[at + record.TAPS] + record.TAP * middle] < step:
+        if t.links[t.links[at + record.TAPS] + record.TAP * middle] < step:
             low = middle + 1
         else:
             high = middle
     return low
 
 
-@compiled
+@inlined
 def tap_of(t, at, step, output):
     """The value that an output of a step is, or -1; ``step`` is not sent yet."""
     links = t.links
     if links[at + record.TAP_STEP] > step:
         return -1
-    for k in range(first_tap(links, at, links[at + record.NEXT_TAP], step), links[at + record.NUM_TAPS]):
+    for k in range(first_tap(t, at, links[at + record.NEXT_TAP], step), links[at + record.NUM_TAPS]):
         tap = links[at + record.TAPS] + record.TAP * k
         if links[tap] > step:
             return -1
@@ -230,8 +235,10 @@ def send_steps(t, subgraph_id, steps, worker):
     links, at = t.links, subgraph.record
     position = links[at + record.POSITION] + steps
     links[at + record.POSITION] = position
+    if position <= links[at + record.PLAIN]:
+        return
     if links[at + record.TAP_STEP] < position:
-        _pass_taps(links, at, position)
+        _pass_taps(t, at, position)
     if position == links[at + record.LENGTH]:
         subgraph.nodes_left = 0
         dequeue(t, subgraph_id)
@@ -245,12 +252,12 @@ def send_steps(t, subgraph_id, steps, worker):
 
 
 @compiled
-def _pass_taps(links, at, position):
+def _pass_taps(t, at, position):
     """Goes on to the first tap that is not sent."""
-    k = first_tap(links, at, links[at + record.NEXT_TAP], position)
-    links[at + record.NEXT_TAP], links[at + record.TAP_STEP] = k, links[at + record.LENGTH]
-    if k < links[at + record.NUM_TAPS]:
-        links[at + record.TAP_STEP] = links[links[at + record.TAPS] + record.TAP * k]
+    k = first_tap(t, at, t.links[at + record.NEXT_TAP], position)
+    t.links[at + record.NEXT_TAP], t.links[at + record.TAP_STEP] = k, t.links[at + record.LENGTH]
+    if k < t.links[at + record.NUM_TAPS]:
+        t.links[at + record.TAP_STEP] = t.links[t.links[at + record.TAPS] + record.TAP * k]
 
 
 @compiled
@@ -263,21 +270,23 @@ def _wake_sent(t, at, position, worker):
         links[at + record.NEXT_SENT] += 1
         count_sent(t, links[edge + 1], worker)
     for k in range(links[at + record.NUM_FOLLOWERS]):
-        refresh(t, links[links[at + record.FOLLOWERS] + k])
+        follower_id = links[links[at + record.FOLLOWERS] + k]
+        follower = t.subgraphs[follower_id]
+        if follower.num_ready == 0 or not t.types[follower.cell_type].carries:  # else it has all that it can have
+            refresh(t, follower_id)
 
 
-@compiled
+@inlined
 def note_steps(t, subgraph, steps, has_failed):
     """Takes in how a task went: what state stays. Comes for dead requests too, whose session may keep it."""
     links, at = t.links, subgraph.record
-    is_of_body = is_member(links, at)
     if not has_failed:
         links[at + record.DONE] += steps
     if has_failed:
         for output in range(t.types[subgraph.cell_type].num_outputs):
             to = output_at(t, subgraph, output)
             links[to + record.ROW] = links[to + record.PREVIOUS_ROW]
-    elif not is_of_body:  # whose other members may still read it
+    elif subgraph.what != MEMBER:  # whose other members may still read it
         give_late_rows(t, subgraph)
 
 
@@ -310,4 +319,8 @@ def wake_done(t, at):
         links[at + record.NEXT_DONE] += 1
         count_done(t, links[edge + 1], t.settings[0].early_release)
     for k in range(links[at + record.NUM_FOLLOWERS]):
-        refresh(t, links[links[at + record.FOLLOWERS] + k])
+        follower_id = links[links[at + record.FOLLOWERS] + k]
+        follower = t.subgraphs[follower_id]
+        # Else it has all that it can have, and waits for nothing that is only sent.
+        if follower.num_ready == 0 or follower.pinned > 0 or not t.types[follower.cell_type].carries:
+            refresh(t, follower_id)

@@ -35,10 +35,8 @@ first out.
 
 from __future__ import annotations
 
-from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.batching import form_batched_task
-from cellrt.core.event_log import log_event
 from cellrt.core.gathering import busy_until, fills_a_task, let_others_join, should_let_in, wait_for_company
 from cellrt.core.index_arrays import subgraph_of
 from cellrt.core.jit import compiled
@@ -47,16 +45,17 @@ from cellrt.core.loops_ahead import send_run
 from cellrt.core.queue import (
     backlog_of,
     dequeue,
+    note_sent,
     note_served,
     num_ready,
     num_ready_at,
-    pin,
     push_ready,
 )
-from cellrt.core.records import count_sent, is_member, send_steps
+from cellrt.core.records import count_sent, send_steps
 from cellrt.core.tables import (
     ALL_TYPES,
-    LAUNCHED,
+    CHAIN,
+    MEMBER,
     NEVER,
     NUM_LANES,
     NUM_PRIORITIES,
@@ -233,33 +232,28 @@ def _free_task(t):
 def submit_task(t, task_id):
     """Counts the task as running, pins its subgraphs to its worker and updates dependencies (Algorithm 1, lines 17-22).
 
-    All three in one pass over the rows, each of which takes the scheduler to another place in memory.
+    Of a task that takes a step of each of its chains the rows were sent as its index arrays were written.
     """
     task, settings = t.tasks[task_id], t.settings[0]
-    task.number = settings.num_tasks
     settings.num_tasks += 1
     cell_type = t.types[task.cell_type]
     cell_type.num_running += 1
     let_others_join(t, task, 0)
     note_served(t, task)
+    if task.is_sent:
+        return
     base = task_id * settings.buffer_ints
     nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
     for row in range(task.rows):
         id, length = t.ints[nodes_at + row], t.ints[lengths_at + row]
         subgraph_id = subgraph_of(t, id)
         subgraph = t.subgraphs[subgraph_id]
-        pin(t, subgraph, task.worker)
-        subgraph.in_flight += 1
-        request = t.requests[subgraph.request]
-        request.in_flight += 1
-        if request.started_ns == 0:
-            request.started_ns = settings.now_ns
-        log_event(t, LAUNCHED, subgraph.request, task.number, task.rows)
+        note_sent(t, task, subgraph)
         if id >= 0:
             _update_dependencies(t, id, length, task.worker, settings.early_release)
-        elif t.links[subgraph.record + record.STOP] == record.IS_CHAIN:
+        elif subgraph.what == CHAIN:
             send_steps(t, subgraph_id, length, task.worker)
-        elif is_member(t.links, subgraph.record):
+        elif subgraph.what == MEMBER:
             send_member(t, subgraph_id)
         else:
             send_run(t, subgraph_id, length)

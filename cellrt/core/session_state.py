@@ -25,6 +25,7 @@ from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import (
     BORROWED,
     BRING,
+    CHAIN,
     HOST,
     LOCATION_SHIFT,
     MAX_STATES,
@@ -108,7 +109,7 @@ def _take_out_state(t, request, subgraph, output):
         if links[to + word] == row:
             links[to + word] = 0
             return row
-    if links[at + record.STOP] != record.IS_CHAIN:
+    if subgraph.what != CHAIN:
         t.values[links[at + record.VALUES] + output].row = NO_ROW
         return row
     for k in range(links[at + record.NUM_TAPS]):

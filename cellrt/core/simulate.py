@@ -23,7 +23,7 @@ from cellrt.core import record_layout as record
 from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.sized_template import SizedTemplate
-from cellrt.core.tables import MAX_KINDS
+from cellrt.core.tables import LOOP, MAX_KINDS, MEMBER
 from cellrt.core.task_layout import TaskView
 from cellrt.errors import InternalError, RequestError, RequestTooLargeError
 
@@ -215,7 +215,7 @@ class _Simulator:
         tables, left, leads = self.processor.tables, Counter(subgraphs), list[bool]()
         for subgraph in subgraphs:
             at = int(tables.subgraphs["record"][subgraph])
-            is_loop = at >= 0 and tables.links[at + record.STOP] != record.IS_CHAIN
+            is_loop = tables.subgraphs["what"][subgraph] in (LOOP, MEMBER)
             row = int(tables.links[at + record.POSITION]) - left[subgraph]
             leads.append(bool(is_loop and row < tables.links[at + record.LEAD]))
             left[subgraph] -= 1

@@ -18,11 +18,11 @@ def write_spans(t, task, base, end):
     """Writes where each span begins and which step of its chain or loop that is; returns the new end."""
     ints, nodes_at, count = t.ints, base + t.ints[base + layout.H_NODES], 0
     for row in range(task.rows):
-        count += _is_first(ints, nodes_at, row)
+        count += _is_first(t, nodes_at, row)
     ints[base + layout.H_NUM_SPANS], ints[base + layout.H_SPANS] = count, end - base
     span, steps_at = 0, end + count + 1
     for row in range(task.rows):
-        if _is_first(ints, nodes_at, row):
+        if _is_first(t, nodes_at, row):
             ints[end + span] = row
             ints[steps_at + span] = t.links[t.subgraphs[~ints[nodes_at + row]].record + record.POSITION]
             span += 1
@@ -31,17 +31,17 @@ def write_spans(t, task, base, end):
 
 
 @compiled
-def _is_first(ints, nodes_at, row):
+def _is_first(t, nodes_at, row):
     """1 if a row of a task is the first of its span."""
-    return 1 if row == 0 or ints[nodes_at + row - 1] != ints[nodes_at + row] else 0
+    return 1 if row == 0 or t.ints[nodes_at + row - 1] != t.ints[nodes_at + row] else 0
 
 
 @compiled
-def write_span_input(ints, base, port, end):
+def write_span_input(t, base, port, end):
     """Describes an input that says which rows are of one node: all of it is with the task."""
     to = base + layout.HEADER + port * layout.INPUT
-    ints[to + layout.IN_SOURCE], ints[to + layout.IN_COUNT] = -2, 0
-    ints[to + layout.IN_ROWS], ints[to + layout.IN_OFFSETS] = end - base, -1
+    t.ints[to + layout.IN_SOURCE], t.ints[to + layout.IN_COUNT] = -2, 0
+    t.ints[to + layout.IN_ROWS], t.ints[to + layout.IN_OFFSETS] = end - base, -1
 
 
 @compiled

@@ -70,6 +70,9 @@ CHAIN_NEXT = 1
 CROSSING = 2
 """Another subgraph reads an output of this node."""
 
+# What a subgraph is: connected nodes; or a chain, a loop of one cell, or a member of a loop of several, with a record.
+GRAPH, CHAIN, LOOP, MEMBER = range(4)
+
 # Value flags.
 EXTERNAL = 1
 PERMANENT = 2
@@ -111,10 +114,7 @@ TYPE = np.dtype(
         ("large_batch", "i4"),  # rows from which on more in a task gain little, 0 if unknown (``step_times.py``)
         ("starved_at", "i4"),  # workers, a bit each, where no row of it could go on for want of pages
         ("grows", "i4"),  # 1 if it appends rows to a state
-        (
-            "joined_at",
-            "i4",
-        ),  # workers, a bit each, where what is ready of it waits to join tasks in flight
+        ("joined_at", "i4"),  # workers, a bit each, where what is ready waits to join tasks in flight
     ],
     align=True,
 )
@@ -135,7 +135,6 @@ REQUEST = np.dtype(
         ("sequence", "i8"),
         ("started_ns", "i8"),  # when the first task of it was submitted, 0 before
         ("state", "i4"),  # RequestState of ``moves.py``
-        ("in_flight", "i4"),  # rows of tasks in flight
         ("nodes_left", "i4"),  # nodes, each chain and loop being one
         ("streamed", "i4"),
         ("lane", "i4"),
@@ -160,7 +159,7 @@ REQUEST = np.dtype(
         ("num_page_lists", "i4"),
         ("home", "i4"),  # the worker where its pages are, 0 if none is at one
         ("pages_away", "i4"),  # those at the host
-        ("unused", "i4", 3),
+        ("unused", "i4", 4),
     ],
     align=True,
 )
@@ -182,7 +181,9 @@ SUBGRAPH = np.dtype(
         ("record", "i4"),  # link index of the chain's or loop's record (``record_layout.py``), or -1
         ("state", "u1"),  # SubgraphState of ``moves.py``
         ("priority", "u1"),  # the client's
-        ("unused", "u1", 6),
+        ("what", "u1"),  # GRAPH, CHAIN, LOOP or MEMBER
+        ("has_begun", "u1"),  # 1 once a task of it was submitted
+        ("unused", "u1", 4),
     ],
     align=True,
 )
@@ -212,6 +213,7 @@ TASK = np.dtype(
         ("positions", "i4"),  # nodes, each step of a loop being one
         ("reads_late", "i4"),  # some reads are counted at completion: rows at another location
         ("is_loop", "i4"),
+        ("is_sent", "i4"),  # its rows were sent as they were written: see ``step_arrays.py``
         ("priority", "i4"),  # the client priority whose turn it was
         ("priorities", "i4"),  # client priorities of its rows, a bit each
         ("expected_ns", "f4"),

@@ -19,8 +19,7 @@ from cellrt.core.lay_out import cut, find_edges, make_subgraphs, write_nodes
 from cellrt.core.lay_out_records import is_carried, most_refs, write_records
 from cellrt.core.memory import copy_bytes
 from cellrt.core.program import PAGED, inputs_at, next_input, read_program
-from cellrt.core.records import runs_alone
-from cellrt.core.tables import BORROWED, CHAIN_NEXT, EXTERNAL, MAX_READERS, NODE, SUBGRAPH, VALUE
+from cellrt.core.tables import BORROWED, CHAIN_NEXT, EXTERNAL, LOOP, MAX_READERS, NODE, SUBGRAPH, VALUE
 from cellrt.core.uses import find_uses, value_after
 from cellrt.errors import RequestTooLargeError
 
@@ -85,7 +84,7 @@ def _count_needs(draft, types, ports, uses, nodes, values, links, subgraphs, sta
         needs[values[states[k, 0]].kind, 1] += 1
     for k in range(subgraphs.size):
         if subgraphs[k].record >= 0:
-            _count_record(types[subgraphs[k].cell_type], ports, values, links, subgraphs[k].record, needs)
+            _count_record(types[subgraphs[k].cell_type], ports, values, links, subgraphs[k], needs)
     in_chain = False
     for k in range(nodes.size):
         cell_type = types[subgraphs[nodes[k].subgraph].cell_type]
@@ -101,9 +100,9 @@ def _count_needs(draft, types, ports, uses, nodes, values, links, subgraphs, sta
 
 
 @compiled
-def _count_record(cell_type, ports, values, links, at, needs):
+def _count_record(cell_type, ports, values, links, subgraph, needs):
     """Counts what a chain or loop holds beside its sequences."""
-    ahead = cell_type.ahead if runs_alone(links, at) else 0
+    at, ahead = subgraph.record, cell_type.ahead if subgraph.what == LOOP else 0
     for output in range(cell_type.num_outputs):
         to = at + record.HEADER + record.INPUT * cell_type.num_inputs + record.OUTPUT * output
         if links[to + record.IS_STATE]:

@@ -17,11 +17,14 @@ from cellrt.core import record_layout as record
 from cellrt.core.moves import DEAD, FREE, LEFT, LIVE, QUEUED, REQUEST, SUBGRAPH, word_of
 from cellrt.core.tables import (
     BORROWED,
+    CHAIN,
     GRANULE,
     HOST,
     LANES_PER_PRIORITY,
     LOCATION_SHIFT,
+    LOOP,
     MAX_KINDS,
+    MEMBER,
     NUM_LANES,
     NUM_PERMANENT,
     NUM_PRIORITIES,
@@ -136,15 +139,15 @@ def _record(t: Tables, subgraph_id: int) -> list[str]:
     length, position, done = (int(t.links[at + word]) for word in (record.LENGTH, record.POSITION, record.DONE))
     if not 0 <= done <= position <= length:
         return [f"subgraph {subgraph_id}: {done} steps done of {position} sent of {length}"]
-    is_loop = t.links[at + record.STOP] != record.IS_CHAIN
-    if is_loop and t.links[at + record.BODY] != record.NO_BODY:
+    is_loop = int(subgraph["what"]) != CHAIN
+    if int(subgraph["what"]) == MEMBER:
         if wrong := _body(t, subgraph, length):
             return [f"subgraph {subgraph_id}: {wrong}"]
     cell_type, in_flight = t.types[int(subgraph["cell_type"])], int(subgraph["in_flight"])
     waits, most = in_flight and (t.links[at + record.KEEPS] or is_loop), length
     if cell_type["carries"] or is_loop:
         most = 1
-    if _runs_alone(t, at):
+    if int(subgraph["what"]) == LOOP:
         lead = int(t.links[at + record.LEAD]) - position
         waits, most = in_flight > int(cell_type["ahead"]) and lead < 0, max(1, 1 + lead)
         if is_queued and (done < position) != (in_flight > 0):
@@ -159,11 +162,6 @@ def _record(t: Tables, subgraph_id: int) -> list[str]:
     if is_queued and int(subgraph["num_ready"]) != ready:
         return [f"subgraph {subgraph_id} may take {ready} steps, but is ready for {int(subgraph['num_ready'])}"]
     return []
-
-
-def _runs_alone(t: Tables, at: int) -> bool:
-    """Whether a record is that of a loop of one cell."""
-    return bool(t.links[at + record.STOP] != record.IS_CHAIN and t.links[at + record.BODY] == record.NO_BODY)
 
 
 def _body(t: Tables, subgraph: np.void, length: int) -> str:
@@ -205,7 +203,6 @@ def _flights(t: Tables) -> list[str]:
     rules = []
     size = int(t.settings["buffer_ints"][0])
     subgraphs: Counter[int] = Counter()
-    requests: Counter[int] = Counter()
     running: Counter[int] = Counter()
     at_workers: Counter[int] = Counter()
     for task in np.flatnonzero(t.tasks["in_use"]).tolist():
@@ -214,7 +211,6 @@ def _flights(t: Tables) -> list[str]:
         for id in TaskView(t.ints[task * size : (task + 1) * size]).nodes.tolist():
             subgraph = ~id if id < 0 else int(t.nodes["subgraph"][id])
             subgraphs[subgraph] += 1
-            requests[int(t.subgraphs["request"][subgraph])] += 1
             if int(t.subgraphs["pinned"][subgraph]) != int(t.tasks["worker"][task]):
                 rules.append(f"subgraph {subgraph} has a task at a worker but is not pinned there")
     for type_id in range(int(t.settings["num_types"][0])):
@@ -224,8 +220,6 @@ def _flights(t: Tables) -> list[str]:
             rules.append(f"cell type {type_id}: running tasks miscounted")
     for request in _live(t):
         row = t.requests[request]
-        if int(row["in_flight"]) != requests[request]:
-            rules.append(f"request {request}: {int(row['in_flight'])} rows in flight, {requests[request]} in tasks")
         for k in range(int(row["first_subgraph"]), int(row["first_subgraph"]) + int(row["num_subgraphs"])):
             if int(t.subgraphs["in_flight"][k]) != subgraphs[k]:
                 rules.append(f"subgraph {k}: rows in flight miscounted")
@@ -277,7 +271,7 @@ def _state_rows(t: Tables, subgraph_id: int) -> list[tuple[int, int]]:
         at = int(subgraph["record"]) + record.num_words(inputs, output)
         kind = int(t.ports["kind"][int(cell_type["first_port"]) + inputs + output])
         words = [int(t.links[at + word]) for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW)]
-        if _runs_alone(t, int(subgraph["record"])):
+        if int(subgraph["what"]) == LOOP:
             more, ahead = int(t.links[int(subgraph["record"]) + record.MORE_ROWS]), int(cell_type["ahead"])
             words += t.links[more + ahead * output :][:ahead].tolist()
         found += [(word, kind) for word in words if word > 0]
@@ -349,9 +343,10 @@ def _reservations(t: Tables) -> list[str]:
         rules.append(f"{int(t.settings['num_live'][0])} requests counted, {live} live")
     if int(t.settings["illegal_moves"][0]):
         rules.append(f"{int(t.settings['illegal_moves'][0])} moves between states that moves.py does not have")
-    state, in_flight = t.requests["state"], t.requests["in_flight"]
     for request in _live(t):
-        if state[request] in (DEAD, LEFT) and not in_flight[request]:
-            word = word_of(REQUEST, int(state[request])).lower()
+        row = t.requests[request]
+        own = slice(int(row["first_subgraph"]), int(row["first_subgraph"]) + int(row["num_subgraphs"]))
+        if row["state"] in (DEAD, LEFT) and not t.subgraphs["in_flight"][own].any():
+            word = word_of(REQUEST, int(row["state"])).lower()
             rules.append(f"request {request} is {word} with nothing in flight, but not released")
     return rules

@@ -101,10 +101,6 @@ def swap_node_of_task(t: Tables) -> None:
     t.ints[at + int(t.ints[at + layout.H_NODES])] = int(t.requests["first_node"][3])
 
 
-def miscount_in_flight(t: Tables) -> None:
-    t.requests["in_flight"][0] += 1
-
-
 def miscount_subgraph_in_flight(t: Tables) -> None:
     t.subgraphs["in_flight"][int(t.requests["first_subgraph"][3])] += 1
 
@@ -155,7 +151,8 @@ def keep_dead(t: Tables) -> None:
 
 
 def move_illegally(t: Tables) -> None:
-    request = int(np.flatnonzero((t.requests["state"] == LIVE) & (t.requests["in_flight"] == 0))[0])
+    idle = t.subgraphs["in_flight"][t.requests["first_subgraph"]] == 0
+    request = int(np.flatnonzero((t.requests["state"] == LIVE) & idle)[0])
     t.requests["state"][request] = FREE
     cancel(address_of(t), request)
 
@@ -212,7 +209,6 @@ def lose_place(t: Tables) -> None:
         (miscount_running, "running tasks miscounted"),
         (forget_task, "rows in flight"),
         (swap_node_of_task, "rows in flight"),
-        (miscount_in_flight, "rows in flight, 1 in tasks"),
         (miscount_subgraph_in_flight, "rows in flight miscounted"),
         (send_too_much, "more producers sent than waited for"),
         (share_row, "a row is held twice"),

@@ -1,0 +1,67 @@
+"""What happens when a worker is lost: whose work or rows were there is dead, and its tasks are over."""
+
+from __future__ import annotations
+
+from cellrt.core import record_layout as record
+from cellrt.core import task_layout as layout
+from cellrt.core.admission import release
+from cellrt.core.completion import NOTICE_FAILED, NOTICE_RELEASED, complete, kill, tell
+from cellrt.core.jit import compiled
+from cellrt.core.moves import LIVE
+from cellrt.core.queue import rows_in_flight
+from cellrt.core.records import output_at
+from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT
+
+
+@compiled
+def lose_worker(t, worker, notices):
+    """Kills every request that has a task or a row at a lost worker; returns the number of notices.
+
+    ``notices`` [3 * live requests, 2] must have room.
+    """
+    count = 0
+    for request_id in range(t.settings[0].num_requests):
+        request = t.requests[request_id]
+        if request.state == LIVE and _touches(t, request, worker):
+            kill(t, request_id)
+            count = tell(notices, count, request_id, NOTICE_FAILED)
+            if rows_in_flight(t, request) == 0:
+                release(t, request_id)
+                count = tell(notices, count, request_id, NOTICE_RELEASED)
+    for task_id in range(t.tasks.size):
+        if t.tasks[task_id].in_use and t.tasks[task_id].worker == worker:
+            _fail_all(t, task_id)
+            count = complete(t, task_id, 0, notices, count)
+    return count
+
+
+@compiled
+def _fail_all(t, task_id):
+    """Marks every row of a lost task as failed: no state may follow it."""
+    base = task_id * t.settings[0].buffer_ints
+    failed_at = base + t.ints[base + layout.H_FAILED]
+    for row in range(t.tasks[task_id].rows):
+        t.ints[failed_at + row] = 1
+
+
+@compiled
+def _touches(t, request, worker):
+    if request.num_page_lists > 0 and request.home == worker:
+        return True
+    for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
+        subgraph = t.subgraphs[k]
+        if subgraph.pinned == worker and subgraph.in_flight > 0:
+            return True
+        if subgraph.record >= 0:
+            for output in range(t.types[subgraph.cell_type].num_outputs):
+                for word in (record.ROW, record.LATE_ROW):  # which others of its body may still read
+                    row = t.links[output_at(t, subgraph, output) + word]
+                    if row > 0 and row >> LOCATION_SHIFT == worker:
+                        return True
+    for k in range(request.first_value, request.first_value + request.num_values):
+        if t.values[k].row >= NUM_PERMANENT and t.values[k].row >> LOCATION_SHIFT == worker:
+            return True
+    for k in range(request.first_place, request.first_place + request.num_places):
+        if t.places[k] >= NUM_PERMANENT and t.places[k] >> LOCATION_SHIFT == worker:
+            return True
+    return False
