@@ -26,6 +26,7 @@ from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import launch, step_words, words
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.fused_reading import CannotFuseError, ChainReader, ExactSpanReader, FusedReader, SpanReader
+from cellrt.worker.device.loop_reading import LoopReader, SpanLoopReader
 from cellrt.worker.device.node_reading import NodeReader
 from cellrt.worker.device.packing import Packing, TaskReader, Transfer
 from cellrt.worker.device.placement import PlacedCell
@@ -186,11 +187,14 @@ def _readers(placed: PlacedCell, buffer: Ints) -> list[type[TaskReader]]:
     """How a task may be read, the best first: the last takes all."""
     if placed.cell.has_spans:
         return [NodeReader]
-    if buffer[H_IS_LOOP] or buffer[H_STOP_OUTPUT] >= 0:
+    is_run, is_fused = buffer[H_STEPS] > 1, placed.run_rows is not None and not placed.prefers_plain
+    if buffer[H_IS_LOOP]:
+        loops: list[type[TaskReader]] = [SpanLoopReader if placed.reads_spans else LoopReader] if is_fused else []
+        return [*loops, TaskReader]
+    if is_run and buffer[H_STOP_OUTPUT] >= 0:
         return [TaskReader]
-    is_run = buffer[H_STEPS] > 1
     plain: list[type[TaskReader]] = [StepsReader, TaskReader] if is_run and not placed.cell.has_steps else [TaskReader]
-    if placed.run_rows is None or placed.prefers_plain:
+    if not is_fused:
         return plain
     if placed.reads_spans:
         return [SpanReader, ExactSpanReader, *plain]
