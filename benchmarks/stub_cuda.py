@@ -374,7 +374,7 @@ class _Noting(TorchDispatchMode):
 
 
 def _share_memory(made: list[torch.Tensor], given: object) -> bool:
-    """Whether what was made lies in what was given: ``to`` and ``reshape`` say they may be views, and copy sometimes."""
+    """Whether what was made lies in what was given: ``to`` and ``reshape`` say they may be views, and may copy."""
     memory = [value for value in torch.utils._pytree.tree_leaves(given) if isinstance(value, torch.Tensor)]
     places = {value.untyped_storage().data_ptr() for value in memory}
     return all(value.untyped_storage().data_ptr() in places for value in made)

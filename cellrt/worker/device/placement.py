@@ -231,7 +231,7 @@ class PlacedCell:
         """A step with its gather and scatter, for inputs from the arenas and from the host."""
         cell = copy.copy(self.cell)
         cell.module = as_function(cell.module)
-        step = CompiledStep(cell, backend)
+        step = CompiledStep(cell, backend, self.limits)
         for from_host in (False, True):
             step.compile(*self._example_rows(self._most_rows, from_host))
         return step
