@@ -86,6 +86,7 @@ class PlacedCell:
         is_measured: whether ``run_rows`` is to be used only where it measures faster than the plain form.
         prefers_plain: whether the plain form did.
         prefers_steps: whether its author's ``steps`` takes runs, and ``run_rows`` only single steps.
+        goes_by_steps: whether runs go over captured steps all the same, as those measured faster than ``steps``.
     """
 
     def __init__(self, cell: Cell, device: torch.device, forms: Forms = Forms()) -> None:  # noqa: B008 - immutable
@@ -93,6 +94,7 @@ class PlacedCell:
         self.device = device
         self._names_device = False
         self.prefers_steps, self.is_measured, self.prefers_plain = False, forms.fused is None, False
+        self.goes_by_steps: bool | None = None
         self._times: dict[int, tuple[float, float]] = {}
         self.limits = find_limits(cell)
         if device.type != "cpu":
@@ -143,6 +145,14 @@ class PlacedCell:
             raise InternalError(f"cell {self.cell.name!r} has no fused form")
         given, made = self._example_rows(rows, False)
         return lambda: run_rows(self._as_served(given), self._as_served(made))
+
+    def authors_run(self, rows: int, steps: int) -> Callable[[], object]:
+        """So many steps of so many rows of zeros by its author's ``steps``."""
+        inputs = [
+            zeros(spec, self.device, rows if name in self.cell.carry else rows * steps)
+            for name, spec in self.cell.inputs.items()
+        ]
+        return lambda: self.steps([rows] * steps, inputs)
 
     def example_run(self, rows: int, steps: int) -> Callable[[], bool] | None:
         """So many steps of so many rows of zeros in one call, if the cell has a form for that."""
@@ -281,7 +291,7 @@ class UnplacedCell(PlacedCell):
     def __init__(self, cell: Cell, error: BaseException) -> None:
         self.cell, self._error = cell, error
         self.run_rows, self.chains, self.prefers_steps, self.reads_spans = None, None, False, False
-        self.is_measured, self.prefers_plain, self._times = False, False, {}
+        self.is_measured, self.prefers_plain, self.goes_by_steps, self._times = False, False, None, {}
         self.limits: Mapping[str, Limits] = {}
 
     def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:

@@ -84,7 +84,7 @@ class Plans:
 
     def of(self, placed: PlacedCell, type_id: int, buffer: Ints) -> Plan:
         """Reads a task: for the fused form of its cell where that goes, else for the plain form."""
-        readers = _readers(placed, buffer)
+        readers = _readers(placed, buffer, self._pads)
         if not readers[0].is_fused and placed.run_rows is not None and placed.prefers_plain:
             self.counts["plain_faster"] += 1
         for reader in readers:
@@ -183,8 +183,8 @@ class Plans:
         return made
 
 
-def _readers(placed: PlacedCell, buffer: Ints) -> list[type[TaskReader]]:
-    """How a task may be read, the best first: the last takes all."""
+def _readers(placed: PlacedCell, buffer: Ints, captures: bool) -> list[type[TaskReader]]:
+    """How a task may be read, the best first: the last takes all. ``captures``: whether steps are captured."""
     if placed.cell.has_spans:
         return [NodeReader]
     is_run, is_fused = buffer[H_STEPS] > 1, placed.run_rows is not None and not placed.prefers_plain
@@ -193,7 +193,8 @@ def _readers(placed: PlacedCell, buffer: Ints) -> list[type[TaskReader]]:
         return [*loops, TaskReader]
     if is_run and buffer[H_STOP_OUTPUT] >= 0:
         return [TaskReader]
-    plain: list[type[TaskReader]] = [StepsReader, TaskReader] if is_run and not placed.cell.has_steps else [TaskReader]
+    goes_by_steps = is_run and (not placed.cell.has_steps or (captures and placed.goes_by_steps))
+    plain: list[type[TaskReader]] = [StepsReader, TaskReader] if goes_by_steps else [TaskReader]
     if not is_fused:
         return plain
     if placed.reads_spans:
@@ -202,4 +203,4 @@ def _readers(placed: PlacedCell, buffer: Ints) -> list[type[TaskReader]]:
         return [FusedReader, *plain]
     if placed.chains is not None:
         return [ChainReader, FusedReader, *plain]
-    return plain if placed.prefers_steps else [FusedStepsReader, FusedReader, *plain]
+    return plain if placed.prefers_steps and not goes_by_steps else [FusedStepsReader, FusedReader, *plain]

@@ -66,7 +66,8 @@ class CompiledStep:
     It is compiled once for each way in which inputs and outputs share tensors (an input lies in its arena, or comes
     from the host), for any number of rows; what torch makes of it may gather, compute and scatter at once. The last row
     of each output's tensor must be one that nobody reads: it takes what is not to be written. A number outside an
-    input's ``limits`` is brought within, as compiled code would read there, or lose the device; its row fails elsewhere.
+    input's ``limits`` is brought within, as compiled code would read there or lose the device; who calls it fails the
+    row.
     """
 
     def __init__(self, cell: Cell, backend: str, limits: Mapping[str, Limits] = MappingProxyType({})) -> None:
