@@ -82,7 +82,7 @@ SECOND = (
     Part("other steps and chains", 240, of_kinds(STEPS, RARE)),
     Part("other kernels", 120, tuple(tests(file) for file in OTHERS)),
     Part("serving", 120, (tests("tests/gpu/test_serving.py"), tests("tests/engine/test_compiled_cells.py"))),
-    Part("fused loops", 120, (tests("tests/engine/test_cuda_fused_loops.py"),)),
+    Part("decoders", 120, (tests("tests/engine/test_cuda_decoders.py"),)),
     benchmark("loops", 90, "--quick"),
     Part("pages", 120, (tests("tests/engine/test_cuda_pages.py"),)),
     *(benchmark(figure, 120, "--quick") for figure in QUICK_FIGURES),
