@@ -203,6 +203,8 @@ def test_only_a_row_that_is_not_finite_fails(settings):
             assert type(error) is CellError and "not finite" in str(error)
             for request, future in ((4, futures[0]), (9, futures[2])):
                 assert_same(future.result(WAIT_S), run_one_by_one(model, request))
+        for requests in ([9, 1, 1], [1, 1, 1]):  # what lies behind their stop is of the one that failed
+            serve(engine, model, requests)
 
 
 def test_what_the_fused_form_does_not_take_the_plain_form_does():
@@ -220,9 +222,16 @@ def test_what_the_fused_form_does_not_take_the_plain_form_does():
 def test_loops_go_through_the_plain_form_where_scratch_rows_do_not_suffice(monkeypatch):
     monkeypatch.setattr("cellrt.worker.device.arenas.MAX_SCRATCH_ROWS", 8)
     module = Counts()
-    model = counter(make(module))
-    with serving(model, LONG_RUNS) as engine:
-        serve(engine, model, [9, 8, 7, 6])
+    made = make(module)
+    model = Unfolder(
+        "all", lambda graph, n: {"every": graph.loop(made, max_steps=MOST_STEPS, until="stop", end=n).h}, 3
+    )
+    expected = {request: run_one_by_one(model, request) for request in (9, 8, 7, 6)}
+    with serving(model) as engine:
+        place(engine, made)
+        module.plain = 0
+        for result, future in zip(expected.values(), engine.submit_many("all", list(expected))):
+            assert_same(future.result(WAIT_S), result)
         counts = engine.statistics()["workers"][1]
     assert counts["unfused"] > 0 and module.plain > 0
 
