@@ -1,7 +1,8 @@
 """What must be shown on a GPU: completion, kernels against their floors, the LSTM of the paper's section 2.7, figures.
 
 ``python -m benchmarks.gpu [--quick] [--only PART] [--dry]`` runs everything, or some parts, on the first GPU and writes
-JSON lines and plots to ``benchmarks/results/<device>/``. A part is ``completion``, ``kernels``, ``lstm``, ``figures``
+JSON lines and plots to ``benchmarks/results/<device>/``. A part is ``completion``, ``kernels``, ``lstm``, ``loops``
+(``gpu_loops.py``), ``figures``
 (``gpu_figures.py``: the paper's, about 8 minutes, 2 with ``--quick``) or one figure, such as ``2.7``. ``--dry`` runs
 the same code on the device "dry" with tiny sizes: its numbers mean nothing, and are kept nowhere. Without matplotlib
 there are no plots: ``gpu_plots.py`` draws the figures from the JSON lines elsewhere.
@@ -27,6 +28,7 @@ from benchmarks.gpu_busy import busy_share
 from benchmarks.gpu_cells import FusedLSTM
 from benchmarks.gpu_figures import FIGURES, measure_figures
 from benchmarks.gpu_kernels import measure_floors, measure_kernels
+from benchmarks.gpu_loops import measure_loops
 from benchmarks.gpu_plots import can_draw, draw_figures
 from benchmarks.gpu_run import folder_of
 from benchmarks.gpu_timing import time_calls, time_captured
@@ -43,7 +45,7 @@ from cellrt.kernels.lstm_step import lstm_step
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.device.worker import CudaWorker
 
-PARTS = ("completion", "kernels", "lstm", "figures", *FIGURES)
+PARTS = ("completion", "kernels", "lstm", "loops", "figures", *FIGURES)
 VOCABULARY = 10_000
 WAIT_S = 120.0
 
@@ -73,6 +75,8 @@ def measure(recorder: Recorder, options: Options, device: str) -> None:
         size = Size(1024, 24, 512, 4 if options.quick else 20) if device != "dry" else Size(8, 5, 4, 2)
         for dtype in (torch.float32, torch.bfloat16):
             measure_lstm(recorder, device, size, dtype)
+    if options.has("loops"):
+        measure_loops(recorder, device, options.quick)
     figures = [name for name in FIGURES if options.has("figures") or options.has(name)]
     try:
         measure_figures(recorder, device, options.treebank, quick=options.quick, names=figures)

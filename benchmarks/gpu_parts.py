@@ -13,7 +13,9 @@ Command = tuple[str, ...]
 FIRST_S = 540.0
 """The first set ends within so many seconds."""
 STEPS = tuple(f"tests/kernels/test_{name}.py" for name in ("lstm_step", "gru_step", "tree_lstm_step", "lstm_chain"))
-OTHERS = tuple(f"tests/kernels/test_{name}.py" for name in ("project_argmax", "sample", "paged_attention", "tuning"))
+OTHERS = tuple(
+    f"tests/kernels/test_{name}.py" for name in ("project_argmax", "sample", "loop_rows", "paged_attention", "tuning")
+)
 USUAL = ("bfloat16", "tf32 and not tf32x3")
 """Kinds of numbers that serve; names in a test's id."""
 RARE = ("float16 and not bfloat16", "tf32x3", "ieee and float32", "not float16 and not float32")
@@ -80,6 +82,8 @@ SECOND = (
     Part("other steps and chains", 240, of_kinds(STEPS, RARE)),
     Part("other kernels", 120, tuple(tests(file) for file in OTHERS)),
     Part("serving", 120, (tests("tests/gpu/test_serving.py"), tests("tests/engine/test_compiled_cells.py"))),
+    Part("decoders", 120, (tests("tests/engine/test_cuda_decoders.py"),)),
+    benchmark("loops", 90, "--quick"),
     Part("pages", 120, (tests("tests/engine/test_cuda_pages.py"),)),
     *(benchmark(figure, 120, "--quick") for figure in QUICK_FIGURES),
 )

@@ -343,11 +343,11 @@ class _Noting(TorchDispatchMode):
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
+        made = [value for value in torch.utils._pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
         if any(
             returned.alias_info is not None and not returned.alias_info.is_write for returned in returns_of(function)
-        ):
+        ) and _share_memory(made, (args, kwargs)):
             return result  # a view
-        made = [value for value in torch.utils._pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
         written = written_by(function, args, kwargs)
         stub = self._stub
         for value in torch.utils._pytree.tree_leaves((args, kwargs, result)):
@@ -371,6 +371,13 @@ class _Noting(TorchDispatchMode):
 
             capture.operations.append(_without_mode(again))
         return result
+
+
+def _share_memory(made: list[torch.Tensor], given: object) -> bool:
+    """Whether what was made lies in what was given: ``to`` and ``reshape`` say they may be views, and may copy."""
+    memory = [value for value in torch.utils._pytree.tree_leaves(given) if isinstance(value, torch.Tensor)]
+    places = {value.untyped_storage().data_ptr() for value in memory}
+    return all(value.untyped_storage().data_ptr() in places for value in made)
 
 
 def _without_mode(function: Callable[[], None]) -> Callable[[], None]:

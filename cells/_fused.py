@@ -132,9 +132,10 @@ def _pack_lstm(*parameters: Tensor) -> PackedWeights:
     return pack_weights(*parameters)
 
 
-def fused_gru() -> FusedStep:
-    """The step of a GRU with the parameters of torch's; without ``weight_ih`` its input is ``gates``."""
-    return FusedStep(_step_gru, _pack_gru, "weight_hh", "bias_hh", "weight_ih", "bias_ih")
+def fused_gru(is_recurrent: bool = False) -> FusedStep:
+    """The step of a GRU with the parameters of torch's; as ``fused_lstm``."""
+    names = ("weight_hh", "bias_hh") if is_recurrent else ("weight_hh", "bias_hh", "weight_ih", "bias_ih")
+    return FusedStep(_step_gru, _pack_gru, *names)
 
 
 def _step_gru(weights: PackedWeights, **arguments: Any) -> None:
@@ -174,9 +175,19 @@ def _pack_tree_lstm(weight_hh: Tensor, bias: Tensor, weight_ih: Tensor | None) -
 
 def gates_of_tokens(table: Tensor, token: StepRows) -> ArenaRows:
     """The rows of a table of gates that tokens name: its last, which ``fold_with_end`` made, for those outside."""
-    tokens = token.values.index_select(0, token.rows)
     end = len(table) - 1
-    return ArenaRows(table, torch.where((tokens >= 0) & (tokens < end), tokens, end), *token[2:])
+    tokens = token.values.index_select(0, token.rows).clamp_(-1, end)
+    return ArenaRows(table, tokens.remainder_(end + 1), *token[2:])
+
+
+def of_layer(given: StepRows, layer: int) -> StepRows:
+    """One layer of rows ``[layers, size]``; rows ``[size]`` are those of the only one."""
+    return given if given.values.dim() == 2 else given._replace(values=given.values[:, layer])
+
+
+def to_read(made: StepRows) -> StepRows:
+    """Rows that were written, and where none was, one that may be read."""
+    return made._replace(rows=made.rows.clamp(min=0))
 
 
 def fold_with_end(embedding: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -240,7 +251,7 @@ def can_fuse(
     """
     weights = list(module.parameters())
     dtype, device = weights[0].dtype, weights[0].device
-    if dtype not in TYPES or not uses_triton(weights[0]) or is_parametrized(module):
+    if dtype not in TYPES or not uses_triton(weights[0]) or any(map(is_parametrized, module.modules())):
         return False
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
         return False

@@ -7,7 +7,7 @@ something else, shall not have them (``cellrt/definition/compiled_form.py``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from cellrt import DefinitionError, RowSpec, rows
-from cellrt.cells._fused import vectors
+from cellrt.cells._fused import fold_with_end, gates_of_tokens, vectors
 from cellrt.cells._gated import GatedModule, States, check_batch_sizes
 from cellrt.cells._host import TOKEN
 from cellrt.cells._torch_layers import find_layer
@@ -33,6 +33,10 @@ from cellrt.cells._weights import (
     own_parameter,
 )
 from cellrt.definition.compiled_form import CompiledForm
+
+if TYPE_CHECKING:
+    from cellrt.definition.fused import StepRows
+    from cellrt.kernels.arena_rows import ArenaRows
 
 
 class WholeCell(GatedModule):
@@ -144,7 +148,7 @@ class TokenCell(GatedModule):
         super().__init__(embedding_size, hidden_size, bias, is_recurrent=True)
         self.embedding = nn.Embedding(num_embeddings, embedding_size)
         self.fold = fold
-        self._table = Derived(fold_table)
+        self._table, self._ended_table = Derived(fold_table), Derived(fold_with_end)
 
     @classmethod
     def from_torch(
@@ -176,6 +180,16 @@ class TokenCell(GatedModule):
         """The gates of every token ``[num_embeddings, gates * hidden_size]``."""
         names = "weight_ih", "bias_ih"
         return self._table.of(own_parameter(self.embedding, "weight"), *(own_parameter(self, name) for name in names))
+
+    def with_gates(self, inputs: Mapping[str, StepRows]) -> dict[str, StepRows | ArenaRows]:
+        """The inputs of a fused step, with rows of the table of gates in place of the token's."""
+        table = self._ended_table.of(self.embedding.weight, self.weight_ih, self.bias_ih)
+        states = {name: inputs[name] for name in self.states}
+        return {"gates": gates_of_tokens(table, inputs["token"]), **states}
+
+    def _takes_tokens(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether a step kernel takes these rows: only with ``fold``."""
+        return self.fold and self._can_fuse(inputs, outputs, {"token": TOKEN})
 
     def _token_gates(self, token: Tensor) -> Tensor:
         """The input half of the gates in plain torch."""

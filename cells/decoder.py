@@ -13,7 +13,7 @@ compiled kernels do not keep logits; without them nothing is computed for them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from cellrt import DefinitionError, RaggedRows, RowSpec, rows
 from cellrt.cells._decoding import Decoder, check_parts
+from cellrt.cells._fused import can_fuse, choose_rows, of_layer, to_read
 from cellrt.cells._gated import check_batch_sizes, unroll
 from cellrt.cells._host import STOP, TOKEN, gru_decoder, lstm_decoder
 from cellrt.cells._recurrence import gru_decode, lstm_decode
@@ -30,6 +31,10 @@ from cellrt.cells.gru import EmbeddingGRUCell, GRUCell
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell
 from cellrt.cells.output import Sample
 from cellrt.definition.compiled_form import CompiledForm, TaskFunction
+from cellrt.definition.fused import reads_outputs, reads_spans
+
+if TYPE_CHECKING:
+    from cellrt.definition.fused import StepRows
 
 
 class _EmbeddingDecoder(Decoder):
@@ -150,6 +155,25 @@ class _EmbeddingDecoder(Decoder):
         )
         return {"token": token_out, "stop": token_out == self.end_token, **dict(zip(states, made, strict=True))}
 
+    def _takes(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether kernels take these rows: only with ``fold``, and without logits and logprobs."""
+        states = dict.fromkeys(self.states, rows(*self._state_shape))
+        given, made = {"token": TOKEN, **states}, {"token": TOKEN, "stop": STOP, **states}
+        return self.first.fold and self.returns_choice_alone and can_fuse(self, inputs, outputs, given, made)
+
+    def _run_layers(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
+        """One step, rows of arenas to rows of arenas: a kernel a layer, and those of the choice."""
+        for layer, cell in enumerate((self.first, *self.others)):
+            states = {name: of_layer(inputs[name], layer) for name in self.states}
+            if layer == 0:
+                given = self.first.with_gates({"token": inputs["token"], **states})
+            else:
+                given = {"x": to_read(of_layer(outputs["h"], layer - 1)), **states}
+            cell._fused.run(cell, given, {name: of_layer(outputs[name], layer) for name in self.states})
+        projection = self.projection
+        top = {"h": of_layer(outputs["h"], self.num_layers - 1)}
+        choose_rows(projection.weight, projection.bias, self.end_token, top, outputs)
+
     def _compiled(self) -> CompiledForm | None:
         if not (self._has_kernel and are_float32_on_cpu(*self.parameters())):
             return None
@@ -194,6 +218,16 @@ class EmbeddingLSTMDecoder(_EmbeddingDecoder):
         """The compiled form of ``steps``: for float32, one layer, a folded table, and neither logits nor logprobs."""
         return self._compiled()
 
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        return self._takes(inputs, outputs)
+
+    @reads_spans
+    @reads_outputs
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
+        """One step by the fused kernels (``cellrt/definition/fused.py``)."""
+        self._run_layers(inputs, outputs)
+
 
 class EmbeddingGRUDecoder(_EmbeddingDecoder):
     """As ``EmbeddingLSTMDecoder``, with a GRU: ``token`` int64 ``[rows]``, ``h`` -> ``token``, ``stop``, ``h``."""
@@ -212,6 +246,16 @@ class EmbeddingGRUDecoder(_EmbeddingDecoder):
     def compiled_form(self) -> CompiledForm | None:
         """The compiled form of ``steps``: for float32, one layer, a folded table, and neither logits nor logprobs."""
         return self._compiled()
+
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        return self._takes(inputs, outputs)
+
+    @reads_spans
+    @reads_outputs
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
+        """One step by the fused kernels (``cellrt/definition/fused.py``)."""
+        self._run_layers(inputs, outputs)
 
 
 class SamplingDecoder(nn.Module):

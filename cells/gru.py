@@ -143,6 +143,12 @@ class EmbeddingGRUCell(_GRU, TokenCell):
     once, and a step only looks up a row of it.
     """
 
+    def __init__(
+        self, num_embeddings: int, embedding_size: int, hidden_size: int, bias: bool = True, *, fold: bool = True
+    ) -> None:
+        super().__init__(num_embeddings, embedding_size, hidden_size, bias, fold=fold)
+        self._fused = fused_gru(is_recurrent=True)
+
     def forward(self, token: Tensor, h: Tensor) -> GRUState:
         """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
         return GRUState(*self._step(token, (h,)))
@@ -154,3 +160,12 @@ class EmbeddingGRUCell(_GRU, TokenCell):
     def compiled_form(self) -> CompiledForm | None:
         """The compiled form of ``steps``, for float32."""
         return self._compiled()
+
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether ``run_rows`` takes these rows, with the weights where they are: only with ``fold``."""
+        return self._takes_tokens(inputs, outputs)
+
+    @reads_spans
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
+        """One step by the fused kernel, which reads the folded table; NaN for tokens outside the embedding."""
+        self._fused.run(self, self.with_gates(inputs), outputs)

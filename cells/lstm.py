@@ -28,18 +28,16 @@ import torch
 from torch import Tensor, nn
 
 from cellrt import RowSpec
-from cellrt.cells._fused import fold_with_end, fused_lstm, gates_of_tokens
+from cellrt.cells._fused import fused_lstm
 from cellrt.cells._gated import GatedModule, TaskFunctions
 from cellrt.cells._gated_cells import InputHalf, RecurrentHalf, TokenCell, WholeCell
-from cellrt.cells._host import TOKEN, lstm_embedded, lstm_gates, lstm_inputs, lstm_tokens
+from cellrt.cells._host import lstm_embedded, lstm_gates, lstm_inputs, lstm_tokens
 from cellrt.cells._recurrence import lstm_run, lstm_run_inputs
-from cellrt.cells._weights import Derived
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.fused import reads_spans
 
 if TYPE_CHECKING:
     from cellrt.definition.fused import IndexedRows, RunSizes, StepRows
-    from cellrt.kernels.arena_rows import ArenaRows
 
 
 class LSTMState(NamedTuple):
@@ -170,7 +168,6 @@ class EmbeddingLSTMCell(_LSTM, TokenCell):
     ) -> None:
         super().__init__(num_embeddings, embedding_size, hidden_size, bias, fold=fold)
         self._fused = fused_lstm(is_recurrent=True)
-        self._ended_table = Derived(fold_with_end)
 
     def forward(self, token: Tensor, h: Tensor, c: Tensor) -> LSTMState:
         """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
@@ -186,20 +183,16 @@ class EmbeddingLSTMCell(_LSTM, TokenCell):
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
         """Whether ``run_rows`` takes these rows, with the weights where they are: only with ``fold``."""
-        return self.fold and self._can_fuse(inputs, outputs, {"token": TOKEN})
+        return self._takes_tokens(inputs, outputs)
 
     @reads_spans
     def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
         """One step by the fused kernel, which reads the folded table; NaN for tokens outside the embedding."""
-        self._fused.run(self, self._with_gates(inputs), outputs)
+        self._fused.run(self, self.with_gates(inputs), outputs)
 
     @reads_spans
     def run_chain_rows(
         self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
     ) -> bool:
         """A run by the chain kernel, if it takes these weights; NaN as in ``run_rows``."""
-        return self._fused.run_chain(self, sizes, self._with_gates(inputs), outputs)
-
-    def _with_gates(self, inputs: Mapping[str, StepRows]) -> dict[str, StepRows | ArenaRows]:
-        table = self._ended_table.of(self.embedding.weight, self.weight_ih, self.bias_ih)
-        return {"gates": gates_of_tokens(table, inputs["token"]), "h": inputs["h"], "c": inputs["c"]}
+        return self._fused.run_chain(self, sizes, self.with_gates(inputs), outputs)

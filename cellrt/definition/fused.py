@@ -58,11 +58,14 @@ class RunSizes(NamedTuple):
 class FusedModule(Protocol):
     """A cell module that reads and writes arena rows itself: the door for fused kernels.
 
-    On a GPU the runtime calls ``run_rows`` instead of ``forward`` for the steps of cell calls and chains. It must do
-    what ``forward`` does to the rows that ``inputs`` name, and put each output into the rows that ``outputs`` name, on
-    the current stream, without waiting for the device and without a shape that depends on values. No row is both read
-    and written in one call, and none is written twice. Loops, ragged inputs and inputs from several places still
-    use ``forward``. If it raises, the task is run again through ``forward``, which finds the rows to blame.
+    On a GPU the runtime calls ``run_rows`` instead of ``forward`` for the steps of cell calls, chains and loops. It
+    must do what ``forward`` does to the rows that ``inputs`` name, and put each output into the rows that ``outputs``
+    name, on the current stream, without waiting for the device and without a shape that depends on values. No row is
+    both read and written in one call, and none is written twice. Ragged inputs and inputs from several places still use
+    ``forward``. If it raises, the task is run again through ``forward``, which finds the rows to blame.
+
+    Rows of a loop that have stopped read rows that they read before, and write none. A number outside what it indexes
+    must do no harm: its row fails.
 
     It is not called where a hook or a subclass changed ``forward``, nor where the module also has a method
     ``can_run_rows(inputs, outputs) -> bool`` that refuses a cell's ``RowSpec`` of each input and output. That is asked
@@ -118,6 +121,20 @@ def is_reading_spans(form: Callable[..., object]) -> bool:
     return getattr(form, SPANS, False)
 
 
-SPANS = "_reads_spans"
+def reads_outputs(form: Form) -> Form:
+    """Marks a ``run_rows`` that reads rows of state that it has written: each row of other outputs has one.
+
+    It is not called where a cell carries anything but what has the same name among inputs and outputs.
+    """
+    setattr(form, OUTPUTS, True)
+    return form
+
+
+def is_reading_outputs(form: Callable[..., object]) -> bool:
+    """Whether it was marked."""
+    return getattr(form, OUTPUTS, False)
+
+
+SPANS, OUTPUTS = "_reads_spans", "_reads_outputs"
 RunRows = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 RunChainRows = Callable[[RunSizes, Mapping[str, IndexedRows], Mapping[str, IndexedRows]], bool]

@@ -1,19 +1,25 @@
-"""Which form of a cell's step is faster on a device, its fused or its plain one, measured when its model is registered.
+"""Which form of a cell's step is faster on a device, its fused or its plain one, measured when its model is registered;
+and whether its runs go over such steps, or through its author's ``steps``.
 
-Both are timed on the device's own clock, without what their launches cost the host: what recurs is captured, and then
-costs it the same.
+Steps are timed on the device's own clock, without what their launches cost the host: what recurs is captured, and then
+costs it the same. An author's run is told its sizes on the host, so hardly any is like another; it is timed with what
+its calls cost the host.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from cellrt.worker.device.device import Work
-from cellrt.worker.device.placement import PlacedCell
+from cellrt.worker.device.placement import EXAMPLE_ROWS, PlacedCell
 
 NUM_SAMPLES = 3
 """How often each form runs to be timed, after a first time that is not; the fastest counts."""
+
+NUM_STEPS = 8
+"""Of an author's run."""
 
 
 def choose_form(placed: PlacedCell, sizes: Sequence[int], elapsed: Callable[[Work], float]) -> None:
@@ -36,6 +42,38 @@ def choose_form(placed: PlacedCell, sizes: Sequence[int], elapsed: Callable[[Wor
         return
     placed.keep_times(fused, plain)
     logging.getLogger("cellrt").info("measured %r", placed)
+
+
+def choose_runs(placed: PlacedCell, elapsed: Callable[[Work], float], wait: Callable[[], object]) -> None:
+    """Times a run of zeros by its author's ``steps``, and as many single steps; runs go the faster way, for good.
+
+    ``wait`` returns when the device has done what this thread gave it. A cell without ``steps`` is left as it is, and
+    so is one with ragged inputs, spans or pages, one that raises, and one that was timed before.
+    """
+    cell = placed.cell
+    is_by_row = not cell.has_spans and not any(spec.ragged for spec in cell.inputs.values())
+    if not cell.has_steps or not is_by_row or placed.goes_by_steps is not None:
+        return
+    rows = cell.batch_sizes[-1] if cell.batch_sizes else min(EXAMPLE_ROWS, cell.max_batch)
+    try:
+        steps_s = NUM_STEPS * _fastest(placed.example_step(rows), elapsed)
+        run = placed.authors_run(rows, NUM_STEPS)
+        run_s = min([_wall_time(run, wait) for _ in range(1 + NUM_SAMPLES)][1:])
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # whatever a cell raises
+        return
+    placed.goes_by_steps = steps_s < run_s
+    said = "cell %r: %d steps of %d rows %.1f us captured, by its own method %.1f us"
+    logging.getLogger("cellrt").info(said, cell.name, NUM_STEPS, rows, 1e6 * steps_s, 1e6 * run_s)
+
+
+def _wall_time(run: Callable[[], object], wait: Callable[[], object]) -> float:
+    wait()
+    start = time.perf_counter()
+    run()
+    wait()
+    return time.perf_counter() - start
 
 
 def _fastest(step: Callable[[], object], elapsed: Callable[[Work], float]) -> float:

@@ -9,7 +9,7 @@ import torch
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.worker.build_forms import build_forms
-from cellrt.worker.choose_form import choose_form
+from cellrt.worker.choose_form import choose_form, choose_runs
 from cellrt.worker.device.device import Device, Work
 from cellrt.worker.device.placement import PlacedCell
 from cellrt.worker.torch_state import torch_threads
@@ -69,6 +69,7 @@ def _measure_on(device: Device, cell: Cell) -> dict[int, float]:
             return times
         build_forms(placed)
         choose_form(placed, _sizes(cell), device.elapsed)
+        choose_runs(placed, device.elapsed, wait)
         for rows in _sizes(cell):
             try:
                 times[rows] = _time_step(placed, rows, wait)

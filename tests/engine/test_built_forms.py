@@ -17,6 +17,7 @@ from cellrt.definition.fused import IndexedRows, RunSizes, SpannedRows
 from cellrt.definition.spans import PagedRows
 from cellrt.definition.spec import RowSpec, grows
 from cellrt.kernels import lstm_chain, tiles
+from cellrt.kernels.loop_rows import LoopTask, begin, go_on
 from cellrt.kernels.paged_attention import Pages, Spans, append_pages, paged_attention
 from cellrt.worker.build_forms import build_forms, classes_of_rows
 from cellrt.worker.device.placement import PlacedCell
@@ -95,6 +96,17 @@ def test_no_run_is_compiled_while_serving(name: str, words: Tensor) -> None:
                 given = {key: served_rows(spec, words, shift, counts[key]) for key, spec in placed.cell.inputs.items()}
                 made = {key: served_rows(spec, words, 7 + shift, positions) for key, spec in STATE.items()}
                 placed.chains.run(RunSizes(sizes, words[shift : shift + len(sizes)]), given, made)
+
+
+@needs_compiler
+def test_no_loop_is_compiled_while_serving(words: Tensor) -> None:
+    """What runs between two of its steps."""
+    with nothing_compiled_after_building("EmbeddingLSTMDecoder"):
+        for count in SERVED:
+            flags = torch.zeros(count, dtype=torch.bool)
+            task = LoopTask(words[count % 3 :], count, 3, 4, 1, count, -1, 1)
+            found = begin(task, flags, flags)
+            go_on(task, found, count, flags, flags)
 
 
 class Attends(nn.Module):

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from benchmarks.stub_cuda import StubCuda
 from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.graph.unfolder import Unfolder
-from cellrt.worker.choose_form import NUM_SAMPLES, choose_form
+from cellrt.worker.choose_form import NUM_SAMPLES, choose_form, choose_runs
 from cellrt.worker.device.cuda import CudaDevice
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.device.placement import Forms, PlacedCell
 from tests.engine.helpers import WAIT_S, close_and_check
 from tests.engine.models import WIDTH
+from tests.engine.test_cuda_chains import RUNS
 from tests.engine.test_cuda_ragged import Spanned
-from tests.engine.test_cuda_worker import FusedAdd, add_twice, device_engine, devices_of
+from tests.engine.test_cuda_worker import FusedAdd, add_twice, device_engine, devices_of, serve
 
 CPU = torch.device("cpu")
 INPUTS = {"x": (WIDTH,), "h": (WIDTH,)}
@@ -146,3 +150,76 @@ def test_a_device_is_busy_until_all_is_launched(monkeypatch):
         )
         assert device.elapsed(lambda: order.append("work")) == 1e-3
     assert order == ["sleep", "event", "work", "event"]
+
+
+class Sum(NamedTuple):
+    h: Tensor
+
+
+class AddsRuns(nn.Module):
+    """With a form of its own for runs; ``calls``: how often that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.raises = 0, False
+
+    def __deepcopy__(self, memo: object) -> AddsRuns:
+        return self
+
+    def forward(self, x: Tensor, h: Tensor) -> Sum:
+        return Sum(x + 0.5 * h)
+
+    def steps(self, batch_sizes: list[int], x: Tensor, h: Tensor) -> Sum:
+        self.calls += 1
+        if self.raises:
+            raise ValueError("no run")
+        made, start = [], 0
+        for size in batch_sizes:
+            h = x[start : start + size] + 0.5 * h[:size]
+            made.append(h)
+            start += size
+        return Sum(torch.cat(made))
+
+
+@pytest.mark.parametrize(("step_s", "by_steps"), [(1e-9, True), (10.0, False)])
+def test_runs_go_over_captured_steps_where_the_authors_own_form_of_them_takes_longer(step_s, by_steps):
+    module = AddsRuns()
+    placed, waits = PlacedCell(cell(module, INPUTS, max_batch=512), CPU), []
+    module.calls = 0
+
+    def elapsed(work: Callable[[], None]) -> float:
+        work()
+        return step_s
+
+    choose_runs(placed, elapsed, lambda: waits.append(module.calls))
+    assert placed.goes_by_steps is by_steps
+    assert module.calls == 1 + NUM_SAMPLES and waits == [0, 1, 1, 2, 2, 3, 3, 4]
+    choose_runs(placed, lambda work: pytest.fail("measured again"), lambda: None)
+
+
+@pytest.mark.parametrize("module", [AddsRuns(), FusedAdd()])
+def test_a_cell_that_has_no_such_form_or_refuses_zeros_is_left_as_it_is(module):
+    placed = PlacedCell(cell(module, INPUTS, max_batch=512), CPU)
+    module.raises = True
+    choose_runs(placed, lambda work: work() or 1.0, lambda: None)
+    assert placed.goes_by_steps is None
+
+
+@pytest.mark.parametrize("by_steps", [True, False])
+def test_ragged_runs_of_a_cell_with_a_form_of_its_own_share_captures_of_steps(by_steps):
+    """Otherwise each is a layout of its own, and hardly any of them comes again."""
+    module, draw = AddsRuns(), random.Random(2)
+    made = cell(module, INPUTS, max_batch=16)
+    model = Unfolder("chain", lambda graph, x: {"every": graph.chain(made, x=x).h}, torch.zeros(2, WIDTH))
+    options = DeviceOptions(ring_bytes=1 << 18, capture_after=1)
+    engine = device_engine("dry", 1, options, settings=RUNS, arena_bytes=1 << 20)
+    engine.register(model, warm_up=False)
+    serve(engine, model, [torch.randn(1, WIDTH)])
+    engine._manager.workers[0]._device.placements.of(made).goes_by_steps = by_steps
+    module.calls = 0
+    for _ in range(25):
+        serve(engine, model, [torch.randn(draw.randint(1, 9), WIDTH) for _ in range(draw.randint(2, 9))])
+    counts = engine._manager.workers[0].counts()
+    close_and_check(engine)
+    assert (counts["captures"] <= 14) == by_steps
+    assert (module.calls == 0) == by_steps

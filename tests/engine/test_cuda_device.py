@@ -74,6 +74,19 @@ class HalvesRows(nn.Module):
         out.values.index_copy_(0, torch.where(out.rows < 0, len(out.values) - 1, out.rows), value)
 
 
+class CountsRows(nn.Module):
+    """A loop's cell for rows of arenas."""
+
+    def forward(self, n: Tensor, seen: Tensor) -> Countdown:
+        return count_down(n, seen)
+
+    def run_rows(self, inputs, outputs):
+        n, seen = (rows.values.index_select(0, rows.rows) for rows in (inputs["n"], inputs["seen"]))
+        for name, value in count_down(n, seen)._asdict().items():
+            values, numbers = outputs[name]
+            values.index_copy_(0, torch.where(numbers < 0, len(values) - 1, numbers), value)
+
+
 class Countdown(NamedTuple):
     n: Tensor
     seen: Tensor
@@ -97,10 +110,12 @@ def test_tasks_that_compiled_code_launches_give_what_their_nodes_give(stub_engin
     state = {"x": (WIDTH,), "h": (WIDTH,)}
     number = rows(dtype=torch.int64)
     counting = cell(count_down, {"n": number, "seen": number}, max_batch=8)
+    fused = cell(CountsRows(), {"n": number, "seen": number}, max_batch=8)
     models = [
         chain_model("plain", cell(halve, state, max_batch=8)),
         chain_model("fused", cell(HalvesRows(), state, max_batch=8, finite=["h"])),
         Unfolder("loop", lambda graph, request: every_step(graph, counting, request), 1),
+        Unfolder("fused loop", lambda graph, request: every_step(graph, fused, request), 1),
     ]
     engine = device_engine("dry", 2, options, settings=SchedulerSettings(join_budget_s=1.0, min_run_s=1.0))
     for model in models:
@@ -110,6 +125,7 @@ def test_tasks_that_compiled_code_launches_give_what_their_nodes_give(stub_engin
         serve(engine, models[0], [torch.randn(1 + k % 5, WIDTH, generator=generator) for k in range(8)])
         serve(engine, models[1], [torch.randn(1 + k % 5, WIDTH, generator=generator) for k in range(8)])
         serve(engine, models[2], [k % 5 for k in range(8)])
+        serve(engine, models[3], [k % 5 for k in range(8)])
     counts = [worker.counts() for worker in engine._manager.workers]
     close_and_check(engine)
     assert stub_engines.races == []
@@ -136,6 +152,17 @@ def test_rows_of_another_device_are_there_when_they_are_read(stub):
     run(device, lambda: made.append(device.fetch(arena, torch.tensor([1, 5])) + 1))
     assert torch.equal(made[0], arena[[1, 5]] + 1)
     assert stub.races == []
+
+
+def test_the_stand_in_repeats_what_is_no_view(stub):
+    """``to`` and ``reshape`` may return a view, and copy otherwise."""
+    device, values, made = open_device(), torch.arange(6.0).view(2, 3), []
+    with device.entered():
+        captured = device.capture(lambda: made.append((values.to(torch.int32) + 1, values.t().reshape(6) + 1)))
+        values.add_(10)
+        captured.replay()
+    whole, turned = made[-1]
+    assert torch.equal(whole, values.to(torch.int32) + 1) and torch.equal(turned, values.t().reshape(6) + 1)
 
 
 def test_the_stand_in_sees_a_race(stub):

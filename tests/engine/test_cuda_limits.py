@@ -87,20 +87,27 @@ def test_a_token_that_a_request_brings(token):
     only_the_third_fails(model, [1, 2, token, 3])
 
 
-def test_a_token_that_a_cell_made():
+as_it_is_or_compiled = pytest.mark.parametrize(
+    "options", [{}, {"compiled": True, "compile_backend": "eager"}], ids=["as it is", "compiled"]
+)
+
+
+@as_it_is_or_compiled
+def test_a_token_that_a_cell_made(options):
     following = cell(lambda token: token + 3, {"token": TOKEN}, max_batch=8)
     made = cell(Words(), {"token": TOKEN}, max_batch=8)
     model = Unfolder("words", lambda graph, request: made(token=following(token=request)), 1)
-    only_the_third_fails(model, [1, 2, 5, 3])
+    only_the_third_fails(model, [1, 2, 5, 3], **options)
 
 
-def test_a_token_that_a_loop_carries():
+@as_it_is_or_compiled
+def test_a_token_that_a_loop_carries(options):
     made = cell(Walks(last=2), {"token": TOKEN}, max_batch=8)
 
     def unfold(graph, request):
         return {"last": graph.loop(made, until="stop", max_steps=9, token=request).last.token}
 
-    only_the_third_fails(Unfolder("walk", unfold, 1), [1, 0, 4, 2])
+    only_the_third_fails(Unfolder("walk", unfold, 1), [1, 0, 4, 2], **options)
 
 
 def test_a_token_in_a_list():

@@ -14,6 +14,7 @@ from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.gate_weights import PackedWeights
 from cellrt.kernels.gru_step import gru_step
 from cellrt.kernels.gru_step import pack_weights as pack_gru
+from cellrt.kernels.loop_rows import LoopTask, begin, go_on
 from cellrt.kernels.lstm_chain import lstm_chain, make_scratch
 from cellrt.kernels.lstm_step import lstm_step
 from cellrt.kernels.lstm_step import pack_weights as pack_lstm
@@ -130,6 +131,14 @@ def append(count: int, shift: int) -> None:
     append_pages(where, spans, rows, rows)
 
 
+def loop(count: int, shift: int) -> None:
+    """Of any number of inputs and outputs, with flags and stops or without."""
+    words, flags = numbers(16 * count + 40, shift), torch.zeros(8, dtype=torch.bool)
+    task = LoopTask(words, count, count % 3, count % 5, shift, shift, shift - 1, count % 2 - 1)
+    found = begin(task, flags, flags)
+    go_on(task, found, count % 7, flags, flags)
+
+
 LAUNCHERS: dict[str, Launcher] = {
     "lstm": step_lstm,
     "lstm of gates": step_gates,
@@ -140,6 +149,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "sample": draw,
     "attention": attend,
     "append": append,
+    "loop": loop,
 }
 
 

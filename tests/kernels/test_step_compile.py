@@ -1,6 +1,7 @@
 """The largest and the smallest tile of each step: the others are compiled by the slow test_planned_forms.py."""
 
 import importlib
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.gate_weights import Precision
 from cellrt.kernels.tiles import candidates
-from tests.kernels.ahead import Launch, compile_ahead, compile_everywhere, needs_compiler, recorded_launches
+from tests.kernels.ahead import Compiled, Launch, compile_ahead, compile_everywhere, needs_compiler, recorded_launches
 
 pytestmark = needs_compiler
 HIDDEN, ROWS = 1024, 512
@@ -19,6 +20,8 @@ STATES = {
     "tree_lstm_step": ("h_left", "h_right", "c_left", "c_right", "h_out", "c_out"),
 }
 GATES = {"lstm_step": 4, "gru_step": 3, "tree_lstm_step": 5}
+LOADS = {"lstm_step": 2, "gru_step": 4, "tree_lstm_step": 3}
+"""Loads of a block: the gathered rows, and weights of each section; a GRU's last for both of its sums."""
 A100_SHARED_BYTES = 166_912
 
 
@@ -53,9 +56,28 @@ def largest_tiles() -> Iterator[object]:
 
 @pytest.mark.parametrize(("operation", "kind"), list(largest_tiles()))
 def test_largest_tile_uses_the_tensor_cores(operation: str, kind: tuple[torch.dtype, Precision]) -> None:
-    compiled = compile_ahead(launches_of(operation, *kind, ROWS)[0], 90)
+    launch = launches_of(operation, *kind, ROWS)[0]
+    compiled = compile_ahead(launch, 90)
     assert compiled.stack_bytes == 0
     assert "wgmma.mma_async" in compiled.ptx
+    assert stages_in_flight(compiled, LOADS[operation]) == launch.options["num_stages"] - 2 >= 2
+
+
+@pytest.mark.parametrize("operation", STATES)
+def test_x_and_h_go_through_one_pipeline_of_six_stages(operation: str) -> None:
+    """Of the smallest tile, the same on devices that have no asynchronous tensor cores."""
+    launch = launches_of(operation, torch.bfloat16, "ieee", 16)[-1]
+    assert launch.options["num_stages"] == 6
+    compiled = compile_ahead(launch, 80)
+    assert stages_in_flight(compiled, LOADS[operation]) == 4
+    assert compiled.ptx.count("cp.async.wait_group") == 2  # in the loop, and behind it: x and h have no loop each
+
+
+def stages_in_flight(compiled: Compiled, loads: int) -> int:
+    """Blocks of the product that are on their way while one is multiplied and the next is there."""
+    waits = [int(number) for number in re.findall(r"cp\.async\.wait_group\s+(\d+);", compiled.ptx)]
+    assert max(waits) % loads == 0
+    return max(waits) // loads
 
 
 def test_fewer_rows_never_get_a_larger_tile() -> None:

@@ -51,8 +51,17 @@ class FusedOperations(Operations):
         for k, output in enumerate(self._signature.outputs):
             if output.results:
                 self._deliver(k, output, self._arena(output.kind))
+        parts = [self._stops()] if self._signature.stop != NOWHERE else []
         if self._signature.tells_bad:
-            self._answer([torch.cat([part.to(torch.int32) for part in bad]) | self._outside()])
+            parts.append(torch.cat([part.to(torch.int32) for part in bad]) | self._outside())
+        if parts:
+            self._answer(parts)
+
+    def _stops(self) -> torch.Tensor:
+        """Whether each row says stop, of a task of one step of which some are of loops."""
+        output, rows = self._signature.outputs[self._signature.stop], self._signature.sizes[0]
+        where = self._slice(output.rows_at, rows).clamp(min=0)
+        return self._arena(output.kind).index_select(0, where).reshape(rows) != 0
 
     def _store(self, output: OutputSignature, value: torch.Tensor) -> None:
         """Every position has a row, but those that nobody reads have none: they go where nobody looks."""

@@ -8,7 +8,7 @@ else reads has one of its own until it is downloaded.
 from __future__ import annotations
 
 from cellrt.core import task_layout as layout
-from cellrt.core.tables import HOST, MIXED
+from cellrt.core.tables import HOST
 from cellrt.worker.device import words
 from cellrt.worker.device.packing import Packing, TaskReader
 from cellrt.worker.device.shape import FUSED, SPANS, InputShape, OutputShape
@@ -19,6 +19,12 @@ SPAN = 2
 
 class CannotFuseError(Exception):
     """The task must run through the cell's plain form."""
+
+
+def check_place(given: InputShape, location: int) -> None:
+    """Raises CannotFuseError for rows of several or of other places, and for ragged ones."""
+    if given.num_offsets >= 0 or given.source not in (-2, HOST, location):
+        raise CannotFuseError
 
 
 class FusedReader(TaskReader):
@@ -35,9 +41,7 @@ class FusedReader(TaskReader):
         return super().read()
 
     def _input(self, number: int, kind: int, given: InputShape) -> InputSignature:
-        is_here = given.source in (-2, HOST, self._location) and given.source != MIXED
-        if self._shape.is_loop or given.num_offsets >= 0 or not is_here:
-            raise CannotFuseError
+        check_place(given, self._location)
         return super()._input(number, kind, given)
 
     def _output(self, number: int, kind: int, made: OutputShape) -> OutputSignature:
@@ -66,7 +70,7 @@ class FusedReader(TaskReader):
         if name in cell.finite and self.keeps_finite:
             self._operations.append((words.RANGE, at, 0, 0, layout.H_POSITIONS, shape.positions, first + used))
             used, results = used + shape.positions, 0
-        elif name in cell.carry.values() or name in cell.finite:
+        elif name in cell.carry.values() or name in cell.finite or number == shape.stop:
             self._operations.append((words.TURNS, at, *fields, shape.positions, first + used))
             used += 2 * shape.rows
         else:

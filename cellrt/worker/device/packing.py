@@ -111,6 +111,8 @@ class TaskReader:
 
     form = PLAIN
     is_fused = False
+    padding_steps = 1
+    """Steps of a loop that the rows take which are padding."""
 
     def __init__(
         self,
@@ -148,7 +150,7 @@ class TaskReader:
         )
         lengths_at, answers_at = NOWHERE, NOWHERE
         if shape.is_loop:
-            lengths_at = self._copy(layout.H_LENGTHS, layout.H_ROWS, shape.rows, 1)
+            lengths_at = self._copy(layout.H_LENGTHS, layout.H_ROWS, shape.rows, self.padding_steps)
         tells_bad = not shape.is_loop and (bool(cell.finite) or self._reads_unchecked())
         answers = self._num_answers(tells_bad)
         if answers:

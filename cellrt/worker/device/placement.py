@@ -24,6 +24,7 @@ from cellrt.definition.fused import (
     RunSizes,
     SpannedRows,
     StepRows,
+    is_reading_outputs,
     is_reading_spans,
 )
 from cellrt.definition.snapshot import FunctionSnapshot
@@ -77,6 +78,7 @@ class PlacedCell:
     """A cell with its weights on a device. ``call`` is as ``Cell.run``; ``steps`` as ``Cell.run_steps``.
 
     Attributes:
+        device: where its weights are.
         limits: of its integer inputs, by name.
         run_rows: its fused form, or the compiled one; None: it has neither.
         chains: its form for whole runs, if it has one.
@@ -84,13 +86,15 @@ class PlacedCell:
         is_measured: whether ``run_rows`` is to be used only where it measures faster than the plain form.
         prefers_plain: whether the plain form did.
         prefers_steps: whether its author's ``steps`` takes runs, and ``run_rows`` only single steps.
+        goes_by_steps: whether runs go over captured steps all the same, as those measured faster than ``steps``.
     """
 
     def __init__(self, cell: Cell, device: torch.device, forms: Forms = Forms()) -> None:  # noqa: B008 - immutable
         self.cell = cell
-        self._device = device
+        self.device = device
         self._names_device = False
         self.prefers_steps, self.is_measured, self.prefers_plain = False, forms.fused is None, False
+        self.goes_by_steps: bool | None = None
         self._times: dict[int, tuple[float, float]] = {}
         self.limits = find_limits(cell)
         if device.type != "cpu":
@@ -125,13 +129,13 @@ class PlacedCell:
             for arena, output in zip(made.values(), outputs):
                 arena.values.index_copy_(0, arena.rows, output)
 
-        inputs = self.cell.example_inputs(rows, str(self._device))
+        inputs = self.cell.example_inputs(rows, str(self.device))
         is_by_row = not self.cell.has_spans and not any(spec.ragged for spec in self.cell.inputs.values())
         return step if is_by_row else lambda: self.call(inputs)
 
     def step_of_nodes(self, nodes: int, rows: int, keys: int) -> Callable[[], object]:
         """A step of a cell that is told which rows are of one node: see ``zero_nodes``."""
-        inputs = zero_nodes(self.cell.inputs.values(), nodes, rows, keys, str(self._device))
+        inputs = zero_nodes(self.cell.inputs.values(), nodes, rows, keys, str(self.device))
         return lambda: self.call(inputs)
 
     def fused_step(self, rows: int) -> Callable[[], object]:
@@ -142,6 +146,14 @@ class PlacedCell:
         given, made = self._example_rows(rows, False)
         return lambda: run_rows(self._as_served(given), self._as_served(made))
 
+    def authors_run(self, rows: int, steps: int) -> Callable[[], object]:
+        """So many steps of so many rows of zeros by its author's ``steps``."""
+        inputs = [
+            zeros(spec, self.device, rows if name in self.cell.carry else rows * steps)
+            for name, spec in self.cell.inputs.items()
+        ]
+        return lambda: self.steps([rows] * steps, inputs)
+
     def example_run(self, rows: int, steps: int) -> Callable[[], bool] | None:
         """So many steps of so many rows of zeros in one call, if the cell has a form for that."""
         chains = self.chains
@@ -150,7 +162,7 @@ class PlacedCell:
         given, made = self._example_rows(rows * steps, False)
         for name in self.cell.carry:
             given[name] = IndexedRows(given[name].values, given[name].rows[:rows])
-        sizes = RunSizes((rows,) * steps, torch.full((steps,), rows, device=self._device))
+        sizes = RunSizes((rows,) * steps, torch.full((steps,), rows, device=self.device))
         return lambda: chains.run(sizes, given, made)
 
     def keep_times(self, fused: Mapping[int, float], plain: Mapping[int, float]) -> None:
@@ -181,7 +193,7 @@ class PlacedCell:
         if not self.reads_spans:
             return given
         count = len(next(iter(given.values())).rows)
-        span = torch.tensor([0, count], device=self._device)
+        span = torch.tensor([0, count], device=self.device)
         return {name: SpannedRows(values, rows, count, span) for name, (values, rows) in given.items()}
 
     @torch.inference_mode()
@@ -197,11 +209,11 @@ class PlacedCell:
         tensors = {}
         for spec, is_ring in dict.fromkeys(homes):
             with torch.inference_mode(is_ring):
-                tensors[spec, is_ring] = zeros(spec, self._device, homes.count((spec, is_ring)) * rows + 1)
+                tensors[spec, is_ring] = zeros(spec, self.device, homes.count((spec, is_ring)) * rows + 1)
         made = []
         for number, home in enumerate(homes):
             first = homes[:number].count(home) * rows
-            made.append(IndexedRows(tensors[home], torch.arange(first, first + rows, device=self._device)))
+            made.append(IndexedRows(tensors[home], torch.arange(first, first + rows, device=self.device)))
         return dict(zip(cell.inputs, made)), dict(zip(cell.outputs, made[len(cell.inputs) :]))
 
     def _compile(self, backend: str) -> None:
@@ -229,7 +241,7 @@ class PlacedCell:
         """A step with its gather and scatter, for inputs from the arenas and from the host."""
         cell = copy.copy(self.cell)
         cell.module = as_function(cell.module)
-        step = CompiledStep(cell, backend)
+        step = CompiledStep(cell, backend, self.limits)
         for from_host in (False, True):
             step.compile(*self._example_rows(self._most_rows, from_host))
         return step
@@ -245,7 +257,7 @@ class PlacedCell:
                 self._most_rows,
                 cell.batch_sizes[0] if cell.batch_sizes else 1,
             ):  # torch makes one for one row
-                cell.run(*cell.example_inputs(rows, str(self._device)))
+                cell.run(*cell.example_inputs(rows, str(self.device)))
         cell.module = function
         return cell
 
@@ -259,17 +271,17 @@ class PlacedCell:
 
         That costs a little at each operation, so it is done only for cells that need it.
         """
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             return run()
         if not self._names_device:
             try:
                 return run()
             except RuntimeError:
-                with self._device:
+                with self.device:
                     outputs = run()
                 self._names_device = True
                 return outputs
-        with self._device:
+        with self.device:
             return run()
 
 
@@ -279,7 +291,7 @@ class UnplacedCell(PlacedCell):
     def __init__(self, cell: Cell, error: BaseException) -> None:
         self.cell, self._error = cell, error
         self.run_rows, self.chains, self.prefers_steps, self.reads_spans = None, None, False, False
-        self.is_measured, self.prefers_plain, self._times = False, False, {}
+        self.is_measured, self.prefers_plain, self.goes_by_steps, self._times = False, False, None, {}
         self.limits: Mapping[str, Limits] = {}
 
     def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
@@ -326,6 +338,8 @@ def _fused_form(cell: Cell) -> RunRows | None:
     module: object = cell.module
     if not isinstance(module, FusedModule) or is_changed(module, "run_rows"):
         return None
+    if is_reading_outputs(module.run_rows) and not _carries_by_name(cell):
+        return None
     can_run_rows: Callable[..., bool] | None = getattr(module, "can_run_rows", None)
     return module.run_rows if can_run_rows is None or can_run_rows(cell.inputs, cell.outputs) else None
 
@@ -335,9 +349,12 @@ def _chain_form(cell: Cell, always: bool | None) -> Chains | None:
     module: object = cell.module
     if always is False or not isinstance(module, ChainModule) or is_changed(module, "run_chain_rows"):
         return None
-    if {name: name for name, spec in cell.inputs.items() if cell.outputs.get(name) == spec} != cell.carry:
-        return None
-    return Chains(module.run_chain_rows, always)
+    return Chains(module.run_chain_rows, always) if _carries_by_name(cell) else None
+
+
+def _carries_by_name(cell: Cell) -> bool:
+    """Whether a cell carries all that has the same name and rows among inputs and outputs, and nothing else."""
+    return {name: name for name, spec in cell.inputs.items() if cell.outputs.get(name) == spec} == cell.carry
 
 
 def _reads_spans(cell: Cell, run_rows: RunRows | None, chains: Chains | None) -> bool:

@@ -26,6 +26,7 @@ from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import launch, step_words, words
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.fused_reading import CannotFuseError, ChainReader, ExactSpanReader, FusedReader, SpanReader
+from cellrt.worker.device.loop_reading import LoopReader, SpanLoopReader
 from cellrt.worker.device.node_reading import NodeReader
 from cellrt.worker.device.packing import Packing, TaskReader, Transfer
 from cellrt.worker.device.placement import PlacedCell
@@ -83,7 +84,7 @@ class Plans:
 
     def of(self, placed: PlacedCell, type_id: int, buffer: Ints) -> Plan:
         """Reads a task: for the fused form of its cell where that goes, else for the plain form."""
-        readers = _readers(placed, buffer)
+        readers = _readers(placed, buffer, self._pads)
         if not readers[0].is_fused and placed.run_rows is not None and placed.prefers_plain:
             self.counts["plain_faster"] += 1
         for reader in readers:
@@ -182,15 +183,19 @@ class Plans:
         return made
 
 
-def _readers(placed: PlacedCell, buffer: Ints) -> list[type[TaskReader]]:
-    """How a task may be read, the best first: the last takes all."""
+def _readers(placed: PlacedCell, buffer: Ints, captures: bool) -> list[type[TaskReader]]:
+    """How a task may be read, the best first: the last takes all. ``captures``: whether steps are captured."""
     if placed.cell.has_spans:
         return [NodeReader]
-    if buffer[H_IS_LOOP] or buffer[H_STOP_OUTPUT] >= 0:
+    is_run, is_fused = buffer[H_STEPS] > 1, placed.run_rows is not None and not placed.prefers_plain
+    if buffer[H_IS_LOOP]:
+        loops: list[type[TaskReader]] = [SpanLoopReader if placed.reads_spans else LoopReader] if is_fused else []
+        return [*loops, TaskReader]
+    if is_run and buffer[H_STOP_OUTPUT] >= 0:
         return [TaskReader]
-    is_run = buffer[H_STEPS] > 1
-    plain: list[type[TaskReader]] = [StepsReader, TaskReader] if is_run and not placed.cell.has_steps else [TaskReader]
-    if placed.run_rows is None or placed.prefers_plain:
+    goes_by_steps = is_run and (not placed.cell.has_steps or (captures and placed.goes_by_steps))
+    plain: list[type[TaskReader]] = [StepsReader, TaskReader] if goes_by_steps else [TaskReader]
+    if not is_fused:
         return plain
     if placed.reads_spans:
         return [SpanReader, ExactSpanReader, *plain]
@@ -198,4 +203,4 @@ def _readers(placed: PlacedCell, buffer: Ints) -> list[type[TaskReader]]:
         return [FusedReader, *plain]
     if placed.chains is not None:
         return [ChainReader, FusedReader, *plain]
-    return plain if placed.prefers_steps else [FusedStepsReader, FusedReader, *plain]
+    return plain if placed.prefers_steps and not goes_by_steps else [FusedStepsReader, FusedReader, *plain]

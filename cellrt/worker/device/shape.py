@@ -22,10 +22,11 @@ from cellrt.definition.cell import Cell
 LEAST_ROWS = 16
 """Rows that a span may have at least: a kernel's programs have no fewer, so fewer cost it as much."""
 
-PLAIN, FUSED, SPANS, RUN, NODES = range(5)
+PLAIN, FUSED, SPANS, RUN, NODES, LOOP = range(6)
 """How a task is read: for the plain form of its cell, for one that reads and writes arena rows of which the host knows
 how many there are, or for one to which the device says that; or, a run, step by step in either of the first two; or, of
-a cell that is told which rows are of one node, for its plain form, with that."""
+a cell that is told which rows are of one node, for its plain form, with that; or, a loop's, for a form to which the
+device says how many rows there are."""
 
 # Rules: what a shape depends on besides the task; behind them the numbers of rows that the cell takes, if it names
 # them, and for each input whether it has pages.
@@ -148,9 +149,10 @@ def _find_numbers(buffer, rules, shape):  # type: ignore[no-untyped-def]
     """Writes the numbers of rows, steps and positions."""
     rows, steps, positions = buffer[layout.H_ROWS], buffer[layout.H_STEPS], buffer[layout.H_POSITIONS]
     is_packed, num_nodes = steps > 1 and buffer[layout.H_IS_LOOP] == 0, buffer[layout.H_NUM_SPANS]
-    if rules[FORM] == SPANS and rules[PADS]:
+    if (rules[FORM] == SPANS or rules[FORM] == LOOP) and rules[PADS]:
         rows = min(max(LEAST_ROWS, _power_of_two(rows)), max(rows, rules[MOST_ROWS]))
-        steps, positions = _padded_size(steps), max(rows, _padded_size(positions) if is_packed else 0)
+        steps = steps if rules[FORM] == LOOP else _padded_size(steps)
+        positions = max(rows, _padded_size(positions) if is_packed else 0)
     elif rules[FORM] == NODES:
         if num_nodes == rows:
             num_nodes = rows = _pad_rows(rules, rows)
@@ -167,7 +169,7 @@ def _count(rules, shape, count):  # type: ignore[no-untyped-def]
     """How many rows are stored or shown where ``count`` are wanted."""
     if count == 0 or not rules[PADS]:
         return count
-    least = min(LEAST_ROWS, shape[POSITIONS]) if rules[FORM] == SPANS else 0
+    least = min(LEAST_ROWS, shape[POSITIONS]) if rules[FORM] == SPANS or rules[FORM] == LOOP else 0
     return max(least, _padded_size(count))
 
 
@@ -200,7 +202,7 @@ def _find_output(buffer, rules, shape, record, at):  # type: ignore[no-untyped-d
     is_loop = buffer[layout.H_IS_LOOP] != 0
     is_whole = stores == buffer[layout.H_ROWS if is_loop else layout.H_POSITIONS]
     padded = 0
-    if rules[FORM] == PLAIN or rules[FORM] == NODES:
+    if rules[FORM] == PLAIN or rules[FORM] == NODES or rules[FORM] == LOOP:
         padded = (shape[ROWS] if is_loop else shape[POSITIONS]) if is_whole else _count(rules, shape, stores)
     if rules[FORM] == RUN:
         padded, is_whole = stores > 0, False

@@ -87,3 +87,7 @@ class Signature(NamedTuple):
     """Of a cell that is told which rows are of one node: how many there are, the padding included."""
     nodes_at: int = NOWHERE
     """First word of what it is told (``node_reading.py``), else NOWHERE."""
+    plan_at: int = NOWHERE
+    """Of a fused loop: first word of where its steps' rows lie (``loop_reading.py``), else NOWHERE."""
+    scratch: tuple[int, ...] = ()
+    """Of a fused loop: the first scratch row of each output, then of each input, or NOWHERE."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from cellrt.definition.cell import Cell
 from cellrt.definition.fused import IndexedRows
 from cellrt.definition.snapshot import FunctionSnapshot, globals_of, rebound
 from cellrt.worker.device.compilations import COMPILATIONS
+from cellrt.worker.device.limits import Limits
 
 
 class CompiledFunction:
@@ -64,11 +65,13 @@ class CompiledStep:
 
     It is compiled once for each way in which inputs and outputs share tensors (an input lies in its arena, or comes
     from the host), for any number of rows; what torch makes of it may gather, compute and scatter at once. The last row
-    of each output's tensor must be one that nobody reads: it takes what is not to be written.
+    of each output's tensor must be one that nobody reads: it takes what is not to be written. A number outside an
+    input's ``limits`` is brought within, as compiled code would read there or lose the device; who calls it fails the
+    row.
     """
 
-    def __init__(self, cell: Cell, backend: str) -> None:
-        self._cell, self._backend = cell, backend
+    def __init__(self, cell: Cell, backend: str, limits: Mapping[str, Limits] = MappingProxyType({})) -> None:
+        self._cell, self._backend, self._limits = cell, backend, limits
         self._functions: dict[tuple[int, ...], CompiledFunction] = {}
         self._targets: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """By the identity of an output's tensor, which is kept, so that no other has it."""
@@ -117,17 +120,20 @@ class CompiledStep:
         if made is None:
             for tensor in (*values, *rows):
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
-            step = _make_step(self._cell, tensors)
+            step = _make_step(self._cell, tensors, self._limits)
             made = self._functions[tensors] = CompiledFunction(self._cell.name, step, self._backend, is_whole=True)
         return made
 
 
-def _make_step(cell: Cell, tensors: tuple[int, ...]) -> Callable[..., None]:
-    num_inputs = len(cell.inputs)
+def _make_step(cell: Cell, tensors: tuple[int, ...], limits: Mapping[str, Limits]) -> Callable[..., None]:
+    num_inputs, within = len(cell.inputs), [limits.get(name) for name in cell.inputs]
     sources, targets = tensors[:num_inputs], tensors[num_inputs:]
 
     def step(values: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> None:
         gathered = [values[source].index_select(0, numbers) for source, numbers in zip(sources, rows)]
+        for k, limit in enumerate(within):
+            if limit is not None:
+                gathered[k] = gathered[k].clamp(limit.first, limit.end - 1)
         for target, numbers, output in zip(targets, rows[num_inputs:], cell.run(*gathered)):
             arena = values[target]
             arena.index_copy_(0, torch.where(numbers < 0, len(arena) - 1, numbers), output)

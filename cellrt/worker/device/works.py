@@ -15,6 +15,7 @@ from cellrt.worker.device import step_words
 from cellrt.worker.device.captures import Captures
 from cellrt.worker.device.device import Device, Work
 from cellrt.worker.device.fused import FusedOperations
+from cellrt.worker.device.fused_loops import FusedLoopOperations
 from cellrt.worker.device.in_flight import InFlight
 from cellrt.worker.device.nodes import NodeOperations
 from cellrt.worker.device.operations import Counts, Memory, Operations
@@ -151,7 +152,9 @@ def _ring_words(memory: Memory) -> torch.Tensor:
 def _operations(
     placed: PlacedCell, signature: Signature, memory: Memory, words: torch.Tensor, host_words: torch.Tensor | None
 ) -> Operations:
-    kind = FusedOperations if signature.fused else NodeOperations if placed.cell.has_spans else Operations
+    kind: type[Operations] = NodeOperations if placed.cell.has_spans else Operations
+    if signature.fused:
+        kind = FusedLoopOperations if signature.is_loop else FusedOperations
     return kind(placed, signature, memory, words, host_words)
 
 

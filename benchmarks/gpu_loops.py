@@ -1,0 +1,90 @@
+"""A decoder's loops on a GPU: its fused form beside its plain one, waiting for what says stop and going ahead of it.
+
+256 requests at once, greedy, of 64 tokens each, by an LSTM of 1024 units and a vocabulary of 10,000, TF32. Nothing
+stops before, so that each way computes the same. ``python -m benchmarks.gpu --only loops``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.gpu_busy import busy_share
+from benchmarks.record import Recorder
+from cellrt.cells.decoder import EmbeddingLSTMDecoder
+from cellrt.cells.output import NEVER
+from cellrt.core.settings import SchedulerSettings
+from cellrt.definition.define import cell
+from cellrt.engine.engine import Engine
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.device.executor import DeviceOptions
+from cellrt.worker.device.worker import CudaWorker
+
+WAIT_S = 120.0
+
+
+class Size(NamedTuple):
+    """Of the workload."""
+
+    hidden: int
+    vocabulary: int
+    steps: int
+    batch: int
+    waves: int
+
+
+def measure_loops(recorder: Recorder, device: str, quick: bool) -> None:
+    """Tokens a second by each way, how busy the device is, and what a task costs the host."""
+    size = Size(8, 50, 6, 4, 2) if device == "dry" else Size(1024, 10_000, 64, 256, 4 if quick else 20)
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    for is_fused in (True, False):
+        for ahead in (0, 1):
+            with _serving(device, size, is_fused, ahead) as engine:
+                case = f"decoder {'fused' if is_fused else 'plain'}, {'ahead' if ahead else 'waiting'}"
+                _measure(recorder, device, engine, size, case)
+
+
+@contextmanager
+def _serving(device: str, size: Size, is_fused: bool, ahead: int) -> Iterator[Engine]:
+    module = EmbeddingLSTMDecoder(size.vocabulary, size.hidden, size.hidden, NEVER).eval().requires_grad_(False)
+    made = cell(module, module.input_specs(), max_batch=size.batch, name="decoder")
+
+    def unfold(graph: Graph, token: int) -> dict[str, object]:
+        return {"tokens": graph.loop(made, until="stop", max_steps=size.steps, token=token).token}
+
+    options = DeviceOptions(ring_bytes=16 << 20, fused=is_fused)
+    rows = 8 * size.batch * (size.steps + 4)
+    settings = SchedulerSettings(loops_ahead=ahead)
+    with Engine([device], settings=settings, device_options=options, arena_bytes=rows * 4 * size.hidden) as engine:
+        engine.register(Unfolder("decode", unfold, 1))
+        yield engine
+
+
+def _measure(recorder: Recorder, device: str, engine: Engine, size: Size, case: str) -> None:
+    requests = torch.randint(size.vocabulary, (size.batch,)).tolist()
+    (worker,) = engine._manager.workers
+    if not isinstance(worker, CudaWorker):
+        raise TypeError(f"{device} has no device worker")
+
+    def wave() -> None:
+        for future in engine.submit_many("decode", requests):
+            future.result(WAIT_S)
+
+    for _ in range(3):  # step times, captures
+        wave()
+    tasks, host_ns, start = worker.num_tasks, worker.host_ns, time.perf_counter()
+    for _ in range(size.waves):
+        wave()
+    seconds = (time.perf_counter() - start) / size.waves
+    tasks, host_ns = worker.num_tasks - tasks, worker.host_ns - host_ns
+    recorder.add(case, "tokens", size.steps * size.batch / seconds, "tokens/s", batch=size.batch)
+    recorder.add(case, "a step", seconds / size.steps * 1e6, "us", batch=size.batch)
+    recorder.add(case, "host time, turns included", host_ns / max(1, tasks) / 1e3, "us/task", batch=size.batch)
+    if device != "dry":
+        recorder.add(case, "device busy", busy_share(wave, torch.device(device)), "ratio", batch=size.batch)

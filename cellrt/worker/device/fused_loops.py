@@ -1,0 +1,155 @@
+"""Loops' tasks of cells that read and write arena rows themselves (``FusedModule``).
+
+Each step is a call of ``run_rows`` and, between two of them, one launch that finds out which rows go on
+(``cellrt.kernels.loop_rows``). A row that has stopped reads what it read at its last step, and writes nothing; one that
+stopped in a task before, which the host did not know when it sent this one, reads the state it is given. So its
+outputs stay those of its last step, and its state what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from cellrt.definition.fused import IndexedRows, SpannedRows, StepRows
+from cellrt.kernels.loop_rows import LoopRows, LoopTask, begin, go_on
+from cellrt.worker.blame import Failures
+from cellrt.worker.device.fused_reading import SPAN, CannotFuseError
+from cellrt.worker.device.loop_reading import carried_inputs, keeps_steps
+from cellrt.worker.device.operations import Counts, Operations
+from cellrt.worker.device.signature import NOT_FINITE, NOWHERE, OUTSIDE, OutputSignature
+from cellrt.worker.torch_state import CellMode
+
+
+class FusedLoopOperations(Operations):
+    """Calls ``run_rows`` for each step."""
+
+    def run(self, counts: Counts, failures: Failures | None) -> None:
+        """See ``Operations.run``; on an error the task is run again by the plain form, to find the rows to blame."""
+        try:
+            with CellMode(self._memory.device.torch_device.type):
+                found = self._run_steps()
+        except BaseException as error:
+            if failures is None or self._memory.device.is_fatal(error):
+                raise
+            self._memory.device.check()
+            failures.split = error
+            super().run(counts, failures)
+            return
+        signature, left = self._signature, found.rows[len(self._carried) + len(self._signature.outputs) :]
+        for k, output in enumerate(signature.outputs):
+            if output.stores:
+                self._store(output, self._arena(output.kind).index_select(0, left[k]))
+            if output.results:
+                self._deliver(k, output, self._shown(k, output, left[k]))
+        bad = self._bad(found)
+        if signature.flags_at != NOWHERE:
+            flags = self._slice(signature.flags_at + signature.sizes[0], signature.sizes[0])
+            self._memory.flags.index_copy_(0, flags, (found.done <= 0) | (bad != 0))
+        self._answer([found.done, bad])
+
+    def _run_steps(self) -> LoopRows:
+        """Runs all steps; returns what is known of the rows behind the last."""
+        cell, signature, run_rows = self._placed.cell, self._signature, self._placed.run_rows
+        if run_rows is None:
+            raise CannotFuseError(f"cell {cell.name!r} has no method run_rows")
+        self._carried = carried_inputs(cell)
+        count = len(self._carried), len(signature.outputs)
+        places = signature.plan_at, signature.lengths_at, signature.flags_at, signature.stop
+        task = LoopTask(self._words, signature.sizes[0], *count, *places)
+        flags = self._memory.flags
+        stops = flags if signature.stop == NOWHERE else self._arena(signature.outputs[signature.stop].kind)
+        self._take_from_host()
+        found = begin(task, flags, stops)
+        inputs, outputs = self._step_inputs(found), self._step_outputs(found)
+        for step in range(len(signature.sizes)):
+            if step > 0:
+                go_on(task, found, step - 1, flags, stops)
+            run_rows(inputs, outputs)
+        go_on(task, found, len(signature.sizes) - 1, flags, stops)
+        return found
+
+    def _take_from_host(self) -> None:
+        """Copies carried state that comes from the host to where that of later steps lies."""
+        signature = self._signature
+        for number in self._carried:
+            first = signature.scratch[len(signature.outputs) + number]
+            if first == NOWHERE:
+                continue
+            given = signature.inputs[number].sources[0]
+            source = self._memory.up.rows(self._specs[number])
+            target = self._arena(signature.inputs[number].kind)[first : first + given.num_rows]
+            target.copy_(source.index_select(0, self._slice(given.rows_at, given.num_rows)))
+
+    def _step_inputs(self, found: LoopRows) -> Mapping[str, StepRows]:
+        """The inputs of every step: which rows of state they are is written anew before each."""
+        inputs, carried = {}, list(self._carried)
+        for number, (name, given) in enumerate(zip(self._placed.cell.inputs, self._signature.inputs)):
+            if number in self._carried:
+                inputs[name] = self._rows(self._arena(given.kind), found.rows[carried.index(number)])
+            else:
+                source = given.sources[0]
+                values = self._rows_at(given.kind, self._specs[number], source)
+                inputs[name] = self._rows(values, self._slice(source.rows_at, source.num_rows))
+        return inputs
+
+    def _step_outputs(self, found: LoopRows) -> Mapping[str, StepRows]:
+        first = len(self._carried)
+        return {
+            name: self._rows(self._arena(output.kind), found.rows[first + k])
+            for k, (name, output) in enumerate(zip(self._placed.cell.outputs, self._signature.outputs))
+        }
+
+    def _rows(self, values: torch.Tensor, numbers: torch.Tensor) -> StepRows:
+        """All rows of the task, or as many of them as its span says."""
+        signature = self._signature
+        if signature.spans_at == NOWHERE:
+            return IndexedRows(values, numbers)
+        return SpannedRows(values, numbers, signature.sizes[0], self._slice(signature.spans_at, SPAN))
+
+    def _shown(self, number: int, output: OutputSignature, left: torch.Tensor) -> torch.Tensor:
+        """An output by row, where a row shows every step behind all steps: ``[rows, *shape]``."""
+        arena, signature = self._arena(output.kind), self._signature
+        last = arena.index_select(0, left)
+        if not output.every_step:
+            return last
+        first = signature.scratch[number]
+        return torch.cat([arena[first : first + len(signature.sizes) * signature.sizes[0]], last])
+
+    def _bad(self, found: LoopRows) -> torch.Tensor:
+        """What is bad of each row, of the steps that it took: int32 ``[rows]``."""
+        cell, limits, signature = self._placed.cell, self._placed.limits, self._signature
+        rows, done = signature.sizes[0], found.done.abs()
+        bad = torch.zeros(rows, dtype=torch.int32, device=done.device)
+        for number, (name, given) in enumerate(zip(cell.inputs, signature.inputs)):
+            if name in limits:
+                source, first = given.sources[0], signature.scratch[len(signature.outputs) + number]
+                values = self._rows_at(given.kind, self._specs[number], source)
+                if first == NOWHERE:
+                    values = values.index_select(0, self._slice(source.rows_at, rows))
+                else:
+                    values = self._arena(given.kind)[first : first + rows]
+                bad |= OUTSIDE * (limits[name].are_left_by(values) & (done > 0))
+        for k, (name, output) in enumerate(zip(cell.outputs, signature.outputs)):
+            if not keeps_steps(cell, limits, name, False):
+                continue
+            first, steps = signature.scratch[k], len(signature.sizes)
+            values = self._arena(output.kind)[first : first + steps * rows]
+            numbers = torch.arange(steps, device=done.device)
+            if name in cell.finite:
+                is_bad = ~torch.isfinite(values).reshape(rows, steps, -1).all(2)
+                bad |= NOT_FINITE * (is_bad & (numbers < done[:, None])).any(1)
+            for given_name in limits.keys() & {key for key in cell.carry if cell.carry[key] == name}:
+                is_bad = limits[given_name].are_left_by(values).view(rows, steps)
+                bad |= OUTSIDE * (is_bad & (numbers + 1 < done[:, None])).any(1)
+        return bad
+
+    def _arena(self, kind: int) -> torch.Tensor:
+        return self._memory.arenas[self._memory.location][kind]
+
+
+def build_loop_kernel(device: torch.device) -> None:
+    """Launches what runs between two steps, for a row of no step: it has one form for all loops."""
+    words, flags = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.bool, device=device)
+    begin(LoopTask(words, 1, 0, 0, 0, 0, NOWHERE, NOWHERE), flags, flags)

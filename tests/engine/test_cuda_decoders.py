@@ -1,0 +1,123 @@
+"""Loops of the ready-made decoders run by their kernels on a device, in few launches a step."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cellrt.cells import EmbeddingGRUDecoder, EmbeddingLSTMDecoder
+from cellrt.core.settings import SchedulerSettings
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
+from cellrt.definition.fused import IndexedRows
+from cellrt.graph.unfolder import Unfolder
+from cellrt.kernels.loop_rows import LoopTask, begin, go_on
+from cellrt.worker.device.executor import DeviceOptions
+from cellrt.worker.device.signature import NOWHERE
+from tests.engine.helpers import close_and_check
+from tests.engine.test_cuda_fused_loops import LONG_RUNS, serving
+from tests.engine.test_cuda_loops import MOST_STEPS, ahead
+from tests.engine.test_cuda_worker import device_engine, serve
+from tests.kernels.ahead import launches_for_the_host, needs_compiler
+from tests.kernels.interpreter import set_up
+
+WORDS, HIDDEN, END = 7, 16, 3
+
+
+def decoder_model(kind: type, num_layers: int = 1) -> tuple[Cell, Unfolder]:
+    """A decoder whose requests are its first token and a number that its states begin with."""
+    torch.manual_seed(num_layers)
+    module = kind(WORDS, 4, HIDDEN, END, num_layers=num_layers)
+    made = cell(module, module.input_specs(), max_batch=8)
+
+    def unfold(graph, request):
+        token, number = request
+        states = {name: torch.full(made.inputs[name].shape, number) for name in module.states}
+        loop = graph.loop(made, until="stop", max_steps=MOST_STEPS, token=token, **states)
+        return {"tokens": loop.token, **{name: getattr(loop.last, name) for name in module.states}}
+
+    return made, Unfolder("decode", unfold, (0, 0.0))
+
+
+DECODERS = [(EmbeddingLSTMDecoder, 1), (EmbeddingLSTMDecoder, 2), (EmbeddingGRUDecoder, 1)]
+every_decoder = pytest.mark.parametrize(("kind", "num_layers"), DECODERS)
+
+
+def serve_decoder(kind: type, num_layers: int, settings: SchedulerSettings = LONG_RUNS) -> None:
+    """Twice, so that the second time what was captured is repeated; counts that the fused form did all of it."""
+    made, model = decoder_model(kind, num_layers)
+    with serving(model, settings) as engine:
+        for _ in range(2):
+            serve(engine, model, [(k % WORDS, 0.3 * k) for k in range(6)])
+        counts = engine.statistics()["workers"][1]
+        assert engine._manager.workers[0]._device.placements.of(made).run_rows is not None
+    assert counts["unfused"] == counts["plain_faster"] == 0
+
+
+@every_decoder
+@pytest.mark.parametrize("settings", [LONG_RUNS, ahead(2, runs=False)])
+def test_decoders_give_what_running_one_by_one_gives(kind, num_layers, settings, monkeypatch):
+    """By the kernels' references."""
+    monkeypatch.setattr("cellrt.cells._fused.uses_triton", lambda weight: True)
+    serve_decoder(kind, num_layers, settings)
+
+
+def test_interpreted_kernels_decode_the_same():
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs Triton: pip install triton")
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=set_up) as interpreter:
+        for done in [interpreter.submit(serve_decoder, *each) for each in DECODERS]:
+            done.result(120)
+
+
+@pytest.mark.gpu
+@every_decoder
+def test_decoders_on_a_gpu(kind, num_layers):
+    _, model = decoder_model(kind, num_layers)
+    engine = device_engine("cuda:0", 1, DeviceOptions(ring_bytes=1 << 16, capture_after=1, fused=True))
+    engine.register(model, warm_up=False)
+    for _ in range(3):
+        serve(engine, model, [(k % WORDS, 0.3 * k) for k in range(6)])
+    assert engine.statistics()["workers"][1]["unfused"] == 0
+    close_and_check(engine)
+
+
+class Launched(TorchDispatchMode):
+    """Counts what torch launches: all but views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += not function.is_view and function.overloadpacket is not torch.ops.aten.empty
+        return function(*args, **(kwargs or {}))
+
+
+@needs_compiler
+def test_a_step_of_a_decoders_loop_is_few_launches():
+    """A plain one, with its gather, scatter and masks, is some 35."""
+    made, _ = decoder_model(EmbeddingLSTMDecoder)
+    numbers, words = torch.arange(3), torch.ones(40, dtype=torch.int64)
+    inputs = {
+        name: IndexedRows(torch.zeros(9, *spec.shape, dtype=spec.dtype), numbers) for name, spec in made.inputs.items()
+    }
+    outputs = {
+        name: IndexedRows(torch.zeros(9, *spec.shape, dtype=spec.dtype), numbers) for name, spec in made.outputs.items()
+    }
+    flags = torch.zeros(3, dtype=torch.bool)
+    task = LoopTask(words, 3, 3, 4, 0, 29, NOWHERE, 1)
+    found = begin(task, flags, flags)
+    with torch.inference_mode(), launches_for_the_host() as launches:
+        made.module.run_rows(inputs, outputs)  # the first packs weights
+        launches.clear()
+        with Launched() as launched:
+            made.module.run_rows(inputs, outputs)
+            go_on(task, found, 0, flags, flags)
+    assert len(launches) == 4 and launched.count <= 3
