@@ -17,7 +17,7 @@ from cellrt.core.warm_up import warm_up
 from cellrt.engine.announce import announced
 from cellrt.engine.compiling import CellCompiler, CompileMode
 from cellrt.engine.frozen import HEAP
-from cellrt.engine.futures import Futures
+from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
 from cellrt.engine.occupancy import ready_nodes, rows_by_place
 from cellrt.engine.options import check_instance, check_numbers, check_workers
@@ -243,12 +243,12 @@ class Engine(Serving):
         priority: int,
         wait: bool,
         channel: Channel | None = None,
-    ) -> Futures:
+    ) -> Sequence[RequestFuture]:
         return self._submission.submit(model, requests, deadline, priority, wait, channel)
 
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
-    ) -> Futures:
+    ) -> Sequence[RequestFuture]:
         return await self._submission.submit_when_room(model, requests, deadline, priority)
 
     def session(

@@ -11,6 +11,9 @@ from typing import overload
 
 from cellrt.engine.future import OVER, SETTLING, Outcome, Owner, RequestFuture, Result, Results, finish_together
 
+NO_PLACES: list[int] = []
+"""In place of a list; never written to."""
+
 
 class Futures(Sequence[RequestFuture]):
     """The futures of requests that were submitted together, in their order.
@@ -25,6 +28,11 @@ class Futures(Sequence[RequestFuture]):
     def __init__(self, future_of: Callable[[int], RequestFuture], count: int) -> None:
         self._future_of, self._places = future_of, range(count)
 
+    @classmethod
+    def of(cls, futures: Sequence[RequestFuture]) -> Futures:
+        """Futures as such a sequence, whichever kind of sequence they are."""
+        return futures if isinstance(futures, Futures) else cls(futures.__getitem__, len(futures))
+
     def __len__(self) -> int:
         return len(self._places)
 
@@ -36,9 +44,8 @@ class Futures(Sequence[RequestFuture]):
     @overload
     def __getitem__(self, place: slice) -> list[RequestFuture]: ...
     def __getitem__(self, place: int | slice) -> RequestFuture | list[RequestFuture]:
-        if isinstance(place, slice):
-            return list(map(self._future_of, self._places[place]))
-        return self._future_of(self._places[place])
+        places = self._places[place]
+        return self._future_of(places) if isinstance(places, int) else list(map(self._future_of, places))
 
     def __add__(self, others: Iterable[RequestFuture]) -> list[RequestFuture]:
         return [*self, *others]
@@ -90,23 +97,27 @@ class Outcomes:
     def __init__(self, owner: Owner, first_number: int, count: int) -> None:
         self._owner: Owner | None = owner
         self._first_number, self._count, self._num_left = first_number, count, count
-        self._futures: dict[int, RequestFuture] = {}
-        self._outcomes: list[Outcome | None] = []
-        """Of requests that ended before somebody asked for their future; empty until one does."""
-        self._places: list[int] = []
+        # That of one alone is asked for at once.
+        self._futures: dict[int, RequestFuture] = {0: RequestFuture(owner, 0, first_number)} if count == 1 else {}
+        self._outcomes: list[Outcome | None] | None = None
+        """Of requests that ended before somebody asked for their future; None until one does."""
+        self._places: list[int] = NO_PLACES
         """Of those that have results, their number among these."""
 
     def future(self, number: int) -> RequestFuture:
         """The future of a request; always the same."""
+        if number in self._futures:
+            return self._futures[number]
         with SETTLING:
             future = self._futures.get(number)
             if future is None:
                 future = RequestFuture(self._owner, number, self._first_number + number)
                 # In this order, for a signal's handler may raise anywhere: the outcome is the future's, or is here.
-                if self._outcomes and (outcome := self._outcomes[number]) is not None:
+                outcomes = self._outcomes
+                if outcomes is not None and (outcome := outcomes[number]) is not None:
                     future._take(outcome, FINISHED, self._places[number])
                     self._futures[number] = future
-                    self._outcomes[number] = None
+                    outcomes[number] = None
                 else:
                     self._futures[number] = future
             return future
@@ -116,36 +127,33 @@ class Outcomes:
         with SETTLING:
             future = self._futures.get(number)
             if future is None:
-                self._make_room()
-                self._outcomes[number] = error
+                self._room()[number] = error
         self._note_over(1)
         if future is not None:
             future.finish(error)
 
-    def note(self, numbers: Sequence[int], results: Results, first: int) -> list[tuple[int, RequestFuture]]:
+    def note(self, numbers: Sequence[int], results: Results, first: int, made: list[tuple[int, RequestFuture]]) -> None:
         """Takes in that requests have results, from number ``first`` of these on; under SETTLING.
 
-        Returns the futures among them that were made, each with its number; the caller ends these.
+        ``made`` gets the futures among them that were made, each with its number; the caller ends these.
         """
-        made: list[tuple[int, RequestFuture]] = []
-        if isinstance(numbers, range) and not self._futures:
-            self._make_room()
-            its = slice(numbers.start, numbers.stop)
-            self._outcomes[its], self._places[its] = [results] * len(numbers), range(first, first + len(numbers))
+        futures = self._futures
+        if isinstance(numbers, range) and not futures:
+            outcomes, its = self._room(), slice(numbers.start, numbers.stop)
+            outcomes[its], self._places[its] = [results] * len(numbers), range(first, first + len(numbers))
         else:
             for place, number in enumerate(numbers, first):
-                future = self._futures.get(number)
-                if future is not None:
-                    made.append((place, future))
+                if number in futures:
+                    made.append((place, futures[number]))
                 else:
-                    self._make_room()
-                    self._outcomes[number], self._places[number] = results, place
+                    self._room()[number], self._places[number] = results, place
         self._note_over(len(numbers))
-        return made
 
-    def _make_room(self) -> None:
-        if not self._outcomes:
+    def _room(self) -> list[Outcome | None]:
+        """Where outcomes are kept until somebody asks for them."""
+        if self._outcomes is None:
             self._outcomes, self._places = [None] * self._count, [0] * self._count
+        return self._outcomes
 
     def _note_over(self, count: int) -> None:
         self._num_left -= count
@@ -159,7 +167,7 @@ def finish_all(ended: Sequence[tuple[Outcomes, Sequence[int]]], results: Results
     first = 0
     with SETTLING:
         for outcomes, numbers in ended:
-            made += outcomes.note(numbers, results, first)
+            outcomes.note(numbers, results, first, made)
             first += len(numbers)
     if made:
         finish_together(made, results)

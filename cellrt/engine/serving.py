@@ -44,13 +44,13 @@ class Serving(ABC):
         priority: int,
         wait: bool,
         channel: Channel | None = None,
-    ) -> Futures:
+    ) -> Sequence[RequestFuture]:
         """Submits requests, all or none; with a channel, one whose steps go there."""
 
     @abstractmethod
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
-    ) -> Futures:
+    ) -> Sequence[RequestFuture]:
         """Submits requests, all or none, when there are places for them; others of the loop go on meanwhile."""
 
     def submit(
@@ -83,7 +83,7 @@ class Serving(ABC):
 
         A sequence of their futures; ``results()`` of it has the results of all.
         """
-        return self._submit(model, list(requests), deadline, priority, wait)
+        return Futures.of(self._submit(model, list(requests), deadline, priority, wait))
 
     async def infer(
         self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
@@ -165,7 +165,7 @@ class Serving(ABC):
         _check_iterable(requests, Iterable | AsyncIterable)
         options = MapOptions(max_in_flight, ordered, return_errors, progress)
 
-        async def submit(together: Sequence[Any]) -> Futures:
+        async def submit(together: Sequence[Any]) -> Sequence[RequestFuture]:
             return await self._submit_when_room(model, together, deadline, priority)
 
         return mapped_async(submit, requests, options)

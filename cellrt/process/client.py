@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from cellrt.engine.future import RequestFuture
-from cellrt.engine.futures import Futures
 from cellrt.engine.options import check_numbers
 from cellrt.engine.serving import Serving
 from cellrt.engine.stream import Channel
@@ -202,7 +201,7 @@ class Client(Serving):
         priority: int,
         wait: bool,
         channel: Channel | None = None,
-    ) -> Futures:
+    ) -> Sequence[RequestFuture]:
         accepted = Awaited() if wait else None
         with self._bound(_check_name(model)) as binding:
             futures = self._hand_in(binding, requests, deadline, priority, channel, 0, accepted)
@@ -229,7 +228,7 @@ class Client(Serving):
 
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
-    ) -> Futures:
+    ) -> Sequence[RequestFuture]:
         loop, said = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -259,17 +258,16 @@ class Client(Serving):
         channel: Channel | None,
         session: int,
         accepted: Awaited | None,
-    ) -> Futures:
+    ) -> Sequence[RequestFuture]:
         """Unfolds requests and hands them in; does not wait for places."""
         self._link.refuse_if_lost()
         check_priority(priority)
         if deadline is not None:
             check_seconds("deadline", deadline)
-        futures: list[RequestFuture] = []
-        if requests:
-            groups = binding.known.record(binding, requests)
-            futures = self._link.submit(self, binding, groups, deadline, priority, channel, session, accepted)
-        return Futures(futures.__getitem__, len(futures))
+        if not requests:
+            return []
+        groups = binding.known.record(binding, requests)
+        return self._link.submit(self, binding, groups, deadline, priority, channel, session, accepted)
 
     def _await_places(self, accepted: Awaited, futures: Sequence[RequestFuture]) -> None:
         """Waits until requests have places; if they do not get them, raises why."""
