@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from cellrt.definition.spans import PagedRows, Spans
     from cellrt.definition.spec import RaggedRows, RowSpec, as_spec, grows, pages, ragged, rows, span, token
     from cellrt.engine.engine import Engine
-    from cellrt.engine.future import Futures, RequestFuture
+    from cellrt.engine.future import RequestFuture
+    from cellrt.engine.futures import Futures
     from cellrt.engine.session import Session
     from cellrt.engine.sessions import SessionLimits
     from cellrt.engine.stream import Stream
@@ -70,7 +71,8 @@ _HOMES = {
         "UnknownModelError",
         "http_status",
     ),
-    "engine.future": ("Futures", "RequestFuture"),
+    "engine.future": ("RequestFuture",),
+    "engine.futures": ("Futures",),
     "engine.stream": ("Stream",),
     "graph.graph": ("Graph",),
     "graph.loops": ("LoopBody",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cellrt.core import page_list
 from cellrt.core.buddy_allocator import LINKS, NODES, PLACES, SUBGRAPHS, VALUES, allocate_block, free_block
+from cellrt.core.copying import copy_row
 from cellrt.core.event_log import log_event
 from cellrt.core.jit import compiled
 from cellrt.core.moves import DEAD, DONE, FREE, LEFT, LIVE, move_request
@@ -253,14 +254,31 @@ def release(t, request_id):
 
 
 @compiled
-def release_many(t, request_ids):
-    """Releases requests that are done. Returns how many are not yet, as tasks of them that went ahead are in flight."""
+def finish_many(t, request_ids, found):
+    """Releases requests that are done; ``found`` ``[2, requests]`` gets the sequence number of each, and when its first
+    task was submitted.
+
+    Returns how many are not released yet, as tasks of them that went ahead are in flight.
+    """
     left = 0
     for k in range(request_ids.size):
         request = t.requests[request_ids[k]]
+        found[0, k], found[1, k] = request.sequence, request.started_ns
         if request.state == DONE and rows_in_flight(t, request) > 0:
             move_request(t, request, LEFT)
             left += 1
         else:
             release(t, request_ids[k])
     return left
+
+
+@compiled
+def copy_results(t, request_ids, positions, arena, values):
+    """Copies the results of complete requests at these positions, of which none was stopped before, from byte rows of
+    the host's arena to ``values``, request by request."""
+    at = 0
+    for k in range(request_ids.size):
+        first = t.requests[request_ids[k]].first_place
+        for j in range(positions.size):
+            copy_row(values, at, arena, t.places[first + positions[j]])
+            at += 1

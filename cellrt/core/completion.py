@@ -345,10 +345,3 @@ def result_rows(t, request_ids, positions, rows):
         for j in range(positions.size):
             rows[at] = t.places[first + positions[j]]
             at += 1
-
-
-@compiled
-def start_times(t, request_ids, started_ns):
-    """Writes to ``started_ns`` when the first task of each request was submitted."""
-    for k in range(request_ids.size):
-        started_ns[k] = t.requests[request_ids[k]].started_ns

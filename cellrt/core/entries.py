@@ -5,9 +5,9 @@ from __future__ import annotations
 from cellrt.core import admission, completion, lost_worker, pages, schedule, session_state
 from cellrt.core.jit import entry, open_tables, open_template, short_entry
 
-_admit_many, _release_many = admission.admit_many, admission.release_many
+_admit_many, _finish_many, _copy_results = admission.admit_many, admission.finish_many, admission.copy_results
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_worker.lose_worker
-_result_rows, _start_times = completion.result_rows, completion.start_times
+_result_rows = completion.result_rows
 _schedule, _drop_states, _suspend = schedule.schedule, session_state.drop_states, pages.suspend
 
 
@@ -25,21 +25,21 @@ def result_rows(at, request_ids, positions, rows):
 
 
 @short_entry
-def start_times(at, request_ids, started_ns):
-    """See ``completion.start_times``."""
-    _start_times(open_tables(at), request_ids, started_ns)
-
-
-@short_entry
 def drop_states(at, session, row):
     """See ``session_state.drop_states``."""
     _drop_states(open_tables(at), session, row)
 
 
 @short_entry
-def release_many(at, request_ids):
-    """See ``admission.release_many``."""
-    return _release_many(open_tables(at), request_ids)
+def finish_many(at, request_ids, found):
+    """See ``admission.finish_many``."""
+    return _finish_many(open_tables(at), request_ids, found)
+
+
+@short_entry
+def copy_results(at, request_ids, positions, arena, values):
+    """See ``admission.copy_results``."""
+    _copy_results(open_tables(at), request_ids, positions, arena, values)
 
 
 @short_entry

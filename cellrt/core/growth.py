@@ -45,7 +45,7 @@ class TaskBuffers:
         """The buffer that a task's worker has."""
         if task in self.older:
             return self.older[task]
-        size = int(t.settings["buffer_ints"][0])
+        size = t.ints.size // t.tasks.size
         return t.ints[task * size : (task + 1) * size]
 
     def grow(self, t: Tables, size: int) -> Tables:

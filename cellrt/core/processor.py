@@ -14,19 +14,19 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import record_layout, tables
+from cellrt.core import tables
 from cellrt.core.clock import Clock
 from cellrt.core.empty import empty_tables
 from cellrt.core.entries import (
     admit_many,
     cancel,
     complete,
+    copy_results,
     drop_states,
+    finish_many,
     lose_worker,
-    release_many,
     result_rows,
     schedule_tasks,
-    start_times,
     suspend,
 )
 from cellrt.core.growth import TaskBuffers, with_more_rows
@@ -108,7 +108,9 @@ class Processor:
     def tables(self, grown: Tables) -> None:
         self._tables = grown
         self._at = address_of(grown)
+        # Columns, because to look one up by its name takes as long as much else of a small turn.
         self._idle_workers, self._left_ns = grown.settings["idle_workers"], grown.settings["left_ns"]
+        self._of_tasks = grown.tasks["cell_type"], grown.tasks["rows"], grown.tasks["positions"]
 
     @property
     def num_kinds(self) -> int:
@@ -246,7 +248,7 @@ class Processor:
         """Admits a request: returns (id, rows), or None if there is no room now.
 
         ``rows`` has the host row of each external value, then of each state that comes with the request (-1 if not),
-        then the place of the first result (see ``results``). A session has one live request at a time.
+        then the place of the first result in ``tables.places``. A session has one live request at a time.
 
         Raises RequestTooLargeError if what its session has kept and it come to more pages than a worker has.
         """
@@ -337,26 +339,23 @@ class Processor:
         count = complete(self._at, task, elapsed_ns, self._notices)
         return self._notices[:count].tolist() if count else []
 
-    def results(self, first: int, count: int) -> NDArray[np.int32]:
-        """Host rows of a complete request's ``count`` results in order, -1 where a loop stopped before; of a streamed
-        one that still runs, also below -1 where a result is not complete.
+    def counts_of(self, task: int) -> list[int]:
+        """Of a task: its cell type, rows and positions; once it is complete, until ``schedule``, those that ran."""
+        return [column.item(task) for column in self._of_tasks]
 
-        ``first`` is the place that ``admit`` gave. A view: read it before ``release``.
-        """
-        return self.tables.places[first : first + count]
+    def copy_results(
+        self, requests: NDArray[np.int32], positions: NDArray[np.int32], arena: NDArray[Any], values: NDArray[Any]
+    ) -> None:
+        """Copies results of complete requests, as ``result_rows`` finds them where no loop stopped, from bytes of
+        the host's arena to ``values`` ``[requests * positions, bytes of a row]``."""
+        copy_results(self._at, requests, positions, arena, values)
 
     def result_rows(self, requests: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
-        """As ``results``, of several requests of one template, at these positions: ``[requests, positions]``."""
+        """Host rows of the results of complete requests of one template, at these positions: ``[requests, positions]``;
+        -1 where a loop stopped before. Read before ``finish``."""
         rows = np.empty((requests.size, positions.size), np.int32)
         result_rows(self._at, requests, positions, rows.reshape(-1))
         return rows
-
-    def start_times(self, requests: NDArray[np.int32]) -> list[int]:
-        """When the first task of each request was submitted, on the clock of ``set_time``."""
-        started_ns = np.empty(requests.size, np.int64)
-        start_times(self._at, requests, started_ns)
-        times: list[int] = started_ns.tolist()
-        return times
 
     def rows_in_flight(self, task: int) -> list[tuple[int, int]]:
         """The (request, subgraph) of each row of a task that runs."""
@@ -364,24 +363,25 @@ class Processor:
         subgraphs = np.where(ids < 0, ~ids, self.tables.nodes["subgraph"][np.maximum(ids, 0)])
         return list(zip(self.tables.subgraphs["request"][subgraphs].tolist(), subgraphs.tolist()))
 
-    def loop_limits(self, request: int) -> dict[int, tuple[int, int]]:
-        """For each subgraph of a request that is a loop (of several cells: the one that says stop): its most steps, and
-        those that are done."""
-        found, row = dict[int, tuple[int, int]](), self.tables.requests[request]
-        for k in range(int(row["first_subgraph"]), int(row["first_subgraph"] + row["num_subgraphs"])):
-            at = int(self.tables.subgraphs["record"][k])
-            if limit := record_layout.loop_limit(self.tables.links, at):
-                done, lead = (int(self.tables.links[at + word]) for word in (record_layout.DONE, record_layout.LEAD))
-                found[k] = limit, max(0, done - lead)
-        return found
-
-    def release(self, requests: Sequence[int] | NDArray[np.int32]) -> list[int]:
+    def finish(self, requests: NDArray[np.int32]) -> tuple[list[int], NDArray[np.int64], list[int]]:
         """Frees requests that are done, once their results are read.
 
-        Returns those of which tasks are in flight that went ahead of a stop: a NOTICE_RELEASED follows.
+        Returns the sequence number of each; when its first task was submitted, on the clock of ``clock``; and those of
+        which tasks are in flight that went ahead of a stop: a NOTICE_RELEASED follows.
         """
-        ids = np.asarray(requests, np.int32)
-        return ids[self.tables.requests["state"][ids] == LEFT].tolist() if release_many(self._at, ids) else []
+        sequences, started_ns = found = np.empty((2, requests.size), np.int64)
+        left: list[int] = []
+        if finish_many(self._at, requests, found):
+            left = requests[self.tables.requests["state"][requests] == LEFT].tolist()
+        return sequences.tolist(), started_ns, left
+
+    def release(self, requests: Sequence[int] | NDArray[np.int32]) -> list[int]:
+        """As ``finish``, for those who ask for no more than who is left."""
+        return self.finish(np.asarray(requests, np.int32))[2]
+
+    def sequence_of(self, request: int) -> int:
+        """The sequence number that a request was admitted with."""
+        return int(self.tables.requests["sequence"][request])
 
     def cancel(self, request: int) -> bool:
         """Ends a live request early. True if its rows are back; else a NOTICE_RELEASED follows."""

@@ -42,6 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.jit import allocating
+from cellrt.core.tables import Tables
 
 STOP = 0  # of a loop the output that says stop, or NO_STOP; else IS_CHAIN
 KEEPS = 1  # 1 if a session keeps its state after every complete step: no step is sent before the last is complete
@@ -116,3 +117,15 @@ def loop_limit(links: NDArray[np.int32], at: int) -> int:
 def num_words(num_inputs, num_outputs):
     """Words of a record."""
     return HEADER + INPUT * num_inputs + OUTPUT * num_outputs
+
+
+def loop_limits(t: Tables, request: int) -> dict[int, tuple[int, int]]:
+    """For each subgraph of a request that is a loop (of several cells: the one that says stop): its most steps, and
+    those that are done."""
+    found, row = dict[int, tuple[int, int]](), t.requests[request]
+    for k in range(int(row["first_subgraph"]), int(row["first_subgraph"] + row["num_subgraphs"])):
+        at = int(t.subgraphs["record"][k])
+        if limit := loop_limit(t.links, at):
+            done, lead = (int(t.links[at + word]) for word in (DONE, LEAD))
+            found[k] = limit, max(0, done - lead)
+    return found

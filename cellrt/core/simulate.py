@@ -234,7 +234,7 @@ class _Simulator:
 
     def _left(self, request: int, subgraph: int) -> int | None:
         """The steps that a loop takes before it stops; None for what never does."""
-        arrival, loops = self.arrival_of[request], self.processor.loop_limits(request)
+        arrival, loops = self.arrival_of[request], record.loop_limits(self.processor.tables, request)
         wanted = self.arrivals[arrival].loop_steps
         if wanted is None or subgraph not in loops:
             return None

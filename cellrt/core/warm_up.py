@@ -26,6 +26,7 @@ LIMITS = Limits(max_requests=4, max_nodes=64, max_values=64, max_links=256, max_
 def warm_up() -> None:
     """Runs a request to its end, cancels one, loses a worker and copies a row. A minute the first time, then 20 ms."""
     processor = Processor(1, LIMITS)
+    bytes_, rows = np.zeros((2, 8), np.uint8), np.zeros(1, np.int32)
     kind = processor.add_kind(64, 64)
     chain = processor.add_type([Port(kind), Port(kind, carry=0)], [Port(kind)], max_batch=4)
     words = [OP_EXTERNAL, kind, 3, OP_CHAIN, chain, 2, STEP, 0, 1, CARRY, 2, OP_RESULT, 3, 1, 1]
@@ -46,9 +47,8 @@ def warm_up() -> None:
             for done, _ in processor.complete(task, 1000):
                 ended = np.array([done], np.int32)
                 processor.result_rows(ended, np.zeros(1, np.int32))
-                processor.start_times(ended)
-                processor.release(ended)
-    bytes_, rows = np.zeros((2, 8), np.uint8), np.zeros(1, np.int32)
+                processor.copy_results(ended, np.zeros(1, np.int32), np.zeros((256, 8), np.uint8), bytes_)
+                processor.finish(ended)
     put_columns(bytes_, rows[None], 0, 1, bytes_.reshape(-1))
     buffer, none = np.zeros(HEADER + INPUT, np.int32), np.zeros(0, np.int32)
     unpack_spans(buffer, 0, 0, none, none, none.astype(np.bool_))

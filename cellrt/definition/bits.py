@@ -23,7 +23,9 @@ DTYPES = (*NUMPY_DTYPES, torch.bfloat16)
 
 def tensor_of(memory: bytearray | memoryview, dtype: torch.dtype, shape: Sequence[int], begin: int = 0) -> torch.Tensor:
     """A tensor of this shape in writable memory, from byte ``begin`` on; it shares the memory."""
-    # Made by NumPy: each of torch's own steps gives up the interpreter lock, and it takes long to get it back.
+    if len(shape) == 1 and shape[0]:
+        return torch.frombuffer(memory, dtype=dtype, count=shape[0], offset=begin)
+    # Made by NumPy: each of torch's steps beyond that gives up the interpreter lock, and it takes long to get it back.
     if dtype == torch.bfloat16:
         return torch.from_numpy(np.ndarray(shape, np.int16, memory, begin)).view(dtype)
     return torch.from_numpy(np.ndarray(shape, NUMPY_DTYPES[dtype], memory, begin))

@@ -114,7 +114,7 @@ class Crew:
 
     def _launch_at(self, location: int, worker: Worker, on_launch: Callable[[int], None]) -> bool:
         """Forms tasks for a worker and queues them; False if nothing is ready for it."""
-        idle = sum(1 for k, other in enumerate(self._workers, 1) if not other.num_outstanding and k not in self._lost)
+        idle = sum([not other.num_outstanding for k, other in enumerate(self._workers, 1) if k not in self._lost])
         tasks = self._processor.schedule(location, idle)
         if self._processor.has_pages:
             tasks = tasks or self._relieve(location, worker, idle)
@@ -124,8 +124,7 @@ class Crew:
             worker.rest(LATE * left_s)
         for task in tasks:
             on_launch(task)
-            cell_type = int(self._processor.tables.tasks["cell_type"][task])
-            worker.launch(task, cell_type, self._processor.task_buffer(task))
+            worker.launch(task, self._processor.counts_of(task)[0], self._processor.task_buffer(task))
         return bool(tasks)
 
     def _relieve(self, location: int, worker: Worker, idle: int) -> list[int]:

@@ -243,12 +243,12 @@ class Engine(Serving):
         priority: int,
         wait: bool,
         channel: Channel | None = None,
-    ) -> list[RequestFuture]:
+    ) -> Sequence[RequestFuture]:
         return self._submission.submit(model, requests, deadline, priority, wait, channel)
 
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
-    ) -> list[RequestFuture]:
+    ) -> Sequence[RequestFuture]:
         return await self._submission.submit_when_room(model, requests, deadline, priority)
 
     def session(

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from _thread import LockType, allocate_lock
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
-from itertools import groupby
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +19,7 @@ Result = dict[str, torch.Tensor]
 
 OVER = (CANCELLED_AND_NOTIFIED, FINISHED)
 
-_settling = threading.RLock()
+SETTLING = threading.RLock()
 """Held to make a future's condition, and to settle a future that has none. A collection inside may cancel another."""
 
 
@@ -70,8 +68,8 @@ class RequestFuture(Future[Result]):
     _together: Results | None = None
     """Has the results until somebody asks for them."""
 
-    def __init__(self, owner: Owner, place: int = 0, number: int = 0) -> None:
-        self._owner: Owner | None = owner
+    def __init__(self, owner: Owner | None, place: int = 0, number: int = 0) -> None:
+        self._owner = owner
         self.place = place
         """Its number among the requests of its owner; later among the results that it is part of."""
         self.number = number
@@ -91,7 +89,7 @@ class RequestFuture(Future[Result]):
     def _condition(self) -> threading.Condition:
         """What the base, ``wait`` and ``as_completed`` of ``concurrent.futures`` hold while they look at the future."""
         self._refuse_to_wait()
-        with _settling:
+        with SETTLING:
             if self._made_condition is None:
                 self._made_condition = threading.Condition()
             return self._made_condition
@@ -199,7 +197,7 @@ class RequestFuture(Future[Result]):
 
     def _settle(self, outcome: Outcome, state: str, number: int = 0) -> bool:
         """Gives the future its outcome, unless it has one, and wakes whoever waits."""
-        with _settling:
+        with SETTLING:
             condition = self._made_condition
             if condition is None:
                 return self._take(outcome, state, number)
@@ -216,13 +214,13 @@ class RequestFuture(Future[Result]):
 
     def _take_out(self) -> None:
         """Takes its results out of those that came together; all threads that ask get the same."""
-        with _settling:
+        with SETTLING:
             if self._together is not None:
                 self._result = self._together.of(self.place)
                 self._together = None
 
     def _take(self, outcome: Outcome, state: str, number: int) -> bool:
-        if self.done():
+        if self._state in OVER:
             return False
         if isinstance(outcome, BaseException):
             self._exception = outcome
@@ -231,7 +229,8 @@ class RequestFuture(Future[Result]):
         else:
             self._together, self.place = outcome, number
         self._state, self._owner = state, None
-        self._wake()
+        if self._sleepers:
+            self._wake()
         return True
 
     def _invoke_callbacks(self) -> None:
@@ -247,38 +246,12 @@ class RequestFuture(Future[Result]):
                 logging.getLogger("cellrt").exception("a callback of %r raised", self)
 
 
-class Futures(list[RequestFuture]):
-    """The futures of requests that were submitted together, in their order."""
-
-    def results(self, timeout: float | None = None) -> list[Result]:
-        """The results of all, in order; waits for them at most ``timeout`` seconds.
-
-        Half of what asking each future costs: results of requests that ended together may share one memory, which stays
-        as long as one of them does (``clone`` one to keep it alone). Raises the error of the first that has one, or
-        TimeoutError; the others' results are still to be had from their futures.
-        """
-        end_s = None if timeout is None else time.monotonic() + timeout
-        for future in reversed(self):  # the last is mostly the last to end: one wait for all
-            if future._state not in OVER:
-                try:
-                    future._wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
-                except TimeoutError:
-                    raise TimeoutError(f"the requests have not all ended within {timeout} s") from None
-        with _settling:
-            untaken = [future for future in self if future._together is not None]
-            for together, group in groupby(untaken, lambda future: future._together):
-                if together is not None:
-                    its = list(group)
-                    for future, result in zip(its, together.of_many([future.place for future in its])):
-                        future._result, future._together = result, None
-        return [future._result or future.result() for future in self]
-
-
-def finish_together(futures: Sequence[RequestFuture], results: Results) -> None:
-    """Ends futures with their results, in their order; called by the engine, once. What was cancelled stays so."""
+def finish_together(ended: Iterable[tuple[int, RequestFuture]], results: Results) -> None:
+    """Ends futures with their results, each by its number among these; called by the engine, once. What was cancelled
+    stays so."""
     others: list[tuple[int, RequestFuture]] = []
-    with _settling:
-        for number, future in enumerate(futures):
+    with SETTLING:
+        for number, future in ended:
             if future._made_condition is not None or future._callbacks is not None:
                 others.append((number, future))
             elif future._state == PENDING:

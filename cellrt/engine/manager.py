@@ -274,10 +274,10 @@ class Manager:
             for failure in done.failures:
                 self._requests.note_failure(requests[failure.row], failure.error)
         notices = self._processor.complete(done.task, done.busy_ns)
-        row = self._processor.tables.tasks[done.task]
-        type_id = int(row["cell_type"])
-        self.statistics.count_task(type_id, int(row["rows"]), int(row["positions"]), location, done.busy_ns)
+        type_id, rows, positions = self._processor.counts_of(done.task)
+        self.statistics.count_task(type_id, rows, positions, location, done.busy_ns)
         if self._replies.trace is not None:
+            row = self._processor.tables.tasks[done.task]
             self._replies.trace.complete(row, location, self._registry.name_of(type_id), done)
         self._requests.take_notices(notices)
 

@@ -23,9 +23,9 @@ TOGETHER = 64
 PATIENCE_S = 1e-3
 """How long a source is waited for until what it gave is submitted."""
 
-Submit = Callable[[Sequence[Any]], list[RequestFuture]]
+Submit = Callable[[Sequence[Any]], Sequence[RequestFuture]]
 """Submits requests, all or none; waits for places."""
-SubmitAsync = Callable[[Sequence[Any]], Awaitable[list[RequestFuture]]]
+SubmitAsync = Callable[[Sequence[Any]], Awaitable[Sequence[RequestFuture]]]
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from cellrt.core.moves import LIVE_REQUEST, SESSION, LiveState, SessionState, check_move
 from cellrt.engine.future import RequestFuture
+from cellrt.engine.futures import Outcomes
 from cellrt.engine.registry import Model, Plan
 from cellrt.engine.stream import Channel
 from cellrt.engine.turns import Call
-from cellrt.errors import CellrtError, InternalError, SessionError
+from cellrt.errors import CellrtError, SessionError
 from cellrt.graph.results import StateLayout
 
 Externals = list[tuple[int, NDArray[Any]]]
@@ -23,6 +24,8 @@ Externals = list[tuple[int, NDArray[Any]]]
 
 
 NOT_ADMITTED = (-1,)
+ALONE = (0,)
+"""The number of a request that is alone in its bulk."""
 
 
 class Canceller(Protocol):
@@ -53,7 +56,7 @@ class Bulk:
         order, lane: the policy's admission key and their lane.
 
     Attributes:
-        futures: of those that are not answered.
+        outcomes: how each ends, for its client.
         size: how many.
         states: the LiveState of each.
         ids: in the processor, of those that were admitted.
@@ -68,7 +71,6 @@ class Bulk:
         "deadline_ns",
         "errors",
         "externals",
-        "futures",
         "ids",
         "lane",
         "manager",
@@ -79,6 +81,7 @@ class Bulk:
         "num_streamed",
         "num_waiting",
         "order",
+        "outcomes",
         "plan",
         "priority",
         "results_at",
@@ -108,11 +111,7 @@ class Bulk:
         self.sequence, self.priority = sequence, priority
         self.arrival_ns, self.deadline_ns, self.channel, self.session = arrival_ns, deadline_ns, channel, session
         self.order, self.lane = order, lane
-        self.futures: list[RequestFuture | None] = (
-            [RequestFuture(self, 0, sequence)]  # as most are: a third of what the other way takes
-            if count == 1
-            else [RequestFuture(self, k, sequence + k) for k in range(count)]
-        )
+        self.outcomes = Outcomes(self, sequence, count)
         self.size = count
         self.states = bytearray(count)  # LiveState.SUBMITTED is 0
         self.ids = array("i", NOT_ADMITTED) * count
@@ -130,13 +129,37 @@ class Bulk:
         """The order of a request's arrival among all of the engine."""
         return self.sequence + number
 
+    def number_of(self, sequence: int) -> int:
+        """A request's number, by its order of arrival."""
+        return sequence - self.sequence
+
+    def numbers_of(self, sequences: list[int]) -> Sequence[int]:
+        """The same of several; as a range where they are in a row, as those mostly are that end together."""
+        if self.size == 1:
+            return ALONE
+        begin, first = sequences[0], sequences[0] - self.sequence
+        if sequences == list(range(begin, begin + len(sequences))):
+            return range(first, first + len(sequences))
+        return [sequence - self.sequence for sequence in sequences]
+
     def move(self, numbers: Iterable[int], to: LiveState) -> None:
         """Requests go to another state. Raises InternalError if a move is not legal (``core/moves.py``)."""
         states, legal = self.states, _MAY_COME_FROM[to]
+        if isinstance(numbers, range) and not states[numbers.start : numbers.stop].strip(legal):  # all, in one step
+            states[numbers.start : numbers.stop] = _OF_STATE[to] * len(numbers)
+            return
         for number in numbers:
             if states[number] not in legal:
                 check_move(LIVE_REQUEST, LiveState(states[number]), to, self.name_of(number))
             states[number] = to
+
+    def note_ids(self, numbers: Sequence[int], ids: Sequence[int]) -> None:
+        """Takes in the ids that requests got in the processor."""
+        if isinstance(numbers, range):
+            self.ids[numbers.start : numbers.stop] = array("i", ids)
+        else:
+            for number, request_id in zip(numbers, ids):
+                self.ids[number] = request_id
 
     def is_answered(self, number: int) -> bool:
         """Whether a request's client has the outcome."""
@@ -148,7 +171,9 @@ class Bulk:
 
     def waiting(self, most: int) -> Sequence[int]:
         """The first of those that wait for room, at most so many."""
-        first, end = self.next, len(self.states)
+        first, end = self.next, self.size
+        if end == 1:
+            return ALONE
         if self.num_waiting == end - first:
             return range(first, min(end, first + most))
         found: list[int] = []
@@ -168,20 +193,11 @@ class Bulk:
             and self.channel is other.channel is None
         )
 
-    def take_futures(self, numbers: Sequence[int]) -> list[RequestFuture]:
-        """The futures of requests that are answered now: nobody needs them any more but their clients."""
-        taken: list[RequestFuture] = []
-        for number in numbers:
-            future = self.futures[number]
-            if future is None:
-                raise InternalError(f"{self.name_of(number)} is answered twice")
-            taken.append(future)
-            self.futures[number] = None
-        return taken
-
     def tensor(self, index: int, numbers: Sequence[int]) -> NDArray[Any]:
         """The rows of the tensor ``index`` of some requests: ``[requests * n, *shape]``."""
         values, each = self.externals[index][1], len(self.externals[index][1]) // self.size
+        if self.size == 1:
+            return values
         if isinstance(numbers, range):
             return values[numbers.start * each : numbers.stop * each]
         shape = values.shape[1:]
@@ -198,8 +214,9 @@ class Bulk:
             self.manager.refuse_in_callback()
 
 
-_MAY_COME_FROM = {to: frozenset(int(before) for before, after in LIVE_REQUEST.moves if after is to) for to in LiveState}
+_MAY_COME_FROM = [bytes(before for before, after in LIVE_REQUEST.moves if after is to) for to in LiveState]
 """By state: the states from which one may come there."""
+_OF_STATE = [bytes((state,)) for state in LiveState]
 
 
 @dataclass(eq=False, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from cellrt.core.event_log import read_events
 from cellrt.core.processor import Processor
 from cellrt.core.tables import HOST
-from cellrt.engine.future import RequestFuture, Result, finish_together
+from cellrt.engine.future import Result
+from cellrt.engine.futures import Outcomes, finish_all
 from cellrt.engine.places import Places, Size
 from cellrt.engine.records import Bulk
-from cellrt.engine.registry import Plan
 from cellrt.engine.statistics import Statistics
 from cellrt.engine.stream import Channel
 from cellrt.engine.together import Together
@@ -60,17 +60,19 @@ class Replies:
         self._processor, self._arenas, self._places, self._statistics = processor, arenas, places, statistics
         self._clock_ns = clock_ns
         self.trace: Trace | None = None
-        self._ended: list[tuple[Sequence[RequestFuture], Together]] = []
+        self._ended: list[tuple[Sequence[tuple[Outcomes, Sequence[int]]], Together]] = []
         """Those whose clients are told of their results by ``tell``."""
         self._stepped: dict[Bulk, None] = {}
         """Those whose clients are sent their steps by ``tell``; in order."""
 
-    def read(self, plans: Sequence[Plan], requests: NDArray[np.int32]) -> Together:
-        """The results of complete requests whose plans answer together, by their ids in the processor."""
-        host, first = self._arenas[HOST], plans[0].readers
-        if len(plans) == 1 or all([plan.readers is first for plan in plans]):
+    def read(self, alike: Mapping[Bulk, Sequence[int]], requests: NDArray[np.int32]) -> Together:
+        """The results of complete requests whose plans answer together, given by their ids in the processor: those of
+        each bulk, and all.
+        """
+        host, first = self._arenas[HOST], next(iter(alike)).plan.readers
+        if all([bulk.plan.readers is first for bulk in alike]):
             return Together([reader.read(self._processor, host, requests) for reader in first])
-        each = zip(*(plan.readers for plan in plans))
+        each = zip(*(bulk.plan.readers for bulk, its in alike.items() for _ in its))
         return Together([its[0].read(self._processor, host, requests, its) for its in each])
 
     def note_steps(self, request: Bulk) -> None:
@@ -116,28 +118,25 @@ class Replies:
         return np.ascontiguousarray(np.array(rows, np.int32).T), channels
 
     def answer(
-        self,
-        requests: Sequence[tuple[Bulk, Sequence[int], Sequence[int]]],
-        started_ns: Sequence[int],
-        results: Together,
+        self, requests: Sequence[tuple[Bulk, Sequence[int]]], started_ns: NDArray[np.int64], results: Together
     ) -> None:
-        """Gives the places of complete requests of one model back; ``tell`` tells their clients."""
+        """Gives the places of complete requests of one model back; ``tell`` tells their clients.
+
+        ``started_ns``: when the first task of each was launched.
+        """
         now_ns, first = self._clock_ns(), requests[0][0]
-        size = Size(len(started_ns), sum([bulk.plan.num_nodes * len(numbers) for bulk, _, numbers in requests]))
+        size = Size(started_ns.size, sum([bulk.plan.num_nodes * len(numbers) for bulk, numbers in requests]))
         if first.channel is not None:
-            self._stream_rest(first, results.copy_of(0))
+            self._stream_rest(first, results.of(0, is_copy=True))
         self._places.give_back(size)
         first.model.places.give_back(size)
-        arrivals_ns: list[int] = []
-        futures: list[RequestFuture] = []
-        for bulk, _, numbers in requests:
-            arrivals_ns += [bulk.arrival_ns] * len(numbers)
-            futures += bulk.take_futures(numbers)
-            if self.trace is not None:
+        if self.trace is not None:
+            for bulk, numbers in requests:
                 for number in numbers:
                     self.trace.end(bulk, number, now_ns)
+        arrivals_ns = [(bulk.arrival_ns, len(numbers)) for bulk, numbers in requests]
         self._statistics.count_done(first.model.name, arrivals_ns, started_ns, now_ns)
-        self._ended.append((futures, results))
+        self._ended.append(([(bulk.outcomes, numbers) for bulk, numbers in requests], results))
 
     def tell(self) -> None:
         """Sends clients the steps of their streams, tells those of all that were answered, and runs their callbacks.
@@ -148,7 +147,7 @@ class Replies:
         if self._stepped:
             self.stream()
         while self._ended:
-            finish_together(*self._ended.pop(0))
+            finish_all(*self._ended.pop(0))
 
     def refuse(self, bulk: Bulk, number: int, error: CellrtError) -> None:
         """Gives a request's place back, then tells its client of an error and runs its callbacks."""
@@ -158,7 +157,7 @@ class Replies:
         self._statistics.count_error(bulk.model.name, error)
         if self.trace is not None:
             self.trace.end(bulk, number, self._clock_ns())
-        bulk.take_futures((number,))[0].finish(error)
+        bulk.outcomes.fail(number, error)
 
     def _stream_rest(self, request: Bulk, results: Result) -> None:
         """Sends the steps that longer results have beyond the shortest, then together the results that have none."""

@@ -7,7 +7,7 @@ those that a task completes leave together. Belongs to the holder of the turn. T
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED, 
 from cellrt.core.moves import LiveState
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.tables import HOST
-from cellrt.engine.records import Bulk, SessionRecord
+from cellrt.engine.records import ALONE, Bulk, SessionRecord
 from cellrt.engine.replies import Replies
 from cellrt.engine.sessions import Sessions
 from cellrt.engine.turns import Call
@@ -26,9 +26,6 @@ from cellrt.worker.arenas import Arenas
 
 ADMITTED_TOGETHER = 1024
 """Most requests in one call: it keeps the interpreter lock for a fraction of a millisecond."""
-
-Request = tuple[Bulk, int]
-"""A request: its bulk, and its number there."""
 
 
 class Requests:
@@ -44,20 +41,22 @@ class Requests:
         self._processor, self._arenas, self._sessions, self._replies = processor, arenas, sessions, replies
         self._unanswered: dict[Bulk, None] = {}
         """Bulks with requests that are not answered."""
-        self._admitted: dict[int, Request] = {}
-        """Those that hold rows, by their id in the processor."""
+        self._bulks: list[Bulk | None] = [None] * processor.limits.max_requests
+        """Of those that hold rows, by their id in the processor."""
+        self._num_held = 0
+        """How many these are."""
         self._waiting = WaitingRequests()
         self._deadlines = Deadlines()
 
     @property
     def is_empty(self) -> bool:
         """Whether every request has ended."""
-        return not self._unanswered and not self._admitted
+        return not self._unanswered and not self._num_held
 
     @property
     def has_admitted(self) -> bool:
         """Whether there is anything to schedule."""
-        return bool(self._admitted)
+        return self._num_held > 0
 
     @property
     def next_deadline_ns(self) -> int | None:
@@ -66,7 +65,7 @@ class Requests:
 
     def sequences_of(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Sequence numbers of requests by their ids in the processor."""
-        return tuple(bulk.sequence_of(number) for bulk, number in map(self._admitted.__getitem__, ids))
+        return tuple(map(self._processor.sequence_of, ids))
 
     def accept(self, bulk: Bulk) -> None:
         """Takes in requests that were handed in."""
@@ -101,7 +100,7 @@ class Requests:
             if error is not None:
                 self.end_early(first, (0,), error)
                 continue
-            most = min(ADMITTED_TOGETHER, self._processor.limits.max_requests - len(self._admitted))
+            most = min(ADMITTED_TOGETHER, self._processor.limits.max_requests - self._num_held)
             if not most:
                 return
             together = self._waiting.run(first, most)
@@ -120,27 +119,26 @@ class Requests:
 
     def take_notices(self, notices: list[Notice], error: CellrtError | None = None) -> None:
         """Takes in what the processor says of requests; ``error``: why they failed, if not by a cell."""
-        done: list[int] = []
-        for id, what in notices:
-            if what == NOTICE_DONE:
-                done.append(id)
-            elif what == NOTICE_RELEASED:
-                self._release(id)
-            else:
-                bulk, number = self._admitted[id]
-                if what == NOTICE_STEPS:
-                    self._replies.note_steps(bulk)
-                elif what == NOTICE_FAILED:
-                    self._send_steps(bulk)
-                    known = (bulk.errors or {}).get(number)
-                    self.end(bulk, (number,), error or known or self._failed(bulk, number))
+        done = [id for id, what in notices if what == NOTICE_DONE]
+        for id, what in notices if len(done) < len(notices) else ():
+            bulk = self._bulk_of(id)
+            number = bulk.number_of(self._processor.sequence_of(id))
+            if what == NOTICE_RELEASED:
+                self._give_up(bulk, (number,))
+            elif what == NOTICE_STEPS:
+                self._replies.note_steps(bulk)
+            elif what == NOTICE_FAILED:
+                self._send_steps(bulk)
+                known = (bulk.errors or {}).get(number)
+                self.end(bulk, (number,), error or known or self._failed(bulk, number))
         if done:
             self._finish(done)
 
     def note_failure(self, id: int, error: CellError) -> None:
         """Takes in why a row of a request failed, maybe as others did; the processor's notice follows."""
-        if id in self._admitted:
-            bulk, number = self._admitted[id]
+        bulk = self._bulks[id]
+        if bulk is not None:
+            number = bulk.number_of(self._processor.sequence_of(id))
             bulk.errors = bulk.errors or {}
             if number not in bulk.errors:
                 named = bulk.errors[number] = CellError(f"model {bulk.model.name!r}: {error}")
@@ -187,7 +185,7 @@ class Requests:
             is_released = is_admitted and self._processor.cancel(bulk.ids[number])
             self.end(bulk, (number,), error)
             if is_released:
-                self._release(bulk.ids[number])
+                self._give_up(bulk, (number,))
 
     def end(self, bulk: Bulk, numbers: Sequence[int], error: CellrtError) -> None:
         """Ends requests with an error, unless they are answered: they leave what they waited in."""
@@ -219,7 +217,7 @@ class Requests:
             self._deadlines.note_answered(bulk)
 
     def _wait(self, bulk: Bulk) -> None:
-        bulk.move(range(bulk.size), LiveState.WAITING)
+        bulk.move(range(bulk.size) if bulk.size > 1 else ALONE, LiveState.WAITING)
         bulk.num_waiting = bulk.size
         self._waiting.add(bulk)
 
@@ -244,6 +242,7 @@ class Requests:
         )
         if not ids:
             return 0
+        self._num_held += len(ids)
         self._waiting.note_admitted(len(ids))
         begin, groups = 0, []
         for bulk, numbers in together:
@@ -251,9 +250,10 @@ class Requests:
             if not admitted:
                 break
             groups.append((bulk, admitted))
-            for number, id in zip(admitted, ids[begin : begin + len(admitted)]):
-                bulk.ids[number] = id
-                self._admitted[id] = bulk, number
+            its = ids[begin : begin + len(admitted)]
+            bulk.note_ids(admitted, its)
+            for request_id in its:
+                self._bulks[request_id] = bulk
             bulk.move(admitted, LiveState.ADMITTED)
             bulk.next = admitted[-1] + 1
             begin += len(admitted)
@@ -295,61 +295,66 @@ class Requests:
             values = np.concatenate([bulk.tensor(k, numbers) for bulk, numbers in together])
             self._arenas[HOST].put(kind, rows[: owner_of_row.size][owner_of_row == k], values)
 
-    def _finish(self, ids: Sequence[int]) -> None:
+    def _finish(self, ids: list[int]) -> None:
         """Answers complete requests with their results, those of one kind together, and gives back their rows."""
-        if len(ids) == 1:
-            bulk, number = self._admitted[ids[0]]
-            self._finish_alike([(bulk, ids, (number,))])
+        bulks = [self._bulk_of(request_id) for request_id in ids]
+        if bulks.count(bulks[0]) == len(ids):  # those of one bulk mostly end together
+            self._finish_alike({bulks[0]: ids})
             return
-        by_kind: dict[int, dict[Bulk, tuple[Bulk, list[int], list[int]]]] = {}
-        """Of each bulk, ids and numbers of requests; those that stream by themselves."""
+        by_kind: dict[int, dict[Bulk, list[int]]] = {}
+        """Of each bulk, ids of requests; those that stream by themselves."""
         last: Bulk | None = None
-        for request_id in ids:
-            bulk, number = self._admitted[request_id]
-            if bulk is not last:  # those of one bulk mostly end together
+        for request_id, bulk in zip(ids, bulks):
+            if bulk is not last:
                 alike = by_kind.setdefault(id(bulk.plan.answered_with if bulk.channel is None else bulk), {})
-                _, its, numbers = alike.setdefault(bulk, (bulk, [], []))
-                last = bulk
+                its, last = alike.setdefault(bulk, []), bulk
             its.append(request_id)
-            numbers.append(number)
         for group in by_kind.values():
-            self._finish_alike(list(group.values()))
+            self._finish_alike(group)
 
-    def _finish_alike(self, alike: Sequence[tuple[Bulk, Sequence[int], Sequence[int]]]) -> None:
+    def _finish_alike(self, alike: Mapping[Bulk, list[int]]) -> None:
         """See ``_finish``: of one kind."""
-        first = alike[0][0]
+        first = next(iter(alike))
         if first.channel is not None:
             self._replies.note_steps(first)
             self._replies.stream()
-        ids = np.array([request_id for _, its, _ in alike for request_id in its], np.int32)
-        plans = [bulk.plan for bulk, its, _ in alike for _ in its]
-        results, started_ns = self._replies.read(plans, ids), self._processor.start_times(ids)
-        for bulk, _, numbers in alike:
+        ids = np.array([request_id for its in alike.values() for request_id in its], np.int32)
+        results = self._replies.read(alike, ids)
+        sequences, started_ns, left = self._processor.finish(ids)
+        ended: list[tuple[Bulk, Sequence[int]]] = []
+        begin = 0
+        for bulk, its in alike.items():
+            numbers = bulk.numbers_of(sequences[begin : begin + len(its)])
+            begin += len(its)
             bulk.move(numbers, LiveState.ENDING)
-            self._note_answered(bulk, len(numbers))
-        self._replies.answer(alike, started_ns, results)
+            self._note_answered(bulk, len(its))
+            ended.append((bulk, numbers))
+        self._replies.answer(ended, started_ns, results)
         if not self._unanswered:
             self._replies.tell()
-        left = self._processor.release(ids)  # tasks of them that went ahead are in flight
-        for bulk, its, numbers in alike:
-            over = numbers
-            if left:
-                over = [number for request_id, number in zip(its, numbers) if request_id not in left]
-                its = [request_id for request_id in its if request_id not in left]
-            for request_id in its:
-                del self._admitted[request_id]
-            if over:
-                bulk.move(over, LiveState.ENDED)
-                self._leave(bulk, len(over))
+        for bulk, numbers in ended:
+            if left:  # tasks of them that went ahead are in flight
+                numbers = [number for number in numbers if bulk.ids[number] not in left]
+            if numbers:
+                self._give_up(bulk, numbers)
+
+    def _give_up(self, bulk: Bulk, numbers: Sequence[int]) -> None:
+        """Takes in that answered requests hold no rows any more."""
+        bulk.move(numbers, LiveState.ENDED)
+        for number in numbers:
+            self._bulks[bulk.ids[number]] = None
+        self._num_held -= len(numbers)
+        self._leave(bulk, len(numbers))
+
+    def _bulk_of(self, request_id: int) -> Bulk:
+        """Whose request it is, by its id in the processor. Raises InternalError if it holds nothing."""
+        bulk = self._bulks[request_id]
+        if bulk is None:
+            raise InternalError(f"no request has the id {request_id}")
+        return bulk
 
     def _failed(self, bulk: Bulk, number: int) -> InternalError:
         return self._replies.internal_error(f"{bulk.name_of(number)} failed", bulk.sequence_of(number))
-
-    def _release(self, request_id: int) -> None:
-        """Takes in that an answered request holds no rows any more."""
-        bulk, number = self._admitted.pop(request_id)
-        bulk.move((number,), LiveState.ENDED)
-        self._leave(bulk, 1)
 
     def _leave(self, bulk: Bulk, count: int) -> None:
         """After the end of everything of so many requests: their session goes on."""

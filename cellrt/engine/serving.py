@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Self
 
-from cellrt.engine.future import Futures, RequestFuture, Result, as_awaitable
+from cellrt.engine.future import RequestFuture, Result, as_awaitable
+from cellrt.engine.futures import Futures
 from cellrt.engine.mapping import IN_FLIGHT, MapOptions, mapped, mapped_async
 from cellrt.engine.stream import Channel, Stream
 from cellrt.errors import RequestError
@@ -43,13 +44,13 @@ class Serving(ABC):
         priority: int,
         wait: bool,
         channel: Channel | None = None,
-    ) -> list[RequestFuture]:
+    ) -> Sequence[RequestFuture]:
         """Submits requests, all or none; with a channel, one whose steps go there."""
 
     @abstractmethod
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
-    ) -> list[RequestFuture]:
+    ) -> Sequence[RequestFuture]:
         """Submits requests, all or none, when there are places for them; others of the loop go on meanwhile."""
 
     def submit(
@@ -80,9 +81,9 @@ class Serving(ABC):
     ) -> Futures:
         """Submits several requests, all or none: raises as ``submit`` does, before any is submitted.
 
-        A list of their futures; ``results()`` of it has the results of all.
+        A sequence of their futures; ``results()`` of it has the results of all.
         """
-        return Futures(self._submit(model, list(requests), deadline, priority, wait))
+        return Futures.of(self._submit(model, list(requests), deadline, priority, wait))
 
     async def infer(
         self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
@@ -164,7 +165,7 @@ class Serving(ABC):
         _check_iterable(requests, Iterable | AsyncIterable)
         options = MapOptions(max_in_flight, ordered, return_errors, progress)
 
-        async def submit(together: Sequence[Any]) -> list[RequestFuture]:
+        async def submit(together: Sequence[Any]) -> Sequence[RequestFuture]:
             return await self._submit_when_room(model, together, deadline, priority)
 
         return mapped_async(submit, requests, options)

@@ -82,11 +82,12 @@ class Ends:
 
 
 class _Done(NamedTuple):
-    """Requests of a model that were done together: when they arrived, when their first tasks were launched."""
+    """Requests of a model that were done together: when they arrived and how many then, when their first tasks were
+    launched."""
 
     ends: Ends
-    arrivals_ns: Sequence[int]
-    started_ns: Sequence[int]
+    arrivals_ns: Sequence[tuple[int, int]]
+    started_ns: NDArray[np.int64]
     now_ns: int
 
 
@@ -132,11 +133,17 @@ class Statistics:
         if heir is not None and sizes is not None:
             self.sizes[heir] = [a + b for a, b in zip(sizes, self.sizes.get(heir, [0] * NUM_SIZES))]
 
-    def count_done(self, model: str, arrivals_ns: Sequence[int], started_ns: Sequence[int], now_ns: int) -> None:
-        """Counts requests of a model that are done now; ``started_ns`` is when each one's first task was launched."""
+    def count_done(
+        self, model: str, arrivals_ns: Sequence[tuple[int, int]], started_ns: NDArray[np.int64], now_ns: int
+    ) -> None:
+        """Counts requests of a model that are done now.
+
+        ``arrivals_ns``: when they arrived, in order, and how many then; ``started_ns``: when each one's first task was
+        launched.
+        """
         ends = self._of_model(model)
-        ends.num_done += len(arrivals_ns)
-        self.every.num_done += len(arrivals_ns)
+        ends.num_done += started_ns.size
+        self.every.num_done += started_ns.size
         self._new.append(_Done(ends, arrivals_ns, started_ns, now_ns))
         if len(self._new) >= TAKEN_TOGETHER and self._taking_in.acquire(blocking=False):
             try:
@@ -149,10 +156,11 @@ class Statistics:
         new = [self._new.popleft() for _ in range(len(self._new))]
         if not new:
             return
-        arrivals_ns = np.array([ns for one in new for ns in one.arrivals_ns])
-        counts = [len(one.arrivals_ns) for one in new]
+        arrived = np.array([pair for one in new for pair in one.arrivals_ns], np.int64).reshape(-1, 2)
+        arrivals_ns = np.repeat(arrived[:, 0], arrived[:, 1])
+        counts = [one.started_ns.size for one in new]
         latencies_ns = np.repeat([one.now_ns for one in new], counts) - arrivals_ns
-        queueing_ns = np.maximum(0, np.array([ns for one in new for ns in one.started_ns]) - arrivals_ns)
+        queueing_ns = np.maximum(0, np.concatenate([one.started_ns for one in new]) - arrivals_ns)
         self.every.take_in(latencies_ns, queueing_ns)
         models = {id(one.ends): one.ends for one in new}
         whose = np.repeat([id(one.ends) for one in new], counts) if len(models) > 1 else None

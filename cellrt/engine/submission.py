@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
 from cellrt.core.tables import NUM_PRIORITIES
 from cellrt.engine.future import RequestFuture
+from cellrt.engine.futures import Futures
 from cellrt.engine.manager import Manager
 from cellrt.engine.places import Size
 from cellrt.engine.records import Bulk, SessionRecord
@@ -69,7 +70,7 @@ class Submission:
         priority: int,
         wait: bool,
         channel: Channel | None = None,
-    ) -> list[RequestFuture]:
+    ) -> Sequence[RequestFuture]:
         """Submits requests of a model, all or none: see ``Engine.submit``."""
         while True:
             model = self.model(name)
@@ -83,7 +84,7 @@ class Submission:
 
     async def submit_when_room(
         self, name: str, requests: Sequence[Any], deadline: float | None, priority: int
-    ) -> list[RequestFuture]:
+    ) -> Sequence[RequestFuture]:
         """As ``submit`` with ``wait``, for a coroutine: others of its loop go on meanwhile."""
         end_s = None if deadline is None else time.monotonic() + check_seconds("deadline", deadline)
         loop, may_have_room = asyncio.get_running_loop(), asyncio.Event()
@@ -142,7 +143,7 @@ class Submission:
         priority: int,
         channel: Channel | None,
         session: SessionRecord | None,
-    ) -> list[RequestFuture]:
+    ) -> Sequence[RequestFuture]:
         """Submits what was recorded elsewhere for this model, all or none, as if at ``now_ns`` of the engine's clock.
 
         The model may have been taken out or replaced since, but must be pinned. Raises as ``submit`` does.
@@ -182,7 +183,7 @@ class Submission:
         channel: Channel | None,
         session: SessionRecord | None,
         now_ns: int | None = None,
-    ) -> list[RequestFuture]:
+    ) -> Sequence[RequestFuture]:
         """Hands in requests, all or none, whatever interrupts it, under the gate: they count from ``hand_in`` on."""
         check_priority(priority)
         now_ns, manager = time.perf_counter_ns() if now_ns is None else now_ns, self._manager
@@ -221,17 +222,23 @@ def size_of(parts: Sequence[Planned]) -> Size:
     return Size(sum(count for count, _ in counts), sum(count * rows for count, rows in counts))
 
 
-def _in_order(bulks: Sequence[Bulk], parts: Sequence[Planned]) -> list[RequestFuture]:
+def _in_order(bulks: Sequence[Bulk], parts: Sequence[Planned]) -> Sequence[RequestFuture]:
     """The futures of requests in the order in which they were given."""
     if len(bulks) == 1:
-        return list(bulks[0].futures)  # type: ignore[arg-type]  # nobody has answered any yet
-    by_place = {
-        place: future
+        if bulks[0].size == 1:
+            return (bulks[0].outcomes.future(0),)
+        return Futures(bulks[0].outcomes.future, bulks[0].size)
+    where = {
+        place: (bulk.outcomes, number)
         for bulk, part in zip(bulks, parts)
-        for place, future in zip(part.alike.places, bulk.futures)
-        if future is not None
+        for number, place in enumerate(part.alike.places)
     }
-    return [by_place[place] for place in range(len(by_place))]
+
+    def future_of(place: int) -> RequestFuture:
+        outcomes, number = where[place]
+        return outcomes.future(number)
+
+    return Futures(future_of, len(where))
 
 
 def _check_states(parts: Sequence[Planned], session: SessionRecord) -> None:

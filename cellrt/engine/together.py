@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,18 +52,15 @@ class Together:
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
 
-    def of(self, number: int) -> Result:
-        """A request's results, in memory of their own; to be asked for once."""
-        return self._made(number, _taken)
-
-    def copy_of(self, number: int) -> Result:
-        """A copy of a request's results, before they are asked for."""
-        return self._made(number, lambda own, number: bytearray(own[number]))
-
-    def _made(self, number: int, take: Callable[[list[memoryview], int], bytearray | memoryview]) -> Result:
+    def of(self, number: int, *, is_copy: bool = False) -> Result:
+        """A request's results, in memory of their own; to be asked for once, but for copies before."""
         made: Result = {}
         for name, memory, own, begins, dtype, shape, row_bytes in self._parts:
-            its = take(own, number) if own else bytearray(memory[begins[number] : begins[number + 1]])
+            its: bytearray | memoryview
+            if own:
+                its = bytearray(own[number]) if is_copy else _taken(own, number)
+            else:
+                its = bytearray(memory[begins[number] : begins[number + 1]])
             made[name] = tensor_of(its, dtype, _shape_of(shape, row_bytes, len(its)))
         return made
 
@@ -96,7 +93,7 @@ def _taken(own: list[memoryview], number: int) -> memoryview:
 
 def _shape_of(shape: tuple[int, ...], row_bytes: int, num_bytes: int) -> tuple[int, ...]:
     """The shape of so many bytes."""
-    return (num_bytes // row_bytes, *shape[1:]) if shape[:1] == (-1,) else shape
+    return (num_bytes // row_bytes, *shape[1:]) if shape and shape[0] < 0 else shape
 
 
 def _tensors(part: Part, first: int, count: int) -> Sequence[torch.Tensor]:
@@ -143,11 +140,13 @@ class Reader:
         ``each``: the reader of each request, where it does not lie alike in all.
         """
         name, kind, _, is_loop, is_single = self._layout
-        if is_single and not is_loop and len(requests) == 1:  # of a small request this is a tenth of its time
-            first = processor.tables.requests["first_place"][requests[0]]
-            row = processor.tables.places[first + self._positions[0]]
-            memory = host.get_row_bytes(kind, int(row))
-            return Part(name, memory, [], (0, len(memory)), self._dtype, self._row_shape, self._row_bytes)
+        shape = self._row_shape if is_single else (-1, *self._row_shape)
+        share = self._positions.size
+        if each is None and not is_loop and share * self._row_bytes <= SMALL_BYTES:  # the usual, in one call
+            values = host.empty_bits(kind, share * len(requests))
+            processor.copy_results(requests, self._positions, host.bytes_of(kind), values)
+            begins: Sequence[int] = range(0, values.size + 1, share * self._row_bytes)
+            return Part(name, values.reshape(-1).data, [], begins, self._dtype, shape, self._row_bytes)
         ends: NDArray[np.int64] | None = None
         if each is None:
             rows = processor.result_rows(requests, self._positions).reshape(-1)
@@ -164,14 +163,12 @@ class Reader:
             rows, ends = rows[is_taken], np.cumsum(is_taken, dtype=np.int64)[ends - 1]
             if is_single:
                 rows, ends = rows[ends - 1], None
-        shape = self._row_shape if is_single else (-1, *self._row_shape)
         share = rows.size // len(requests)
         if share * self._row_bytes > SMALL_BYTES:
             split = np.split(rows, range(share, rows.size, share) if ends is None else ends[:-1])
             own = [host.get_bytes(kind, one) for one in split]
             return Part(name, NOTHING, own, (), self._dtype, shape, self._row_bytes)
         memory = host.get_bytes(kind, rows)
-        begins: Sequence[int]
         if ends is None:
             begins = range(0, len(memory) + 1, share * self._row_bytes)
         else:

@@ -25,7 +25,7 @@ from cellrt.graph.binding import Binding
 from cellrt.graph.graph import Graph
 from cellrt.graph.recorder import Source
 from cellrt.graph.results import Recorded
-from cellrt.graph.sources import LISTS, NUMBERS, bits_of, copied
+from cellrt.graph.sources import LISTS, NUMBERS, bits_of, bits_together, copied
 from cellrt.graph.symbols import Output
 from cellrt.graph.unfolder import Unfolder
 
@@ -81,7 +81,7 @@ class _Slot(NamedTuple):
         parts = requests
         for step in self.path:
             parts = [part[step] for part in parts]
-        bits = _bits_together(self.spec, parts)
+        bits = bits_together(self.spec, parts)
         if bits is None:
             bits = np.stack([bits_of(self.spec, part) for part in parts])
         if bits.shape[1:] != self.shape:
@@ -352,23 +352,6 @@ def _copy(value: Any, path: Path, paths: dict[int, Path]) -> Any:
         return value
     paths[id(made)] = path
     return made
-
-
-def _bits_together(spec: RowSpec, parts: Sequence[Any]) -> NDArray[Any] | None:
-    """The bits ``[parts, ...]`` of parts of one kind, converted at once; None if each must be looked at by itself."""
-    kind = type(parts[0])
-    if any(type(part) is not kind for part in parts):
-        return None
-    try:
-        if kind is torch.Tensor or kind is np.ndarray:
-            if any(part.dtype != parts[0].dtype for part in parts):
-                return None
-            return bits_of(spec, torch.stack(list(parts)) if kind is torch.Tensor else np.stack(parts))
-        if kind in LISTS and parts[0] and isinstance(parts[0][0], NUMBERS):
-            return bits_of(spec, list(parts))
-    except (RequestError, RuntimeError, ValueError):
-        pass
-    return None
 
 
 def _together(group: Sequence[tuple[int, Recorded]]) -> Alike:

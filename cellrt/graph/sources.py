@@ -68,6 +68,38 @@ def bits_of(spec: RowSpec, source: object) -> NDArray[Any]:
     return array if array.dtype == wanted else _converted(spec, np.dtype(wanted), array, source)
 
 
+def bits_together(spec: RowSpec, parts: Sequence[Any]) -> NDArray[Any] | None:
+    """The bits ``[parts, ...]`` of parts of one kind, converted at once; None if each must be looked at by itself."""
+    kind = type(parts[0])
+    if any(type(part) is not kind for part in parts):
+        return None
+    try:
+        if kind is torch.Tensor or kind is np.ndarray:
+            if any(part.dtype != parts[0].dtype for part in parts):
+                return None
+            return bits_of(spec, torch.stack(list(parts)) if kind is torch.Tensor else np.stack(parts))
+        if kind in LISTS and parts[0] and isinstance(parts[0][0], NUMBERS):
+            return _integers_together(parts) if _are_integers(spec, parts[0]) else bits_of(spec, list(parts))
+    except (RequestError, RuntimeError, ValueError, TypeError, OverflowError):
+        pass
+    return None
+
+
+def _are_integers(spec: RowSpec, part: object) -> bool:
+    """Whether this is the usual: a list of Python's integers that are to be int64."""
+    return type(part) is list and type(part[0]) is int and spec.dtype == torch.int64
+
+
+def _integers_together(parts: Sequence[Any]) -> NDArray[Any]:
+    """Lists of as many integers each, in half of NumPy's time. Raises TypeError, ValueError, OverflowError."""
+    values = array("q")
+    for part in parts:
+        values.fromlist(part)
+    if {len(part) for part in parts} != {len(parts[0])}:
+        raise ValueError("lists of unequal lengths")
+    return np.frombuffer(values, np.int64).reshape(len(parts), -1)
+
+
 def copied(array: NDArray[Any]) -> NDArray[Any]:
     """A copy in C order, made without giving up the interpreter lock: NumPy does, and then waits to get it back."""
     if not array.flags.c_contiguous or array.nbytes > LARGE_BYTES:

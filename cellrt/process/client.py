@@ -201,7 +201,7 @@ class Client(Serving):
         priority: int,
         wait: bool,
         channel: Channel | None = None,
-    ) -> list[RequestFuture]:
+    ) -> Sequence[RequestFuture]:
         accepted = Awaited() if wait else None
         with self._bound(_check_name(model)) as binding:
             futures = self._hand_in(binding, requests, deadline, priority, channel, 0, accepted)
@@ -228,7 +228,7 @@ class Client(Serving):
 
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
-    ) -> list[RequestFuture]:
+    ) -> Sequence[RequestFuture]:
         loop, said = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -258,7 +258,7 @@ class Client(Serving):
         channel: Channel | None,
         session: int,
         accepted: Awaited | None,
-    ) -> list[RequestFuture]:
+    ) -> Sequence[RequestFuture]:
         """Unfolds requests and hands them in; does not wait for places."""
         self._link.refuse_if_lost()
         check_priority(priority)

@@ -350,7 +350,7 @@ class Link:
                 stepped[channel] = None
         for channel in stepped:
             channel.wake()
-        finish_together(ended, arrived)
+        finish_together(enumerate(ended), arrived)
         self._note_gone()
 
     def _take_error(self, id: int, error: CellrtError) -> None:

@@ -67,17 +67,15 @@ class Arenas:
         (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(self._bytes[kind], rows, values)
         return self._shaped(kind, values)
 
-    def get_row_bytes(self, kind: int, row: int) -> memoryview:
-        """A copy of one row of a CPU arena."""
-        # NumPy's own copies give up the interpreter lock, and it takes long to get it back.
-        size = self._bytes[kind].shape[1]
-        return memoryview(bytes(self._memory[kind][row * size : (row + 1) * size]))
-
     def get_bytes(self, kind: int, rows: NDArray[np.int32]) -> memoryview:
         """A copy of these rows of a CPU arena, one behind the other."""
         values = self.empty_bits(kind, len(rows))
         (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(self._bytes[kind], rows, values)
         return values.reshape(-1).data
+
+    def bytes_of(self, kind: int) -> NDArray[np.uint8]:
+        """A CPU arena as bytes: ``[rows, bytes of a row]``."""
+        return self._bytes[kind]
 
     def get_into(
         self, kind: int, handles: NDArray[np.int32], location: int, own: int, values: NDArray[np.uint8]

@@ -97,7 +97,7 @@ class Machine:
         for id, what in notices:
             request = self.live[id]
             if what == NOTICE_DONE:
-                rows = self.processor.results(request.results_at, len(request.graph.results)).tolist()
+                rows = self.processor.tables.places[request.results_at :][: len(request.graph.results)].tolist()
                 got = [int(self.rows[HOST, row]) if row >= 0 else -1 for row in rows]
                 assert got == request.graph.results, (got, request.graph.results)
                 request.ends.append("done")

@@ -8,6 +8,7 @@ import pytest
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.processor import Processor
+from cellrt.core.record_layout import loop_limits
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.tables import HOST, MAX_KINDS, NUM_PERMANENT
 from cellrt.core.validate import broken_rules
@@ -38,7 +39,7 @@ def test_a_running_task_keeps_its_memory_when_the_buffers_grow():
     assert broken_rules(processor.tables) == []
     of_worker[int(of_worker[layout.H_DONE_STEPS])] = -2  # the worker says that the loop stopped
     assert processor.complete(task, 0) == [[request, NOTICE_DONE]]
-    assert [done for _, done in processor.loop_limits(request).values()] == [2]
+    assert [done for _, done in loop_limits(processor.tables, request).values()] == [2]
     processor.release([request])
     assert broken_rules(processor.tables) == []
 

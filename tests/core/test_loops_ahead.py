@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cellrt.core import task_layout as layout
 from cellrt.core.moves import LEFT
 from cellrt.core.processor import Port, Processor
+from cellrt.core.record_layout import loop_limits
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.simulate import Arrival, simulate
 from cellrt.core.tables import MAX_KINDS, ROW_MASK
@@ -219,7 +220,7 @@ def test_a_loop_that_waits_goes_on_where_its_run_was_cut():
         (task,) = send_all(processor)
         assert TaskView(processor.task_buffer(task)).lengths[0] > 3
         answer(processor, task, done)
-    ((_, taken),) = processor.loop_limits(request).values()
+    ((_, taken),) = loop_limits(processor.tables, request).values()
     assert taken == 4
 
 

@@ -152,7 +152,9 @@ class PageMachine:
             request = self.live[id]
             request.end = what
             if what == NOTICE_DONE:
-                places = self.processor.results(request.results_at, len(request.numbers) + (request.num_written > 0))
+                places = self.processor.tables.places[request.results_at :][
+                    : len(request.numbers) + (request.num_written > 0)
+                ]
                 assert self.rows[HOST, places].tolist() == request.expected()
                 self.processor.release([id])
             if what in (NOTICE_DONE, NOTICE_RELEASED):

@@ -26,7 +26,7 @@ def test_results_of_several_requests_at_some_positions_are_those_of_each():
     while tasks := processor.schedule(1):
         for task in tasks:
             processor.complete(task, 0)
-    each = [processor.results(int(first), 3).tolist() for first in rows[:, -1]]
+    each = [processor.tables.places[first : first + 3].tolist() for first in rows[:, -1]]
     assert len({row for result in each for row in result}) == 9
     found = processor.result_rows(np.array([ids[2], ids[0]], np.int32), np.array([2, 0], np.int32))
     assert found.tolist() == [[each[2][2], each[2][0]], [each[0][2], each[0][0]]]

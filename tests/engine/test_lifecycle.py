@@ -202,7 +202,7 @@ def test_submit_many_takes_all_or_none():
     engine.register(CHAIN, warm_up=False)
     with pytest.raises(RequestError, match="add"):
         engine.submit_many("chain", [steps(2), torch.zeros(2, WIDTH + 1), steps(3)])
-    assert engine.submit_many("chain", []) == []
+    assert list(engine.submit_many("chain", [])) == []
     assert engine.statistics()["unfinished"] == 0
     futures = engine.submit_many("chain", (steps(k) for k in range(1, 5)))
     for k, future in enumerate(futures, 1):

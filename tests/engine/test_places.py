@@ -44,7 +44,7 @@ def test_a_batch_larger_than_the_queue_is_refused_as_such():
 def test_a_model_fills_its_own_part_of_the_queue_only():
     engine, gate, held = gated()
     engine.register(OTHER, warm_up=False, max_queue=2)
-    futures = engine.submit_many("other", [STEPS] * 2)
+    futures = list(engine.submit_many("other", [STEPS] * 2))
     with pytest.raises(OverloadError, match="2 requests are unfinished, model 'other' takes 2"):
         engine.submit("other", STEPS)
     futures.append(engine.submit("chain", STEPS))

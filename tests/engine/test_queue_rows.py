@@ -48,7 +48,7 @@ def test_rows_fill_a_queue_and_come_back_when_their_requests_end() -> None:
         assert engine.statistics()["unfinished_rows"] == 10
         with pytest.raises(cellrt.OverloadError, match="10 rows are unfinished, model 'a' takes 12; 3 more came"):
             engine.submit("a", torch.zeros(3, 1))
-        others = engine.submit_many("b", [torch.zeros(5, 1)] * 2)
+        others = list(engine.submit_many("b", [torch.zeros(5, 1)] * 2))
         with pytest.raises(cellrt.OverloadError, match="20 rows are unfinished, the engine takes 20"):
             engine.submit("b", torch.zeros(1, 1))
         cancelled = others.pop()

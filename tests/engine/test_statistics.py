@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -39,8 +40,9 @@ def test_every_time_is_in_its_bucket_whether_it_is_taken_in_yet_or_not(batches: 
     for number, values in enumerate(batches):
         name = "ab"[number % 2]
         for few in (values[:100], *([value] for value in values[100:])):
-            started_ns = [now_ns - value for value in few]
-            statistics.count_done(name, [started - 7 for started in started_ns], started_ns, now_ns)
+            started_ns = now_ns - np.array(few, np.int64)
+            arrivals_ns = [(started - 7, 1) for started in started_ns.tolist()]
+            statistics.count_done(name, arrivals_ns, started_ns, now_ns)
         for value in values:
             wanted[name][bisect_left(TIME_BOUNDS_S, value / 1e9)] += 1
         taken = statistics.snapshot({}, {"a": 0, "b": 0}, str, int, {})

@@ -114,7 +114,7 @@ def test_what_is_wrong_is_said_where_it_can_be_known(client):
     assert isinstance(error_of(client.submit("chain", steps(TOO_MANY))), RequestTooLargeError)
     with pytest.raises(RequestTooLargeError):
         client.submit("chain", steps(TOO_MANY), wait=True)
-    assert client.submit_many("chain", []) == []
+    assert list(client.submit_many("chain", [])) == []
 
 
 def test_a_cell_that_raises_names_its_reason(client):

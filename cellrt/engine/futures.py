@@ -1,0 +1,173 @@
+"""Futures of requests that were submitted together. Each is made when somebody asks for it: most are asked for when
+their request has ended, and then one object is all that they cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures._base import FINISHED
+from itertools import groupby
+from typing import overload
+
+from cellrt.engine.future import OVER, SETTLING, Outcome, Owner, RequestFuture, Result, Results, finish_together
+
+NO_PLACES: list[int] = []
+"""In place of a list; never written to."""
+
+
+class Futures(Sequence[RequestFuture]):
+    """The futures of requests that were submitted together, in their order.
+
+    Args:
+        future_of: makes the future of the request at a place, and gives the same one whenever it is asked again.
+        count: how many they are.
+    """
+
+    __slots__ = ("_future_of", "_places")
+
+    def __init__(self, future_of: Callable[[int], RequestFuture], count: int) -> None:
+        self._future_of, self._places = future_of, range(count)
+
+    @classmethod
+    def of(cls, futures: Sequence[RequestFuture]) -> Futures:
+        """Futures as such a sequence, whichever kind of sequence they are."""
+        return futures if isinstance(futures, Futures) else cls(futures.__getitem__, len(futures))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[RequestFuture]:
+        return map(self._future_of, self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> RequestFuture: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[RequestFuture]: ...
+    def __getitem__(self, place: int | slice) -> RequestFuture | list[RequestFuture]:
+        places = self._places[place]
+        return self._future_of(places) if isinstance(places, int) else list(map(self._future_of, places))
+
+    def __add__(self, others: Iterable[RequestFuture]) -> list[RequestFuture]:
+        return [*self, *others]
+
+    def __radd__(self, others: Iterable[RequestFuture]) -> list[RequestFuture]:
+        return [*others, *self]
+
+    def __repr__(self) -> str:
+        return f"Futures({len(self)})"
+
+    def results(self, timeout: float | None = None) -> list[Result]:
+        """The results of all, in order; waits for them at most ``timeout`` seconds.
+
+        Half of what asking each future costs: results of requests that ended together may share one memory, which stays
+        as long as one of them does (``clone`` one to keep it alone). Raises the error of the first that has one, or
+        TimeoutError; the others' results are still to be had from their futures.
+        """
+        end_s = None if timeout is None else time.monotonic() + timeout
+        for future in reversed(self):  # the last is mostly the last to end: one wait for all
+            if future._state not in OVER:
+                try:
+                    future._wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
+                except TimeoutError:
+                    raise TimeoutError(f"the requests have not all ended within {timeout} s") from None
+        futures = list(self)
+        with SETTLING:
+            untaken = [future for future in futures if future._together is not None]
+            for together, group in groupby(untaken, lambda future: future._together):
+                if together is not None:
+                    its = list(group)
+                    for future, result in zip(its, together.of_many([future.place for future in its])):
+                        future._result, future._together = result, None
+        return [future._result or future.result() for future in futures]
+
+
+class Outcomes:
+    """How requests end that were submitted together, and the futures of those that somebody asked for.
+
+    Each request gets its outcome once, from the holder of the turn. Any thread may ask for futures.
+
+    Args:
+        owner: of the futures; forgotten when all have ended.
+        first_number: the first request's number in its engine; the others follow it.
+        count: how many they are.
+    """
+
+    __slots__ = ("_count", "_first_number", "_futures", "_num_left", "_outcomes", "_owner", "_places")
+
+    def __init__(self, owner: Owner, first_number: int, count: int) -> None:
+        self._owner: Owner | None = owner
+        self._first_number, self._count, self._num_left = first_number, count, count
+        # That of one alone is asked for at once.
+        self._futures: dict[int, RequestFuture] = {0: RequestFuture(owner, 0, first_number)} if count == 1 else {}
+        self._outcomes: list[Outcome | None] | None = None
+        """Of requests that ended before somebody asked for their future; None until one does."""
+        self._places: list[int] = NO_PLACES
+        """Of those that have results, their number among these."""
+
+    def future(self, number: int) -> RequestFuture:
+        """The future of a request; always the same."""
+        if number in self._futures:
+            return self._futures[number]
+        with SETTLING:
+            future = self._futures.get(number)
+            if future is None:
+                future = RequestFuture(self._owner, number, self._first_number + number)
+                # In this order, for a signal's handler may raise anywhere: the outcome is the future's, or is here.
+                outcomes = self._outcomes
+                if outcomes is not None and (outcome := outcomes[number]) is not None:
+                    future._take(outcome, FINISHED, self._places[number])
+                    self._futures[number] = future
+                    outcomes[number] = None
+                else:
+                    self._futures[number] = future
+            return future
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """Ends a request with an error, and runs its callbacks."""
+        with SETTLING:
+            future = self._futures.get(number)
+            if future is None:
+                self._room()[number] = error
+        self._note_over(1)
+        if future is not None:
+            future.finish(error)
+
+    def note(self, numbers: Sequence[int], results: Results, first: int, made: list[tuple[int, RequestFuture]]) -> None:
+        """Takes in that requests have results, from number ``first`` of these on; under SETTLING.
+
+        ``made`` gets the futures among them that were made, each with its number; the caller ends these.
+        """
+        futures = self._futures
+        if isinstance(numbers, range) and not futures:
+            outcomes, its = self._room(), slice(numbers.start, numbers.stop)
+            outcomes[its], self._places[its] = [results] * len(numbers), range(first, first + len(numbers))
+        else:
+            for place, number in enumerate(numbers, first):
+                if number in futures:
+                    made.append((place, futures[number]))
+                else:
+                    self._room()[number], self._places[number] = results, place
+        self._note_over(len(numbers))
+
+    def _room(self) -> list[Outcome | None]:
+        """Where outcomes are kept until somebody asks for them."""
+        if self._outcomes is None:
+            self._outcomes, self._places = [None] * self._count, [0] * self._count
+        return self._outcomes
+
+    def _note_over(self, count: int) -> None:
+        self._num_left -= count
+        if not self._num_left:
+            self._owner = None
+
+
+def finish_all(ended: Sequence[tuple[Outcomes, Sequence[int]]], results: Results) -> None:
+    """Ends requests with their results, which lie in the order of these; called by the holder of the turn."""
+    made: list[tuple[int, RequestFuture]] = []
+    first = 0
+    with SETTLING:
+        for outcomes, numbers in ended:
+            outcomes.note(numbers, results, first, made)
+            first += len(numbers)
+    if made:
+        finish_together(made, results)

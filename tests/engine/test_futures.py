@@ -1,0 +1,103 @@
+"""Futures of requests that were submitted together: made when somebody asks, before or after the end or meanwhile."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from cellrt.engine.future import RequestFuture, Result
+from cellrt.engine.futures import Futures, Outcomes, finish_all
+from cellrt.errors import CancelledError
+
+COUNT = 12
+ROUNDS = 200
+
+
+class _Owner:
+    """An engine that only notes who is cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[int] = []
+
+    def ask_to_cancel(self, future: RequestFuture) -> None:
+        """Notes it."""
+        self.cancelled.append(future.place)
+
+    def refuse_in_callback(self) -> None:
+        """No callback waits here."""
+
+
+class _Numbered:
+    """The results of requests that ended together: their numbers."""
+
+    def of(self, number: int) -> Result:
+        """Those of one."""
+        return {"n": torch.tensor(number)}
+
+    def of_many(self, numbers: Sequence[int]) -> list[Result]:
+        """Those of some."""
+        return [self.of(number) for number in numbers]
+
+
+@pytest.fixture(autouse=True)
+def _hurried_threads() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_a_future_is_the_same_whenever_it_is_asked_for() -> None:
+    outcomes = Outcomes(_Owner(), 100, COUNT)
+    futures = Futures(outcomes.future, COUNT)
+    early = futures[2]
+    finish_all([(outcomes, range(COUNT))], _Numbered())
+    assert futures[2] is early and early.done()
+    assert futures[-1] is list(futures)[COUNT - 1] is futures[COUNT - 1 :][0]
+    assert [future.number for future in futures] == list(range(100, 100 + COUNT))
+    assert [int(result["n"]) for result in futures.results()] == list(range(COUNT))
+    assert sum(([early], futures, [early]), futures) == [*futures, early, *futures, early]
+    with pytest.raises(IndexError):
+        futures[COUNT]
+
+
+def test_each_has_the_outcome_that_was_its_own() -> None:
+    owner = _Owner()
+    outcomes = Outcomes(owner, 0, COUNT)
+    other = Outcomes(owner, COUNT, 2)
+    cancelled = outcomes.future(0)
+    assert cancelled.cancel() and owner.cancelled == [0]
+    outcomes.fail(0, ValueError("too late"))
+    outcomes.fail(1, ValueError("wrong"))
+    finish_all([(outcomes, range(2, 6)), (other, (1, 0)), (outcomes, [6, 8])], _Numbered())
+    with pytest.raises(CancelledError):
+        outcomes.future(0).result()
+    with pytest.raises(ValueError, match="wrong"):
+        outcomes.future(1).result()
+    found = [int(one.future(number).result()["n"]) for one, number in ((outcomes, 5), (other, 1), (other, 0))]
+    assert found == [3, 4, 5]
+    assert int(outcomes.future(8).result()["n"]) == 7
+    assert not outcomes.future(7).done()
+
+
+def test_whoever_asks_while_they_end_sees_each_end_once() -> None:
+    for _ in range(ROUNDS):
+        outcomes = Outcomes(_Owner(), 0, COUNT)
+        called: list[RequestFuture] = []
+
+        def end(outcomes: Outcomes = outcomes) -> None:
+            for first in range(0, COUNT, 3):
+                finish_all([(outcomes, range(first, first + 3))], _Numbered())
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        futures = list(Futures(outcomes.future, COUNT))
+        for future in futures:
+            future.add_done_callback(called.append)  # type: ignore[arg-type]
+        assert [int(future.result(10)["n"]) for future in futures] == [0, 1, 2] * (COUNT // 3)
+        thread.join()
+        assert sorted(map(id, called)) == sorted(map(id, futures))
