@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import cellrt
+from benchmarks.core_cases import run_cases
 from benchmarks.live import run_live
 from benchmarks.options import Options
 from benchmarks.record import Recorder
@@ -170,6 +171,7 @@ def run_core(recorder: Recorder, quick: bool) -> None:
         recorder.add("core", "scheduling and completion", cost.task_us, "us/task", batch=batch)
         if batch == BATCHES[-1]:
             recorder.add("core", "admission and release", cost.request_us, "us/request", batch=batch)
+    run_cases(recorder, rounds)
     value = admit_together(TOGETHER, 10 * rounds)
     recorder.add("core", f"admission and release, {TOGETHER} together", value, "us/request")
     node_bytes, request_bytes = table_bytes(make_bench(8, 1))
