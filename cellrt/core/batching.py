@@ -266,8 +266,7 @@ def form_batched_task(t, type_id, priority, worker, task_id):
         if ragged > 0 and is_loop == 0:
             steps = 1
     task.cell_type, task.worker, task.in_use, task.is_loop, task.rows = type_id, worker, 1, is_loop, rows
-    task.priority, task.priorities = priority, priorities
-    task.number, task.is_sent = t.settings[0].num_tasks, 0
+    task.priority, task.priorities, task.number, task.is_sent = priority, priorities, t.settings[0].num_tasks, 0
     lengths_at = nodes_at + rows
     least = _least_steps(t, type_id, rows, steps)
     task.steps = _sort_rows(t, worker, nodes_at, lengths_at, lengths_at + rows, rows, steps, least)
@@ -286,7 +285,6 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     ints[base + layout.H_NUM_SPANS] = ints[base + layout.H_SPANS] = ints[base + layout.H_FLAGS] = 0
     is_plain = cell_type.num_ragged + cell_type.has_spans == 0
     if chains == rows and task.steps == 1 and is_loop == 0 and is_plain:
-        task.expected_ns = step_time(t, type_id, rows)
         write_steps(t, task, base, done_at + 2 * rows)
         ints[base + layout.H_NOTES] = buffer_ints
     else:
