@@ -4,12 +4,24 @@ their request has ended, and then one object is all that they cost."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures._base import FINISHED
+from contextlib import suppress
 from itertools import groupby
-from typing import overload
+from typing import Any, overload
 
-from cellrt.engine.future import OVER, SETTLING, Outcome, Owner, RequestFuture, Result, Results, finish_together
+from cellrt.engine.future import (
+    OVER,
+    SETTLING,
+    Outcome,
+    Owner,
+    RequestFuture,
+    Result,
+    Results,
+    as_awaitable,
+    finish_together,
+)
+from cellrt.errors import CellrtError
 
 NO_PLACES: list[int] = []
 """In place of a list; never written to."""
@@ -55,6 +67,22 @@ class Futures(Sequence[RequestFuture]):
 
     def __repr__(self) -> str:
         return f"Futures({len(self)})"
+
+    def __await__(self) -> Generator[Any, None, list[Result]]:
+        """As ``results``, for a coroutine; cancelling its task cancels the requests."""
+        return self._gather().__await__()
+
+    async def _gather(self) -> list[Result]:
+        try:
+            for future in reversed(self):  # as in ``results``
+                if future._state not in OVER:
+                    with suppress(CellrtError):
+                        await as_awaitable(future)
+        except BaseException:
+            for future in self:
+                future.cancel()
+            raise
+        return self.results()
 
     def results(self, timeout: float | None = None) -> list[Result]:
         """The results of all, in order; waits for them at most ``timeout`` seconds.

@@ -149,11 +149,12 @@ class Link:
         deadline: float | None,
         priority: int,
         channel: Channel | None,
-        session: int,
+        sessions: Sequence[int],
         accepted: Awaited | None,
     ) -> list[RequestFuture]:
         """Hands in requests, by their graphs; returns at once.
 
+        ``sessions``: the number of each one's session, or none.
         ``accepted``: they may wait for places, and it hears when they have them. Raises what ended the connection.
         """
         templates = [template_of(binding.number, alike) for alike in groups]
@@ -164,7 +165,7 @@ class Link:
             head = Submission(
                 first,
                 count,
-                session,
+                [sessions[place] for alike in groups for place in alike.places] if sessions else (),
                 time.perf_counter_ns(),
                 NO_DEADLINE if deadline is None else float(deadline),
                 priority,
