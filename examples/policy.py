@@ -66,6 +66,7 @@ def play(engine: cellrt.Engine, actors: list[cellrt.Session]) -> int:
 
 def main(quick: bool = False) -> None:
     """Prints how many actions a second the actors got."""
+    torch.manual_seed(0)
     cell = cellrt.cell(Policy(), {"x": (FEATURES,), "h": (HIDDEN,), "c": (HIDDEN,)})
 
     @cellrt.unfold("policy", example=torch.zeros(1, FEATURES), key=len)
