@@ -59,11 +59,9 @@ Notice: TypeAlias = list[int]
 """Request id and one of the ``NOTICE_`` words of ``completion.py``."""
 
 
+NO_SESSIONS = np.empty(0, np.int32)
 TOO_LARGE = -2
 """What ``admit`` says of a request that has no room for ever."""
-
-
-NO_SESSIONS = np.empty(0, np.int32)
 
 
 @dataclass

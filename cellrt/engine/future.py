@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import weakref
 from _thread import LockType, allocate_lock
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from contextlib import suppress
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 
+from cellrt.engine.mailbox import mailbox_of
 from cellrt.errors import CancelledError
 
 Result = dict[str, torch.Tensor]
@@ -268,32 +266,6 @@ def finish_together(ended: Iterable[tuple[int, RequestFuture]], results: Results
         future._invoke_callbacks()
 
 
-class _Mailbox:
-    """What an event loop is to call, from any thread: it is woken once for all that came before it looks."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)
-        self._calls: deque[Callable[[], None]] = deque()
-        self._is_told = False
-
-    def put(self, call: Callable[[], None]) -> None:
-        """Has the loop call a function, unless it is closed."""
-        self._calls.append(call)
-        loop = self._loop()
-        if not self._is_told and loop is not None:
-            self._is_told = True
-            with suppress(RuntimeError):  # it is closed
-                loop.call_soon_threadsafe(self._call_all)
-
-    def _call_all(self) -> None:
-        self._is_told = False  # first: who comes after the last look wakes the loop again
-        while self._calls:
-            self._calls.popleft()()
-
-
-_MAILBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = WeakKeyDictionary()
-
-
 def as_awaitable(future: RequestFuture) -> asyncio.Future[Result]:
     """Wraps a future for the running event loop; cancelling the wrapper cancels the request.
 
@@ -302,7 +274,7 @@ def as_awaitable(future: RequestFuture) -> asyncio.Future[Result]:
     future._refuse_to_wait()
     loop = asyncio.get_running_loop()
     wrapper: asyncio.Future[Result] = loop.create_future()
-    mailbox = _MAILBOXES.get(loop) or _MAILBOXES.setdefault(loop, _Mailbox(loop))
+    mailbox = mailbox_of(loop)
 
     def copy() -> None:
         error = future.error()
@@ -314,7 +286,8 @@ def as_awaitable(future: RequestFuture) -> asyncio.Future[Result]:
             wrapper.set_result(future.result())
 
     def ended(_: Future[Result]) -> None:
-        mailbox.put(copy)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            mailbox.put(copy)
 
     def left(made: asyncio.Future[Result]) -> None:
         if made.cancelled():

@@ -152,9 +152,8 @@ class Link:
         sessions: Sequence[int],
         accepted: Awaited | None,
     ) -> list[RequestFuture]:
-        """Hands in requests, by their graphs; returns at once.
+        """Hands in requests, by their graphs, with the number of each one's session, or none; returns at once.
 
-        ``sessions``: the number of each one's session, or none.
         ``accepted``: they may wait for places, and it hears when they have them. Raises what ended the connection.
         """
         templates = [template_of(binding.number, alike) for alike in groups]
