@@ -235,18 +235,16 @@ def _in_order(bulks: Sequence[Bulk], asked: Sequence[Asked]) -> Sequence[Request
     if len(bulks) == 1:
         if bulks[0].size == 1:
             return (bulks[0].outcomes.future(0),)
-        return Futures(bulks[0].outcomes.future, bulks[0].size)
-    where = {
-        place: (bulk.outcomes, number)
-        for bulk, part in zip(bulks, (part for _, parts in asked for part in parts))
-        for number, place in enumerate(part.alike.places)
-    }
+        return Futures(bulks[0].outcomes.future, bulks[0].size, [(bulks[0].outcomes, range(bulks[0].size))])
+    of_bulks = [part.alike.places for _, parts in asked for part in parts]
+    together = [(bulk.outcomes, places) for bulk, places in zip(bulks, of_bulks)]
+    where = {place: (outcomes, number) for outcomes, places in together for number, place in enumerate(places)}
 
     def future_of(place: int) -> RequestFuture:
         outcomes, number = where[place]
         return outcomes.future(number)
 
-    return Futures(future_of, len(where))
+    return Futures(future_of, len(where), together)
 
 
 def _planned_in(sessions: Sequence[SessionRecord], requests: Sequence[Any]) -> list[Asked]:
