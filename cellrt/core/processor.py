@@ -275,7 +275,7 @@ class Processor:
         if lengths is None:
             rows = np.empty((num, template.num_externals + width), np.int32)
         else:
-            rows = np.empty(int(template.template.num_externals(lengths).sum()) + num * width, np.int32)
+            rows = np.empty(template.template.num_externals(lengths) + num * width, np.int32)
         ids, its = np.empty(num, np.int32), template.lengths[None] if lengths is None else lengths
         how = lane, int(streamed), NO_SESSIONS if sessions is None else sessions
         count = admit_many(self._at, at, its, sequences, *how, rows.reshape(-1), ids)
