@@ -38,6 +38,14 @@ class Server:
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+        try:
+            self._wait(is_whole)
+        except BaseException:  # or it would stay, with its engine
+            self.process.send_signal(signal.SIGTERM)
+            raise
+
+    def _wait(self, is_whole: bool) -> None:
+        """Waits until it serves."""
         is_told = "the server says where it listens"
         until(lambda: self._address() or self.process.poll() is not None, is_told, START_S)
         assert self.process.poll() is None, "\n".join(self.lines)
