@@ -1,14 +1,17 @@
 """What a request costs beside another commit: ``python benchmarks/against.py CHECKOUT [ROUNDS]``, both in turns.
 
 Chains of 24 steps of a cell that does nothing, through an engine of one worker: one at a time, many submitted each, and
-in bulk. It asks for nothing but what every version of cellrt has, so that a checkout of any commit will do
-(``git worktree add ../before 2a12ad4``). A machine of few cores differs more from run to run than two commits do:
-read the medians of many rounds. With ``taskset -c 1`` before it, no wake-up crosses cores, and few rounds are enough.
+in bulk. Then what each version has for those in a hurry: in bulk with a key and all results at once, and steps of 200
+sessions handed in together; a version without does the same one by one. It asks for nothing else but what every version
+of cellrt has, so that a checkout of any commit will do (``git worktree add ../before 2a12ad4``). A machine of few cores
+differs more from run to run than two commits do: read the medians of many rounds. With ``taskset -c 1`` before it, no
+wake-up crosses cores, and few rounds are enough.
 """
 
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import os
 import statistics
@@ -17,11 +20,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-LENGTH, COUNT, MANY, SAMPLES = 24, 4_000, 250, 5
-CASES = ("one at a time", "one submit each", f"submit_many of {MANY}")
+LENGTH, COUNT, MANY, SESSIONS, SAMPLES = 24, 4_000, 250, 200, 5
+CASES = (
+    "one at a time",
+    "one submit each",
+    f"submit_many of {MANY}",
+    f"{MANY} in bulk, in a hurry",
+    f"steps of {SESSIONS} sessions, in a hurry",
+)
 ROUNDS = 8
 LIMIT_S = 300.0
 
@@ -61,9 +71,34 @@ def measure() -> list[float]:
                 future.result()
         return 1e6 * (time.perf_counter() - start) / COUNT
 
-    cases: list[Callable[[cellrt.Engine], float]] = [alone, each, bulk]
+    def step(graph: cellrt.Graph, request: list[int]) -> dict[str, object]:
+        return {"h": graph.chain(cell, keep=True, x=request).last.h}
+
+    key: dict[str, Any] = {"key": len} if "key" in inspect.signature(cellrt.Unfolder).parameters else {}
+
+    def in_a_hurry(engine: cellrt.Engine) -> float:
+        start = time.perf_counter()
+        for futures in [engine.submit_many("known", requests[k : k + MANY]) for k in range(0, COUNT, MANY)]:
+            _ = futures.results() if hasattr(futures, "results") else [future.result() for future in futures]
+        return 1e6 * (time.perf_counter() - start) / COUNT
+
+    def sessions_in_a_hurry(engine: cellrt.Engine) -> float:
+        can_go_together = "sessions" in inspect.signature(engine.submit_many).parameters
+        start = time.perf_counter()
+        for _ in range(COUNT // SESSIONS):
+            if can_go_together:
+                engine.submit_many("step", [[1]] * SESSIONS, sessions=sessions).results()
+            else:
+                for future in [session.submit([1]) for session in sessions]:
+                    future.result()
+        return 1e6 * (time.perf_counter() - start) / COUNT
+
+    cases: list[Callable[[cellrt.Engine], float]] = [alone, each, bulk, in_a_hurry, sessions_in_a_hurry]
     with cellrt.Engine(1, max_queue=1 << 20) as engine:
         engine.register(cellrt.Unfolder("chain", chain, requests[0]))
+        engine.register(cellrt.Unfolder("known", chain, requests[0], **key))
+        engine.register(cellrt.Unfolder("step", step, [1], **key))
+        sessions = [engine.session("step") for _ in range(SESSIONS)]
         for case in cases:
             case(engine)
         gc.collect()

@@ -175,13 +175,14 @@ def end_pages(t, request, is_whole):
 
 @compiled
 def drop_pages(t, slot):
-    """Frees the pages of a session's slot."""
+    """Frees the pages of a session's slot; or what came with the next request does so no more."""
+    slot.length = 0
     if slot.capacity == 0:
         return
     for k in range(slot.pages):
         give_row(t, t.places[slot.place + k], slot.kind)
     t.kinds[slot.kind].reserved_worker -= slot.pages
-    slot.pages = slot.length = 0
+    slot.pages = 0
     _leave_slot(t, slot)
     feed_all(t)
 

@@ -25,7 +25,7 @@ from cellrt.engine.places import QueueLimit
 from cellrt.engine.registration import ArenaBytes, Registrar
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.serving import Serving
-from cellrt.engine.session import Session, record_of
+from cellrt.engine.session import Session, records_of
 from cellrt.engine.sessions import SessionLimits
 from cellrt.engine.stream import Channel
 from cellrt.engine.submission import Submission, check_seconds
@@ -255,8 +255,10 @@ class Engine(Serving):
         priority: int,
         wait: bool,
     ) -> Sequence[RequestFuture]:
-        records = [record_of(session, self, model) for session in sessions]
-        return self._submission.submit_in(records, requests, deadline, priority, wait)
+        with self._manager.turns.gate:
+            self._submission.model(model)
+        records = records_of(sessions, self, model)
+        return self._submission.submit_in(records, requests, deadline, priority, wait) if records else []
 
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
@@ -288,7 +290,7 @@ class Engine(Serving):
             self._submission,
             self._manager,
             record,
-            [self._registry.kinds[layout.kind] for layout in known.states],
+            [self._registry.kinds[layout.kind] for layout in record.states],
         )
         if is_new:
             self._manager.note_opened(record)

@@ -20,18 +20,26 @@ class Mailbox:
     def put(self, call: Callable[[], object]) -> None:
         """Has the loop call a function. Raises RuntimeError if the loop is closed."""
         self._calls.append(call)  # before the look: a loop that is about to call the others then sees this one
-        if not self._is_told and (loop := self._loop()) is not None:
+        if not self._is_told:
+            self._tell()
+
+    def _tell(self) -> None:
+        if (loop := self._loop()) is not None:
             self._is_told = True
             try:
                 loop.call_soon_threadsafe(self._call_all)
-            except RuntimeError:
+            except BaseException:
                 self._is_told = False
                 raise
 
     def _call_all(self) -> None:
         self._is_told = False  # before the look: what comes after it wakes the loop again
-        while self._calls:
-            self._calls.popleft()()
+        try:
+            while self._calls:
+                self._calls.popleft()()
+        finally:
+            if self._calls:  # one raised, or a signal's handler did: the others are called all the same
+                self._tell()
 
 
 _mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = WeakKeyDictionary()

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 A_TURN_S = 1.0
 """How long somebody who would not wait waits for a turn."""
+SLACK_NS = 1_000_000
+"""So much later a session may expire."""
 MANY_ARRIVALS = 64
 """After so many at one time the smoothed time between arrivals is next to nothing."""
 
@@ -217,6 +219,7 @@ class Manager:
         self._retired.append(model)
         for record in self.sessions if error is not None else ():
             if record.model.name == model.name:  # also those of a model that it replaced
+                record.is_leaving = True
                 self._ask_to_end(record, SessionError(f"{record}: {error}"))
 
     def end_session(self, record: SessionRecord, error: SessionError) -> None:
@@ -348,6 +351,8 @@ class Manager:
         for wait_s in (self.sessions.until_expiry_s(), self._crew.check_every_s):
             if wait_s is not None:
                 due_ns = self._clock_ns() + int(1e9 * wait_s)
+                if known_ns is not None and abs(due_ns - known_ns) < SLACK_NS:
+                    due_ns = known_ns  # the same moment, seen from another: nobody need be woken for it
                 next_ns = due_ns if next_ns is None else min(next_ns, due_ns)
         self._next_ns = next_ns
         if next_ns is not None and (known_ns is None or next_ns < known_ns):

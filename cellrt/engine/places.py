@@ -81,7 +81,8 @@ class Places:
         for what, wanted, there, limit in zip(Size._fields, size, unfinished, self.limit):
             if limit is not None and there + wanted > limit:
                 more = f"; {wanted} more came" if wanted > 1 else ""
-                raise OverloadError(f"{there} {what} are unfinished, {self.owner} takes {limit}{more}")
+                hint = "(see submit(wait=True) and max_queue)"
+                raise OverloadError(f"{there} {what} are unfinished, {self.owner} takes {limit}{more} {hint}")
 
     def check_ever(self, size: Size) -> None:
         """Raises RequestTooLargeError if so many will never fit."""

@@ -246,6 +246,8 @@ class SessionRecord:
     queue: OrderedDict[Asked | Call[Any], None] = field(default_factory=OrderedDict)
     """What it was asked after that, in order; who gives up leaves it at once."""
     last_used_s: float = 0.0
+    is_leaving: bool = False
+    """Whether it ends after what it was asked so far, and its id may be used anew: its model was taken out."""
     error: SessionError | None = None
     """Why it takes no requests any more."""
 

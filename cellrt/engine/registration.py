@@ -120,9 +120,7 @@ class Registrar:
         forms = self._compiler.forms_of(list(cells.values()))
         if all(self._registry.has_type(cell, forms[identity]) for identity, cell in cells.items()):
             return None
-        made = self.prepare(model.unfolder, model.priorities, True, model.max_queue, model.max_batch)
-        made.before = model
-        return made
+        return self.prepare(model.unfolder, model.priorities, True, model.max_queue, model.max_batch)
 
     def _forms(self, model: str, cells: list[Cell]) -> dict[str, CompiledForm | None]:
         """The compiled forms of cells by identity; on a device they have none."""

@@ -266,7 +266,6 @@ class Model:
         states: what a session of the model keeps; from the example.
         priorities: of its cells, by name, as chosen where it was registered.
         max_batch: most rows of a task, by the names of cells, as chosen there.
-        before: the same model with other forms of its cells, which this one replaced; its sessions go on.
         num_live: requests accepted and not over; written in turns.
         num_sessions: open sessions.
     """
@@ -285,7 +284,6 @@ class Model:
         self.places = Places(f"model {unfolder.name!r}", max_queue)
         self.priorities, self.max_queue = dict(priorities or {}), max_queue
         self.max_batch: Mapping[str, int] = NO_LIMITS
-        self.before: Model | None = None
         self.states: tuple[StateLayout, ...] = ()
         self.num_live = self.num_sessions = 0
         self._registry, self._processor = registry, processor

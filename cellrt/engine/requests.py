@@ -169,7 +169,8 @@ class Requests:
             number = bulk.number_of(self._processor.sequence_of(id))
             bulk.errors = bulk.errors or {}
             if number not in bulk.errors:
-                named = bulk.errors[number] = CellError(f"model {bulk.model.name!r}: {error}")
+                whose = bulk.session_of(number) or f"model {bulk.model.name!r}"
+                named = bulk.errors[number] = CellError(f"{whose}: {error}")
                 named.__cause__ = error if error.__cause__ is None else error.__cause__
 
     def cancel(self, bulk: Bulk, number: int) -> None:

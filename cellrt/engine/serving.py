@@ -87,7 +87,7 @@ class Serving(ABC):
         model: str,
         requests: Iterable[Any],
         *,
-        sessions: Sequence[Any] | None = None,
+        sessions: Iterable[Any] | None = None,
         deadline: float | None = None,
         priority: int = 1,
         wait: bool = False,
@@ -104,11 +104,11 @@ class Serving(ABC):
         together = list(requests)
         if sessions is None:
             return Futures.of(self._submit(model, together, deadline, priority, wait))
+        if not isinstance(sessions, Iterable):
+            raise RequestError(f"sessions: expected one for each request, got {type(sessions).__name__}")
         its = list(sessions)
         if len(its) != len(together):
-            raise RequestError(f"expected a session for each of {len(together)} requests, got {len(its)}")
-        if not its:
-            return Futures.of([])
+            raise RequestError(f"sessions: expected one for each of {len(together)} requests, got {len(its)}")
         return Futures.of(self._submit_in(model, its, together, deadline, priority, wait))
 
     async def infer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -144,10 +145,16 @@ def _row_shape(layout: StateLayout, spec: RowSpec) -> tuple[int, ...]:
     return spec.shape[: layout.page_dim] + spec.shape[layout.page_dim + 1 :]
 
 
-def record_of(session: object, engine: object, model: object) -> SessionRecord:
-    """What an engine keeps of a session. Raises RequestError unless it is one of this engine and model."""
-    if not isinstance(session, Session):
-        raise RequestError(f"sessions: expected what the engine's session() gives, got {type(session).__name__}")
-    if session._engine is not engine or session.model != model:
-        raise RequestError(f"sessions: {session} is not one of this engine and model {model!r}")
-    return session._record
+def records_of(sessions: Sequence[object], engine: object, model: str) -> list[SessionRecord]:
+    """What an engine keeps of sessions. Raises RequestError unless all are of this engine and model."""
+    records: list[SessionRecord] = []
+    for place, session in enumerate(sessions):
+        if not isinstance(session, Session):
+            given = type(session).__name__
+            raise RequestError(f"sessions[{place}]: expected what the engine's session() gives, got {given}")
+        if session.model != model:
+            raise RequestError(f"sessions[{place}]: {session} is not one of model {model!r}")
+        if session._engine is not engine:
+            raise RequestError(f"sessions[{place}]: {session} is one of another engine")
+        records.append(session._record)
+    return records

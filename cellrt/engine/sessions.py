@@ -60,17 +60,19 @@ class Sessions:
         self.num_evictions = 0
         self._processor, self._arenas = processor, arenas
         self._lock = threading.Lock()
-        self._records: dict[tuple[Model, str], SessionRecord] = {}
+        self._open: dict[SessionRecord, None] = {}
+        self._by_id: dict[tuple[str, str], SessionRecord] = {}
+        """By the name of their model and their own id: also of a model that another has replaced."""
         self._idle: OrderedDict[SessionRecord, None] = OrderedDict()
         self._resident: OrderedDict[SessionRecord, None] = OrderedDict()
         self._lost: dict[int, DeviceError] = {}
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._open)
 
     def __iter__(self) -> Iterator[SessionRecord]:
         with self._lock:
-            return iter(list(self._records.values()))
+            return iter(list(self._open))
 
     @property
     def num_resident(self) -> int:
@@ -84,36 +86,28 @@ class Sessions:
     def open(self, model: Model, key: str | None, *, must_be_open: bool = False) -> tuple[SessionRecord, bool]:
         """The session of that id, and whether it is new; made if there is none, with a random id if None is given.
 
+        One that is open goes on with the model that it was opened with, whichever has that name now.
+
         Raises OverloadError, RequestError, and SessionError if it would be new and ``must_be_open``.
         """
         if not isinstance(key, str | None):
             raise RequestError(f"session of model {model.name!r}: expected a str as id, got {key!r}")
         with self._lock:
-            known = self._find(model, key) if key is not None else None
-            if known is not None:
+            known = self._by_id.get((model.name, key)) if key is not None else None
+            if known is not None and not known.is_leaving:
                 return known, False
             if must_be_open:
                 raise SessionError(
                     f"session {key!r} of model {model.name!r} is not open: it expired, was closed, or never was"
                 )
-            if len(self._records) >= self.limits.max_sessions:
-                raise OverloadError(
-                    f"{len(self._records)} sessions are open, the engine takes {self.limits.max_sessions}"
-                )
+            if len(self._open) >= self.limits.max_sessions:
+                raise OverloadError(f"{len(self._open)} sessions are open, the engine takes {self.limits.max_sessions}")
             made = SessionRecord(model, key if key is not None else uuid.uuid4().hex, model.states)
             made.last_used_s = time.monotonic()
-            self._records[model, made.key] = made
+            self._open[made] = None
+            self._by_id[model.name, made.key] = made
             model.num_sessions += 1
             return made, True
-
-    def _find(self, model: Model, key: str) -> SessionRecord | None:
-        """The open session of that id, also one that began when the model had other forms of its cells."""
-        one: Model | None = model
-        while one is not None:
-            if (record := self._records.get((one, key))) is not None:
-                return record
-            one = one.before
-        return None
 
     def pin(self, model: Model, change: int) -> None:
         """Keeps a model as an open session would (1), or gives it up (-1): somebody elsewhere unfolds for it."""
@@ -123,9 +117,11 @@ class Sessions:
     def forget(self, record: SessionRecord) -> None:
         """Makes the session's id free for a new one."""
         with self._lock:
-            if self._records.get((record.model, record.key)) is record:
-                del self._records[record.model, record.key]
+            if record in self._open:
+                del self._open[record]
                 record.model.num_sessions -= 1
+                if self._by_id.get((record.model.name, record.key)) is record:
+                    del self._by_id[record.model.name, record.key]
 
     def next_request(self, record: SessionRecord) -> Asked | None:
         """Calls what the session was asked up to its next request, and returns that; None if there is none to begin."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Self
@@ -134,9 +135,14 @@ class Stream:
         self.future._refuse_to_wait()
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()
-        self._channel.waiting.append((mailbox_of(loop), arrived))  # before the look: what is put after it wakes
-        if self._channel.items.empty():
-            await arrived
+        entry = mailbox_of(loop), arrived
+        self._channel.waiting.append(entry)  # before the look: what is put after it wakes
+        try:
+            if self._channel.items.empty():
+                await arrived
+        finally:
+            with suppress(ValueError):  # it was woken, or waits no more: nobody need tell this loop
+                self._channel.waiting.remove(entry)
 
 
 def _set(arrived: asyncio.Future[None]) -> None:

@@ -26,7 +26,7 @@ from cellrt.errors import (
     SessionError,
     UnknownModelError,
 )
-from cellrt.graph.known import Alike
+from cellrt.graph.known import Alike, record_at
 from cellrt.graph.unfolder import Unfolder
 
 Asked: TypeAlias = tuple[Model, Sequence[Planned]]
@@ -254,13 +254,10 @@ def _planned_in(sessions: Sequence[SessionRecord], requests: Sequence[Any]) -> l
         places_of.setdefault(session.model, []).append(place)
     asked: list[Asked] = []
     for model, places in places_of.items():
-        if len(places_of) == 1:
-            parts = model.plans(requests)
-        else:
-            parts = [
-                Planned(plan, alike._replace(places=[places[place] for place in alike.places]))
-                for plan, alike in model.plans([requests[place] for place in places])
-            ]
+        parts = [
+            Planned(plan, alike._replace(places=[places[place] for place in alike.places]))
+            for plan, alike in record_at(model.plans, requests, places)
+        ]
         _check_states(parts, sessions)
         asked.append((model, parts))
     return asked
@@ -272,7 +269,13 @@ def _check_sessions(sessions: Sequence[SessionRecord]) -> None:
         if session.error is not None:
             raise SessionError(str(session.error))
     if len(sessions) > 1 and len(set(map(id, sessions))) < len(sessions):
-        raise RequestError("sessions: one is there twice; its second request must be submitted after its first")
+        first: dict[SessionRecord, int] = {}
+        for place, session in enumerate(sessions):
+            if (before := first.setdefault(session, place)) != place:
+                raise RequestError(
+                    f"sessions: {session} is there twice, at places {before} and {place}; its second request must be "
+                    "submitted after its first"
+                )
 
 
 def _check_states(parts: Sequence[Planned], sessions: Sequence[SessionRecord]) -> None:

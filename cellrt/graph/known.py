@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from cellrt.graph.symbols import Output
 from cellrt.graph.unfolder import Unfolder
 
 log = logging.getLogger("cellrt")
+T = TypeVar("T")
 MAX_KEYS = 4096
 """Keys whose graphs are kept, for each model; the oldest leave."""
 
@@ -240,6 +241,19 @@ class KnownGraphs:
             )
             log.warning("%s; from now on each request of that key is unfolded", wrong)  # a map tries them again
             raise RequestError(wrong)
+
+
+def record_at(record: Callable[[Sequence[Any]], T], requests: Sequence[Any], places: Sequence[int]) -> T:
+    """What ``record`` makes of the requests at some places; what is wrong with one names its place among all."""
+    try:
+        return record([requests[place] for place in places])
+    except RequestError:
+        for place in places if len(places) < len(requests) else ():
+            try:
+                record([requests[place]])
+            except RequestError as error:
+                raise type(error)(f"request {place} of {len(requests)}: {error}") from error
+        raise
 
 
 def check_key(unfolder: Unfolder, binding: Binding, recorded: Recorded) -> None:

@@ -118,5 +118,18 @@ class Binding:
         return self._constants.get((kind, _digest(content)), -1) if self._constants else -1
 
 
+class Changes:
+    """Hears of models that were registered or taken out; holds no client, which may be dropped."""
+
+    def __init__(self, bindings: dict[str, Binding]) -> None:
+        self._bindings = bindings
+        self.count = 0
+
+    def take_out(self, model: str) -> Binding | None:
+        """Takes out the binding of a model, if there is one: it is asked for anew."""
+        self.count += 1
+        return self._bindings.pop(model, None)
+
+
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()

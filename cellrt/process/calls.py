@@ -11,8 +11,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from cellrt.engine.engine import Engine
 from cellrt.engine.registry import Model
-from cellrt.engine.session import Session
-from cellrt.errors import RequestError, SessionError, UnknownModelError
+from cellrt.errors import RequestError, UnknownModelError
 from cellrt.process.binding import described
 from cellrt.process.guest import Guest
 from cellrt.process.source import ModelSource
@@ -68,7 +67,6 @@ class Calls:
             "number": self._number,
             "open": self._open,
             "register": self._register,
-            "reset": self._reset,
             "restore": self._restore,
             "statistics": self._statistics,
             "timeline": self._timeline,
@@ -148,22 +146,18 @@ class Calls:
         binding = self._binding(guest, session._record.model, known)
         return {"session": number, "id": session.id, **binding}, b""
 
-    def _reset(self, guest: Guest, _: bytes, session: int) -> Answer:
-        _session_of(guest, session).reset()
-        return None, b""
-
     def _export(self, guest: Guest, _: bytes, session: int) -> Answer:
-        return None, _session_of(guest, session).export()
+        return None, guest.session(session).export()
 
     def _restore(self, guest: Guest, state: bytes, session: int) -> Answer:
-        _session_of(guest, session).restore(state)
+        guest.session(session).restore(state)
         return None, b""
 
     def _close(self, guest: Guest, _: bytes, session: int) -> Answer:
         known = guest.sessions.get(session)
         if known is not None:
             known[0].close()
-            guest.sessions.pop(session, None)
+            guest.forget_session(session)
         return None, b""
 
     def _statistics(self, guest: Guest, _: bytes) -> Answer:
@@ -204,10 +198,3 @@ class Calls:
     def _check(self, guest: Guest, _: bytes) -> Answer:
         self._engine.check()
         return None, b""
-
-
-def _session_of(guest: Guest, number: int) -> Session:
-    known = guest.sessions.get(number)
-    if known is None:
-        raise SessionError(f"session {number} of this client is closed")
-    return known[0]

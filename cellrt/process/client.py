@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from cellrt.engine.future import RequestFuture
@@ -18,10 +19,12 @@ from cellrt.engine.serving import Serving
 from cellrt.engine.stream import Channel
 from cellrt.engine.submission import check_priority, check_seconds
 from cellrt.errors import DeviceError, EngineClosedError, RequestError, UnknownModelError
+from cellrt.graph.known import Alike, record_at
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process import address as addresses
-from cellrt.process.binding import Binding
-from cellrt.process.link import Awaited, Link, RemoteFuture
+from cellrt.process.awaited import Awaited
+from cellrt.process.binding import Binding, Changes
+from cellrt.process.link import Link, RemoteFuture
 from cellrt.process.remote_session import RemoteSession, parts_of
 from cellrt.process.source import source_of
 from cellrt.process.wire import PACKET_BYTES, PROTOCOL, Wire
@@ -56,7 +59,7 @@ class Client(Serving):
         self._by_number: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionary()
         self._bind_lock = threading.Lock()
         self._number: int | None = None
-        self._changes = _Changes(self._bindings)
+        self._changes = Changes(self._bindings)
         self._link.on_rebind = self._changes.take_out
         weakref.finalize(self, self._link.leave).atexit = False
 
@@ -214,12 +217,20 @@ class Client(Serving):
         priority: int,
         wait: bool,
     ) -> Sequence[RequestFuture]:
-        known = [parts_of(session, self._link, model) for session in sessions]
-        futures: dict[int, RequestFuture] = {}
+        self.binding(model)
+        known = parts_of(sessions, self._link, model)
+        self._check(deadline, priority)
+        recorded: list[tuple[Binding, list[int], list[Alike]]] = []
         for binding in dict.fromkeys(binding for binding, _ in known):  # one, unless the model was replaced meanwhile
             places = [place for place, (its, _) in enumerate(known) if its is binding]
-            its = [requests[place] for place in places], [known[place][1] for place in places]
-            futures |= zip(places, self._submit_for(binding, *its, deadline, priority, wait, None))
+            recorded.append((binding, places, record_at(partial(binding.known.record, binding), requests, places)))
+        futures: dict[int, RequestFuture] = {}
+        for binding, places, groups in recorded:
+            numbers, accepted = [known[place][1] for place in places], Awaited() if wait else None
+            its = self._link.submit(self, binding, groups, deadline, priority, None, numbers, accepted)
+            if accepted is not None:
+                self._await_places(accepted, its)
+            futures |= zip(places, its)
         return [futures[place] for place in range(len(sessions))]
 
     def _submit_for(
@@ -273,14 +284,18 @@ class Client(Serving):
         accepted: Awaited | None,
     ) -> Sequence[RequestFuture]:
         """Unfolds requests and hands them in; does not wait for places."""
-        self._link.refuse_if_lost()
-        check_priority(priority)
-        if deadline is not None:
-            check_seconds("deadline", deadline)
+        self._check(deadline, priority)
         if not requests:
             return []
         groups = binding.known.record(binding, requests)
         return self._link.submit(self, binding, groups, deadline, priority, channel, sessions, accepted)
+
+    def _check(self, deadline: float | None, priority: int) -> None:
+        """Raises what ended the connection, and RequestError for what is no priority or deadline."""
+        self._link.refuse_if_lost()
+        check_priority(priority)
+        if deadline is not None:
+            check_seconds("deadline", deadline)
 
     def _await_places(self, accepted: Awaited, futures: Sequence[RequestFuture]) -> None:
         """Waits until requests have places; if they do not get them, raises why."""
@@ -345,19 +360,6 @@ class Client(Serving):
         if binding is None:
             binding = self._by_number[number] = Binding(value["description"])
         return binding
-
-
-class _Changes:
-    """Hears of models that were registered or taken out; holds no client, which may be dropped."""
-
-    def __init__(self, bindings: dict[str, Binding]) -> None:
-        self._bindings = bindings
-        self.count = 0
-
-    def take_out(self, model: str) -> Binding | None:
-        """Takes out the binding of a model, if there is one: it is asked for anew."""
-        self.count += 1
-        return self._bindings.pop(model, None)
 
 
 def _check_name(model: object) -> str:

@@ -14,11 +14,13 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
 from cellrt.engine.engine import Engine
 from cellrt.engine.future import RequestFuture, Result, Results
+from cellrt.engine.records import SessionRecord
 from cellrt.engine.registry import Model
 from cellrt.engine.session import Session
 from cellrt.engine.stream import Channel
@@ -34,6 +36,8 @@ from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
 
 MAX_NUMBERS = 10_000
 """Requests of a guest whose numbers in the engine are remembered, where it keeps a timeline."""
+MIN_SESSIONS = 256
+"""Sessions among which those that have ended are not looked for."""
 MAX_UNSENT = 1 << 16
 """Messages and outcomes that a guest may leave unread before it is not listened to any more."""
 
@@ -71,6 +75,11 @@ class Guest:
         """By the number of their binding; pinned."""
         self.sessions: dict[int, tuple[Session, bool]] = {}
         """By number, with whether it ends with this guest."""
+        self._number_of: dict[SessionRecord, int] = {}
+        self._closed: OrderedDict[int, str] = OrderedDict()
+        """Names of the last that it closed, by number."""
+        self._look_at = MIN_SESSIONS
+        """With so many sessions those that have ended are looked for."""
         self.numbers: OrderedDict[int, int] = OrderedDict()
         """The engine's numbers of the last requests by the guest's; empty unless the engine keeps a timeline."""
         self._house = house
@@ -130,6 +139,9 @@ class Guest:
         elif kind == Kind.CANCEL:
             for (id,) in LENGTH.iter_unpack(body):
                 self._cancel(id)
+        elif kind == Kind.RESET:
+            with suppress(CellrtError):  # its next request says so
+                self.session(*LENGTH.unpack(body)).reset()
         elif kind == Kind.TEMPLATE:
             self._templates.append(read_template(body))
         elif kind == Kind.FORGET:
@@ -170,7 +182,7 @@ class Guest:
     def hand_in(self, patient: Patient) -> None:
         """Hands in requests, all or none. Raises what ``Engine.submit`` does."""
         submission = patient.submission
-        sessions = [self._session(number)._record for number in submission.sessions]
+        sessions = [self.session(number)._record for number in submission.sessions]
         channel = None
         if submission.is_streamed:
             channel = _GuestChannel(self.tell, submission.first_id, patient.templates[0])
@@ -189,11 +201,11 @@ class Guest:
             for place in alike.places:
                 self._follow(submission.first_id + place, futures[place], template, patient)
 
-    def _session(self, number: int) -> Session:
+    def session(self, number: int) -> Session:
         """The session of a number. Raises SessionError if it is closed."""
         known = self.sessions.get(number)
         if known is None:
-            raise SessionError(f"session {number} of this client is closed")
+            raise SessionError(f"{self._closed.get(number, f'session {number} of this client')} is closed")
         return known[0]
 
     def _follow(self, id: int, future: RequestFuture, template: Template, patient: Patient) -> None:
@@ -255,19 +267,39 @@ class Guest:
 
     def add_session(self, session: Session, is_own: bool) -> int:
         """The number of a session that the guest has opened; ``is_own``: it ends with this guest."""
+        record = session._record
         with self.lock:
-            for number, (known, _) in list(self.sessions.items()):
-                if known._record is session._record:
-                    return number
-                if known._record.error is not None:
-                    del self.sessions[number]
+            if record in self._number_of:
+                return self._number_of[record]
             number = self._num_sessions = self._num_sessions + 1
             if not self.is_gone:
                 self.sessions[number] = session, is_own
+                self._number_of[record] = number
+                self._forget_ended()
                 return number
         if is_own:
             self._end_session(session)
         return number
+
+    def forget_session(self, number: int) -> None:
+        """Takes in that a session has ended."""
+        with self.lock:
+            session, _ = self.sessions.pop(number, (None, False))
+            if session is not None:
+                self._number_of.pop(session._record, None)
+                self._closed[number] = str(session._record)
+                if len(self._closed) > MAX_NUMBERS:
+                    self._closed.popitem(last=False)
+
+    def _forget_ended(self) -> None:
+        """Forgets sessions that expired or whose model is gone, when there are twice as many as after the last time;
+        under the lock."""
+        if len(self.sessions) < self._look_at:
+            return
+        for number, (session, _) in list(self.sessions.items()):
+            if session._record.error is not None:
+                del self.sessions[number], self._number_of[session._record]
+        self._look_at = 2 * len(self.sessions) + MIN_SESSIONS
 
     def _end_session(self, session: Session) -> None:
         record = session._record

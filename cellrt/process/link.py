@@ -24,6 +24,7 @@ from cellrt.engine.future import Owner, RequestFuture, finish_together
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, RequestError
 from cellrt.graph.known import Alike
+from cellrt.process.awaited import Awaited
 from cellrt.process.binding import Binding, RowFormat
 from cellrt.process.blame import heard
 from cellrt.process.numbering import Numbering
@@ -57,28 +58,6 @@ class Kindred(NamedTuple):
 
 Pending = tuple[RemoteFuture, Kindred]
 """A request that has not ended."""
-
-
-class Awaited:
-    """Something that the engine's process will say once; ``then`` is called by whoever hears it."""
-
-    def __init__(self, then: Callable[[], object] | None = None) -> None:
-        self._said = threading.Event()
-        self._then = then
-        self.value: Any = None
-        self.blob = b""
-        self.error: CellrtError | None = None
-
-    def say(self, value: Any = None, blob: bytes = b"", error: CellrtError | None = None) -> None:
-        """Takes in what was said."""
-        self.value, self.blob, self.error = value, blob, error
-        self._said.set()
-        if self._then is not None:
-            self._then()
-
-    def wait(self) -> None:
-        """Waits; the end of the connection says something too."""
-        self._said.wait()
 
 
 class Link:
@@ -127,6 +106,11 @@ class Link:
             self._cancelled.append(future.id)
             self._note_gone()
             self._send_news()
+
+    def reset(self, session: int) -> None:
+        """Makes a session new, after the requests submitted so far; waits for nothing."""
+        with self._sending():
+            self._send([Message(Kind.RESET, (LENGTH.pack(session),))])
 
     def call(self, name: str, blob: bytes = b"", **arguments: Any) -> Awaited:
         """Calls a function of the engine's process (``calls.py``); returns what it does, or raises."""

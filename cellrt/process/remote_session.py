@@ -67,8 +67,8 @@ class RemoteSession:
         return Stream(futures[0], channel)
 
     def reset(self) -> None:
-        """As ``Session.reset``."""
-        self._link.call("reset", session=self._number)
+        """As ``Session.reset``: waits for nothing. A session that has ended says so with its next request."""
+        self._link.reset(self._number)
 
     def export(self) -> bytes:
         """As ``Session.export``."""
@@ -83,10 +83,16 @@ class RemoteSession:
         self._link.call("close", session=self._number)
 
 
-def parts_of(session: object, link: Link, model: object) -> tuple[Binding, int]:
-    """A session's binding and number. Raises RequestError unless it is one of this connection and model."""
-    if not isinstance(session, RemoteSession):
-        raise RequestError(f"sessions: expected what the client's session() gives, got {type(session).__name__}")
-    if session._link is not link or session.model != model:
-        raise RequestError(f"sessions: {session} is not one of this client and model {model!r}")
-    return session._binding, session._number
+def parts_of(sessions: Sequence[object], link: Link, model: str) -> list[tuple[Binding, int]]:
+    """Sessions' bindings and numbers. Raises RequestError unless all are of this connection and model."""
+    parts: list[tuple[Binding, int]] = []
+    for place, session in enumerate(sessions):
+        if not isinstance(session, RemoteSession):
+            given = type(session).__name__
+            raise RequestError(f"sessions[{place}]: expected what the client's session() gives, got {given}")
+        if session.model != model:
+            raise RequestError(f"sessions[{place}]: {session} is not one of model {model!r}")
+        if session._link is not link:
+            raise RequestError(f"sessions[{place}]: {session} is one of another client")
+        parts.append((session._binding, session._number))
+    return parts

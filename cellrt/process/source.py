@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from cellrt.graph.unfolder import Unfolder
 
 OF_FILES = "_cellrt_model_"
 """How the names of modules begin that were loaded from files."""
+_LOADING = threading.RLock()  # a module may load another
 EXPECTED = "expected 'module:attribute' or 'file.py:attribute', or a model that is an attribute of its module"
 
 
@@ -74,16 +76,17 @@ def module_of_file(path: str) -> ModuleType:
     """The module that a file is, loaded once for each of its contents. Raises what the module raises."""
     content = hashlib.blake2b(path.encode() + b"\0" + Path(path).read_bytes(), digest_size=8)
     name = OF_FILES + content.hexdigest()
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot import {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    with _LOADING:  # who comes while another thread loads it waits until it is whole
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"cannot import {path}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module

@@ -61,6 +61,8 @@ class Kind(IntEnum):
     """Of the engine: a model of that name was registered or taken out."""
     CLOSING = 12
     """Of the engine: it closes in good order."""
+    RESET = 13
+    """Of a client: a session is to be made new."""
 
 
 class Message(NamedTuple):

@@ -83,6 +83,9 @@ def test_an_open_session_goes_on_with_the_model_it_was_opened_with():
     assert_same(session.submit(STEPS).result(WAIT_S), run_one_by_one(old, STEPS, state))
     engine.register(new, warm_up=False, replace=True)
     assert_same(session.submit(STEPS).result(WAIT_S), run_one_by_one(old, STEPS, state))
+    assert_same(engine.session("kept", "a").submit(STEPS).result(WAIT_S), run_one_by_one(old, STEPS, state))
+    assert_same(engine.session("kept", "b").submit(STEPS).result(WAIT_S), run_one_by_one(new, STEPS, []))
+    session.close()
     assert_same(engine.session("kept", "a").submit(STEPS).result(WAIT_S), run_one_by_one(new, STEPS, []))
     close_and_check(engine)
 
@@ -91,7 +94,7 @@ def test_unregistering_ends_the_sessions_of_models_that_were_replaced_too():
     engine = small_engine()
     for factor in (2.0, 3.0):
         engine.register(scaled("kept", factor, keep=True), warm_up=False, replace=True)
-        engine.session("kept", "a").submit(STEPS).result(WAIT_S)
+        engine.session("kept", f"of {factor}").submit(STEPS).result(WAIT_S)
     assert engine.statistics()["sessions"]["open"] == 2
     engine.unregister("kept")
     engine.check()

@@ -15,7 +15,7 @@ from cellrt.definition.define import cell
 from cellrt.engine.futures import Futures
 from cellrt.engine.session import Session
 from cellrt.engine.sessions import SessionLimits
-from cellrt.errors import CancelledError, CellError, RequestError, RequestTooLargeError, SessionError
+from cellrt.errors import CancelledError, CellError, RequestError, RequestTooLargeError, SessionError, UnknownModelError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
@@ -132,6 +132,15 @@ def test_sessions_that_began_before_their_model_was_replaced_go_on_with_the_old_
         x = torch.ones(3, WIDTH)
         results = engine.submit_many("model", [x, x], sessions=[after, before]).results(WAIT_S)
         assert [len(result["h"]) for result in results] == [1, 3]
+        assert engine.session("model", "before").submit(x).result(WAIT_S)["h"].shape == (
+            3,
+            WIDTH,
+        )  # the one that is open
+        with pytest.raises(RequestError, match="request 2 of 3"):
+            engine.submit_many("model", [x, x, "x"], sessions=[after, before, engine.session("model")])
+        engine.unregister("model")
+        engine.register(new, warm_up=False)
+        assert engine.session("model", "before").submit(x).result(WAIT_S)["h"].tolist() == [[1.0, 1.0]]  # a new one
 
 
 def test_mistakes_are_named_and_nothing_is_submitted() -> None:
@@ -147,12 +156,13 @@ def test_mistakes_are_named_and_nothing_is_submitted() -> None:
         )
         requests = [step(), step()]
         for sessions, told in (
-            ([one], "a session for each of 2 requests, got 1"),
-            ([one, one], "twice"),
+            ([one], "one for each of 2 requests, got 1"),
+            ([one, one], "is there twice, at places 0 and 1"),
             ([one, engine.session("plain", "a")], "twice"),
-            ([one, strange], "not one of this engine"),
-            ([one, wrong], "not one of this engine and model 'plain'"),
-            ([one, "b"], "got str"),
+            ([one, strange], r"sessions\[1\]: .* is one of another engine"),
+            ([one, wrong], r"sessions\[1\]: .* not one of model 'plain'"),
+            ([one, "b"], r"sessions\[1\]: .* got str"),
+            (one, "one for each request, got Session"),
         ):
             with pytest.raises(RequestError, match=told):
                 engine.submit_many("plain", requests, sessions=sessions)
@@ -165,6 +175,8 @@ def test_mistakes_are_named_and_nothing_is_submitted() -> None:
         with pytest.raises(SessionError, match="closed"):
             engine.submit_many("plain", requests, sessions=[one, two])
         assert len(engine.submit_many("plain", [], sessions=[])) == 0
+        with pytest.raises(UnknownModelError):
+            engine.submit_many("unknown", [], sessions=[])
         assert one.submit(step()).result(WAIT_S)["h"].tolist() == [[1.0, 1.0]]  # as a new session's
 
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import cellrt
+from cellrt.definition.define import cell
 from cellrt.engine.together import NOTHING, SMALL_BYTES, STEP_BYTES, Part, Together
 from cellrt.errors import CancelledError, CellError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
-from tests.engine.models import WIDTH, Gate, make_cells
+from tests.engine.models import WIDTH, Door, Gate, make_cells
 
 _, RUNS, _ = make_cells()
 STEPS = torch.ones(4, WIDTH) * torch.arange(1, 5)[:, None]
@@ -192,3 +193,21 @@ def test_a_step_that_was_read_is_not_kept_for_those_who_read_later():
     assert together.of(0)["h"].shape == (STEP_BYTES // 2,)
     assert first() is None
     assert together.bytes_of(1)[0][0] == STEP_BYTES // 2
+
+
+def test_who_gave_up_waiting_in_a_loop_that_closed_does_not_end_the_stream_for_others() -> None:
+    gate = Gate(WAIT_S)
+    door = cell(Door(gate), {"x": (WIDTH,)}, name="door", max_batch=1)
+    model = Unfolder("gated", lambda graph, x: {"h": graph.chain(RUNS, x=[door(x=x[0]), x[1]]).h}, STEPS)
+    with small_engine() as engine:
+        engine.register(model, warm_up=False)
+        stream = engine.stream("gated", torch.ones(2, WIDTH))
+        assert gate.entered.wait(WAIT_S)
+
+        async def wait_shortly() -> None:
+            await asyncio.wait_for(anext(stream), 0.01)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(wait_shortly())
+        gate.open.set()
+        assert len(list(stream)) == 2

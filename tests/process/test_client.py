@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from concurrent.futures import as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
 import torch
@@ -26,10 +26,12 @@ from cellrt.errors import (
 from cellrt.graph.reference import run_one_by_one
 from cellrt.process.client import connect
 from cellrt.process.numbering import Numbering
+from cellrt.process.source import ModelSource
 from tests.engine.helpers import WAIT_S, assert_same, error_of
 from tests.process import models
 from tests.process.helpers import held, steps
 from tests.steps import RAISE, WIDTH
+from tests.waiting import until
 
 TOO_MANY = 40_000
 """Steps that are more rows than the host's arena has."""
@@ -171,7 +173,7 @@ def test_the_next_requests_of_many_sessions_go_together(served, client):
         results = client.submit_many("kept", requests, sessions=sessions, wait=wait).results(WAIT_S)
         for result, x, state in zip(results, requests, states, strict=True):
             assert_same(result, run_one_by_one(models.kept, x, state))
-    with connect(served.address) as other, pytest.raises(RequestError, match="not one of this client"):
+    with connect(served.address) as other, pytest.raises(RequestError, match="one of another client"):
         other.submit_many("kept", requests, sessions=sessions)
     with pytest.raises(RequestError, match="got str"):
         client.submit_many("kept", requests[:1], sessions=["a"])
@@ -253,3 +255,57 @@ def test_what_grows_is_kept_and_moved_across_processes(client):
         exported = session.export()
     with client.session("grown", state=exported) as moved:
         assert_same(moved.submit(steps(2)).result(WAIT_S), run_one_by_one(models.grown, steps(2), state))
+
+
+def test_a_bulk_of_two_versions_is_unfolded_before_any_of_it_is_sent(served):
+    """One session's request is wrong: that of the other, of the model's version before, has not run."""
+    with connect(served.address) as client:
+        before = client.session("kept", "before")
+        client.register("tests.process.models:kept", warm_up=False, replace=True)
+        after = client.session("kept", "after")
+        assert client.session("kept", "before").submit(steps(1)).result(WAIT_S)["last"][0] == 1.0  # the same session
+        for wrong, sessions in ((0, [after, before]), (1, [before, after])):
+            requests: list[object] = [steps(1), steps(1)]
+            requests[wrong] = "nonsense"
+            with pytest.raises(RequestError, match=f"request {wrong} of 2"):
+                client.submit_many("kept", requests, sessions=sessions)
+        both = client.submit_many("kept", [steps(1)] * 2, sessions=[before, after]).results(WAIT_S)
+        assert [result["last"][0].item() for result in both] == [1.5, 1.0]
+        for session in (before, after):
+            session.close()
+
+
+def test_reset_takes_its_place_among_the_requests_and_waits_for_nothing(client):
+    session = client.session("kept")
+    futures = []
+    for _ in range(20):
+        futures += [session.submit(steps(1)), session.submit(steps(1))]
+        session.reset()
+    assert [future.result(WAIT_S)["last"][0].item() for future in futures] == [1.0, 1.5] * 20
+    told = []
+    future = session.submit(steps(1))
+    future.add_done_callback(lambda _: told.append(session.reset()))
+    future.result(WAIT_S)
+    until(lambda: told == [None], "the callback has run")
+    assert session.submit(steps(1)).result(WAIT_S)["last"][0].item() == 1.0
+    session.close()
+    session.reset()  # as it says, the next request tells
+    assert "kept" in str(error_of(session.submit(steps(1))))
+
+
+def test_sessions_are_known_by_one_number_until_they_end(client):
+    shared = [client.session("kept", "one") for _ in range(3)]
+    assert len({session._number for session in shared}) == 1
+    shared[0].close()
+    anew = client.session("kept", "one")
+    assert anew._number != shared[0]._number
+    assert anew.submit(steps(1)).result(WAIT_S)["last"][0].item() == 1.0
+    anew.close()
+
+
+def test_a_file_that_two_threads_load_at_once_is_whole_for_both(tmp_path):
+    path = tmp_path / "slow.py"
+    path.write_text("import time\ntime.sleep(0.2)\nfrom tests.process.models import kept as model\n")
+    with ThreadPoolExecutor(4) as threads:
+        loaded = list(threads.map(lambda _: ModelSource(f"{path}:model").load(), range(4)))
+    assert {id(model) for model in loaded} == {id(loaded[0])}

@@ -1,0 +1,58 @@
+"""What loops are told by other threads: all of it, in order, whatever one of the calls does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from cellrt.engine.mailbox import mailbox_of
+
+
+async def test_all_that_many_threads_put_is_called() -> None:
+    loop, called, done = asyncio.get_running_loop(), [], asyncio.Event()
+    mailbox = mailbox_of(loop)
+
+    def note(number: int) -> None:
+        called.append(number)
+        if len(called) == 400:
+            done.set()
+
+    def put(first: int) -> None:
+        for number in range(first, first + 100):
+            mailbox.put(lambda number=number: note(number))
+
+    threads = [threading.Thread(target=put, args=(first,)) for first in range(0, 400, 100)]
+    for thread in threads:
+        thread.start()
+    await asyncio.wait_for(done.wait(), 10)
+    for thread in threads:
+        thread.join()
+    assert sorted(called) == list(range(400))
+    assert all([n for n in called if first <= n < first + 100] == list(range(first, first + 100)) for first in (0, 300))
+
+
+async def test_one_that_raises_keeps_nobody_else_waiting() -> None:
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    raised: list[object] = []
+    loop.set_exception_handler(lambda _, context: raised.append(context["exception"]))
+    mailbox = mailbox_of(loop)
+    wrong = ValueError("in a call")
+
+    def fail() -> None:
+        raise wrong
+
+    for call in (fail, fail, done.set):
+        mailbox.put(call)
+    await asyncio.wait_for(done.wait(), 10)
+    assert raised == [wrong, wrong]
+
+
+def test_a_closed_loop_is_told_of() -> None:
+    loop = asyncio.new_event_loop()
+    mailbox = mailbox_of(loop)
+    loop.close()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="closed"):
+            mailbox.put(lambda: None)
