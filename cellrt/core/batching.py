@@ -266,7 +266,8 @@ def form_batched_task(t, type_id, priority, worker, task_id):
         if ragged > 0 and is_loop == 0:
             steps = 1
     task.cell_type, task.worker, task.in_use, task.is_loop, task.rows = type_id, worker, 1, is_loop, rows
-    task.priority, task.priorities, task.number, task.is_sent = priority, priorities, t.settings[0].num_tasks, 0
+    task.priority, task.priorities, task.number = priority, priorities, t.settings[0].num_tasks
+    task.is_sent = task.goes_ahead = 0
     lengths_at = nodes_at + rows
     least = _least_steps(t, type_id, rows, steps)
     task.steps = _sort_rows(t, worker, nodes_at, lengths_at, lengths_at + rows, rows, steps, least)
@@ -292,7 +293,9 @@ def form_batched_task(t, type_id, priority, worker, task_id):
         if cell_type.has_spans:
             end = write_spans(t, task, base, end)
         if goes_ahead:
-            end, ints[base + layout.H_LEAST_STEPS] = write_flags(t, task, base, end), task.steps
+            ints[base + layout.H_LEAST_STEPS] = task.steps
+        if cell_type.ahead > 0 and (is_loop == 1 or cell_type.has_spans):
+            end = write_flags(t, task, base, end)
         end, notes_at = write_inputs(t, task, base, end)
         write_outputs(t, task, base, end)
         ints[base + layout.H_NOTES] = give_noted_rows(t, notes_at, base + buffer_ints, False) - base

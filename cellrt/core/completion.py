@@ -28,6 +28,7 @@ from cellrt.core.tables import (
     CROSSING,
     FAILED,
     LOCATION_SHIFT,
+    LOOP,
     MEMBER,
     NO_ROW,
     PENDING,
@@ -89,13 +90,14 @@ def _complete_row(t, task, base, row, notices, count):
     subgraph = t.subgraphs[subgraph_id]
     request_id, request = subgraph.request, t.requests[subgraph.request]
     shown, counts = settings.num_shown, True
-    if id < 0 and ints[base + layout.H_FLAGS] > 0:
-        counts = _note_run(t, task, subgraph, done, has_failed)
-        has_failed = has_failed and counts
-    elif id < 0:
-        note_steps(t, subgraph, abs(done), has_failed)
-        if t.types[task.cell_type].has_spans:
+    if id < 0:
+        if subgraph.what == LOOP and t.types[task.cell_type].ahead > 0:
+            counts = _note_run(t, task, subgraph, done, has_failed)
+        else:
+            note_steps(t, subgraph, abs(done), has_failed)
+        if counts and t.types[task.cell_type].has_spans:
             note_appended(t, subgraph, abs(done), has_failed)
+        has_failed = has_failed and counts
     if has_failed:
         task.positions -= abs(done)
         if request.state == LIVE:
@@ -153,7 +155,7 @@ def _note_run(t, task, subgraph, done, has_failed):
     """Takes in how a row of a loop that goes ahead went. Returns whether it counts, which behind a stop it does not."""
     counts = note_run(t, subgraph, done, has_failed)
     if not counts:
-        task.positions -= abs(done)
+        task.positions -= abs(done) if task.is_loop else 1
         if subgraph.in_flight == 0 and t.requests[subgraph.request].state != DEAD:
             end_inputs(t, subgraph)
     return counts

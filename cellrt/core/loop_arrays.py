@@ -8,7 +8,7 @@ from cellrt.core.jit import compiled
 from cellrt.core.loops_ahead import row_ahead
 from cellrt.core.records import bring_state, output_at, state_row
 from cellrt.core.rows import take_row
-from cellrt.core.tables import HOST, NO_ROW, PENDING, ROW_MASK, STEPS
+from cellrt.core.tables import HOST, LOOP, NO_ROW, PENDING, ROW_MASK, STEPS
 
 
 @compiled
@@ -24,8 +24,11 @@ def loop_step_output(t, task, subgraph, output, ahead, kind):
         return handle, place
     if links[to + record.IS_STATE]:
         bring_state(t, task, to, kind)
-        handle = state_row(t, to, task.worker, kind)
-        links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
+        if t.types[task.cell_type].ahead > 0 and subgraph.what == LOOP:
+            handle = row_ahead(t, subgraph, output, to, task.worker, kind)
+        else:
+            handle = state_row(t, to, task.worker, kind)
+            links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
     if value.result >= 0:
         place = t.requests[subgraph.request].first_place + value.result
         place += step if value.bits & STEPS else 0

@@ -14,9 +14,10 @@ from __future__ import annotations
 from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
-from cellrt.core.queue import refresh
+from cellrt.core.queue import loop_tasks, refresh
 from cellrt.core.records import give_late_rows, kind_of, output_at
 from cellrt.core.rows import give_row, take_row
+from cellrt.core.tables import LOOP
 
 
 @compiled
@@ -24,7 +25,8 @@ def send_run(t, subgraph_id, steps):
     """Notes that a task with so many steps of a loop was submitted; makes the next ready if it may go ahead."""
     links, at = t.links, t.subgraphs[subgraph_id].record
     links[at + record.POSITION] += steps
-    links[at + record.NUM_SENT] += 1
+    if links[at + record.POSITION] > links[at + record.LEAD]:
+        links[at + record.NUM_SENT] += 1
     refresh(t, subgraph_id)
 
 
@@ -34,7 +36,7 @@ def row_ahead(t, subgraph, output, to, worker, kind):
     links, word = t.links, _word_of(t, subgraph, output, t.links[subgraph.record + record.NUM_SENT])
     if links[word] == 0:
         links[word] = take_row(t, worker, kind)
-    if subgraph.in_flight == 0:
+    if loop_tasks(t, subgraph) == 0:
         links[to + record.PREVIOUS_ROW] = links[to + record.ROW]
     links[to + record.ROW] = links[word]
     return links[word]
@@ -52,16 +54,29 @@ def _word_of(t, subgraph, output, task):
 
 @compiled
 def write_flags(t, task, base, end):
-    """Writes from ``end`` on which flags the rows of a task read and write; returns the new end."""
+    """Writes from ``end`` on which flags the rows of a task read and write, if any are of a loop that may stop; returns
+    the new end."""
     ints, rows, nodes_at = t.ints, task.rows, base + t.ints[base + layout.H_NODES]
-    ints[base + layout.H_FLAGS], ints[base + layout.H_NEW_FLAGS] = end - base, end + rows - base
+    may_stop, before = task.is_loop == 1, 0
     for row in range(rows):
-        subgraph_id = ~ints[nodes_at + row]
-        subgraph = t.subgraphs[subgraph_id]
-        turn = t.links[subgraph.record + record.NUM_SENT] % 2
-        own = layout.NOBODYS + 1 + 2 * subgraph_id
-        ints[end + row] = own + 1 - turn if subgraph.in_flight > 0 else layout.NEVER_STOPPED
+        id = ints[nodes_at + row]
+        before = before + 1 if row > 0 and ints[nodes_at + row - 1] == id else 0
+        ints[end + row], ints[end + rows + row] = layout.NEVER_STOPPED, layout.NOBODYS
+        if id >= 0 or t.subgraphs[~id].what != LOOP:
+            continue
+        subgraph, at = t.subgraphs[~id], t.subgraphs[~id].record
+        task.goes_ahead = 1
+        is_step = t.links[at + record.POSITION] + before >= t.links[at + record.LEAD]
+        if not is_step or (t.links[at + record.STOP] == record.NO_STOP and task.is_loop == 0):
+            continue
+        may_stop = True
+        own, turn = layout.NOBODYS + 1 + 2 * ~id, t.links[at + record.NUM_SENT] % 2
+        if loop_tasks(t, subgraph) > 0:
+            ints[end + row] = own + 1 - turn
         ints[end + rows + row] = own + turn
+    if not may_stop:
+        return end
+    ints[base + layout.H_FLAGS], ints[base + layout.H_NEW_FLAGS] = end - base, end + rows - base
     return end + layout.FLAGS * rows
 
 
@@ -72,23 +87,27 @@ def note_run(t, subgraph, done, has_failed):
     ``done``: steps, negative if it stopped. Comes for dead requests too, whose session may keep the state.
     """
     links, at = t.links, subgraph.record
-    task = links[at + record.NUM_SENT] - 1 - subgraph.in_flight
     if links[at + record.NUM_SENT] == record.OVER:
         return False
-    is_over = has_failed or (done < 0 and links[at + record.STOP] != record.NO_STOP)
     if not has_failed:
         links[at + record.DONE] += abs(done)
         give_late_rows(t, subgraph)
+    is_step = links[at + record.DONE] > links[at + record.LEAD]
+    if not (is_step or has_failed):
+        return True
+    is_over = has_failed or (done < 0 and links[at + record.STOP] != record.NO_STOP)
+    left = loop_tasks(t, subgraph)
+    task = links[at + record.NUM_SENT] - 1 - left
     for output in range(t.types[subgraph.cell_type].num_outputs):
         to = output_at(t, subgraph, output)
         if links[to + record.IS_STATE]:
             if not has_failed:
                 links[to + record.PREVIOUS_ROW] = links[_word_of(t, subgraph, output, task)]
-            if is_over or subgraph.in_flight == 0:
+            if is_over or left == 0:
                 _keep_one(t, subgraph, output)
     if is_over:
         links[at + record.NUM_SENT] = record.OVER
-    elif subgraph.in_flight == 0:
+    elif left == 0:
         links[at + record.NUM_SENT] = 1  # the next task takes the second row
     return True
 

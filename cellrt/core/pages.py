@@ -21,7 +21,7 @@ from cellrt.core import page_list
 from cellrt.core import record_layout as record
 from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
 from cellrt.core.jit import compiled
-from cellrt.core.moves import DONE, LIVE
+from cellrt.core.moves import DEAD, LIVE
 from cellrt.core.queue import refresh, rows_in_flight
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import (
@@ -154,7 +154,7 @@ def end_pages(t, request, is_whole):
         slot_id, rows = links[at + page_list.SLOT], 0
         if slot_id >= 0:
             rows = links[at + page_list.BASE] + (common if is_whole else 0)
-            if request.state == DONE:
+            if request.state != DEAD:
                 rows = links[at + page_list.ROWS]
         pages = pages_of(rows, links[at + page_list.PAGE_SIZE])
         for page in range(pages, links[at + page_list.HELD]):

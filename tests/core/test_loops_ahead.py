@@ -277,12 +277,12 @@ def test_steps_behind_a_stop_are_not_counted():
     assert processor.tables.tasks["positions"][[first, second]].tolist() == [1, 0]
 
 
-def test_loops_of_cells_that_see_spans_do_not_go_ahead():
+def test_loops_of_cells_that_see_spans_go_ahead_too():
     processor = Processor(1, SMALL, SchedulerSettings(loops_ahead=3))
     kind = processor.add_kind(64, 64)
     plain = processor.add_type([Port(kind), Port(kind, carry=0)], [Port(kind)], max_batch=4)
     spanned = processor.add_type([Port(kind), Port(kind, is_span=True)], [Port(kind)], max_batch=4)
-    assert processor.tables.types["ahead"][[plain, spanned]].tolist() == [3, 0]
+    assert processor.tables.types["ahead"][[plain, spanned]].tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
