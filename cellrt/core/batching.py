@@ -29,6 +29,7 @@ from cellrt.core.tables import (
     GRAPH,
     LANES_PER_PRIORITY,
     LOOP,
+    MEMBER,
     NUM_LANES,
     NUM_PRIORITIES,
 )
@@ -44,10 +45,10 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
     Ready nodes that no worker holds are shared out among the idle workers. Subgraphs are scanned in queue order;
     those pinned to another worker are passed over (Algorithm 1, line 27). A task holds nodes of graphs or of loops
     (a step of one of several cells is a node of a graph), never both, and has one stop output. ``room`` is the number
-    of ints left for ragged inputs. Returns (rows, those of chains, ragged ints, whether they are loops, the output
-    that says stop or -1, client priorities as bits).
+    of ints left for ragged inputs. Returns (rows, those of chains, those of loops of several cells, ragged ints,
+    whether they are loops, the output that says stop or -1, client priorities as bits).
     """
-    rows = chains = ragged = priorities = 0
+    rows = chains = members = ragged = priorities = 0
     stop, is_loop = -1, 0
     cell_type = t.types[type_id]
     fair = first_lane(t, type_id, priority)
@@ -72,7 +73,8 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
             following = subgraph.next
             if subgraph.pinned == 0 or subgraph.pinned == worker:
                 while subgraph.num_ready > 0 and rows < left:
-                    loop, its_stop, extra, is_chain = 0, -1, 0, int(subgraph.what == CHAIN)
+                    loop, its_stop, extra = 0, -1, 0
+                    is_chain, is_member = int(subgraph.what == CHAIN), int(subgraph.what == MEMBER)
                     if subgraph.what == GRAPH:
                         extra = 2 * (t.nodes[subgraph.ready_head].num_refs - cell_type.num_inputs)
                     else:
@@ -82,7 +84,7 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                     if rows > 0 and (loop != is_loop or (its_stop != stop and (loop or min(its_stop, stop) >= 0))):
                         break
                     if rows > 0 and ragged + extra > room:
-                        return rows, chains, ragged, is_loop, stop, priorities
+                        return rows, chains, members, ragged, is_loop, stop, priorities
                     ragged += extra
                     is_loop, stop = loop, max(stop, its_stop)
                     lane.served = cell_type.num_formed
@@ -97,10 +99,10 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                         ragged += (count - 1) * extra
                     for each in range(count):
                         t.ints[nodes_at + rows + each] = ~subgraph_id
-                    rows, chains = rows + count, chains + count * is_chain
+                    rows, chains, members = rows + count, chains + count * is_chain, members + is_member
                     break
             subgraph_id = following
-    return rows, chains, ragged, is_loop, stop, priorities
+    return rows, chains, members, ragged, is_loop, stop, priorities
 
 
 @compiled
@@ -246,11 +248,11 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     room = buffer_ints - header - cell_type.max_rows * (cell_type.per_row + 1)
     if cell_type.has_spans:
         rows, ragged, stop, priorities = collect_spans(t, type_id, priority, worker, nodes_at, room)
-        chains, is_loop = rows, 0
+        chains, members, is_loop = rows, rows, 0
         if rows == 0:
             cell_type.starved_at |= 1 << worker
     else:
-        rows, chains, ragged, is_loop, stop, priorities = _collect(
+        rows, chains, members, ragged, is_loop, stop, priorities = _collect(
             t, type_id, priority, worker, nodes_at, cell_type.max_batch, room
         )
     if rows == 0:
@@ -294,7 +296,7 @@ def form_batched_task(t, type_id, priority, worker, task_id):
             end = write_spans(t, task, base, end)
         if goes_ahead:
             ints[base + layout.H_LEAST_STEPS] = task.steps
-        if cell_type.ahead > 0 and (is_loop == 1 or cell_type.has_spans):
+        if cell_type.ahead > 0 and is_loop + members > 0:
             end = write_flags(t, task, base, end)
         end, notes_at = write_inputs(t, task, base, end)
         write_outputs(t, task, base, end)

@@ -370,13 +370,19 @@ def _home_of(t, request):
 
 
 @compiled
-def note_appended(t, subgraph, steps, has_failed):
+def note_appended(t, subgraph, steps):
     """Takes in that steps of a chain or loop are done, of which each appended a row."""
     links, cell_type = t.links, t.types[subgraph.cell_type]
     for port in range(cell_type.num_inputs):
         if t.ports[cell_type.first_port + port].appends:
             at = links[subgraph.record + record.HEADER + record.INPUT * port + record.AT]
-            if has_failed:
-                links[at + page_list.IS_BROKEN] = 1
-            elif not links[at + page_list.IS_BROKEN]:
+            if not links[at + page_list.IS_BROKEN]:
                 links[at + page_list.ROWS] += steps
+
+
+@compiled
+def break_pages(t, request):
+    """Has nothing count any more that is appended for a request of which a row has failed: who reads that row may be on
+    the way already."""
+    for k in range(request.num_page_lists):
+        t.links[request.page_lists + page_list.WORDS * k + page_list.IS_BROKEN] = 1

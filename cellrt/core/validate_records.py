@@ -26,15 +26,17 @@ def record_rules(t: Tables, subgraph_id: int) -> list[str]:
     waits, most = in_flight and (t.links[at + record.KEEPS] or is_loop), length
     if cell_type["carries"] or is_loop:
         most = 1
+    if int(subgraph["what"]) == MEMBER and cell_type["ahead"]:
+        waits = 0 < t.links[int(t.links[at + record.BODY]) + record.STOPPED] <= position
     if int(subgraph["what"]) == LOOP:
         lead = int(t.links[at + record.LEAD]) - position
         most, ahead = max(1, 1 + lead), int(cell_type["ahead"])
         waits = in_flight and (t.links[at + record.KEEPS] or lead < 0)
         waits = waits and (not ahead or _loop_tasks(t, subgraph) > ahead)
-        if wrong := _turns(t, subgraph):
-            return [f"subgraph {subgraph_id}: {wrong}"]
         if is_queued and (done < position) != (in_flight > 0):
             return [f"subgraph {subgraph_id}: {done} steps done of {position} sent, {in_flight} tasks in flight"]
+    if wrong := _turns(t, subgraph) if is_loop else "":
+        return [f"subgraph {subgraph_id}: {wrong}"]
     steps = range(position, position if waits else min(length, position + most))
     ready = next((k for k, step in enumerate(steps) if not _is_fed(t, subgraph, step)), len(steps))
     if cell_type["is_whole"] and ready < length and not is_loop:
@@ -54,22 +56,32 @@ def _loop_tasks(t: Tables, subgraph: np.void) -> int:
     return int(subgraph["in_flight"]) - max(0, lead - done) if position > lead else 0
 
 
+def _state_words(t: Tables, subgraph: np.void, output: int) -> list[int]:
+    """The links of the rows of its own that a loop or member has an output's state in."""
+    cell_type, at = t.types[int(subgraph["cell_type"])], int(subgraph["record"])
+    to, ahead = at + record.num_words(int(cell_type["num_inputs"]), output), int(cell_type["ahead"])
+    more = int(t.links[at + record.MORE_ROWS]) + ahead * output
+    return [to + record.FIRST_ROW, to + record.SECOND_ROW, *range(more, more + ahead)]
+
+
 def _turns(t: Tables, subgraph: np.void) -> str:
-    """What is wrong with the rows that a loop's tasks in flight write its state to, or nothing: each has its own, and
-    none has that of the last step that is done."""
-    cell_type, at, tasks = t.types[int(subgraph["cell_type"])], int(subgraph["record"]), _loop_tasks(t, subgraph)
-    sent, ahead, inputs = int(t.links[at + record.NUM_SENT]), int(cell_type["ahead"]), int(cell_type["num_inputs"])
-    if not ahead or sent == record.OVER or int(t.requests["state"][int(subgraph["request"])]) != LIVE:
+    """What is wrong with the rows that tasks in flight write a loop's state to, or nothing: each has its own, and none
+    has that of the last step that is done."""
+    cell_type, at = t.types[int(subgraph["cell_type"])], int(subgraph["record"])
+    tasks, sent = _loop_tasks(t, subgraph), int(t.links[at + record.NUM_SENT])
+    is_member = int(subgraph["what"]) == MEMBER
+    if is_member:
+        sent = int(t.links[at + record.POSITION])
+        tasks = sent - int(t.links[at + record.DONE])
+    is_live = int(t.requests["state"][int(subgraph["request"])]) == LIVE and int(subgraph["state"]) == QUEUED
+    if not cell_type["ahead"] or not is_live or not tasks:
         return ""
     for output in range(int(cell_type["num_outputs"])):
-        to = at + record.num_words(inputs, output)
-        if not t.links[to + record.IS_STATE] or not tasks:
+        to, words = at + record.num_words(int(cell_type["num_inputs"]), output), _state_words(t, subgraph, output)
+        if not t.links[to + record.IS_STATE]:
             continue
-        words = [to + record.FIRST_ROW, to + record.SECOND_ROW]
-        more = int(t.links[at + record.MORE_ROWS]) + ahead * output
-        words += range(more, more + ahead)
-        rows = [int(t.links[words[task % (ahead + 2)]]) for task in range(sent - tasks, sent)]
-        rows.append(int(t.links[to + record.PREVIOUS_ROW]))
+        rows = [int(t.links[words[task % len(words)]]) for task in range(sent - tasks, sent)]
+        rows.append(int(t.links[words[(sent - tasks - 1) % len(words)] if is_member else to + record.PREVIOUS_ROW]))
         if len(set(rows)) != len(rows) or 0 in rows[:-1] or rows[-2] != t.links[to + record.ROW]:
             return f"{tasks} tasks in flight, behind the last step that is done, have rows {rows}"
     return ""
@@ -77,21 +89,26 @@ def _turns(t: Tables, subgraph: np.void) -> str:
 
 def _body(t: Tables, subgraph: np.void, length: int) -> str:
     """What is wrong with the body of a member that has begun ``length`` steps, or nothing."""
-    first, body = (
-        int(t.requests["first_subgraph"][int(subgraph["request"])]),
-        int(t.links[int(subgraph["record"]) + record.BODY]),
+    body = int(t.links[int(subgraph["record"]) + record.BODY])
+    words, request = t.links[body : body + record.MEMBERS + 1].tolist(), t.requests[int(subgraph["request"])]
+    members = int(request["first_subgraph"]) + t.links[body + record.MEMBERS + 1 :][: words[record.MEMBERS]]
+    begun, sent, done = (
+        t.links[t.subgraphs["record"][members] + word] for word in (record.LENGTH, record.POSITION, record.DONE)
     )
-    count = int(t.links[body + record.MEMBERS])
-    members = first + t.links[body + record.MEMBERS + 1 :][:count]
-    begun, done = (t.links[t.subgraphs["record"][members] + word] for word in (record.LENGTH, record.DONE))
-    left, limit = int(t.links[body + record.LEFT]), int(t.links[body + record.LIMIT])
-    if (begun != length).any() or length > limit:
-        return f"its body has begun {begun.tolist()} steps of {limit}"
-    is_live = int(t.requests["state"][int(subgraph["request"])]) == LIVE
-    if is_live and (left != (done < length).sum() or (done < length - 1).any()):
-        return (
-            f"{left} members of its body are counted that have not done step {length}; {done.tolist()} steps are done"
-        )
+    if (begun != length).any() or length > words[record.LIMIT]:
+        return f"its body has begun {begun.tolist()} steps of {words[record.LIMIT]}"
+    if int(request["state"]) != LIVE or int(subgraph["state"]) != QUEUED:
+        return ""
+    by_all, ahead = words[record.ALL_DONE], int(t.types["ahead"][int(subgraph["cell_type"])])
+    if words[record.LEFT] != (done <= by_all).sum() or (done < by_all).any() or (done > by_all + 1).any():
+        return f"{words[record.LEFT]} members are counted that have not done {by_all + 1} steps; done are {done}"
+    if words[record.TO_SEND] != (sent < length).sum() or (sent < length - 1).any():
+        return f"{words[record.TO_SEND]} members are counted that have not sent {length} steps; sent are {sent}"
+    if length - by_all > ahead + 1:
+        return f"{length} steps are begun, {by_all} done, and it goes ahead by {ahead}"
+    position = int(t.links[int(subgraph["record"]) + record.POSITION])
+    if by_all < position < length and int(subgraph["pinned"]) != words[record.SENT_AT]:
+        return f"pinned to {int(subgraph['pinned'])}, the step before is at {words[record.SENT_AT]}"
     return ""
 
 
@@ -121,9 +138,8 @@ def state_rows(t: Tables, subgraph_id: int) -> list[tuple[int, int]]:
         at = int(subgraph["record"]) + record.num_words(inputs, output)
         kind = int(t.ports["kind"][int(cell_type["first_port"]) + inputs + output])
         words = [int(t.links[at + word]) for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW)]
-        if int(subgraph["what"]) == LOOP:
-            more, ahead = int(t.links[int(subgraph["record"]) + record.MORE_ROWS]), int(cell_type["ahead"])
-            words += t.links[more + ahead * output :][:ahead].tolist()
+        if int(subgraph["what"]) != CHAIN:
+            words += t.links[_state_words(t, subgraph, output)[2:]].tolist()
         found += [(word, kind) for word in words if word > 0]
     return found
 
