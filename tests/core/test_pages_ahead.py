@@ -21,15 +21,18 @@ from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.moves import LEFT
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import (
+    LAST,
     LEADS,
     NEXT,
     OP_CHAIN,
     OP_EXTERNAL,
     OP_LOOP,
+    OP_MEMBER,
     OP_PAGES,
     OP_RESULT_LAST,
     OP_RESULT_STEPS,
     PAGED,
+    SAME,
     STEP,
 )
 from cellrt.core.settings import SchedulerSettings
@@ -42,7 +45,7 @@ from tests.core.test_pages import NUMBERS, PAGE_SIZE, PAGES, PageMachine, number
 from tests.effort import examples
 from tests.limits import SMALL
 
-SPEAK = 0
+SPEAK, EMBED = 0, 1
 GARBAGE = -777
 AHEAD = st.integers(0, 3)
 NEVER = 1 << 30
@@ -95,6 +98,24 @@ class Talk:
         return rows[len(so_far) :], [*made, *[-1] * (self.limit - len(made)), last + 1]
 
 
+@dataclass
+class Layers(Talk):
+    """The same by a loop of two cells, the first of which adds one to what the second appends; it reads one number."""
+
+    @property
+    def program(self) -> NDArray[np.int32]:
+        program = [OP_EXTERNAL, NUMBERS, 1, OP_PAGES, PAGES, PAGE_SIZE, int(self.session >= 0)]
+        program += [OP_MEMBER, EMBED, self.limit, -1, 1, LAST, 0, 2]
+        program += [OP_MEMBER, SPEAK, self.limit, 1 if self.may_stop else -1, 0, SAME, 1, PAGED, 0]
+        return np.array([*program, OP_RESULT_STEPS, 2, self.limit, OP_RESULT_LAST, 3], np.int32)
+
+    def story(self, so_far: list[int]) -> tuple[list[int], list[int]]:
+        rows, made, last = list(so_far), list[int](), self.numbers[0]
+        while len(made) < self.limit and not (made and self.may_stop and says_stop(made[-1])):
+            made.append(last := read(rows, last + 1))
+        return rows[len(so_far) :], [*made, *[-1] * (self.limit - len(made)), last + 1]
+
+
 class Talkers(PageMachine):
     """The core with fake workers whose loops go ``ahead``. Each session has a list of what it must hold."""
 
@@ -107,6 +128,7 @@ class Talkers(PageMachine):
         grows = Port(PAGES, page_size=PAGE_SIZE, appends=True)
         ports = [Port(NUMBERS)] * 2
         self.processor.add_type([Port(NUMBERS), grows], ports, max_batch=max_batch, max_rows=max_rows)
+        self.processor.add_type([Port(NUMBERS)], [Port(NUMBERS)], max_batch=max_batch)
         self.rows = np.full((workers + 1, 1088), -999, np.int64)
         self.pages = np.full((workers + 1, max(pages, host_pages) + 64, PAGE_SIZE), -999, np.int64)
         self.stopped = np.zeros((workers + 1, 2 + 2 * SMALL.max_subgraphs), np.bool_)
@@ -210,25 +232,32 @@ class Talkers(PageMachine):
 
     def run(self, task: int, buffer: NDArray[np.int32], worker: int) -> int:
         """Runs the rows of a task in order, reading only its buffer; returns how many were taken without failing."""
-        view, ran = TaskView(buffer, 2, 2), 0
+        is_embed = int(self.processor.tables.tasks["cell_type"][task]) == EMBED
+        view, ran = TaskView(buffer, 1, 1) if is_embed else TaskView(buffer, 2, 2), 0
         talks = [self.talking[id] for id, _ in self.processor.rows_in_flight(task)]
         flags = view.flags if view.goes_ahead else np.ones((2, view.num_rows), np.int32)
         is_masked = self.stopped[worker, flags[0]] if view.goes_ahead else np.zeros(view.num_rows, np.bool_)
         made, has_stopped = np.full(view.num_rows, GARBAGE, np.int64), is_masked.copy()
-        for span in range(len(view.spans) - 1):
-            for row in view.rows_of_span(span):
+        spans = [range(row, row + 1) for row in range(view.num_rows)]
+        if not is_embed:
+            spans = [view.rows_of_span(span) for span in range(len(view.spans) - 1)]
+        for span, its in enumerate(spans):
+            for row in its:
                 if is_masked[row]:
                     self.num_masked += 1
                     view.done_steps[row] = 0
                     continue
                 talk, x = talks[row], self.number(view, row, worker)
                 assert x != GARBAGE or talk.has_failed, "a row behind a stop was read"
-                made[row] = read(so_far := self.state(view, 1, span, row, worker), x)
-                self.append(view, span, len(so_far) - 1, x, worker)
+                if is_embed:
+                    made[row] = x + 1
+                else:
+                    made[row] = read(so_far := self.state(view, 1, span, row, worker), x)
+                    self.append(view, span, len(so_far) - 1, x, worker)
                 talk.fails_after -= 1
                 view.has_failed[row] = talk.fails_after < 0
                 talk.has_failed = talk.has_failed or talk.fails_after < 0
-                talk.taken += not talk.has_failed
+                talk.taken += not (talk.has_failed or is_embed)
                 ran += not view.has_failed[row]
                 has_stopped[row] = view.stop_output >= 0 and says_stop(made[row])
                 if view.stop_output >= 0:
@@ -259,7 +288,8 @@ class Stage:
 
     def play(self) -> None:
         machine, draw, workers = self.machine, self.draw, range(1, len(self.machine.flights) + 1)
-        for _ in range(20_000):
+        for moment in range(1, 20_000):
+            machine.processor.clock.set(moment * 10_000_000)
             if not machine.talking and not any(self.turns):
                 return
             worker, event, k = draw.choice(workers), draw.random(), draw.randrange(len(self.turns))
@@ -299,7 +329,8 @@ def turns_of(draw: random.Random, session: int, count: int, chaos: bool) -> list
     found = []
     for _ in range(count):
         length = draw.randint(1, 6)
-        talk = Talk(draw.choices(range(1, PRIME), k=length), draw.randint(1, 9), draw.randint(0, length))
+        kind, length = draw.choice([(Talk, length), (Talk, length), (Layers, 1)])
+        talk = kind(draw.choices(range(1, PRIME), k=length), draw.randint(1, 9), draw.randint(0, length))
         talk.may_stop, talk.session = draw.random() < 0.8, session
         if chaos:
             talk.fails_after = draw.choice([NEVER, NEVER, draw.randint(0, 8)])
