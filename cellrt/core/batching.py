@@ -249,13 +249,12 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     if cell_type.has_spans:
         rows, ragged, stop, priorities = collect_spans(t, type_id, priority, worker, nodes_at, room)
         chains, members, is_loop = rows, rows, 0
-        if rows == 0:
-            cell_type.starved_at |= 1 << worker
     else:
         rows, chains, members, ragged, is_loop, stop, priorities = _collect(
             t, type_id, priority, worker, nodes_at, cell_type.max_batch, room
         )
     if rows == 0:
+        cell_type.starved_at |= cell_type.has_spans << worker
         return 0
     goes_ahead = is_loop == 1 and cell_type.ahead > 0
     steps = _choose_steps(t, type_id, priority, rows, nodes_at)
@@ -284,7 +283,7 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     ints[base + layout.H_NODES], ints[base + layout.H_LENGTHS] = header, lengths_at - base
     ints[base + layout.H_BATCH_SIZES], ints[base + layout.H_DONE_STEPS] = sizes_at - base, done_at - base
     ints[base + layout.H_FAILED] = done_at + rows - base
-    ints[base + layout.H_STOP_OUTPUT], ints[base + layout.H_LEAST_STEPS] = stop, least
+    ints[base + layout.H_STOP_OUTPUT], ints[base + layout.H_LEAST_STEPS] = stop, task.steps if goes_ahead else least
     ints[base + layout.H_NUM_SPANS] = ints[base + layout.H_SPANS] = ints[base + layout.H_FLAGS] = 0
     is_plain = cell_type.num_ragged + cell_type.has_spans == 0
     if chains == rows and task.steps == 1 and is_loop == 0 and is_plain:
@@ -294,8 +293,6 @@ def form_batched_task(t, type_id, priority, worker, task_id):
         end = done_at + 2 * rows
         if cell_type.has_spans:
             end = write_spans(t, task, base, end)
-        if goes_ahead:
-            ints[base + layout.H_LEAST_STEPS] = task.steps
         if cell_type.ahead > 0 and is_loop + members > 0:
             end = write_flags(t, task, base, end)
         end, notes_at = write_inputs(t, task, base, end)

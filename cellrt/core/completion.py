@@ -100,7 +100,7 @@ def _complete_row(t, task, base, row, notices, count):
             note_appended(t, subgraph, abs(done))
     if has_failed:
         break_pages(t, request)
-        task.positions -= abs(done)
+        task.positions -= abs(done) if task.is_loop else length
         if request.state == LIVE:
             log_event(t, FAILED, request_id, task.number, row)
             kill(t, request_id)

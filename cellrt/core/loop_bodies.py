@@ -33,8 +33,10 @@ def send_member(t, subgraph_id):
     refresh(t, subgraph_id)
     if t.settings[0].early_release:
         _refresh_followers(t, at)
-        if links[body + record.SENT_AT] > 0 and links[body + record.TO_SEND] == 0:
+        is_sent = links[body + record.SENT_AT] > 0 and links[body + record.TO_SEND] == 0
+        if is_sent and t.types[subgraph.cell_type].ahead > 0:
             _begin_step(t, t.requests[subgraph.request], subgraph_id)
+            _refresh_members(t, t.requests[subgraph.request], body)
 
 
 @compiled
@@ -43,7 +45,7 @@ def note_member(t, subgraph, done, has_failed):
     behind a stop it does not. Comes for dead requests too."""
     links, at, body = t.links, subgraph.record, t.links[subgraph.record + record.BODY]
     is_behind = links[body + record.STOPPED] > 0 and links[at + record.DONE] >= links[body + record.STOPPED]
-    if is_behind or done == 0:  # the worker also masked what is behind a failure of the one that says stop
+    if is_behind or (done == 0 and not has_failed):  # the latter is behind a failure of the one that says stop
         return False
     note_steps(t, subgraph, 1, has_failed)
     if done < 0 and links[at + record.STOP] != record.NO_STOP and not has_failed:
@@ -89,7 +91,7 @@ def _begin_step(t, request, subgraph_id):
     count, unknown = links[body + record.MEMBERS], begun - links[body + record.ALL_DONE]
     if begun == links[body + record.LIMIT] or links[body + record.STOPPED] > 0 or links[body + record.TO_SEND] > 0:
         return
-    if unknown > 0 and unknown > t.types[t.subgraphs[subgraph_id].cell_type].ahead:
+    if unknown > t.types[t.subgraphs[subgraph_id].cell_type].ahead:
         return
     if unknown == 0:
         links[body + record.SENT_AT] = 0
@@ -100,7 +102,6 @@ def _begin_step(t, request, subgraph_id):
         links[t.subgraphs[member_of(t, request, body, k)].record + record.LENGTH] += 1
     if links[body + record.NUM_TYPES] > 0:
         _change_type(t, subgraph_id, links[body + record.MEMBERS + 1 + count + begun])
-    _refresh_members(t, request, body)
 
 
 @compiled
