@@ -23,12 +23,13 @@ from benchmarks.core_cases import run_cases
 from benchmarks.live import run_live
 from benchmarks.options import Options
 from benchmarks.record import Recorder
+from benchmarks.session_steps import run_sessions
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.sized_template import SizedTemplate
 
-PARTS = ("core", "engine", "turn", "streams", "live")
+PARTS = ("core", "engine", "sessions", "turn", "streams", "live")
 LENGTH = 24
 MIXED_LENGTHS = random.Random(0).sample(range(5, 44), 39)
 """As many nodes as ``LENGTH`` on average."""
@@ -345,6 +346,8 @@ def run(recorder: Recorder, options: Options) -> None:
         run_core(recorder, options.quick)
     if options.has("engine"):
         run_engine(recorder, options.quick)
+    if options.has("sessions"):
+        run_sessions(recorder, 5 if options.quick else 15)
     if options.has("turn"):
         run_turn(recorder, options.quick)
     if options.has("streams"):

@@ -1,6 +1,9 @@
-"""Serve a recurrent policy (untrained) to many actors: features in, action out; the engine keeps each actor's state."""
+"""Serve a recurrent policy (untrained) to many actors: features in, action out; the engine keeps each actor's state.
 
-import asyncio
+All actors that are still on their track ask together, in one call. One that comes alone does
+``await session.infer(features)``, or ``session.submit(features)``.
+"""
+
 import random
 import sys
 import time
@@ -12,6 +15,7 @@ import cellrt
 from cellrt.cells import LSTMCell, ProjectionArgmax
 
 HIDDEN, FEATURES, ACTIONS = 64, 2, 3
+MOST_STEPS = 50
 
 
 class Policy(nn.Module):
@@ -27,32 +31,53 @@ class Policy(nn.Module):
         return {"action": self.head(state.h).token, "h": state.h, "c": state.c}
 
 
-async def episode(session: cellrt.Session, world: random.Random) -> int:
-    """Steps until the actor leaves the track; how many steps that took."""
-    place, speed, step = 0.0, world.gauss(0, 0.1), 0
-    while abs(place) <= 1 and step < 50:
-        found = await session.infer(torch.tensor([[place, step / 50]]))
-        speed += 0.05 * (int(found["action"][0]) - 1) + world.gauss(0, 0.05)
-        place, step = place + speed, step + 1
-    session.reset()
-    return step
+class World:
+    """A track that an actor must stay on."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._place, self._speed, self._steps = 0.0, self._random.gauss(0, 0.1), 0
+
+    def features(self) -> tuple[float, float]:
+        """What the policy sees."""
+        return self._place, self._steps / MOST_STEPS
+
+    def act(self, action: int) -> bool:
+        """One step; False if the episode is over."""
+        self._speed += 0.05 * (action - 1) + self._random.gauss(0, 0.05)
+        self._place, self._steps = self._place + self._speed, self._steps + 1
+        return abs(self._place) <= 1 and self._steps < MOST_STEPS
+
+
+def play(engine: cellrt.Engine, actors: list[cellrt.Session]) -> int:
+    """One episode of each actor, all of them a step at a time; how many steps that took."""
+    live, steps = [(actor, World(k)) for k, actor in enumerate(actors)], 0
+    while live:
+        features = torch.tensor([world.features() for _, world in live])
+        sessions = [actor for actor, _ in live]
+        found = engine.submit_many("policy", features[:, None].unbind(), sessions=sessions).results()
+        actions = torch.cat([result["action"] for result in found]).tolist()
+        steps += len(live)
+        live = [(actor, world) for (actor, world), action in zip(live, actions) if world.act(action)]
+    for actor in actors:
+        actor.reset()
+    return steps
 
 
 def main(quick: bool = False) -> None:
     """Prints how many actions a second the actors got."""
+    torch.manual_seed(0)
     cell = cellrt.cell(Policy(), {"x": (FEATURES,), "h": (HIDDEN,), "c": (HIDDEN,)})
 
-    @cellrt.unfold("policy", example=torch.zeros(1, FEATURES))
+    @cellrt.unfold("policy", example=torch.zeros(1, FEATURES), key=len)
     def policy(graph: cellrt.Graph, features: Tensor) -> object:
         return {"action": graph.chain(cell, keep=True, x=features).action}
 
-    async def act(actors: list[cellrt.Session]) -> int:
-        return sum(await asyncio.gather(*(episode(actor, random.Random(k)) for k, actor in enumerate(actors))))
-
-    with cellrt.Engine() as engine:
+    with cellrt.Engine(1) as engine:
         engine.register(policy)
+        actors = [engine.session("policy", f"actor-{k}") for k in range(4 if quick else 200)]
         start = time.perf_counter()
-        steps = asyncio.run(act([engine.session("policy", f"actor-{k}") for k in range(4 if quick else 200)]))
+        steps = sum(play(engine, actors) for _ in range(1 if quick else 20))
     print(f"{steps} steps, {steps / (time.perf_counter() - start):.0f} a second")
 
 

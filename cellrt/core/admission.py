@@ -207,16 +207,17 @@ def _set_lengths(template, lengths, k):
 
 
 @compiled
-def admit_many(t, template, lengths, sequences, lane, streamed, session, rows, ids):
+def admit_many(t, template, lengths, sequences, lane, streamed, sessions, rows, ids):
     """Admits requests of one template in order, as far as there is room; returns how many, with their ids in ``ids``.
 
     ``lengths`` are those of each, or one row for all. ``rows`` gets what ``admit`` writes for each, one behind the
-    other. A session's request comes alone.
+    other. ``sessions`` are those of each, none twice; without any it is empty.
     """
     at = 0
     for k in range(sequences.size):
         if k < lengths.shape[0]:
             _set_lengths(template, lengths, k)
+        session = sessions[k] if k < sessions.size else -1
         ids[k] = admit(t, template, sequences[k], lane, streamed, session, rows, at)
         if ids[k] < 0:
             return k

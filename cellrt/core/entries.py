@@ -12,10 +12,10 @@ _schedule, _drop_states, _suspend = schedule.schedule, session_state.drop_states
 
 
 @short_entry
-def admit_many(at, template_at, lengths, sequences, lane, streamed, session, host_rows, ids):
+def admit_many(at, template_at, lengths, sequences, lane, streamed, sessions, host_rows, ids):
     """See ``admission.admit_many``; ``template_at`` is ``Template.at``."""
     t, template = open_tables(at), open_template(template_at)
-    return _admit_many(t, template, lengths, sequences, lane, streamed, session, host_rows, ids)
+    return _admit_many(t, template, lengths, sequences, lane, streamed, sessions, host_rows, ids)
 
 
 @short_entry

@@ -32,8 +32,7 @@ from cellrt.core.entries import (
 from cellrt.core.growth import TaskBuffers, with_more_rows
 from cellrt.core.jit import address_of
 from cellrt.core.moves import LEFT
-from cellrt.core.room import has_rows, why_too_large
-from cellrt.core.session_state import sessions_at
+from cellrt.core.room import why_too_large
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.sized_template import KnownTemplates, Room, SizedTemplate, compile_template
 from cellrt.core.tables import Tables
@@ -60,6 +59,7 @@ Notice: TypeAlias = list[int]
 """Request id and one of the ``NOTICE_`` words of ``completion.py``."""
 
 
+NO_SESSIONS = np.empty(0, np.int32)
 TOO_LARGE = -2
 """What ``admit`` says of a request that has no room for ever."""
 
@@ -110,6 +110,7 @@ class Processor:
         self._at = address_of(grown)
         # Columns, because to look one up by its name takes as long as much else of a small turn.
         self._idle_workers, self._left_ns = grown.settings["idle_workers"], grown.settings["left_ns"]
+        self._slot_rows, self._slot_pages = grown.slots["row"], grown.slots["pages"]
         self._of_tasks = grown.tasks["cell_type"], grown.tasks["rows"], grown.tasks["positions"]
 
     @property
@@ -252,7 +253,7 @@ class Processor:
 
         Raises RequestTooLargeError if what its session has kept and it come to more pages than a worker has.
         """
-        ids, rows = self.admit_many(template, np.array([sequence]), lane, streamed, session)
+        ids, rows = self.admit_many(template, np.array([sequence]), lane, streamed, np.array([session], np.int32))
         return (ids[0], rows[0]) if ids else None
 
     def admit_many(
@@ -261,29 +262,26 @@ class Processor:
         sequences: NDArray[Any],
         lane: int = 0,
         streamed: bool = False,
-        session: int = -1,
+        sessions: NDArray[np.int32] | None = None,
         lengths: NDArray[np.int32] | None = None,
     ) -> tuple[list[int], NDArray[np.int32]]:
         """Admits requests of one template in order, as far as there is room now: their ids, and of each the ``rows``
         that ``admit`` returns, ``[requests, rows]``. Raises as ``admit`` does.
 
+        ``sessions``: of each its session, none twice; None: they have none.
         ``lengths``: ``[requests, lengths]`` where they differ; then all rows are in one dimension.
         """
-        width, num = template.num_states + 1, sequences.size
+        width, num, at = template.num_states + 1, sequences.size, template.template.at
         if lengths is None:
             rows = np.empty((num, template.num_externals + width), np.int32)
         else:
-            rows = np.empty(int(template.template.num_externals(lengths).sum()) + num * width, np.int32)
+            rows = np.empty(template.template.num_externals(lengths) + num * width, np.int32)
         ids, its = np.empty(num, np.int32), template.lengths[None] if lengths is None else lengths
-        at = template.template.at
-        count = admit_many(self._at, at, its, sequences, lane, int(streamed), session, rows.reshape(-1), ids)
+        how = lane, int(streamed), NO_SESSIONS if sessions is None else sessions
+        count = admit_many(self._at, at, its, sequences, *how, rows.reshape(-1), ids)
         if not count and ids[0] == TOO_LARGE:
             raise RequestTooLargeError("with what its session has kept, the request needs more pages than a worker has")
         return ids[:count].tolist(), rows[:count] if lengths is None else rows
-
-    def has_rows(self, template: SizedTemplate) -> bool:
-        """Whether the arenas have room for a request now, if its session keeps nothing."""
-        return has_rows(self.tables, template)
 
     def open_session(self) -> int | None:
         """A new session; None if there is none left."""
@@ -294,6 +292,11 @@ class Processor:
         first = session * tables.MAX_STATES
         return [(int(slot["row"]), int(slot["kind"])) for slot in self.tables.slots[first : first + count]]
 
+    def has_state(self, session: int, count: int) -> bool:
+        """Whether a session of so many states, without a live request, has rows or pages: a new one has none."""
+        its = slice(session * tables.MAX_STATES, session * tables.MAX_STATES + count)
+        return max(self._slot_rows[its].tolist()) >= tables.NUM_PERMANENT or any(self._slot_pages[its].tolist())
+
     def drop_states(self, session: int, *, bring: bool = False) -> None:
         """Frees the rows of a session without a live request. It is new then, or its state comes with the next one."""
         drop_states(self._at, session, tables.BRING if bring else 0)
@@ -302,10 +305,6 @@ class Processor:
         """Ends a session without a live request."""
         self.drop_states(session)
         self._free_sessions.append(session)
-
-    def sessions_at(self, worker: int) -> list[int]:
-        """Sessions without a live request that have state at a worker."""
-        return sessions_at(self.tables, worker)
 
     def suspend(self, worker: int) -> bool:
         """Moves the pages of the latest arrival at a worker to the host, for others; False if there is none to move.

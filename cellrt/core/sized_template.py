@@ -86,10 +86,9 @@ class Template:
         """Memory of the rows."""
         return self._memory.nbytes + self._words.nbytes + self._patches.nbytes
 
-    def num_externals(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Rows that come with requests of these lengths ``[requests, lengths]``."""
-        counts: NDArray[np.int64] = self.numbers[0, 0] + lengths @ self.numbers[0, 1:]
-        return counts
+    def num_externals(self, lengths: NDArray[np.int32]) -> int:
+        """Rows that come, in all, with requests of these lengths ``[requests, lengths]``."""
+        return int(len(lengths) * self.numbers[0, 0] + lengths.sum(0, np.int64) @ self.numbers[0, 1:])
 
     def arrays(self, lengths: Lengths) -> OpenTemplate:
         """A copy of the rows, with these lengths."""

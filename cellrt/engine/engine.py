@@ -25,7 +25,7 @@ from cellrt.engine.places import QueueLimit
 from cellrt.engine.registration import ArenaBytes, Registrar
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.serving import Serving
-from cellrt.engine.session import Session
+from cellrt.engine.session import Session, record_of
 from cellrt.engine.sessions import SessionLimits
 from cellrt.engine.stream import Channel
 from cellrt.engine.submission import Submission, check_seconds
@@ -246,6 +246,18 @@ class Engine(Serving):
     ) -> Sequence[RequestFuture]:
         return self._submission.submit(model, requests, deadline, priority, wait, channel)
 
+    def _submit_in(
+        self,
+        model: str,
+        sessions: Sequence[Any],
+        requests: Sequence[Any],
+        deadline: float | None,
+        priority: int,
+        wait: bool,
+    ) -> Sequence[RequestFuture]:
+        records = [record_of(session, self, model) for session in sessions]
+        return self._submission.submit_in(records, requests, deadline, priority, wait)
+
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
     ) -> Sequence[RequestFuture]:
@@ -345,11 +357,7 @@ class Engine(Serving):
                 {location: worker.counts() for location, worker in enumerate(list(self._manager.workers), 1)},
             ),
             "rows": rows_by_place(self._processor, self._registry.kinds),
-            "sessions": {
-                "open": len(sessions),
-                "resident": sessions.num_resident,
-                "evictions": sessions.num_evictions,
-            },
+            "sessions": sessions.counts(),
         }
 
     def timeline(self) -> Timeline:

@@ -9,10 +9,12 @@ from _thread import LockType, allocate_lock
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
 
+from cellrt.engine.mailbox import mailbox_of
 from cellrt.errors import CancelledError
 
 Result = dict[str, torch.Tensor]
@@ -272,6 +274,7 @@ def as_awaitable(future: RequestFuture) -> asyncio.Future[Result]:
     future._refuse_to_wait()
     loop = asyncio.get_running_loop()
     wrapper: asyncio.Future[Result] = loop.create_future()
+    mailbox = mailbox_of(loop)
 
     def copy() -> None:
         error = future.error()
@@ -283,8 +286,8 @@ def as_awaitable(future: RequestFuture) -> asyncio.Future[Result]:
             wrapper.set_result(future.result())
 
     def ended(_: Future[Result]) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(copy)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            mailbox.put(copy)
 
     def left(made: asyncio.Future[Result]) -> None:
         if made.cancelled():

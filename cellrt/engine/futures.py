@@ -3,14 +3,31 @@ their request has ended, and then one object is all that they cost."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from _thread import LockType, allocate_lock
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures._base import FINISHED
+from contextlib import suppress
 from itertools import groupby
-from typing import overload
+from types import NoneType
+from typing import Any, overload
 
-from cellrt.engine.future import OVER, SETTLING, Outcome, Owner, RequestFuture, Result, Results, finish_together
+from cellrt.engine.future import (
+    OVER,
+    SETTLING,
+    Outcome,
+    Owner,
+    RequestFuture,
+    Result,
+    Results,
+    as_awaitable,
+    finish_together,
+)
+from cellrt.errors import CellrtError
 
+_TAKEN = (dict, BaseException, NoneType)
+"""What an outcome is unless it is still among results of many."""
 NO_PLACES: list[int] = []
 """In place of a list; never written to."""
 
@@ -21,12 +38,18 @@ class Futures(Sequence[RequestFuture]):
     Args:
         future_of: makes the future of the request at a place, and gives the same one whenever it is asked again.
         count: how many they are.
+        parts: outcomes of all, if those are known together, each with the places of its requests here.
     """
 
-    __slots__ = ("_future_of", "_places")
+    __slots__ = ("_future_of", "_parts", "_places")
 
-    def __init__(self, future_of: Callable[[int], RequestFuture], count: int) -> None:
-        self._future_of, self._places = future_of, range(count)
+    def __init__(
+        self,
+        future_of: Callable[[int], RequestFuture],
+        count: int,
+        parts: Sequence[tuple[Outcomes, Sequence[int]]] | None = None,
+    ) -> None:
+        self._future_of, self._places, self._parts = future_of, range(count), parts
 
     @classmethod
     def of(cls, futures: Sequence[RequestFuture]) -> Futures:
@@ -56,6 +79,22 @@ class Futures(Sequence[RequestFuture]):
     def __repr__(self) -> str:
         return f"Futures({len(self)})"
 
+    def __await__(self) -> Generator[Any, None, list[Result]]:
+        """As ``results``, for a coroutine; cancelling its task cancels the requests."""
+        return self._gather().__await__()
+
+    async def _gather(self) -> list[Result]:
+        try:
+            for future in reversed(self):  # as in ``results``
+                if future._state not in OVER:
+                    with suppress(CellrtError):
+                        await as_awaitable(future)
+        except BaseException:
+            for future in self:
+                future.cancel()
+            raise
+        return self.results()
+
     def results(self, timeout: float | None = None) -> list[Result]:
         """The results of all, in order; waits for them at most ``timeout`` seconds.
 
@@ -64,21 +103,27 @@ class Futures(Sequence[RequestFuture]):
         TimeoutError; the others' results are still to be had from their futures.
         """
         end_s = None if timeout is None else time.monotonic() + timeout
-        for future in reversed(self):  # the last is mostly the last to end: one wait for all
-            if future._state not in OVER:
-                try:
-                    future._wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
-                except TimeoutError:
-                    raise TimeoutError(f"the requests have not all ended within {timeout} s") from None
-        futures = list(self)
-        with SETTLING:
-            untaken = [future for future in futures if future._together is not None]
-            for together, group in groupby(untaken, lambda future: future._together):
-                if together is not None:
-                    its = list(group)
-                    for future, result in zip(its, together.of_many([future.place for future in its])):
-                        future._result, future._together = result, None
-        return [future._result or future.result() for future in futures]
+        try:
+            if self._parts is not None:
+                for outcomes, _ in reversed(self._parts):  # the last is mostly the last to end: one wait for all
+                    outcomes.wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
+                return self._taken(self._parts)
+            for future in reversed(self):
+                future._wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
+        except TimeoutError:
+            raise TimeoutError(f"the requests have not all ended within {timeout} s") from None
+        return [future.result() for future in self]
+
+    def _taken(self, parts: Sequence[tuple[Outcomes, Sequence[int]]]) -> list[Result]:
+        """The results of all, when all have ended."""
+        if len(parts) == 1:  # in order
+            found = parts[0][0].take()
+        else:
+            found = [None] * len(self)
+            for outcomes, places in parts:
+                for place, result in zip(places, outcomes.take()):
+                    found[place] = result
+        return [self[place].result() if result is None else result for place, result in enumerate(found)]
 
 
 class Outcomes:
@@ -92,7 +137,7 @@ class Outcomes:
         count: how many they are.
     """
 
-    __slots__ = ("_count", "_first_number", "_futures", "_num_left", "_outcomes", "_owner", "_places")
+    __slots__ = ("_count", "_first_number", "_futures", "_num_left", "_outcomes", "_owner", "_places", "_sleepers")
 
     def __init__(self, owner: Owner, first_number: int, count: int) -> None:
         self._owner: Owner | None = owner
@@ -103,6 +148,8 @@ class Outcomes:
         """Of requests that ended before somebody asked for their future; None until one does."""
         self._places: list[int] = NO_PLACES
         """Of those that have results, their number among these."""
+        self._sleepers: Sequence[LockType] = ()
+        """Of each thread that waits for all of them a lock, held until then."""
 
     def future(self, number: int) -> RequestFuture:
         """The future of a request; always the same."""
@@ -121,6 +168,37 @@ class Outcomes:
                 else:
                     self._futures[number] = future
             return future
+
+    def wait(self, timeout: float | None) -> None:
+        """Waits until all have ended. Raises TimeoutError, and RequestError in a future's callback."""
+        if not self._num_left:
+            return
+        owner, lock = self._owner, allocate_lock()
+        if owner is not None:
+            owner.refuse_in_callback()
+        lock.acquire()
+        with SETTLING:
+            self._sleepers = [*self._sleepers, lock]
+        try:
+            if self._num_left:  # who ends the last after this look finds the lock in the list
+                lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+        finally:
+            with SETTLING:
+                self._sleepers = [other for other in self._sleepers if other is not lock]
+        if self._num_left:
+            raise TimeoutError(f"the requests have not all ended within {timeout} s")
+
+    def take(self) -> list[Result | None]:
+        """The results of all, when all have ended; None of those whose future must be asked."""
+        with SETTLING:
+            outcomes = self._room()
+            untaken = [number for number, each in enumerate(outcomes) if not isinstance(each, _TAKEN)]
+            for together, group in groupby(untaken, outcomes.__getitem__):
+                numbers = list(group)
+                its = [self._places[number] for number in numbers]
+                for number, result in zip(numbers, together.of_many(its)):  # type: ignore[union-attr]
+                    outcomes[number] = result
+            return [each if type(each) is dict else None for each in outcomes]
 
     def fail(self, number: int, error: BaseException) -> None:
         """Ends a request with an error, and runs its callbacks."""
@@ -159,6 +237,8 @@ class Outcomes:
         self._num_left -= count
         if not self._num_left:
             self._owner = None
+            for lock in self._sleepers:
+                lock.release()
 
 
 def finish_all(ended: Sequence[tuple[Outcomes, Sequence[int]]], results: Results) -> None:

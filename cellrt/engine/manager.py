@@ -147,15 +147,33 @@ class Manager:
 
         return self.turns.ask(SessionCall(record, act))
 
+    def tell_in(self, record: SessionRecord, function: Callable[[Sessions], None]) -> None:
+        """As ``call_in``, but waits for nothing; the function must not raise.
+
+        Raises EngineClosedError, SessionError.
+        """
+
+        def act() -> None:
+            if record.error is None:
+                function(self.sessions)
+
+        if record.error is not None:
+            raise SessionError(str(record.error))
+        with self.turns.gate:
+            self.turns.hand_in([SessionCall(record, act)], not self.has_workers)
+
     def note_opened(self, record: SessionRecord) -> None:
         """Takes in that a session was opened: it is idle from now on; from any thread."""
         self.turns.command(lambda: self._requests.go_on(record))
 
-    def hand_in(self, bulks: Sequence[Bulk], size: Size, places: Sequence[Places]) -> None:
-        """Hands in so many requests with one deadline, all or none; under the gate. Raises EngineClosedError."""
+    def hand_in(self, bulks: Sequence[Bulk], wanted: Sequence[tuple[Places, Size]]) -> None:
+        """Hands in requests with one deadline, all or none, that take so many places in each queue; under the gate.
+
+        Raises EngineClosedError.
+        """
         try:
-            for one in places:
-                one.take(size)
+            for places, size in wanted:
+                places.take(size)
             self.turns.hand_in(bulks, bulks[0].deadline_ns is not None or not self.has_workers)
         except BaseException:  # a signal's handler raised: a turn counts anew
             self.turns.was_interrupted = True

@@ -126,12 +126,11 @@ class Room:
         finally:
             self._wakes.remove(wake)
 
-    def wait(self, places: Sequence[Places], size: Size, end_s: float | None, is_closed: threading.Event) -> None:
-        """Waits, holding the gate, until there are places for so many in each.
+    def wait(self, wanted: Sequence[tuple[Places, Size]], end_s: float | None, is_closed: threading.Event) -> None:
+        """Waits, holding the gate, until there are as many places in each queue as are wanted there.
 
         Args:
-            places: of the engine and of the model.
-            size: places wanted.
+            wanted: of the engine and of models.
             end_s: when to give up, on the monotonic clock; None: never.
             is_closed: set once nothing ends any more.
 
@@ -139,9 +138,9 @@ class Room:
         """
         self._num_waiting += 1
         try:
-            while not all(one.has_room(size) for one in places):
-                for one in places:
-                    one.check_ever(size)
+            while not all(places.has_room(size) for places, size in wanted):
+                for places, size in wanted:
+                    places.check_ever(size)
                 if is_closed.is_set():
                     raise EngineClosedError("the engine closed while a request waited for a place in its queue")
                 left_s = None if end_s is None else end_s - time.monotonic()

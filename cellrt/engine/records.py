@@ -6,7 +6,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -41,8 +41,8 @@ class Canceller(Protocol):
 class Bulk:
     """Requests of one graph that were submitted together, from submission to their end; most often one.
 
-    Each is called by its number, 0, 1, ... Belongs to the holder of the turn once it is handed in. A request of a
-    session, and one that is streamed, is alone.
+    Each is called by its number, 0, 1, ... Belongs to the holder of the turn once it is handed in. One that is streamed
+    is alone.
 
     Args:
         manager: of their engine; None once all are answered.
@@ -52,7 +52,8 @@ class Bulk:
         count: how many they are.
         priority: the client's.
         arrival_ns, deadline_ns: on the engine's clock.
-        channel, session: where their steps go, whose state they have.
+        channel: where their steps go.
+        sessions: whose state each has; no session is there twice.
         order, lane: the policy's admission key and their lane.
 
     Attributes:
@@ -60,7 +61,8 @@ class Bulk:
         size: how many.
         states: the LiveState of each.
         ids: in the processor, of those that were admitted.
-        num_waiting, num_left, num_held: how many wait for room, are not answered, have not ended.
+        num_waiting, num_left: how many wait for room, are not answered.
+        is_in_line: whether it is among those that may have a request that waits for room.
         next: number of the first that may wait.
         errors: why cells failed on requests; None if none did.
     """
@@ -72,11 +74,11 @@ class Bulk:
         "errors",
         "externals",
         "ids",
+        "is_in_line",
         "lane",
         "manager",
         "model",
         "next",
-        "num_held",
         "num_left",
         "num_streamed",
         "num_waiting",
@@ -86,7 +88,7 @@ class Bulk:
         "priority",
         "results_at",
         "sequence",
-        "session",
+        "sessions",
         "size",
         "states",
     )
@@ -103,20 +105,21 @@ class Bulk:
         arrival_ns: int,
         deadline_ns: int | None,
         channel: Channel | None,
-        session: SessionRecord | None,
+        sessions: Sequence[SessionRecord] | None,
         order: float,
         lane: int,
     ) -> None:
         self.manager, self.plan, self.externals, self.model = manager, plan, externals, model
         self.sequence, self.priority = sequence, priority
-        self.arrival_ns, self.deadline_ns, self.channel, self.session = arrival_ns, deadline_ns, channel, session
+        self.arrival_ns, self.deadline_ns, self.channel, self.sessions = arrival_ns, deadline_ns, channel, sessions
         self.order, self.lane = order, lane
         self.outcomes = Outcomes(self, sequence, count)
         self.size = count
         self.states = bytearray(count)  # LiveState.SUBMITTED is 0
         self.ids = array("i", NOT_ADMITTED) * count
         self.num_waiting = self.next = self.num_streamed = 0
-        self.num_left = self.num_held = count
+        self.num_left = count
+        self.is_in_line = False
         self.results_at = -1
         """The place of its results, if it is streamed."""
         self.errors: dict[int, CellrtError] | None = None
@@ -124,6 +127,10 @@ class Bulk:
     def name_of(self, number: int) -> str:
         """A request, for errors."""
         return f"request {self.sequence_of(number)} of model {self.model.name!r}"
+
+    def session_of(self, number: int) -> SessionRecord | None:
+        """A request's session; None if it has none."""
+        return None if self.sessions is None else self.sessions[number]
 
     def sequence_of(self, number: int) -> int:
         """The order of a request's arrival among all of the engine."""
@@ -189,7 +196,7 @@ class Bulk:
         return (
             self.plan.template.template is other.plan.template.template
             and self.lane == other.lane
-            and self.session is other.session is None
+            and (self.sessions is None) == (other.sessions is None)
             and self.channel is other.channel is None
         )
 
@@ -214,6 +221,9 @@ class Bulk:
             self.manager.refuse_in_callback()
 
 
+Asked: TypeAlias = tuple[Bulk, int]
+"""A request of a session: its bulk, and its number there."""
+
 _MAY_COME_FROM = [bytes(before for before, after in LIVE_REQUEST.moves if after is to) for to in LiveState]
 """By state: the states from which one may come there."""
 _OF_STATE = [bytes((state,)) for state in LiveState]
@@ -231,13 +241,18 @@ class SessionRecord:
     """Its id in the processor, from its first request on."""
     saved: list[NDArray[Any]] | None = None
     """Its state in host memory, as ``definition.bits.as_bits``, if it is not at a worker (or new)."""
-    running: Bulk | None = None
+    running: Asked | None = None
     """Its request that waits for room or runs."""
-    queue: OrderedDict[Bulk | Call[Any], None] = field(default_factory=OrderedDict)
+    queue: OrderedDict[Asked | Call[Any], None] = field(default_factory=OrderedDict)
     """What it was asked after that, in order; who gives up leaves it at once."""
     last_used_s: float = 0.0
     error: SessionError | None = None
     """Why it takes no requests any more."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it has nothing to do before what it is asked now."""
+        return self.running is None and not self.queue
 
     @property
     def num_rows(self) -> int:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
 from cellrt.core.moves import LiveState
 from cellrt.core.processor import Notice, Processor
-from cellrt.core.tables import HOST
-from cellrt.engine.records import ALONE, Bulk, SessionRecord
+from cellrt.core.room import has_rows
+from cellrt.engine.admission import Admission, Asking
+from cellrt.engine.records import ALONE, Asked, Bulk, SessionRecord
 from cellrt.engine.replies import Replies
 from cellrt.engine.sessions import Sessions
 from cellrt.engine.turns import Call
@@ -38,7 +38,8 @@ class Requests:
     """
 
     def __init__(self, processor: Processor, arenas: list[Arenas], sessions: Sessions, replies: Replies) -> None:
-        self._processor, self._arenas, self._sessions, self._replies = processor, arenas, sessions, replies
+        self._processor, self._sessions, self._replies = processor, sessions, replies
+        self._admission = Admission(processor, arenas, sessions)
         self._unanswered: dict[Bulk, None] = {}
         """Bulks with requests that are not answered."""
         self._bulks: list[Bulk | None] = [None] * processor.limits.max_requests
@@ -72,38 +73,52 @@ class Requests:
         self._unanswered[bulk] = None
         bulk.model.num_live += bulk.size
         self._deadlines.add(bulk)
-        if bulk.session is None:
-            self._wait(bulk)
+        if bulk.sessions is None:
+            self._wait(bulk, range(bulk.size) if bulk.size > 1 else ALONE)
         else:
-            bulk.move((0,), LiveState.IN_SESSION)
-            self.ask_session(bulk.session, bulk)
+            self._accept_in(bulk, bulk.sessions)
 
-    def ask_session(self, record: SessionRecord, item: Bulk | Call[object]) -> None:
+    def _accept_in(self, bulk: Bulk, sessions: Sequence[SessionRecord]) -> None:
+        """Takes in requests of sessions: those of sessions that have nothing to do go on together."""
+        begun: list[int] = []
+        for number, record in enumerate(sessions):
+            if not record.is_free:
+                bulk.move((number,), LiveState.IN_SESSION)
+                self.ask_session(record, (bulk, number))
+            elif self._begin(record, (bulk, number)):
+                begun.append(number)
+        if begun:
+            self._wait(bulk, begun)
+
+    def ask_session(self, record: SessionRecord, item: Asked | Call[object]) -> None:
         """Puts a request or a call behind what the session was asked before."""
         record.queue[item] = None
         self.go_on(record)
 
     def go_on(self, record: SessionRecord) -> None:
         """Goes on with a session: its next request waits for room once what came before it is over."""
-        while (request := self._sessions.next_request(record)) is not None:
-            try:
-                self._sessions.begin(record, request)
-            except CellrtError as error:
-                self.end(request, (0,), error)
-                continue
-            self._wait(request)
+        while (asked := self._sessions.next_request(record)) is not None:
+            if self._begin(record, asked):
+                self._wait(asked[0], asked[1:])
+
+    def _begin(self, record: SessionRecord, asked: Asked) -> bool:
+        """Has a session begin a request; False if it cannot: the request has ended then."""
+        try:
+            self._sessions.begin(record, asked)
+        except CellrtError as error:
+            self.end(asked[0], asked[1:], error)
+            return False
+        return True
 
     def admit(self) -> None:
         """Admits those who wait, in their order, as far as there is room."""
         while (first := self._waiting.first()) is not None:
-            error = first.session.error if first.session is not None else None
-            if error is not None:
-                self.end_early(first, (0,), error)
-                continue
             most = min(ADMITTED_TOGETHER, self._processor.limits.max_requests - self._num_held)
             if not most:
                 return
             together = self._waiting.run(first, most)
+            if first.sessions is not None and self._end_those_of_ended_sessions(together):
+                continue
             wanted = sum(len(numbers) for _, numbers in together)
             try:
                 count = self._admit(together)
@@ -113,9 +128,22 @@ class Requests:
                 self.end_early(first, (number,), told)
                 continue
             if count < wanted:
-                may_evict = self._sessions.num_resident and not self._processor.has_rows(first.plan.template)
+                has_room = has_rows(self._processor.tables, first.plan.template)
+                may_evict = self._sessions.num_resident and not has_room
                 if not (may_evict and self._sessions.evict_some()):
                     return
+
+    def _end_those_of_ended_sessions(self, together: Sequence[Asking]) -> bool:
+        """Ends requests whose sessions have ended while they waited; False if there are none."""
+        found = [
+            (bulk, number, record.error)
+            for bulk, numbers in together
+            for number in numbers
+            if (record := bulk.session_of(number)) is not None and record.error is not None
+        ]
+        for bulk, number, error in found:
+            self.end_early(bulk, (number,), error)
+        return bool(found)
 
     def take_notices(self, notices: list[Notice], error: CellrtError | None = None) -> None:
         """Takes in what the processor says of requests; ``error``: why they failed, if not by a cell."""
@@ -197,11 +225,11 @@ class Requests:
             self._note_answered(bulk, 1)
             if state == LiveState.WAITING:
                 self._stop_waiting(bulk, 1)
-            elif state == LiveState.IN_SESSION and bulk.session is not None:
-                bulk.session.queue.pop(bulk, None)
+            elif state == LiveState.IN_SESSION and (record := bulk.session_of(number)) is not None:
+                record.queue.pop((bulk, number), None)
             self._replies.refuse(bulk, number, error)
             if state != LiveState.ADMITTED:
-                self._leave(bulk, 1)
+                self._leave(bulk, (number,))
 
     def _send_steps(self, bulk: Bulk) -> None:
         """Before a request that may be streamed ends: its client gets the steps that are complete."""
@@ -216,9 +244,10 @@ class Requests:
             del self._unanswered[bulk]
             self._deadlines.note_answered(bulk)
 
-    def _wait(self, bulk: Bulk) -> None:
-        bulk.move(range(bulk.size) if bulk.size > 1 else ALONE, LiveState.WAITING)
-        bulk.num_waiting = bulk.size
+    def _wait(self, bulk: Bulk, numbers: Sequence[int]) -> None:
+        bulk.move(numbers, LiveState.WAITING)
+        bulk.num_waiting += len(numbers)
+        bulk.next = min(bulk.next, numbers[0])
         self._waiting.add(bulk)
 
     def _stop_waiting(self, bulk: Bulk, count: int) -> None:
@@ -226,74 +255,23 @@ class Requests:
         bulk.num_waiting -= count
         if not bulk.num_waiting:
             self._waiting.note_gone()
-            bulk.externals = []
+            if LiveState.IN_SESSION not in bulk.states:
+                bulk.externals = []
 
-    def _admit(self, together: Sequence[tuple[Bulk, Sequence[int]]]) -> int:
+    def _admit(self, together: Sequence[Asking]) -> int:
         """Admits requests of one template in order, as far as there is room; returns how many."""
-        first = together[0][0]
-        lengths = _lengths(together)
-        ids, rows = self._processor.admit_many(
-            first.plan.template,
-            _sequences(together),
-            first.lane,
-            first.channel is not None,
-            first.session.id if first.session is not None else -1,
-            lengths,
-        )
-        if not ids:
-            return 0
-        self._num_held += len(ids)
-        self._waiting.note_admitted(len(ids))
-        begin, groups = 0, []
-        for bulk, numbers in together:
-            admitted = numbers[: len(ids) - begin]
-            if not admitted:
-                break
-            groups.append((bulk, admitted))
-            its = ids[begin : begin + len(admitted)]
-            bulk.note_ids(admitted, its)
-            for request_id in its:
+        count = 0
+        for bulk, numbers, ids in self._admission.admit(together):
+            count += len(ids)
+            bulk.note_ids(numbers, ids)
+            for request_id in ids:
                 self._bulks[request_id] = bulk
-            bulk.move(admitted, LiveState.ADMITTED)
-            bulk.next = admitted[-1] + 1
-            begin += len(admitted)
-        if lengths is None:
-            self._copy_in(groups, rows, ids[0])
-        else:
-            self._copy_in_each(groups, rows)
-        for bulk, admitted in groups:
-            self._stop_waiting(bulk, len(admitted))
-        if first.channel is not None:
-            first.results_at = int(rows[0, -1])
-        if first.session is not None:
-            self._sessions.note_admitted(first.session)
-        return len(ids)
-
-    def _copy_in(self, together: Sequence[tuple[Bulk, Sequence[int]]], rows: NDArray[np.int32], request: int) -> None:
-        """Copies requests' tensors to their host rows; ``request``: id of the first in the processor."""
-        host, first, bulk = self._arenas[HOST], 0, together[0][0]
-        for k, (kind, values) in enumerate(bulk.externals):
-            count = len(values) // bulk.size
-            if len(together) > 1:
-                values = np.concatenate([one.tensor(k, numbers) for one, numbers in together])
-            elif len(together[0][1]) < bulk.size:
-                values = bulk.tensor(k, together[0][1])
-            host.put_columns(kind, rows, first, count, values)
-            first += count
-        if bulk.session is not None:
-            self._sessions.copy_in(bulk.session, request, rows[0, first:])
-
-    def _copy_in_each(self, together: Sequence[tuple[Bulk, Sequence[int]]], rows: NDArray[np.int32]) -> None:
-        """As ``_copy_in``, of requests without a session that differ in their lengths."""
-        tensors, others = together[0][0].externals, together[0][0].plan.template.num_states + 1
-        counts: list[int] = []
-        for bulk, numbers in together:
-            counts += [*(len(values) // bulk.size for _, values in bulk.externals), others] * len(numbers)
-        owners = np.arange(len(counts)) % (len(tensors) + 1)
-        owner_of_row = np.repeat(owners, counts)
-        for k, (kind, _) in enumerate(tensors):
-            values = np.concatenate([bulk.tensor(k, numbers) for bulk, numbers in together])
-            self._arenas[HOST].put(kind, rows[: owner_of_row.size][owner_of_row == k], values)
+            bulk.move(numbers, LiveState.ADMITTED)
+            bulk.next = numbers[-1] + 1
+            self._stop_waiting(bulk, len(numbers))
+        self._num_held += count
+        self._waiting.note_admitted(count)
+        return count
 
     def _finish(self, ids: list[int]) -> None:
         """Answers complete requests with their results, those of one kind together, and gives back their rows."""
@@ -344,7 +322,7 @@ class Requests:
         for number in numbers:
             self._bulks[bulk.ids[number]] = None
         self._num_held -= len(numbers)
-        self._leave(bulk, len(numbers))
+        self._leave(bulk, numbers)
 
     def _bulk_of(self, request_id: int) -> Bulk:
         """Whose request it is, by its id in the processor. Raises InternalError if it holds nothing."""
@@ -356,27 +334,11 @@ class Requests:
     def _failed(self, bulk: Bulk, number: int) -> InternalError:
         return self._replies.internal_error(f"{bulk.name_of(number)} failed", bulk.sequence_of(number))
 
-    def _leave(self, bulk: Bulk, count: int) -> None:
-        """After the end of everything of so many requests: their session goes on."""
-        bulk.model.num_live -= count
-        record = bulk.session
-        if record is not None and record.running is bulk:
-            self._sessions.note_over(record)
-            self.go_on(record)
-
-
-def _lengths(requests: Sequence[tuple[Bulk, Sequence[int]]]) -> NDArray[np.int32] | None:
-    """``[requests, lengths]`` of requests of one template; None if they are those of the first."""
-    first = requests[0][0].plan
-    if len(requests) == 1 or all([bulk.plan is first for bulk, _ in requests]):
-        return None
-    each = [bulk.plan.template.lengths for bulk, numbers in requests for _ in numbers]
-    return np.concatenate(each).reshape(len(each), -1)
-
-
-def _sequences(requests: Sequence[tuple[Bulk, Sequence[int]]]) -> NDArray[np.int64]:
-    """Their sequence numbers."""
-    if len(requests) == 1 and isinstance(requests[0][1], range):
-        first, numbers = requests[0][0].sequence, requests[0][1]
-        return np.arange(first + numbers.start, first + numbers.stop)
-    return np.array([bulk.sequence + number for bulk, numbers in requests for number in numbers])
+    def _leave(self, bulk: Bulk, numbers: Sequence[int]) -> None:
+        """After the end of everything of requests: their sessions go on."""
+        bulk.model.num_live -= len(numbers)
+        for number in numbers if bulk.sessions is not None else ():
+            record = bulk.session_of(number)
+            if record is not None and record.running == (bulk, number):
+                self._sessions.note_over(record)
+                self.go_on(record)

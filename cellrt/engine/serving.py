@@ -48,6 +48,18 @@ class Serving(ABC):
         """Submits requests, all or none; with a channel, one whose steps go there."""
 
     @abstractmethod
+    def _submit_in(
+        self,
+        model: str,
+        sessions: Sequence[Any],
+        requests: Sequence[Any],
+        deadline: float | None,
+        priority: int,
+        wait: bool,
+    ) -> Sequence[RequestFuture]:
+        """Submits a request of each session, all or none. Raises RequestError if one is no session of this model."""
+
+    @abstractmethod
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
     ) -> Sequence[RequestFuture]:
@@ -75,15 +87,29 @@ class Serving(ABC):
         model: str,
         requests: Iterable[Any],
         *,
+        sessions: Sequence[Any] | None = None,
         deadline: float | None = None,
         priority: int = 1,
         wait: bool = False,
     ) -> Futures:
         """Submits several requests, all or none: raises as ``submit`` does, before any is submitted.
 
-        A sequence of their futures; ``results()`` of it has the results of all.
+        A sequence of their futures; ``results()`` of it has the results of all, and so has awaiting it.
+
+        Args:
+            model, deadline, priority, wait: as of ``submit``.
+            requests: what the model's unfolder takes, each.
+            sessions: the session of each request (see ``session``), all different: many clients' next steps at once.
         """
-        return Futures.of(self._submit(model, list(requests), deadline, priority, wait))
+        together = list(requests)
+        if sessions is None:
+            return Futures.of(self._submit(model, together, deadline, priority, wait))
+        its = list(sessions)
+        if len(its) != len(together):
+            raise RequestError(f"expected a session for each of {len(together)} requests, got {len(its)}")
+        if not its:
+            return Futures.of([])
+        return Futures.of(self._submit_in(model, its, together, deadline, priority, wait))
 
     async def infer(
         self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False

@@ -15,7 +15,7 @@ from cellrt.engine.manager import Manager
 from cellrt.engine.records import SessionRecord
 from cellrt.engine.stream import Channel, Stream
 from cellrt.engine.submission import Submission
-from cellrt.errors import EngineClosedError, SessionError
+from cellrt.errors import EngineClosedError, RequestError, SessionError
 from cellrt.graph.results import StateLayout
 
 
@@ -59,7 +59,7 @@ class Session:
         self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
     ) -> RequestFuture:
         """As ``Engine.submit``; also raises SessionError if the session has ended."""
-        return self._submission.submit_in(self._record, request, deadline, priority, wait, None)
+        return self._submission.submit_in([self._record], [request], deadline, priority, wait)[0]
 
     async def infer(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
         """As ``Engine.infer``."""
@@ -70,11 +70,15 @@ class Session:
     ) -> Stream:
         """As ``Engine.stream``."""
         channel = Channel(max_unread)
-        return Stream(self._submission.submit_in(self._record, request, deadline, priority, False, channel), channel)
+        future = self._submission.submit_in([self._record], [request], deadline, priority, False, channel)[0]
+        return Stream(future, channel)
 
     def reset(self) -> None:
-        """Makes the session new, after the requests submitted so far: the next begins as the first did."""
-        self._manager.call_in(self._record, lambda sessions: sessions.replace(self._record, None))
+        """Makes the session new, after the requests submitted so far: the next begins as the first did.
+
+        Waits for nothing. Raises SessionError if the session has ended, EngineClosedError.
+        """
+        self._manager.tell_in(self._record, lambda sessions: sessions.replace(self._record, None))
 
     def export(self) -> bytes:
         """The state after the requests submitted so far, in the safetensors format: see ``restore``.
@@ -138,3 +142,12 @@ def _row_shape(layout: StateLayout, spec: RowSpec) -> tuple[int, ...]:
     if not layout.page_size:
         return spec.shape
     return spec.shape[: layout.page_dim] + spec.shape[layout.page_dim + 1 :]
+
+
+def record_of(session: object, engine: object, model: object) -> SessionRecord:
+    """What an engine keeps of a session. Raises RequestError unless it is one of this engine and model."""
+    if not isinstance(session, Session):
+        raise RequestError(f"sessions: expected what the engine's session() gives, got {type(session).__name__}")
+    if session._engine is not engine or session.model != model:
+        raise RequestError(f"sessions: {session} is not one of this engine and model {model!r}")
+    return session._record

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from cellrt.core.moves import SessionState
 from cellrt.core.page_view import SessionPages, bring_pages, request_pages, session_pages
 from cellrt.core.processor import Processor
+from cellrt.core.session_state import sessions_at
 from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
-from cellrt.engine.records import Bulk, SessionRecord
+from cellrt.engine.records import Asked, SessionRecord
 from cellrt.engine.registry import Model
 from cellrt.engine.turns import Call
 from cellrt.errors import DeviceError, OverloadError, RequestError, SessionError
@@ -76,6 +77,10 @@ class Sessions:
         """Sessions without a running request that have state at a worker."""
         return len(self._resident)
 
+    def counts(self) -> dict[str, int]:
+        """How many are open, have their state at a worker, and were evicted so far; any thread may ask."""
+        return {"open": len(self), "resident": self.num_resident, "evictions": self.num_evictions}
+
     def open(self, model: Model, key: str | None, *, must_be_open: bool = False) -> tuple[SessionRecord, bool]:
         """The session of that id, and whether it is new; made if there is none, with a random id if None is given.
 
@@ -122,11 +127,11 @@ class Sessions:
                 del self._records[record.model, record.key]
                 record.model.num_sessions -= 1
 
-    def next_request(self, record: SessionRecord) -> Bulk | None:
+    def next_request(self, record: SessionRecord) -> Asked | None:
         """Calls what the session was asked up to its next request, and returns that; None if there is none to begin."""
         while record.running is None and record.queue:
             item, _ = record.queue.popitem(last=False)
-            if isinstance(item, Bulk):
+            if not isinstance(item, Call):
                 return item
             item.run()
         if record.running is None and record.state is SessionState.IDLE:
@@ -135,7 +140,7 @@ class Sessions:
             self._idle.move_to_end(record)
         return None
 
-    def begin(self, record: SessionRecord, request: Bulk) -> None:
+    def begin(self, record: SessionRecord, request: Asked) -> None:
         """Takes in that a session's request waits for its admission; opens the session in the processor.
 
         Raises SessionError if the session has ended, OverloadError if the processor has no more.
@@ -171,11 +176,11 @@ class Sessions:
 
     def _settle(self, record: SessionRecord) -> None:
         """Looks where a request has left the state."""
-        handles = self._handles(record)
+        handles = self._handles(record) if self._lost else ()
         lost = [location for location in self._lost if location in (handle >> LOCATION_SHIFT for handle in handles)]
         if lost:
             self._end_lost(record, self._lost[lost[0]])
-        elif handles:
+        elif self._processor.has_state(record.id, len(record.states)):
             self._resident[record] = None
             self._resident.move_to_end(record)
             if self.limits.max_resident is not None and len(self._resident) > self.limits.max_resident:
@@ -198,8 +203,10 @@ class Sessions:
 
     def copy_in(self, record: SessionRecord, request: int, rows: NDArray[np.int32]) -> None:
         """Copies a session's saved state, if it is saved, to the host rows and pages of its request."""
+        if record.saved is None:
+            return
         host, pages = self._arenas[HOST], request_pages(self._processor.tables, request)
-        for slot, (layout, value) in enumerate(zip(record.states, record.saved or ())):
+        for slot, (layout, value) in enumerate(zip(record.states, record.saved)):
             if not layout.page_size:
                 host.put(layout.kind, rows[slot : slot + 1], value[None])
             elif len(value):
@@ -286,7 +293,7 @@ class Sessions:
     def lose_worker(self, location: int, cause: DeviceError) -> None:
         """Ends the sessions whose state is at a lost worker: now, or when their request has given it back."""
         self._lost[location] = cause
-        lost = set(self._processor.sessions_at(location))
+        lost = set(sessions_at(self._processor.tables, location))
         for record in [record for record in self._resident if record.id in lost]:
             self._end_lost(record, cause)
 

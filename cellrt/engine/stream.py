@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Self
 
 from cellrt.engine.future import RequestFuture, Result, Results
+from cellrt.engine.mailbox import Mailbox, mailbox_of
 from cellrt.errors import OverloadError
 
 
@@ -21,7 +22,7 @@ class Channel:
 
     def __init__(self, max_unread: int | None = None) -> None:
         self.items: SimpleQueue[tuple[Results, int] | None] = SimpleQueue()
-        self.waiting: deque[tuple[_Alarm, asyncio.Future[None]]] = deque()
+        self.waiting: deque[tuple[Mailbox, asyncio.Future[None]]] = deque()
         """Who waits in an event loop; a thread waits for the items."""
         self.give_up: Callable[[], object] = lambda: None
         """Ends the request."""
@@ -45,43 +46,12 @@ class Channel:
         """Wakes all who wait in event loops; from any thread."""
         while self.waiting:
             try:
-                alarm, arrived = self.waiting.popleft()
-                alarm.ring(arrived)
+                mailbox, arrived = self.waiting.popleft()
+                mailbox.put(partial(_set, arrived))
             except IndexError:  # another thread was first
                 return
             except RuntimeError:  # the loop is closed: nobody listens any more
                 self.give_up()
-
-
-class _Alarm:
-    """Has a loop set what is awaited there, from other threads: however much at once, the loop is woken once."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)
-        self._arrived: deque[asyncio.Future[None]] = deque()
-        self._is_set = False
-
-    def ring(self, arrived: asyncio.Future[None]) -> None:
-        """Has the loop give it its result. Raises RuntimeError if the loop is closed."""
-        self._arrived.append(arrived)  # before the look: whoever is about to set the others then sees this one
-        if not self._is_set and (loop := self._loop()) is not None:
-            self._is_set = True
-            try:
-                loop.call_soon_threadsafe(self._set_all)
-            except RuntimeError:
-                self._is_set = False
-                raise
-
-    def _set_all(self) -> None:
-        self._is_set = False
-        while self._arrived:
-            arrived = self._arrived.popleft()
-            if not arrived.done():
-                arrived.set_result(None)
-
-
-_alarms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Alarm] = weakref.WeakKeyDictionary()
-"""Of each loop that waits for a stream."""
 
 
 class Stream:
@@ -163,7 +133,12 @@ class Stream:
         """Waits until there is an item."""
         self.future._refuse_to_wait()
         loop = asyncio.get_running_loop()
-        arrived, alarm = loop.create_future(), _alarms.get(loop) or _alarms.setdefault(loop, _Alarm(loop))
-        self._channel.waiting.append((alarm, arrived))  # before the look: what is put after it wakes
+        arrived = loop.create_future()
+        self._channel.waiting.append((mailbox_of(loop), arrived))  # before the look: what is put after it wakes
         if self._channel.items.empty():
             await arrived
+
+
+def _set(arrived: asyncio.Future[None]) -> None:
+    if not arrived.done():
+        arrived.set_result(None)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
@@ -14,7 +14,7 @@ from cellrt.core.tables import NUM_PRIORITIES
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Futures
 from cellrt.engine.manager import Manager
-from cellrt.engine.places import Size
+from cellrt.engine.places import Places, Size
 from cellrt.engine.records import Bulk, SessionRecord
 from cellrt.engine.registry import Model, Planned
 from cellrt.engine.stream import Channel
@@ -28,6 +28,9 @@ from cellrt.errors import (
 )
 from cellrt.graph.known import Alike
 from cellrt.graph.unfolder import Unfolder
+
+Asked: TypeAlias = tuple[Model, Sequence[Planned]]
+"""Requests of a model, by their graphs."""
 
 LONGEST_S = 1e9
 TINY_S = 1e-6
@@ -74,12 +77,12 @@ class Submission:
         """Submits requests of a model, all or none: see ``Engine.submit``."""
         while True:
             model = self.model(name)
-            parts = model.plans(requests)
+            asked = [(model, model.plans(requests))]
             with self._manager.turns.gate:
                 if wait:
-                    self._wait_for_room(model, size_of(parts), deadline)
+                    self._wait_for_room(asked, deadline)
                 if self._models.get(name) is model:
-                    return self._enqueue(model, parts, deadline, priority, channel, None)
+                    return self._enqueue(asked, deadline, priority, channel, None)
             # Another has taken its place, or it was unregistered: plans name the cells of the one they were made for.
 
     async def submit_when_room(
@@ -117,22 +120,20 @@ class Submission:
 
     def submit_in(
         self,
-        session: SessionRecord,
-        request: Any,
+        sessions: Sequence[SessionRecord],
+        requests: Sequence[Any],
         deadline: float | None,
         priority: int,
         wait: bool,
-        channel: Channel | None,
-    ) -> RequestFuture:
-        """Submits a request of a session: see ``Session.submit``."""
-        if session.error is not None:
-            raise SessionError(str(session.error))
-        parts = session.model.plans([request])
-        _check_states(parts, session)
+        channel: Channel | None = None,
+    ) -> Sequence[RequestFuture]:
+        """Submits a request of each session, all or none: see ``Session.submit``. None may be there twice."""
+        _check_sessions(sessions)
+        asked = _planned_in(sessions, requests)
         with self._manager.turns.gate:
             if wait:
-                self._wait_for_room(session.model, size_of(parts), deadline)
-            return self._enqueue(session.model, parts, deadline, priority, channel, session)[0]
+                self._wait_for_room(asked, deadline)
+            return self._enqueue(asked, deadline, priority, channel, sessions)
 
     def submit_recorded(
         self,
@@ -142,19 +143,18 @@ class Submission:
         deadline: float | None,
         priority: int,
         channel: Channel | None,
-        session: SessionRecord | None,
+        sessions: Sequence[SessionRecord] | None,
     ) -> Sequence[RequestFuture]:
         """Submits what was recorded elsewhere for this model, all or none, as if at ``now_ns`` of the engine's clock.
 
         The model may have been taken out or replaced since, but must be pinned. Raises as ``submit`` does.
         """
-        if session is not None and session.error is not None:
-            raise SessionError(str(session.error))
+        _check_sessions(sessions or ())
         parts = [Planned(model.plan_of(one.recorded), one) for one in alike]
-        if session is not None:
-            _check_states(parts, session)
+        if sessions is not None:
+            _check_states(parts, sessions)
         with self._manager.turns.gate:
-            return self._enqueue(model, parts, deadline, priority, channel, session, now_ns)
+            return self._enqueue([(model, parts)], deadline, priority, channel, sessions, now_ns)
 
     def refuse_if_closed(self) -> None:
         """Raises EngineClosedError unless the engine takes requests; under the gate."""
@@ -166,43 +166,51 @@ class Submission:
         if not self._manager.has_workers:
             raise EngineClosedError("the engine has no worker left")
 
-    def _wait_for_room(self, model: Model, size: Size, deadline: float | None) -> None:
+    def _wait_for_room(self, asked: Sequence[Asked], deadline: float | None) -> None:
         """Waits for places in the queue, at most so many seconds; under the gate."""
-        manager, places = self._manager, (self._manager.places, model.places)
-        if not all(one.has_room(size) for one in places):
+        manager, wanted = self._manager, self._places_for(asked)
+        if not all(places.has_room(size) for places, size in wanted):
             manager.refuse_in_callback()
             end_s = None if deadline is None else time.monotonic() + check_seconds("deadline", deadline)
-            manager.room.wait(places, size, end_s, manager.closed)
+            manager.room.wait(wanted, end_s, manager.closed)
+
+    def _places_for(self, asked: Sequence[Asked]) -> list[tuple[Places, Size]]:
+        """How many places requests need in each queue: the engine's and their models'."""
+        by_model = [(model.places, size_of(parts)) for model, parts in asked]
+        if len(by_model) == 1:  # as most are
+            return [(self._manager.places, by_model[0][1]), by_model[0]]
+        requests, rows = (sum(counts) for counts in zip(*(size for _, size in by_model), (0, 0)))
+        return [(self._manager.places, Size(requests, rows)), *by_model]
 
     def _enqueue(
         self,
-        model: Model,
-        parts: Sequence[Planned],
+        asked: Sequence[Asked],
         deadline: float | None,
         priority: int,
         channel: Channel | None,
-        session: SessionRecord | None,
+        sessions: Sequence[SessionRecord] | None,
         now_ns: int | None = None,
     ) -> Sequence[RequestFuture]:
         """Hands in requests, all or none, whatever interrupts it, under the gate: they count from ``hand_in`` on."""
         check_priority(priority)
         now_ns, manager = time.perf_counter_ns() if now_ns is None else now_ns, self._manager
         deadline_ns = None if deadline is None else now_ns + int(1e9 * check_seconds("deadline", deadline))
-        places = (manager.places, model.places)
         self.refuse_if_closed()
-        size = size_of(parts)
-        for one in places:
-            one.check(size)
+        wanted = self._places_for(asked)
+        for places, size in wanted:
+            places.check(size)
         bulks: list[Bulk] = []
-        for plan, ((_, externals, *_), members) in parts:
-            sequence, count = self._next_sequence, len(members)
-            self._next_sequence += count
-            order, lane = self._place_of(sequence, plan.num_nodes, priority, deadline)
-            what = manager, plan, externals, model, sequence, count, priority
-            bulks.append(Bulk(*what, now_ns, deadline_ns, channel, session, order, lane))
-        futures = _in_order(bulks, parts)
+        for model, parts in asked:
+            for plan, ((_, externals, *_), members) in parts:
+                sequence, count = self._next_sequence, len(members)
+                self._next_sequence += count
+                order, lane = self._place_of(sequence, plan.num_nodes, priority, deadline)
+                its = None if sessions is None else [sessions[place] for place in members]
+                what = manager, plan, externals, model, sequence, count, priority
+                bulks.append(Bulk(*what, now_ns, deadline_ns, channel, its, order, lane))
+        futures = _in_order(bulks, asked)
         if bulks:
-            manager.hand_in(bulks, size, places)
+            manager.hand_in(bulks, wanted)
         return futures
 
     def _place_of(self, sequence: int, num_nodes: int, priority: int, deadline: float | None) -> tuple[float, int]:
@@ -222,28 +230,55 @@ def size_of(parts: Sequence[Planned]) -> Size:
     return Size(sum(count for count, _ in counts), sum(count * rows for count, rows in counts))
 
 
-def _in_order(bulks: Sequence[Bulk], parts: Sequence[Planned]) -> Sequence[RequestFuture]:
+def _in_order(bulks: Sequence[Bulk], asked: Sequence[Asked]) -> Sequence[RequestFuture]:
     """The futures of requests in the order in which they were given."""
     if len(bulks) == 1:
         if bulks[0].size == 1:
             return (bulks[0].outcomes.future(0),)
-        return Futures(bulks[0].outcomes.future, bulks[0].size)
-    where = {
-        place: (bulk.outcomes, number)
-        for bulk, part in zip(bulks, parts)
-        for number, place in enumerate(part.alike.places)
-    }
+        return Futures(bulks[0].outcomes.future, bulks[0].size, [(bulks[0].outcomes, range(bulks[0].size))])
+    of_bulks = [part.alike.places for _, parts in asked for part in parts]
+    together = [(bulk.outcomes, places) for bulk, places in zip(bulks, of_bulks)]
+    where = {place: (outcomes, number) for outcomes, places in together for number, place in enumerate(places)}
 
     def future_of(place: int) -> RequestFuture:
         outcomes, number = where[place]
         return outcomes.future(number)
 
-    return Futures(future_of, len(where))
+    return Futures(future_of, len(where), together)
 
 
-def _check_states(parts: Sequence[Planned], session: SessionRecord) -> None:
-    """Raises RequestError unless requests keep what their session does."""
-    for plan, _ in parts:
+def _planned_in(sessions: Sequence[SessionRecord], requests: Sequence[Any]) -> list[Asked]:
+    """Unfolds a request of each session, for the model that it was opened with: another may have taken its place."""
+    places_of: dict[Model, list[int]] = {}
+    for place, session in enumerate(sessions):
+        places_of.setdefault(session.model, []).append(place)
+    asked: list[Asked] = []
+    for model, places in places_of.items():
+        if len(places_of) == 1:
+            parts = model.plans(requests)
+        else:
+            parts = [
+                Planned(plan, alike._replace(places=[places[place] for place in alike.places]))
+                for plan, alike in model.plans([requests[place] for place in places])
+            ]
+        _check_states(parts, sessions)
+        asked.append((model, parts))
+    return asked
+
+
+def _check_sessions(sessions: Sequence[SessionRecord]) -> None:
+    """Raises SessionError if one has ended, RequestError if one is there twice."""
+    for session in sessions:
+        if session.error is not None:
+            raise SessionError(str(session.error))
+    if len(sessions) > 1 and len(set(map(id, sessions))) < len(sessions):
+        raise RequestError("sessions: one is there twice; its second request must be submitted after its first")
+
+
+def _check_states(parts: Sequence[Planned], sessions: Sequence[SessionRecord]) -> None:
+    """Raises RequestError unless requests keep what their sessions do."""
+    for plan, (_, places) in parts:
+        session = sessions[places[0]]
         if plan.states != session.states:
             kept, wanted = ([layout.name for layout in states] for states in (plan.states, session.states))
             raise RequestError(f"{session}: expected a request that keeps {wanted}, got one that keeps {kept}")

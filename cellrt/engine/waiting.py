@@ -33,19 +33,21 @@ class WaitingRequests:
         return len(self._line)
 
     def add(self, bulk: Bulk) -> None:
-        """Adds the requests of a bulk; it leaves by ``note_gone``."""
-        if self._heap is None and self._line and _order(bulk) < _order(self._line[-1]):
+        """Adds a bulk of which requests wait; it leaves by ``note_gone``, and may come again for others."""
+        is_new, bulk.is_in_line = not bulk.is_in_line, True
+        if is_new and self._heap is None and self._line and _order(bulk) < _order(self._line[-1]):
             self._heap = [_order(one) for one in self._line]
             heapq.heapify(self._heap)
         if self._heap is not None:
             heapq.heappush(self._heap, _order(bulk))
-        self._line.append(bulk)
+        if is_new:
+            self._line.append(bulk)
 
     def first(self) -> Bulk | None:
         """The bulk that has the request to admit next; None if none waits."""
         line = self._line
         while line and not line[0].num_waiting:
-            line.popleft()
+            line.popleft().is_in_line = False
         if self._heap is None or not line:
             self._heap = None
             return line[0] if line else None
@@ -84,7 +86,9 @@ class WaitingRequests:
         self._num_gone += 1
         if self._num_gone > SLACK and 2 * self._num_gone > len(self._line):
             self._num_gone = 0
-            self._line = deque(bulk for bulk in self._line if bulk.num_waiting)
+            for bulk in self._line:
+                bulk.is_in_line = bulk.num_waiting > 0
+            self._line = deque(bulk for bulk in self._line if bulk.is_in_line)
             if self._heap is not None:
                 self._heap = [_order(bulk) for bulk in self._line]
                 heapq.heapify(self._heap)

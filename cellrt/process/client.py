@@ -22,7 +22,7 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.process import address as addresses
 from cellrt.process.binding import Binding
 from cellrt.process.link import Awaited, Link, RemoteFuture
-from cellrt.process.remote_session import RemoteSession
+from cellrt.process.remote_session import RemoteSession, parts_of
 from cellrt.process.source import source_of
 from cellrt.process.wire import PACKET_BYTES, PROTOCOL, Wire
 
@@ -158,7 +158,7 @@ class Client(Serving):
         ``must_be_open``: raise SessionError instead of opening a new one.
         """
         number, key, binding = self._open(_check_name(model), id, state, must_be_open)
-        return RemoteSession(self._submit_in, self._link, number, key, binding)
+        return RemoteSession(self._submit_for, self._link, number, key, binding)
 
     def statistics(self) -> dict[str, Any]:
         """Counts so far, of all clients: as ``Engine.statistics``, and under ``clients`` how many there are."""
@@ -202,29 +202,42 @@ class Client(Serving):
         wait: bool,
         channel: Channel | None = None,
     ) -> Sequence[RequestFuture]:
-        accepted = Awaited() if wait else None
         with self._bound(_check_name(model)) as binding:
-            futures = self._hand_in(binding, requests, deadline, priority, channel, 0, accepted)
-        if accepted is not None and requests:
-            self._await_places(accepted, futures)
-        return futures
+            return self._submit_for(binding, requests, (), deadline, priority, wait, channel)
 
     def _submit_in(
         self,
+        model: str,
+        sessions: Sequence[Any],
+        requests: Sequence[Any],
+        deadline: float | None,
+        priority: int,
+        wait: bool,
+    ) -> Sequence[RequestFuture]:
+        known = [parts_of(session, self._link, model) for session in sessions]
+        futures: dict[int, RequestFuture] = {}
+        for binding in dict.fromkeys(binding for binding, _ in known):  # one, unless the model was replaced meanwhile
+            places = [place for place, (its, _) in enumerate(known) if its is binding]
+            its = [requests[place] for place in places], [known[place][1] for place in places]
+            futures |= zip(places, self._submit_for(binding, *its, deadline, priority, wait, None))
+        return [futures[place] for place in range(len(sessions))]
+
+    def _submit_for(
+        self,
         binding: Binding,
-        request: Any,
+        requests: Sequence[Any],
+        sessions: Sequence[int],
         deadline: float | None,
         priority: int,
         wait: bool,
         channel: Channel | None,
-        session: int,
-    ) -> RequestFuture:
-        """Submits a request of a session, whose binding is in use as long as it is."""
+    ) -> Sequence[RequestFuture]:
+        """Submits requests for a binding that is in use, each of a session, or of none."""
         accepted = Awaited() if wait else None
-        futures = self._hand_in(binding, [request], deadline, priority, channel, session, accepted)
-        if accepted is not None:
+        futures = self._hand_in(binding, requests, deadline, priority, channel, sessions, accepted)
+        if accepted is not None and requests:
             self._await_places(accepted, futures)
-        return futures[0]
+        return futures
 
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
@@ -237,7 +250,7 @@ class Client(Serving):
 
         accepted = Awaited(wake)
         with self._bound(_check_name(model)) as binding:
-            futures = self._hand_in(binding, requests, deadline, priority, None, 0, accepted)
+            futures = self._hand_in(binding, requests, deadline, priority, None, (), accepted)
         try:
             if requests:
                 await said.wait()
@@ -256,7 +269,7 @@ class Client(Serving):
         deadline: float | None,
         priority: int,
         channel: Channel | None,
-        session: int,
+        sessions: Sequence[int],
         accepted: Awaited | None,
     ) -> Sequence[RequestFuture]:
         """Unfolds requests and hands them in; does not wait for places."""
@@ -267,7 +280,7 @@ class Client(Serving):
         if not requests:
             return []
         groups = binding.known.record(binding, requests)
-        return self._link.submit(self, binding, groups, deadline, priority, channel, session, accepted)
+        return self._link.submit(self, binding, groups, deadline, priority, channel, sessions, accepted)
 
     def _await_places(self, accepted: Awaited, futures: Sequence[RequestFuture]) -> None:
         """Waits until requests have places; if they do not get them, raises why."""

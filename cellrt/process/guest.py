@@ -151,6 +151,8 @@ class Guest:
             alike = read_requests(groups, self._house.formats(), tensors)
             if sum(count for _, count in groups) != submission.num_requests:
                 raise ValueError(f"{submission.num_requests} requests should come")
+            if len(submission.sessions) not in (0, submission.num_requests):
+                raise ValueError(f"{submission.num_requests} sessions should come")
         except (LookupError, ValueError) as error:
             raise BrokenWireError(f"a submission that does not fit: {error}") from error
         patient = Patient(self, submission, model, [template for template, _ in groups], alike)
@@ -167,12 +169,8 @@ class Guest:
 
     def hand_in(self, patient: Patient) -> None:
         """Hands in requests, all or none. Raises what ``Engine.submit`` does."""
-        submission, session = patient.submission, None
-        if submission.session:
-            known = self.sessions.get(submission.session)
-            if known is None:
-                raise SessionError(f"session {submission.session} of this client is closed")
-            session = known[0]._record
+        submission = patient.submission
+        sessions = [self._session(number)._record for number in submission.sessions]
         channel = None
         if submission.is_streamed:
             channel = _GuestChannel(self.tell, submission.first_id, patient.templates[0])
@@ -183,13 +181,20 @@ class Guest:
             submission.deadline,
             submission.priority,
             channel,
-            session,
+            sessions or None,
         )
         if submission.is_patient:
             self.tell(Message(Kind.ACCEPTED, (LENGTH.pack(submission.first_id),)))
         for template, alike in zip(patient.templates, patient.alike):
             for place in alike.places:
                 self._follow(submission.first_id + place, futures[place], template, patient)
+
+    def _session(self, number: int) -> Session:
+        """The session of a number. Raises SessionError if it is closed."""
+        known = self.sessions.get(number)
+        if known is None:
+            raise SessionError(f"session {number} of this client is closed")
+        return known[0]
 
     def _follow(self, id: int, future: RequestFuture, template: Template, patient: Patient) -> None:
         """Has the guest told how a request ends that was handed in."""

@@ -149,10 +149,10 @@ class Link:
         deadline: float | None,
         priority: int,
         channel: Channel | None,
-        session: int,
+        sessions: Sequence[int],
         accepted: Awaited | None,
     ) -> list[RequestFuture]:
-        """Hands in requests, by their graphs; returns at once.
+        """Hands in requests, by their graphs, with the number of each one's session, or none; returns at once.
 
         ``accepted``: they may wait for places, and it hears when they have them. Raises what ended the connection.
         """
@@ -164,7 +164,7 @@ class Link:
             head = Submission(
                 first,
                 count,
-                session,
+                [sessions[place] for alike in groups for place in alike.places] if sessions else (),
                 time.perf_counter_ns(),
                 NO_DEADLINE if deadline is None else float(deadline),
                 priority,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.stream import Channel, Stream
-from cellrt.errors import DeviceError, EngineClosedError
+from cellrt.errors import DeviceError, EngineClosedError, RequestError
 from cellrt.process.binding import Binding
 from cellrt.process.link import Link
 
-Submit = Callable[[Binding, Any, float | None, int, bool, Channel | None, int], RequestFuture]
+Submit = Callable[
+    [Binding, Sequence[Any], Sequence[int], float | None, int, bool, Channel | None], Sequence[RequestFuture]
+]
 
 
 class RemoteSession:
@@ -50,7 +52,7 @@ class RemoteSession:
         self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
     ) -> RequestFuture:
         """As ``Client.submit``; a session that has ended gives SessionError."""
-        return self._submit(self._binding, request, deadline, priority, wait, None, self._number)
+        return self._submit(self._binding, [request], [self._number], deadline, priority, wait, None)[0]
 
     async def infer(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
         """As ``Client.infer``."""
@@ -61,7 +63,8 @@ class RemoteSession:
     ) -> Stream:
         """As ``Client.stream``."""
         channel = Channel(max_unread)
-        return Stream(self._submit(self._binding, request, deadline, priority, False, channel, self._number), channel)
+        futures = self._submit(self._binding, [request], [self._number], deadline, priority, False, channel)
+        return Stream(futures[0], channel)
 
     def reset(self) -> None:
         """As ``Session.reset``."""
@@ -78,3 +81,12 @@ class RemoteSession:
     def close(self) -> None:
         """As ``Session.close``."""
         self._link.call("close", session=self._number)
+
+
+def parts_of(session: object, link: Link, model: object) -> tuple[Binding, int]:
+    """A session's binding and number. Raises RequestError unless it is one of this connection and model."""
+    if not isinstance(session, RemoteSession):
+        raise RequestError(f"sessions: expected what the client's session() gives, got {type(session).__name__}")
+    if session._link is not link or session.model != model:
+        raise RequestError(f"sessions: {session} is not one of this client and model {model!r}")
+    return session._binding, session._number

@@ -12,6 +12,7 @@ from cellrt.process.memory import Part
 from cellrt.process.recorded import tensor_parts
 
 HEAD = struct.Struct("<QIIqdiiI4x")
+SESSION_BYTES = 4
 NO_DEADLINE = -1.0
 
 
@@ -20,7 +21,7 @@ class Submission(NamedTuple):
 
     Attributes:
         first_id, num_requests: their numbers, chosen by the client, one after the other.
-        session: number of the session that they belong to, 0 for none.
+        sessions: of each, graph by graph, the number of its session; none if they have none.
         now_ns: when it was, on the monotonic clock, which all processes of a machine share.
         deadline_s: seconds from then; negative for none.
         priority: 0 to 3.
@@ -29,7 +30,7 @@ class Submission(NamedTuple):
 
     first_id: int
     num_requests: int
-    session: int
+    sessions: Sequence[int]
     now_ns: int
     deadline_s: float
     priority: int
@@ -54,20 +55,22 @@ class Submission(NamedTuple):
 
 def submission_parts(submission: Submission, templates: Sequence[int], groups: Sequence[Alike]) -> list[Part]:
     """A submission as a message has it; ``templates``: that of each group of requests, by number."""
-    first_id, count, session, now_ns, deadline_s, priority, is_streamed, is_patient = submission
+    first_id, count, sessions, now_ns, deadline_s, priority, is_streamed, is_patient = submission
     flags = is_streamed | is_patient << 1
-    head = HEAD.pack(first_id, count, session, now_ns, deadline_s, priority, flags, len(groups))
+    head = HEAD.pack(first_id, count, len(sessions), now_ns, deadline_s, priority, flags, len(groups))
     numbers = array("i")
     for template, alike in zip(templates, groups):
         numbers.extend((template, len(alike.places)))
-    return [head, numbers.tobytes(), *tensor_parts(groups)]
+    return [head, numbers.tobytes(), array("I", sessions).tobytes(), *tensor_parts(groups)]
 
 
 def read_submission(body: memoryview) -> tuple[Submission, list[tuple[int, int]], bytes]:
     """The submission of a message, of each group of requests its template's number and how many they are, and a copy
     of their tensors."""
-    first_id, count, session, now_ns, deadline_s, priority, flags, num_groups = HEAD.unpack_from(body)
-    submission = Submission(first_id, count, session, now_ns, deadline_s, priority, bool(flags & 1), bool(flags & 2))
-    end = HEAD.size + 8 * num_groups
-    numbers = memoryview(bytes(body[HEAD.size : end])).cast("i").tolist()
+    first_id, count, num_sessions, now_ns, deadline_s, priority, flags, num_groups = HEAD.unpack_from(body)
+    begin = HEAD.size + 8 * num_groups
+    end = begin + SESSION_BYTES * num_sessions
+    numbers = memoryview(bytes(body[HEAD.size : begin])).cast("i").tolist()
+    sessions = memoryview(bytes(body[begin:end])).cast("I").tolist()
+    submission = Submission(first_id, count, sessions, now_ns, deadline_s, priority, bool(flags & 1), bool(flags & 2))
     return submission, list(zip(numbers[::2], numbers[1::2])), bytes(body[end:])

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from cellrt.process import memory, short_calls
 from cellrt.process.memory import Part
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Of both ends; they are of one version of cellrt."""
 REGION_BYTES = 4 << 20
 """Memory for the bodies of one direction; only what is written to takes any."""

@@ -8,7 +8,6 @@ Belongs to the front end's event loop; answers are heard by a thread of the clie
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -16,18 +15,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from cellrt.engine.future import RequestFuture, Result
+from cellrt.engine.mailbox import Mailbox, mailbox_of
 from cellrt.errors import CellrtError
 from cellrt.serve.backend import Backend
 
 Waiter = asyncio.Future[tuple[Result, RequestFuture]]
 """Who waits for a request: gets its results, and its own future."""
-
-
-class Ended(NamedTuple):
-    """Who waits, and for what."""
-
-    waiter: Waiter
-    future: RequestFuture
 
 
 class Waiting(NamedTuple):
@@ -43,8 +36,6 @@ class Collector:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._waiting: dict[tuple[str, float | None, int], list[Waiting]] = {}
-        self._ended: deque[Ended] = deque()
-        self._is_woken = False
 
     def submit(self, model: str, request: Any, deadline: float | None, priority: int) -> Waiter:
         """What a request comes to; cancelling it cancels the request. What submitting raises comes from it too."""
@@ -81,28 +72,24 @@ class Collector:
             return
         for one, future in zip(together, futures):
             one.waiter.add_done_callback(partial(_left, future))
-            future.add_done_callback(partial(self._note_end, loop, one.waiter))
+            future.add_done_callback(partial(_note_end, mailbox_of(loop), one.waiter))
 
-    def _note_end(self, loop: asyncio.AbstractEventLoop, waiter: Waiter, future: Future[Result]) -> None:
-        """In a thread of the client's: leaves the end to the loop, which is woken once for all that are left."""
-        if isinstance(future, RequestFuture):
-            self._ended.append(Ended(waiter, future))
-        if not self._is_woken:
-            self._is_woken = True
-            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-                loop.call_soon_threadsafe(self._tell)
 
-    def _tell(self) -> None:
-        self._is_woken = False  # before the look: what comes from now on wakes the loop anew
-        while self._ended:
-            waiter, future = self._ended.popleft()
-            if waiter.done():
-                continue
-            error = future.error()
-            if error is not None:
-                waiter.set_exception(error)
-            else:
-                waiter.set_result((future.result(), future))
+def _note_end(mailbox: Mailbox, waiter: Waiter, future: Future[Result]) -> None:
+    """In a thread of the client's: leaves the end to the loop."""
+    if isinstance(future, RequestFuture):
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            mailbox.put(partial(_tell, waiter, future))
+
+
+def _tell(waiter: Waiter, future: RequestFuture) -> None:
+    if waiter.done():
+        return
+    error = future.error()
+    if error is not None:
+        waiter.set_exception(error)
+    else:
+        waiter.set_result((future.result(), future))
 
 
 def _left(future: RequestFuture, waiter: Waiter) -> None:

@@ -108,6 +108,12 @@ class ListForm:
             raise RequestError(f"{where}: expected a list, got {brief(value)}")
         if len(value) > self.limits.max_steps:
             raise RequestError(f"{where}: expected at most {self.limits.max_steps} items, got {len(value)}")
+        if (
+            isinstance(self.item, ScalarForm)
+            and self.item.kind is not str
+            and set(map(type, value)) == {self.item.kind}
+        ):
+            return self.make(value)  # as most are: one by one they would cost much of a small request
         return self.make([self.item.read(item, f"{where}[{place}]") for place, item in enumerate(value)])
 
 
@@ -264,7 +270,9 @@ def checked(value: Any, limits: Limits) -> Any:
             raise RequestError(f"the request is nested more than {limits.max_depth} deep")
         if num_items > limits.max_items:
             raise RequestError(f"the request has more than {limits.max_items} items")
-        inside = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        if not {dict, list} & set(map(type, level)):
+            break
+        inside = [item.values() if type(item) is dict else item for item in level if type(item) in (dict, list)]
         level = [item for items in inside for item in items]
     return value
 

@@ -23,6 +23,7 @@ from cellrt.core.program import (
     OP_STATE,
     STEP,
 )
+from cellrt.core.session_state import sessions_at
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from tests.core.author import CELLS, PRIME, Graph, stops
@@ -227,7 +228,7 @@ class Play:
             machine.cancel(conversation.running)
         elif self.chaos and event > 0.965 and sum(machine.alive) > 1 and machine.alive[worker - 1]:
             machine.lose(worker)
-            for lost in machine.processor.sessions_at(worker):
+            for lost in sessions_at(machine.processor.tables, worker):
                 if self.conversations[lost].running is None:
                     self.forget(self.conversations[lost])
         for other in self.conversations:

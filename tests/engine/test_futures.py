@@ -11,7 +11,7 @@ import torch
 
 from cellrt.engine.future import RequestFuture, Result
 from cellrt.engine.futures import Futures, Outcomes, finish_all
-from cellrt.errors import CancelledError
+from cellrt.errors import CancelledError, RequestError
 
 COUNT = 12
 ROUNDS = 200
@@ -29,6 +29,11 @@ class _Owner:
 
     def refuse_in_callback(self) -> None:
         """No callback waits here."""
+
+
+class _InCallback(_Owner):
+    def refuse_in_callback(self) -> None:
+        raise RequestError("in a callback")
 
 
 class _Numbered:
@@ -101,3 +106,50 @@ def test_whoever_asks_while_they_end_sees_each_end_once() -> None:
         assert [int(future.result(10)["n"]) for future in futures] == [0, 1, 2] * (COUNT // 3)
         thread.join()
         assert sorted(map(id, called)) == sorted(map(id, futures))
+
+
+def _together(*all_: Outcomes) -> Futures:
+    """The futures of several, of which the first's requests have even places."""
+    where = {place: (outcomes, number) for number in range(COUNT) for place, outcomes in enumerate(all_, 2 * number)}
+    parts = [(outcomes, range(first, 2 * COUNT, 2)) for first, outcomes in enumerate(all_)]
+    return Futures(lambda place: where[place][0].future(where[place][1]), 2 * COUNT, parts)
+
+
+def test_results_of_all_are_those_of_each_future_whoever_asked_before() -> None:
+    for _ in range(ROUNDS):
+        one, other = Outcomes(_Owner(), 0, COUNT), Outcomes(_Owner(), COUNT, COUNT)
+        futures = _together(one, other)
+        early = futures[2], futures[7]
+
+        def end(one: Outcomes = one, other: Outcomes = other) -> None:
+            for first in range(0, COUNT, 3):
+                finish_all([(other, range(first, first + 3)), (one, [first, first + 1, first + 2])], _Numbered())
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        results = futures.results(10)
+        thread.join()
+        for place, result in enumerate(results):
+            assert futures[place].result() is result is futures.results()[place]
+            assert int(result["n"]) == (place // 2) % 3 + 3 * (1 - place % 2)
+        assert [future.result() for future in early] == [results[2], results[7]]
+
+
+def test_results_of_all_end_with_the_first_error_and_wait_no_longer_than_told() -> None:
+    one, other = Outcomes(_Owner(), 0, COUNT), Outcomes(_Owner(), COUNT, COUNT)
+    futures = _together(one, other)
+    finish_all([(one, range(COUNT))], _Numbered())
+    with pytest.raises(TimeoutError, match="within 0.01 s"):
+        futures.results(0.01)
+    other.fail(0, ValueError("the first"))
+    other.fail(1, ValueError("the second"))
+    finish_all([(other, range(2, COUNT))], _Numbered())
+    with pytest.raises(ValueError, match="the first"):
+        futures.results(1)
+    assert int(futures[0].result()["n"]) == 0 and int(futures[2 * COUNT - 1].result()["n"]) == COUNT - 3
+
+
+def test_who_waits_for_all_in_a_callback_is_refused() -> None:
+    outcomes = Outcomes(_InCallback(), 0, COUNT)
+    with pytest.raises(RequestError, match="in a callback"):
+        Futures(outcomes.future, COUNT, [(outcomes, range(COUNT))]).results()

@@ -162,6 +162,28 @@ def test_sessions_go_on_where_they_were(served, client):
     shared.close()
 
 
+def test_the_next_requests_of_many_sessions_go_together(served, client):
+    """Of several lengths, twice; one of a session that another client closed does not cost the others."""
+    sessions = [client.session("kept") for _ in range(4)]
+    states = [[] for _ in sessions]
+    requests = [steps(1 + number % 2) for number in range(4)]
+    for wait in (False, True):
+        results = client.submit_many("kept", requests, sessions=sessions, wait=wait).results(WAIT_S)
+        for result, x, state in zip(results, requests, states, strict=True):
+            assert_same(result, run_one_by_one(models.kept, x, state))
+    with connect(served.address) as other, pytest.raises(RequestError, match="not one of this client"):
+        other.submit_many("kept", requests, sessions=sessions)
+    with pytest.raises(RequestError, match="got str"):
+        client.submit_many("kept", requests[:1], sessions=["a"])
+    sessions[0].close()
+    assert all(
+        isinstance(error_of(each), SessionError) for each in client.submit_many("kept", requests, sessions=sessions)
+    )
+    with pytest.raises(RequestError, match="twice"):
+        client.submit_many("kept", requests[:2], sessions=[sessions[1]] * 2).results(WAIT_S)
+    client.check()
+
+
 def test_a_callback_may_submit_but_not_wait(client):
     raised: list[BaseException] = []
     done = threading.Event()

@@ -1,0 +1,72 @@
+"""What a request of one step costs that goes on from its session's state: 200 sessions, each with one at a time.
+
+The cell does nothing, and the model's graph is known by its key. Every session's next request is submitted by itself
+and its result read; awaited by a task of one event loop for each session; or all sessions' next requests are handed in
+together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+import cellrt
+from benchmarks.record import Recorder
+
+SESSIONS = 200
+
+
+def make_model() -> cellrt.Unfolder:
+    """A chain of a cell that does nothing, whose state stays in a session."""
+
+    def nothing(x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"h": h}
+
+    cell = cellrt.cell(nothing, {"x": (1,), "h": (1,)})
+
+    def unfold(graph: cellrt.Graph, x: torch.Tensor) -> dict[str, object]:
+        return {"h": graph.chain(cell, keep=True, x=x).last.h}
+
+    return cellrt.Unfolder("step", unfold, torch.zeros(1, 1), key=len)
+
+
+def run_sessions(recorder: Recorder, rounds: int) -> None:
+    """Steps a second of all sessions, in turns of the three ways; medians over rounds."""
+    requests, steps = list(torch.zeros(SESSIONS, 1, 1).unbind()), 20
+    with cellrt.Engine(1) as engine:
+        engine.register(make_model())
+        sessions = [engine.session("step") for _ in range(SESSIONS)]
+
+        def each() -> None:
+            for _ in range(steps):
+                for future in [session.submit(x) for session, x in zip(sessions, requests)]:
+                    future.result()
+
+        async def go_on(session: cellrt.Session, x: torch.Tensor) -> None:
+            for _ in range(steps):
+                await session.infer(x)
+
+        async def all_go_on() -> None:
+            await asyncio.gather(*map(go_on, sessions, requests))
+
+        def together() -> None:
+            for _ in range(steps):
+                engine.submit_many("step", requests, sessions=sessions).results()
+
+        ways: dict[str, Callable[[], object]] = {
+            "one submit each": each,
+            "a task of an event loop each": lambda: asyncio.run(all_go_on()),
+            "submit_many of all": together,
+        }
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds + 1):
+            for name, go in ways.items():
+                start = time.perf_counter()
+                go()
+                rates[name].append(steps * SESSIONS / (time.perf_counter() - start))
+    for name, values in rates.items():
+        recorder.add("sessions", f"steps of {SESSIONS} sessions, {name}", statistics.median(values[1:]), "requests/s")
