@@ -5,19 +5,24 @@ sessions hold what was read and made up to the step that stopped, failed or was 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from cellrt.core import page_list
+from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_RELEASED
 from cellrt.core.moves import LEFT
 from cellrt.core.simulate import Arrival, simulate
-from cellrt.core.tables import MAX_KINDS
+from cellrt.core.tables import LOOP, MAX_KINDS, MEMBER
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
-from tests.core.talkers import AHEAD, Stage, Talk, Talkers, is_whole, turns_of
+from tests.core.talkers import AHEAD, Layers, Stage, Talk, Talkers, is_whole, turns_of
 from tests.core.test_pages import PAGES, numbers
 from tests.effort import examples
 
@@ -154,3 +159,49 @@ def test_the_simulator_says_when_loops_with_pages_end(ahead):
     assert simulation.finish_s[1] - simulation.finish_s[0] == 7
     assert broken_rules(machine.processor.tables) == []
     assert machine.processor.num_live == 0
+
+
+def record_of(machine: Talkers, what: int) -> int:
+    subgraphs = machine.processor.tables.subgraphs
+    return int(subgraphs["record"][np.flatnonzero((subgraphs["what"] == what) & (subgraphs["record"] >= 0))[-1]])
+
+
+def damages() -> dict[str, tuple[type[Talk], Callable[[Talkers, NDArray[np.int32]], None], str]]:
+    """What the validator must find: of which request, how a table is damaged, and what it says."""
+
+    def share_a_row(machine: Talkers, links: NDArray[np.int32]) -> None:
+        to = record_of(machine, LOOP) + record.num_words(2, 0)
+        links[to + record.FIRST_ROW] = links[to + record.SECOND_ROW]
+
+    def count_a_row_too_many(machine: Talkers, links: NDArray[np.int32]) -> None:
+        links[int(machine.processor.tables.requests["page_lists"][0]) + page_list.ROWS] += 1
+
+    def lose_pages(machine: Talkers, links: NDArray[np.int32]) -> None:
+        links[int(machine.processor.tables.requests["page_lists"][0]) + page_list.HELD] = 1
+
+    def miscount_sent(machine: Talkers, links: NDArray[np.int32]) -> None:
+        links[links[record_of(machine, MEMBER) + record.BODY] + record.TO_SEND] += 1
+
+    def miscount_done(machine: Talkers, links: NDArray[np.int32]) -> None:
+        links[links[record_of(machine, MEMBER) + record.BODY] + record.ALL_DONE] += 1
+
+    return {
+        "a row of two steps": (Talk, share_a_row, "have rows"),
+        "a row that is not done": (Talk, count_a_row_too_many, "rows are counted of"),
+        "too few pages": (Talk, lose_pages, "rows were sent, 1 pages are held"),
+        "members that sent": (Layers, miscount_sent, "that have not sent"),
+        "steps that all did": (Layers, miscount_done, "that have not done"),
+    }
+
+
+@pytest.mark.parametrize("name", damages())
+def test_the_validator_finds_what_is_wrong_with_what_went_ahead(name):
+    kind, damage, said = damages()[name]
+    machine = Talkers(1, 40, 0, 2)
+    assert machine.begin(kind([5] * (1 if kind is Layers else 4), 20, may_stop=False))
+    send_all(machine)
+    machine.finish(1)
+    send_all(machine)
+    assert broken_rules(machine.processor.tables) == []
+    damage(machine, machine.processor.tables.links)
+    assert any(said in rule for rule in broken_rules(machine.processor.tables))
