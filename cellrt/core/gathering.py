@@ -61,7 +61,7 @@ def wait_for_company(t, type_id, worker):
     soonest = longest + 1
     for other in range(1, settings.num_workers + 1):
         end_ns = busy_until(t, other)
-        if end_ns > settings.now_ns - longest:
+        if end_ns > max(0, settings.now_ns - longest):  # one with nothing to do is as free as this one
             soonest = min(soonest, max(end_ns - settings.now_ns, longest // 4))
     return soonest if soonest <= longest else 0
 
