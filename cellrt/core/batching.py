@@ -29,6 +29,7 @@ from cellrt.core.tables import (
     GRAPH,
     LANES_PER_PRIORITY,
     LOOP,
+    MEMBER,
     NUM_LANES,
     NUM_PRIORITIES,
 )
@@ -44,10 +45,10 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
     Ready nodes that no worker holds are shared out among the idle workers. Subgraphs are scanned in queue order;
     those pinned to another worker are passed over (Algorithm 1, line 27). A task holds nodes of graphs or of loops
     (a step of one of several cells is a node of a graph), never both, and has one stop output. ``room`` is the number
-    of ints left for ragged inputs. Returns (rows, those of chains, ragged ints, whether they are loops, the output
-    that says stop or -1, client priorities as bits).
+    of ints left for ragged inputs. Returns (rows, those of chains, those of loops of several cells, ragged ints,
+    whether they are loops, the output that says stop or -1, client priorities as bits).
     """
-    rows = chains = ragged = priorities = 0
+    rows = chains = members = ragged = priorities = 0
     stop, is_loop = -1, 0
     cell_type = t.types[type_id]
     fair = first_lane(t, type_id, priority)
@@ -72,7 +73,8 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
             following = subgraph.next
             if subgraph.pinned == 0 or subgraph.pinned == worker:
                 while subgraph.num_ready > 0 and rows < left:
-                    loop, its_stop, extra, is_chain = 0, -1, 0, int(subgraph.what == CHAIN)
+                    loop, its_stop, extra = 0, -1, 0
+                    is_chain, is_member = int(subgraph.what == CHAIN), int(subgraph.what == MEMBER)
                     if subgraph.what == GRAPH:
                         extra = 2 * (t.nodes[subgraph.ready_head].num_refs - cell_type.num_inputs)
                     else:
@@ -82,7 +84,7 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                     if rows > 0 and (loop != is_loop or (its_stop != stop and (loop or min(its_stop, stop) >= 0))):
                         break
                     if rows > 0 and ragged + extra > room:
-                        return rows, chains, ragged, is_loop, stop, priorities
+                        return rows, chains, members, ragged, is_loop, stop, priorities
                     ragged += extra
                     is_loop, stop = loop, max(stop, its_stop)
                     lane.served = cell_type.num_formed
@@ -97,10 +99,10 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                         ragged += (count - 1) * extra
                     for each in range(count):
                         t.ints[nodes_at + rows + each] = ~subgraph_id
-                    rows, chains = rows + count, chains + count * is_chain
+                    rows, chains, members = rows + count, chains + count * is_chain, members + is_member
                     break
             subgraph_id = following
-    return rows, chains, ragged, is_loop, stop, priorities
+    return rows, chains, members, ragged, is_loop, stop, priorities
 
 
 @compiled
@@ -246,14 +248,13 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     room = buffer_ints - header - cell_type.max_rows * (cell_type.per_row + 1)
     if cell_type.has_spans:
         rows, ragged, stop, priorities = collect_spans(t, type_id, priority, worker, nodes_at, room)
-        chains, is_loop = rows, 0
-        if rows == 0:
-            cell_type.starved_at |= 1 << worker
+        chains, members, is_loop = rows, rows, 0
     else:
-        rows, chains, ragged, is_loop, stop, priorities = _collect(
+        rows, chains, members, ragged, is_loop, stop, priorities = _collect(
             t, type_id, priority, worker, nodes_at, cell_type.max_batch, room
         )
     if rows == 0:
+        cell_type.starved_at |= cell_type.has_spans << worker
         return 0
     goes_ahead = is_loop == 1 and cell_type.ahead > 0
     steps = _choose_steps(t, type_id, priority, rows, nodes_at)
@@ -266,7 +267,8 @@ def form_batched_task(t, type_id, priority, worker, task_id):
         if ragged > 0 and is_loop == 0:
             steps = 1
     task.cell_type, task.worker, task.in_use, task.is_loop, task.rows = type_id, worker, 1, is_loop, rows
-    task.priority, task.priorities, task.number, task.is_sent = priority, priorities, t.settings[0].num_tasks, 0
+    task.priority, task.priorities, task.number = priority, priorities, t.settings[0].num_tasks
+    task.is_sent = task.goes_ahead = 0
     lengths_at = nodes_at + rows
     least = _least_steps(t, type_id, rows, steps)
     task.steps = _sort_rows(t, worker, nodes_at, lengths_at, lengths_at + rows, rows, steps, least)
@@ -281,7 +283,7 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     ints[base + layout.H_NODES], ints[base + layout.H_LENGTHS] = header, lengths_at - base
     ints[base + layout.H_BATCH_SIZES], ints[base + layout.H_DONE_STEPS] = sizes_at - base, done_at - base
     ints[base + layout.H_FAILED] = done_at + rows - base
-    ints[base + layout.H_STOP_OUTPUT], ints[base + layout.H_LEAST_STEPS] = stop, least
+    ints[base + layout.H_STOP_OUTPUT], ints[base + layout.H_LEAST_STEPS] = stop, task.steps if goes_ahead else least
     ints[base + layout.H_NUM_SPANS] = ints[base + layout.H_SPANS] = ints[base + layout.H_FLAGS] = 0
     is_plain = cell_type.num_ragged + cell_type.has_spans == 0
     if chains == rows and task.steps == 1 and is_loop == 0 and is_plain:
@@ -291,8 +293,8 @@ def form_batched_task(t, type_id, priority, worker, task_id):
         end = done_at + 2 * rows
         if cell_type.has_spans:
             end = write_spans(t, task, base, end)
-        if goes_ahead:
-            end, ints[base + layout.H_LEAST_STEPS] = write_flags(t, task, base, end), task.steps
+        if cell_type.ahead > 0 and is_loop + members > 0:
+            end = write_flags(t, task, base, end)
         end, notes_at = write_inputs(t, task, base, end)
         write_outputs(t, task, base, end)
         ints[base + layout.H_NOTES] = give_noted_rows(t, notes_at, base + buffer_ints, False) - base

@@ -13,10 +13,10 @@ from cellrt.core.event_log import log_event
 from cellrt.core.gathering import let_others_join
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of
 from cellrt.core.jit import compiled, inlined
-from cellrt.core.loop_bodies import complete_member, end_loop, member_of
+from cellrt.core.loop_bodies import complete_member, end_loop, member_of, note_member
 from cellrt.core.loops_ahead import note_run
 from cellrt.core.moves import DEAD, DONE, LIVE, QUEUED, move_request
-from cellrt.core.pages import note_appended
+from cellrt.core.pages import break_pages, note_appended
 from cellrt.core.queue import dequeue, note_served, pin, refresh, rows_in_flight, unpin_if_idle
 from cellrt.core.record_ends import end_inputs, end_record, read_late
 from cellrt.core.records import count_done, first_tap, give_late_rows, note_steps, output_at, wake_done
@@ -28,6 +28,7 @@ from cellrt.core.tables import (
     CROSSING,
     FAILED,
     LOCATION_SHIFT,
+    LOOP,
     MEMBER,
     NO_ROW,
     PENDING,
@@ -89,15 +90,17 @@ def _complete_row(t, task, base, row, notices, count):
     subgraph = t.subgraphs[subgraph_id]
     request_id, request = subgraph.request, t.requests[subgraph.request]
     shown, counts = settings.num_shown, True
-    if id < 0 and ints[base + layout.H_FLAGS] > 0:
-        counts = _note_run(t, task, subgraph, done, has_failed)
+    if id < 0:
+        if subgraph.what == MEMBER or (subgraph.what == LOOP and t.types[task.cell_type].ahead > 0):
+            counts = _note_loop(t, task, subgraph, done, has_failed)
+        else:
+            note_steps(t, subgraph, abs(done), has_failed)
         has_failed = has_failed and counts
-    elif id < 0:
-        note_steps(t, subgraph, abs(done), has_failed)
-        if t.types[task.cell_type].has_spans:
-            note_appended(t, subgraph, abs(done), has_failed)
+        if counts and not has_failed and t.types[task.cell_type].has_spans:
+            note_appended(t, subgraph, abs(done))
     if has_failed:
-        task.positions -= abs(done)
+        break_pages(t, request)
+        task.positions -= abs(done) if task.is_loop else length
         if request.state == LIVE:
             log_event(t, FAILED, request_id, task.number, row)
             kill(t, request_id)
@@ -109,7 +112,7 @@ def _complete_row(t, task, base, row, notices, count):
         elif subgraph.what == CHAIN:
             _complete_steps(t, request, subgraph_id, length)
         elif subgraph.what == MEMBER:
-            _complete_member(t, request, subgraph_id, done < 0)
+            _complete_member(t, request, subgraph_id)
         else:
             _complete_loop(t, request, subgraph_id, done)
         if request.nodes_left == 0:
@@ -149,11 +152,15 @@ def tell(notices, count, request_id, what):
 
 
 @compiled
-def _note_run(t, task, subgraph, done, has_failed):
-    """Takes in how a row of a loop that goes ahead went. Returns whether it counts, which behind a stop it does not."""
-    counts = note_run(t, subgraph, done, has_failed)
+def _note_loop(t, task, subgraph, done, has_failed):
+    """Takes in how a row of a loop that may go ahead went. Returns whether it counts, which behind a stop it does
+    not."""
+    if subgraph.what == MEMBER:
+        counts = note_member(t, subgraph, done, has_failed)
+    else:
+        counts = note_run(t, subgraph, done, has_failed)
     if not counts:
-        task.positions -= abs(done)
+        task.positions -= abs(done) if task.is_loop else 1
         if subgraph.in_flight == 0 and t.requests[subgraph.request].state != DEAD:
             end_inputs(t, subgraph)
     return counts
@@ -269,14 +276,31 @@ def _complete_loop(t, request, subgraph_id, done):
 
 
 @compiled
-def _complete_member(t, request, subgraph_id, has_stopped):
+def _complete_member(t, request, subgraph_id):
     """Takes in a step of one of a loop's several cells; shows what it made."""
     links, at = t.links, t.subgraphs[subgraph_id].record
     _show_member(t, request, subgraph_id, STEPS, links[at + record.DONE] - 1)
     body = links[at + record.BODY]
-    if complete_member(t, request, subgraph_id, has_stopped):
+    is_over = links[body + record.LEFT] == 1 and links[body + record.STOPPED] > 0
+    for k in range(links[body + record.MEMBERS] if is_over else 0):
+        _hide_member(t, request, t.subgraphs[member_of(t, request, body, k)])
+    if complete_member(t, request, subgraph_id):
         for k in range(links[body + record.MEMBERS]):
             _show_member(t, request, member_of(t, request, body, k), 0, 0)
+
+
+@compiled
+def _hide_member(t, request, subgraph):
+    """Gives back the rows of results of a member's steps behind a stop: no worker writes to them."""
+    links, at = t.links, subgraph.record
+    for output in range(t.types[subgraph.cell_type].num_outputs):
+        value = t.values[links[at + record.VALUES] + output]
+        if value.result < 0 or not value.bits & STEPS:
+            continue
+        first = request.first_place + value.result
+        for place in range(first + links[at + record.DONE], first + links[at + record.POSITION]):
+            give_row(t, t.places[place] if t.places[place] >= 0 else PENDING - t.places[place], value.kind)
+            t.places[place] = NO_ROW
 
 
 @compiled

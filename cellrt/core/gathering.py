@@ -61,7 +61,7 @@ def wait_for_company(t, type_id, worker):
     soonest = longest + 1
     for other in range(1, settings.num_workers + 1):
         end_ns = busy_until(t, other)
-        if end_ns > settings.now_ns - longest:
+        if end_ns > max(0, settings.now_ns - longest):  # one with nothing to do is as free as this one
             soonest = min(soonest, max(end_ns - settings.now_ns, longest // 4))
     return soonest if soonest <= longest else 0
 
@@ -95,13 +95,13 @@ def let_others_join(t, task, num_ended):
     that holds for all tasks: loops join pieces of chains.
     """
     cell_type = t.types[task.cell_type]
-    if cell_type.grows == 0 and (task.is_loop == 0 or cell_type.ahead == 0):
+    if cell_type.grows == 0 and task.goes_ahead == 0:
         return
     count = -num_ended
     for k in range(t.tasks.size):
         other = t.tasks[k]
         is_like = other.cell_type == task.cell_type and other.worker == task.worker
-        if other.in_use and is_like and (cell_type.grows or other.is_loop):
+        if other.in_use and is_like and (cell_type.grows or other.goes_ahead):
             count += 1
     cell_type.joined_at &= ~(1 << task.worker)
     if count > cell_type.ahead:

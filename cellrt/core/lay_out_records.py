@@ -61,6 +61,7 @@ def write_records(draft, program, types, ports, uses, edges, group, subgraphs, f
             links[at + record.LENGTH], links[at + record.BODY] = 1, first_link + body
         elif is_loop:
             links[at + record.BODY] = record.NO_BODY
+        if is_loop:
             links[at + record.MORE_ROWS] = first_link + end
             end += cell_type.num_outputs * cell_type.ahead
         else:
@@ -253,10 +254,12 @@ def _write_body(draft, program, group, first, links, end):
     at = draft.unit_at[first]
     count, num_types = max(0, program[at + 4]) + 1, max(0, -program[at + 4])
     links[end + record.NUM_TYPES] = num_types
-    links[end + record.LIMIT], links[end + record.LEFT] = draft.unit_lengths[first], count
-    links[end + record.MEMBERS] = count
+    links[end + record.LIMIT], links[end + record.STOPPER] = draft.unit_lengths[first], -1
+    links[end + record.MEMBERS] = links[end + record.LEFT] = links[end + record.TO_SEND] = count
     for k in range(count):
         links[end + record.MEMBERS + 1 + k] = group[first + k]
+        if program[draft.unit_at[first + k] + 3] >= 0:
+            links[end + record.STOPPER] = group[first + k]
     for k in range(num_types):
         links[end + record.MEMBERS + 1 + count + k] = program[at + 5 + k]
     return end + record.MEMBERS + 1 + count + num_types

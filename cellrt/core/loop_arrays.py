@@ -5,10 +5,10 @@ from __future__ import annotations
 from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
-from cellrt.core.loops_ahead import row_ahead
+from cellrt.core.loops_ahead import bring_member, row_ahead
 from cellrt.core.records import bring_state, output_at, state_row
 from cellrt.core.rows import take_row
-from cellrt.core.tables import HOST, NO_ROW, PENDING, ROW_MASK, STEPS
+from cellrt.core.tables import HOST, MEMBER, NO_ROW, PENDING, ROW_MASK, STEPS
 
 
 @compiled
@@ -23,9 +23,16 @@ def loop_step_output(t, task, subgraph, output, ahead, kind):
     if step < 0:
         return handle, place
     if links[to + record.IS_STATE]:
-        bring_state(t, task, to, kind)
-        handle = state_row(t, to, task.worker, kind)
-        links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
+        goes_ahead = t.types[task.cell_type].ahead > 0
+        if goes_ahead and subgraph.what == MEMBER:
+            bring_member(t, task, subgraph, output, to, kind)
+        else:
+            bring_state(t, task, to, kind)
+        if goes_ahead:
+            handle = row_ahead(t, subgraph, output, to, task.worker, kind)
+        else:
+            handle = state_row(t, to, task.worker, kind)
+            links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
     if value.result >= 0:
         place = t.requests[subgraph.request].first_place + value.result
         place += step if value.bits & STEPS else 0

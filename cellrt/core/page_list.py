@@ -15,5 +15,5 @@ ROWS = 4  # rows that are there: those that came, and those of steps that are do
 KIND = 5
 PAGE_SIZE = 6
 SLOT = 7  # which of its session's states it is, or -1
-IS_BROKEN = 8  # 1 once a step that appends has failed: what comes after it does not count
+IS_BROKEN = 8  # 1 once a step of the request has failed: what comes after it does not count
 WORDS = 9

@@ -21,7 +21,7 @@ from cellrt.core import page_list
 from cellrt.core import record_layout as record
 from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
 from cellrt.core.jit import compiled
-from cellrt.core.moves import DONE, LIVE
+from cellrt.core.moves import DEAD, LIVE
 from cellrt.core.queue import refresh, rows_in_flight
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import (
@@ -154,7 +154,7 @@ def end_pages(t, request, is_whole):
         slot_id, rows = links[at + page_list.SLOT], 0
         if slot_id >= 0:
             rows = links[at + page_list.BASE] + (common if is_whole else 0)
-            if request.state == DONE:
+            if request.state != DEAD:
                 rows = links[at + page_list.ROWS]
         pages = pages_of(rows, links[at + page_list.PAGE_SIZE])
         for page in range(pages, links[at + page_list.HELD]):
@@ -371,13 +371,19 @@ def _home_of(t, request):
 
 
 @compiled
-def note_appended(t, subgraph, steps, has_failed):
+def note_appended(t, subgraph, steps):
     """Takes in that steps of a chain or loop are done, of which each appended a row."""
     links, cell_type = t.links, t.types[subgraph.cell_type]
     for port in range(cell_type.num_inputs):
         if t.ports[cell_type.first_port + port].appends:
             at = links[subgraph.record + record.HEADER + record.INPUT * port + record.AT]
-            if has_failed:
-                links[at + page_list.IS_BROKEN] = 1
-            elif not links[at + page_list.IS_BROKEN]:
+            if not links[at + page_list.IS_BROKEN]:
                 links[at + page_list.ROWS] += steps
+
+
+@compiled
+def break_pages(t, request):
+    """Has nothing count any more that is appended for a request of which a row has failed: who reads that row may be on
+    the way already."""
+    for k in range(request.num_page_lists):
+        t.links[request.page_lists + page_list.WORDS * k + page_list.IS_BROKEN] = 1

@@ -193,7 +193,7 @@ class Processor:
         row["max_rows"], row["is_whole"] = max_rows, is_whole
         row["has_spans"] = any(port.page_size or port.is_span for port in inputs)
         row["grows"] = any(port.appends for port in inputs)
-        row["ahead"] = 0 if row["has_spans"] else self.settings.loops_ahead or 0
+        row["ahead"] = self.settings.loops_ahead or 0
         row["per_row"] = 6 + 4 * len(inputs) + 4 * len(outputs) + (FLAGS if row["ahead"] else 0)
         self._grown.ports = len(ports)
         header = HEADER + INPUT * len(inputs) + OUTPUT * len(outputs)

@@ -15,7 +15,7 @@ from cellrt.core import record_layout as record
 from cellrt.core.event_log import log_event
 from cellrt.core.jit import compiled, inlined
 from cellrt.core.moves import HANDED_OUT, QUEUED, move_subgraph
-from cellrt.core.tables import ALL_TYPES, CHAIN, LAUNCHED, LOOP, NUM_LANES, NUM_PRIORITIES, RELEASED
+from cellrt.core.tables import ALL_TYPES, CHAIN, LAUNCHED, LOOP, MEMBER, NUM_LANES, NUM_PRIORITIES, RELEASED
 
 
 @compiled
@@ -169,7 +169,12 @@ def refresh(t, subgraph_id):
     lead = links[at + record.LEAD] - links[at + record.POSITION] if is_loop else 0
     waits = subgraph.in_flight > 0 and (links[at + record.KEEPS] or (is_loop and lead < 0))
     if waits and cell_type.ahead > 0 and subgraph.what == LOOP:
-        waits = subgraph.in_flight > cell_type.ahead
+        waits = loop_tasks(t, subgraph) > cell_type.ahead
+    if subgraph.what == MEMBER and cell_type.ahead > 0:
+        body, step = links[at + record.BODY], links[at + record.POSITION]
+        waits = 0 < links[body + record.STOPPED] <= step
+        if links[body + record.ALL_DONE] < step < links[at + record.LENGTH]:
+            worker = links[body + record.SENT_AT]
     if links[at + record.POSITION] < links[at + record.LENGTH] and not waits:
         most = max(1, 1 + lead) if cell_type.carries or is_loop else links[at + record.LENGTH]
         count = steps_ready(t, at, worker if early else 0, most)
@@ -182,6 +187,15 @@ def refresh(t, subgraph_id):
             count = 0
     pin(t, subgraph, worker)
     set_ready(t, subgraph, count)
+
+
+@compiled
+def loop_tasks(t, subgraph):
+    """Tasks in flight with steps of a loop of one cell. Those that have rows of its begin alone are none."""
+    links, at = t.links, subgraph.record
+    if links[at + record.POSITION] <= links[at + record.LEAD]:
+        return 0
+    return subgraph.in_flight - max(0, links[at + record.LEAD] - links[at + record.DONE])
 
 
 @inlined

@@ -97,6 +97,11 @@ def give_records(t, request):
             for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW):
                 if t.links[to + word] > 0:
                     give_row(t, t.links[to + word], kind_of(t, subgraph, output))
+            ahead = 0 if subgraph.what == CHAIN else t.types[subgraph.cell_type].ahead
+            more = t.links[subgraph.record + record.MORE_ROWS] + ahead * output
+            for word in range(more, more + ahead):
+                if t.links[word] > 0:
+                    give_row(t, t.links[word], kind_of(t, subgraph, output))
 
 
 @compiled

@@ -25,9 +25,9 @@ The first step of a loop may read several rows, of a cell that is told which row
 the last count as steps here, ``LEAD`` of them, and are ready at once; nobody sees what they make.
 
 A loop of several cells, its *body*, has a record for each, a *member*. They go in step: nobody begins the next before
-all have done this one. So ``LENGTH`` is there the number of steps that are begun, and what is common to them is a block
-of links: ``BODY`` says where, ``LIMIT``, ``LEFT``, ``HAS_STOPPED``, ``NUM_TYPES`` and ``MEMBERS`` what. So has a loop
-whose steps are of different cell types, one after the other: a body of one member.
+all have done this one, or sent it where loops go ahead. So ``LENGTH`` is there the number of steps that are begun, and
+what is common to them is a block of links: ``BODY`` says where, ``LIMIT`` to ``MEMBERS`` what. So has a loop whose
+steps are of different cell types, one after the other: a body of one member.
 
 State that goes from step to step alternates between two rows of the record's own, ``FIRST_ROW`` and ``SECOND_ROW``, so
 that a task may run twice; but where a step's output is also in a sequence or a value, its row there is the state's too.
@@ -59,7 +59,7 @@ NUM_EDGES = 8
 NEXT_SENT = 9  # the first whose steps are not all sent
 NEXT_DONE = 10
 NUM_SENT = 9  # of a loop of one cell: tasks, counted from when nothing was in flight; or OVER
-MORE_ROWS = 10  # of a loop that goes ahead: link of the third and further rows of each output's state
+MORE_ROWS = 10  # of a loop or member that goes ahead: link of the third and further rows of each output's state
 FOLLOWERS = 11  # link of the chains that follow step by step
 NUM_FOLLOWERS = 12
 # What every step looks at lies beside the inputs: no more cache lines than that are touched.
@@ -75,10 +75,14 @@ NO_BODY = -1
 OVER = -1
 
 LIMIT = 0  # the most steps
-LEFT = 1  # members that have not done the step
-HAS_STOPPED = 2  # 1 if one of them said so at this step
-NUM_TYPES = 3  # 0, or of a loop's one cell the number of types that its steps have, which lie behind the members
-MEMBERS = 4  # how many, then their subgraphs, counted from the request's first
+ALL_DONE = 1  # steps that all members have done
+LEFT = 2  # members that have not done the one after these
+TO_SEND = 3  # members that have not sent the last step that is begun
+SENT_AT = 4  # the one worker where it was sent, or must be; 0 if it may be at any, MIXED if it was at several
+STOPPED = 5  # the steps with that at which one of them said stop, or 0
+STOPPER = 6  # which of them may, by its subgraph, or -1
+NUM_TYPES = 7  # 0, or of a loop's one cell the number of types that its steps have, which lie behind the members
+MEMBERS = 8  # how many, then their subgraphs, counted from the request's first
 
 WHOLE, MANY, ALL, EACH, STEP, CARRY, PAGED, NOTHING, EMITTED, SAME, LAST, LEADS = range(12)
 MODE = 0

@@ -11,7 +11,7 @@ from cellrt.core.jit import compiled, inlined
 from cellrt.core.moves import BLOCKED, QUEUED
 from cellrt.core.queue import dequeue, enqueue, refresh, set_ready, unpin_if_idle
 from cellrt.core.rows import give_row, take_row
-from cellrt.core.tables import CHAIN, LOCATION_SHIFT, LOOP, MEMBER, MIXED, PENDING, STARTS
+from cellrt.core.tables import CHAIN, LOCATION_SHIFT, MEMBER, MIXED, PENDING, STARTS
 
 
 @compiled
@@ -54,9 +54,9 @@ def begin_record(t, request, subgraph):
             links[to + record.AT] += request.first_link
             for k in range(links[to + record.START]):
                 links[links[to + record.AT] + k] += request.first_value
-    if subgraph.what == LOOP:
+    if subgraph.what != CHAIN:
         links[at + record.MORE_ROWS] += request.first_link
-    elif subgraph.what == MEMBER:
+    if subgraph.what == MEMBER:
         links[at + record.BODY] += request.first_link
     for output in range(cell_type.num_outputs):
         to = output_at(t, subgraph, output)

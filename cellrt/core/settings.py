@@ -40,8 +40,9 @@ class SchedulerSettings:
         fair_every: every so many tasks of a type, the policy's lane served longest ago goes first.
         split: share ready nodes out among idle workers, instead of filling one worker's task first.
         gather: leave a few rows to a worker that will be free soon, instead of giving an idle one a small task.
-        loops_ahead: how many tasks a loop of one cell may be ahead of the first that is not complete, whose stop is not
-            known yet; None: as many as its worker wants, which on a CPU is none, as it knows the stop at once.
+        loops_ahead: how many tasks (of loops of several cells: steps) a loop may be ahead of the first that is not
+            complete, whose stop is not known yet; None: as many as its worker wants, which on a CPU is none, as it
+            knows the stop at once.
     """
 
     max_tasks_to_submit: int = 5

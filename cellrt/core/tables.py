@@ -51,8 +51,7 @@ NEVER = 1 << 62
 MAX_TYPES = 256
 ALL_TYPES = MAX_TYPES
 """In place of a cell type: the backlogs of all of them."""
-MAX_STATES = 64
-"""Most states (rows that stay) of a session."""
+MAX_STATES = 64  # rows that stay, of a session
 BRING = -1
 """Row of a session's slot whose state comes with the next request."""
 STARTS = -2
@@ -102,7 +101,7 @@ TYPE = np.dtype(
         ("num_inputs", "i4"),
         ("num_outputs", "i4"),
         ("first_port", "i4"),  # inputs, then outputs, in ``ports``
-        ("ahead", "i4"),  # how many tasks a loop of it alone may be ahead of the first whose stop is not known
+        ("ahead", "i4"),  # how many tasks a loop of it may be ahead of the first whose stop is not known
         ("num_running", "i4"),
         ("num_formed", "i4"),
         ("num_ragged", "i4"),  # inputs
@@ -212,7 +211,8 @@ TASK = np.dtype(
         ("steps", "i4"),  # of the longest row
         ("positions", "i4"),  # nodes, each step of a loop being one
         ("reads_late", "i4"),  # some reads are counted at completion: rows at another location
-        ("is_loop", "i4"),
+        ("is_loop", "i2"),
+        ("goes_ahead", "i2"),  # 1 if rows of it are of loops that go ahead
         ("is_sent", "i4"),  # its rows were sent as they were written: see ``step_arrays.py``
         ("priority", "i4"),  # the client priority whose turn it was
         ("priorities", "i4"),  # client priorities of its rows, a bit each

@@ -29,7 +29,7 @@ H_NOTES = 10  # position of the notes of host rows to give back at completion, u
 H_NUM_SPANS = 11
 H_SPANS = 12  # position of [spans + 1] first rows, then [spans] steps of their chains or loops
 H_LEAST_STEPS = 13  # of a loop's run: having taken so many, it ends with the first row that stops
-H_FLAGS = 14  # of loops that go ahead: position of [rows] flags that are read, else 0
+H_FLAGS = 14  # where rows are of loops that go ahead and may stop: position of [rows] flags that are read, else 0
 H_NEW_FLAGS = 15  # position of [rows] flags that are written
 HEADER = 16
 
@@ -38,7 +38,7 @@ HEADER = 16
 # The latter lie right behind the former. A row that has stopped takes no step (0 done), and no result of it is written
 # at the host.
 FLAGS = 2
-NEVER_STOPPED = 0  # the flag that is never set: nothing of the loop is in flight before
+NEVER_STOPPED = 0  # the flag that is never set: nothing of the loop is in flight before, or the row is of none
 NOBODYS = 1  # the flag that nobody reads
 
 # Input record.

@@ -19,7 +19,7 @@ from cellrt.core.lay_out import cut, find_edges, make_subgraphs, write_nodes
 from cellrt.core.lay_out_records import is_carried, most_refs, write_records
 from cellrt.core.memory import copy_bytes
 from cellrt.core.program import PAGED, inputs_at, next_input, read_program
-from cellrt.core.tables import BORROWED, CHAIN_NEXT, EXTERNAL, LOOP, MAX_READERS, NODE, SUBGRAPH, VALUE
+from cellrt.core.tables import BORROWED, CHAIN, CHAIN_NEXT, EXTERNAL, MAX_READERS, NODE, SUBGRAPH, VALUE
 from cellrt.core.uses import find_uses, value_after
 from cellrt.errors import RequestTooLargeError
 
@@ -102,7 +102,7 @@ def _count_needs(draft, types, ports, uses, nodes, values, links, subgraphs, sta
 @compiled
 def _count_record(cell_type, ports, values, links, subgraph, needs):
     """Counts what a chain or loop holds beside its sequences."""
-    at, ahead = subgraph.record, cell_type.ahead if subgraph.what == LOOP else 0
+    at, ahead = subgraph.record, 0 if subgraph.what == CHAIN else cell_type.ahead
     for output in range(cell_type.num_outputs):
         to = at + record.HEADER + record.INPUT * cell_type.num_inputs + record.OUTPUT * output
         if links[to + record.IS_STATE]:

@@ -13,18 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core import buddy_allocator, page_list
-from cellrt.core import record_layout as record
 from cellrt.core.moves import DEAD, FREE, LEFT, LIVE, QUEUED, REQUEST, SUBGRAPH, word_of
 from cellrt.core.tables import (
     BORROWED,
-    CHAIN,
     GRANULE,
     HOST,
     LANES_PER_PRIORITY,
     LOCATION_SHIFT,
-    LOOP,
     MAX_KINDS,
-    MEMBER,
     NUM_LANES,
     NUM_PERMANENT,
     NUM_PRIORITIES,
@@ -32,6 +28,7 @@ from cellrt.core.tables import (
     Tables,
 )
 from cellrt.core.task_layout import TaskView
+from cellrt.core.validate_records import page_rules, record_rules, state_rows
 
 REGIONS = {
     "node": buddy_allocator.NODES,
@@ -122,7 +119,7 @@ def _queues(t: Tables) -> list[str]:
 
 def _ready_list(t: Tables, subgraph_id: int) -> list[str]:
     if int(t.subgraphs["record"][subgraph_id]) >= 0:
-        return _record(t, subgraph_id)
+        return record_rules(t, subgraph_id)
     count, node = 0, int(t.subgraphs["ready_head"][subgraph_id])
     limit = int(t.subgraphs["num_ready"][subgraph_id])
     while node >= 0 and count <= limit:
@@ -130,73 +127,6 @@ def _ready_list(t: Tables, subgraph_id: int) -> list[str]:
             return [f"node {node} is ready with {int(t.nodes['pending'][node])} inputs pending"]
         count, node = count + 1, int(t.nodes["next_ready"][node])
     return [] if count == limit else [f"subgraph {subgraph_id}: {count} nodes in its ready list, {limit} counted"]
-
-
-def _record(t: Tables, subgraph_id: int) -> list[str]:
-    """A chain or loop that says it is ready may take a step, and its progress is in order."""
-    subgraph = t.subgraphs[subgraph_id]
-    at, is_queued = int(subgraph["record"]), int(subgraph["state"]) == QUEUED
-    length, position, done = (int(t.links[at + word]) for word in (record.LENGTH, record.POSITION, record.DONE))
-    if not 0 <= done <= position <= length:
-        return [f"subgraph {subgraph_id}: {done} steps done of {position} sent of {length}"]
-    is_loop = int(subgraph["what"]) != CHAIN
-    if int(subgraph["what"]) == MEMBER:
-        if wrong := _body(t, subgraph, length):
-            return [f"subgraph {subgraph_id}: {wrong}"]
-    cell_type, in_flight = t.types[int(subgraph["cell_type"])], int(subgraph["in_flight"])
-    waits, most = in_flight and (t.links[at + record.KEEPS] or is_loop), length
-    if cell_type["carries"] or is_loop:
-        most = 1
-    if int(subgraph["what"]) == LOOP:
-        lead = int(t.links[at + record.LEAD]) - position
-        waits, most = in_flight > int(cell_type["ahead"]) and lead < 0, max(1, 1 + lead)
-        if is_queued and (done < position) != (in_flight > 0):
-            return [f"subgraph {subgraph_id}: {done} steps done of {position} sent, {in_flight} tasks in flight"]
-    steps = range(position, position if waits else min(length, position + most))
-    ready = next((k for k, step in enumerate(steps) if not _is_fed(t, subgraph, step)), len(steps))
-    if cell_type["is_whole"] and ready < length and not is_loop:
-        ready = 0
-    home = int(t.requests["home"][int(subgraph["request"])])
-    if is_queued and cell_type["has_spans"] and home and int(subgraph["pinned"]) != home:
-        return [f"subgraph {subgraph_id} is pinned to {int(subgraph['pinned'])}, its pages are at {home}"]
-    if is_queued and int(subgraph["num_ready"]) != ready:
-        return [f"subgraph {subgraph_id} may take {ready} steps, but is ready for {int(subgraph['num_ready'])}"]
-    return []
-
-
-def _body(t: Tables, subgraph: np.void, length: int) -> str:
-    """What is wrong with the body of a member that has begun ``length`` steps, or nothing."""
-    first, body = (
-        int(t.requests["first_subgraph"][int(subgraph["request"])]),
-        int(t.links[int(subgraph["record"]) + record.BODY]),
-    )
-    count = int(t.links[body + record.MEMBERS])
-    members = first + t.links[body + record.MEMBERS + 1 :][:count]
-    begun, done = (t.links[t.subgraphs["record"][members] + word] for word in (record.LENGTH, record.DONE))
-    left, limit = int(t.links[body + record.LEFT]), int(t.links[body + record.LIMIT])
-    if (begun != length).any() or length > limit:
-        return f"its body has begun {begun.tolist()} steps of {limit}"
-    is_live = int(t.requests["state"][int(subgraph["request"])]) == LIVE
-    if is_live and (left != (done < length).sum() or (done < length - 1).any()):
-        return (
-            f"{left} members of its body are counted that have not done step {length}; {done.tolist()} steps are done"
-        )
-    return ""
-
-
-def _is_fed(t: Tables, subgraph: np.void, step: int) -> bool:
-    """Whether what a step reads, of chains that its own follows, is done or sent to the worker this is pinned to."""
-    at = int(subgraph["record"])
-    for port in range(int(t.types["num_inputs"][int(subgraph["cell_type"])])):
-        words = t.links[at + record.num_words(port, 0) :][: record.INPUT]
-        if words[record.MODE] not in (record.STEP, record.SAME) or words[record.SOURCE] < 0:
-            continue
-        source = t.subgraphs[words[record.SOURCE]]
-        is_sent = t.settings["early_release"][0] and 0 < int(source["pinned"]) == int(subgraph["pinned"])
-        made = t.links[int(source["record"]) + (record.POSITION if is_sent else record.DONE)]
-        if words[record.START] + words[record.DIRECTION] * step >= made:
-            return False
-    return True
 
 
 def _flights(t: Tables) -> list[str]:
@@ -246,7 +176,7 @@ def _held_rows(t: Tables) -> dict[tuple[int, int], list[int]]:
                     held.setdefault((handle >> LOCATION_SHIFT, kind), []).append(handle)
             place += count
         for k in range(int(row["first_subgraph"]), int(row["first_subgraph"]) + int(row["num_subgraphs"])):
-            for handle, kind in _state_rows(t, k):
+            for handle, kind in state_rows(t, k):
                 held.setdefault((handle >> LOCATION_SHIFT, kind), []).append(handle)
         for words in _page_lists(t, request):
             first, kind = int(words[page_list.PLACE]), int(words[page_list.KIND])
@@ -258,24 +188,6 @@ def _held_rows(t: Tables) -> dict[tuple[int, int], list[int]]:
         for handle in t.places[int(slot["place"]) : int(slot["place"]) + int(slot["pages"])].tolist():
             held.setdefault((handle >> LOCATION_SHIFT, int(slot["kind"])), []).append(handle)
     return held
-
-
-def _state_rows(t: Tables, subgraph_id: int) -> list[tuple[int, int]]:
-    """(handle, kind) of the rows of its own that a chain or loop has its state in."""
-    subgraph = t.subgraphs[subgraph_id]
-    if int(subgraph["record"]) < 0:
-        return []
-    cell_type, found = t.types[int(subgraph["cell_type"])], []
-    inputs = int(cell_type["num_inputs"])
-    for output in range(int(cell_type["num_outputs"])):
-        at = int(subgraph["record"]) + record.num_words(inputs, output)
-        kind = int(t.ports["kind"][int(cell_type["first_port"]) + inputs + output])
-        words = [int(t.links[at + word]) for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW)]
-        if int(subgraph["what"]) == LOOP:
-            more, ahead = int(t.links[int(subgraph["record"]) + record.MORE_ROWS]), int(cell_type["ahead"])
-            words += t.links[more + ahead * output :][:ahead].tolist()
-        found += [(word, kind) for word in words if word > 0]
-    return found
 
 
 def _rows(t: Tables) -> list[str]:
@@ -301,7 +213,7 @@ def _rows(t: Tables) -> list[str]:
 
 
 def _pages(t: Tables) -> list[str]:
-    """Pages of a request are at its home or at the host, where they are counted."""
+    """Pages of a request are at its home or at the host, where they are counted, and hold what was sent."""
     rules = []
     for request in _live(t):
         locations: list[int] = []
@@ -313,6 +225,7 @@ def _pages(t: Tables) -> list[str]:
             rules.append(f"request {request}: {away} pages counted at the host, {locations.count(HOST)} are")
         if elsewhere := set(locations) - {HOST, home}:
             rules.append(f"request {request}: pages at {sorted(elsewhere)}, its home is {home}")
+        rules.extend(f"request {request}: {wrong}" for wrong in page_rules(t, t.requests[request]))
     return rules
 
 

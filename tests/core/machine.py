@@ -170,16 +170,19 @@ class Machine:
             outputs = [(steps_of_row or [[-999] * cell.num_outputs])[-1] for steps_of_row in history]
         else:
             sizes = buffer[int(buffer[layout.H_BATCH_SIZES]) :][:steps].tolist()
-            outputs, state, position = [], None, 0
+            outputs, state, position, is_masked = [], None, 0, self._read_flags(buffer, rows, worker)
             for size in sizes:
-                state = [cell(self._inputs(buffer, cell, position + row, worker, state, row)) for row in range(size)]
+                state = [
+                    [-999] * cell.num_outputs
+                    if position == 0 and is_masked[row]
+                    else cell(self._inputs(buffer, cell, position + row, worker, state, row))
+                    for row in range(size)
+                ]
                 outputs += state
                 position += size
-            lengths = [sum(size > row for size in sizes) for row in range(rows)]
-            stop = int(buffer[layout.H_STOP_OUTPUT])
-            for row in range(rows if stop >= 0 else 0):
-                has_stopped = stops(outputs[row][stop])
-                buffer[int(buffer[layout.H_DONE_STEPS]) + row] = -lengths[row] if has_stopped else lengths[row]
+            lengths = [0 if is_masked[row] else sum(size > row for size in sizes) for row in range(rows)]
+            history = [[outputs[row]] * (not is_masked[row]) for row in range(rows)] + [[[]]] * (len(outputs) - rows)
+            self._answer(buffer, outputs, lengths, is_masked, worker)
         failed = buffer[int(buffer[layout.H_FAILED]) :][:rows].tolist()
         for row, (request_id, _) in enumerate(self.processor.rows_in_flight(task)):
             self._count_steps(buffer, cell, row, self.live[request_id], lengths[row])
@@ -203,9 +206,28 @@ class Machine:
                         self.rows[HOST, buffer[to + k]] = outputs[int(buffer[positions + k]) - rows * steps][output]
                     elif step < len(history[row]):
                         self.rows[HOST, buffer[to + k]] = history[row][step][output]
-                elif not is_loop or history[int(buffer[positions + k])]:
+                elif history[int(buffer[positions + k])]:
                     self.rows[HOST, buffer[to + k]] = outputs[int(buffer[positions + k])][output]
         return sum(length for length, has_failed in zip(lengths, failed) if not has_failed)
+
+    def _answer(
+        self,
+        buffer: NDArray[np.int32],
+        outputs: list[list[int]],
+        lengths: list[int],
+        is_masked: NDArray[np.bool_],
+        worker: int,
+    ) -> None:
+        """Says which rows of a task that is no loop's say stop, to the core and to the next task."""
+        stop, flags = int(buffer[layout.H_STOP_OUTPUT]), int(buffer[layout.H_FLAGS])
+        for row, length in enumerate(lengths):
+            has_stopped = stop >= 0 and not is_masked[row] and stops(outputs[row][stop])
+            buffer[int(buffer[layout.H_DONE_STEPS]) + row] = -length if has_stopped else length
+            if flags:
+                has_failed = buffer[int(buffer[layout.H_FAILED]) + row] != 0
+                is_over = is_masked[row] or has_stopped or has_failed
+                self.flags[worker, buffer[flags + len(lengths) + row]] = is_over
+        self.flags[worker, layout.NEVER_STOPPED] = False
 
     def _count_steps(self, buffer, cell: Cell, row: int, request: Request, steps: int) -> None:
         if cell.number == 1 and not buffer[int(buffer[layout.H_FAILED]) + row]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core import task_layout as layout
 from cellrt.core.processor import Processor
 from cellrt.core.program import FIXED, LAST, OP_EXTERNAL, OP_MEMBER, OP_RESULT_LAST, SAME, rename_types
 from cellrt.core.simulate import Arrival, simulate
@@ -30,8 +31,8 @@ def layers(*cell_types: int, stop: int = -1) -> NDArray[np.int32]:
     return np.array([*program, FIXED, 0, LAST, 0, 1, OP_RESULT_LAST, 1], np.int32)
 
 
-def two_cells(workers: int = 1, early_release: bool = True) -> Processor:
-    processor = make_processor(workers, settings=replace(ONE_BY_ONE, early_release=early_release))
+def two_cells(workers: int = 1, early_release: bool = True, ahead: int = 0) -> Processor:
+    processor = make_processor(workers, settings=replace(ONE_BY_ONE, early_release=early_release, loops_ahead=ahead))
     add_step(processor, 4)
     add_step(processor, 4)
     return processor
@@ -132,3 +133,69 @@ def test_types_are_renamed_wherever_they_are_named():
     renamed = rename_types(layers(0, 2, 1), [2, 2, 2], [5, 6, 7])
     assert renamed.tolist() == layers(5, 7, 6).tolist()
     assert rename_types(stacked(4), [2, 2], [3, 9])[4] == 3
+
+
+def test_where_loops_go_ahead_the_next_step_begins_when_all_have_sent_this_one():
+    processor = two_cells(ahead=1)
+    admit(processor, stacked(9, stop=0))
+    assert [run(processor) for _ in range(5)] == [[LOWER], [UPPER], [LOWER], [UPPER], []]
+    complete_oldest(processor)
+    assert run(processor) == []
+    complete_oldest(processor)
+    assert [run(processor) for _ in range(3)] == [[LOWER], [UPPER], []]
+
+
+def test_what_goes_ahead_goes_where_the_step_before_was_sent():
+    processor = two_cells(workers=2, ahead=1)
+    admit(processor, stacked(9, stop=0))
+    assert [run(processor, 1), run(processor, 1)] == [[LOWER], [UPPER]]
+    assert [run(processor, 2), run(processor, 1)] == [[], [LOWER]]
+
+
+def test_a_step_of_which_two_workers_have_members_is_waited_for():
+    processor = two_cells(workers=2, ahead=1)
+    admit(processor, stacked(9, stop=0))
+    assert run(processor, 1) == [LOWER]
+    complete_oldest(processor)
+    assert run(processor, 2) == [UPPER]
+    assert [run(processor, 1), run(processor, 2)] == [[], []]
+    complete_oldest(processor)
+    assert run(processor, 1) == [LOWER]
+
+
+def test_members_read_the_flag_of_the_one_that_says_stop_and_only_that_one_writes_it():
+    processor = two_cells(ahead=1)
+    admit(processor, stacked(9, stop=0))
+    flags = []
+    for _ in range(4):
+        (task,) = processor.schedule(1)
+        view = TaskView(processor.task_buffer(task))
+        flags.append(view.flags[:, 0].tolist() if view.goes_ahead else None)
+    nobody, first = layout.NOBODYS, flags[1][1]
+    assert flags[:2] == [None, [layout.NEVER_STOPPED, first]]
+    assert flags[2:] == [[first, nobody], [first, flags[3][1]]]
+    assert flags[3][1] not in (first, nobody)
+
+
+def test_steps_behind_a_stop_count_nothing_and_the_request_ends_at_once():
+    processor = two_cells(ahead=1)
+    request = admit(processor, stacked(9, stop=0))
+    for _ in range(4):
+        run(processor)
+    complete_oldest(processor)
+    assert [id for id, _ in complete_oldest(processor, stops=True)] == [request]
+    assert run(processor) == []
+    assert processor.release([request]) == [request]
+    assert complete_oldest(processor) == []
+    assert [id for id, _ in complete_oldest(processor)] == [request]
+    assert processor.num_live == 0
+
+
+def test_a_list_of_cells_goes_ahead_from_one_queue_to_the_next():
+    processor = make_processor(limits=SMALL, settings=replace(ONE_BY_ONE, loops_ahead=1))
+    for _ in range(3):
+        add_step(processor, 4)
+    admit(processor, layers(0, 2, 1))
+    assert [run(processor) for _ in range(3)] == [[0], [2], []]
+    complete_oldest(processor)
+    assert [run(processor) for _ in range(2)] == [[1], []]

@@ -36,6 +36,15 @@ class Looper(Author):
     KINDS = "lllln"
 
 
+class Bodies(Author):
+    """Draws loops of several cells, lists of cells among them."""
+
+    KINDS = "bbbbln"
+
+
+AUTHORS = st.sampled_from([Looper, Bodies])
+
+
 DRAWN = {"draw": st.randoms(use_true_random=False), "configuration": CONFIGURATIONS, "ahead": AHEAD}
 
 
@@ -53,9 +62,12 @@ def is_whole(machine: Machine) -> bool:
     workers=st.integers(1, 2),
     count=st.integers(1, 6),
     operations=st.integers(1, 5),
+    author=AUTHORS,
 )
-def test_loops_that_go_ahead_come_to_what_the_oracle_says(draw, configuration, ahead, workers, count, operations):
-    requests = [Request(Looper(draw).graph(operations)) for _ in range(count)]
+def test_loops_that_go_ahead_come_to_what_the_oracle_says(
+    draw, configuration, ahead, workers, count, operations, author
+):
+    requests = [Request(author(draw).graph(operations)) for _ in range(count)]
     machine = Machine(workers, (4,) * len(CELLS), replace(configuration, loops_ahead=ahead))
     interleave(machine, draw, requests, chaos=False)
     assert [request.ends for request in requests] == [["done"]] * count
@@ -68,9 +80,12 @@ def test_loops_that_go_ahead_come_to_what_the_oracle_says(draw, configuration, a
     workers=st.integers(1, 3),
     rows=st.sampled_from([150, 1024]),
     count=st.integers(1, 6),
+    author=AUTHORS,
 )
-def test_nothing_is_left_of_loops_that_fail_or_are_given_up_ahead(draw, configuration, ahead, workers, rows, count):
-    requests = [Request(Looper(draw).graph(3)) for _ in range(count)]
+def test_nothing_is_left_of_loops_that_fail_or_are_given_up_ahead(
+    draw, configuration, ahead, workers, rows, count, author
+):
+    requests = [Request(author(draw).graph(3)) for _ in range(count)]
     for request in requests:
         request.poisoned, request.good_tasks = draw.random() < 0.4, draw.randint(0, 4)
     machine = Machine(workers, (4,) * len(CELLS), replace(configuration, loops_ahead=ahead), rows=rows)
@@ -277,12 +292,12 @@ def test_steps_behind_a_stop_are_not_counted():
     assert processor.tables.tasks["positions"][[first, second]].tolist() == [1, 0]
 
 
-def test_loops_of_cells_that_see_spans_do_not_go_ahead():
+def test_loops_of_cells_that_see_spans_go_ahead_too():
     processor = Processor(1, SMALL, SchedulerSettings(loops_ahead=3))
     kind = processor.add_kind(64, 64)
     plain = processor.add_type([Port(kind), Port(kind, carry=0)], [Port(kind)], max_batch=4)
     spanned = processor.add_type([Port(kind), Port(kind, is_span=True)], [Port(kind)], max_batch=4)
-    assert processor.tables.types["ahead"][[plain, spanned]].tolist() == [3, 0]
+    assert processor.tables.types["ahead"][[plain, spanned]].tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("ahead", [1, 2])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spans import PagedRows
 from cellrt.definition.spec import grows, token
@@ -85,14 +86,15 @@ def counts_of(engine) -> dict[str, int]:
     workers=st.integers(1, 2),
     options=OPTIONS,
     queue_depth=st.integers(1, 4),
+    count=st.integers(0, 3),
     poisoned=st.sets(st.integers(0, 11), max_size=3),
     cancelled=st.sets(st.integers(0, 11), max_size=3),
 )
 def test_whatever_the_company_and_the_room_each_result_is_that_of_its_request_alone(
-    requests, page_size, workers, options, queue_depth, poisoned, cancelled
+    requests, page_size, workers, options, queue_depth, count, poisoned, cancelled
 ):
-    model = sums(CELLS[page_size])
-    engine = device_engine("dry", workers, options, page_bytes=1, debug=True, queue_depth=queue_depth)
+    model, chosen = sums(CELLS[page_size]), SchedulerSettings(loops_ahead=count)
+    engine = device_engine("dry", workers, options, page_bytes=1, debug=True, queue_depth=queue_depth, settings=chosen)
     try:
         engine.register(model, warm_up=False)
         made = [make_request(*drawn) for drawn in requests]

@@ -18,7 +18,7 @@ from cellrt.errors import InternalError
 from cellrt.worker.blame import Attempt, part_of, take_rows
 from cellrt.worker.device.device import Device
 from cellrt.worker.device.placement import PlacedCell, zeros
-from cellrt.worker.device.signature import NOT_FINITE, OUTSIDE
+from cellrt.worker.device.signature import HAD_STOPPED, NOT_FINITE, OUTSIDE
 from cellrt.worker.outputs import plain_outputs
 from cellrt.worker.torch_state import CellMode
 
@@ -28,7 +28,7 @@ class Inputs(NamedTuple):
 
     ``sizes`` include the padding. ``lengths`` ``[sizes[0]]`` int64 is how many steps each row of a loop takes at most.
     ``bad`` int32: of each position (of a loop: row) whether an input was outside its limits, and was brought within;
-    None: none was. ``stopped`` bool ``[sizes[0]]``: rows of a loop that stopped in a task before; None: none has.
+    None: none was. ``stopped`` bool ``[sizes[0]]``: rows of loops that stopped in a task before; None: none has.
     """
 
     sizes: list[int]
@@ -42,8 +42,9 @@ class DeviceOutcome(NamedTuple):
     """Outputs of some rows, by position; of a loop the last by row, and ``[rows, steps, *shape]``.
 
     ``bad``: for each position (row of a loop) int32 what is bad of it, see ``signature.py``.
-    ``done_steps`` int32: steps that each row of a loop took, negative if it stopped. ``is_over`` bool: whether a row of
-    a loop goes no further: it has stopped, in this task or before, or it is bad.
+    ``done_steps`` int32: steps that each row of a loop took, negative if it stopped; of other tasks, if rows may have
+    stopped before, what each row says. ``is_over`` bool: whether a row of a loop goes no further: it has stopped, in
+    this task or before, or it is bad.
     """
 
     outputs: list[torch.Tensor]
@@ -96,14 +97,22 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         inputs = self._gather() if end - first == self.num_rows else self._take(first, end)
         if self._every is not None:
             return self._run_loop(inputs, self._every)
-        sizes, values, _, outside, _ = inputs
+        sizes, values, _, outside, stopped = inputs
         positions = sum(sizes)
         outputs = self._placed.call(values) if len(sizes) == 1 else self._placed.steps(sizes, values)
         outputs = plain_outputs(self.cell, outputs, positions, self._device.torch_device)
         bad = self._not_finite(outputs, positions)
         if outside is not None:
             bad[: len(outside)] |= outside  # of what is carried only the first step's are seen
-        return DeviceOutcome(outputs, [], bad, *NO_LOOP)
+        if stopped is None:
+            return DeviceOutcome(outputs, [], bad, *NO_LOOP)
+        rows = len(stopped)
+        bad[:rows] *= ~stopped
+        said = torch.zeros(rows, dtype=torch.int32, device=bad.device)
+        if self._stop >= 0:
+            said |= outputs[self._stop][:rows].reshape(rows) != 0
+        said = said.masked_fill(stopped, HAD_STOPPED)
+        return DeviceOutcome(outputs, [], bad, said, (said | bad[:rows]) != 0)
 
     def nothing(self) -> DeviceOutcome:
         """See ``Attempt``."""
@@ -112,6 +121,8 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         specs = list(self.cell.outputs.values())
         outputs = [zeros(spec, device, count) for spec in specs]
         bad = torch.zeros(count, dtype=torch.int32, device=device)
+        if stopped is not None and self._every is None:
+            return DeviceOutcome(outputs, [], bad, HAD_STOPPED * stopped.to(torch.int32), torch.ones_like(stopped))
         if self._every is None or lengths is None:
             return DeviceOutcome(outputs, [], bad, *NO_LOOP)
         every = [zeros(spec, device, count, len(sizes) if kept else 0) for spec, kept in zip(specs, self._every)]
@@ -125,10 +136,8 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         to = torch.tensor(positions, dtype=torch.int64, device=self._device.torch_device)
         for target, value in zip((*whole.outputs, whole.bad), (*outcome.outputs, outcome.bad)):
             target.index_copy_(0, to, value[: len(to)])
-        if self._every is not None:
-            targets = *whole.every_step, whole.done_steps, whole.is_over
-            for target, value in zip(targets, (*outcome.every_step, outcome.done_steps, outcome.is_over)):
-                target[first:end] = value[: end - first]
+        for target, value in zip(_by_row(whole), _by_row(outcome)):
+            target[first:end] = value[: end - first]
 
     def _inputs(self) -> Inputs:
         """The whole task's, gathered anew: the cell may have written to those that it was given."""
@@ -164,7 +173,7 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         is_active = lengths > 0
         if stopped is not None:
             is_active = ~stopped
-            current = [_without(stopped, value) for value in current]
+            current = [without(stopped, value) for value in current]
         is_over = ~is_active
         has_stopped = torch.zeros_like(is_active)
         bad = torch.zeros(rows, dtype=torch.int32, device=is_active.device)
@@ -219,9 +228,18 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         return bad
 
 
-def _without(rows: torch.Tensor, value: CellInput) -> CellInput:
-    """An input with zeros for the rows that ``rows`` marks, as far as it has one for each."""
-    return value.masked_fill(rows.view(-1, *[1] * (value.dim() - 1)), 0) if isinstance(value, torch.Tensor) else value
+def _by_row(outcome: DeviceOutcome) -> list[torch.Tensor]:
+    """What an outcome says of each row."""
+    return [*outcome.every_step, *([outcome.done_steps, outcome.is_over] if len(outcome.is_over) else [])]
+
+
+def without(rows: torch.Tensor, value: CellInput) -> CellInput:
+    """An input with zeros for the rows that ``rows`` marks, as far as it has one for each; others may follow."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if len(value) > len(rows):
+        rows = torch.cat([rows, rows.new_zeros(len(value) - len(rows))])
+    return value.masked_fill(rows.view(-1, *[1] * (value.dim() - 1)), 0)
 
 
 def _where(is_new: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,7 @@ def bad_rows(signature: Signature, task: TaskView, answers: NDArray[np.int32]) -
     """What is bad of each row of which something is."""
     if not (signature.tells_bad or signature.is_loop):
         return {}
-    behind = signature.sizes[0] if signature.is_loop or signature.stop >= 0 else 0
+    behind = signature.sizes[0] if signature.tells_rows else 0
     codes = answers[behind : behind + (task.num_rows if signature.is_loop else task.num_positions)]
     bad = np.flatnonzero(codes)
     rows = bad if signature.is_loop or not bad.size else _row_of_position(task)[bad]

@@ -20,7 +20,7 @@ from cellrt.worker.blame import Failures, describe_error
 from cellrt.worker.device.attempt import DeviceOutcome, Inputs
 from cellrt.worker.device.fused_reading import SPAN, CannotFuseError
 from cellrt.worker.device.operations import Counts, Operations
-from cellrt.worker.device.signature import NOWHERE, OUTSIDE, OutputSignature
+from cellrt.worker.device.signature import HAD_STOPPED, NOWHERE, OUTSIDE, OutputSignature
 from cellrt.worker.torch_state import CellMode
 
 
@@ -51,11 +51,25 @@ class FusedOperations(Operations):
         for k, output in enumerate(self._signature.outputs):
             if output.results:
                 self._deliver(k, output, self._arena(output.kind))
-        parts = [self._stops()] if self._signature.stop != NOWHERE else []
+        parts, stopped = [self._stops()] if self._signature.stop != NOWHERE else [], self._stopped()
         if self._signature.tells_bad:
             parts.append(torch.cat([part.to(torch.int32) for part in bad]) | self._outside())
+        if stopped is not None:
+            parts = self._masked(parts, stopped)
         if parts:
             self._answer(parts)
+
+    def _masked(self, parts: list[torch.Tensor], stopped: torch.Tensor) -> list[torch.Tensor]:
+        """The answers where rows may have stopped in a task before. These were computed like others, of rows that they
+        were given or have left, and wrote to rows of their own, which nobody reads."""
+        signature, rows = self._signature, len(stopped)
+        said = parts[0] if signature.stop != NOWHERE else torch.zeros_like(stopped)
+        said = said.to(torch.int32).masked_fill(stopped, HAD_STOPPED)
+        bad = parts[-1] if signature.tells_bad else None
+        if bad is not None:
+            bad[:rows] *= ~stopped
+        self._note_over((said if bad is None else said | bad[:rows]) != 0)
+        return [*([said] if signature.tells_rows else []), *([] if bad is None else [bad])]
 
     def _stops(self) -> torch.Tensor:
         """Whether each row says stop, of a task of one step of which some are of loops."""
@@ -78,7 +92,8 @@ class FusedOperations(Operations):
         ends = [counts.rows if name in carry else counts.positions for name in self._placed.cell.inputs]
         values = [value[:end] for value, end in zip(inputs.values, ends) if isinstance(value, torch.Tensor)]
         bad = None if inputs.bad is None else inputs.bad[: counts.positions]
-        return Inputs(counts.sizes, list(values), None, bad)
+        stopped = None if inputs.stopped is None else inputs.stopped[: counts.rows]
+        return Inputs(counts.sizes, list(values), None, bad, stopped)
 
     def _result_positions(self, output: OutputSignature) -> torch.Tensor:
         """Of a run that goes step by step, rows of the arena: some may be none, and are not shown."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, entry, short_entry
 from cellrt.core.memory import WORD_BYTES, call_status, copy_bytes, read_word, write_word
+from cellrt.worker.device.signature import HAD_STOPPED, STOPS
 from cellrt.worker.device.step_words import class_of, count_words, spread_words
 from cellrt.worker.device.words import write_words
 
@@ -301,7 +302,7 @@ def _is_shown(buffer, download, j):  # type: ignore[no-untyped-def]
         if position < rows * steps:
             return position % steps < abs(buffer[done_at + position // steps])
         position -= rows * steps
-    return buffer[done_at + position] != 0
+    return position >= rows or buffer[done_at + position] != 0
 
 
 def _take_in_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
@@ -316,10 +317,10 @@ def _take_in_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def
     if buffer[layout.H_IS_LOOP] != 0:
         for row in range(rows):
             buffer[done_at + row] = _read_int(answers, row)
-    elif buffer[layout.H_STOP_OUTPUT] >= 0:
+    elif numbers[BAD_AT] > 0:
         for row in range(rows):
-            length = buffer[lengths_at + row]
-            buffer[done_at + row] = -length if _read_int(answers, row) != 0 else length
+            length, said = buffer[lengths_at + row], _read_int(answers, row)
+            buffer[done_at + row] = 0 if said == HAD_STOPPED else -length if said == STOPS else length
     for k in range(downloads.shape[0]):
         size, given = downloads[k, ROW_BYTES], down[HOST_AT] + slots[block + STARTS + k]
         source, count = buffer[downloads[k, ROWS_AT]], buffer[downloads[k, NUM_ROWS]]

@@ -26,15 +26,19 @@ class NodeAttempt(DeviceAttempt):
     def put(self, whole: DeviceOutcome, first: int, end: int, outcome: DeviceOutcome) -> None:
         """See ``Attempt``."""
         rows = slice(self.offsets[first], self.offsets[end])
-        for target, value in zip((*whole.outputs, whole.bad), (*outcome.outputs, outcome.bad)):
-            target[rows] = value
+        targets = *whole.outputs, whole.bad, whole.done_steps, whole.is_over
+        found = *outcome.outputs, outcome.bad, outcome.done_steps, outcome.is_over
+        for target, value in zip(targets, found):
+            if len(value):
+                target[rows] = value
 
     def _take(self, first: int, end: int) -> Inputs:
         whole, nodes = self._inputs(), range(first, end)
         rows = range(self.offsets[first], self.offsets[end])
         values = [_taken(value, nodes, rows) for value in whole.values]
         bad = None if whole.bad is None else whole.bad[rows.start : rows.stop]
-        return Inputs([len(rows)], values, None, bad)
+        stopped = None if whole.stopped is None else whole.stopped[rows.start : rows.stop]
+        return Inputs([len(rows)], values, None, bad, stopped)
 
 
 class NodeOperations(Operations):
@@ -58,6 +62,20 @@ class NodeOperations(Operations):
         attempt = NodeAttempt(self._placed, device, len(counts.offsets) - 1, self._inputs, stop, None)
         attempt.offsets = counts.offsets
         return attempt
+
+    def _without(self, number: int, stopped: torch.Tensor, value: CellInput) -> CellInput:
+        """See ``Operations``. A node that has stopped has the page that further nodes have (``node_reading.py``)."""
+        if isinstance(value, Spans):
+            return value
+        if not isinstance(value, PagedRows):
+            return super()._without(number, stopped, value)
+        is_over = stopped.index_select(0, value.offsets[:-1])
+        unused = len(value.pages) - 1 if list(self._placed.cell.inputs.values())[number].appends else 0
+        return value._replace(
+            tables=value.tables.masked_fill(is_over[:, None], unused),
+            lengths=value.lengths.masked_fill(is_over, 1),
+            positions=value.positions.masked_fill(stopped, 0),
+        )
 
     def _gather(self, number: int, given: InputSignature) -> CellInput:
         spec = list(self._placed.cell.inputs.values())[number]

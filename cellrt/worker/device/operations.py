@@ -14,7 +14,7 @@ from cellrt.core.tables import HOST
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Failures, run_or_blame
-from cellrt.worker.device.attempt import DeviceAttempt, DeviceOutcome, Inputs
+from cellrt.worker.device.attempt import DeviceAttempt, DeviceOutcome, Inputs, without
 from cellrt.worker.device.device import Device
 from cellrt.worker.device.limits import Limits
 from cellrt.worker.device.placement import PlacedCell, zeros
@@ -83,15 +83,12 @@ class Operations:
 
         Rows on which the cell fails are noted in ``failures``; their outputs are zeros. With None the error is raised.
         """
-        signature = self._signature
         attempt = self._attempt(counts)
         outcome = attempt.run(0, counts.rows) if failures is None else run_or_blame(attempt, failures)
         for k, output in enumerate(self._signature.outputs):
             self._store(output, outcome.outputs[k])
             self._show(k, output, outcome)
-        if signature.flags_at != NOWHERE:
-            rows = signature.sizes[0]
-            self._memory.flags.index_copy_(0, self._slice(signature.flags_at + rows, rows), outcome.is_over)
+        self._note_over(outcome.is_over)
         if self._signature.answers:
             self._answer(self._answers(outcome))
 
@@ -104,11 +101,32 @@ class Operations:
         """What comes back beside the results: see ``Signature.answers``."""
         if self._signature.is_loop:
             return [outcome.done_steps, outcome.bad]
-        parts = [outcome.bad] if self._signature.tells_bad else []
-        if self._signature.stop != NOWHERE:
-            rows = self._signature.sizes[0]
-            parts.insert(0, outcome.outputs[self._signature.stop][:rows].reshape(rows) != 0)
+        signature, rows = self._signature, self._signature.sizes[0]
+        parts = [outcome.bad] if signature.tells_bad else []
+        if signature.tells_rows:
+            said = outcome.done_steps
+            if signature.flags_at == NOWHERE:
+                said = outcome.outputs[signature.stop][:rows].reshape(-1) != 0
+            parts.insert(0, torch.cat([said, said.new_zeros(rows - len(said))]) if len(said) < rows else said)
         return parts
+
+    def _note_over(self, is_over: torch.Tensor) -> None:
+        """Has the next task know which rows of loops that go ahead go no further: the first ones, without padding."""
+        signature = self._signature
+        if signature.flags_at != NOWHERE and (signature.is_loop or signature.stop != NOWHERE):
+            flags = self._slice(signature.flags_at + signature.sizes[0], len(is_over))
+            self._memory.flags.index_copy_(0, flags, is_over)
+
+    def _stopped(self) -> torch.Tensor | None:
+        """Which rows have stopped in a task before; None: none has."""
+        signature = self._signature
+        if signature.flags_at == NOWHERE:
+            return None
+        return self._memory.flags.index_select(0, self._slice(signature.flags_at, signature.sizes[0]))
+
+    def _without(self, number: int, stopped: torch.Tensor, value: CellInput) -> CellInput:
+        """Input ``number`` with nothing of the rows that have stopped."""
+        return without(stopped, value)
 
     def prepare_capture(self) -> None:
         """Called before ``run`` is captured instead of called: what cannot be done meanwhile."""
@@ -120,15 +138,14 @@ class Operations:
     def _inputs(self) -> Inputs:
         """Copies of all inputs, within their limits."""
         signature = self._signature
-        values = [self._gather(k, given) for k, given in enumerate(signature.inputs)]
+        values, stopped = [self._gather(k, given) for k, given in enumerate(signature.inputs)], self._stopped()
+        if stopped is not None and not signature.is_loop:
+            values = [self._without(k, stopped, value) for k, value in enumerate(values)]
         bad = None
         for k, name in enumerate(self._placed.cell.inputs):
             if name in self._placed.limits:
                 bad = zeros(ANSWER, self._words.device, signature.positions) if bad is None else bad
                 values[k] = _bring_within(values[k], self._placed.limits[name], bad)
-        stopped = None
-        if signature.flags_at != NOWHERE:
-            stopped = self._memory.flags.index_select(0, self._slice(signature.flags_at, signature.sizes[0]))
         return Inputs(list(signature.sizes), values, self._lengths(), bad, stopped)
 
     def _slice(self, at: int, count: int) -> torch.Tensor:

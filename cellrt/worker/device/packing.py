@@ -152,12 +152,14 @@ class TaskReader:
         if shape.is_loop:
             lengths_at = self._copy(layout.H_LENGTHS, layout.H_ROWS, shape.rows, self.padding_steps)
         tells_bad = not shape.is_loop and (bool(cell.finite) or self._reads_unchecked())
-        answers = self._num_answers(tells_bad)
+        tells_rows = shape.is_loop or shape.stop >= 0
+        tells_rows = tells_rows or (shape.has_flags and any(made.results for made in shape.outputs))
+        answers = self._num_answers(tells_rows, tells_bad)
         if answers:
             answers_at = self._room(answers)
         sizes_at, spans_at, nodes_at = self._sizes_words(), self._spans_words(), self._nodes_words()
         flags_at = NOWHERE
-        if self._buffer[layout.H_FLAGS] > 0:  # all loops of a cell type have flags, or none
+        if shape.has_flags:
             flags_at = self._copy(layout.H_FLAGS, layout.H_ROWS, shape.rows, REPEAT)
             self._copy(layout.H_NEW_FLAGS, layout.H_ROWS, shape.rows, layout.NOBODYS)
         signature = Signature(
@@ -177,6 +179,7 @@ class TaskReader:
             spans_at,
             flags_at,
             self._num_words,
+            tells_rows,
             shape.nodes,
             nodes_at,
         )
@@ -190,12 +193,12 @@ class TaskReader:
             self._can_capture,
         )
 
-    def _num_answers(self, tells_bad: bool) -> int:
+    def _num_answers(self, tells_rows: bool, tells_bad: bool) -> int:
         """See ``Signature.answers``."""
         shape = self._shape
         if shape.is_loop:
             return 2 * shape.rows
-        return (shape.rows if shape.stop >= 0 else 0) + (shape.positions if tells_bad else 0)
+        return (shape.rows if tells_rows else 0) + (shape.positions if tells_bad else 0)
 
     def _is_checked_here(self, name: str, given: InputShape) -> bool:
         """Whether the host checks an input with limits: it does where it uploads all of it, a row for each position."""

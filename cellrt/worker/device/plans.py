@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cellrt.core.copying import LARGE_BYTES
 from cellrt.core.task_layout import (
+    H_FLAGS,
     H_IS_LOOP,
     H_POSITIONS,
     H_ROWS,
@@ -134,7 +135,7 @@ class Plans:
 
     def _plan(self, packing: Packing) -> Plan:
         signature = packing.signature
-        behind = signature.sizes[0] if signature.is_loop or signature.stop >= 0 else 0
+        behind = signature.sizes[0] if signature.tells_rows else 0
         bad = H_ROWS if signature.is_loop else H_POSITIONS if signature.tells_bad else NOWHERE
         steps = packing.steps
         kept = np.empty(0 if steps is None else signature.num_words, np.int64)
@@ -191,7 +192,7 @@ def _readers(placed: PlacedCell, buffer: Ints, captures: bool) -> list[type[Task
     if buffer[H_IS_LOOP]:
         loops: list[type[TaskReader]] = [SpanLoopReader if placed.reads_spans else LoopReader] if is_fused else []
         return [*loops, TaskReader]
-    if is_run and buffer[H_STOP_OUTPUT] >= 0:
+    if is_run and (buffer[H_STOP_OUTPUT] >= 0 or buffer[H_FLAGS] > 0):
         return [TaskReader]
     goes_by_steps = is_run and (not placed.cell.has_steps or (captures and placed.goes_by_steps))
     plain: list[type[TaskReader]] = [StepsReader, TaskReader] if goes_by_steps else [TaskReader]

@@ -33,9 +33,9 @@ device says how many rows there are."""
 FORM, PADS, MOST_ROWS, NUM_INPUTS, NUM_OUTPUTS, NUM_SIZES, RULES = range(7)
 
 # A shape; behind it a record for each input, one for each output, and the rows of each step where they are as they are.
-ROWS, STEPS, POSITIONS, IS_LOOP, STOP, IS_COMPUTED, NUM_NODES, SHAPE = range(8)
+ROWS, STEPS, POSITIONS, IS_LOOP, STOP, IS_COMPUTED, NUM_NODES, HAS_FLAGS, SHAPE = range(9)
 """IS_COMPUTED: whether rows of an input lie at several places. NUM_NODES: of cells that are told which rows are of one
-node, else 0."""
+node, else 0. HAS_FLAGS: whether some rows are of loops that may have stopped in a task before."""
 SHAPE_INPUT, SHAPE_OUTPUT = 3, 4
 
 
@@ -68,6 +68,7 @@ class Shape(NamedTuple):
     stop: int
     is_computed: bool
     nodes: int
+    has_flags: bool
     inputs: list[InputShape]
     outputs: list[OutputShape]
     sizes: tuple[int, ...]
@@ -105,6 +106,7 @@ def shape_of(found: NDArray[np.int64], rules: NDArray[np.int64]) -> Shape:
         words[STOP],
         bool(words[IS_COMPUTED]),
         words[NUM_NODES],
+        bool(words[HAS_FLAGS]),
         [InputShape(*words[at : at + SHAPE_INPUT]) for at in range(*ends, SHAPE_INPUT)],
         [_output_shape(*words[at : at + SHAPE_OUTPUT]) for at in range(ends[1], outputs_end, SHAPE_OUTPUT)],
         tuple(words[outputs_end:]),
@@ -215,6 +217,7 @@ def find_shape(buffer, rules, shape):  # type: ignore[no-untyped-def]
     """Writes a task's shape; returns how many numbers it has. There must be room for all steps."""
     _find_numbers(buffer, rules, shape)
     shape[IS_LOOP], shape[STOP], shape[IS_COMPUTED] = buffer[layout.H_IS_LOOP], buffer[layout.H_STOP_OUTPUT], 0
+    shape[HAS_FLAGS] = buffer[layout.H_FLAGS] > 0
     at = SHAPE
     for number in range(rules[NUM_INPUTS]):
         _find_input(buffer, rules, shape, number, at)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 NOWHERE = -1
+STOPS, HAD_STOPPED = 1, 2
+"""What a row of a task that is no loop's says: stop, or that it did in a task before; else 0."""
 NOT_FINITE, OUTSIDE = 1, 2
 """What is bad of a position (of a loop: a row), or both: an output is not finite, an input is outside its limits."""
 
@@ -69,8 +71,8 @@ class Signature(NamedTuple):
     outputs: tuple[OutputSignature, ...]
     lengths_at: int
     answers: int
-    """Integers that come back: of a loop, steps done and what is bad, for each row; of other tasks for each row of the
-    first step whether it says stop, where an output does, and if ``tells_bad`` what is bad of each position."""
+    """Integers that come back: of a loop, steps done and what is bad, for each row; of other tasks if ``tells_rows``
+    for each row of the first step whether it says stop, and if ``tells_bad`` what is bad of each position."""
     answers_at: int
     tells_bad: bool
     """Whether, of what is no loop, there is an answer for each position: ``NOT_FINITE``, ``OUTSIDE``, or 0."""
@@ -80,9 +82,12 @@ class Signature(NamedTuple):
     """First word of the spans that a fused cell reads (``SpannedRows``): that of the first state, then of each step; or
     NOWHERE."""
     flags_at: int
-    """Of loops that go ahead: first word of the flags that rows read, behind which those are that they write; else
-    NOWHERE."""
+    """Of tasks with rows of loops that go ahead: first word of the flags that rows read, behind which those are that
+    they write; else NOWHERE."""
     num_words: int
+    tells_rows: bool = False
+    """Whether there is an answer for each row: of loops, where an output says stop, and where results are shown of rows
+    that may have stopped in a task before."""
     num_nodes: int = 0
     """Of a cell that is told which rows are of one node: how many there are, the padding included."""
     nodes_at: int = NOWHERE

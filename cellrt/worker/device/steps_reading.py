@@ -62,7 +62,7 @@ class StepsReader(TaskReader):
             num_words=step_words.HEAD + len(self._parts),
         )
 
-    def _num_answers(self, tells_bad: bool) -> int:
+    def _num_answers(self, tells_rows: bool, tells_bad: bool) -> int:
         """One more for the padding."""
         return self._shape.positions + 1 if tells_bad else 0
 
