@@ -16,11 +16,13 @@ from cellrt.core import buddy_allocator, page_list
 from cellrt.core.moves import DEAD, FREE, LEFT, LIVE, QUEUED, REQUEST, SUBGRAPH, word_of
 from cellrt.core.tables import (
     BORROWED,
+    BRING,
     GRANULE,
     HOST,
     LANES_PER_PRIORITY,
     LOCATION_SHIFT,
     MAX_KINDS,
+    MAX_STATES,
     NUM_LANES,
     NUM_PERMANENT,
     NUM_PRIORITIES,
@@ -213,7 +215,8 @@ def _rows(t: Tables) -> list[str]:
 
 
 def _pages(t: Tables) -> list[str]:
-    """Pages of a request are at its home or at the host, where they are counted, and hold what was sent."""
+    """Pages of a request are at its home or at the host, where they are counted, and hold what was sent; a session's
+    rows are in pages, or come with its next request."""
     rules = []
     for request in _live(t):
         locations: list[int] = []
@@ -226,6 +229,9 @@ def _pages(t: Tables) -> list[str]:
         if elsewhere := set(locations) - {HOST, home}:
             rules.append(f"request {request}: pages at {sorted(elsewhere)}, its home is {home}")
         rules.extend(f"request {request}: {wrong}" for wrong in page_rules(t, t.requests[request]))
+    is_nowhere = (t.slots["length"] > 0) & (t.slots["pages"] == 0) & (t.slots["row"] != BRING)
+    for at in np.flatnonzero(is_nowhere).tolist():
+        rules.append(f"session {at // MAX_STATES}: rows of its state {at % MAX_STATES} are nowhere")
     return rules
 
 
