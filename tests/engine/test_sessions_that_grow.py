@@ -18,7 +18,11 @@ CELLS = {page_size: make_cells(page_size, rows) for page_size, rows in ((1, 5), 
 
 
 @settings(max_examples=25)
-@given(seed=st.integers(0, 1 << 16), resident=st.sampled_from([0, 1, None]), page_bytes=st.sampled_from([1 << 12, 1 << 16]))
+@given(
+    seed=st.integers(0, 1 << 16),
+    resident=st.sampled_from([0, 1, None]),
+    page_bytes=st.sampled_from([1 << 12, 1 << 16]),
+)
 def test_each_session_has_its_own_rows_alone_whatever_became_of_others(seed, resident, page_bytes):
     draw = random.Random(seed)
     model = sums(CELLS[draw.choice((1, 3))], keep=True)
