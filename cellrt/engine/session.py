@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from numpy.typing import NDArray
@@ -18,6 +18,17 @@ from cellrt.engine.stream import Channel, Stream
 from cellrt.engine.submission import Submission
 from cellrt.errors import EngineClosedError, RequestError, SessionError
 from cellrt.graph.results import StateLayout
+
+
+class OfModel(Protocol):
+    """A session, wherever its engine is."""
+
+    @property
+    def model(self) -> str:
+        """Name of its model."""
+
+
+S = TypeVar("S", bound=OfModel)
 
 
 class Session:
@@ -145,16 +156,24 @@ def _row_shape(layout: StateLayout, spec: RowSpec) -> tuple[int, ...]:
     return spec.shape[: layout.page_dim] + spec.shape[layout.page_dim + 1 :]
 
 
-def records_of(sessions: Sequence[object], engine: object, model: str) -> list[SessionRecord]:
-    """What an engine keeps of sessions. Raises RequestError unless all are of this engine and model."""
-    records: list[SessionRecord] = []
+def own_sessions(
+    sessions: Sequence[object], kind: type[S], model: str, owner: str, is_own: Callable[[S], bool]
+) -> list[S]:
+    """Sessions that somebody gives back. Raises RequestError unless all are of this kind, model and owner."""
+    own: list[S] = []
     for place, session in enumerate(sessions):
-        if not isinstance(session, Session):
+        if not isinstance(session, kind):
             given = type(session).__name__
-            raise RequestError(f"sessions[{place}]: expected what the engine's session() gives, got {given}")
+            raise RequestError(f"sessions[{place}]: expected what the {owner}'s session() gives, got {given}")
         if session.model != model:
             raise RequestError(f"sessions[{place}]: {session} is not one of model {model!r}")
-        if session._engine is not engine:
-            raise RequestError(f"sessions[{place}]: {session} is one of another engine")
-        records.append(session._record)
-    return records
+        if not is_own(session):
+            raise RequestError(f"sessions[{place}]: {session} is one of another {owner}")
+        own.append(session)
+    return own
+
+
+def records_of(sessions: Sequence[object], engine: object, model: str) -> list[SessionRecord]:
+    """What an engine keeps of sessions. Raises RequestError unless all are of this engine and model."""
+    own = own_sessions(sessions, Session, model, "engine", lambda session: session._engine is engine)
+    return [session._record for session in own]

@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import Any, Self
 
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
+from cellrt.engine.session import own_sessions
 from cellrt.engine.stream import Channel, Stream
-from cellrt.errors import DeviceError, EngineClosedError, RequestError
+from cellrt.errors import DeviceError, EngineClosedError
 from cellrt.process.binding import Binding
 from cellrt.process.link import Link
 
@@ -85,14 +86,5 @@ class RemoteSession:
 
 def parts_of(sessions: Sequence[object], link: Link, model: str) -> list[tuple[Binding, int]]:
     """Sessions' bindings and numbers. Raises RequestError unless all are of this connection and model."""
-    parts: list[tuple[Binding, int]] = []
-    for place, session in enumerate(sessions):
-        if not isinstance(session, RemoteSession):
-            given = type(session).__name__
-            raise RequestError(f"sessions[{place}]: expected what the client's session() gives, got {given}")
-        if session.model != model:
-            raise RequestError(f"sessions[{place}]: {session} is not one of model {model!r}")
-        if session._link is not link:
-            raise RequestError(f"sessions[{place}]: {session} is one of another client")
-        parts.append((session._binding, session._number))
-    return parts
+    own = own_sessions(sessions, RemoteSession, model, "client", lambda session: session._link is link)
+    return [(session._binding, session._number) for session in own]
