@@ -93,7 +93,7 @@ class Futures(Sequence[RequestFuture]):
             for future in self:
                 future.cancel()
             raise
-        return self.results()
+        return self._taken()  # waits for nothing: the engine may be yet to hear what the client has cancelled
 
     def results(self, timeout: float | None = None) -> list[Result]:
         """The results of all, in order; waits for them at most ``timeout`` seconds.
@@ -107,15 +107,16 @@ class Futures(Sequence[RequestFuture]):
             if self._parts is not None:
                 for outcomes, _ in reversed(self._parts):  # the last is mostly the last to end: one wait for all
                     outcomes.wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
-                return self._taken(self._parts)
-            for future in reversed(self):
-                future._wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
+            else:
+                for future in reversed(self):
+                    future._wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
         except TimeoutError:
             raise TimeoutError(f"the requests have not all ended within {timeout} s") from None
-        return [future.result() for future in self]
+        return self._taken()
 
-    def _taken(self, parts: Sequence[tuple[Outcomes, Sequence[int]]]) -> list[Result]:
+    def _taken(self) -> list[Result]:
         """The results of all, when all have ended."""
+        parts = self._parts or ()
         if len(parts) == 1:  # in order
             found = parts[0][0].take()
         else:

@@ -179,8 +179,9 @@ class Submission:
         by_model = [(model.places, size_of(parts)) for model, parts in asked]
         if len(by_model) == 1:  # as most are
             return [(self._manager.places, by_model[0][1]), by_model[0]]
-        requests, rows = (sum(counts) for counts in zip(*(size for _, size in by_model), (0, 0)))
-        return [(self._manager.places, Size(requests, rows)), *by_model]
+        sizes = [size for _, size in by_model]
+        whole = Size(sum(size.requests for size in sizes), sum(size.rows for size in sizes))
+        return [(self._manager.places, whole), *by_model]
 
     def _enqueue(
         self,
