@@ -13,6 +13,8 @@ from cellrt.core.moves import FREE
 from cellrt.core.validate import broken_rules
 from cellrt.engine.engine import Engine
 from cellrt.engine.future import RequestFuture
+from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder
 from tests import limits
 
 WAIT_S = 30.0
@@ -49,6 +51,14 @@ def assert_same(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch
         torch.testing.assert_close(
             value, expected[name], rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def assert_streamed(engine: Engine, model: Unfolder, name: str, ends: Sequence[int]) -> None:
+    """A result's steps come as the reference makes them, of requests that are numbers, and none behind their stop."""
+    for end in ends:
+        with engine.stream(model.name, end) as stream:
+            seen = [update[name] for update in stream if name in update]
+        assert_same({name: torch.stack(seen)}, {name: run_one_by_one(model, end)[name]})
 
 
 def error_of(future: RequestFuture) -> BaseException | None:

@@ -18,7 +18,7 @@ from cellrt.errors import CellError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.executor import DeviceOptions
-from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of
+from tests.engine.helpers import WAIT_S, assert_same, assert_streamed, close_and_check, error_of
 from tests.engine.test_cuda_device import stub, stub_engines  # noqa: F401 - fixtures
 from tests.engine.test_cuda_fused_loops import Counts, CountsSpans
 from tests.engine.test_cuda_loops import BAD, MOST_STEPS, NUMBER, FailingError, Spoils, count_freely, count_to
@@ -131,10 +131,7 @@ def test_streamed_steps_are_those_before_the_stop():
     model = counter(counting(count_freely))
     engine = device_engine("dry", 1, LATE, settings=ahead(3))
     engine.register(model, warm_up=False)
-    for end in (0, 3, 8):
-        with engine.stream("count", end) as stream:
-            seen = [update["other"] for update in stream if "other" in update]
-        assert_same({"other": torch.stack(seen)}, {"other": run_one_by_one(model, end)["other"]})
+    assert_streamed(engine, model, "other", (0, 3, 8))
     close_and_check(engine)
 
 

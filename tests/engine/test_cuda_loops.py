@@ -21,7 +21,7 @@ from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.dry import DryDeviceError
 from cellrt.worker.device.executor import DeviceOptions
-from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
+from tests.engine.helpers import WAIT_S, assert_same, assert_streamed, close_and_check, error_of, small_engine
 from tests.engine.test_cuda_limits import Walks
 from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, serve
 
@@ -223,10 +223,7 @@ def test_streamed_steps_are_those_before_the_stop():
     model = counter(make_cell())
     engine = device_engine("dry", 1, LATE, settings=ahead(3, runs=False))
     engine.register(model, warm_up=False)
-    for end in (0, 3, 8):
-        with engine.stream("count", end) as stream:
-            seen = [update["every"] for update in stream if "every" in update]
-        assert_same({"every": torch.stack(seen)}, {"every": run_one_by_one(model, end)["every"]})
+    assert_streamed(engine, model, "every", (0, 3, 8))
     close_and_check(engine)
 
 

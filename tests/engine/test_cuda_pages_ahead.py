@@ -22,7 +22,7 @@ from cellrt.unfolders.completion import complete
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.dry import DryDeviceError
 from cellrt.worker.device.executor import DeviceOptions
-from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of
+from tests.engine.helpers import WAIT_S, assert_same, assert_streamed, close_and_check, error_of
 from tests.engine.test_cuda_device import stub, stub_engines  # noqa: F401 - fixtures
 from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, on_every_device
 from tests.unfolders.language_models import END, draw_prompt, small_cell, small_layers
@@ -233,10 +233,7 @@ def test_streamed_steps_are_those_before_the_stop():
     model = counter(False)
     engine = device_engine("dry", 1, LATE, settings=ahead(3))
     engine.register(model, warm_up=False)
-    for end in (0, 3, 8):
-        with engine.stream("count", end) as stream:
-            seen = [update["total"] for update in stream if "total" in update]
-        assert_same({"total": torch.stack(seen)}, {"total": run_one_by_one(model, end)["total"]})
+    assert_streamed(engine, model, "total", (0, 3, 8))
     close_and_check(engine)
 
 
