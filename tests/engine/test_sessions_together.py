@@ -226,8 +226,8 @@ async def test_those_that_are_awaited_may_be_cancelled_by_hand() -> None:
     """The engine has not heard of it when the others' results are there: nobody waits until it has."""
     with small_engine() as engine:
         engine.register(MODELS[0], warm_up=False)
-        futures = engine.submit_many("plain", [step()] * 3)
         with engine._manager.turns._turn:  # no turn meanwhile: nothing ends by itself
+            futures = engine.submit_many("plain", [step()] * 3)
             for future in futures:
                 future.cancel()
             with pytest.raises(CancelledError):
