@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from queue import SimpleQueue
 
 import numpy as np
+import pytest
 
 from cellrt.worker.base import WAKE
 from cellrt.worker.cpu.worker import CpuWorker
@@ -135,3 +137,22 @@ def test_a_worker_that_has_rested_takes_a_turn_and_may_be_woken_again():
     assert len(turns) == 2, "when it was told to rest, and when the time was over"
     assert worker.wake()
     end(worker)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, 1), (1e-3, 3)])
+def test_short_tasks_that_were_given_together_have_one_turn_behind_them_and_others_one_each(seconds, expected):
+    turns: list[int] = []
+
+    class SlowTasks(Tasks):
+        def execute(self, type_id, buffer):
+            time.sleep(seconds)
+            return super().execute(type_id, buffer)
+
+    tasks = SlowTasks()
+    worker = CpuWorker(tasks, lambda: not turns.append(len(turns)), lambda: False, lambda: None, 1, "worker")
+    launch(worker, [4, 5, 6])
+    worker.start()
+    until(lambda: len(turns) == expected, "the turns are taken")
+    assert [done.task for done in worker.poll()] == tasks.ran == [4, 5, 6]
+    end(worker)
+    assert len(turns) == expected
