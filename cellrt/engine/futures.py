@@ -3,12 +3,13 @@ their request has ended, and then one object is all that they cost."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from _thread import LockType, allocate_lock
+from _thread import allocate_lock
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures._base import FINISHED
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from types import NoneType
 from typing import Any, overload
@@ -24,6 +25,7 @@ from cellrt.engine.future import (
     as_awaitable,
     finish_together,
 )
+from cellrt.engine.mailbox import mailbox_of
 from cellrt.errors import CellrtError
 
 _TAKEN = (dict, BaseException, NoneType)
@@ -85,10 +87,14 @@ class Futures(Sequence[RequestFuture]):
 
     async def _gather(self) -> list[Result]:
         try:
-            for future in reversed(self):  # as in ``results``
-                if future._state not in OVER:
-                    with suppress(CellrtError):
-                        await as_awaitable(future)
+            if self._parts is not None:
+                for outcomes, _ in reversed(self._parts):  # as in ``results``
+                    await outcomes.wait_in_loop()
+            else:
+                for future in reversed(self):
+                    if future._state not in OVER:
+                        with suppress(CellrtError):
+                            await as_awaitable(future)
         except BaseException:
             for future in self:
                 future.cancel()
@@ -138,7 +144,7 @@ class Outcomes:
         count: how many they are.
     """
 
-    __slots__ = ("_count", "_first_number", "_futures", "_num_left", "_outcomes", "_owner", "_places", "_sleepers")
+    __slots__ = ("_count", "_first_number", "_futures", "_num_left", "_outcomes", "_owner", "_places", "_wakes")
 
     def __init__(self, owner: Owner, first_number: int, count: int) -> None:
         self._owner: Owner | None = owner
@@ -149,8 +155,8 @@ class Outcomes:
         """Of requests that ended before somebody asked for their future; None until one does."""
         self._places: list[int] = NO_PLACES
         """Of those that have results, their number among these."""
-        self._sleepers: Sequence[LockType] = ()
-        """Of each thread that waits for all of them a lock, held until then."""
+        self._wakes: Sequence[Callable[[], None]] = ()
+        """Of each who waits for all of them what wakes it."""
 
     def future(self, number: int) -> RequestFuture:
         """The future of a request; always the same."""
@@ -174,20 +180,46 @@ class Outcomes:
         """Waits until all have ended. Raises TimeoutError, and RequestError in a future's callback."""
         if not self._num_left:
             return
-        owner, lock = self._owner, allocate_lock()
-        if owner is not None:
-            owner.refuse_in_callback()
+        self._refuse_in_callback()
+        lock = allocate_lock()
         lock.acquire()
-        with SETTLING:
-            self._sleepers = [*self._sleepers, lock]
-        try:
+        with self._told_of_end(lock.release):
             if self._num_left:  # who ends the last after this look finds the lock in the list
                 lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
-        finally:
-            with SETTLING:
-                self._sleepers = [other for other in self._sleepers if other is not lock]
         if self._num_left:
             raise TimeoutError(f"the requests have not all ended within {timeout} s")
+
+    async def wait_in_loop(self) -> None:
+        """As ``wait``, for a coroutine: others of its loop go on meanwhile."""
+        if not self._num_left:
+            return
+        self._refuse_in_callback()
+        loop = asyncio.get_running_loop()
+        over, mailbox = asyncio.Event(), mailbox_of(loop)
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                mailbox.put(over.set)
+
+        with self._told_of_end(wake):
+            if self._num_left:
+                await over.wait()
+
+    def _refuse_in_callback(self) -> None:
+        owner = self._owner
+        if owner is not None:
+            owner.refuse_in_callback()
+
+    @contextmanager
+    def _told_of_end(self, wake: Callable[[], None]) -> Iterator[None]:
+        """While one is inside, ``wake`` is called when the last has ended; by the holder of the turn."""
+        with SETTLING:
+            self._wakes = [*self._wakes, wake]
+        try:
+            yield
+        finally:
+            with SETTLING:
+                self._wakes = [other for other in self._wakes if other is not wake]
 
     def take(self) -> list[Result | None]:
         """The results of all, when all have ended; None of those whose future must be asked."""
@@ -238,8 +270,8 @@ class Outcomes:
         self._num_left -= count
         if not self._num_left:
             self._owner = None
-            for lock in self._sleepers:
-                lock.release()
+            for wake in self._wakes:
+                wake()
 
 
 def finish_all(ended: Sequence[tuple[Outcomes, Sequence[int]]], results: Results) -> None:

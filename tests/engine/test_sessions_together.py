@@ -223,12 +223,28 @@ async def test_the_first_error_is_raised_when_all_have_ended() -> None:
 
 
 async def test_those_that_are_awaited_may_be_cancelled_by_hand() -> None:
-    """The engine has not heard of it when the others' results are there: nobody waits until it has."""
+    """The engine has not heard of it yet: the loop goes on meanwhile."""
     with small_engine() as engine:
         engine.register(MODELS[0], warm_up=False)
         with engine._manager.turns._turn:  # no turn meanwhile: nothing ends by itself
             futures = engine.submit_many("plain", [step()] * 3)
             for future in futures:
                 future.cancel()
-            with pytest.raises(CancelledError):
-                await asyncio.wait_for(futures, WAIT_S)
+            task = asyncio.create_task(futures._gather())
+            await asyncio.sleep(0)
+            engine._manager.turns.wake()
+        with pytest.raises(CancelledError):
+            await asyncio.wait_for(task, WAIT_S)
+
+
+async def test_no_future_is_made_for_those_that_are_awaited_together() -> None:
+    gate = Gate(WAIT_S)
+    with small_engine() as engine:
+        engine.register(gate.unfolder, warm_up=False)
+        futures = engine.submit_many(gate.unfolder.name, [torch.ones(WIDTH)] * 4)
+        task = asyncio.create_task(futures._gather())
+        assert await asyncio.to_thread(gate.entered.wait, WAIT_S)
+        gate.open.set()
+        assert len(await asyncio.wait_for(task, WAIT_S)) == 4
+        ((outcomes, _),) = futures._parts
+        assert not outcomes._futures
