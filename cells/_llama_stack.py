@@ -22,7 +22,7 @@ from cellrt.cells.paged_attention import LayerPages, Mask, Pages, Spans, setting
 from cellrt.cells.transformer import Heads
 from cellrt.definition.compiled_form import nogil
 from cellrt.kernels.paged_attention.pages import check, check_appended
-from cellrt.products.packed import FLOAT_BYTES, project
+from cellrt.products.packed import FLOAT_BYTES, new_room, packed_numbers, project
 
 LINEARS = ("attention.query", "attention.key", "attention.value", "attention.out", "mlp.gate", "mlp.up", "mlp.down")
 NORMS = ("attention_norm", "mlp_norm", "attention.query_norm", "attention.key_norm")
@@ -93,13 +93,14 @@ class LayerWeights:
     def _pack(self, *weights: Tensor | None) -> tuple[NDArray[np.int64], list[Any]]:
         each = len(self._slots) // (2 * len(LINEARS) + len(NORMS))
         words, kept = np.zeros((each, LAYER_WORDS), np.int64), list[Any](weights)
-        parts = iter(weights)
+        sizes = [packed_numbers(weight) for weight in weights if weight is not None and weight.dim() == 2]
+        parts, rooms = iter(weights), iter(new_room(sum(sizes)).split(sizes))  # in the order in which they are read
         for layer in range(each):
             for place in range(len(LINEARS)):
                 weight, bias = next(parts), next(parts)
                 if weight is None:
                     raise TypeError("a linear layer without a weight")
-                packed, added = pack_with_bias(weight, bias)
+                packed, added = pack_with_bias(weight, bias, next(rooms))
                 kept += [packed, added]
                 words[layer, 2 * place : 2 * place + 2] = packed.address, added.data_ptr()
             for place in range(2 * len(LINEARS), LAYER_WORDS):

@@ -104,9 +104,10 @@ class Derived(Generic[Value]):
         return type(self), (self._compute,)
 
 
-def pack_with_bias(weight: Tensor, bias: Tensor | None) -> tuple[PackedWeight, Tensor]:
-    """A plain linear layer for ``project``."""
-    return pack_linear(weight), _bias_or_zeros(weight, bias)
+def pack_with_bias(weight: Tensor, bias: Tensor | None, room: Tensor | None = None) -> tuple[PackedWeight, Tensor]:
+    """A plain linear layer for ``project``; ``room`` is as for ``pack_linear``."""
+    added = _bias_or_zeros(weight, bias)
+    return pack_linear(weight, room), added
 
 
 def pack_recurrent(gates: int) -> Callable[[Tensor, Tensor | None], tuple[PackedWeight, Tensor]]:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -29,18 +30,17 @@ from torch import Tensor
 
 from cellrt.core.jit import nogil, watch_callees
 from cellrt.core.memory import read_float
-from cellrt.products.tile import lines_of_row, multiply_rows, rows_of_tile
+from cellrt.products.tile import HALF_GROUPS, lines_of_row, multiply_rows, rows_of_tile
 from cellrt.products.vectors import LANES, LINE_BYTES, fetch_line
 
 FLOAT_BYTES = 4
 CHUNK_ROWS = 96
 """Rows that go through all panels together: their inputs stay in the second-level cache."""
 
-_BLOCK_DEPTH, _SHORT_BLOCK_DEPTH = 128, 48
+_BLOCK_DEPTH, _SHORT_BLOCK_DEPTH, _HALVES_DEPTH = 128, 48, 192
 """Where rows are more than a tile, the depth is cut into blocks of this size: so much of a panel stays in the nearest
-cache while all rows go over it. Two tiles are over it soon, and what they fetch meanwhile is little."""
-_AHEAD_DEPTH = 24
-"""How far ahead a full tile fetches that is alone."""
+cache while all rows go over it. Two tiles are over it soon, and what they fetch meanwhile is little. Two halves of the
+columns read nothing twice: their blocks are as long as what was fetched stays in the second cache."""
 
 _LINEAR_GROUPS = 4
 
@@ -59,6 +59,17 @@ class PackedWeight(NamedTuple):
         return self.values.data_ptr()
 
 
+def new_room(numbers: int) -> Tensor:
+    """Memory for so many float32 numbers of packed weights, from the beginning of a cache line on.
+
+    It is NumPy's, which asks for huge pages where there is much of it: one core then reads it at a higher pace.
+    """
+    line = LINE_BYTES // FLOAT_BYTES
+    room = np.empty(numbers + line, np.float32)
+    first = -room.ctypes.data // FLOAT_BYTES % line
+    return torch.from_numpy(room[first : first + numbers])
+
+
 def pack_gates(weight: Tensor, gates: int) -> PackedWeight:
     """Pack ``weight`` ``[gates * units, depth]`` so that a panel holds all gates of ``LANES`` units."""
     units, depth = weight.shape[0] // gates, weight.shape[1]
@@ -66,18 +77,30 @@ def pack_gates(weight: Tensor, gates: int) -> PackedWeight:
     padded = weight.new_zeros(gates, count * LANES, depth)
     padded[:, :units] = weight.detach().view(gates, units, depth)
     panels = padded.view(gates, count, LANES, depth).permute(1, 3, 0, 2)
-    return PackedWeight(panels.contiguous().view(count, depth, gates * LANES), units, depth)
+    values = new_room(padded.numel()).view(panels.shape).copy_(panels)
+    return PackedWeight(values.view(count, depth, gates * LANES), units, depth)
 
 
-def pack_linear(weight: Tensor) -> PackedWeight:
-    """Pack ``weight`` ``[columns, depth]`` of a plain linear layer: a panel holds ``4 * LANES`` neighbouring
-    columns."""
+def packed_numbers(weight: Tensor) -> int:
+    """How many numbers ``pack_linear`` makes of a weight."""
+    width = _LINEAR_GROUPS * LANES
+    return -(-weight.shape[0] // width) * width * weight.shape[1]
+
+
+def pack_linear(weight: Tensor, room: Tensor | None = None) -> PackedWeight:
+    """Pack ``weight`` ``[columns, depth]`` of a plain linear layer: a panel holds ``4 * LANES`` neighbouring columns.
+
+    ``room``: where to; weights that are read one behind the other should lie so.
+    """
     columns, depth = weight.shape
     width = _LINEAR_GROUPS * LANES
     count = -(-columns // width)
-    padded = weight.new_zeros(count * width, depth)
-    padded[:columns] = weight.detach()
-    return PackedWeight(padded.view(count, width, depth).transpose(1, 2).contiguous(), columns, depth)
+    padded = weight.detach()
+    if columns < count * width:
+        padded = weight.new_zeros(count * width, depth)
+        padded[:columns] = weight.detach()
+    values = (new_room(padded.numel()) if room is None else room).view(count, depth, width)
+    return PackedWeight(values.copy_(padded.view(count, width, depth).transpose(1, 2)), columns, depth)
 
 
 @intrinsic
@@ -112,6 +135,20 @@ def fetch(typing_context: Any, address: Any, size: Any) -> Any:
     return types.void(types.intp, types.intp), generate
 
 
+@intrinsic
+def touch(typing_context: Any, address: Any, size: Any) -> Any:
+    """Read ``size`` bytes of memory, from an even address on, for nothing but that they are in the caches then."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        index = ir.IntType(64)
+        with cgutils.for_range_slice(builder, index(0), arguments[1], index(LINE_BYTES), index) as (shift, _):
+            place = builder.inttoptr(builder.add(arguments[0], shift), ir.IntType(16).as_pointer())
+            builder.load_atomic(place, "monotonic", 2)  # others that nobody uses a compiler leaves out
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
 def _product(groups: int) -> Any:
     """What adds ``x @ panel`` to ``tile`` ``[rows, groups, LANES]``, for so many groups; ``stride`` is that of ``x``.
 
@@ -124,8 +161,9 @@ def _product(groups: int) -> Any:
     def multiply(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
         tiles = -(-rows // most)
         if tiles == 1:
-            block, lines = depth, row_lines if rows == most else 0
-        elif tiles == 2:
+            multiply_rows(groups, 0, rows, x, stride, panel, width, depth, tile, width, 0, panel)
+            return
+        if tiles == 2:
             block, lines = _SHORT_BLOCK_DEPTH, half_lines
         else:
             block, lines = _BLOCK_DEPTH, half_lines if tiles == 3 else 1
@@ -137,15 +175,32 @@ def _product(groups: int) -> Any:
                 count = -(-(rows - row) // (tiles - k))
                 begin = x + (row * stride + start) * FLOAT_BYTES
                 sums = tile + row * width * FLOAT_BYTES
-                shift = _AHEAD_DEPTH if tiles == 1 else size + k * size // tiles
-                ahead = weights + shift * width * FLOAT_BYTES
+                ahead = weights + (size + k * size // tiles) * width * FLOAT_BYTES
                 multiply_rows(groups, 0, count, begin, stride, weights, width, size, sums, width, lines, ahead)
                 row += count
 
     return multiply
 
 
-multiply_four, multiply_three = _product(4), _product(3)
+_multiply_four, multiply_three = _product(4), _product(3)
+_MOST, _MOST_IN_HALVES, _HALF_LINES = rows_of_tile(4), rows_of_tile(HALF_GROUPS), lines_of_row(HALF_GROUPS)
+
+
+@nogil
+def multiply_four(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
+    """As ``_product(4)``; where all rows fit a tile with half of the columns, one half after the other."""
+    if rows <= _MOST or rows > _MOST_IN_HALVES:
+        _multiply_four(x, stride, rows, panel, depth, tile)
+        return
+    width = 4 * LANES
+    half = HALF_GROUPS * LANES * FLOAT_BYTES
+    for start in range(0, depth, _HALVES_DEPTH):
+        size = min(_HALVES_DEPTH, depth - start)
+        begin, weights = x + start * FLOAT_BYTES, panel + start * width * FLOAT_BYTES
+        for k in range(2):
+            place, sums = weights + k * half, tile + k * half
+            ahead = weights + (size + k * size // 2) * width * FLOAT_BYTES
+            multiply_rows(HALF_GROUPS, 0, rows, begin, stride, place, width, size, sums, width, _HALF_LINES, ahead)
 
 
 @nogil

@@ -16,6 +16,9 @@ from numba.extending import intrinsic
 
 from cellrt.products.vectors import LANES, LINE_BYTES, REGISTERS, VectorBuilder, fetch_line
 
+HALF_GROUPS = 2
+"""Vectors of a row in a tile that has half of four groups, and more rows than there is room for with all of them."""
+
 _INDEX = ir.IntType(64)
 
 
@@ -37,13 +40,17 @@ def shapes_of(groups: int) -> list[tuple[int, int]]:
     """The shapes of tiles of so many vectors a row: how many rows, and how many cache lines each of the ``depth``
     fetches.
 
-    One tile by itself fetches nothing, or if it is full all of what comes soon. Of two or three each fetches half of
-    what comes next, of more one line; rows are shared out evenly, so that a tile has at least half of the most.
+    One tile by itself fetches nothing: it reads its weights in their order, and memory sees what comes. Of two or
+    three each fetches half of what comes next, of more one line; rows are shared out evenly, so that a tile has at
+    least half of the most. Two tiles may also be the halves of the columns, with all rows: each fetches as many lines
+    as it reads.
     """
     most, lines = rows_of_tile(groups), lines_of_row(groups)
-    alone = {(rows, 0) for rows in range(1, most)} | {(most, lines)}
-    together = {(rows, fetched) for rows in range((most + 1) // 2, most + 1) for fetched in (-(-lines // 2), 1)}
-    return sorted(alone | together)
+    shapes = {(rows, 0) for rows in range(1, most + 1)}
+    shapes |= {(rows, fetched) for rows in range((most + 1) // 2, most + 1) for fetched in (-(-lines // 2), 1)}
+    if groups == HALF_GROUPS:
+        shapes |= {(rows, lines) for rows in range(rows_of_tile(2 * groups) + 1, most + 1)}
+    return sorted(shapes)
 
 
 def _emit_tile(builder: Any, rows: int, groups: int, is_fresh: bool, lines: int, arguments: Any, ahead: Any) -> None:
