@@ -27,7 +27,7 @@ from cellrt.cells._attention_tile import (
     write_row,
 )
 from cellrt.definition.compiled_form import DONE, TaskFunction, array_at, nogil, read_float, read_words
-from cellrt.products.packed import fetch
+from cellrt.products.packed import fetch, touch
 from cellrt.products.vectors import FLOAT32, LANES
 
 TILE_QUERIES = 96
@@ -101,8 +101,10 @@ def _attend_heads(constants, task, node, first, last, first_head, num_heads):  #
         places, ahead = ahead, places
         if block + BLOCK_KEYS < end:
             _find_places(constants, task, node, block + BLOCK_KEYS, length - block - BLOCK_KEYS, ahead)
+        if num_heads > 1:
+            _touch_block(places, keys, first_head * head_bytes, num_heads * head_bytes)
         for head in range(num_heads):
-            if block + BLOCK_KEYS < end:
+            if num_heads == 1 and block + BLOCK_KEYS < end:
                 _fetch_block(ahead, (first_head + head) * head_bytes, head_bytes)
             _load_block(kind, head_dim, keys, places, (first_head + head) * head_bytes, turned, lined)
             for row in range(0, queries, TILE_ROWS):
@@ -186,6 +188,15 @@ def _fetch_block(places, offset, size):  # type: ignore[no-untyped-def]
     for key in range(BLOCK_KEYS):
         fetch(places[0, key] + offset, size)
         fetch(places[1, key] + offset, size)
+
+
+@nogil
+def _touch_block(places, keys, offset, size):  # type: ignore[no-untyped-def]
+    """Read some heads of a block in the order of memory, which then comes at its full pace; head by head, with gaps
+    between, it does not, nor does what is asked for ahead. With few rows memory is what takes time."""
+    for half in range(2):
+        for key in range(keys):
+            touch(places[half, key] + offset, size)
 
 
 @nogil
