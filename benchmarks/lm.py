@@ -45,6 +45,7 @@ from cellrt.cells.language_models import language_model, layered_language_model
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.llama_weights import llama_from_gguf
 from cellrt.definition.spans import PagedRows
+from cellrt.products.packed import new_room
 from cellrt.unfolders.completion import complete
 from cellrt.worker.torch_state import torch_threads
 from examples.models.talker import find_smollm
@@ -219,7 +220,8 @@ def run_floor(recorder: Recorder, part: str, model: Llama, cell: cellrt.Cell, se
     sizes = model.sizes
     used = [weight for name, weight in model.named_parameters() if "embedding" not in name or sizes.is_tied]
     numbers = sum(weight.numel() for weight in used)
-    half, square = torch.ones(2, numbers // 2), torch.ones(SQUARE, SQUARE)
+    half = new_room(numbers // 2 * 2).fill_(1.0).view(2, -1)  # in huge pages, as weights are: they are read faster
+    square = torch.ones(SQUARE, SQUARE)
     ours = Linear(SQUARE, SQUARE, bias=False)
     width = READ // PAGE_SIZE + 1
     for rows in STEP_ROWS:
