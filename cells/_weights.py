@@ -24,8 +24,9 @@ _PLAIN_TYPES = (Tensor, nn.Parameter)
 
 
 def _is_inference() -> bool:
-    """Whether torch only computes values here: no gradients, tracing or export."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    """Whether torch only computes values here: no gradients, tracing or export, and nobody who looks at operations, as
+    who captures them does: what is compiled here is none."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
     return not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 

@@ -22,6 +22,7 @@ from cellrt.unfolders.completion import complete
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.dry import DryDeviceError
 from cellrt.worker.device.executor import DeviceOptions
+from tests.engine.capturable_attention import capturable_attention  # noqa: F401 - a fixture
 from tests.engine.helpers import WAIT_S, assert_same, assert_streamed, close_and_check, error_of
 from tests.engine.test_cuda_device import stub, stub_engines  # noqa: F401 - fixtures
 from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, on_every_device
@@ -277,3 +278,22 @@ def test_captured_steps_that_go_ahead_race_with_nothing(stub_engines, make, dire
     assert stub_engines.races == []
     assert (stub_engines.num_launched > 0) == direct
     assert sum(each["replayed"] for each in counts) > 0, counts
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.usefixtures("capturable_attention")
+def test_a_language_model_whose_steps_are_captured_says_what_it_says_on_a_cpu(stub_engines, kind, count):  # noqa: F811
+    model = complete("lm", MODELS[kind], max_tokens=MOST)
+    engine = device_engine("dry", 1, CAPTURED, settings=ahead(count), **SIZES)
+    try:
+        engine.register(model, warm_up=False)
+        for _ in range(2):
+            requests = prompts(5)
+            for request, future in zip(requests, engine.submit_many("lm", requests)):
+                assert_says(future.result(WAIT_S), run_one_by_one(model, request))
+        counts = engine._manager.workers[0].counts()
+    finally:
+        close_and_check(engine)
+    assert stub_engines.races == []
+    assert counts["replayed"] > 0, counts
