@@ -20,11 +20,10 @@ from cellrt.kernels.gate_weights import PackedWeights, Precision
 
 FORMAT = 2
 MOST_STAGES = 6  # blocks of the product that are on their way from memory, or multiplied, at once
+LEAST_STAGES = 5  # where fewer fit, blocks of half the depth are taken
 ROW_CLASSES = tuple(1 << power for power in range(4, 11))
 """Numbers of rows that share a tile are rounded up to one of these: launches with them build all forms of a kernel."""
 SMALLEST_ROWS, LARGEST_ROWS = ROW_CLASSES[0], ROW_CLASSES[-1]
-SMALLEST_ROWS = 16
-LARGEST_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,10 @@ def candidates(weights: PackedWeights, num_rows: int, precision: Precision, shar
         shapes += [(16, 16, 2 * deep, 4), (16, 8, 2 * deep, 4)]
     for rows, units, depth, warps in shapes:
         if rows <= rows_class(num_rows):
-            yield fit(Tile(rows, units, depth, warps, MOST_STAGES), weights, shared_bytes)
+            tile = fit(Tile(rows, units, depth, warps, MOST_STAGES), weights, shared_bytes)
+            if tile.stages < LEAST_STAGES:
+                tile = fit(Tile(rows, units, depth // 2, warps, MOST_STAGES), weights, shared_bytes)
+            yield tile
 
 
 def fit(tile: Tile, weights: PackedWeights, shared_bytes: int) -> Tile:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from cellrt.kernels.gate_weights import PackedWeights, Precision
+from cellrt.kernels.gate_weights import DEPTH_MULTIPLE, PackedWeights, Precision
 from cellrt.kernels.tiles import (
     FORMAT,
     ROW_CLASSES,
@@ -64,10 +64,12 @@ Times = list[tuple[float, Tile]]
 
 
 def shapes_of(weights: PackedWeights, rows: int, precision: Precision, shared_bytes: int) -> list[Tile]:
-    """What the rule of thumb chooses from, and the largest with twice the units, which spills on some devices."""
+    """What the rule of thumb chooses from, and the largest with twice the depth, or with twice the units, which spills
+    on some devices."""
     shapes = list(candidates(weights, rows, precision, shared_bytes))
-    wide = replace(shapes[0], units=2 * shapes[0].units)
-    return [*shapes, *(fit(replace(wide, warps=warps), weights, shared_bytes) for warps in WIDE_WARPS)]
+    deep = replace(shapes[0], depth=min(2 * shapes[0].depth, DEPTH_MULTIPLE))
+    wide = (replace(shapes[0], units=2 * shapes[0].units, warps=warps) for warps in WIDE_WARPS)
+    return list(dict.fromkeys([*shapes, *(fit(other, weights, shared_bytes) for other in (deep, *wide))]))
 
 
 def variants(tile: Tile, weights: PackedWeights, shared_bytes: int) -> Iterator[Tile]:

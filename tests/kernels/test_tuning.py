@@ -19,6 +19,7 @@ from cellrt.kernels.tiles import (
     tuned_path,
     usual_tile,
 )
+from cellrt.kernels.tree_lstm_step import pack_weights as pack_tree
 from cellrt.kernels.tuning_cases import OPERATIONS, Case, Use
 
 SMALL = Use("lstm_step", torch.float32, "tf32", 16, True)
@@ -54,6 +55,20 @@ def test_stages_fit_into_shared_memory() -> None:
     weights = pack_weights(torch.zeros(64, 16))
     assert fit(Tile(16, 8, 64, 4, 4), weights, 232_448).stages == 4
     assert fit(Tile(16, 8, 64, 4, 4), weights, 32_768).stages == 2
+
+
+@pytest.mark.parametrize("shared_bytes", [166_912, 232_448])
+@pytest.mark.parametrize(("dtype", "depth"), [(torch.bfloat16, 64), (torch.float32, 32)])
+@pytest.mark.parametrize("operation", ["lstm_step", "tree_lstm_step"])
+def test_every_tile_has_five_stages_or_six(operation: str, dtype: torch.dtype, depth: int, shared_bytes: int) -> None:
+    """On an A100 the largest of a TreeLSTM, which has five gates, at half the depth; else nothing changes."""
+    packs = {"lstm_step": lambda w: pack_weights(w[:256, :64]), "tree_lstm_step": pack_tree}
+    weights = packs[operation](torch.zeros(320, 128, dtype=dtype))
+    tiles = list(candidates(weights, 512, "tf32", shared_bytes))
+    assert {tile.stages for tile in tiles} <= {5, 6}
+    is_halved = operation == "tree_lstm_step" and shared_bytes < 200_000
+    assert tiles[0].depth == (depth // 2 if is_halved else depth)
+    assert tiles[1].depth == depth
 
 
 def test_rule_takes_the_largest_tile_that_fills_the_device() -> None:
