@@ -28,6 +28,32 @@ def read_word(typing_context: Any, address: Any, index: Any) -> Any:
 
 
 @intrinsic
+def read_int(typing_context: Any, address: Any, index: Any) -> Any:
+    """The int32 number ``index`` of those at ``address``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        base = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
+        return builder.load(builder.gep(base, [arguments[1]]))
+
+    return types.int32(types.intp, types.intp), generate
+
+
+@intrinsic
+def start_of(typing_context: Any, array: Any) -> Any:
+    """The address of an array's numbers.
+
+    For loops over a part of it: the compiler does not know of an array that no index is negative, and makes of a loop
+    that reads its numbers one after the other one that gathers them, several times as long (see ``jit.py``).
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.ptrtoint(data, ir.IntType(64))
+
+    return types.intp(array), generate
+
+
+@intrinsic
 def write_word(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
     """Sets the int64 number ``index`` of those at ``address``."""
 

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, short_entry
+from cellrt.core.memory import read_int, start_of
 
 
 @compiled
 def fill_spans(buffer, num_inputs, num_outputs, nodes, steps, is_read):
     """As ``unpack_spans``."""
-    spans_at, count = buffer[layout.H_SPANS], buffer[layout.H_NUM_SPANS]
+    task, spans_at, count = start_of(buffer), buffer[layout.H_SPANS], buffer[layout.H_NUM_SPANS]
     for span in range(count):
-        first, step = buffer[spans_at + span], buffer[spans_at + count + 1 + span]
-        for row in range(first, buffer[spans_at + span + 1]):
+        first, step = read_int(task, spans_at + span), read_int(task, spans_at + count + 1 + span)
+        for row in range(first, read_int(task, spans_at + span + 1)):
             nodes[row], steps[row], is_read[row] = span, step + row - first, False
     for output in range(num_outputs):
         to = layout.HEADER + layout.INPUT * num_inputs + layout.OUTPUT * output
-        for k in range(buffer[to + layout.OUT_STORES]):
-            is_read[buffer[buffer[to + layout.OUT_STORE_POSITIONS] + k]] = True
-        for k in range(buffer[to + layout.OUT_RESULTS]):
-            is_read[buffer[buffer[to + layout.OUT_RESULT_POSITIONS] + k]] = True
+        positions = read_int(task, to + layout.OUT_STORE_POSITIONS)
+        for k in range(read_int(task, to + layout.OUT_STORES)):
+            is_read[read_int(task, positions + k)] = True
+        positions = read_int(task, to + layout.OUT_RESULT_POSITIONS)
+        for k in range(read_int(task, to + layout.OUT_RESULTS)):
+            is_read[read_int(task, positions + k)] = True
 
 
 @short_entry
@@ -34,9 +37,9 @@ def unpack_spans(buffer, num_inputs, num_outputs, nodes, steps, is_read):
 @compiled
 def most_pages_of(buffer, number):
     """As ``most_pages``."""
-    at, most = buffer[layout.HEADER + layout.INPUT * number + layout.IN_OFFSETS], 1
+    task, at, most = start_of(buffer), buffer[layout.HEADER + layout.INPUT * number + layout.IN_OFFSETS], 1
     for span in range(buffer[layout.H_NUM_SPANS]):
-        most = max(most, buffer[at + span + 1] - buffer[at + span])
+        most = max(most, read_int(task, at + span + 1) - read_int(task, at + span))
     return most
 
 
@@ -59,13 +62,15 @@ def fill_pages(buffer, number, tables, lengths, positions, appends):
     """As ``unpack_pages``; there may be room for more spans and rows than the task has."""
     to = layout.HEADER + layout.INPUT * number
     at, pages_at = buffer[to + layout.IN_OFFSETS], buffer[to + layout.IN_ROWS]
-    spans_at, count = buffer[layout.H_SPANS], buffer[layout.H_NUM_SPANS]
+    task, spans_at, count = start_of(buffer), buffer[layout.H_SPANS], buffer[layout.H_NUM_SPANS]
     for span in range(count):
-        first, end = buffer[at + span], buffer[at + span + 1]
-        for k in range(tables.shape[1]):
-            tables[span, k] = buffer[pages_at + first + k] if first + k < end else 0
-        lengths[span] = buffer[at + count + 1 + span]
+        first, end = read_int(task, at + span), read_int(task, at + span + 1)
+        for k in range(end - first):
+            tables[span, k] = read_int(task, pages_at + first + k)
+        for k in range(end - first, tables.shape[1]):
+            tables[span, k] = 0
+        lengths[span] = read_int(task, at + count + 1 + span)
         if appends:
-            start, row = buffer[at + 2 * count + 1 + span], buffer[spans_at + span]
-            for k in range(row, buffer[spans_at + span + 1]):
+            start, row = read_int(task, at + 2 * count + 1 + span), read_int(task, spans_at + span)
+            for k in range(row, read_int(task, spans_at + span + 1)):
                 positions[k] = start + k - row

@@ -85,3 +85,18 @@ def test_a_task_with_results_of_a_fused_cell_is_read_once_for_its_layout():
     plans = list(engine._manager.workers[0]._executor._plans._known.values())
     assert any(plan.packing.signature.fused and plan.packing.downloads for plan in plans)
     close_and_check(engine)
+
+
+def test_equal_signatures_of_different_plans_are_one():
+    """Runs of other numbers of positions, whose steps are captured once: what they share is found by what it is."""
+    model = chain_model("chain", cell(add_twice, {"x": (WIDTH,), "h": (WIDTH,)}, max_batch=8))
+    engine = device_engine("dry", 1, settings=SchedulerSettings(join_budget_s=60.0, min_run_s=60.0))
+    engine.register(model, warm_up=False)
+    for steps in (3, 9, 30):
+        for future in engine.submit_many("chain", [torch.zeros(steps, WIDTH) for _ in range(4)]):
+            future.result(WAIT_S)
+    plans = list(engine._manager.workers[0]._executor._plans._known.values())
+    close_and_check(engine)
+    firsts = [plan.packing.steps.first for plan in plans if plan is not None and plan.packing.steps is not None]
+    assert len(firsts) > len(set(firsts))
+    assert len({id(first) for first in firsts}) == len(set(firsts))

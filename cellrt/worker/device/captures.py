@@ -109,8 +109,8 @@ class Captures:
 
     def __init__(self, device: Device, budget_bytes: int, after: int = 2) -> None:
         self._device, self._budget_bytes, self._after = device, budget_bytes, max(1, after)
-        self._known: OrderedDict[Signature, Capture | CapturedSteps | None] = OrderedDict()
-        """Those that cannot be captured have none; the others are in order of their last use."""
+        self._known: dict[Signature, Capture | CapturedSteps | None] = {}
+        """Those that cannot be captured have none."""
         self._seen: OrderedDict[Signature, int] = OrderedDict()
         self._num_asked = 0
         self._lost_bytes = 0
@@ -140,7 +140,6 @@ class Captures:
         capture = self._known.get(signature)
         if capture is not None:
             capture.last_used = self._num_asked
-            self._known.move_to_end(signature)
         return capture
 
     def is_due(self, signature: Signature) -> bool:
@@ -234,12 +233,9 @@ class Captures:
 
     def _has_room(self) -> bool:
         """Whether the budget allows one more, for which others may be dropped."""
-        for signature, capture in list(self._known.items()):
-            if self.used_bytes < self._budget_bytes:
-                break
-            if capture is None:
-                continue
-            if self._num_asked - capture.last_used < STALE_AFTER:
+        made = [(signature, capture) for signature, capture in list(self._known.items()) if capture is not None]
+        for signature, capture in sorted(made, key=lambda known: known[1].last_used):
+            if self.used_bytes < self._budget_bytes or self._num_asked - capture.last_used < STALE_AFTER:
                 break
             self._known.pop(signature, None)
             self.counts["captures_evicted"] += 1

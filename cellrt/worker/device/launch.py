@@ -8,17 +8,13 @@ before. The count that ends a task is in its graph, or, where results are copied
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import config, typeof, types
-from numba.extending import intrinsic
+from numba import config, typeof
 from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, entry, short_entry
-from cellrt.core.memory import WORD_BYTES, call_status, copy_bytes, read_word, write_word
+from cellrt.core.memory import WORD_BYTES, call_status, copy_bytes, read_int, read_word, start_of, write_word
 from cellrt.worker.device.signature import HAD_STOPPED, STOPS
 from cellrt.worker.device.step_words import class_of, count_words, spread_words
 from cellrt.worker.device.words import write_words
@@ -57,16 +53,6 @@ STEP_WORDS, STEP_GRAPHS = range(2)
 IS_OUTSIDE, UP_BLOCK = range(2)
 STARTS = 2
 NO_ROOM, NOT_CAPTURED = -1, -2
-
-
-@intrinsic
-def _read_int(typing_context: Any, address: Any, index: Any) -> Any:
-    """The int32 number ``index`` of those at ``address``."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.gep(builder.inttoptr(arguments[0], ir.IntType(32).as_pointer()), [arguments[1]]))
-
-    return types.int32(types.intp, types.intp), generate
 
 
 @compiled
@@ -133,25 +119,25 @@ def _bring_within(address, count, first, end):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _gather_rows(to, arena, buffer, source, count, size):  # type: ignore[no-untyped-def]
-    """Copies the host's rows of so many bytes, whose numbers are in the buffer, to an address."""
+def _gather_rows(to, arena, task, source, count, size):  # type: ignore[no-untyped-def]
+    """Copies the host's rows of so many bytes, whose numbers are in the task's buffer, to an address."""
     if size == WORD_BYTES:
         for j in range(count):
-            write_word(to, j, read_word(arena, buffer[source + j]))
+            write_word(to, j, read_word(arena, read_int(task, source + j)))
     else:
         for j in range(count):
-            copy_bytes(to + j * size, arena + buffer[source + j] * size, size)
+            copy_bytes(to + j * size, arena + read_int(task, source + j) * size, size)
 
 
 @compiled
-def _scatter_rows(arena, given, buffer, source, count, size):  # type: ignore[no-untyped-def]
+def _scatter_rows(arena, given, task, source, count, size):  # type: ignore[no-untyped-def]
     """The other way."""
     if size == WORD_BYTES:
         for j in range(count):
-            write_word(arena, buffer[source + j], read_word(given, j))
+            write_word(arena, read_int(task, source + j), read_word(given, j))
     else:
         for j in range(count):
-            copy_bytes(arena + buffer[source + j] * size, given + j * size, size)
+            copy_bytes(arena + read_int(task, source + j) * size, given + j * size, size)
 
 
 @compiled
@@ -188,7 +174,7 @@ def _prepare(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
         to = up[HOST_AT] + start
         if uploads[k, ROWS_AT] >= 0:
             count = buffer[count]
-            _gather_rows(to, uploads[k, ARENA], buffer, buffer[uploads[k, ROWS_AT]], count, size)
+            _gather_rows(to, uploads[k, ARENA], start_of(buffer), buffer[uploads[k, ROWS_AT]], count, size)
         _name_rows(words, uploads[k, WORDS_AT], start // size, count, uploads[k, NUM_PADDED])
         if uploads[k, FIRST] < uploads[k, END]:
             slots[IS_OUTSIDE] |= _bring_within(to, count * size // 8, uploads[k, FIRST], uploads[k, END])
@@ -223,17 +209,19 @@ def _launch_run(buffer, plan, up, down, slots, device, first, later):  # type: i
     """Prepares a run and hands its steps to the driver, as what was captured of first and of later steps. Returns as
     ``_launch_task`` does, or NOT_CAPTURED."""
     sizes, num_steps, sizes_at = plan[SIZES], buffer[layout.H_STEPS], buffer[layout.H_BATCH_SIZES]
+    size = largest = sizes.size - 1
     for step in range(num_steps):
         captured = first if step == 0 else later
-        if captured[STEP_GRAPHS + class_of(sizes, buffer[sizes_at + step])] == 0:
+        size = class_of(sizes, buffer[sizes_at + step], size)
+        if captured[STEP_GRAPHS + size] == 0:
             return NOT_CAPTURED
     if not _prepare(buffer, plan, up, down, slots):
         return NO_ROOM
-    code = _upload_run(up, slots, device, first, later)
+    code, size = _upload_run(up, slots, device, first, later), largest
     for step in range(num_steps):
         captured = first if step == 0 else later
-        graph = captured[STEP_GRAPHS + class_of(sizes, buffer[sizes_at + step])]
-        code = code or call_status(device[LAUNCH], (graph, device[COMPUTE]))
+        size = class_of(sizes, buffer[sizes_at + step], size)
+        code = code or call_status(device[LAUNCH], (captured[STEP_GRAPHS + size], device[COMPUTE]))
     if plan[DOWNLOADS].shape[0] == 0 and plan[NUMBERS][NUM_ANSWERS] == 0:
         return code or call_status(device[LAUNCH], (device[END_COMPUTE], device[COMPUTE]))
     return (
@@ -316,24 +304,24 @@ def _take_in_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def
     rows, done_at, lengths_at = buffer[layout.H_ROWS], buffer[layout.H_DONE_STEPS], buffer[layout.H_LENGTHS]
     if buffer[layout.H_IS_LOOP] != 0:
         for row in range(rows):
-            buffer[done_at + row] = _read_int(answers, row)
+            buffer[done_at + row] = read_int(answers, row)
     elif numbers[BAD_AT] > 0:
         for row in range(rows):
-            length, said = buffer[lengths_at + row], _read_int(answers, row)
+            length, said = buffer[lengths_at + row], read_int(answers, row)
             buffer[done_at + row] = 0 if said == HAD_STOPPED else -length if said == STOPS else length
     for k in range(downloads.shape[0]):
         size, given = downloads[k, ROW_BYTES], down[HOST_AT] + slots[block + STARTS + k]
         source, count = buffer[downloads[k, ROWS_AT]], buffer[downloads[k, NUM_ROWS]]
         if downloads[k, POSITIONS_AT] == 0:
-            _scatter_rows(downloads[k, ARENA], given, buffer, source, count, size)
+            _scatter_rows(downloads[k, ARENA], given, start_of(buffer), source, count, size)
             continue
         for j in range(count):
             if _is_shown(buffer, downloads[k], j):
-                _scatter_rows(downloads[k, ARENA], given + j * size, buffer, source + j, 1, size)
+                _scatter_rows(downloads[k, ARENA], given + j * size, start_of(buffer), source + j, 1, size)
     is_bad = False
     if numbers[NUM_BAD] >= 0:
         for k in range(numbers[BAD_AT], numbers[BAD_AT] + buffer[numbers[NUM_BAD]]):
-            is_bad |= _read_int(answers, k) != 0
+            is_bad |= read_int(answers, k) != 0
     _give_back(up)
     _give_back(down)
     return is_bad

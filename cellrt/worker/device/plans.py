@@ -33,7 +33,7 @@ from cellrt.worker.device.packing import Packing, TaskReader, Transfer
 from cellrt.worker.device.placement import PlacedCell
 from cellrt.worker.device.ring import pieces_of
 from cellrt.worker.device.shape import Shape, find_shape, room_for, rules_of, shape_of
-from cellrt.worker.device.signature import NOWHERE
+from cellrt.worker.device.signature import NOWHERE, Signature
 from cellrt.worker.device.steps_reading import FusedStepsReader, StepsReader
 
 MAX_KNOWN = 8192
@@ -79,7 +79,10 @@ class Plans:
         self._location, self._types, self._arenas, self._host, self._pads = location, types, arenas, host, pads
         self._known: dict[tuple[int, type[TaskReader], bytes], Plan | None] = {}
         """None: the task must be read otherwise."""
-        self._rules: dict[tuple[int, int], NDArray[np.int64]] = {}
+        self._rules: dict[tuple[int, int], tuple[NDArray[np.int64], int]] = {}
+        """By cell type and form, with how many numbers a shape may have but for those of its steps."""
+        self._signatures: dict[Signature, Signature] = {}
+        """Each once, so that equal ones of different plans need not be compared number by number."""
         self._shape = np.zeros(0, np.int64)
         self.counts: Counter[str] = Counter()
 
@@ -89,8 +92,8 @@ class Plans:
         if not readers[0].is_fused and placed.run_rows is not None and placed.prefers_plain:
             self.counts["plain_faster"] += 1
         for reader in readers:
-            rules = self._rules_of(type_id, reader.form)
-            room = self._room_for(rules, buffer)
+            rules, least = self._rules_of(type_id, reader.form)
+            room = self._room_for(least + buffer.item(H_STEPS))
             found = room[: find_shape(buffer, rules, room)]
             key = type_id, reader, found.tobytes()
             plan = self._known.get(key, self)
@@ -99,6 +102,7 @@ class Plans:
                 if plan is None or not plan.packing.computed:
                     if len(self._known) >= MAX_KNOWN:
                         self._known.clear()
+                        self._signatures.clear()
                     self._known[key] = plan
             if plan is not None:
                 self.counts["unfused"] += readers[0].is_fused and not reader.is_fused
@@ -111,15 +115,17 @@ class Plans:
             self._known.pop(key, None)
         for rule in [rule for rule in list(self._rules) if rule[0] == type_id]:
             self._rules.pop(rule, None)
+        for signature in [signature for signature in list(self._signatures) if signature.type_id == type_id]:
+            self._signatures.pop(signature, None)
 
-    def _rules_of(self, type_id: int, form: int) -> NDArray[np.int64]:
-        rules = self._rules.get((type_id, form))
-        if rules is None:
-            rules = self._rules[type_id, form] = rules_of(self._types[type_id].cell, form, self._pads)
-        return rules
+    def _rules_of(self, type_id: int, form: int) -> tuple[NDArray[np.int64], int]:
+        known = self._rules.get((type_id, form))
+        if known is None:
+            rules = rules_of(self._types[type_id].cell, form, self._pads)
+            known = self._rules[type_id, form] = rules, room_for(rules, 0)
+        return known
 
-    def _room_for(self, rules: NDArray[np.int64], buffer: Ints) -> NDArray[np.int64]:
-        needed = room_for(rules, int(buffer[H_STEPS]))
+    def _room_for(self, needed: int) -> NDArray[np.int64]:
         if needed > len(self._shape):
             self._shape = np.zeros(2 * needed, np.int64)
         return self._shape
@@ -129,9 +135,16 @@ class Plans:
     ) -> Plan | None:
         made = reader(self._location, self._types[type_id], shape, buffer, self._arenas, self._pads, placed.limits)
         try:
-            return self._plan(made.read())
+            return self._plan(self._with_known_signatures(made.read()))
         except CannotFuseError:
             return None
+
+    def _with_known_signatures(self, packing: Packing) -> Packing:
+        steps, known = packing.steps, self._signatures.setdefault
+        if steps is not None:
+            first, later = (known(signature, signature) for signature in (steps.first, steps.later))
+            steps = steps._replace(first=first, later=later)
+        return packing._replace(signature=known(packing.signature, packing.signature), steps=steps)
 
     def _plan(self, packing: Packing) -> Plan:
         signature = packing.signature

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
-from cellrt.core.memory import read_word, write_word
+from cellrt.core.memory import read_int, read_word, start_of, write_word
 
 LINKS, HEAD = 2, 1
 """Words before the first block, and at the beginning of each."""
@@ -23,11 +23,12 @@ PAD_NUMBER, PAD_WORD = -3, -4
 
 
 @compiled
-def class_of(sizes, rows):  # type: ignore[no-untyped-def]
-    """Which of the sizes rows are padded to."""
-    k = 0
-    while sizes[k] < rows:
-        k += 1
+def class_of(sizes, rows, last):  # type: ignore[no-untyped-def]
+    """Which of the sizes rows are padded to, if it is none behind ``last``: that of the step before, which had no fewer
+    rows, or of all sizes the last."""
+    k = last
+    while k > 0 and sizes[k - 1] >= rows:
+        k -= 1
     return k
 
 
@@ -36,8 +37,7 @@ def count_words(buffer, parts, sizes):  # type: ignore[no-untyped-def]
     """How many words a run has."""
     count, at, k = LINKS, buffer[layout.H_BATCH_SIZES], sizes.size - 1
     for step in range(buffer[layout.H_STEPS]):
-        while k > 0 and sizes[k - 1] >= buffer[at + step]:
-            k -= 1
+        k = class_of(sizes, buffer[at + step], k)
         count += HEAD + parts.shape[0] * sizes[k]
     return count
 
@@ -46,11 +46,13 @@ def count_words(buffer, parts, sizes):  # type: ignore[no-untyped-def]
 def _name_results(buffer, words, part):  # type: ignore[no-untyped-def]
     """Gives each position a row of the ring: its own, or that which nobody reads."""
     at, names, unused = part[BY_POSITION], part[NAMES], read_word(words, part[PAD_WITH])
-    source = buffer[part[SHOWN]]
-    for j in range(buffer[layout.H_POSITIONS]):
-        write_word(words, at + j, unused)
-    for j in range(buffer[part[NUM_SHOWN]]):
-        write_word(words, at + buffer[source + j], read_word(words, names + j))
+    task, source = start_of(buffer), buffer[part[SHOWN]]
+    count, positions = buffer[part[NUM_SHOWN]], buffer[layout.H_POSITIONS]
+    if count < positions:
+        for j in range(positions):
+            write_word(words, at + j, unused)
+    for j in range(count):
+        write_word(words, at + read_int(task, source + j), read_word(words, names + j))
 
 
 @compiled
@@ -79,8 +81,7 @@ def spread_words(buffer, words, parts, sizes, ring, at):  # type: ignore[no-unty
     write_word(ring, link, at)
     for step in range(buffer[layout.H_STEPS]):
         size = buffer[sizes_at + step]
-        while size_class > 0 and sizes[size_class - 1] >= size:
-            size_class -= 1
+        size_class = class_of(sizes, size, size_class)
         padded = sizes[size_class]
         following = at + HEAD + parts.shape[0] * padded
         write_word(ring, at, following)

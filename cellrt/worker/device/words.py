@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
-from cellrt.core.memory import WORD_BYTES, bytes_at, ints_at, read_word, write_word
+from cellrt.core.memory import WORD_BYTES, bytes_at, ints_at, read_int, read_word, start_of, write_word
 from cellrt.core.span_rows import fill_pages, fill_spans
 
 # What to write to the words, one row an operation. FROM is a field with the place of the numbers in the buffer, COUNT a
@@ -43,17 +43,17 @@ def _fill(words, first, end, number):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _copy(words, at, buffer, source, count):  # type: ignore[no-untyped-def]
+def _copy(words, at, task, source, count):  # type: ignore[no-untyped-def]
     for j in range(count):
-        write_word(words, at + j, buffer[source + j])
+        write_word(words, at + j, read_int(task, source + j))
 
 
 @compiled
-def _take_turns(words, at, buffer, source, steps, first, other):  # type: ignore[no-untyped-def]
+def _take_turns(words, at, task, source, steps, first, other):  # type: ignore[no-untyped-def]
     """Returns how many words were written."""
     start = 0
     for step in range(steps):
-        size, number = buffer[source + step], first + step % 2 * other
+        size, number = read_int(task, source + step), first + step % 2 * other
         for j in range(size):
             write_word(words, at + start + j, number + j)
         start += size
@@ -61,40 +61,40 @@ def _take_turns(words, at, buffer, source, steps, first, other):  # type: ignore
 
 
 @compiled
-def _write_spans(words, at, buffer, source, steps, padded):  # type: ignore[no-untyped-def]
-    first, size = 0, buffer[source]
+def _write_spans(words, at, task, source, steps, padded):  # type: ignore[no-untyped-def]
+    first, size = 0, read_int(task, source)
     write_word(words, at, 0)
     write_word(words, at + 1, size)
     for j in range(padded):
-        size = buffer[source + j] if j < steps else 0
+        size = read_int(task, source + j) if j < steps else 0
         write_word(words, at + 2 * j + 2, first)
         write_word(words, at + 2 * j + 3, size)
         first += size
 
 
 @compiled
-def _shift(words, at, buffer, source, count, padded_rows):  # type: ignore[no-untyped-def]
-    steps, rows = buffer[layout.H_STEPS], buffer[layout.H_ROWS]
+def _shift(words, at, task, source, count, padded_rows):  # type: ignore[no-untyped-def]
+    steps, rows = read_int(task, layout.H_STEPS), read_int(task, layout.H_ROWS)
     limit, more = rows * steps, max(0, padded_rows - rows) * steps
     for j in range(count):
-        position = buffer[source + j]
+        position = read_int(task, source + j)
         write_word(words, at + j, position if position < limit else position + more)
 
 
 @compiled
-def _write_at_positions(words, buffer, operation, source, count):  # type: ignore[no-untyped-def]
+def _write_at_positions(words, task, operation, source, count):  # type: ignore[no-untyped-def]
     """STORE, SHOW and LOOK_UP."""
     kind, at, given = operation[KIND], operation[AT], operation[WITH]
     if kind == STORE:
-        given = buffer[given]
+        given = read_int(task, given)
         for j in range(count):
-            write_word(words, at + buffer[source + j], buffer[given + j])
+            write_word(words, at + read_int(task, source + j), read_int(task, given + j))
     elif kind == SHOW:
         for j in range(count):
-            write_word(words, at + buffer[source + j], given + j)
+            write_word(words, at + read_int(task, source + j), given + j)
     else:
         for j in range(count):
-            write_word(words, at + j, read_word(words, given + buffer[source + j]))
+            write_word(words, at + j, read_word(words, given + read_int(task, source + j)))
         _fill(words, at + count, at + operation[PADDED], operation[EXTRA])
 
 
@@ -108,8 +108,9 @@ def _write_nodes(words, buffer, operation):  # type: ignore[no-untyped-def]
     is_read = bytes_at(at + WORD_BYTES * numbers, rows)
     fill_spans(buffer, operation[FROM], operation[WITH], of_rows, steps, is_read)
     count, first_row = buffer[layout.H_NUM_SPANS], buffer[layout.H_ROWS]
+    task, first = start_of(buffer), buffer[layout.H_SPANS]
     for k in range(count + 1):
-        offsets[k] = buffer[buffer[layout.H_SPANS] + k]
+        offsets[k] = read_int(task, first + k)
     for k in range(nodes - count):
         offsets[count + 1 + k], of_rows[first_row + k] = first_row + k + 1, count + k
         steps[first_row + k], is_read[first_row + k] = 0, 0
@@ -134,6 +135,7 @@ def _write_pages(words, buffer, operation):  # type: ignore[no-untyped-def]
 @compiled
 def write_words(words, buffer, operations):  # type: ignore[no-untyped-def]
     """Writes a task's words at an address: the operations in order."""
+    task = start_of(buffer)
     for k in range(operations.shape[0]):
         operation = operations[k]
         kind, at, extra = operation[KIND], operation[AT], operation[EXTRA]
@@ -149,25 +151,25 @@ def write_words(words, buffer, operations):  # type: ignore[no-untyped-def]
             continue
         source, count = buffer[operation[FROM]], buffer[operation[COUNT]]
         if kind == COPY:
-            _copy(words, at, buffer, source, count)
+            _copy(words, at, task, source, count)
             if extra == REPEAT and end > at + count:
                 extra = read_word(words, at + count - 1)
             _fill(words, at + count, end, extra)
         elif kind == OFFSETS:
             num_offsets = buffer[operation[WITH]] - source
-            _copy(words, at, buffer, source, num_offsets)
+            _copy(words, at, task, source, num_offsets)
             _fill(words, at + num_offsets, end, count)
         elif kind == RANGE:
             for j in range(count):
                 write_word(words, at + j, extra + j)
             _fill(words, at + count, end, -1)
         elif kind == TURNS:
-            written = _take_turns(words, at, buffer, source, count, extra, operation[WITH])
+            written = _take_turns(words, at, task, source, count, extra, operation[WITH])
             _fill(words, at + written, end, -1)
         elif kind == SPANS:
-            _write_spans(words, at, buffer, source, count, operation[PADDED])
+            _write_spans(words, at, task, source, count, operation[PADDED])
         elif kind == SHIFT:
-            _shift(words, at, buffer, source, count, extra)
+            _shift(words, at, task, source, count, extra)
             _fill(words, at + count, end, 0)
         else:
-            _write_at_positions(words, buffer, operation, source, count)
+            _write_at_positions(words, task, operation, source, count)
