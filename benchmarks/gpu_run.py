@@ -26,6 +26,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from benchmarks.checkout import commit
 from benchmarks.gpu_parts import FIRST_S, SETS, VERSIONS, Command, Part
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -187,8 +188,6 @@ def folder_of(device: str) -> Path:
 
 def commit_here() -> str:
     """The commit, where git or CELLRT_COMMIT tells it."""
-    from benchmarks.record import commit  # NumPy may be absent where everything else is, too
-
     return commit(ROOT)
 
 

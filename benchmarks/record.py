@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from benchmarks.checkout import commit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,19 +120,6 @@ def _extras(rows: Sequence[Row]) -> list[str]:
 
 def _number(value: object) -> str:
     return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
-
-
-def commit(folder: Path) -> str:
-    """The short hash of the checkout at ``folder``, or ``unknown``; ``-dirty`` where a file differs.
-
-    Where there is no git, the environment variable CELLRT_COMMIT may tell it.
-    """
-    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    try:
-        answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return os.environ.get("CELLRT_COMMIT", "unknown")
-    return answer.stdout.strip() or "unknown"
 
 
 def machine() -> Machine:

@@ -169,6 +169,14 @@ def test_every_command_of_tests_has_some() -> None:
         assert mine, command
 
 
+def test_the_standard_library_suffices_to_run_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-S", "-m", "benchmarks.gpu_run", "third", "--dry", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+    assert done.returncode == 0
+    found = [json.loads(line) for line in (tmp_path / "third.jsonl").read_text().splitlines()]
+    assert {row["status"] for row in found} == {"needs a GPU"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_sets_run_dry(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app, benchmark_names
+from benchmarks.checkout import commit
 from benchmarks.options import Options
-from benchmarks.record import Recorder, commit, percentiles
+from benchmarks.record import Recorder, percentiles
 
 
 def filled() -> Recorder:

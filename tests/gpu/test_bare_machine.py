@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.gpu_parts import SETS
+
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ["tests/gpu", "tests/kernels", *(f"tests/engine/test_{name}.py" for name in ("cuda_worker", "cuda_chains"))]
-TESTS += ["tests/engine/test_compiled_cells.py"]
+COMMANDS = [command for parts in SETS.values() for part in parts for command in part.commands]
+TESTS = sorted({word for command in COMMANDS for word in command if re.fullmatch(r"tests/\S+?(?<!\.ini)", word)})
 
 
 def collect(*options: str) -> subprocess.CompletedProcess[str]:
