@@ -5,7 +5,9 @@
 As one cell it costs the scheduler one task a step. As layers, requests join between two of them, and layers that models
 have in common are one cell. ``python -m benchmarks lm`` compares the two.
 
-Of the rows of a prompt nobody asks for the next token but of the last, so logits are made for the rows that are read.
+Of the rows of a prompt nobody asks for the next token but of the last, so on a CPU logits are made for the rows that
+are read. On a GPU they are made for all: to know how many those are, the host would wait for the device, and no task
+could be captured.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cellrt import Cell, PagedRows, cell, grows, rows, token
+from cellrt.cells._weights import is_eager, is_token
 from cellrt.cells.llama import Llama, LlamaLayers, LlamaSizes
 from cellrt.cells.paged_attention import LayerPages, Pages, Spans, TracedLayers
 from cellrt.cells.row_layers import likeliest
@@ -51,8 +54,8 @@ class GreedyLanguageModel(nn.Module):
     def forward(self, token: Tensor, kv: PagedRows) -> NextToken:
         """``token`` int64 ``[rows]``; ``kv`` rows ``[layers, 2, kv_heads, head_dim]``, in pages of dimension 2."""
         rows = self.model(token, Spans(kv.offsets, kv.positions), pages_of_layers(kv))
-        # Of single steps all are read, but for a few; and on a GPU nobody waits to know.
-        if not is_traced(token) and len(kv.tables) == len(token):
+        # Of single steps all are read, but for a few; and on a GPU nobody waits to know which of a prompt's are.
+        if not is_traced(token) and (len(kv.tables) == len(token) or not is_token(token) or not is_eager(token)):
             made = likeliest(self.model.logits(rows))
             return NextToken(*made, made[0] == self.end_token)
         chosen = kv.is_read.nonzero()[:, 0]

@@ -159,6 +159,54 @@ def test_steps_of_loops_are_captured(device):
         close_and_check(engine)
 
 
+READS = cell(Totals(), {"x": (WIDTH,), "total": grows(WIDTH, page_size=4)}, name="reads", max_batch=6, max_batch_rows=8)
+
+
+def read_only() -> Unfolder:
+    """Rows that are read in pieces of 8."""
+
+    def unfold(graph, request):
+        return {"read": graph.chain(READS, x=request, total=graph.pages(READS)).x}
+
+    return Unfolder("reads", unfold, torch.zeros(2, WIDTH))
+
+
+def read_twice(engine) -> dict[str, int]:
+    """What the device counts of reading rows once more, of numbers that were there before: alone, and all at once."""
+    model = read_only()
+    engine.register(model, warm_up=False)
+    before: dict[str, int] = {}
+    for lengths in (range(2, 20), range(2, 20), range(3, 19, 2)):
+        before = counts_of(engine)
+        given = [request_of(length, length, 0)["x"] for length in lengths]
+        for together in (1, len(given)):
+            for first in range(0, len(given), together):
+                some = given[first : first + together]
+                for rows, future in zip(some, engine.submit_many("reads", some)):
+                    assert_same(future.result(WAIT_S), run_one_by_one(model, rows))
+    return {name: count - before[name] for name, count in counts_of(engine).items()}
+
+
+@on_every_device
+def test_pieces_of_longer_inputs_are_captured(device):
+    engine = device_engine(device, 1, CAPTURED, debug=True)
+    try:
+        counts = read_twice(engine)
+    finally:
+        close_and_check(engine)
+    assert counts["captures_refused"] == counts["captures_failed"] == 0
+    assert counts["replayed"] > 15
+    assert counts["eager"] <= 5  # of all at once who is with whom is a matter of time
+
+
+def test_pieces_that_are_captured_race_with_nothing(stub_engines):  # noqa: F811
+    engine = device_engine("dry", 1, CAPTURED, debug=True)
+    counts = read_twice(engine)
+    close_and_check(engine)
+    assert stub_engines.races == []
+    assert counts["replayed"] > 15 and counts["eager"] <= 5, counts
+
+
 @on_every_device
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_language_model_says_what_it_says_on_a_cpu(device, kind):

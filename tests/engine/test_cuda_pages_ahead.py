@@ -297,3 +297,4 @@ def test_a_language_model_whose_steps_are_captured_says_what_it_says_on_a_cpu(st
         close_and_check(engine)
     assert stub_engines.races == []
     assert counts["replayed"] > 0, counts
+    assert counts["captures_refused"] == 0, counts

@@ -6,15 +6,16 @@ What it is told lies in the words, as int32 and bytes, so that on the device it 
   row is read ``[rows]``, bytes;
 - of each input with pages: tables ``[nodes, pages of a node]``, lengths ``[nodes]``, positions ``[rows]``.
 
-Where each node has one row, as in the steps of loops, their number is padded, and tasks are captured: further nodes
-have a row of no position, and append it to a page that nobody reads. Tasks with pieces of longer inputs differ too much
-for that: they run call by call. Pages of a node are rounded up to a power of two, for there are more at each step.
+The numbers of rows and nodes are padded, and tasks are captured: further nodes have a row of no position, and append it
+to a page that nobody reads. Where each node has one row, as in the steps of loops, it stays so. With pieces of longer
+inputs among them, the last of the further nodes has all further rows. Pages of a node are rounded up to a power of two,
+for there are more at each step.
 """
 
 from __future__ import annotations
 
 from cellrt.worker.device import words
-from cellrt.worker.device.packing import Packing, TaskReader
+from cellrt.worker.device.packing import TaskReader
 from cellrt.worker.device.shape import NODES, InputShape
 from cellrt.worker.device.signature import NOWHERE, InputSignature
 
@@ -25,11 +26,6 @@ class NodeReader(TaskReader):
     """Reads a task for the plain form."""
 
     form = NODES
-
-    def read(self) -> Packing:
-        """Reads it."""
-        self._can_capture = self._can_capture and self._shape.nodes == self._shape.rows
-        return super().read()
 
     def _nodes_words(self) -> int:
         rows, nodes, cell = self._shape.rows, self._shape.nodes, self._type.cell

@@ -84,7 +84,7 @@ class Operations:
         Rows on which the cell fails are noted in ``failures``; their outputs are zeros. With None the error is raised.
         """
         attempt = self._attempt(counts)
-        outcome = attempt.run(0, counts.rows) if failures is None else run_or_blame(attempt, failures)
+        outcome = attempt.run(0, attempt.num_rows) if failures is None else run_or_blame(attempt, failures)
         for k, output in enumerate(self._signature.outputs):
             self._store(output, outcome.outputs[k])
             self._show(k, output, outcome)

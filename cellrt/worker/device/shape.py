@@ -29,8 +29,8 @@ a cell that is told which rows are of one node, for its plain form, with that; o
 device says how many rows there are."""
 
 # Rules: what a shape depends on besides the task; behind them the numbers of rows that the cell takes, if it names
-# them, and for each input whether it has pages.
-FORM, PADS, MOST_ROWS, NUM_INPUTS, NUM_OUTPUTS, NUM_SIZES, RULES = range(7)
+# them, and for each input whether it has pages. MOST_ROWS: a row a node; MOST_IN_PIECES: of nodes with more of them.
+FORM, PADS, MOST_ROWS, MOST_IN_PIECES, NUM_INPUTS, NUM_OUTPUTS, NUM_SIZES, RULES = range(8)
 
 # A shape; behind it a record for each input, one for each output, and the rows of each step where they are as they are.
 ROWS, STEPS, POSITIONS, IS_LOOP, STOP, IS_COMPUTED, NUM_NODES, HAS_FLAGS, SHAPE = range(9)
@@ -84,7 +84,7 @@ def rules_of(cell: Cell, form: int, pads: bool) -> NDArray[np.int64]:
     """
     pads = pads and not any(spec.ragged for spec in cell.inputs.values())
     sizes, has_pages = list(cell.batch_sizes), [spec.page_size > 0 for spec in cell.inputs.values()]
-    numbers = form, pads, cell.max_batch, len(cell.inputs), len(cell.outputs), len(sizes)
+    numbers = form, pads, cell.max_batch, cell.max_batch_rows, len(cell.inputs), len(cell.outputs), len(sizes)
     return np.array([*numbers, *sizes, *has_pages], np.int64)
 
 
@@ -147,6 +147,17 @@ def _pad_rows(rules, rows):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _pad_pieces(rules, rows, nodes):  # type: ignore[no-untyped-def]
+    """Of nodes with several rows each: how many rows and nodes there are with further ones, each of which has a row, as
+    no node has none, and no row is of no node."""
+    further = min(_padded_size(nodes + 1), max(rules[MOST_ROWS], nodes)) - nodes
+    if further == 0:
+        return rows, nodes
+    padded = min(_padded_size(rows + further), max(rules[MOST_IN_PIECES], rows))
+    return padded, nodes + min(further, padded - rows)
+
+
+@compiled
 def _find_numbers(buffer, rules, shape):  # type: ignore[no-untyped-def]
     """Writes the numbers of rows, steps and positions."""
     rows, steps, positions = buffer[layout.H_ROWS], buffer[layout.H_STEPS], buffer[layout.H_POSITIONS]
@@ -158,6 +169,8 @@ def _find_numbers(buffer, rules, shape):  # type: ignore[no-untyped-def]
     elif rules[FORM] == NODES:
         if num_nodes == rows:
             num_nodes = rows = _pad_rows(rules, rows)
+        elif rules[PADS]:
+            rows, num_nodes = _pad_pieces(rules, rows, num_nodes)
         positions = rows
     elif rules[FORM] == RUN:
         rows, steps, positions = _pad_rows(rules, rows), 0, _padded_size(positions)

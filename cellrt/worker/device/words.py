@@ -29,7 +29,8 @@ EXTRA is how many rows there are with padding, less how many there are; behind t
 SPANS: of PADDED steps, of which COUNT have as many rows as the numbers say and the others none, where each begins and
 how many it has; before them 0 and the rows of the first.
 NODES: of a cell with FROM inputs and WITH outputs, of which there are EXTRA nodes with PADDED rows: where each node's
-rows begin, each row's node and its step, int32, and bytes with whether it is read. Further nodes have a row each.
+rows begin, each row's node and its step, int32, and bytes with whether it is read. Further nodes have a row each, the
+last of them all further rows.
 PAGES: of input FROM, for as many nodes and rows, the pages of each node, WITH of them, how many rows it has, and for
 each row the one that it appends, int32. COUNT is the page of further nodes, 0 where nothing is appended."""
 REPEAT = -2
@@ -111,9 +112,10 @@ def _write_nodes(words, buffer, operation):  # type: ignore[no-untyped-def]
     task, first = start_of(buffer), buffer[layout.H_SPANS]
     for k in range(count + 1):
         offsets[k] = read_int(task, first + k)
-    for k in range(nodes - count):
-        offsets[count + 1 + k], of_rows[first_row + k] = first_row + k + 1, count + k
-        steps[first_row + k], is_read[first_row + k] = 0, 0
+    for node in range(count, nodes):
+        offsets[node + 1] = rows if node == nodes - 1 else first_row + node - count + 1
+    for row in range(first_row, rows):
+        of_rows[row], steps[row], is_read[row] = min(count + row - first_row, nodes - 1), 0, 0
 
 
 @compiled
