@@ -21,11 +21,13 @@ from cellrt.definition.fused import IndexedRows
 from cellrt.definition.spec import rows
 from cellrt.engine.engine import Engine
 from cellrt.graph.graph import Graph
+from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.device.placement import PlacedCell
 from cellrt.worker.device.torch_compile import CompiledStep
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check
+from tests.engine.paged_models import make_cells, make_request, sums
 from tests.engine.test_cuda_worker import device_engine, serve
 
 SIZE, TOKENS = 6, 11
@@ -302,3 +304,16 @@ def test_one_function_serves_arenas_of_any_size_and_any_number_of_rows():
             step.run_rows(given, outputs)
             torch.testing.assert_close(norms[taken], expected[2])
     assert list(step._functions.values()) == [function]
+
+
+def test_a_cell_with_pages_is_refused_by_name_and_says_why():
+    model, engine = sums(make_cells()), compiled_engine("dry", "eager")
+    with pytest.warns(RuntimeWarning, match="cell '(centre|memorise|generate)' is not compiled") as said:
+        engine.register(model)
+    assert len(said) == 3
+    request = make_request(1, 5, 3, 4)
+    assert_same(engine.submit("sums", request).result(WAIT_S), run_one_by_one(model, request))
+    placed = placed_cells(engine)
+    assert engine.statistics()["workers"][1]["not_compiled"] == len(placed) == 3
+    assert all("attention over pages and spans is no operator on a device" in repr(each) for each in placed)
+    close_and_check(engine)

@@ -53,6 +53,7 @@ class DeviceOptions:
         chains: use ``run_chain_rows`` of such cells for runs of several steps: always, never, or (None) where it
             measures faster.
         compiled: pass other cells through ``torch.compile`` when they are registered, gather and scatter included.
+            Those with pages or spans run as they are, with a warning.
         compile_backend: which of its backends compiles them.
         completion: how a finished task is noticed: "signal" (a kernel stores a count in pinned memory), "copy" (a copy
             does) or "event" (a CUDA event is asked). Default: "signal" where Triton is installed, else "copy".
@@ -109,8 +110,9 @@ class DeviceExecutor:
 
     def counts(self) -> dict[str, int]:
         """See ``CudaWorker.counts``; any thread may ask."""
-        names = (*Captures.COUNTED, "eager", "unfused", "plain_faster", "compilations")
+        names = (*Captures.COUNTED, "eager", "unfused", "plain_faster", "compilations", "not_compiled")
         counted = self._captures.counts | self._plans.counts | self._works.counts | self._counts
+        counted["not_compiled"] = self.device.placements.num_not_compiled()
         return {name: counted[name] for name in names}
 
     def place(self, cell_type: CellType) -> PlacedCell:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +26,19 @@ from cellrt.definition.fused import (
     is_reading_outputs,
     is_reading_spans,
 )
-from cellrt.definition.snapshot import FunctionSnapshot
 from cellrt.definition.spec import CellInput, RowSpec
 from cellrt.errors import CellError, InternalError
 from cellrt.worker.blame import describe_error
 from cellrt.worker.device.compilations import COMPILATIONS
 from cellrt.worker.device.limits import Limits, find_limits
-from cellrt.worker.device.torch_compile import CompiledFunction, CompiledStep, as_function, warn_not_compiled
+from cellrt.worker.device.moved import move
+from cellrt.worker.device.torch_compile import (
+    CompiledFunction,
+    CompiledStep,
+    as_function,
+    check_compilable,
+    warn_not_compiled,
+)
 from cellrt.worker.torch_state import HOST_THREADS, on_a_new_thread, torch_threads
 
 EXAMPLE_ROWS = 64
@@ -83,11 +88,14 @@ class PlacedCell:
         run_rows: its fused form, or the compiled one; None: it has neither.
         chains: its form for whole runs, if it has one.
         reads_spans: whether these find on the device how many rows there are.
+        not_compiled: why it runs as it is where ``torch.compile`` was asked for; "": it does not.
         is_measured: whether ``run_rows`` is to be used only where it measures faster than the plain form.
         prefers_plain: whether the plain form did.
         prefers_steps: whether its author's ``steps`` takes runs, and ``run_rows`` only single steps.
         goes_by_steps: whether runs go over captured steps all the same, as those measured faster than ``steps``.
     """
+
+    not_compiled = ""
 
     def __init__(self, cell: Cell, device: torch.device, forms: Forms = Forms()) -> None:  # noqa: B008 - immutable
         self.cell = cell
@@ -105,7 +113,7 @@ class PlacedCell:
         self.run_rows = _fused_form(self.cell) if forms.fused is not False else None
         self.chains = _chain_form(self.cell, forms.chains) if self.run_rows is not None else None
         self.reads_spans = _reads_spans(self.cell, self.run_rows, self.chains)
-        if forms.backend is not None and self.run_rows is None and not cell.has_spans:
+        if forms.backend is not None and self.run_rows is None:
             self._compile(forms.backend)
 
     def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
@@ -186,7 +194,8 @@ class PlacedCell:
             f"{rows} rows: fused {1e6 * fused_s:.1f} us, plain {1e6 * plain_s:.1f} us"
             for rows, (fused_s, plain_s) in self._times.items()
         )
-        return f"PlacedCell({', '.join([repr(self.cell.name), *forms, *times])})"
+        refused = [f"not compiled, because of {self.not_compiled}"] if self.not_compiled else []
+        return f"PlacedCell({', '.join([repr(self.cell.name), *forms, *refused, *times])})"
 
     def _as_served(self, given: Mapping[str, IndexedRows]) -> Mapping[str, StepRows]:
         """A step's rows in the way in which tasks have them."""
@@ -219,9 +228,10 @@ class PlacedCell:
     def _compile(self, backend: str) -> None:
         """Compiles what there is to compile. Warns and leaves the cell as it is if that cannot be done."""
         try:
+            check_compilable(self.cell)
             plain, step, count = on_a_new_thread(lambda: self._compiled(backend))
         except Exception as error:
-            warn_not_compiled(self.cell.name, error)
+            self.not_compiled = warn_not_compiled(self.cell.name, error)
             return
         COMPILATIONS.note(count)
         self.cell = plain
@@ -323,6 +333,10 @@ class Placements:
                 placed = self._placed[cell.identity] = PlacedCell(cell, self._device, self._forms)
             return placed
 
+    def num_not_compiled(self) -> int:
+        """Cells that run as they are where ``torch.compile`` was asked for."""
+        return sum(bool(placed.not_compiled) for placed in list(self._placed.values()))
+
     def forget(self, identity: str) -> None:
         """Gives up a cell's weights; if it is asked for again they are copied again."""
         self._placed.pop(identity, None)
@@ -367,32 +381,6 @@ def _reads_spans(cell: Cell, run_rows: RunRows | None, chains: Chains | None) ->
 def _run_class(sizes: Sequence[int], is_captured: bool) -> tuple[int, int, bool]:
     """Runs of one class have rows and steps that differ by less than a factor of two."""
     return sizes[0].bit_length(), len(sizes).bit_length(), is_captured
-
-
-def move(definition: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """A copy of a cell's module or function with its tensors on a device."""
-    if isinstance(definition, nn.Module):
-        moved = copy.deepcopy(definition).to(device)
-        for part in moved.modules():
-            if isinstance(part, FunctionSnapshot):
-                part._values = {key: _move_value(value, device) for key, value in part._values.items()}
-        return moved
-    if isinstance(definition, functools.partial):
-        args, keywords = _move_value((definition.args, definition.keywords), device)
-        return functools.partial(move(definition.func, device), *args, **keywords)
-    return definition
-
-
-def _move_value(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, nn.Module | functools.partial):
-        return move(value, device)
-    if isinstance(value, dict):
-        return {key: _move_value(item, device) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_move_value(item, device) for item in value)
-    return value
 
 
 def _method(module: Callable[..., Any], name: str) -> Callable[..., Any] | None:

@@ -153,7 +153,23 @@ def as_function(module: Callable[..., Any]) -> Callable[..., Any]:
     return rebound(original, captured, {**original.__globals__, **globals_of(captured)})
 
 
-def warn_not_compiled(name: str, error: Exception) -> None:
-    """Says that a cell runs as it is, and why."""
+class NotCompilableError(RuntimeError):
+    """Code of this kind is not passed through ``torch.compile``."""
+
+
+def check_compilable(cell: Cell) -> None:
+    """Raises NotCompilableError for cells that are told which rows are of one node.
+
+    They write to their pages in place. Torch's functional form of that copies all pages of an arena at each write,
+    unless attention is an operator that says it writes to nothing, as in a compiled form on a CPU
+    (docs/decisions/0026); on a device that operator has no kernel.
+    """
+    if cell.has_spans:
+        raise NotCompilableError("attention over pages and spans is no operator on a device")
+
+
+def warn_not_compiled(name: str, error: Exception) -> str:
+    """Says that a cell runs as it is, and why; returns that."""
     reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     warnings.warn(f"cell {name!r} is not compiled and runs as it is, because of {reason}", RuntimeWarning, stacklevel=3)
+    return reason

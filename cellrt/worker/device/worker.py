@@ -92,8 +92,8 @@ class CudaWorker(Worker):
 
     def counts(self) -> dict[str, int]:
         """``replayed`` and ``eager`` tasks, those that were ``unfused`` though their cell has a fused form, those whose
-        plain form measured faster (``plain_faster``), what became of captures (see ``Captures``), and ``compilations``
-        while serving."""
+        plain form measured faster (``plain_faster``), what became of captures (see ``Captures``), ``compilations``
+        while serving, and cells that are ``not_compiled`` though ``DeviceOptions(compiled=True)`` asks for it."""
         return self._executor.counts()
 
     def forget(self, type_id: int) -> None:
