@@ -224,7 +224,9 @@ def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     values, found = values.clone(), []
     for _ in range(count):
         found.append(values.max(dim=1, keepdim=True))
-        values.scatter_(1, found[-1].indices, -torch.inf)
+        indices = found[-1].indices
+        # Of a number instead of a tensor, what is compiled does not check the indices.
+        values.scatter_(1, indices, values.new_full(indices.shape, -torch.inf))
     return torch.cat([pair.values for pair in found], 1), torch.cat([pair.indices for pair in found], 1)
 
 
