@@ -17,6 +17,8 @@ from cellrt.process.guest import Guest
 from cellrt.process.source import ModelSource
 from cellrt.view.chrome_trace import chrome_trace
 
+LONGEST_ID = 40
+"""Of a request: two numbers of 64 bits."""
 Answer = tuple[Any, bytes]
 """What JSON can hold, and bytes."""
 
@@ -189,10 +191,11 @@ class Calls:
     def _number_of(self, request: str) -> int:
         """A request's number in the engine, from the one that its client knows. Raises RequestError."""
         guest, _, id = request.partition("-")
-        known = self._guests.get(int(guest)) if guest.isdecimal() else None
-        number = known.numbers.get(int(id)) if known is not None and id.isdecimal() else None
+        is_known = len(request) <= LONGEST_ID and guest.isdecimal() and id.isdecimal()
+        known = self._guests.get(int(guest)) if is_known else None
+        number = known.numbers.get(int(id)) if known is not None else None
         if number is None:
-            raise RequestError(f"request {request!r} is not known (any more)")
+            raise RequestError(f"request {request!r:.80} is not known (any more)")
         return number
 
     def _check(self, guest: Guest, _: bytes) -> Answer:

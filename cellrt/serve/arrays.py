@@ -52,7 +52,10 @@ def array_of(value: Any, dtype: torch.dtype, where: str) -> torch.Tensor:
         if not (array.min() >= bounds.min and array.max() <= bounds.max):
             raise RequestError(f"{where}: expected {NAMES[dtype]}, from {bounds.min} to {bounds.max}")
     with np.errstate(over="ignore"):
-        return torch.from_numpy(np.array(array, dtype=wanted, copy=None)).to(dtype)
+        made = torch.from_numpy(np.array(array, dtype=wanted, copy=None)).to(dtype)
+    if wanted.kind == "f" and not torch.isfinite(made).all() and np.isfinite(array).all():
+        raise RequestError(f"{where}: expected {NAMES[dtype]}, got a number that is too large for it")
+    return made
 
 
 def _kind(array: np.ndarray) -> str:

@@ -260,6 +260,8 @@ def _with_status(handle: Callable[[Message, Context], Awaitable[Message]], knows
             return await handle(request, context)
         except CellrtError as error:
             await context.abort(CODES.get(http_status(error), grpc.StatusCode.INTERNAL), str(error))
+        except NotImplementedError:  # of the protocol's classes; gRPC would log a traceback for each call
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server does not do that")
 
     return answer
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from cellrt.errors import CellrtError, RequestTooLargeError, http_status
+from cellrt.errors import CancelledError, CellrtError, RequestTooLargeError, http_status
 from cellrt.serve.door import Gone, error_headers, told
 from cellrt.serve.oip import encode
 
@@ -19,17 +19,21 @@ REQUEST_ID = "x-cellrt-request"
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body. Raises RequestTooLargeError beyond so many bytes, before it is all there."""
+    """The body. Raises RequestTooLargeError beyond so many bytes, before it is all there; CancelledError, of ours,
+    if the client goes before."""
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
         raise RequestTooLargeError(f"the body has {length} bytes, at most {limit} are taken")
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise RequestTooLargeError(f"the body has more than {limit} bytes")
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise RequestTooLargeError(f"the body has more than {limit} bytes")
+            parts.append(part)
+    except ClientDisconnect:
+        raise CancelledError("the client is gone") from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -25,7 +25,7 @@ from cellrt.serve.http import EventStream, gone, json_response, read_body
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6, description="It must be done so many seconds from now.")]
 Priority = Annotated[float, msgspec.Meta(ge=0, le=3, multiple_of=1, description="0 is the lowest, 3 the highest.")]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=oip.LONGEST_ID)]
 
 
 class NativeRequest(msgspec.Struct, forbid_unknown_fields=True):

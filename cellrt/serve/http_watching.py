@@ -18,6 +18,7 @@ from cellrt.errors import DefinitionError, DeviceError, RequestError
 from cellrt.serve.door import Door, told
 from cellrt.serve.http import json_response
 from cellrt.serve.metrics import EngineMetrics
+from cellrt.serve.oip import MOST_DIGITS
 from cellrt.serve.openapi import document
 
 MOST_SHOWN = 10_000
@@ -76,7 +77,7 @@ class WatchingDoor:
         """The last requests and tasks as a Chrome trace, for Perfetto."""
         self._refuse_without_timeline()
         given = request.query_params.get("count", "1000")
-        if not given.isdecimal() or not 0 < int(given) <= MOST_SHOWN:
+        if not given.isdecimal() or len(given) > MOST_DIGITS or not 0 < int(given) <= MOST_SHOWN:
             raise RequestError(f"count: expected 1 to {MOST_SHOWN}, got {given!r:.40}")
         events = await self._backend.call("timeline_events", count=int(given))
         return Response(events, media_type="application/json")

@@ -21,6 +21,10 @@ HEADER_LENGTH = "inference-header-content-length"
 US = 1e6
 DEFAULT_PRIORITY = 1
 UNSUPPORTED = ("shared_memory_region", "classification")
+MOST_ELEMENTS = 1 << 40
+MOST_DIGITS = 18
+"""Of a number that a client writes; Python refuses to read one of thousands."""
+LONGEST_ID = 256
 
 
 class InputTensor(msgspec.Struct):
@@ -112,7 +116,8 @@ def read_request(described: Described, body: bytes, header_length: str | None) -
         tensors[given.name] = from_raw(memoryview(body)[place : place + size], given.shape, info)
         place += size
     if place != len(body):
-        raise RequestError(f"the body has {len(body) - json_size} bytes behind its JSON, its inputs name {place}")
+        named = place - json_size
+        raise RequestError(f"the body has {len(body) - json_size} bytes behind its JSON, its inputs name {named}")
     if len(tensors) != len(message.inputs):
         raise RequestError("the request has two inputs of one name")
     check_supported(message.parameters, *(tensor.parameters for tensor in message.inputs))
@@ -128,7 +133,7 @@ def read_request(described: Described, body: bytes, header_length: str | None) -
 
 
 def _header_size(text: str, size: int) -> int:
-    if not text.isdecimal() or int(text) > size:
+    if not text.isdecimal() or len(text) > MOST_DIGITS or int(text) > size:
         raise RequestError(f"Inference-Header-Content-Length: expected at most {size}, got {text!r:.40}")
     return int(text)
 
@@ -178,7 +183,7 @@ def count_of(shape: Sequence[int], where: str) -> int:
     """The elements of a shape. Raises RequestError if it is none."""
     count = 1
     for size in shape:
-        if size < 0 or (count := count * size) > 1 << 40:
+        if not 0 <= size <= MOST_ELEMENTS or (count := count * size) > MOST_ELEMENTS:
             raise RequestError(f"{where}: no tensor has the shape {list(shape)!r:.80}")
     return count
 
@@ -223,12 +228,21 @@ def read_parameters(given: Mapping[str, Any]) -> Parameters:
         raise RequestError(f"priority: expected 0 or more, got {level!r:.40}")
     if type(id) not in (int, str):
         raise RequestError(f"sequence_id: expected an integer or a text, got {id!r:.40}")
-    is_start, is_end = (bool(given.get(name, False)) for name in ("sequence_start", "sequence_end"))
+    if len(text := str(id)) > LONGEST_ID:
+        raise RequestError(f"sequence_id: expected at most {LONGEST_ID} characters, got {len(text)}")
+    is_start, is_end = (_flag(given, name) for name in ("sequence_start", "sequence_end"))
     if id in (0, "") and (is_start or is_end):
         raise RequestError("sequence_start and sequence_end need a sequence_id")
-    sequence = None if id in (0, "") else InSequence(str(id), is_start, is_end)
+    sequence = None if id in (0, "") else InSequence(text, is_start, is_end)
     priority = DEFAULT_PRIORITY if level == 0 else max(0, 4 - level)
     return Parameters(timeout_us / US if timeout_us else None, priority, sequence)
+
+
+def _flag(given: Mapping[str, Any], name: str) -> bool:
+    value = given.get(name, False)
+    if type(value) is not bool:
+        raise RequestError(f"{name}: expected true or false, got {value!r:.40}")
+    return value
 
 
 def write_response(described: Described, inference: Inference, results: Result) -> tuple[bytes, int | None]:

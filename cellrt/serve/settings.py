@@ -18,7 +18,7 @@ class Limits:
         max_streams_per_connection: requests of one websocket, or sequences of one gRPC stream, at once.
         max_unread: steps of a stream that wait to be read; beyond, the stream ends. A run of a chain may make many at
             once, however fast they are read: no less than the steps of the longest request.
-        max_sessions: sessions that a front end keeps at hand; those used longest ago are closed beyond.
+        max_sessions: sessions that a front end keeps at hand; it asks the engine anew for others, which stay open.
         write_timeout_s: how long a client may read nothing of what it was sent.
     """
 

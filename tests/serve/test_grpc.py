@@ -76,6 +76,13 @@ def test_errors_are_statuses(client, model: str, rows: np.ndarray, options: dict
     assert code_of(caught) == code
 
 
+def test_what_the_server_does_not_do_is_said_and_logged_by_nobody(client, server: Server) -> None:
+    with pytest.raises(tritongrpc.InferenceServerException, match="does not do that") as caught:
+        client.get_system_shared_memory_status()
+    assert code_of(caught) == "UNIMPLEMENTED"
+    assert not any("NotImplementedError" in line for line in server.lines)
+
+
 def test_a_stream_answers_in_order_and_survives_errors(server: Server) -> None:
     answers: Queue[Any] = Queue()
     with tritongrpc.InferenceServerClient(server.grpc_address) as client:

@@ -148,6 +148,11 @@ def body(**changes: object) -> dict[str, object]:
         (body(parameters={"timeout": "soon"}), "timeout"),
         (body(parameters={"sequence_start": True}), "need a sequence_id"),
         (body(parameters={"sequence_id": 9, "sequence_start": True}), "keeps no state"),
+        (body(parameters={"sequence_id": 9, "sequence_start": "false"}), "sequence_start: expected true or false"),
+        (body(parameters={"sequence_id": "a" * 257}), "sequence_id: expected at most 256 characters, got 257"),
+        (body(input={"shape": [0, 2**70], "data": []}), "no tensor has the shape"),
+        (body(input={"shape": [2**70, 0], "data": []}), "no tensor has the shape"),
+        (body(input={"data": [1e39, 1]}), "expected FP32, got a number that is too large"),
         (body(input={"parameters": {"binary_data_size": 8}, "data": None}), "expected 8 bytes|are 8 bytes"),
         (body(input={"parameters": {"shared_memory_region": "a"}}), "not supported"),
     ],
@@ -157,6 +162,16 @@ def test_a_wrong_request_is_a_400_that_says_what_was_expected(server: Server, se
     answer = server.post("/v2/models/chain/infer", sent)
     assert answer.status_code == 400
     assert any(each in answer.json()["error"] for each in words.split("|")), answer.text
+
+
+def test_bytes_behind_the_json_are_counted_without_it(server: Server) -> None:
+    sent = json.dumps(body(input={"parameters": {"binary_data_size": 8}, "data": None})).encode()
+    headers = {"inference-header-content-length": str(len(sent))}
+    answer = server.post("/v2/models/chain/infer", content=sent + b"x" * 11, headers=headers)
+    assert answer.status_code == 400 and "11 bytes behind its JSON, its inputs name 8" in answer.text
+    headers = {"inference-header-content-length": "9" * 5000}
+    answer = server.post("/v2/models/chain/infer", content=sent, headers=headers)
+    assert answer.status_code == 400 and "Inference-Header-Content-Length" in answer.text
 
 
 def test_unknown_models_and_versions_are_404(server: Server) -> None:

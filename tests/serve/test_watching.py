@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 
 from tests.serve.helpers import ROOT, Server
 from tests.steps import RAISE
+from tests.waiting import until
 
 parser = pytest.importorskip("prometheus_client.parser")
 openmetrics = pytest.importorskip("prometheus_client.openmetrics.parser")
@@ -69,9 +71,28 @@ def test_a_request_tells_its_way(server: Server) -> None:
     assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X", "b", "e"}
 
 
-@pytest.mark.parametrize("id", ["1-999999999", "nonsense", "7-1", "-"])
+@pytest.mark.parametrize("id", ["1-999999999", "nonsense", "7-1", "-", "1-" + "9" * 5000, "9" * 5000 + "-1"])
 def test_a_request_that_nobody_knows_is_a_404(server: Server, id: str) -> None:
     assert server.http.get(f"/debug/requests/{id}").status_code == 404
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "a", "9" * 5000], ids=["none", "negative", "text", "many digits"])
+def test_a_count_of_the_timeline_that_is_none_is_a_400(server: Server, count: str) -> None:
+    answer = server.http.get("/debug/timeline", params={"count": count})
+    assert answer.status_code == 400 and "count: expected" in answer.text
+
+
+def test_a_client_that_goes_before_its_body_is_there_is_no_error_of_the_server(server: Server) -> None:
+    def gone() -> float:
+        labels = (("code", "499"), ("handler", "native_infer"))
+        return samples(server)["cellrt_http_requests_total"].get(labels, 0.0)
+
+    said, before = len(server.lines), gone()
+    host, port = server.address.split(":")
+    with socket.create_connection((host, int(port))) as sock:
+        sock.sendall(b"POST /v1/models/chain/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 90\r\n\r\n{")
+    until(lambda: gone() == before + 1, "it is counted as gone")
+    assert not any("Traceback" in line for line in server.lines[said:])
 
 
 def test_the_timeline_is_bounded_and_has_the_last_requests(server: Server) -> None:
