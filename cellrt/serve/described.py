@@ -101,6 +101,8 @@ class Described:
 def describe(binding: Binding, limits: Limits) -> Described:
     """Describes a model; unfolds its example some times. Raises DefinitionError if it is another than the engine's."""
     example = binding.unfolder.example
+    if "/" in binding.name:
+        raise DefinitionError(f"model {binding.name!r} cannot be served: a '/' ends a name in an address")
     try:
         recorded = [binding.unfolder.record(binding, example)]
     except RequestError as error:
@@ -120,7 +122,7 @@ def describe(binding: Binding, limits: Limits) -> Described:
     for longer in _longer_ones(form, example):
         takes(longer)
     inputs, assemble = _inputs_of(form, _parameter(binding), limits)
-    outputs = _outputs_of(binding, recorded)
+    outputs = _outputs_of(binding, recorded, is_open=_is_open(form))
     return Described(binding, form, inputs, outputs, bool(binding.states), limits, assemble)
 
 
@@ -207,6 +209,8 @@ def _longer_ones(form: Form, example: Any) -> Iterator[Any]:
     """Requests that are longer without being tensors, to see which results grow."""
     if isinstance(example, str) and example:
         yield example + example[-1]
+    elif isinstance(form, ScalarForm) and form.kind is int:
+        yield example + 1
     elif isinstance(form, ListForm) and example:
         yield form.make([*example, example[-1]])
     elif isinstance(form, RecordForm):
@@ -216,7 +220,16 @@ def _longer_ones(form: Form, example: Any) -> Iterator[Any]:
                 yield form.make(**{**parts, name: longer})
 
 
-def _outputs_of(binding: Binding, recorded: Sequence[Recorded]) -> list[TensorInfo]:
+def _is_open(form: Form) -> bool:
+    """Whether requests differ from the example in ways that were not tried: trees, graphs, any JSON."""
+    if isinstance(form, RecordForm):
+        return any(map(_is_open, form.fields.values()))
+    if isinstance(form, ListForm):
+        return not isinstance(form.item, ScalarForm)
+    return not isinstance(form, TensorForm | ScalarForm)
+
+
+def _outputs_of(binding: Binding, recorded: Sequence[Recorded], *, is_open: bool) -> list[TensorInfo]:
     infos = []
     for place, result in enumerate(recorded[0].results):
         spec = binding.formats[result.kind].spec
@@ -224,7 +237,7 @@ def _outputs_of(binding: Binding, recorded: Sequence[Recorded]) -> list[TensorIn
         sizes = {len(other.positions) for other in same if other.name == result.name}
         first: tuple[int, ...] = ()
         if not result.is_single:
-            first = (VARIABLE,) if result.is_loop or len(sizes) > 1 else (len(result.positions),)
+            first = (VARIABLE,) if result.is_loop or is_open or len(sizes) > 1 else (len(result.positions),)
         infos.append(TensorInfo(result.name, NAMES[spec.dtype], (*first, *spec.shape)))
     return infos
 

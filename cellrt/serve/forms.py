@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -252,12 +252,22 @@ def _form_of_list(example: Sequence[Any], limits: Limits) -> Form:
             return AnyForm()
         leaf = leaf[0]
     form = form_of(leaf, limits)
+    if any(type(other) is not type(leaf) for other in _leaves(example)):
+        form = AnyForm()  # which of its places has which type, the example does not tell
     if isinstance(example, tuple) or isinstance(example[0], list | tuple):
         depth = leaf.ndim if isinstance(leaf, torch.Tensor | np.ndarray) else 0
         return TreeForm(form, make, depth, limits)
     if any(type(item) is not type(example[0]) for item in example):
         return AnyForm()
     return ListForm(form, make, limits)
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, list | tuple) and not hasattr(tree, "_asdict"):
+        for part in tree:
+            yield from _leaves(part)
+    else:
+        yield tree
 
 
 def checked(value: Any, limits: Limits) -> Any:

@@ -68,6 +68,28 @@ def stepped(graph: cellrt.Graph, request: Steps) -> dict[str, object]:
     return {"n": graph.loop(COUNT, n=request.first, max_steps=request.steps).n}
 
 
+JOIN = cellrt.cell(lambda left, right: {"y": left + right}, {"left": (3,), "right": (3,)}, name="join")
+
+
+@cellrt.unfold("terms", example={"nodes": [["leaf", 3], ["leaf", 4], ["join", 0, 1]]})
+def terms(graph: cellrt.Graph, request: Mapping[str, Any]) -> dict[str, object]:
+    """Nodes in order, whose parts may be shared."""
+    made: list[Any] = []
+    for kind, *parts in request["nodes"]:
+        made.append(LOOK_UP(token=parts[0]).y if kind == "leaf" else JOIN(left=made[parts[0]], right=made[parts[1]]).y)
+    return {"all": made, "last": made[-1]}
+
+
+@cellrt.unfold("many", example=1)
+def many(graph: cellrt.Graph, how_many: int) -> dict[str, object]:
+    return {"n": [COUNT(n=place).n for place in range(how_many)]}
+
+
+@cellrt.unfold("a/b", example=1)
+def slashed(graph: cellrt.Graph, n: int) -> dict[str, object]:
+    return {"n": COUNT(n=n).n}
+
+
 def unseeded() -> cellrt.Unfolder:
     """Other weights in each process."""
     generator = torch.Generator()

@@ -15,7 +15,7 @@ from tests.waiting import until
 
 tritonclient = pytest.importorskip("tritonclient.http")
 connect = pytest.importorskip("websockets.sync.client").connect
-MODELS = ("words", "rows", "doubled", "said", "stepped", "unseeded")
+MODELS = ("words", "rows", "doubled", "said", "stepped", "terms", "many", "unseeded", "slashed")
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,28 @@ def test_a_description_says_what_may_be_left_out(server: Server) -> None:
 @pytest.mark.parametrize("request_", [{}, {"max_steps": 1}, {"first": 1, "more": 1}])
 def test_what_a_model_needs_may_not_be_left_out(server: Server, request_: dict[str, int]) -> None:
     assert infer(server, "said", request_).status_code == 400
+
+
+def test_lists_that_mix_words_and_numbers_come_through(server: Server) -> None:
+    nodes = [["leaf", 3], ["join", 0, 0], ["leaf", 5], ["join", 1, 2], ["join", 3, 1]]
+    answer = infer(server, "terms", {"nodes": nodes})
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    three, five = results["all"][0], results["all"][2]
+    assert results["last"] == results["all"][-1] == pytest.approx([4 * x + y for x, y in zip(three, five)])
+
+
+@pytest.mark.parametrize(("model", "name", "shape"), [("terms", "all", [-1, 3]), ("many", "n", [-1])])
+def test_results_whose_number_the_request_decides_say_so(
+    server: Server, model: str, name: str, shape: list[int]
+) -> None:
+    outputs = {each["name"]: each["shape"] for each in server.http.get(f"/v2/models/{model}").json()["outputs"]}
+    assert outputs[name] == shape
+
+
+def test_a_model_that_no_address_can_name_is_not_served(server: Server) -> None:
+    entry = next(each for each in server.post("/v2/repository/index").json() if each["name"] == "a/b")
+    assert entry["state"] == "UNAVAILABLE" and "'a/b' cannot be served" in entry["reason"]
 
 
 def test_a_model_without_a_seed_says_what_it_needs_and_the_others_are_served(server: Server) -> None:
