@@ -8,7 +8,7 @@ Belongs to the front end's event loop; answers are heard by a thread of the clie
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 from cellrt.engine.future import RequestFuture, Result
 from cellrt.engine.mailbox import Mailbox, mailbox_of
-from cellrt.errors import CellrtError
+from cellrt.errors import CellrtError, RequestTooLargeError
 from cellrt.serve.backend import Backend
 
+Alone = Callable[[], None] | None
+"""Hands a request in again, by itself; None: it was."""
 Waiter = asyncio.Future[tuple[Result, RequestFuture]]
 """Who waits for a request: gets its results, and its own future."""
 
@@ -72,21 +74,24 @@ class Collector:
             return
         for one, future in zip(together, futures):
             one.waiter.add_done_callback(partial(_left, future))
-            future.add_done_callback(partial(_note_end, mailbox_of(loop), one.waiter))
+            alone = partial(self._hand_in_some, loop, model, deadline, priority, [one]) if len(together) > 1 else None
+            future.add_done_callback(partial(_note_end, mailbox_of(loop), one.waiter, alone))
 
 
-def _note_end(mailbox: Mailbox, waiter: Waiter, future: Future[Result]) -> None:
+def _note_end(mailbox: Mailbox, waiter: Waiter, alone: Alone, future: Future[Result]) -> None:
     """In a thread of the client's: leaves the end to the loop."""
     if isinstance(future, RequestFuture):
         with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            mailbox.put(partial(_tell, waiter, future))
+            mailbox.put(partial(_tell, waiter, alone, future))
 
 
-def _tell(waiter: Waiter, future: RequestFuture) -> None:
+def _tell(waiter: Waiter, alone: Alone, future: RequestFuture) -> None:
     if waiter.done():
         return
     error = future.error()
-    if error is not None:
+    if alone is not None and isinstance(error, RequestTooLargeError):
+        alone()  # together they were too large, which is not what any of their clients asked for
+    elif error is not None:
         waiter.set_exception(error)
     else:
         waiter.set_result((future.result(), future))

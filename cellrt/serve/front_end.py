@@ -27,6 +27,7 @@ from starlette.types import ASGIApp
 from cellrt.serve.app import make_app
 from cellrt.serve.backend import Backend
 from cellrt.serve.door import Door
+from cellrt.serve.heads import HttpProtocol
 from cellrt.serve.measures import Measures
 from cellrt.serve.settings import Settings
 
@@ -83,6 +84,7 @@ async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIA
     backend = door.backend
     config = uvicorn.Config(
         app,
+        http=HttpProtocol,
         log_level="warning",
         access_log=False,
         backlog=BACKLOG,

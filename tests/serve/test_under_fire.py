@@ -107,6 +107,35 @@ def test_too_many_requests_are_refused_and_told_when_to_come_again(small: Server
     assert f'cellrt_rejections_total{{model="chain"}} {statuses.count(429)}.0' in text
 
 
+def test_requests_that_come_at_once_are_never_too_large_together() -> None:
+    body = b'{"request": [[1, 2]]}'
+    head = b"POST /v1/models/chain/infer HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    with start("chain", options=["--max-queued-requests", "4"]) as server, ExitStack() as stack:
+        host, port = server.address.split(":")
+        (front_end,) = children(server, "front_end")
+        socks = [stack.enter_context(socket.create_connection((host, int(port)), WAIT_S)) for _ in range(16)]
+        os.kill(front_end, signal.SIGSTOP)  # so that it finds all of them at once
+        try:
+            for sock in socks:
+                sock.sendall(head % len(body) + body)
+        finally:
+            os.kill(front_end, signal.SIGCONT)
+        statuses = {sock.recv(12).split()[1] for sock in socks}
+    assert b"200" in statuses and statuses <= {b"200", b"429"}
+
+
+def test_a_head_without_end_is_refused(small: Server) -> None:
+    host, port = small.address.split(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as sock:
+        sock.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: ")
+        with suppress(OSError):
+            for _ in range(64):
+                sock.sendall(b"a" * 65_536)
+        with suppress(ConnectionResetError):
+            assert sock.recv(12) in (b"HTTP/1.1 400", b"")
+    assert small.http.get("/v2", headers={"x-long": "a" * 500_000}).status_code == 200
+
+
 def test_too_many_streams_are_refused(small: Server) -> None:
     opened: list[socket.socket] = []
     try:
@@ -216,10 +245,20 @@ def test_sigterm_ends_what_was_begun_and_then_everything(small: Server) -> None:
     until(lambda: small.unfinished() == 1, "it runs")
     pids = [small.process.pid, *children(small, "cellrt")]
     small.process.send_signal(signal.SIGTERM)
+    until(lambda: not _is_open(small), "whoever comes now is refused")
     waiter.join(WAIT_S)
     assert outcome[0].status_code == 200
     assert small.process.wait(WAIT_S) == 0
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "every process has ended")
+
+
+def _is_open(server: Server) -> bool:
+    host, port = server.address.split(":")
+    try:
+        socket.create_connection((host, int(port)), 1.0).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 @pytest.mark.slow
