@@ -24,7 +24,14 @@ def _show_version(is_wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            allow_from_autoenv=False,  # CELLRT_VERSION in the environment says which one an image has, mostly
+            help="Print the version and exit.",
+        ),
     ] = False,
 ) -> None:
     """Serve dynamic neural networks cell by cell."""

@@ -61,7 +61,7 @@ def bench_serve(
     if len(due_s) < num_prompts:
         due_s = arrival_times(request_rate, num_prompts, burstiness, seed) if math.isfinite(request_rate) else []
     load = Load(
-        base_url.rstrip("/") + endpoint.format(model=model),
+        base_url.rstrip("/") + endpoint.replace("{model}", model),
         bodies,
         due_s,
         max_concurrency,

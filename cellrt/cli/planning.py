@@ -13,6 +13,7 @@ from rich.table import Table
 
 from cellrt.cli.models import load_model, read_requests
 from cellrt.cli.shown import complaint, console, failing_well
+from cellrt.errors import DefinitionError
 
 if TYPE_CHECKING:
     from cellrt.planning.checking import Report
@@ -74,6 +75,7 @@ def tune(
         from cellrt.planning.measuring import measure
 
         unfolder = load_model(model)
+        _check_places(out, plot)
         with Progress(SpinnerColumn(), TextColumn("{task.description}"), transient=True, disable=as_json) as bar:
             task = bar.add_task("measuring")
             profile = measure(
@@ -91,6 +93,21 @@ def tune(
         typer.echo(out.read_text())
     else:
         _show_profile(profile, out)
+
+
+def _check_places(*files: Path | None) -> None:
+    """Raises DefinitionError or ImportError if files cannot be written, before it takes minutes to find out."""
+    for path in files:
+        if path is not None and not path.parent.is_dir():
+            raise DefinitionError(f"there is no folder {path.parent} for {path.name}")
+    plot = files[-1]
+    if plot is not None:
+        from cellrt.planning.drawing import check_picture
+
+        try:
+            check_picture(plot)
+        except ValueError as error:
+            raise DefinitionError(f"--plot: {error}") from None
 
 
 def _show_profile(profile: Profile, out: Path) -> None:
@@ -126,6 +143,7 @@ def simulate(
         from cellrt.planning.simulation import Plant, fewest_workers, poisson_times
 
         unfolder, read = load_model(model), read_profile(profile)
+        _check_places(plot)
         given = read_requests(unfolder, requests, count)
         outcomes: list[Outcome] = []
         found: Outcome | None = None

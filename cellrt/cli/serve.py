@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import importlib
+import math
+import os
 import signal
 import tomllib
 from pathlib import Path
@@ -17,6 +19,7 @@ from cellrt.errors import DefinitionError
 if TYPE_CHECKING:
     from cellrt.serve.settings import Limits
 
+API_KEY = "CELLRT_SERVE_API_KEY"
 NEEDED = (
     "cellrt serve needs more packages: pip install 'cellrt[serve]', for gRPC 'cellrt[grpc]', for --spans 'cellrt[otel]'"
 )
@@ -38,13 +41,22 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         given = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise typer.BadParameter(f"{path}: {error}", param_hint="--config") from None
-    known = {name for name in (parameter.name for parameter in context.command.params) if name is not None}
+    known = {parameter.name for parameter in context.command.params if parameter.name not in (None, "config")}
     context.obj = given.pop("limits", {})
+    if not isinstance(context.obj, dict):
+        raise typer.BadParameter(f"{path}: limits: expected a table, [limits]", param_hint="--config")
     named = {name.replace("-", "_"): value for name, value in given.items()}
     if unknown := sorted(named.keys() - known):
         raise typer.BadParameter(f"{path}: unknown are {unknown}", param_hint="--config")
+    for name in ("models", "api_key", "profile"):
+        if not _is_texts(named.get(name, [])):
+            raise typer.BadParameter(f'{path}: {name}: expected a list of texts, ["..."]', param_hint="--config")
     context.default_map = {**(context.default_map or {}), **named}
     return path
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _limits(given: dict[str, Any]) -> Limits:
@@ -111,7 +123,8 @@ def serve(
         list[Path] | None, typer.Option(help="Of cellrt tune, one for each model in their order: their max_batch.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(callback=_read_config, is_eager=True, help="A TOML file with these, and [limits].")
+        Path | None,
+        typer.Option(callback=_read_config, is_eager=True, help="A TOML file with these and limits."),
     ] = None,
 ) -> None:
     """Serve models over HTTP: the Open Inference Protocol at /v2, their own JSON at /v1, /docs, /metrics."""
@@ -124,7 +137,7 @@ def serve(
             importlib.import_module("opentelemetry.sdk.trace")
         if grpc_port is not None:
             importlib.import_module("tritonclient.grpc.service_pb2")
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # tritonclient turns one into the other
         complaint(f"{NEEDED} ({error})")
         raise typer.Exit(1) from error
     with failing_well():
@@ -151,6 +164,10 @@ def serve(
             raise DefinitionError("--spans needs a --timeline that it can read")
         if any(not key.isascii() or not key for key in settings.api_keys):
             raise DefinitionError("an API key is ASCII text, and not empty")
+        if not math.isfinite(drain_s):
+            raise DefinitionError(f"--drain-s: expected a number of seconds, got {drain_s}")
+        if API_KEY in os.environ and not settings.api_keys:
+            raise DefinitionError(f"{API_KEY} is empty: unset it, if no key is to be needed")
         keeper = Keeper(settings, lambda text: typer.echo(text, err=True))
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: keeper.end())

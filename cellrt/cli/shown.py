@@ -29,6 +29,6 @@ def failing_well() -> Iterator[None]:
 
     try:
         yield
-    except (CellrtError, ImportError) as error:
+    except (CellrtError, ImportError, OSError) as error:
         complaint(str(error))
         raise typer.Exit(1) from error

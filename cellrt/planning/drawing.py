@@ -11,6 +11,11 @@ from cellrt.planning.simulation import Outcome
 from cellrt.view.paper import CELL_COLOURS, DOTS_PER_INCH, NEEDS_MATPLOTLIB, PICTURES, known_suffix
 
 
+def check_picture(path: Path) -> None:
+    """Raises now what the functions below would raise of a path, when what they show has been measured."""
+    _axes(path, 1)
+
+
 def draw_profile(profile: Profile, path: Path) -> None:
     """Time and throughput of each cell against rows. Raises ImportError without matplotlib, ValueError for a suffix."""
     figure, (left, right) = _axes(path, 2)

@@ -5,6 +5,7 @@ The process is started by an ``EngineProcess`` and ends with it: by its word, or
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -255,7 +256,9 @@ def main() -> None:
 
 
 def _short(error: BaseException) -> str:
-    return f"the engine's process did not start: {type(error).__name__}: {error}"
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    where = " (what is compiled is kept in the folder that NUMBA_CACHE_DIR names, or beside the package)"
+    return f"the engine's process did not start: {type(error).__name__}: {error}{where if is_full else ''}"
 
 
 def _read_all(lifeline: socket.socket) -> bytes:

@@ -47,8 +47,10 @@ def only_model(path: str) -> str:
 
     try:
         found = [name for name, value in vars(module_of_file(path)).items() if isinstance(value, Unfolder)]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DefinitionError(f"{path}: {type(error).__name__}: {error}") from error
+    if not found:
+        raise DefinitionError(f"{path} has no model; a function in it that makes one is named as {path}:function")
     if len(found) != 1:
-        raise DefinitionError(f"{path} has {len(found)} models: name one, as {path}:name")
+        raise DefinitionError(f"{path} has the models {found}: name one, as {path}:{found[0]}")
     return found[0]

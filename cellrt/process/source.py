@@ -47,7 +47,7 @@ class ModelSource:
             for part in self._name.split("."):
                 found = getattr(found, part)
             model = found if isinstance(found, Unfolder) or not callable(found) else found()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise DefinitionError(f"model {self.text!r}: {type(error).__name__}: {error}") from error
         if not isinstance(model, Unfolder):
             raise DefinitionError(

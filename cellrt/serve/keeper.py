@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -34,6 +35,8 @@ KILL_AFTER_S = 5.0
 """How long a front end may take beyond the limit to end; then it is killed."""
 MIN_LIFE_S = 1.0
 """A process that dies sooner is replaced only after so long, and not for ever."""
+START_S = 60.0
+"""A front end that ends by itself sooner could not start; its imports alone take seconds."""
 MAX_EARLY_DEATHS = 5
 
 
@@ -43,7 +46,12 @@ class Keeper:
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._say = say
         self._sockets = _listen(settings)
-        self._grpc_socket, grpc_port = _reserve(settings.host, settings.grpc_port)
+        try:
+            self._grpc_socket, grpc_port = _reserve(settings.host, settings.grpc_port)
+        except BaseException:
+            for sock in self._sockets:
+                sock.close()
+            raise
         self.settings = replace(settings, address=settings.address or new_address(), grpc_port=grpc_port)
         self._folder = tempfile.mkdtemp(prefix="cellrt-metrics-")
         self._front_ends: list[subprocess.Popen[bytes]] = []
@@ -133,7 +141,10 @@ class Keeper:
         for number, process in enumerate(self._front_ends):
             if process.poll() is not None:
                 self._say(f"front end {number} ended with status {process.returncode}; another is started")
-                if time.monotonic() - self._started_s[number] < MIN_LIFE_S:
+                if process.stdin is not None:
+                    process.stdin.close()
+                lived_s = time.monotonic() - self._started_s[number]
+                if lived_s < MIN_LIFE_S or (process.returncode > 0 and lived_s < START_S):
                     self._note_early_death(f"front end {number} does not start")
                 self._front_ends[number] = self._start_front_end(number)
                 self._started_s[number] = time.monotonic()
@@ -145,7 +156,12 @@ class Keeper:
         time.sleep(MIN_LIFE_S)
 
     def _drain(self) -> int:
-        """Has the front ends end what they have, then the engine; 0 if all ended in good order."""
+        """Has the front ends end what they have, then the engine; 0 if all ended in good order.
+
+        Nobody is to wait for a successor now: whoever connects is refused.
+        """
+        for sock in self._sockets:
+            sock.close()
         self._say(f"ending: at most {self.settings.drain_s:g} s for what was begun")
         for process in self._front_ends:
             process.terminate()
@@ -177,14 +193,23 @@ def _reserve(host: str, port: int | None) -> tuple[socket.socket | None, int | N
     """A port that front ends share for gRPC, and a socket that keeps it for them. Raises DefinitionError."""
     if port is None:
         return None, None
-    sock = socket.socket(socket.getaddrinfo(host, port)[0][0], socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    family = socket.getaddrinfo(host, port)[0][0]
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        _refuse_shared(family, (host, port))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((host, port))
     except OSError as error:
         sock.close()
         raise DefinitionError(f"cannot listen at {host}:{port}: {error}") from None
     return sock, int(sock.getsockname()[1])
+
+
+def _refuse_shared(family: socket.AddressFamily, address: tuple[Any, ...]) -> None:
+    """Raises OSError if another program listens there: it may share its port with whoever comes, as we do with us."""
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
 
 
 def _listen(settings: Settings) -> list[socket.socket]:
@@ -193,6 +218,7 @@ def _listen(settings: Settings) -> list[socket.socket]:
     port = settings.port
     try:
         family, *_, address = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM)[0]
+        _refuse_shared(family, (address[0], port, *address[2:]))
         for _ in range(settings.front_ends):
             sock = socket.socket(family, socket.SOCK_STREAM)
             sockets.append(sock)

@@ -74,3 +74,25 @@ def test_a_profile_is_tuned_and_played(tmp_path: Path) -> None:
     found = run("simulate", MODEL, *options, "--requests", requests, "--p99-ms", 10_000, "--json")
     assert {outcome["workers"] for outcome in json.loads(found)} == {1}
     assert "too few" in run("simulate", MODEL, *options, "--p99-ms", 0.001, status=1)
+
+
+@pytest.mark.parametrize("arguments", [("--out", "nowhere/a.json"), ("--plot", "nowhere/a.svg"), ("--plot", "a.txt")])
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(arguments: tuple[str, str]) -> None:
+    output = run("tune", MODEL, *arguments, status=1)
+    assert "measured" not in output and ("no folder nowhere" in output or "--plot: expected a file name" in output)
+
+
+@pytest.mark.parametrize("command", [("check",), ("serve", "--port", "0")])
+@pytest.mark.parametrize("attribute", ["", ":made"])
+def test_a_file_that_ends_its_process_is_told_by_name(tmp_path: Path, command: tuple[str, ...], attribute: str) -> None:
+    path = tmp_path / "ends.py"
+    path.write_text("raise SystemExit(3)\n")
+    output = run(*command, f"{path}{attribute}", status=1)
+    assert "ends.py" in output and "SystemExit: 3" in output
+
+
+def test_a_file_with_several_models_says_which(tmp_path: Path) -> None:
+    path = tmp_path / "several.py"
+    one = "{0} = cellrt.unfold('{0}', example=1)(lambda graph, n: {{}})\n"
+    path.write_text("import cellrt\n" + one.format("first") + one.format("second"))
+    assert "['first', 'second']" in run("check", path, status=1)

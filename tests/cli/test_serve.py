@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from cellrt.cli import app
+from cellrt.errors import DefinitionError
+from cellrt.serve.settings import Settings
 
 keeper = pytest.importorskip("cellrt.serve.keeper")
 MODEL = "tests.serve.models:chain"
@@ -74,6 +80,10 @@ def test_devices(told: list[Any], device: str, workers: object) -> None:
         ("[limits]\nnonsense = 1", "unknown are"),
         ("[limits]\nmax_steps = 'a'", "int"),
         ("=", ""),
+        ("limits = 5", "expected a table"),
+        ("config = 'b.toml'", "unknown are ['config']"),
+        ("models = 'g2p'", "models: expected a list of texts"),
+        ("profile = [1]", "profile: expected a list of texts"),
     ],
 )
 def test_mistakes_in_a_file_are_said(told: list[Any], tmp_path: Path, text: str, words: str) -> None:
@@ -83,16 +93,66 @@ def test_mistakes_in_a_file_are_said(told: list[Any], tmp_path: Path, text: str,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status"), [(["--device", "cpu:0"], 2), (["--api-key", ""], 1), (["--port", "70000"], 2)]
+    ("arguments", "status"),
+    [(["--device", "cpu:0"], 2), (["--api-key", ""], 1), (["--port", "70000"], 2), (["--drain-s", "inf"], 1)],
 )
 def test_mistakes_in_options_are_said(told: list[Any], arguments: list[str], status: int) -> None:
     serve(MODEL, *arguments, status=status)
     assert not told
 
 
-def test_a_port_that_is_taken_is_said_in_a_line() -> None:
-    import socket
+def test_a_key_that_is_empty_does_not_open_the_server(told: list[Any]) -> None:
+    assert "CELLRT_SERVE_API_KEY is empty" in serve(MODEL, env={"CELLRT_SERVE_API_KEY": ""}, status=1)
+    serve(MODEL, env={"CELLRT_SERVE_API_KEY": "a b"})
+    assert told[0].api_keys == ("a", "b")
 
+
+def test_a_version_in_the_environment_is_none_of_ours(told: list[Any]) -> None:
+    serve(MODEL, env={"CELLRT_VERSION": "1.2.3"})
+    assert told
+
+
+def test_help_names_the_limits() -> None:
+    assert "limits" in serve("--help")
+
+
+def test_a_package_that_is_half_there_is_asked_for(told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    import_module = importlib.import_module
+
+    def lacking(name: str) -> Any:
+        if name.startswith("tritonclient"):
+            raise RuntimeError("The installation does not include grpc support")
+        return import_module(name)
+
+    monkeypatch.setattr(importlib, "import_module", lacking)
+    assert "cellrt[grpc]" in serve(MODEL, "--grpc-port", 0, status=1)
+
+
+@pytest.mark.parametrize("option", ["--port", "--grpc-port"])
+def test_a_port_that_others_share_is_not_shared_with_us(option: str) -> None:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = ["--port", "0"] if option == "--grpc-port" else []
+        output = serve(MODEL, *port, "--front-ends", 2, option, sock.getsockname()[1], status=1)
+    assert "cannot listen at" in output and "Traceback" not in output
+
+
+def test_a_front_end_that_cannot_start_is_not_started_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SimpleNamespace(process=SimpleNamespace(poll=lambda: None, pid=1), wait=lambda: None, end=lambda: None)
+    monkeypatch.setattr(keeper, "start_engine", lambda settings: engine)
+    monkeypatch.setattr(keeper, "COMMAND", "raise SystemExit(3)")
+    monkeypatch.setattr(keeper, "MIN_LIFE_S", 1e-3)  # Python's own start takes longer
+    made = keeper.Keeper(Settings(port=0, drain_s=0), lambda text: None)
+    given_up = threading.Timer(20.0, made.end)
+    given_up.start()
+    with pytest.raises(DefinitionError, match="front end 0 does not start"):
+        made.run()
+    given_up.cancel()
+
+
+def test_a_port_that_is_taken_is_said_in_a_line() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
