@@ -280,6 +280,6 @@ async def open_grpc(door: Door, port: int) -> grpc.aio.Server:
         maximum_concurrent_rpcs=settings.limits.max_streams,
     )
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(GrpcDoor(door), server)
-    server.add_insecure_port(f"{settings.host}:{port}")
+    server.add_insecure_port(settings.at(port))
     await server.start()
     return server

@@ -84,9 +84,9 @@ class Keeper:
                 self._front_ends.append(self._start_front_end(number))
                 self._started_s.append(time.monotonic())
             engine.wait()
-            self._say(f"serving at http://{self.settings.host}:{self.port}")
+            self._say(f"serving at http://{self.settings.at(self.port)}")
             if self.settings.grpc_port is not None:
-                self._say(f"serving gRPC at {self.settings.host}:{self.settings.grpc_port}")
+                self._say(f"serving gRPC at {self.settings.at(self.settings.grpc_port)}")
             while not self._ends_told:
                 self._woken.wait(LOOK_EVERY_S)
                 self._look()

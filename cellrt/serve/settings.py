@@ -74,3 +74,7 @@ class Settings:
     max_batch: tuple[dict[str, int], ...] = ()
     limits: Limits = Limits()
     address: str = ""
+
+    def at(self, port: int) -> str:
+        """An address of this server, as clients and gRPC write it."""
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"

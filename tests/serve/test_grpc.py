@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from queue import Queue
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.serve.helpers import Server
+from tests.serve.helpers import Server, start
 from tests.serve.test_oip import X, expected
 from tests.steps import HOLD, RAISE, WIDTH
 from tests.waiting import until
@@ -42,6 +43,15 @@ def test_server_and_models_are_live_and_ready_and_describe_themselves(client) ->
     names = {entry.name for entry in client.get_model_repository_index().models}
     assert {"chain", "kept", "letters"} <= names
     assert client.get_inference_statistics("chain").model_stats[0].name == "chain"
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="it needs IPv6")
+def test_an_address_of_ipv6_is_one_too() -> None:
+    with start("chain", options=["--host", "::1", "--grpc-port", "0"]) as server:
+        assert server.url.startswith("http://[::1]:")
+        client = tritongrpc.InferenceServerClient(server.grpc_address)
+        assert client.infer("chain", [tensor("x", X)]).as_numpy("every").shape == (3, WIDTH)
+        client.close()
 
 
 def test_tensors_and_texts(client) -> None:
