@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from http.client import HTTPResponse
 from pathlib import Path
 
 import httpx
@@ -109,19 +110,30 @@ def test_too_many_requests_are_refused_and_told_when_to_come_again(small: Server
 
 def test_requests_that_come_at_once_are_never_too_large_together() -> None:
     body = b'{"request": [[1, 2]]}'
-    head = b"POST /v1/models/chain/infer HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    message = b"POST /v1/models/chain/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     with start("chain", options=["--max-queued-requests", "4"]) as server, ExitStack() as stack:
         host, port = server.address.split(":")
         (front_end,) = children(server, "front_end")
-        socks = [stack.enter_context(socket.create_connection((host, int(port)), WAIT_S)) for _ in range(16)]
-        os.kill(front_end, signal.SIGSTOP)  # so that it finds all of them at once
+        socks = [stack.enter_context(socket.create_connection((host, int(port)), WAIT_S)) for _ in range(32)]
+        for sock in socks:  # it knows all of them
+            sock.sendall(message)
+            assert _status(sock) == 200
+        os.kill(front_end, signal.SIGSTOP)  # so that it finds all that they send at once
         try:
             for sock in socks:
-                sock.sendall(head % len(body) + body)
+                sock.sendall(message)
         finally:
             os.kill(front_end, signal.SIGCONT)
-        statuses = {sock.recv(12).split()[1] for sock in socks}
-    assert b"200" in statuses and statuses <= {b"200", b"429"}
+        statuses = {_status(sock) for sock in socks}
+    assert 200 in statuses and statuses <= {200, 429}
+
+
+def _status(sock: socket.socket) -> int:
+    """Of the next answer, all of which is read."""
+    answer = HTTPResponse(sock)
+    answer.begin()
+    answer.read()
+    return answer.status
 
 
 def test_a_head_without_end_is_refused(small: Server) -> None:
