@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,10 @@ def _takes_names(name: str, module: Callable[..., Any], inputs: list[str]) -> bo
     if steps and inspect.Parameter.VAR_KEYWORD not in steps.values() and not set(inputs) <= steps.keys():
         names = list(steps)[1:]
         raise DefinitionError(f"cell {name!r}: its method steps takes inputs by name: expected {names}, got {inputs}")
-    parameters = _parameters_of(module.forward if isinstance(module, nn.Module) else module)
+    function = module.forward if isinstance(module, nn.Module) else module
+    parameters = _parameters_of(function)
     names = [key for key, kind in parameters.items() if kind in BY_NAME]
-    if set(inputs) <= set(names):
+    if set(inputs) <= set(names) or _takes_any_name(function, inputs):
         return True
     for place, key in enumerate(inputs):
         if key in names and list(parameters).index(key) != place:
@@ -116,6 +118,17 @@ def _takes_names(name: str, module: Callable[..., Any], inputs: list[str]) -> bo
                 f"cell {name!r}, input {key!r}: expected all inputs by the names of the module's parameters {names}, "
                 f"or each in its place, got {inputs}"
             )
+    return False
+
+
+def _takes_any_name(function: Callable[..., Any], inputs: list[str]) -> bool:
+    """Whether ``**`` takes those of the inputs that are no parameters, as of ``forward(self, x, **others)``."""
+    kinds = _parameters_of(function).values()
+    if inspect.Parameter.VAR_KEYWORD not in kinds or inspect.Parameter.VAR_POSITIONAL in kinds:
+        return False
+    with suppress(TypeError):  # a parameter is none of them: they go in order
+        inspect.signature(function).bind(**dict.fromkeys(inputs))
+        return True
     return False
 
 

@@ -33,7 +33,7 @@ def mixed_outputs(cell: Computation) -> list[str]:
     """The outputs of a cell that are others for rows together than for each row alone, beyond rounding.
 
     Floats are random normal numbers, always the same; integers and bools are zeros; a ragged input has one or two rows
-    a node. A cell that raises on such rows, takes one row only or does not lie on the CPU is not tried.
+    a node. A cell that raises on such rows together, takes one row only or does not lie on the CPU is not tried.
     Integer outputs of a cell in half precision are not looked at: which of two tokens is best may hang on rounding.
     """
     rows = min(TRIAL_ROWS, cell.max_batch)
@@ -58,9 +58,9 @@ def warn_unless_row_wise(cell: Computation, depth: int) -> list[str]:
     if mixed:
         outputs = ", ".join(map(repr, mixed))
         warnings.warn(
-            f"cell {cell.name!r}, output {outputs}: the rows of a batch influence each other, so results would depend "
-            "on who is batched with whom. A cell must compute each row from that row alone "
-            "(only a cell that is random on purpose may differ here)",
+            f"cell {cell.name!r}, output {outputs}: the rows of a batch influence each other, or it raises for one row "
+            "alone, so results would depend on who is batched with whom. A cell must compute each row from that row "
+            "alone (only a cell that is random on purpose may differ here)",
             RuntimeWarning,
             stacklevel=1 + depth,
         )
@@ -71,7 +71,7 @@ def warn_unless_row_wise(cell: Computation, depth: int) -> list[str]:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def _differing(cell: Computation, rows: int, generator: torch.Generator) -> set[str]:
-    """The outputs that differ on one draw of rows; none if the cell raises.
+    """The outputs that differ on one draw of rows; all if one of them alone makes it raise, none if all together do.
 
     Outside inference, where the ready-made cells take their plain form: there is nothing to compile for it. No weight
     of a cell asks for gradients, so there are none.
@@ -79,11 +79,16 @@ def _differing(cell: Computation, rows: int, generator: torch.Generator) -> set[
     inputs = random_inputs(cell.inputs.values(), rows, generator)
     try:
         together = _run(cell, inputs)
-        alone = [_run(cell, [row_of(value, row) for value in inputs]) for row in range(rows)]
     except KeyboardInterrupt:
         raise
     except BaseException:
         return set()
+    try:
+        alone = [_run(cell, [row_of(value, row) for value in inputs]) for row in range(rows)]
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # as a norm over the batch does, which has no variance of one row
+        return set(cell.outputs)
     joined = [torch.cat(values) for values in zip(*alone)]
     return {name for name, a, b in zip(cell.outputs, together, joined) if not is_close(a, b)}
 

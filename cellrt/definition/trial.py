@@ -198,6 +198,10 @@ def _check_output(name: str, output: object, value: torch.Tensor, rows: int) -> 
             f"cell {name!r}, output {output!r}: expected the row dimension first ({rows} rows in the trial run), "
             f"got {describe(value)}"
         )
+    if value.shape[1:].numel() == 0:  # an arena has no rows of no bytes
+        raise DefinitionError(
+            f"cell {name!r}, output {output!r}: expected extents of at least 1, got {describe(value)}; leave it out"
+        )
     check_dtype(f"cell {name!r}, output {output!r}", value.dtype)
     if value.layout is not torch.strided:
         raise DefinitionError(f"cell {name!r}, output {output!r}: expected a dense tensor, got one of {value.layout}")

@@ -54,6 +54,19 @@ def test_inputs_in_order_may_have_any_names_in_their_places() -> None:
         torch.testing.assert_close(made.run(x, h)[0], gru(x, h))
 
 
+def test_inputs_that_are_no_parameters_go_by_name_where_any_name_is_taken() -> None:
+    def weighted(x: torch.Tensor, scale: float = 2.0, **others: torch.Tensor) -> torch.Tensor:
+        return scale * x - others["y"]
+
+    def of_first(first: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
+        return 3 * first
+
+    one, two = torch.ones(1), torch.full((1,), 2.0)
+    for inputs, given in ((["x", "y"], (one, two)), (["y", "x"], (two, one))):
+        assert cell(weighted, dict.fromkeys(inputs, ())).run(*given)[0] == 0
+    assert cell(of_first, {"x": ()}).run(two)[0] == 6, "its parameter has another name"
+
+
 def test_short_forms_of_specs() -> None:
     made = cell(lambda token, x: x + token[:, None], {"token": token, "x": SIZE})
     assert made.inputs == {"token": RowSpec((), torch.int64), "x": RowSpec((SIZE,))}
@@ -241,6 +254,10 @@ MISUSES: dict[str, tuple[Any, str]] = {
         lambda: cell(lambda x: x.T, ONE),
         r"output 'output': expected the row dimension first \(. rows in the trial run\), got float32\[2, ",
     ),
+    "an empty output": (
+        lambda: cell(lambda x: {"y": x, "z": x[:, :0]}, ONE),
+        r"output 'z': expected extents of at least 1, got float32\[., 0\]; leave it out",
+    ),
     "no row dimension": (lambda: cell(lambda x: x.sum(), ONE), "expected the row dimension first"),
     "rows of a ragged input": (lambda: cell(lambda x: x.values, {"x": ragged(2)}), "expected the row dimension first"),
     "outputs that depend on the rows": (
@@ -285,7 +302,14 @@ MISUSES: dict[str, tuple[Any, str]] = {
         "its method steps does not run on zeros: SystemExit: 3",
     ),
     "own state": (lambda: cell(Counting(), ONE), r"writes to its own \['count'\]; a cell has no state of its own"),
-    "a scripted module": (lambda: cell(torch.jit.trace(IDENTITY, torch.zeros(1)), ONE), "cannot be copied: "),
+    "a scripted module": (
+        lambda: cell(torch.jit.trace(IDENTITY, torch.zeros(1)), ONE),
+        "cannot be copied: a part is scripted .*: give the module that it was made of",
+    ),
+    "a scripted part": (
+        lambda: cell(nn.Sequential(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2))), ONE),
+        "cannot be copied: a part is scripted",
+    ),
     "a module without weights yet": (lambda: cell(nn.LazyLinear(3), ONE), "cannot be copied: .*uninitialized"),
     "what cannot be copied": (
         lambda: cell(functools.partial(lambda lock, x: x, threading.Lock()), ONE),
