@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import cellrt
 from cellrt import RaggedRows
 from cellrt.definition.aot.form import compile_cell, compile_cells
+from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.compiled_form import CompiledForm
@@ -58,12 +59,14 @@ def in_autocast(x: Tensor) -> Tensor:
 
 
 TOKEN = {"i": cellrt.token}
+TOKENS = {"a": cellrt.token, "b": cellrt.token}
 
 REFUSED = {
     Reason.OTHER_MODE: lambda: cellrt.cell(in_autocast, NUMBERS),
     Reason.UNCHECKED_INDICES: lambda: cellrt.cell(
         lambda i: torch.zeros(i.shape[0], 4).scatter(1, i[:, None], 1.0), TOKEN
     ),
+    Reason.UNCHECKED_DIVISION: lambda: cellrt.cell(lambda a, b: a // b, TOKENS),
     Reason.RANDOM: lambda: cellrt.cell(lambda x: x + torch.rand_like(x), NUMBERS),
     Reason.CUSTOM_OPERATOR: lambda: cellrt.cell(lambda x: doubled(x), NUMBERS),
     Reason.BY_VALUES: lambda: cellrt.cell(lambda x: -x if bool((x > 1).any()) else x, NUMBERS),
@@ -92,6 +95,26 @@ def test_a_weight_of_a_dtype_that_rows_cannot_have_is_refused(tmp_path) -> None:
     with pytest.raises(NotCompiledError) as refused:
         compile_cell(made, LibraryStore(tmp_path))
     assert refused.value.reason is Reason.DTYPE
+
+
+@pytest.mark.parametrize("divide", [torch.floor_divide, torch.remainder, torch.fmod])
+def test_integers_are_divided_by_what_cannot_be_zero(divide) -> None:
+    """A division by zero, which raises in the module, would end the process in compiled code."""
+    cases = {
+        "any": (lambda a, b: divide(a, b), False),
+        "at least 0": (lambda a, b: divide(a, b.clamp(min=0)), False),
+        "at least 1": (lambda a, b: divide(a, b.clamp(min=1)), True),
+        "a number": (lambda a, b: divide(a, 3) + b, True),
+        "floats": (lambda a, b: divide(a.double(), b), True),
+    }
+    for function, is_taken in cases.values():
+        made = cellrt.cell(function, TOKENS, name="divide")
+        if is_taken:
+            export_step(made)
+            continue
+        with pytest.raises(NotCompiledError) as refused:
+            export_step(made)
+        assert refused.value.reason is Reason.UNCHECKED_DIVISION
 
 
 @pytest.mark.slow

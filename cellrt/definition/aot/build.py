@@ -1,15 +1,16 @@
 """Compiles a step's program to a library: ``python build.py OPERATORS PROGRAM LIBRARY NUM_WEIGHTS NUM_OUTPUTS``.
 
 A process of its own, which needs nothing of cellrt but the files OPERATORS (``product_operator.py`` and
-``attention_operator.py``): compiling takes many seconds and holds the interpreter lock. It writes LIBRARY, or, if what
-it finds is none of a passing trouble's, LIBRARY with the suffix ``.refused``: the name of the reason (see
-``refusal.py``) and a line. Of several processes that want the same library one compiles it, and no more than half the
-processors compile at once, whoever asked.
+``attention_operator.py``): compiling takes many seconds and holds the interpreter lock. It writes LIBRARY, after its
+checksum with the suffix ``.sha256``, or, if what it finds is none of a passing trouble's, LIBRARY with the suffix
+``.refused``: the name of the reason (see ``refusal.py``) and a line. Of several processes that want the same library
+one compiles it, and no more than half the processors compile at once, whoever asked.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import runpy
@@ -51,8 +52,10 @@ def build(operators_at: Sequence[str], program_at: Path, library_at: Path, num_w
         source = next(Path(folder).rglob("*.wrapper.cpp")).read_text()
         if NEEDS_PYTHON in source:
             found = OPERATOR.search(source[source.index(NEEDS_PYTHON) - 400 :])
-            return _refuse(library_at, "NO_C_INTERFACE", found.group(0) if found else "")
-        os.replace(next(Path(folder).rglob("*.so")), library_at)
+            return _write(library_at.with_suffix(".refused"), f"NO_C_INTERFACE\n{found.group(0) if found else ''}")
+        library = next(Path(folder).rglob("*.so"))
+        _write(library_at.with_suffix(".sha256"), hashlib.sha256(library.read_bytes()).hexdigest())
+        os.replace(library, library_at)
 
 
 def _example(value: torch.Tensor) -> torch.Tensor:
@@ -62,10 +65,11 @@ def _example(value: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(sizes, strides, dtype=value.dtype).zero_()
 
 
-def _refuse(library_at: Path, reason: str, detail: str) -> None:
-    partial = library_at.with_suffix(f".{os.getpid()}")
-    partial.write_text(f"{reason}\n{detail}")
-    os.replace(partial, library_at.with_suffix(".refused"))
+def _write(file: Path, text: str) -> None:
+    """Writes a file that nobody finds half written."""
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_text(text)
+    os.replace(partial, file)
 
 
 def main() -> None:

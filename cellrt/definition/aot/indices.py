@@ -1,4 +1,4 @@
-"""Indices that an operator refuses, and its compiled code would take: they are refused there, too.
+"""What an operator refuses, and its compiled code would take: indices, which are refused there, too, and divisors.
 
 The compiler checks that an index is below the size, and takes one below zero from the end, as ``tensor[index]`` does.
 Most operators with an index refuse those.
@@ -31,13 +31,35 @@ INDEX_AT: Mapping[Any, int] = {
 """Which argument of an operator are indices that must not be below zero."""
 UNCHECKED = frozenset(("scatter.value", "scatter.reduce", "scatter.value_reduce", "scatter_reduce.two"))
 """Operators whose compiled code leaves out what lies outside."""
+DIVISIONS = frozenset(
+    f"{name}.{overload}"
+    for name in ("div", "divide", "floor_divide", "remainder", "fmod")
+    for overload in ("Tensor_mode", "default", "Tensor", "Scalar_Tensor")
+)
+"""Operators that may divide by a tensor; of integers they give integers if they round."""
+CLAMPS = frozenset((ATEN.clamp.default, ATEN.clamp_min.default))
 OUTSIDE = 2**31 - 1
 """Above every size, and an int32."""
 
 
 def is_unchecked(operator: torch._ops.OpOverload) -> bool:
     """Whether nothing checks its indices in compiled code."""
-    return str(operator).removeprefix("aten.").replace("_.", ".") in UNCHECKED
+    return _name_of(operator) in UNCHECKED
+
+
+def may_divide_by_zero(node: Node) -> bool:
+    """Whether it divides integers by what may be zero for all that is known: compiled, that would end the process."""
+    if _name_of(node.target) not in DIVISIONS or node.meta["val"].dtype.is_floating_point:
+        return False
+    divisor = node.args[1]
+    if not isinstance(divisor, Node) or not isinstance(divisor.meta["val"], torch.Tensor):
+        return False
+    return divisor.target not in CLAMPS or not isinstance(divisor.args[1], int) or divisor.args[1] < 1
+
+
+def _name_of(operator: Any) -> str:
+    """Without its namespace, and the same for what works in place."""
+    return str(operator).removeprefix("aten.").replace("_.", ".")
 
 
 def check_indices(program: ExportedProgram) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
-from cellrt.definition.aot.indices import check_indices, is_unchecked
+from cellrt.definition.aot.indices import check_indices, is_unchecked, may_divide_by_zero
 from cellrt.definition.aot.packing import pack_products, tied_weights
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.bits import DTYPES
@@ -243,6 +243,8 @@ def _check_operators(nodes: Iterable[Node]) -> None:
             continue
         if is_unchecked(node.target):
             raise NotCompiledError(Reason.UNCHECKED_INDICES, str(node.target))
+        if may_divide_by_zero(node):
+            raise NotCompiledError(Reason.UNCHECKED_DIVISION, str(node.target))
         if torch.Tag.nondeterministic_seeded in node.target.tags and not _is_in_evaluation(node):
             raise NotCompiledError(Reason.RANDOM, str(node.target))
         if node.target.namespace not in OWN_NAMESPACES:

@@ -77,10 +77,14 @@ class LibraryStore:
         except NotCompiledError as error:
             yield from [error] * len(cells)
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         sources = [file.read_text() for file in (BUILD, *OPERATORS)]
         depends_on = "\n".join((torch.__version__, _version_of(compiler), _instructions(), *sources))
-        with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as name:
+        try:
+            work = self._new_folder()
+        except OSError as error:
+            yield from [NotCompiledError(Reason.NO_FOLDER, str(error))] * len(cells)
+            return
+        with work as name:
             folders = [Path(name, str(number)) for number in range(len(cells))]
             for folder in folders:
                 folder.mkdir()
@@ -107,6 +111,16 @@ class LibraryStore:
         for process in list(self._running):
             _kill(process)
 
+    def _new_folder(self) -> tempfile.TemporaryDirectory[str]:
+        """A folder to work in: in the store's, or elsewhere if that may only be read, as in an image."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True)
+        except OSError:
+            if not self.folder.is_dir():
+                raise
+            return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+
     def _wait(self, process: int, folder: Path) -> None:
         """Waits until a fork is through with a cell, or ended; not long for one that does not begin with it."""
         latest_s = time.monotonic() + MOST_TRACING_S
@@ -128,7 +142,7 @@ class LibraryStore:
             refused = library.with_suffix(".refused")
         if refused.exists():
             name, _, detail = refused.read_text().partition("\n")
-            return NotCompiledError(Reason[name], detail)
+            return NotCompiledError(Reason.__members__.get(name, Reason.NOT_COMPILED), detail)
         said = folder / SAID
         return NotCompiledError(
             Reason.NOT_COMPILED, said.read_text(errors="replace").strip().rpartition("\n")[2] if said.exists() else ""

@@ -78,6 +78,8 @@ def _trace_and_compile(cell: Computation, folder: Path, libraries: Path, depends
         step = export_step(cell)
         digest = hashlib.sha256(f"{step.digest()}\n{depends_on}".encode()).hexdigest()[:32]
         library = libraries / f"{digest}.so"
+        if not _is_whole(library):
+            library.unlink(missing_ok=True)
         is_new = not library.exists() and not library.with_suffix(".refused").exists()
         if is_new:
             torch.export.save(step.program, folder / PROGRAM)
@@ -105,3 +107,10 @@ def _trace_and_compile(cell: Computation, folder: Path, libraries: Path, depends
         os.write(2, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(status)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library is as its compiler wrote it. To load one that was cut off may end the process."""
+    with suppress(OSError):
+        return hashlib.sha256(library.read_bytes()).hexdigest() == library.with_suffix(".sha256").read_text()
+    return False

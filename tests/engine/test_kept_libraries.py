@@ -1,0 +1,67 @@
+"""Compiled libraries on disk: damaged, in a folder that may only be read, or with no folder to keep them in."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import cellrt
+from cellrt.definition.aot.form import compile_cell
+from cellrt.definition.aot.refusal import NotCompiledError, Reason
+from cellrt.definition.aot.store import CACHE_VARIABLE, LibraryStore
+from tests.engine.helpers import WAIT_S, close_and_check, small_engine
+
+
+def linear() -> cellrt.Cell:
+    return cellrt.cell(nn.Linear(4, 4), {"input": (4,)}, name="linear")
+
+
+def assert_runs(cell: cellrt.Cell, store: LibraryStore) -> None:
+    form, x = compile_cell(cell, store), torch.randn(3, 4)
+    outputs = form.run(3, {"input": x})
+    assert outputs is not None
+    torch.testing.assert_close(outputs["output"], cell.run(x)[0])
+
+
+@pytest.mark.slow
+def test_what_is_damaged_is_compiled_anew_and_what_may_only_be_read_is_used(tmp_path, monkeypatch) -> None:
+    store, made = LibraryStore(tmp_path), linear()
+    assert_runs(made, store)
+    (library,) = store.folder.glob("*.so")
+    whole = library.read_bytes()
+    library.unlink()  # a loaded one is not written to
+    library.write_bytes(whole[: len(whole) // 2])
+    assert_runs(made, store)
+    assert store.num_compiled == 2
+
+    class ReadOnly(tempfile.TemporaryDirectory[str]):
+        def __init__(self, dir: Path | None = None, **options: bool) -> None:
+            if dir is not None:
+                raise PermissionError(dir)
+            super().__init__(**options)
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", ReadOnly)
+    assert_runs(made, store)
+    assert store.num_compiled == 2
+
+    library.unlink()
+    library.with_suffix(".refused").write_text("no reason that anybody knows")
+    with pytest.raises(NotCompiledError, match=str(Reason.NOT_COMPILED)):
+        compile_cell(made, store)
+
+
+@pytest.mark.parametrize("mode", ["wait", "background"])
+def test_without_a_folder_the_module_serves(tmp_path, monkeypatch, mode) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
+    made, x = linear(), torch.randn(4)
+    engine = small_engine(compile=mode)
+    engine.register(cellrt.unfold("model", example=x)(lambda graph, x: {"y": made(input=x).output}))
+    torch.testing.assert_close(engine.submit("model", x).result(WAIT_S)["y"], made.run(x[None])[0][0])
+    if mode == "wait":
+        assert str(Reason.NO_FOLDER) in engine.statistics()["cells"]["linear"]["form"]
+    close_and_check(engine)
