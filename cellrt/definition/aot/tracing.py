@@ -78,7 +78,7 @@ def _trace_and_compile(cell: Computation, folder: Path, libraries: Path, depends
         step = export_step(cell)
         digest = hashlib.sha256(f"{step.digest()}\n{depends_on}".encode()).hexdigest()[:32]
         library = libraries / f"{digest}.so"
-        if not _is_whole(library):
+        if library.exists() and not _is_whole(library):  # one that is missing another process may be about to write
             library.unlink(missing_ok=True)
         is_new = not library.exists() and not library.with_suffix(".refused").exists()
         if is_new:
