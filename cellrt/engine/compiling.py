@@ -62,7 +62,8 @@ class CellCompiler:
         eager: list[Cell] = []
         for cell in unknown:
             form = cell.compiled_form
-            self._note(cell, form, OFF if self._mode == "off" else WAITS)
+            if form is not None or self._mode != "wait":  # who waits may be interrupted: then nothing is known of it
+                self._note(cell, form, OFF if self._mode == "off" else WAITS)
             if form is None:
                 eager.append(cell)
         if eager and self._mode == "wait":

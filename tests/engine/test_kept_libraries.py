@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,18 @@ import torch
 from torch import nn
 
 import cellrt
+from cellrt import Cell
 from cellrt.definition.aot.form import compile_cell
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.store import CACHE_VARIABLE, LibraryStore
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 
 
-def linear() -> cellrt.Cell:
+def linear() -> Cell:
     return cellrt.cell(nn.Linear(4, 4), {"input": (4,)}, name="linear")
 
 
-def assert_runs(cell: cellrt.Cell, store: LibraryStore) -> None:
+def assert_runs(cell: Cell, store: LibraryStore) -> None:
     form, x = compile_cell(cell, store), torch.randn(3, 4)
     outputs = form.run(3, {"input": x})
     assert outputs is not None
@@ -64,4 +66,25 @@ def test_without_a_folder_the_module_serves(tmp_path, monkeypatch, mode) -> None
     torch.testing.assert_close(engine.submit("model", x).result(WAIT_S)["y"], made.run(x[None])[0][0])
     if mode == "wait":
         assert str(Reason.NO_FOLDER) in engine.statistics()["cells"]["linear"]["form"]
+    close_and_check(engine)
+
+
+def test_who_was_interrupted_while_waiting_may_ask_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    made, x, asked = linear(), torch.zeros(4), list[int]()
+
+    def interrupt_once(store: LibraryStore, cells: Sequence[Cell]) -> Iterator[NotCompiledError]:
+        asked.append(len(cells))
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        yield NotCompiledError(Reason.NO_COMPILER)
+
+    monkeypatch.setattr(LibraryStore, "compile", interrupt_once)
+    engine = small_engine(compile="wait")
+    model = cellrt.unfold("model", example=x)(lambda graph, x: {"y": made(input=x).output})
+    with pytest.raises(KeyboardInterrupt):
+        engine.register(model)
+    engine.register(model)
+    assert asked == [1, 1]
+    assert engine.statistics()["cells"]["linear"]["form"] == f"eager: {Reason.NO_COMPILER}"
     close_and_check(engine)
