@@ -1,10 +1,15 @@
-"""Compiled libraries on disk: damaged, in a folder that may only be read, or with no folder to keep them in."""
+"""Compiled libraries on disk: damaged, in a folder that may only be read, or with no folder to keep them in; and what
+comes between while they are made.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -14,8 +19,9 @@ import cellrt
 from cellrt import Cell
 from cellrt.definition.aot.form import compile_cell
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
-from cellrt.definition.aot.store import CACHE_VARIABLE, LibraryStore
+from cellrt.definition.aot.store import CACHE_VARIABLE, MOST_IMPORTING_S, LibraryStore, wait_for_imports
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
+from tests.waiting import until
 
 
 def linear() -> Cell:
@@ -88,3 +94,23 @@ def test_who_was_interrupted_while_waiting_may_ask_again(tmp_path, monkeypatch) 
     assert asked == [1, 1]
     assert engine.statistics()["cells"]["linear"]["form"] == f"eager: {Reason.NO_COMPILER}"
     close_and_check(engine)
+
+
+def test_no_fork_is_made_while_another_thread_imports(tmp_path, monkeypatch) -> None:
+    (tmp_path / "imported_slowly.py").write_text("import time\ntime.sleep(0.5)\nis_done = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importing = Thread(target=importlib.import_module, args=["imported_slowly"])
+    importing.start()
+    until(lambda: "imported_slowly" in sys.modules, "the import has begun")
+    wait_for_imports()
+    assert sys.modules["imported_slowly"].is_done
+    importing.join()
+
+
+def test_nobody_waits_for_an_import_of_his_own(tmp_path, monkeypatch) -> None:
+    (tmp_path / "imports_and_waits.py").write_text(
+        "import time\nfrom cellrt.definition.aot.store import wait_for_imports\n"
+        "began_s = time.monotonic()\nwait_for_imports()\nwaited_s = time.monotonic() - began_s\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.import_module("imports_and_waits").waited_s < MOST_IMPORTING_S / 2

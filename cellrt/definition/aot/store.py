@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import platform
@@ -13,9 +14,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -35,6 +38,8 @@ from cellrt.definition.aot.tracing import (
 )
 from cellrt.definition.computation import Computation
 
+MOST_IMPORTING_S = 10.0
+"""No longer is another thread's import waited for: it may be that of a module that serves until the end."""
 CACHE_VARIABLE = "CELLRT_CACHE"
 """The environment variable that names the folder of what cellrt keeps; default: ``cellrt`` in the user's cache."""
 
@@ -91,6 +96,7 @@ class LibraryStore:
             with warnings.catch_warnings():
                 # of forks beside threads: this one traces, in forks of its own, which start anew
                 warnings.simplefilter("ignore", DeprecationWarning)
+                wait_for_imports()
                 process = os.fork()
             if process == 0:
                 trace_all(cells, folders, self.folder, depends_on)
@@ -147,6 +153,25 @@ class LibraryStore:
         return NotCompiledError(
             Reason.NOT_COMPILED, said.read_text(errors="replace").strip().rpartition("\n")[2] if said.exists() else ""
         )
+
+
+def wait_for_imports() -> None:
+    """Waits, not for long, while other threads import: a fork that needs such a module would wait for it for ever."""
+    own, frame = set[int](), inspect.currentframe()
+    while frame is not None:
+        own.add(id(frame.f_globals))
+        frame = frame.f_back
+    latest_s = time.monotonic() + MOST_IMPORTING_S
+    while time.monotonic() < latest_s and any(map(_is_imported_elsewhere, list(sys.modules.values()), repeat(own))):
+        time.sleep(POLL_S)
+
+
+def _is_imported_elsewhere(module: object, own: Container[int]) -> bool:
+    """Whether a module is being imported, and not by one whose globals are among these."""
+    if not isinstance(module, ModuleType):
+        return False
+    names = object.__getattribute__(module, "__dict__")  # which loads no lazy module
+    return getattr(names.get("__spec__"), "_initializing", False) and id(names) not in own
 
 
 def _is_running(process: int) -> bool:

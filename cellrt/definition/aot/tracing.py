@@ -42,6 +42,7 @@ def trace_all(cells: Sequence[Computation], folders: Sequence[Path], libraries: 
         libraries: where compiled libraries are kept.
         depends_on: on what, beside its program, a library depends.
     """
+    parent = os.getppid()
     try:
         os.setsid()
         for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
@@ -51,6 +52,8 @@ def trace_all(cells: Sequence[Computation], folders: Sequence[Path], libraries: 
             with suppress(Exception):  # for what it imports
                 torch.export.export(torch.nn.Identity(), (torch.zeros(2),))
         for cell, folder in zip(cells, folders):
+            if os.getppid() != parent:  # whoever wanted them was ended
+                break
             (folder / BEGUN).touch()
             process = os.fork()
             if process == 0:
