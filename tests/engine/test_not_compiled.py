@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 
 import pytest
 import torch
@@ -56,6 +57,10 @@ def _(x: Tensor) -> Tensor:
 def in_autocast(x: Tensor) -> Tensor:
     with torch.autocast("cpu"):
         return x.relu()
+
+
+def jittered(x: Tensor) -> Tensor:
+    return x + 0.01 * random.random()
 
 
 TOKEN = {"i": cellrt.token}
@@ -115,6 +120,27 @@ def test_integers_are_divided_by_what_cannot_be_zero(divide) -> None:
         with pytest.raises(NotCompiledError) as refused:
             export_step(made)
         assert refused.value.reason is Reason.UNCHECKED_DIVISION
+
+
+@pytest.mark.slow
+def test_what_changes_from_call_to_call_is_not_fixed_as_it_was_when_traced(tmp_path) -> None:
+    class Tally:
+        def __init__(self) -> None:
+            self.so_far = 0
+
+    class Tallying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tally = Tally()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.tally.so_far += 1
+            return x + 0.0001 * self.tally.so_far
+
+    cells = [cellrt.cell(function, NUMBERS) for function in (Tallying(), jittered)]
+    for made in compile_cells(cells, LibraryStore(tmp_path)):
+        assert isinstance(made, NotCompiledError)
+        assert made.reason is Reason.OTHER_RESULTS_AGAIN
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ class Reason(StrEnum):
     NOT_COMPILED = "AOTInductor cannot compile it"
     NO_C_INTERFACE = "it calls an operator that has no C interface"
     NOT_TRIED = "the module raised on random rows, so the compiled code was not tried"
+    OTHER_RESULTS_AGAIN = "its module gives other results for the same rows at another call"
     OTHER_RESULTS = "the compiled code gave other results than the module"
 
 
