@@ -1,11 +1,11 @@
 """What a request costs beside another commit: ``python benchmarks/against.py CHECKOUT [ROUNDS]``, both in turns.
 
 Chains of 24 steps of a cell that does nothing, through an engine of one worker: one at a time, many submitted each, and
-in bulk. Then what each version has for those in a hurry: in bulk with a key and all results at once, and steps of 200
-sessions handed in together; a version without does the same one by one. It asks for nothing else but what every version
-of cellrt has, so that a checkout of any commit will do (``git worktree add ../before 2a12ad4``). A machine of few cores
-differs more from run to run than two commits do: read the medians of many rounds. With ``taskset -c 1`` before it, no
-wake-up crosses cores, and few rounds are enough.
+in bulk. Then what each version has for those in a hurry: with a key each, and in bulk with all results at once, and
+steps of 200 sessions handed in together; a version without does the same one by one. It asks for nothing else but what
+every version of cellrt has, so that a checkout of any commit will do (``git worktree add ../before 2a12ad4``). A
+machine of few cores differs more from run to run than two commits do: read the medians of many rounds. With
+``taskset -c 1`` before it, no wake-up crosses cores, and few rounds are enough.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ CASES = (
     "one at a time",
     "one submit each",
     f"submit_many of {MANY}",
+    "one submit each, in a hurry",
     f"{MANY} in bulk, in a hurry",
     f"steps of {SESSIONS} sessions, in a hurry",
 )
@@ -63,9 +65,9 @@ def measure() -> list[float]:
             engine.submit("chain", request).result()
         return 4e6 * (time.perf_counter() - start) / COUNT
 
-    def each(engine: cellrt.Engine) -> float:
+    def each_of(model: str, engine: cellrt.Engine) -> float:
         start = time.perf_counter()
-        _ = [future.result() for future in [engine.submit("chain", request) for request in requests]]
+        _ = [future.result() for future in [engine.submit(model, request) for request in requests]]
         return 1e6 * (time.perf_counter() - start) / COUNT
 
     def bulk(engine: cellrt.Engine) -> float:
@@ -96,7 +98,9 @@ def measure() -> list[float]:
                 take_all([session.submit([1]) for session in sessions])
         return 1e6 * (time.perf_counter() - start) / COUNT
 
-    cases: list[Callable[[cellrt.Engine], float]] = [alone, each, bulk, in_a_hurry, sessions_in_a_hurry]
+    each, each_in_a_hurry = partial(each_of, "chain"), partial(each_of, "known")
+    hurried = each_in_a_hurry, in_a_hurry, sessions_in_a_hurry
+    cases: list[Callable[[cellrt.Engine], float]] = [alone, each, bulk, *hurried]
     with cellrt.Engine(1, max_queue=1 << 20) as engine:
         engine.register(cellrt.Unfolder("chain", chain, requests[0]))
         engine.register(cellrt.Unfolder("known", chain, requests[0], **key))

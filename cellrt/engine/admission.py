@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,8 @@ class Admission:
         first = together[0][0]
         lengths = _lengths(together)
         how = first.lane, first.channel is not None, _sessions(together), lengths
-        ids, rows = self._processor.admit_many(first.plan.template, _sequences(together), *how)
+        template = first.plan(together[0][1][0]).template
+        ids, rows = self._processor.admit_many(template, _sequences(together), *how)
         admitted: list[tuple[Bulk, Sequence[int], list[int]]] = []
         begin = 0
         for bulk, numbers in together:
@@ -64,46 +65,45 @@ class Admission:
         """Has sessions' states go to their requests; what is saved of them is copied to the requests' host rows."""
         end = 0
         for bulk, numbers, ids in admitted:
-            others = bulk.plan.template.num_states + 1
-            share = sum(len(values) // bulk.size for _, values in bulk.externals) + others
-            for number, request in zip(numbers, ids):
-                record, end = bulk.session_of(number), end + share
+            others = bulk.plan(numbers[0]).template.num_states + 1
+            for number, request, brought in zip(numbers, ids, bulk.num_brought(numbers)):
+                record, end = bulk.session_of(number), end + brought + others
                 if record is not None:
                     self._sessions.copy_in(record, request, rows[end - others : end])
                     self._sessions.note_admitted(record)
 
     def _copy_in(self, together: Sequence[Asking], rows: NDArray[np.int32]) -> None:
         """Copies requests' tensors to their host rows."""
-        host, first, bulk = self._arenas[HOST], 0, together[0][0]
-        for k, (kind, values) in enumerate(bulk.externals):
-            count = len(values) // bulk.size
-            if len(together) > 1:
-                values = np.concatenate([one.tensor(k, numbers) for one, numbers in together])
-            elif len(together[0][1]) < bulk.size:
-                values = bulk.tensor(k, together[0][1])
-            host.put_columns(kind, rows, first, count, values)
+        (bulk, (number, *_)), first = together[0], 0
+        for k, (kind, count) in enumerate(zip(bulk.kinds(number), bulk.row_counts(number))):
+            self._arenas[HOST].put_columns(kind, rows, first, count, _tensors(k, together))
             first += count
 
     def _copy_in_each(self, together: Sequence[Asking], rows: NDArray[np.int32]) -> None:
         """As ``_copy_in``, of requests that differ in their lengths."""
-        tensors, others = together[0][0].externals, together[0][0].plan.template.num_states + 1
-        counts: list[int] = []
-        for bulk, numbers in together:
-            counts += [*(len(values) // bulk.size for _, values in bulk.externals), others] * len(numbers)
-        owners = np.arange(len(counts)) % (len(tensors) + 1)
+        bulk, (number, *_) = together[0]
+        kinds, others = bulk.kinds(number), bulk.plan(number).template.num_states + 1
+        counts = [count for bulk, numbers in together for k in numbers for count in (*bulk.row_counts(k), others)]
+        owners = np.arange(len(counts)) % (len(kinds) + 1)
         owner_of_row = np.repeat(owners, counts)
-        for k, (kind, _) in enumerate(tensors):
-            values = np.concatenate([bulk.tensor(k, numbers) for bulk, numbers in together])
-            self._arenas[HOST].put(kind, rows[: owner_of_row.size][owner_of_row == k], values)
+        for k, kind in enumerate(kinds):
+            self._arenas[HOST].put(kind, rows[: owner_of_row.size][owner_of_row == k], _tensors(k, together))
 
 
 def _lengths(requests: Sequence[Asking]) -> NDArray[np.int32] | None:
     """``[requests, lengths]`` of requests of one template; None if they are those of the first."""
-    first = requests[0][0].plan
-    if len(requests) == 1 or all([bulk.plan is first for bulk, _ in requests]):
+    plans = [plan for bulk, numbers in requests for plan in bulk.plans(numbers)]
+    first = plans[0]
+    if all([plan is first for plan in plans]):
         return None
-    each = [bulk.plan.template.lengths for bulk, numbers in requests for _ in numbers]
+    each = [bulk.plan(number).template.lengths for bulk, numbers in requests for number in numbers]
     return np.concatenate(each).reshape(len(each), -1)
+
+
+def _tensors(index: int, requests: Sequence[Asking]) -> NDArray[Any]:
+    """The rows of the tensor ``index`` of all, one request behind the other."""
+    found = [values for bulk, numbers in requests for values in bulk.tensors(index, numbers)]
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _sequences(requests: Sequence[Asking]) -> NDArray[np.int64]:

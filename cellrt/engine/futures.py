@@ -149,8 +149,7 @@ class Outcomes:
     def __init__(self, owner: Owner, first_number: int, count: int) -> None:
         self._owner: Owner | None = owner
         self._first_number, self._count, self._num_left = first_number, count, count
-        # That of one alone is asked for at once.
-        self._futures: dict[int, RequestFuture] = {0: RequestFuture(owner, 0, first_number)} if count == 1 else {}
+        self._futures: dict[int, RequestFuture] = {}
         self._outcomes: list[Outcome | None] | None = None
         """Of requests that ended before somebody asked for their future; None until one does."""
         self._places: list[int] = NO_PLACES
@@ -274,7 +273,35 @@ class Outcomes:
                 wake()
 
 
-def finish_all(ended: Sequence[tuple[Outcomes, Sequence[int]]], results: Results) -> None:
+class SingleOutcomes:
+    """How requests end that go on together, but were not submitted as such: each has its own future, or is the only one
+    of its outcomes. These are forgotten when it has ended, whatever becomes of the others."""
+
+    __slots__ = ("_each",)
+
+    def __init__(self, each: Sequence[RequestFuture | Outcomes]) -> None:
+        self._each: list[RequestFuture | Outcomes | None] = list(each)
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """As of ``Outcomes``."""
+        its, self._each[number] = self._each[number], None
+        if isinstance(its, RequestFuture):
+            its.finish(error)
+        elif its is not None:
+            its.fail(0, error)
+
+    def note(self, numbers: Sequence[int], results: Results, first: int, made: list[tuple[int, RequestFuture]]) -> None:
+        """As of ``Outcomes``."""
+        each = self._each
+        for place, number in enumerate(numbers, first):
+            its, each[number] = each[number], None
+            if isinstance(its, RequestFuture):
+                made.append((place, its))
+            elif its is not None:
+                its.note((0,), results, place, made)
+
+
+def finish_all(ended: Sequence[tuple[Outcomes | SingleOutcomes, Sequence[int]]], results: Results) -> None:
     """Ends requests with their results, which lie in the order of these; called by the holder of the turn."""
     made: list[tuple[int, RequestFuture]] = []
     first = 0

@@ -12,6 +12,7 @@ from typing import TypeVar
 from cellrt.core.processor import Processor
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
+from cellrt.engine.arrival import Arrival
 from cellrt.engine.crew import Crew
 from cellrt.engine.places import Places, QueueLimit, Room, Size
 from cellrt.engine.records import Bulk, SessionRecord
@@ -131,9 +132,9 @@ class Manager:
         self.turns.command(self.end_all)
         self.turns.command(lambda: self.turns.stop(EngineClosedError("the engine was dropped")))
 
-    def ask_to_cancel(self, bulk: Bulk, number: int) -> None:
+    def ask_to_cancel(self, arrival: Arrival, place: int) -> None:
         """Has a request ended early, if it has not ended; from any thread."""
-        self.turns.command(lambda: self._requests.cancel(bulk, number))
+        self.turns.command(lambda: self._requests.cancel(arrival, place))
 
     def refuse_in_callback(self) -> None:
         """See ``Turns.refuse_in_callback``."""
@@ -168,7 +169,7 @@ class Manager:
         """Takes in that a session was opened: it is idle from now on; from any thread."""
         self.turns.command(lambda: self._requests.go_on(record))
 
-    def hand_in(self, bulks: Sequence[Bulk], wanted: Sequence[tuple[Places, Size]]) -> None:
+    def hand_in(self, arrivals: Sequence[Arrival], wanted: Sequence[tuple[Places, Size]]) -> None:
         """Hands in requests with one deadline, all or none, that take so many places in each queue; under the gate.
 
         Raises EngineClosedError.
@@ -176,7 +177,7 @@ class Manager:
         try:
             for places, size in wanted:
                 places.take(size)
-            self.turns.hand_in(bulks, bulks[0].deadline_ns is not None or not self.has_workers)
+            self.turns.hand_in(arrivals, arrivals[0].deadline_ns is not None or not self.has_workers)
         except BaseException:  # a signal's handler raised: a turn counts anew
             self.turns.was_interrupted = True
             self.turns.wake()
@@ -250,23 +251,34 @@ class Manager:
 
     def _take_messages(self) -> None:
         arrivals_ns: list[int] = []
+        together: list[Arrival] = []
         for message in self.turns.take_messages():
-            if isinstance(message, Bulk):
-                arrivals_ns += [message.arrival_ns] * min(message.size, MANY_ARRIVALS)
-                self._accept(message)
-            elif isinstance(message, SessionCall):
+            if isinstance(message, Arrival):
+                arrivals_ns += [message.arrival_ns] * min(message.count, MANY_ARRIVALS)
+                if together and not message.follows(together[-1]):
+                    self._accept(together)
+                    together = []
+                together.append(message)
+                continue
+            if together:
+                self._accept(together)
+                together = []
+            if isinstance(message, SessionCall):
                 self._requests.ask_session(message.record, message)
             elif isinstance(message, Call):
                 message.run()
             elif callable(message):
                 message()
+        if together:
+            self._accept(together)
         if arrivals_ns:
             self._clock.note_arrivals(arrivals_ns)
         if self.turns.was_interrupted:
             self._heal()
 
-    def _accept(self, bulk: Bulk) -> None:
-        size = Size(bulk.size, bulk.size * bulk.plan.num_nodes)
+    def _accept(self, arrivals: Sequence[Arrival]) -> None:
+        bulk = Bulk(arrivals)
+        size = Size(bulk.size, bulk.num_rows(range(bulk.size)))
         self.places.note_accepted(size)
         bulk.model.places.note_accepted(size)
         self._requests.accept(bulk)
@@ -366,8 +378,8 @@ class Manager:
         """After the last turn: whoever still waits gets an answer."""
         self._replies.tell()
         for message in self.turns.take_messages():
-            if isinstance(message, Bulk):
-                self._requests.accept(message)
+            if isinstance(message, Arrival):
+                self._requests.accept(Bulk([message]))
             elif isinstance(message, Call):
                 message.fail(EngineClosedError(str(error)))
         self._requests.abandon_all(error)

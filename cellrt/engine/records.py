@@ -1,4 +1,4 @@
-"""What the engine keeps of requests from submission to their end, and of a session from opening to closing."""
+"""What the engine keeps of requests from their arrival to their end, and of a session from opening to closing."""
 
 from __future__ import annotations
 
@@ -6,59 +6,42 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from itertools import repeat
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
 from cellrt.core.moves import LIVE_REQUEST, SESSION, LiveState, SessionState, check_move
-from cellrt.engine.future import RequestFuture
-from cellrt.engine.futures import Outcomes
+from cellrt.core.sized_template import Template
+from cellrt.engine.arrival import Arrival, Externals
+from cellrt.engine.futures import Outcomes, SingleOutcomes
 from cellrt.engine.registry import Model, Plan
-from cellrt.engine.stream import Channel
 from cellrt.engine.turns import Call
 from cellrt.errors import CellrtError, SessionError
 from cellrt.graph.results import StateLayout
 
-Externals = list[tuple[int, NDArray[Any]]]
-"""Kind and rows ``[requests * n, *shape]`` (see ``as_bits``) of each of the requests' tensors."""
-
-
-NOT_ADMITTED = (-1,)
 ALONE = (0,)
 """The number of a request that is alone in its bulk."""
-
-
-class Canceller(Protocol):
-    """What requests must know of their engine."""
-
-    def ask_to_cancel(self, bulk: Bulk, number: int) -> None:
-        """Has a request ended early, if it has not ended; from any thread."""
-
-    def refuse_in_callback(self) -> None:
-        """Raises RequestError in a future's callback, where waiting for the engine would never end."""
+NOT_ADMITTED = (-1,)
+NO_EXTERNALS: Externals = []
+"""In place of those that were forgotten; never written to."""
 
 
 class Bulk:
-    """Requests of one graph that were submitted together, from submission to their end; most often one.
+    """Requests that go on together, from when a turn takes them in to their end: those of one arrival, or of several
+    that came right behind each other and are answered alike.
 
-    Each is called by its number, 0, 1, ... Belongs to the holder of the turn once it is handed in. One that is streamed
-    is alone.
+    Each is called by its number, 0, 1, ... Belongs to the holder of the turn. One that is streamed is alone.
 
     Args:
-        manager: of their engine; None once all are answered.
-        plan, externals: what to run, with the requests' tensors.
-        model: theirs.
-        sequence: the order of the first's arrival; the others follow it.
-        count: how many they are.
-        priority: the client's.
-        arrival_ns, deadline_ns: on the engine's clock.
-        channel: where their steps go.
-        sessions: whose state each has; no session is there twice.
-        order, lane: the policy's admission key and their lane.
+        arrivals: what was handed in; if there are several, each is one request.
 
     Attributes:
         outcomes: how each ends, for its client.
         size: how many.
+        model, priority, order, lane, deadline_ns, channel: as of the arrivals.
+        sessions: whose state each has; None if they have none. Of two of one session the second waits for the first.
+        sequence: the first's; the others follow it.
         states: the LiveState of each.
         ids: in the processor, of those that were admitted.
         num_waiting, num_left: how many wait for room, are not answered.
@@ -68,15 +51,15 @@ class Bulk:
     """
 
     __slots__ = (
-        "arrival_ns",
+        "_arrivals_ns",
+        "_externals",
+        "_plans",
         "channel",
         "deadline_ns",
         "errors",
-        "externals",
         "ids",
         "is_in_line",
         "lane",
-        "manager",
         "model",
         "next",
         "num_left",
@@ -84,7 +67,6 @@ class Bulk:
         "num_waiting",
         "order",
         "outcomes",
-        "plan",
         "priority",
         "results_at",
         "sequence",
@@ -93,36 +75,67 @@ class Bulk:
         "states",
     )
 
-    def __init__(
-        self,
-        manager: Canceller | None,
-        plan: Plan,
-        externals: Externals,
-        model: Model,
-        sequence: int,
-        count: int,
-        priority: int,
-        arrival_ns: int,
-        deadline_ns: int | None,
-        channel: Channel | None,
-        sessions: Sequence[SessionRecord] | None,
-        order: float,
-        lane: int,
-    ) -> None:
-        self.manager, self.plan, self.externals, self.model = manager, plan, externals, model
-        self.sequence, self.priority = sequence, priority
-        self.arrival_ns, self.deadline_ns, self.channel, self.sessions = arrival_ns, deadline_ns, channel, sessions
-        self.order, self.lane = order, lane
-        self.outcomes = Outcomes(self, sequence, count)
-        self.size = count
-        self.states = bytearray(count)  # LiveState.SUBMITTED is 0
-        self.ids = array("i", NOT_ADMITTED) * count
+    def __init__(self, arrivals: Sequence[Arrival]) -> None:
+        first = arrivals[0]
+        self.model, self.priority, self.order, self.lane = first.model, first.priority, first.order, first.lane
+        self.deadline_ns, self.channel, self.sessions = first.deadline_ns, first.channel, first.sessions
+        if self.sessions is not None and len(arrivals) > 1:
+            self.sessions = [record for arrival in arrivals for record in arrival.sessions or ()]
+        self.sequence, self.size = first.sequence, first.count if len(arrivals) == 1 else len(arrivals)
+        self._plans = [arrival.plan for arrival in arrivals]
+        """One for all, or that of each."""
+        self._externals = [arrival.externals for arrival in arrivals]
+        """Those of all in one, or those of each; forgotten once they are admitted."""
+        self._arrivals_ns = [arrival.arrival_ns for arrival in arrivals]
+        """One for all, or that of each."""
+        self.outcomes: Outcomes | SingleOutcomes
+        if isinstance(first.outcome, Outcomes) and len(arrivals) == 1:
+            self.outcomes = first.outcome
+        else:
+            self.outcomes = SingleOutcomes([arrival.outcome for arrival in arrivals])
+        for number, arrival in enumerate(arrivals):
+            arrival.bulk, arrival.first = self, number
+        self.states = bytearray(self.size)  # LiveState.SUBMITTED is 0
+        self.ids = array("i", NOT_ADMITTED) * self.size
         self.num_waiting = self.next = self.num_streamed = 0
-        self.num_left = count
+        self.num_left = self.size
         self.is_in_line = False
         self.results_at = -1
         """The place of its results, if it is streamed."""
         self.errors: dict[int, CellrtError] | None = None
+
+    @property
+    def answered_with(self) -> object:
+        """As of the plans."""
+        return self._plans[0].answered_with
+
+    def plan(self, number: int) -> Plan:
+        """What runs for a request."""
+        plans = self._plans
+        return plans[number] if len(plans) > 1 else plans[0]
+
+    def plans(self, numbers: Sequence[int]) -> list[Plan]:
+        """What runs for some requests: of each, or once if that is the same."""
+        plans = self._plans
+        if len(plans) == 1:
+            return plans
+        return plans[numbers.start : numbers.stop] if isinstance(numbers, range) else [plans[k] for k in numbers]
+
+    def num_rows(self, numbers: Sequence[int]) -> int:
+        """Nodes of some requests; a loop counts as its step limit."""
+        plans = self.plans(numbers)
+        return plans[0].num_nodes * len(numbers) if len(plans) == 1 else sum([plan.num_nodes for plan in plans])
+
+    def arrival_ns(self, number: int) -> int:
+        """When a request arrived."""
+        arrivals_ns = self._arrivals_ns
+        return arrivals_ns[number] if len(arrivals_ns) > 1 else arrivals_ns[0]
+
+    def arrivals_ns(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        """When some requests arrived, in order, and how many then."""
+        if len(self._arrivals_ns) == 1:
+            return [(self._arrivals_ns[0], len(numbers))]
+        return [(self._arrivals_ns[number], 1) for number in numbers]
 
     def name_of(self, number: int) -> str:
         """A request, for errors."""
@@ -135,19 +148,6 @@ class Bulk:
     def sequence_of(self, number: int) -> int:
         """The order of a request's arrival among all of the engine."""
         return self.sequence + number
-
-    def number_of(self, sequence: int) -> int:
-        """A request's number, by its order of arrival."""
-        return sequence - self.sequence
-
-    def numbers_of(self, sequences: list[int]) -> Sequence[int]:
-        """The same of several; as a range where they are in a row, as those mostly are that end together."""
-        if self.size == 1:
-            return ALONE
-        begin, first = sequences[0], sequences[0] - self.sequence
-        if sequences == list(range(begin, begin + len(sequences))):
-            return range(first, first + len(sequences))
-        return [sequence - self.sequence for sequence in sequences]
 
     def move(self, numbers: Iterable[int], to: LiveState) -> None:
         """Requests go to another state. Raises InternalError if a move is not legal (``core/moves.py``)."""
@@ -176,49 +176,83 @@ class Bulk:
         """The requests whose clients have no outcome."""
         return [number for number, state in enumerate(self.states) if state < LiveState.ENDING]
 
+    def template(self) -> Template:
+        """The template of the first that waits for room."""
+        if len(self._plans) > 1:
+            while self.states[self.next] != LiveState.WAITING:
+                self.next += 1
+        return self.plan(self.next).template.template
+
     def waiting(self, most: int) -> Sequence[int]:
-        """The first of those that wait for room, at most so many."""
+        """The first of those that wait for room and are of its template, at most so many."""
         first, end = self.next, self.size
         if end == 1:
             return ALONE
-        if self.num_waiting == end - first:
-            return range(first, min(end, first + most))
+        template = self.template() if len(self._plans) > 1 else None
         found: list[int] = []
+        if self.num_waiting == end - first:
+            last = min(end, first + most)
+            if template is not None:
+                for number in range(first, last):
+                    if self._plans[number].template.template is not template:
+                        return range(first, number)
+            return range(first, last)
         for number in range(first, end):
             if self.states[number] == LiveState.WAITING:
+                if template is not None and self._plans[number].template.template is not template:
+                    break
                 found.append(number)
                 if len(found) == most:
                     break
         return found
 
     def goes_with(self, other: Bulk) -> bool:
-        """Whether requests of both may be admitted in one call."""
+        """Whether requests of both that wait may be admitted in one call."""
         return (
-            self.plan.template.template is other.plan.template.template
-            and self.lane == other.lane
+            self.lane == other.lane
             and (self.sessions is None) == (other.sessions is None)
             and self.channel is other.channel is None
+            and self.template() is other.template()
         )
 
-    def tensor(self, index: int, numbers: Sequence[int]) -> NDArray[Any]:
-        """The rows of the tensor ``index`` of some requests: ``[requests * n, *shape]``."""
-        values, each = self.externals[index][1], len(self.externals[index][1]) // self.size
-        if self.size == 1:
-            return values
+    def row_counts(self, number: int) -> list[int]:
+        """How many rows each tensor of a request has."""
+        if len(self._externals) > 1:
+            return [len(values) for _, values in self._externals[number]]
+        return [len(values) // self.size for _, values in self._externals[0]]
+
+    def num_brought(self, numbers: Sequence[int]) -> Iterable[int]:
+        """How many rows each of some requests brings, in all."""
+        if len(self._externals) > 1:
+            return [sum([len(values) for _, values in self._externals[number]]) for number in numbers]
+        return repeat(sum(self.row_counts(0)))
+
+    def kinds(self, number: int) -> list[int]:
+        """The kind of each tensor of a request."""
+        return [kind for kind, _ in self._externals[number if len(self._externals) > 1 else 0]]
+
+    def tensors(self, index: int, numbers: Sequence[int]) -> list[NDArray[Any]]:
+        """The rows of the tensor ``index`` of some requests, ``[n, *shape]``, one behind the other."""
+        its = self._externals
+        if len(its) > 1:
+            return [its[number][index][1] for number in numbers]
+        values, each = its[0][index][1], len(its[0][index][1]) // self.size
+        if len(numbers) == self.size:
+            return [values]
         if isinstance(numbers, range):
-            return values[numbers.start * each : numbers.stop * each]
+            return [values[numbers.start * each : numbers.stop * each]]
         shape = values.shape[1:]
-        return values.reshape(self.size, each, *shape)[list(numbers)].reshape(-1, *shape)
+        return [values.reshape(self.size, each, *shape)[list(numbers)].reshape(-1, *shape)]
 
-    def ask_to_cancel(self, future: RequestFuture) -> None:
-        """Has a request ended early; for its future, from any thread."""
-        if self.manager is not None:
-            self.manager.ask_to_cancel(self, future.place)
+    def forget_tensors(self, numbers: Sequence[int]) -> None:
+        """Gives up the tensors of requests that were admitted; where all lie in one, with the last that waits."""
+        if len(self._externals) > 1:
+            for number in numbers:
+                self._externals[number] = NO_EXTERNALS
 
-    def refuse_in_callback(self) -> None:
-        """Raises RequestError in a future's callback."""
-        if self.manager is not None:
-            self.manager.refuse_in_callback()
+    def forget_all_tensors(self) -> None:
+        """Gives up what is left of the tensors: all were admitted, or have ended."""
+        self._externals = []
 
 
 Asked: TypeAlias = tuple[Bulk, int]

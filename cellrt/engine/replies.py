@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from cellrt.core.event_log import read_events
 from cellrt.core.processor import Processor
 from cellrt.core.tables import HOST
 from cellrt.engine.future import Result
-from cellrt.engine.futures import Outcomes, finish_all
+from cellrt.engine.futures import Outcomes, SingleOutcomes, finish_all
 from cellrt.engine.places import Places, Size
 from cellrt.engine.records import Bulk
 from cellrt.engine.statistics import Statistics
@@ -60,19 +60,18 @@ class Replies:
         self._processor, self._arenas, self._places, self._statistics = processor, arenas, places, statistics
         self._clock_ns = clock_ns
         self.trace: Trace | None = None
-        self._ended: list[tuple[Sequence[tuple[Outcomes, Sequence[int]]], Together]] = []
+        self._ended: list[tuple[Sequence[tuple[Outcomes | SingleOutcomes, Sequence[int]]], Together]] = []
         """Those whose clients are told of their results by ``tell``."""
         self._stepped: dict[Bulk, None] = {}
         """Those whose clients are sent their steps by ``tell``; in order."""
 
-    def read(self, alike: Mapping[Bulk, Sequence[int]], requests: NDArray[np.int32]) -> Together:
-        """The results of complete requests whose plans answer together, given by their ids in the processor: those of
-        each bulk, and all.
-        """
-        host, first = self._arenas[HOST], next(iter(alike)).plan.readers
-        if all([bulk.plan.readers is first for bulk in alike]):
+    def read(self, alike: Sequence[tuple[Bulk, Sequence[int]]], requests: NDArray[np.int32]) -> Together:
+        """The results of complete requests whose plans answer together; ``requests``: their ids in the processor."""
+        plans = [plan for bulk, numbers in alike for plan in bulk.plans(numbers)]
+        host, first = self._arenas[HOST], plans[0].readers
+        if all([plan.readers is first for plan in plans]):
             return Together([reader.read(self._processor, host, requests) for reader in first])
-        each = zip(*(bulk.plan.readers for bulk, its in alike.items() for _ in its))
+        each = zip(*(bulk.plan(number).readers for bulk, numbers in alike for number in numbers))
         return Together([its[0].read(self._processor, host, requests, its) for its in each])
 
     def note_steps(self, request: Bulk) -> None:
@@ -84,12 +83,12 @@ class Replies:
         alike: dict[int, list[Bulk]] = {}
         for request in self._stepped:
             if not request.is_answered(0):
-                alike.setdefault(id(request.plan.answered_with), []).append(request)
+                alike.setdefault(id(request.answered_with), []).append(request)
         self.forget_steps()
         for requests in alike.values():
             rows, channels = self._steps_of(requests)
             if channels:
-                readers = requests[0].plan.stepped
+                readers = requests[0].plan(0).stepped
                 host = self._arenas[HOST]
                 steps = Together([one.read_rows(host, its) for one, its in zip(readers, rows)])
                 for number, channel in enumerate(channels):
@@ -107,7 +106,7 @@ class Replies:
         channels: list[Channel] = []
         for request in requests:
             channel, places = request.channel, self._processor.tables.places
-            positions = [reader.positions for reader in request.plan.stepped]
+            positions = [reader.positions for reader in request.plan(0).stepped]
             for step in range(request.num_streamed, min(map(len, positions), default=0)):
                 its = [places.item(request.results_at + one[step]) for one in positions]
                 if channel is None or min(its) < 0:  # not complete
@@ -125,7 +124,7 @@ class Replies:
         ``started_ns``: when the first task of each was launched.
         """
         now_ns, first = self._clock_ns(), requests[0][0]
-        size = Size(started_ns.size, sum([bulk.plan.num_nodes * len(numbers) for bulk, numbers in requests]))
+        size = Size(started_ns.size, sum([bulk.num_rows(numbers) for bulk, numbers in requests]))
         if first.channel is not None:
             self._stream_rest(first, results.of(0, is_copy=True))
         self._places.give_back(size)
@@ -134,7 +133,7 @@ class Replies:
             for bulk, numbers in requests:
                 for number in numbers:
                     self.trace.end(bulk, number, now_ns)
-        arrivals_ns = [(bulk.arrival_ns, len(numbers)) for bulk, numbers in requests]
+        arrivals_ns = [arrived for bulk, numbers in requests for arrived in bulk.arrivals_ns(numbers)]
         self._statistics.count_done(first.model.name, arrivals_ns, started_ns, now_ns)
         self._ended.append(([(bulk.outcomes, numbers) for bulk, numbers in requests], results))
 
@@ -151,7 +150,7 @@ class Replies:
 
     def refuse(self, bulk: Bulk, number: int, error: CellrtError) -> None:
         """Gives a request's place back, then tells its client of an error and runs its callbacks."""
-        size = Size(1, bulk.plan.num_nodes)
+        size = Size(1, bulk.plan(number).num_nodes)
         self._places.give_back(size)
         bulk.model.places.give_back(size)
         self._statistics.count_error(bulk.model.name, error)
@@ -163,7 +162,7 @@ class Replies:
         """Sends the steps that longer results have beyond the shortest, then together the results that have none."""
         if request.channel is None:
             return
-        layouts = request.plan.results
+        layouts = request.plan(0).results
         stepped = {result.name: results[result.name] for result in layouts if not result.is_single}
         for step in range(request.num_streamed, max(map(len, stepped.values()), default=0)):
             request.channel.put(_Made({name: value[step] for name, value in stepped.items() if step < len(value)}), 0)

@@ -16,6 +16,7 @@ from cellrt.core.moves import LiveState
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.room import has_rows
 from cellrt.engine.admission import Admission, Asking
+from cellrt.engine.arrival import Arrival
 from cellrt.engine.records import ALONE, Asked, Bulk, SessionRecord
 from cellrt.engine.replies import Replies
 from cellrt.engine.sessions import Sessions
@@ -44,6 +45,8 @@ class Requests:
         """Bulks with requests that are not answered."""
         self._bulks: list[Bulk | None] = [None] * processor.limits.max_requests
         """Of those that hold rows, by their id in the processor."""
+        self._numbers = [0] * processor.limits.max_requests
+        """Of the same their numbers in their bulks."""
         self._num_held = 0
         """How many these are."""
         self._waiting = WaitingRequests()
@@ -128,7 +131,7 @@ class Requests:
                 self.end_early(first, (number,), told)
                 continue
             if count < wanted:
-                has_room = has_rows(self._processor.tables, first.plan.template)
+                has_room = has_rows(self._processor.tables, first.plan(together[0][1][0]).template)
                 may_evict = self._sessions.num_resident and not has_room
                 if not (may_evict and self._sessions.evict_some()):
                     return
@@ -150,7 +153,7 @@ class Requests:
         done = [id for id, what in notices if what == NOTICE_DONE]
         for id, what in notices if len(done) < len(notices) else ():
             bulk = self._bulk_of(id)
-            number = bulk.number_of(self._processor.sequence_of(id))
+            number = self._numbers[id]
             if what == NOTICE_RELEASED:
                 self._give_up(bulk, (number,))
             elif what == NOTICE_STEPS:
@@ -166,23 +169,24 @@ class Requests:
         """Takes in why a row of a request failed, maybe as others did; the processor's notice follows."""
         bulk = self._bulks[id]
         if bulk is not None:
-            number = bulk.number_of(self._processor.sequence_of(id))
+            number = self._numbers[id]
             bulk.errors = bulk.errors or {}
             if number not in bulk.errors:
                 whose = bulk.session_of(number) or f"model {bulk.model.name!r}"
                 named = bulk.errors[number] = CellError(f"{whose}: {error}")
                 named.__cause__ = error if error.__cause__ is None else error.__cause__
 
-    def cancel(self, bulk: Bulk, number: int) -> None:
-        """Ends a request whose client gave it up, if it has not ended."""
+    def cancel(self, arrival: Arrival, place: int) -> None:
+        """Ends a request whose client gave it up, if it has not ended; ``place``: among those of its arrival."""
+        bulk = arrival.bulk
         if bulk in self._unanswered:
             error = CancelledError(f"model {bulk.model.name!r}: the request was cancelled")
-            self.end_early(bulk, (number,), error)
+            self.end_early(bulk, (arrival.first + place,), error)
 
     def expire(self, now_ns: int) -> None:
         """Ends those whose deadline has passed."""
         while (bulk := self._deadlines.take_late(now_ns)) is not None:
-            allowed = f"{((bulk.deadline_ns or 0) - bulk.arrival_ns) / 1e9:.9g}"
+            allowed = f"{((bulk.deadline_ns or 0) - bulk.arrival_ns(0)) / 1e9:.9g}"
             for number in bulk.unanswered():
                 error = DeadlineError(f"model {bulk.model.name!r}: not done within {allowed} s")
                 self.end_early(bulk, (number,), error)
@@ -241,7 +245,6 @@ class Requests:
         """Takes in that so many more requests of a bulk have their outcome."""
         bulk.num_left -= count
         if not bulk.num_left:
-            bulk.manager = None
             del self._unanswered[bulk]
             self._deadlines.note_answered(bulk)
 
@@ -257,7 +260,7 @@ class Requests:
         if not bulk.num_waiting:
             self._waiting.note_gone()
             if LiveState.IN_SESSION not in bulk.states:
-                bulk.externals = []
+                bulk.forget_all_tensors()
 
     def _admit(self, together: Sequence[Asking]) -> int:
         """Admits requests of one template in order, as far as there is room; returns how many."""
@@ -265,8 +268,10 @@ class Requests:
         for bulk, numbers, ids in self._admission.admit(together):
             count += len(ids)
             bulk.note_ids(numbers, ids)
-            for request_id in ids:
+            bulk.forget_tensors(numbers)
+            for request_id, number in zip(ids, numbers):
                 self._bulks[request_id] = bulk
+                self._numbers[request_id] = number
             bulk.move(numbers, LiveState.ADMITTED)
             bulk.next = numbers[-1] + 1
             self._stop_waiting(bulk, len(numbers))
@@ -285,7 +290,7 @@ class Requests:
         last: Bulk | None = None
         for request_id, bulk in zip(ids, bulks):
             if bulk is not last:
-                alike = by_kind.setdefault(id(bulk.plan.answered_with if bulk.channel is None else bulk), {})
+                alike = by_kind.setdefault(id(bulk.answered_with if bulk.channel is None else bulk), {})
                 its, last = alike.setdefault(bulk, []), bulk
             its.append(request_id)
         for group in by_kind.values():
@@ -298,16 +303,12 @@ class Requests:
             self._replies.note_steps(first)
             self._replies.stream()
         ids = np.array([request_id for its in alike.values() for request_id in its], np.int32)
-        results = self._replies.read(alike, ids)
-        sequences, started_ns, left = self._processor.finish(ids)
-        ended: list[tuple[Bulk, Sequence[int]]] = []
-        begin = 0
-        for bulk, its in alike.items():
-            numbers = bulk.numbers_of(sequences[begin : begin + len(its)])
-            begin += len(its)
+        ended = [(bulk, self._numbers_of(bulk, its)) for bulk, its in alike.items()]
+        results = self._replies.read(ended, ids)
+        _, started_ns, left = self._processor.finish(ids)
+        for bulk, numbers in ended:
             bulk.move(numbers, LiveState.ENDING)
-            self._note_answered(bulk, len(its))
-            ended.append((bulk, numbers))
+            self._note_answered(bulk, len(numbers))
         self._replies.answer(ended, started_ns, results)
         if not self._unanswered:
             self._replies.tell()
@@ -331,6 +332,15 @@ class Requests:
         if bulk is None:
             raise InternalError(f"no request has the id {request_id}")
         return bulk
+
+    def _numbers_of(self, bulk: Bulk, ids: list[int]) -> Sequence[int]:
+        """The numbers of a bulk's requests; as a range where they are in a row, as those mostly are that end
+        together."""
+        if bulk.size == 1:
+            return ALONE
+        numbers = [self._numbers[request_id] for request_id in ids]
+        in_row = range(numbers[0], numbers[0] + len(numbers))
+        return in_row if numbers == list(in_row) else numbers
 
     def _failed(self, bulk: Bulk, number: int) -> InternalError:
         return self._replies.internal_error(f"{bulk.name_of(number)} failed", bulk.sequence_of(number))

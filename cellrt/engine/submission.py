@@ -11,11 +11,12 @@ from weakref import WeakKeyDictionary
 
 from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
 from cellrt.core.tables import NUM_PRIORITIES
+from cellrt.engine.arrival import Arrival
 from cellrt.engine.future import RequestFuture
-from cellrt.engine.futures import Futures
+from cellrt.engine.futures import Futures, Outcomes
 from cellrt.engine.manager import Manager
 from cellrt.engine.places import Places, Size
-from cellrt.engine.records import Bulk, SessionRecord
+from cellrt.engine.records import SessionRecord
 from cellrt.engine.registry import Model, Planned
 from cellrt.engine.stream import Channel
 from cellrt.errors import (
@@ -200,18 +201,19 @@ class Submission:
         wanted = self._places_for(asked)
         for places, size in wanted:
             places.check(size)
-        bulks: list[Bulk] = []
+        arrivals: list[Arrival] = []
+        is_alone = wanted[0][1].requests == 1
         for model, parts in asked:
             for plan, ((_, externals, *_), members) in parts:
                 sequence, count = self._next_sequence, len(members)
                 self._next_sequence += count
                 order, lane = self._place_of(sequence, plan.num_nodes, priority, deadline)
                 its = None if sessions is None else [sessions[place] for place in members]
-                what = manager, plan, externals, model, sequence, count, priority
-                bulks.append(Bulk(*what, now_ns, deadline_ns, channel, its, order, lane))
-        futures = _in_order(bulks, asked)
-        if bulks:
-            manager.hand_in(bulks, wanted)
+                what = manager, model, plan, externals, sequence, count, priority
+                arrivals.append(Arrival(*what, now_ns, deadline_ns, channel, its, order, lane, is_alone))
+        futures = _in_order(arrivals, asked)
+        if arrivals:
+            manager.hand_in(arrivals, wanted)
         return futures
 
     def _place_of(self, sequence: int, num_nodes: int, priority: int, deadline: float | None) -> tuple[float, int]:
@@ -231,14 +233,16 @@ def size_of(parts: Sequence[Planned]) -> Size:
     return Size(sum(count for count, _ in counts), sum(count * rows for count, rows in counts))
 
 
-def _in_order(bulks: Sequence[Bulk], asked: Sequence[Asked]) -> Sequence[RequestFuture]:
+def _in_order(arrivals: Sequence[Arrival], asked: Sequence[Asked]) -> Sequence[RequestFuture]:
     """The futures of requests in the order in which they were given."""
-    if len(bulks) == 1:
-        if bulks[0].size == 1:
-            return (bulks[0].outcomes.future(0),)
-        return Futures(bulks[0].outcomes.future, bulks[0].size, [(bulks[0].outcomes, range(bulks[0].size))])
-    of_bulks = [part.alike.places for _, parts in asked for part in parts]
-    together = [(bulk.outcomes, places) for bulk, places in zip(bulks, of_bulks)]
+    outcomes = [arrival.outcome for arrival in arrivals]
+    if len(outcomes) == 1:
+        (only,) = outcomes
+        if isinstance(only, RequestFuture):
+            return (only,)
+        return Futures(only.future, arrivals[0].count, [(only, range(arrivals[0].count))])
+    of_arrivals = [part.alike.places for _, parts in asked for part in parts]
+    together = [(its, places) for its, places in zip(outcomes, of_arrivals) if isinstance(its, Outcomes)]
     where = {place: (outcomes, number) for outcomes, places in together for number, place in enumerate(places)}
 
     def future_of(place: int) -> RequestFuture:

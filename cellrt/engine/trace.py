@@ -37,7 +37,7 @@ class Trace:
 
     def end(self, bulk: Bulk, number: int, now_ns: int) -> None:
         """Notes a request that was answered."""
-        arrival_s, now_s = bulk.arrival_ns / 1e9, now_ns / 1e9
+        arrival_s, now_s = bulk.arrival_ns(number) / 1e9, now_ns / 1e9
         self._requests.append(RequestSpan(bulk.sequence_of(number), bulk.model.name, arrival_s, now_s))
 
     def timeline(self) -> Timeline:

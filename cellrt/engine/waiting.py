@@ -65,11 +65,14 @@ class WaitingRequests:
             return [(first, first.waiting(min(most, until_oldest or 1)))]
         found = [(first, first.waiting(most))]
         left = most - len(found[0][1])
-        if self._heap is None and len(self._line) > 1 and left:
+        if self._heap is None and len(self._line) > 1:
             for bulk in islice(self._line, 1, None):
-                if not left or not bulk.goes_with(first):
+                before, numbers = found[-1]
+                if not left or len(numbers) < before.num_waiting:
                     break
                 if bulk.num_waiting:
+                    if not bulk.goes_with(first):
+                        break
                     found.append((bulk, bulk.waiting(left)))
                     left -= len(found[-1][1])
         return found
