@@ -66,7 +66,7 @@ class Admission:
         end = 0
         for bulk, numbers, ids in admitted:
             others = bulk.plan(numbers[0]).template.num_states + 1
-            for number, request, brought in zip(numbers, ids, bulk.num_brought(numbers)):
+            for number, request, brought in zip(numbers, ids, bulk.tensors.totals(numbers)):
                 record, end = bulk.session_of(number), end + brought + others
                 if record is not None:
                     self._sessions.copy_in(record, request, rows[end - others : end])
@@ -75,15 +75,15 @@ class Admission:
     def _copy_in(self, together: Sequence[Asking], rows: NDArray[np.int32]) -> None:
         """Copies requests' tensors to their host rows."""
         (bulk, (number, *_)), first = together[0], 0
-        for k, (kind, count) in enumerate(zip(bulk.kinds(number), bulk.row_counts(number))):
+        for k, (kind, count) in enumerate(zip(bulk.tensors.kinds(number), bulk.tensors.counts(number))):
             self._arenas[HOST].put_columns(kind, rows, first, count, _tensors(k, together))
             first += count
 
     def _copy_in_each(self, together: Sequence[Asking], rows: NDArray[np.int32]) -> None:
         """As ``_copy_in``, of requests that differ in their lengths."""
         bulk, (number, *_) = together[0]
-        kinds, others = bulk.kinds(number), bulk.plan(number).template.num_states + 1
-        counts = [count for bulk, numbers in together for k in numbers for count in (*bulk.row_counts(k), others)]
+        kinds, others = bulk.tensors.kinds(number), bulk.plan(number).template.num_states + 1
+        counts = [count for bulk, numbers in together for k in numbers for count in (*bulk.tensors.counts(k), others)]
         owners = np.arange(len(counts)) % (len(kinds) + 1)
         owner_of_row = np.repeat(owners, counts)
         for k, kind in enumerate(kinds):
@@ -102,7 +102,7 @@ def _lengths(requests: Sequence[Asking]) -> NDArray[np.int32] | None:
 
 def _tensors(index: int, requests: Sequence[Asking]) -> NDArray[Any]:
     """The rows of the tensor ``index`` of all, one request behind the other."""
-    found = [values for bulk, numbers in requests for values in bulk.tensors(index, numbers)]
+    found = [values for bulk, numbers in requests for values in bulk.tensors.rows(index, numbers)]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 

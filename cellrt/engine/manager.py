@@ -12,10 +12,9 @@ from typing import TypeVar
 from cellrt.core.processor import Processor
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
-from cellrt.engine.arrival import Arrival
 from cellrt.engine.crew import Crew
 from cellrt.engine.places import Places, QueueLimit, Room, Size
-from cellrt.engine.records import Bulk, SessionRecord
+from cellrt.engine.records import Arrival, Bulk, SessionRecord
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.replies import Replies
 from cellrt.engine.requests import Requests

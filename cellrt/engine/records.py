@@ -1,4 +1,4 @@
-"""What the engine keeps of requests from their arrival to their end, and of a session from opening to closing."""
+"""What a client hands in, what the engine keeps of it until its end, and of a session from opening to closing."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
 from cellrt.core.moves import LIVE_REQUEST, SESSION, LiveState, SessionState, check_move
 from cellrt.core.sized_template import Template
-from cellrt.engine.arrival import Arrival, Externals
+from cellrt.engine.brought import Brought, Externals
+from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Outcomes, SingleOutcomes
 from cellrt.engine.registry import Model, Plan
+from cellrt.engine.stream import Channel
 from cellrt.engine.turns import Call
 from cellrt.errors import CellrtError, SessionError
 from cellrt.graph.results import StateLayout
@@ -23,8 +24,103 @@ from cellrt.graph.results import StateLayout
 ALONE = (0,)
 """The number of a request that is alone in its bulk."""
 NOT_ADMITTED = (-1,)
-NO_EXTERNALS: Externals = []
-"""In place of those that were forgotten; never written to."""
+
+
+class Canceller(Protocol):
+    """What requests must know of their engine."""
+
+    def ask_to_cancel(self, arrival: Arrival, place: int) -> None:
+        """Has a request ended early, if it has not ended; from any thread."""
+
+    def refuse_in_callback(self) -> None:
+        """Raises RequestError in a future's callback, where waiting for the engine would never end."""
+
+
+class Arrival:
+    """Requests of one graph; most often one. Written by its client, and from then on by the holder of the turn.
+
+    Args:
+        manager: of their engine.
+        model: theirs.
+        plan, externals: what to run, with the requests' tensors.
+        sequence: the order of the first's arrival; the others follow it.
+        count: how many they are.
+        priority: the client's.
+        arrival_ns, deadline_ns: on the engine's clock.
+        channel: where the steps of one that is streamed go; it is alone.
+        sessions: whose state each has.
+        order, lane: the policy's admission key and their lane.
+        is_alone: whether it is all that was submitted, and one request.
+
+    Attributes:
+        outcome: how they end, for their client: the future of one alone, or the outcomes of all.
+        bulk: whom they go on with; None until a turn takes them in.
+        first: the number of the first of them there.
+    """
+
+    __slots__ = (
+        "_manager",
+        "_may_join",
+        "arrival_ns",
+        "bulk",
+        "channel",
+        "count",
+        "deadline_ns",
+        "externals",
+        "first",
+        "lane",
+        "model",
+        "order",
+        "outcome",
+        "plan",
+        "priority",
+        "sequence",
+        "sessions",
+    )
+
+    def __init__(
+        self,
+        manager: Canceller,
+        model: Model,
+        plan: Plan,
+        externals: Externals,
+        sequence: int,
+        count: int,
+        priority: int,
+        arrival_ns: int,
+        deadline_ns: int | None,
+        channel: Channel | None,
+        sessions: Sequence[SessionRecord] | None,
+        order: float,
+        lane: int,
+        is_alone: bool,
+    ) -> None:
+        self._manager, self.model, self.plan, self.externals = manager, model, plan, externals
+        self.sequence, self.count, self.priority, self.order, self.lane = sequence, count, priority, order, lane
+        self.arrival_ns, self.deadline_ns, self.channel, self.sessions = arrival_ns, deadline_ns, channel, sessions
+        self._may_join = count == 1 and deadline_ns is None and channel is None
+        self.outcome = RequestFuture(self, 0, sequence) if is_alone else Outcomes(self, sequence, count)
+        self.bulk: Bulk | None = None
+        self.first = 0
+
+    def follows(self, before: Arrival) -> bool:
+        """Whether this is a request that may go on with the one that came right before it."""
+        return (
+            self._may_join
+            and before._may_join
+            and self.plan.answered_with is before.plan.answered_with  # so they are of one model
+            and self.sequence == before.sequence + 1
+            and (self.sessions is None) == (before.sessions is None)
+            and (self.priority, self.order, self.lane) == (before.priority, before.order, before.lane)
+        )
+
+    def ask_to_cancel(self, future: RequestFuture) -> None:
+        """Has a request ended early; for its future, from any thread."""
+        self._manager.ask_to_cancel(self, future.place)
+
+    def refuse_in_callback(self) -> None:
+        """Raises RequestError in a future's callback."""
+        self._manager.refuse_in_callback()
 
 
 class Bulk:
@@ -38,6 +134,7 @@ class Bulk:
 
     Attributes:
         outcomes: how each ends, for its client.
+        tensors: what each brings.
         size: how many.
         model, priority, order, lane, deadline_ns, channel: as of the arrivals.
         sessions: whose state each has; None if they have none. Of two of one session the second waits for the first.
@@ -52,7 +149,6 @@ class Bulk:
 
     __slots__ = (
         "_arrivals_ns",
-        "_externals",
         "_plans",
         "channel",
         "deadline_ns",
@@ -73,6 +169,7 @@ class Bulk:
         "sessions",
         "size",
         "states",
+        "tensors",
     )
 
     def __init__(self, arrivals: Sequence[Arrival]) -> None:
@@ -84,8 +181,7 @@ class Bulk:
         self.sequence, self.size = first.sequence, first.count if len(arrivals) == 1 else len(arrivals)
         self._plans = [arrival.plan for arrival in arrivals]
         """One for all, or that of each."""
-        self._externals = [arrival.externals for arrival in arrivals]
-        """Those of all in one, or those of each; forgotten once they are admitted."""
+        self.tensors = Brought([arrival.externals for arrival in arrivals], self.size)
         self._arrivals_ns = [arrival.arrival_ns for arrival in arrivals]
         """One for all, or that of each."""
         self.outcomes: Outcomes | SingleOutcomes
@@ -214,45 +310,6 @@ class Bulk:
             and self.channel is other.channel is None
             and self.template() is other.template()
         )
-
-    def row_counts(self, number: int) -> list[int]:
-        """How many rows each tensor of a request has."""
-        if len(self._externals) > 1:
-            return [len(values) for _, values in self._externals[number]]
-        return [len(values) // self.size for _, values in self._externals[0]]
-
-    def num_brought(self, numbers: Sequence[int]) -> Iterable[int]:
-        """How many rows each of some requests brings, in all."""
-        if len(self._externals) > 1:
-            return [sum([len(values) for _, values in self._externals[number]]) for number in numbers]
-        return repeat(sum(self.row_counts(0)))
-
-    def kinds(self, number: int) -> list[int]:
-        """The kind of each tensor of a request."""
-        return [kind for kind, _ in self._externals[number if len(self._externals) > 1 else 0]]
-
-    def tensors(self, index: int, numbers: Sequence[int]) -> list[NDArray[Any]]:
-        """The rows of the tensor ``index`` of some requests, ``[n, *shape]``, one behind the other."""
-        its = self._externals
-        if len(its) > 1:
-            return [its[number][index][1] for number in numbers]
-        values, each = its[0][index][1], len(its[0][index][1]) // self.size
-        if len(numbers) == self.size:
-            return [values]
-        if isinstance(numbers, range):
-            return [values[numbers.start * each : numbers.stop * each]]
-        shape = values.shape[1:]
-        return [values.reshape(self.size, each, *shape)[list(numbers)].reshape(-1, *shape)]
-
-    def forget_tensors(self, numbers: Sequence[int]) -> None:
-        """Gives up the tensors of requests that were admitted; where all lie in one, with the last that waits."""
-        if len(self._externals) > 1:
-            for number in numbers:
-                self._externals[number] = NO_EXTERNALS
-
-    def forget_all_tensors(self) -> None:
-        """Gives up what is left of the tensors: all were admitted, or have ended."""
-        self._externals = []
 
 
 Asked: TypeAlias = tuple[Bulk, int]

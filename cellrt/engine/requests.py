@@ -16,8 +16,7 @@ from cellrt.core.moves import LiveState
 from cellrt.core.processor import Notice, Processor
 from cellrt.core.room import has_rows
 from cellrt.engine.admission import Admission, Asking
-from cellrt.engine.arrival import Arrival
-from cellrt.engine.records import ALONE, Asked, Bulk, SessionRecord
+from cellrt.engine.records import ALONE, Arrival, Asked, Bulk, SessionRecord
 from cellrt.engine.replies import Replies
 from cellrt.engine.sessions import Sessions
 from cellrt.engine.turns import Call
@@ -260,7 +259,7 @@ class Requests:
         if not bulk.num_waiting:
             self._waiting.note_gone()
             if LiveState.IN_SESSION not in bulk.states:
-                bulk.forget_all_tensors()
+                bulk.tensors.forget_all()
 
     def _admit(self, together: Sequence[Asking]) -> int:
         """Admits requests of one template in order, as far as there is room; returns how many."""
@@ -268,7 +267,7 @@ class Requests:
         for bulk, numbers, ids in self._admission.admit(together):
             count += len(ids)
             bulk.note_ids(numbers, ids)
-            bulk.forget_tensors(numbers)
+            bulk.tensors.forget(numbers)
             for request_id, number in zip(ids, numbers):
                 self._bulks[request_id] = bulk
                 self._numbers[request_id] = number

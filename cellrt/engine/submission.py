@@ -11,12 +11,11 @@ from weakref import WeakKeyDictionary
 
 from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
 from cellrt.core.tables import NUM_PRIORITIES
-from cellrt.engine.arrival import Arrival
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Futures, Outcomes
 from cellrt.engine.manager import Manager
 from cellrt.engine.places import Places, Size
-from cellrt.engine.records import SessionRecord
+from cellrt.engine.records import Arrival, SessionRecord
 from cellrt.engine.registry import Model, Planned
 from cellrt.engine.stream import Channel
 from cellrt.errors import (
