@@ -97,7 +97,7 @@ def classify() -> cellrt.Unfolder:
     step = cellrt.cell(model.step, {"token": cellrt.token, "h": state, "c": state}, name="step")
     attend = cellrt.cell(model.attend, {"last": (HIDDEN,), "memory": cellrt.ragged(HIDDEN)}, name="attend")
 
-    @cellrt.unfold("classify", example=[1, 2, 3])
+    @cellrt.unfold("classify", example=[1, 2, 3], key=len)
     def unfolder(graph: cellrt.Graph, words: Words) -> dict[str, object]:
         run = graph.chain(step, token=words)
         return {"scores": attend(last=run.last.top, memory=run.top).scores}
@@ -109,7 +109,7 @@ def fold() -> cellrt.Unfolder:
     """The MLP in cellrt."""
     step = cellrt.cell(seeded(MLPStep), {"token": cellrt.token, "h": (HIDDEN,)}, name="mlp-step")
 
-    @cellrt.unfold("fold", example=[1, 2, 3])
+    @cellrt.unfold("fold", example=[1, 2, 3], key=len)
     def unfolder(graph: cellrt.Graph, words: Words) -> dict[str, object]:
         return {"h": graph.chain(step, token=words).last.h}
 

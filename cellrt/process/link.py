@@ -141,28 +141,25 @@ class Link:
         ``accepted``: they may wait for places, and it hears when they have them. Raises what ended the connection.
         """
         templates = [template_of(binding.number, alike) for alike in groups]
-        count = sum(len(alike.places) for alike in groups)
-        with self._sending():
+        count = sum([len(alike.places) for alike in groups])
+        asked = [sessions[place] for alike in groups for place in alike.places] if sessions else ()
+        deadline_s = NO_DEADLINE if deadline is None else float(deadline)
+        self.refuse_if_lost()  # before the lock: in a forked process nobody may give it back
+        with self._lock:
+            self.refuse_if_lost()
             messages, numbers = self._numbering.number(templates)
             first, self._next = self._next, self._next + max(1, count)
-            head = Submission(
-                first,
-                count,
-                [sessions[place] for alike in groups for place in alike.places] if sessions else (),
-                time.perf_counter_ns(),
-                NO_DEADLINE if deadline is None else float(deadline),
-                priority,
-                channel is not None,
-                accepted is not None,
-            )
+            how = deadline_s, priority, channel is not None, accepted is not None
+            head = Submission(first, count, asked, time.perf_counter_ns(), *how)
             messages.append(Message(Kind.SUBMIT, submission_parts(head, numbers, groups)))
-            futures = (RemoteFuture(owner, id) for id in head.ids)
             in_order: dict[int, RequestFuture] = {}
+            id = first
             for template, alike in zip(templates, groups):
                 kindred = Kindred(template, binding.formats, channel)
                 for place in alike.places:
-                    future = in_order[place] = next(futures)
-                    self._pending[future.id] = future, kindred
+                    future = in_order[place] = RemoteFuture(owner, id)
+                    self._pending[id] = future, kindred
+                    id += 1
             if accepted is not None:
                 self._awaited[first] = accepted
             try:
@@ -172,6 +169,7 @@ class Link:
                     self._pending.pop(id, None)
                 self._awaited.pop(first, None)
                 raise
+        self._send_news()
         return [in_order[place] for place in range(count)]
 
     def begin(self, binding: Binding) -> bool:
@@ -184,8 +182,12 @@ class Link:
 
     def end(self, binding: Binding) -> None:
         """Counts one less; a binding that is outdated is given up after its last user; from anywhere."""
-        self._unused.append(binding)
-        self._send_news()
+        if not binding.is_outdated and self._lock.acquire(blocking=False):
+            binding.num_users -= 1
+            self._lock.release()
+        else:
+            self._unused.append(binding)
+        self._send_news()  # also: that it is outdated, if that was heard just now
 
     def drain(self, timeout: float | None) -> bool:
         """Waits until all requests have ended; False after so many seconds."""

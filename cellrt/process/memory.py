@@ -15,6 +15,8 @@ from collections.abc import Sequence
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 Part = bytes | bytearray | memoryview
 """Of a body; a memoryview is one of bytes."""
+TOGETHER_BYTES = 1 << 12
+"""Parts of no more are put together first: to write one takes as long as to copy so many bytes."""
 ALIGNMENT = 8
 """Bytes: where bodies and the tensors in them begin."""
 
@@ -52,6 +54,8 @@ def view(fd: int, *, writable: bool) -> memoryview:
 
 def write(memory: memoryview, offset: int, parts: Sequence[Part]) -> None:
     """Writes parts one behind the other."""
+    if sum(map(len, parts)) <= TOGETHER_BYTES:
+        parts = (b"".join(parts),)
     for part in parts:
         memory[offset : offset + len(part)] = part
         offset += len(part)

@@ -107,14 +107,23 @@ def tensor_parts(groups: Sequence[Alike]) -> list[Part]:
     parts: list[Part] = []
     for recorded, _ in groups:
         for _, rows in recorded.externals:
-            add_bytes(parts, np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+            if rows.nbytes <= SMALL_BYTES:
+                _add(parts, rows.tobytes(), rows.nbytes)
+            else:
+                add_bytes(parts, np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
     return parts
 
 
 def add_bytes(parts: list[Part], memory: memoryview) -> int:
     """Adds bytes, up to where the next word begins; returns how many that is."""
     size = len(memory)
-    parts.append(bytes(memory) if size <= SMALL_BYTES else memory)  # a copy, but in a fraction of the time of a view
+    return _add(
+        parts, bytes(memory) if size <= SMALL_BYTES else memory, size
+    )  # a copy takes a fraction of a view's time
+
+
+def _add(parts: list[Part], part: Part, size: int) -> int:
+    parts.append(part)
     if rest := size & 7:
         parts.append(PADDING[rest:])
         size += 8 - rest

@@ -58,10 +58,11 @@ def submission_parts(submission: Submission, templates: Sequence[int], groups: S
     first_id, count, sessions, now_ns, deadline_s, priority, is_streamed, is_patient = submission
     flags = is_streamed | is_patient << 1
     head = HEAD.pack(first_id, count, len(sessions), now_ns, deadline_s, priority, flags, len(groups))
-    numbers = array("i")
-    for template, alike in zip(templates, groups):
-        numbers.extend((template, len(alike.places)))
-    return [head, numbers.tobytes(), array("I", sessions).tobytes(), *tensor_parts(groups)]
+    numbers = [number for template, alike in zip(templates, groups) for number in (template, len(alike.places))]
+    parts: list[Part] = [head, array("i", numbers).tobytes()]
+    if sessions:
+        parts.append(array("I", sessions).tobytes())
+    return parts + tensor_parts(groups)
 
 
 def read_submission(body: memoryview) -> tuple[Submission, list[tuple[int, int]], bytes]:

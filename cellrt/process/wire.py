@@ -119,11 +119,11 @@ class Wire:
         self._ring.free_up_to(self._num_freed_by_other)
         for first in range(0, max(1, len(messages)), PACKET_MESSAGES):
             fds: list[int] = []
-            packet = bytearray()
-            for kind, parts in messages[first : first + PACKET_MESSAGES]:
-                packet += PLACE.pack(kind, *self._place(parts, fds))
+            places = [
+                PLACE.pack(kind, *self._place(parts, fds)) for kind, parts in messages[first : first + PACKET_MESSAGES]
+            ]
             self._num_told, self._num_told_bytes = self._num_read, self._num_read_bytes
-            self._unsent.append((HEAD.pack(self._num_told) + packet, fds))
+            self._unsent.append((b"".join([HEAD.pack(self._num_told), *places]), fds))
         self.flush()
 
     def _place(self, parts: Sequence[Part], fds: list[int]) -> tuple[int, int, int]:
