@@ -14,7 +14,6 @@ import numpy as np
 
 from benchmarks.record import Recorder
 from benchmarks.trees import Tree, parse_like_trees
-from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import CARRY, FIXED, OP_CHAIN, OP_EXTERNAL, OP_NODE, OP_RESULT, STEP
 from cellrt.core.settings import Limits, SchedulerSettings
@@ -97,7 +96,7 @@ def node_ns(case: Case, rounds: int) -> float:
         while is_more:
             tasks = [task for worker in range(case.num_workers) for task in processor.schedule(worker + 1)]
             for task in tasks:
-                done += [request for request, what in processor.complete(task, 0) if what == NOTICE_DONE]
+                done += processor.complete(task, 0).done()
             is_more = bool(tasks)
         times.append(1e9 * (time.perf_counter() - start) / case.num_nodes)
         processor.release(done)

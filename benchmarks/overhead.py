@@ -88,7 +88,7 @@ def drain(bench: Bench) -> tuple[float, int, list[int]]:
     while tasks := processor.schedule(1):
         num_tasks += len(tasks)
         for task in tasks:
-            done += [request for request, _ in processor.complete(task, 0)]
+            done += processor.complete(task, 0).done()
     return time.perf_counter() - start, num_tasks, done
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from cellrt.core.entries import (
 from cellrt.core.growth import TaskBuffers, with_more_rows
 from cellrt.core.jit import address_of
 from cellrt.core.moves import LEFT
+from cellrt.core.notices import Notices
 from cellrt.core.room import why_too_large
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.sized_template import KnownTemplates, Room, SizedTemplate, compile_template
@@ -55,11 +56,8 @@ class Port(NamedTuple):
     is_span: bool = False
 
 
-Notice: TypeAlias = list[int]
-"""Request id and one of the ``NOTICE_`` words of ``completion.py``."""
-
-
 NO_SESSIONS = np.empty(0, np.int32)
+NO_NOTICES = Notices(np.zeros((0, 2), np.int32))
 TOO_LARGE = -2
 """What ``admit`` says of a request that has no room for ever."""
 
@@ -328,7 +326,7 @@ class Processor:
         left to another."""
         return int(self._left_ns[0]) / 1e9
 
-    def complete(self, task: int, elapsed_ns: int) -> list[Notice]:
+    def complete(self, task: int, elapsed_ns: int) -> Notices:
         """Takes out a finished task; its buffer must hold the worker's answers. Returns what the driver must know.
 
         Until the next ``schedule``, the task's row of ``tables.tasks`` has the steps and positions that ran.
@@ -336,7 +334,7 @@ class Processor:
         if self._buffers.older:
             self._buffers.take_over(self.tables, task)
         count = complete(self._at, task, elapsed_ns, self._notices)
-        return self._notices[:count].tolist() if count else []
+        return Notices(self._notices[:count]) if count else NO_NOTICES
 
     def counts_of(self, task: int) -> list[int]:
         """Of a task: its cell type, rows and positions; once it is complete, until ``schedule``, those that ran."""
@@ -386,13 +384,13 @@ class Processor:
         """Ends a live request early. True if its rows are back; else a NOTICE_RELEASED follows."""
         return bool(cancel(self._at, request))
 
-    def lose_worker(self, worker: int) -> list[Notice]:
+    def lose_worker(self, worker: int) -> Notices:
         """Kills every request with work or state at a worker (location 1..)."""
         for task in np.flatnonzero(self.tables.tasks["in_use"] & (self.tables.tasks["worker"] == worker)).tolist():
             self._buffers.take_over(self.tables, task)
         notices = np.zeros((3 * self.limits.max_requests + 4 * len(self._notices), 2), np.int32)
         count = lose_worker(self._at, worker, notices)
-        return notices[:count].tolist()  # type: ignore[no-any-return]
+        return Notices(notices[:count])
 
     def task_buffer(self, task: int) -> NDArray[np.int32]:
         """The task's index arrays, laid out as ``task_layout.py`` says."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cellrt.core import record_layout as record
 from cellrt.core.completion import NOTICE_DONE
-from cellrt.core.processor import Notice, Processor
+from cellrt.core.processor import Processor
 from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.tables import LOOP, MAX_KINDS, MEMBER
 from cellrt.core.task_layout import TaskView
@@ -243,11 +243,10 @@ class _Simulator:
     def _complete(self, worker: _Worker, now: int) -> None:
         """Takes out the oldest task of a worker, and the requests that end with it."""
         task, start, end = worker.tasks.popleft()
-        for notice in self.processor.complete(task, end - start):
-            self._finish(notice, now)
+        for request, what in self.processor.complete(task, end - start):
+            self._finish(request, what, now)
 
-    def _finish(self, notice: Notice, now: int) -> None:
-        request, what = notice
+    def _finish(self, request: int, what: int, now: int) -> None:
         if what == NOTICE_DONE:
             self.finishes[self.arrival_of[request]] = now
             if self.processor.release([request]):

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
+from cellrt.core.completion import NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
 from cellrt.core.moves import LiveState
-from cellrt.core.processor import Notice, Processor
+from cellrt.core.notices import Notices
+from cellrt.core.processor import Processor
 from cellrt.core.room import has_rows
 from cellrt.engine.admission import Admission, Asking
 from cellrt.engine.records import ALONE, Arrival, Asked, Bulk, SessionRecord
@@ -147,9 +148,9 @@ class Requests:
             self.end_early(bulk, (number,), error)
         return bool(found)
 
-    def take_notices(self, notices: list[Notice], error: CellrtError | None = None) -> None:
+    def take_notices(self, notices: Notices, error: CellrtError | None = None) -> None:
         """Takes in what the processor says of requests; ``error``: why they failed, if not by a cell."""
-        done = [id for id, what in notices if what == NOTICE_DONE]
+        done = notices.done()
         for id, what in notices if len(done) < len(notices) else ():
             bulk = self._bulk_of(id)
             number = self._numbers[id]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cellrt.core import page_view
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
+from cellrt.core.notices import Notices
 from cellrt.core.processor import Port, Processor
 from cellrt.core.program import (
     LAST,
@@ -189,7 +190,7 @@ class Talkers(PageMachine):
         self.take(notices)
         self.check()
 
-    def take(self, notices: list[list[int]]) -> None:
+    def take(self, notices: Notices) -> None:
         for id, what in notices:
             talk = self.talking[id]
             talk.ends.append(what)

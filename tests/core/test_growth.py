@@ -38,7 +38,7 @@ def test_a_running_task_keeps_its_memory_when_the_buffers_grow():
     assert np.shares_memory(processor.task_buffer(task), of_worker)
     assert broken_rules(processor.tables) == []
     of_worker[int(of_worker[layout.H_DONE_STEPS])] = -2  # the worker says that the loop stopped
-    assert processor.complete(task, 0) == [[request, NOTICE_DONE]]
+    assert list(processor.complete(task, 0)) == [(request, NOTICE_DONE)]
     assert [done for _, done in loop_limits(processor.tables, request).values()] == [2]
     processor.release([request])
     assert broken_rules(processor.tables) == []

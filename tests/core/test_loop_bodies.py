@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
+from cellrt.core.notices import Notices
 from cellrt.core.processor import Processor
 from cellrt.core.program import FIXED, LAST, OP_EXTERNAL, OP_MEMBER, OP_RESULT_LAST, SAME, rename_types
 from cellrt.core.simulate import Arrival, simulate
@@ -38,7 +39,7 @@ def two_cells(workers: int = 1, early_release: bool = True, ahead: int = 0) -> P
     return processor
 
 
-def complete_oldest(processor: Processor, stops: bool = False) -> list[list[int]]:
+def complete_oldest(processor: Processor, stops: bool = False) -> Notices:
     tasks = processor.tables.tasks
     task = min(np.flatnonzero(tasks["in_use"]).tolist(), key=lambda task: int(tasks["number"][task]))
     if stops:
@@ -186,7 +187,7 @@ def test_steps_behind_a_stop_count_nothing_and_the_request_ends_at_once():
     assert [id for id, _ in complete_oldest(processor, stops=True)] == [request]
     assert run(processor) == []
     assert processor.release([request]) == [request]
-    assert complete_oldest(processor) == []
+    assert not complete_oldest(processor)
     assert [id for id, _ in complete_oldest(processor)] == [request]
     assert processor.num_live == 0
 

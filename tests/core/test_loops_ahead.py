@@ -101,12 +101,12 @@ def processor_with_a_loop(ahead: int, limit: int, **others: object) -> Processor
     return processor
 
 
-def answer(processor: Processor, task: int, done: int) -> list[list[int]]:
+def answer(processor: Processor, task: int, done: int) -> list[tuple[int, int]]:
     """Completes a task of one row that took so many steps, negative if it stopped."""
     TaskView(processor.task_buffer(task)).done_steps[0] = done
     notices = processor.complete(task, 1000)
     assert broken_rules(processor.tables) == []
-    return notices
+    return list(notices)
 
 
 def send_all(processor: Processor) -> list[int]:

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellrt.core.processor import Notice, Processor
+from cellrt.core.notices import Notices
+from cellrt.core.processor import Processor
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.simulate import Arrival, SimulatedTask, simulate
 from cellrt.core.sized_template import SizedTemplate
@@ -240,7 +241,7 @@ class Watched(Processor):
         self._look()
         return admitted
 
-    def complete(self, task: int, elapsed_ns: int) -> list[Notice]:
+    def complete(self, task: int, elapsed_ns: int) -> Notices:
         notices = super().complete(task, elapsed_ns)
         for each in self._took.pop(task):
             self._since.pop(each, None)
