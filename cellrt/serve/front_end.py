@@ -26,8 +26,8 @@ from starlette.types import ASGIApp
 
 from cellrt.serve.app import make_app
 from cellrt.serve.backend import Backend
+from cellrt.serve.connection import HttpProtocol
 from cellrt.serve.door import Door
-from cellrt.serve.heads import HttpProtocol
 from cellrt.serve.measures import Measures
 from cellrt.serve.settings import Settings
 
@@ -35,6 +35,8 @@ SWITCH_S = 5e-4
 """How long this process's loop may keep the interpreter from the thread that hears the engine's answers."""
 BACKLOG = 2048
 DRAIN_LOOK_S = 0.05
+LOOK_EVERY = 5
+"""Ticks of uvicorn, of 0.1 s each, after which slow clients are looked for."""
 
 
 class FrontEnd(uvicorn.Server):
@@ -48,6 +50,15 @@ class FrontEnd(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """None but those of ``run``."""
         yield
+
+    async def on_tick(self, counter: int) -> bool:
+        """Now and then: ends the connections of clients that send too slowly. Whether the server is to end."""
+        if counter % LOOK_EVERY == 0:
+            before = asyncio.get_running_loop().time() - self._backend.settings.limits.read_timeout_s
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, HttpProtocol):
+                    connection.end_if_slow(before)
+        return await super().on_tick(counter)
 
     def end(self) -> None:
         """Ends in good order; the second time at once."""

@@ -19,6 +19,7 @@ class Limits:
         max_unread: steps of a stream that wait to be read; beyond, the stream ends. A run of a chain may make many at
             once, however fast they are read: no less than the steps of the longest request.
         max_sessions: sessions that a front end keeps at hand; it asks the engine anew for others, which stay open.
+        read_timeout_s: how long a client may take to send a request over HTTP, from when it connected or began to send.
         write_timeout_s: how long a client may read nothing of what it was sent.
     """
 
@@ -30,6 +31,7 @@ class Limits:
     max_streams_per_connection: int = 64
     max_unread: int = 65_535
     max_sessions: int = 16_384
+    read_timeout_s: float = 60.0
     write_timeout_s: float = 30.0
 
 

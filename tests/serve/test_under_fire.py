@@ -34,6 +34,7 @@ max_items = 8000
 max_steps = 2000
 max_streams = 2
 max_unread = 16
+read_timeout_s = 2.0
 write_timeout_s = 2.0
 """
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -85,6 +86,25 @@ def test_limits_of_a_request(small: Server, model: str, request_: object, status
     answer = small.post(f"/v1/models/{model}/infer", {"request": request_})
     assert answer.status_code == status, answer.text
     assert words in answer.json()["error"]
+
+
+HEAD = f"POST /v1/models/chain/infer HTTP/1.1\r\nauthorization: Bearer {KEY}\r\ncontent-length: 9999\r\n"
+
+
+@pytest.mark.parametrize("begin", ["", HEAD, f"{HEAD}\r\n"], ids=["nothing", "head", "body"])
+def test_a_request_that_comes_byte_by_byte_is_given_up_and_others_are_not(small: Server, begin: str) -> None:
+    with socket.create_connection((small.http.base_url.host, small.http.base_url.port), WAIT_S) as sock:
+        sock.sendall(begin.encode())
+        answered = b""
+        for _ in range(100):
+            assert chain(small).status_code == 200
+            sock.settimeout(0.1)
+            with suppress(TimeoutError):
+                answered = sock.recv(100)
+                break
+            if begin:
+                sock.sendall(b"x")
+    assert answered.startswith(b"HTTP/1.1 408 ")
 
 
 def test_a_body_without_length_is_limited_too(small: Server) -> None:

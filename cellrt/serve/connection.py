@@ -1,0 +1,58 @@
+"""A client's connection: HTTP as uvicorn has it with httptools, but for requests that do not come to their end.
+
+uvicorn keeps all of a head without end, and waits for ever for who sends a request byte by byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MOST_HEAD_BYTES = 1 << 20
+"""Of a request's line and headers together; what a read brings behind them is counted too."""
+TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection; closed when a request's head is longer than ``MOST_HEAD_BYTES``, and by ``end_if_slow``."""
+
+    _is_in_head = True
+    _head_bytes = 0
+    _since: float | None = None
+    """When the request that is coming began to, on the loop's clock, or the connection; None: none is."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there, and is to send something."""
+        self._since = self.loop.time()
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Takes in what came."""
+        if self._since is None:
+            self._since = self.loop.time()
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self.send_400_response(f"At most {MOST_HEAD_BYTES} bytes of headers are taken.")
+                return
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        """The head is all there."""
+        self._is_in_head = False
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body is all there: what comes next is another request's head."""
+        self._is_in_head = True
+        self._since = None
+        super().on_message_complete()
+
+    def end_if_slow(self, before: float) -> None:
+        """Ends the connection if a request is coming since before that moment, on the loop's clock."""
+        if self._since is not None and self._since < before:
+            if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+                self.transport.write(TIMED_OUT)
+            self.transport.close()
