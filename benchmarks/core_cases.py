@@ -14,7 +14,8 @@ import numpy as np
 
 from benchmarks.record import Recorder
 from benchmarks.trees import Tree, parse_like_trees
-from cellrt.core.processor import Port, Processor
+from cellrt.core.ports import Port
+from cellrt.core.processor import Processor
 from cellrt.core.program import CARRY, FIXED, OP_CHAIN, OP_EXTERNAL, OP_NODE, OP_RESULT, STEP
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.sized_template import SizedTemplate

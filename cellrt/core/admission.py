@@ -197,6 +197,15 @@ def admit(t, template, sequence, lane, streamed, session, rows, at):
 
 
 @compiled
+def num_rows(template):
+    """How many rows ``admit`` writes for a request."""
+    count = template.states.shape[0] + 1
+    for each in range(template.externals.shape[0]):
+        count += template.externals[each, 0]
+    return count
+
+
+@compiled
 def _set_lengths(template, lengths, k):
     """Makes a template that of a request with these lengths."""
     for j in range(template.patches.shape[0]):
@@ -221,9 +230,7 @@ def admit_many(t, template, lengths, sequences, lane, streamed, sessions, rows, 
         ids[k] = admit(t, template, sequences[k], lane, streamed, session, rows, at)
         if ids[k] < 0:
             return k
-        at += template.states.shape[0] + 1
-        for each in range(template.externals.shape[0]):
-            at += template.externals[each, 0]
+        at += num_rows(template)
     return sequences.size
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from cellrt.core import admission, completion, lost_worker, pages, schedule, session_state
 from cellrt.core.jit import entry, open_tables, open_template, short_entry
 
-_admit_many, _finish_many, _copy_results = admission.admit_many, admission.finish_many, admission.copy_results
+_admit, _num_rows, _admit_many = admission.admit, admission.num_rows, admission.admit_many
+_finish_many, _copy_results = admission.finish_many, admission.copy_results
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_worker.lose_worker
 _result_rows = completion.result_rows
 _schedule, _drop_states, _suspend = schedule.schedule, session_state.drop_states, pages.suspend
@@ -16,6 +17,22 @@ def admit_many(at, template_at, lengths, sequences, lane, streamed, sessions, ho
     """See ``admission.admit_many``; ``template_at`` is ``Template.at``."""
     t, template = open_tables(at), open_template(template_at)
     return _admit_many(t, template, lengths, sequences, lane, streamed, sessions, host_rows, ids)
+
+
+@short_entry
+def admit_each(at, templates_at, sequences, lane, streamed, sessions, host_rows, ids):
+    """See ``admission.admit``; ``templates_at`` has ``Template.at`` of each request.
+
+    Returns how many were admitted, in order, with their ids in ``ids`` and their rows one behind the other.
+    """
+    t, first = open_tables(at), 0
+    for k in range(sequences.size):
+        template, session = open_template(templates_at[k]), sessions[k] if k < sessions.size else -1
+        ids[k] = _admit(t, template, sequences[k], lane, streamed, session, host_rows, first)
+        if ids[k] < 0:
+            return k
+        first += _num_rows(template)
+    return sequences.size
 
 
 @short_entry

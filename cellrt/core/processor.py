@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from cellrt.core import tables
 from cellrt.core.clock import Clock
 from cellrt.core.empty import empty_tables
 from cellrt.core.entries import (
+    admit_each,
     admit_many,
     cancel,
     complete,
@@ -33,28 +34,13 @@ from cellrt.core.growth import TaskBuffers, with_more_rows
 from cellrt.core.jit import address_of
 from cellrt.core.moves import LEFT
 from cellrt.core.notices import Notices
+from cellrt.core.ports import Port
 from cellrt.core.room import why_too_large
 from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.sized_template import KnownTemplates, Room, SizedTemplate, compile_template
+from cellrt.core.sized_template import KnownTemplates, Room, SizedTemplate, addresses_of, compile_template
 from cellrt.core.tables import Tables
 from cellrt.core.task_layout import FLAGS, HEADER, INPUT, OUTPUT, TaskView
 from cellrt.errors import DefinitionError, RequestTooLargeError
-
-
-class Port(NamedTuple):
-    """One input or output of a cell type: kind of its rows; for an input, the output it is carried from, or -1.
-
-    ``page_size``: rows of a page, of a growing state; ``appends``: whether the cell appends to it. ``is_span``: of an
-    input that nobody gives, which says which rows are of one node.
-    """
-
-    kind: int
-    carry: int = -1
-    ragged: bool = False
-    page_size: int = 0
-    appends: bool = False
-    is_span: bool = False
-
 
 NO_SESSIONS = np.empty(0, np.int32)
 NO_NOTICES = Notices(np.zeros((0, 2), np.int32))
@@ -256,30 +242,35 @@ class Processor:
 
     def admit_many(
         self,
-        template: SizedTemplate,
+        template: SizedTemplate | Sequence[SizedTemplate],
         sequences: NDArray[Any],
         lane: int = 0,
         streamed: bool = False,
         sessions: NDArray[np.int32] | None = None,
         lengths: NDArray[np.int32] | None = None,
     ) -> tuple[list[int], NDArray[np.int32]]:
-        """Admits requests of one template in order, as far as there is room now: their ids, and of each the ``rows``
-        that ``admit`` returns, ``[requests, rows]``. Raises as ``admit`` does.
+        """Admits requests in order, as far as there is room now: their ids, and of each the ``rows`` that ``admit``
+        returns, ``[requests, rows]``. Raises as ``admit`` does.
 
+        ``template``: that of all; or of each its own, without lengths, and then all rows are in one dimension.
         ``sessions``: of each its session, none twice; None: they have none.
-        ``lengths``: ``[requests, lengths]`` where they differ; then all rows are in one dimension.
+        ``lengths``: ``[requests, lengths]`` where they differ; then all rows are in one dimension, too.
         """
-        width, num, at = template.num_states + 1, sequences.size, template.template.at
-        if lengths is None:
-            rows = np.empty((num, template.num_externals + width), np.int32)
-        else:
-            rows = np.empty(template.template.num_externals(lengths) + num * width, np.int32)
-        ids, its = np.empty(num, np.int32), template.lengths[None] if lengths is None else lengths
         how = lane, int(streamed), NO_SESSIONS if sessions is None else sessions
-        count = admit_many(self._at, at, its, sequences, *how, rows.reshape(-1), ids)
+        ids, num = np.empty(sequences.size, np.int32), sequences.size
+        if not isinstance(template, SizedTemplate):
+            rows = np.empty(sum([one.num_externals + one.num_states + 1 for one in template]), np.int32)
+            count = admit_each(self._at, addresses_of(template), sequences, *how, rows, ids)
+        else:
+            width, at, its = template.num_states + 1, template.template.at, template.lengths[None]
+            if lengths is None:
+                rows = np.empty((num, template.num_externals + width), np.int32)
+            else:
+                rows, its = np.empty(template.template.num_externals(lengths) + num * width, np.int32), lengths
+            count = admit_many(self._at, at, its, sequences, *how, rows.reshape(-1), ids)
         if not count and ids[0] == TOO_LARGE:
             raise RequestTooLargeError("with what its session has kept, the request needs more pages than a worker has")
-        return ids[:count].tolist(), rows[:count] if lengths is None else rows
+        return ids[:count].tolist(), rows[:count] if rows.ndim == 2 else rows
 
     def open_session(self) -> int | None:
         """A new session; None if there is none left."""

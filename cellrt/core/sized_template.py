@@ -147,6 +147,12 @@ class SizedTemplate:
         return [limit for limit in limits if limit > 0]
 
 
+def addresses_of(templates: Sequence[SizedTemplate]) -> Any:
+    """Where each of these templates is, for compiled code: ``Template.at`` of all."""
+    each = [template.template.at for template in templates]
+    return each if numba.config.DISABLE_JIT else np.array(each)
+
+
 class KnownTemplates:
     """Templates by what their programs have in common, and which have none; all are forgotten when they take more than
     so many bytes.

@@ -13,7 +13,8 @@ from cellrt.core.copying import (
     move_rows_nogil,
     put_columns,
 )
-from cellrt.core.processor import Port, Processor
+from cellrt.core.ports import Port
+from cellrt.core.processor import Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.core.run_task import run_task
 from cellrt.core.settings import Limits
@@ -32,10 +33,7 @@ def warm_up() -> None:
     words = [OP_EXTERNAL, kind, 3, OP_CHAIN, chain, 2, STEP, 0, 1, CARRY, 2, OP_RESULT, 3, 1, 1]
     shape = processor.compile(np.array(words, np.int32))
     for sequence in range(3):
-        admitted = processor.admit(shape, sequence)
-        if admitted is None:
-            continue
-        request, _ = admitted
+        (request,), _ = processor.admit_many([shape] if sequence else shape, np.arange(1))
         if sequence == 0:
             processor.cancel(request)
             continue

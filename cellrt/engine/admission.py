@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.processor import Processor
+from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.tables import HOST
 from cellrt.engine.records import Bulk
 from cellrt.engine.sessions import Sessions
@@ -30,16 +31,21 @@ class Admission:
         self._processor, self._arenas, self._sessions = processor, arenas, sessions
 
     def admit(self, together: Sequence[Asking]) -> list[tuple[Bulk, Sequence[int], list[int]]]:
-        """Admits requests of one template in order, as far as there is room; returns them with their ids in the
-        processor.
+        """Admits requests of one template, or of any without lengths, in order, as far as there is room; returns them
+        with their ids in the processor.
 
         Raises RequestTooLargeError if the first never has room, with what its session has kept.
         """
-        first = together[0][0]
-        lengths = _lengths(together)
-        how = first.lane, first.channel is not None, _sessions(together), lengths
-        template = first.plan(together[0][1][0]).template
-        ids, rows = self._processor.admit_many(template, _sequences(together), *how)
+        first, sequences, sessions = together[0][0], _sequences(together), _sessions(together)
+        plans = [plan for bulk, numbers in together for plan in bulk.plans(numbers)]
+        template: SizedTemplate | list[SizedTemplate] = plans[0].template
+        lengths, is_one = None, all([plan.template.template is plans[0].template.template for plan in plans])
+        if is_one:
+            lengths = _lengths(together)
+        else:
+            template = [bulk.plan(number).template for bulk, numbers in together for number in numbers]
+        how = first.lane, first.channel is not None, sessions, lengths
+        ids, rows = self._processor.admit_many(template, sequences, *how)
         admitted: list[tuple[Bulk, Sequence[int], list[int]]] = []
         begin = 0
         for bulk, numbers in together:
@@ -51,7 +57,9 @@ class Admission:
         if not admitted:
             return admitted
         asking = [(bulk, numbers) for bulk, numbers, _ in admitted]
-        if lengths is None:
+        if not is_one:
+            self._copy_in_any(asking, rows)
+        elif lengths is None:
             self._copy_in(asking, rows)
         else:
             self._copy_in_each(asking, rows)
@@ -65,8 +73,8 @@ class Admission:
         """Has sessions' states go to their requests; what is saved of them is copied to the requests' host rows."""
         end = 0
         for bulk, numbers, ids in admitted:
-            others = bulk.plan(numbers[0]).template.num_states + 1
             for number, request, brought in zip(numbers, ids, bulk.tensors.totals(numbers)):
+                others = bulk.plan(number).template.num_states + 1
                 record, end = bulk.session_of(number), end + brought + others
                 if record is not None:
                     self._sessions.copy_in(record, request, rows[end - others : end])
@@ -88,6 +96,20 @@ class Admission:
         owner_of_row = np.repeat(owners, counts)
         for k, kind in enumerate(kinds):
             self._arenas[HOST].put(kind, rows[: owner_of_row.size][owner_of_row == k], _tensors(k, together))
+
+    def _copy_in_any(self, together: Sequence[Asking], rows: NDArray[np.int32]) -> None:
+        """As ``_copy_in``, of requests whose graphs have nothing in common."""
+        at, found = 0, dict[int, tuple[list[NDArray[np.int32]], list[NDArray[Any]]]]()
+        for bulk, numbers in together:
+            for number in numbers:
+                for kind, values in bulk.tensors.of(number):
+                    its, tensors = found.setdefault(kind, ([], []))
+                    its.append(rows[at : at + len(values)])
+                    tensors.append(values)
+                    at += len(values)
+                at += bulk.plan(number).template.num_states + 1
+        for kind, (its, tensors) in found.items():
+            self._arenas[HOST].put(kind, np.concatenate(its), np.concatenate(tensors))
 
 
 def _lengths(requests: Sequence[Asking]) -> NDArray[np.int32] | None:

@@ -27,6 +27,13 @@ class Brought:
     def __init__(self, parts: list[Externals], count: int) -> None:
         self._parts, self._count = parts, count
 
+    def of(self, number: int) -> Externals:
+        """Kind and rows of each tensor of a request."""
+        if len(self._parts) > 1 or self._count == 1:
+            return self._parts[number]
+        its = range(number, number + 1)
+        return [(kind, self.rows(index, its)[0]) for index, (kind, _) in enumerate(self._parts[0])]
+
     def kinds(self, number: int) -> list[int]:
         """The kind of each tensor of a request."""
         return [kind for kind, _ in self._parts[number if len(self._parts) > 1 else 0]]

@@ -272,30 +272,30 @@ class Bulk:
         """The requests whose clients have no outcome."""
         return [number for number, state in enumerate(self.states) if state < LiveState.ENDING]
 
-    def template(self) -> Template:
-        """The template of the first that waits for room."""
+    def kindred(self) -> Template | None:
+        """With whom the first that waits for room may be admitted: those of one template, whatever their lengths; or
+        (None) all that have none."""
         if len(self._plans) > 1:
             while self.states[self.next] != LiveState.WAITING:
                 self.next += 1
-        return self.plan(self.next).template.template
+        return self.plan(self.next).kindred
 
     def waiting(self, most: int) -> Sequence[int]:
-        """The first of those that wait for room and are of its template, at most so many."""
+        """The first of those that wait for room and may be admitted together, at most so many."""
         first, end = self.next, self.size
         if end == 1:
             return ALONE
-        template = self.template() if len(self._plans) > 1 else None
+        plans, kindred = self._plans if len(self._plans) > 1 else (), self.kindred()
         found: list[int] = []
         if self.num_waiting == end - first:
             last = min(end, first + most)
-            if template is not None:
-                for number in range(first, last):
-                    if self._plans[number].template.template is not template:
-                        return range(first, number)
+            for number, plan in enumerate(plans[first:last], first):
+                if plan.kindred is not kindred:
+                    return range(first, number)
             return range(first, last)
         for number in range(first, end):
             if self.states[number] == LiveState.WAITING:
-                if template is not None and self._plans[number].template.template is not template:
+                if plans and plans[number].kindred is not kindred:
                     break
                 found.append(number)
                 if len(found) == most:
@@ -308,7 +308,7 @@ class Bulk:
             self.lane == other.lane
             and (self.sessions is None) == (other.sessions is None)
             and self.channel is other.channel is None
-            and self.template() is other.template()
+            and self.kindred() is other.kindred()
         )
 
 

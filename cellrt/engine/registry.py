@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cellrt.core.processor import Port, Processor
+from cellrt.core.ports import Port
+from cellrt.core.processor import Processor
 from cellrt.core.program import rename_types
 from cellrt.core.sized_template import SizedTemplate, Template
 from cellrt.core.tables import NUM_PERMANENT
@@ -37,11 +38,23 @@ class Plan:
         readers: of their results; graphs whose results lie alike, whatever their lengths, have the same.
         answered_with: plans that have the same object may be answered together: the graphs differ in lengths alone.
         stepped: of results of every step: name, kind and positions.
+        kindred: the template, if requests of it may be admitted together with others of other lengths; None: with any
+            that has no lengths.
         num_nodes: nodes of the graph; a loop counts as its step limit.
         num_bytes: memory of the template's rows.
     """
 
-    __slots__ = ("answered_with", "num_bytes", "num_nodes", "readers", "results", "states", "stepped", "template")
+    __slots__ = (
+        "answered_with",
+        "kindred",
+        "num_bytes",
+        "num_nodes",
+        "readers",
+        "results",
+        "states",
+        "stepped",
+        "template",
+    )
 
     def __init__(
         self,
@@ -55,6 +68,7 @@ class Plan:
         self.answered_with = answered_with
         self.stepped = [reader for reader, layout in zip(readers, results) if not layout.is_single]
         """Readers of the results that a stream gets step by step."""
+        self.kindred = template.template if template.lengths.size else None
         self.num_nodes, self.num_bytes = template.num_steps, template.num_bytes
 
 

@@ -18,6 +18,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.room import has_rows
 from cellrt.engine.admission import Admission, Asking
 from cellrt.engine.records import ALONE, Arrival, Asked, Bulk, SessionRecord
+from cellrt.engine.registry import Plan
 from cellrt.engine.replies import Replies
 from cellrt.engine.sessions import Sessions
 from cellrt.engine.turns import Call
@@ -131,7 +132,7 @@ class Requests:
                 self.end_early(first, (number,), told)
                 continue
             if count < wanted:
-                has_room = has_rows(self._processor.tables, first.plan(together[0][1][0]).template)
+                has_room = has_rows(self._processor.tables, _plan_at(together, count).template)
                 may_evict = self._sessions.num_resident and not has_room
                 if not (may_evict and self._sessions.evict_some()):
                     return
@@ -263,7 +264,7 @@ class Requests:
                 bulk.tensors.forget_all()
 
     def _admit(self, together: Sequence[Asking]) -> int:
-        """Admits requests of one template in order, as far as there is room; returns how many."""
+        """Admits requests in order, as far as there is room; returns how many."""
         count = 0
         for bulk, numbers, ids in self._admission.admit(together):
             count += len(ids)
@@ -353,3 +354,12 @@ class Requests:
             if record is not None and record.running == (bulk, number):
                 self._sessions.note_over(record)
                 self.go_on(record)
+
+
+def _plan_at(together: Sequence[Asking], place: int) -> Plan:
+    """What runs for the request at a place among those that ask."""
+    for bulk, numbers in together:
+        if place < len(numbers):
+            return bulk.plan(numbers[place])
+        place -= len(numbers)
+    raise IndexError(place)

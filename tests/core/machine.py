@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
-from cellrt.core.processor import Port, Processor
+from cellrt.core.ports import Port
+from cellrt.core.processor import Processor
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK

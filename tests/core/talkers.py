@@ -16,7 +16,8 @@ from cellrt.core import page_view
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.notices import Notices
-from cellrt.core.processor import Port, Processor
+from cellrt.core.ports import Port
+from cellrt.core.processor import Processor
 from cellrt.core.program import (
     LAST,
     LEADS,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from cellrt.core import task_layout as layout
 from cellrt.core.moves import LEFT
-from cellrt.core.processor import Port, Processor
+from cellrt.core.ports import Port
+from cellrt.core.processor import Processor
 from cellrt.core.record_layout import loop_limits
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.simulate import Arrival, simulate

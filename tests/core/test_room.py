@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cellrt.core.processor import Port, Processor
+from cellrt.core.ports import Port
+from cellrt.core.processor import Processor
 from cellrt.core.program import CARRY, LIST, OP_CHAIN, OP_EXTERNAL, OP_KEEP, OP_NODE, OP_RESULT, OP_STATE, STEP
 from cellrt.core.sized_template import SizedTemplate
 from tests.core.graphs import add_step, add_tree, chain, make_processor

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from cellrt.core import record_layout as record
 from cellrt.core.completion import NOTICE_FAILED
-from cellrt.core.processor import Port, Processor
+from cellrt.core.ports import Port
+from cellrt.core.processor import Processor
 from cellrt.core.program import CARRY, EACH, FIXED, LIST, OP_CHAIN, OP_EXTERNAL, OP_NODE, OP_RESULT, RANGE, STEP
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, add_tree, admit, chain, make_processor, run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from cellrt.core import sized_template
 from cellrt.core.lengths import MOST_WORDS, find_lengths, with_lengths
-from cellrt.core.processor import Port, Processor
+from cellrt.core.ports import Port
+from cellrt.core.processor import Processor
 from cellrt.core.program import (
     CARRY,
     FIXED,
@@ -35,6 +37,7 @@ from cellrt.core.template import ARRAYS, FITS, NUM_EXTERNALS, compile_program, o
 from tests.core.author import CELLS, Author
 from tests.core.graphs import add_step, add_tree, leaves, make_processor, tree
 from tests.core.machine import Machine
+from tests.limits import SMALL
 
 PROCESSOR = Machine(1, (4,) * len(CELLS), SchedulerSettings()).processor
 ROOM = Room(np.full(6, 40, np.int64), np.full((PROCESSOR.num_kinds, 2), 12, np.int64))
@@ -162,6 +165,27 @@ def test_requests_of_different_lengths_are_admitted_in_one_call_as_one_by_one():
             rows = np.concatenate([processor.admit(template, k)[1] for k, template in enumerate(templates)])
         tables = processor.tables
         return [array.tobytes() for array in (rows, tables.links, tables.places, tables.subgraphs, tables.values)]
+
+    assert admitted(together=True) == admitted(together=False)
+
+
+def test_requests_whose_graphs_have_nothing_in_common_are_admitted_in_one_call_as_one_by_one():
+    def admitted(together: bool) -> list[bytes]:
+        processor = make_processor(limits=replace(SMALL, max_requests=2))
+        add_tree(processor, 4)
+        add_tree(processor, 4)
+        templates = [processor.compile(tree(0, 1, words)) for words in (4, 2, 8)]
+        if together:
+            ids, rows = processor.admit_many(templates, np.arange(3))
+            assert ids == [0, 1]
+            assert rows.size == sum(template.num_externals + 1 for template in templates)
+        else:
+            taken = [processor.admit(template, k) for k, template in enumerate(templates)]
+            assert taken[2] is None
+            rows = np.concatenate([its[1] for its in taken if its is not None])
+        tables, num_rows = processor.tables, sum(template.num_externals + 1 for template in templates[:2])
+        parts = rows[:num_rows], tables.nodes, tables.links, tables.places, tables.subgraphs, tables.values
+        return [array.tobytes() for array in parts]
 
     assert admitted(together=True) == admitted(together=False)
 

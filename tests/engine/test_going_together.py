@@ -118,6 +118,7 @@ def test_each_ends_once_with_what_it_gives_alone(asked, cancelled, failing, max_
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_those_of_one_turn_are_one_bulk_whatever_their_lengths(model, monkeypatch):
     sizes: list[int] = []
+    admitted: list[int] = []
 
     class Counted(Bulk):
         def __init__(self, arrivals):
@@ -127,11 +128,15 @@ def test_those_of_one_turn_are_one_bulk_whatever_their_lengths(model, monkeypatc
     monkeypatch.setattr("cellrt.engine.manager.Bulk", Counted)
     with small_engine() as engine:
         engine.register(model, warm_up=False)
+        admit_many = engine._processor.admit_many
+        engine._processor.admit_many = lambda template, sequences, *rest: (
+            admitted.append(len(sequences)) or admit_many(template, sequences, *rest)
+        )
         with held(engine):
             futures = [engine.submit(model.name, steps(length)) for length in (2, 3, 3, 4)]
         for future, length in zip(futures, (2, 3, 3, 4)):
             assert_same(future.result(WAIT_S), run_one_by_one(model, steps(length)))
-    assert sizes == [1, 4]
+    assert sizes == admitted == [1, 4]
 
 
 def test_they_end_in_the_order_of_their_arrival_where_one_fits_at_a_time():

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellrt.core.processor import Port, Processor
+from cellrt.core.ports import Port
+from cellrt.core.processor import Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.core.settings import Limits
 from cellrt.core.sized_template import SizedTemplate
