@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,10 +41,20 @@ PANELS = (
         "chain",
         "H=256, Europarl-like",
         "LSTM over sentences",
-        ("cellrt", "cellrt, folded", "one at a time", "padded", "bucketed", "onnxruntime bucketed"),
+        ("cellrt", "cellrt, folded", "padded", "bucketed", "onnxruntime bucketed", "onnxruntime bucketed, bare loop"),
     ),
-    Panel("tree", "H=256, treebank", "Tree-LSTM over parse trees"),
-    Panel("seq2seq", "H=256, 2k words", "sequence to sequence"),
+    Panel(
+        "tree",
+        "H=256, treebank",
+        "Tree-LSTM over parse trees",
+        ("cellrt", "cellrt, folded", "level-batched", "level-batched, folded", "level-batched, packed, bare loop"),
+    ),
+    Panel(
+        "seq2seq",
+        "H=256, 2k words",
+        "sequence to sequence",
+        ("cellrt", "padded", "bucketed", "dropped, packed, bare loop", "slots, packed, bare loop"),
+    ),
 )
 
 
@@ -89,11 +98,10 @@ def main() -> None:
     """Writes the picture."""
     measured = {panel: curves(panel, read(panel)) for panel in PANELS}
     figure = Figure(figsize=(11, 3.6), layout="constrained")
-    peers = dict.fromkeys(server for found in measured.values() for server in found if not server.startswith(OURS))
-    colours = OUR_COLOURS | dict(zip(peers, cycle(PEER_COLOURS), strict=False))
     panels = figure.subplots(1, len(PANELS))
     for axes, (panel, found) in zip(panels, measured.items(), strict=True):
-        draw(axes, panel, found, colours)
+        peers = [server for server in found if not server.startswith(OURS)]
+        draw(axes, panel, found, OUR_COLOURS | dict(zip(peers, PEER_COLOURS, strict=False)))
     panels[0].set_ylabel("p90 latency (ms)")
     with matplotlib.rc_context({"svg.hashsalt": "cellrt", "svg.fonttype": "none"}):
         figure.savefig(PICTURE, metadata={"Date": None})
