@@ -161,7 +161,7 @@ class Requests:
                 self._replies.note_steps(bulk)
             elif what == NOTICE_FAILED:
                 self._send_steps(bulk)
-                known = (bulk.errors or {}).get(number)
+                known = (bulk.errors or {}).pop(number, None)
                 self.end(bulk, (number,), error or known or self._failed(bulk, number))
         if done:
             self._finish(done)
