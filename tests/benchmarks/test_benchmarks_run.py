@@ -100,7 +100,6 @@ def test_without_a_treebank_trees_are_drawn_and_it_is_said(
 @pytest.mark.timeout(300)
 def test_language_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = importlib.import_module("benchmarks.lm")
-    monkeypatch.setattr(lm, "RANDOM", replace(lm.RANDOM, vocabulary=50, hidden=32, inner=48, layers=2))
     monkeypatch.setattr(lm, "IN_FLIGHT", (1, 3))
     recorder = Recorder("lm")
     lm.run(recorder, Options(quick=True, only=("random",)))
