@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from queue import SimpleQueue
 
 import numpy as np
@@ -139,16 +138,13 @@ def test_a_worker_that_has_rested_takes_a_turn_and_may_be_woken_again():
     end(worker)
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.0, 1), (1e-3, 3)])
-def test_short_tasks_that_were_given_together_have_one_turn_behind_them_and_others_one_each(seconds, expected):
+@pytest.mark.parametrize(("short_ns", "expected"), [(10**12, 1), (0, 3)])
+def test_short_tasks_that_were_given_together_have_one_turn_behind_them_and_others_one_each(
+    monkeypatch, short_ns, expected
+):
+    monkeypatch.setattr("cellrt.worker.cpu.worker.TURN_EVERY_NS", short_ns)
     turns: list[int] = []
-
-    class SlowTasks(Tasks):
-        def execute(self, type_id, buffer):
-            time.sleep(seconds)
-            return super().execute(type_id, buffer)
-
-    tasks = SlowTasks()
+    tasks = Tasks()
     worker = CpuWorker(tasks, lambda: not turns.append(len(turns)), lambda: False, lambda: None, 1, "worker")
     launch(worker, [4, 5, 6])
     worker.start()
