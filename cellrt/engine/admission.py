@@ -73,9 +73,9 @@ class Admission:
         """Has sessions' states go to their requests; what is saved of them is copied to the requests' host rows."""
         end = 0
         for bulk, numbers, ids in admitted:
-            for number, request, brought in zip(numbers, ids, bulk.tensors.totals(numbers)):
+            for number, request, brought in zip(numbers, ids, bulk.tensors.counts_of(numbers)):
                 others = bulk.plan(number).template.num_states + 1
-                record, end = bulk.session_of(number), end + brought + others
+                record, end = bulk.session_of(number), end + sum(brought) + others
                 if record is not None:
                     self._sessions.copy_in(record, request, rows[end - others : end])
                     self._sessions.note_admitted(record)
@@ -91,7 +91,8 @@ class Admission:
         """As ``_copy_in``, of requests that differ in their lengths."""
         bulk, (number, *_) = together[0]
         kinds, others = bulk.tensors.kinds(number), bulk.plan(number).template.num_states + 1
-        counts = [count for bulk, numbers in together for k in numbers for count in (*bulk.tensors.counts(k), others)]
+        each = [its for bulk, numbers in together for its in bulk.tensors.counts_of(numbers)]
+        counts = [count for its in each for count in (*its, others)]
         owners = np.arange(len(counts)) % (len(kinds) + 1)
         owner_of_row = np.repeat(owners, counts)
         for k, kind in enumerate(kinds):

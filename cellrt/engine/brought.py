@@ -44,11 +44,9 @@ class Brought:
             return [len(values) for _, values in self._parts[number]]
         return [len(values) // self._count for _, values in self._parts[0]]
 
-    def totals(self, numbers: Sequence[int]) -> Iterable[int]:
-        """How many rows each of some requests brings, in all."""
-        if len(self._parts) > 1:
-            return [sum(self.counts(number)) for number in numbers]
-        return repeat(sum(self.counts(0)))
+    def counts_of(self, numbers: Sequence[int]) -> Iterable[list[int]]:
+        """The same of each of some requests."""
+        return map(self.counts, numbers) if len(self._parts) > 1 else repeat(self.counts(0), len(numbers))
 
     def rows(self, index: int, numbers: Sequence[int]) -> list[NDArray[Any]]:
         """The rows of the tensor ``index`` of some requests, ``[n, *shape]``, one behind the other."""

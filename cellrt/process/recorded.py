@@ -117,9 +117,8 @@ def tensor_parts(groups: Sequence[Alike]) -> list[Part]:
 def add_bytes(parts: list[Part], memory: memoryview) -> int:
     """Adds bytes, up to where the next word begins; returns how many that is."""
     size = len(memory)
-    return _add(
-        parts, bytes(memory) if size <= SMALL_BYTES else memory, size
-    )  # a copy takes a fraction of a view's time
+    # A copy takes a fraction of a view's time.
+    return _add(parts, bytes(memory) if size <= SMALL_BYTES else memory, size)
 
 
 def _add(parts: list[Part], part: Part, size: int) -> int:
