@@ -262,16 +262,15 @@ def release(t, request_id):
 
 
 @compiled
-def finish_many(t, request_ids, found):
-    """Releases requests that are done; ``found`` ``[2, requests]`` gets the sequence number of each, and when its first
-    task was submitted.
+def finish_many(t, request_ids, started_ns):
+    """Releases requests that are done; ``started_ns`` gets when the first task of each was submitted.
 
     Returns how many are not released yet, as tasks of them that went ahead are in flight.
     """
     left = 0
     for k in range(request_ids.size):
         request = t.requests[request_ids[k]]
-        found[0, k], found[1, k] = request.sequence, request.started_ns
+        started_ns[k] = request.started_ns
         if request.state == DONE and rows_in_flight(t, request) > 0:
             move_request(t, request, LEFT)
             left += 1

@@ -48,9 +48,9 @@ def drop_states(at, session, row):
 
 
 @short_entry
-def finish_many(at, request_ids, found):
+def finish_many(at, request_ids, started_ns):
     """See ``admission.finish_many``."""
-    return _finish_many(open_tables(at), request_ids, found)
+    return _finish_many(open_tables(at), request_ids, started_ns)
 
 
 @short_entry

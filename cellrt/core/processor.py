@@ -351,21 +351,20 @@ class Processor:
         subgraphs = np.where(ids < 0, ~ids, self.tables.nodes["subgraph"][np.maximum(ids, 0)])
         return list(zip(self.tables.subgraphs["request"][subgraphs].tolist(), subgraphs.tolist()))
 
-    def finish(self, requests: NDArray[np.int32]) -> tuple[list[int], NDArray[np.int64], list[int]]:
+    def finish(self, requests: NDArray[np.int32]) -> tuple[NDArray[np.int64], list[int]]:
         """Frees requests that are done, once their results are read.
 
-        Returns the sequence number of each; when its first task was submitted, on the clock of ``clock``; and those of
-        which tasks are in flight that went ahead of a stop: a NOTICE_RELEASED follows.
+        Returns when the first task of each was submitted, on the clock of ``clock``, and those of which tasks are in
+        flight that went ahead of a stop: a NOTICE_RELEASED follows.
         """
-        sequences, started_ns = found = np.empty((2, requests.size), np.int64)
-        left: list[int] = []
-        if finish_many(self._at, requests, found):
+        started_ns, left = np.empty(requests.size, np.int64), list[int]()
+        if finish_many(self._at, requests, started_ns):
             left = requests[self.tables.requests["state"][requests] == LEFT].tolist()
-        return sequences.tolist(), started_ns, left
+        return started_ns, left
 
     def release(self, requests: Sequence[int] | NDArray[np.int32]) -> list[int]:
         """As ``finish``, for those who ask for no more than who is left."""
-        return self.finish(np.asarray(requests, np.int32))[2]
+        return self.finish(np.asarray(requests, np.int32))[1]
 
     def sequence_of(self, request: int) -> int:
         """The sequence number that a request was admitted with."""

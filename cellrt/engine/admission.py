@@ -12,6 +12,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.tables import HOST
 from cellrt.engine.records import Bulk
+from cellrt.engine.registry import Plan
 from cellrt.engine.sessions import Sessions
 from cellrt.worker.arenas import Arenas
 
@@ -41,7 +42,7 @@ class Admission:
         template: SizedTemplate | list[SizedTemplate] = plans[0].template
         lengths, is_one = None, all([plan.template.template is plans[0].template.template for plan in plans])
         if is_one:
-            lengths = _lengths(together)
+            lengths = _lengths(together, plans)
         else:
             template = [bulk.plan(number).template for bulk, numbers in together for number in numbers]
         how = first.lane, first.channel is not None, sessions, lengths
@@ -113,11 +114,9 @@ class Admission:
             self._arenas[HOST].put(kind, np.concatenate(its), np.concatenate(tensors))
 
 
-def _lengths(requests: Sequence[Asking]) -> NDArray[np.int32] | None:
-    """``[requests, lengths]`` of requests of one template; None if they are those of the first."""
-    plans = [plan for bulk, numbers in requests for plan in bulk.plans(numbers)]
-    first = plans[0]
-    if all([plan is first for plan in plans]):
+def _lengths(requests: Sequence[Asking], plans: Sequence[Plan]) -> NDArray[np.int32] | None:
+    """``[requests, lengths]`` of requests of one template; None if they are those of the first. ``plans``: theirs."""
+    if all([plan is plans[0] for plan in plans]):
         return None
     each = [bulk.plan(number).template.lengths for bulk, numbers in requests for number in numbers]
     return np.concatenate(each).reshape(len(each), -1)

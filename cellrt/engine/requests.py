@@ -306,7 +306,7 @@ class Requests:
         ids = np.array([request_id for its in alike.values() for request_id in its], np.int32)
         ended = [(bulk, self._numbers_of(bulk, its)) for bulk, its in alike.items()]
         results = self._replies.read(ended, ids)
-        _, started_ns, left = self._processor.finish(ids)
+        started_ns, left = self._processor.finish(ids)
         for bulk, numbers in ended:
             bulk.move(numbers, LiveState.ENDING)
             self._note_answered(bulk, len(numbers))
