@@ -192,7 +192,11 @@ class Manager:
         for worker in workers:
             worker.end()
         has_ended = all([worker.join(max(0.0, end_s - time.monotonic())) for worker in workers])
-        self.turns.stop(EngineClosedError("the engine is closed"))
+        stop = partial(self.turns.stop, EngineClosedError("the engine is closed"))
+        with suppress(EngineClosedError, TimeoutError):
+            # In a turn: the rest of it takes in what the workers completed last.
+            self.turns.call(stop, max(0.0, end_s - time.monotonic()))
+        stop()
         has_ended = self.turns.join(max(0.0, end_s - time.monotonic())) and has_ended
         if has_ended:
             self.workers.clear()

@@ -256,6 +256,17 @@ def test_close_with_work_in_flight_ends_it():
     close_and_check(engine)  # closes it a second time
 
 
+def test_close_takes_in_what_a_worker_completed_while_another_had_the_turn():
+    engine, gate, held = gated_engine()
+    closing = threading.Thread(target=engine.close, args=(WAIT_S,))
+    closing.start()
+    assert type(error_of(held)) is EngineClosedError  # its row comes back with its task
+    engine._manager.workers[0]._take_turns = lambda: False  # as when it finds the turn taken
+    gate.open.set()
+    closing.join(WAIT_S)
+    close_and_check(engine)
+
+
 def test_a_closed_engine_refuses():
     engine = small_engine()
     engine.register(CHAIN, warm_up=False)
