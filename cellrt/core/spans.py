@@ -25,7 +25,7 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
     cell_type, fair = t.types[type_id], first_lane(t, type_id, priority)
     first = (NUM_PRIORITIES - 1 - priority) * LANES_PER_PRIORITY
     rows = spans = used = priorities = 0
-    stop = -1
+    stop, singles = -1, 0
     for are_long in range(2):
         for k in range(-1, NUM_LANES):
             lane_id = fair if k < 0 else lane_at(first, k)
@@ -40,6 +40,7 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
                     extra = page_ints(t, cell_type, subgraph)
                     extra += ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
                     fits = rows == 0 or used + extra <= room
+                    fits = fits and not (are_long and _is_taken(t, nodes_at, singles, subgraph_id))
                     if fits and (stop < 0 or its_stop < 0 or stop == its_stop):
                         count = _rows_of(t, cell_type, subgraph, worker, cell_type.max_rows - rows)
                         if cell_type.num_ragged > 0:
@@ -52,7 +53,18 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
                             lane.served = cell_type.num_formed
                             priorities |= 1 << subgraph.priority
                 subgraph_id = subgraph.next
+        singles = rows if not are_long else singles
     return rows, used, stop, priorities
+
+
+@compiled
+def _is_taken(t, nodes_at, singles, subgraph_id):
+    """Whether a chain that is long by now was taken as one with one step: more of it is ready once its pages have a
+    worker, where the steps that it reads are on their way."""
+    for row in range(singles):
+        if t.ints[nodes_at + row] == ~subgraph_id:
+            return True
+    return False
 
 
 @compiled

@@ -37,6 +37,7 @@ from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
 from cellrt.errors import RequestTooLargeError
 from tests.core.author import PRIME
+from tests.core.graphs import ONE_BY_ONE, admit
 from tests.effort import examples
 from tests.limits import SMALL
 
@@ -351,3 +352,26 @@ def test_a_failed_request_leaves_its_session_the_rows_before_the_one_that_failed
     last = Paged(numbers(3, 3), session=session, so_far=[*kept, *lost[:1]])
     play(machine, last)
     assert last.end == NOTICE_DONE
+
+
+def test_a_chain_that_grows_while_a_task_is_formed_is_taken_once():
+    processor = Processor(1, SMALL, ONE_BY_ONE)
+    processor.add_kind(1024, 1024)
+    processor.add_kind(16, 16, is_paged=True)
+    numbered = processor.add_type([Port(NUMBERS)], [Port(NUMBERS)], max_batch=1, priority=1)
+    grows = Port(PAGES, page_size=PAGE_SIZE, appends=True)
+    reader = processor.add_type([Port(NUMBERS), grows], [Port(NUMBERS)], max_batch=4, max_rows=4)
+    program = [OP_EXTERNAL, NUMBERS, 3, OP_CHAIN, numbered, 3, STEP, 0, 1, OP_PAGES, PAGES, PAGE_SIZE, 0]
+    program += [OP_CHAIN, reader, 3, STEP, 3, 1, PAGED, 0, OP_RESULT, 6, 1, 3]
+    admit(processor, np.array(program, np.int32))
+    first, second = processor.schedule(1), processor.schedule(1)
+    processor.complete(first[0], 1000)
+    third = processor.schedule(1)
+    read = processor.schedule(1)  # one step is there, two are on their way to the worker that gets the pages
+    assert broken_rules(processor.tables) == []
+    assert processor.tables.tasks["rows"][read[0]] == 1
+    for task in (*second, *third, *read):
+        processor.complete(task, 1000)
+    rest = processor.schedule(1)
+    assert processor.tables.tasks["rows"][rest[0]] == 2
+    assert list(processor.complete(rest[0], 1000)) == [(0, NOTICE_DONE)]
