@@ -27,7 +27,7 @@ from tests.core.test_pages import PAGES, numbers
 from tests.effort import examples
 
 
-@settings(suppress_health_check=list(HealthCheck), max_examples=examples(25))
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(16))
 @given(
     draw=st.randoms(use_true_random=False),
     workers=st.integers(1, 2),

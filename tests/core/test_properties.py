@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cellrt.core.settings import SchedulerSettings
 from tests.core.author import CELLS, Author
 from tests.core.machine import Machine, Request
+from tests.effort import examples
 
 CONFIGURATIONS = st.builds(
     SchedulerSettings,
@@ -59,7 +60,7 @@ def interleave(machine: Machine, draw: random.Random, requests: list[Request], c
     assert not waiting and not machine.live, "work is left that nobody can do"
 
 
-@settings(suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(18))
 @given(
     draw=st.randoms(use_true_random=False),
     configuration=CONFIGURATIONS,
@@ -75,7 +76,7 @@ def test_every_request_gets_the_oracles_results(draw, configuration, workers, ma
     assert [request.ends for request in requests] == [["done"]] * count
 
 
-@settings(suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(18))
 @given(
     draw=st.randoms(use_true_random=False),
     configuration=CONFIGURATIONS,

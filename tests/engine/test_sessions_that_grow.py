@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from cellrt.core.validate import broken_rules
 from cellrt.engine.sessions import SessionLimits
 from cellrt.graph.reference import run_one_by_one
+from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.paged_models import make_cells, make_request, sums
 
 CELLS = {page_size: make_cells(page_size, rows) for page_size, rows in ((1, 5), (3, 7))}
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(12))
 @given(
     seed=st.integers(0, 1 << 16),
     resident=st.sampled_from([0, 1, None]),
