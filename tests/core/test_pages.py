@@ -42,8 +42,9 @@ from tests.effort import examples
 from tests.limits import SMALL
 
 NUMBERS, PAGES = 0, 1
-READ, WRITE = 0, 1
-"""Cells: READ appends what comes with the request; WRITE, in a loop, what it made last, and reads the other's rows."""
+READ, WRITE, PASS = 0, 1, 2
+"""Cells: READ appends what comes with the request, or PASS hands on of it, a piece at a time; WRITE, in a loop, what it
+made last, and reads the other's rows."""
 PAGE_SIZE = 2
 
 
@@ -68,6 +69,7 @@ class Paged:
 
     numbers: list[int]
     num_written: int = 0
+    passes: bool = False
     session: int = -1
     fails_after: int = 1 << 30
     """Rows that it takes before one fails."""
@@ -81,13 +83,15 @@ class Paged:
     @property
     def program(self) -> NDArray[np.int32]:
         count = len(self.numbers)
+        passed = count if self.passes else 0
         program = [OP_EXTERNAL, NUMBERS, count, OP_PAGES, PAGES, PAGE_SIZE, int(self.session >= 0)]
         program += [OP_PAGES, PAGES, PAGE_SIZE, 0] if self.num_written else []
-        program += [OP_CHAIN, READ, count, STEP, 0, 1, PAGED, 0]
+        program += [OP_CHAIN, PASS, count, STEP, 0, 1] if passed else []
+        program += [OP_CHAIN, READ, count, STEP, passed, 1, PAGED, 0]
         if self.num_written:
             program += [OP_LOOP, WRITE, self.num_written, -1, CARRY, 0, PAGED, 1, PAGED, 0]
-            program += [OP_RESULT_LAST, 2 * count]
-        return np.array([*program, OP_RESULT, count, 1, count], np.int32)
+            program += [OP_RESULT_LAST, 2 * count + passed]
+        return np.array([*program, OP_RESULT, count + passed, 1, count], np.int32)
 
     def expected(self) -> list[int]:
         """Its results, in order; what its session has read then is in ``so_far``."""
@@ -109,6 +113,7 @@ class PageMachine:
         self.processor.add_type([Port(NUMBERS), grows], [Port(NUMBERS)], max_batch=4, max_rows=max_rows)
         reads = Port(PAGES, page_size=PAGE_SIZE)
         self.processor.add_type([Port(NUMBERS, carry=0), grows, reads], [Port(NUMBERS)], max_batch=3)
+        self.processor.add_type([Port(NUMBERS)], [Port(NUMBERS)], max_batch=1)
         self.rows = np.full((workers + 1, 1024 + NUM_PERMANENT), -999, np.int64)
         most = max(pages, host_pages) + NUM_PERMANENT
         self.pages = np.full((workers + 1, most, PAGE_SIZE), -999, np.int64)
@@ -168,11 +173,13 @@ class PageMachine:
     def run(self, task: int, buffer: NDArray[np.int32], worker: int) -> None:
         """Runs the steps of a task in order, reading only its buffer."""
         cell = int(self.processor.tables.tasks["cell_type"][task])
-        view = TaskView(buffer, 2 + cell, 1)
+        view = TaskView(buffer, 1 if cell == PASS else 2 + cell, 1)
         requests = [self.live[id] for id, _ in self.processor.rows_in_flight(task)]
         stores, to_stores, rows, results, to_results, host_rows, _ = view.outputs[0]
         made = np.zeros(view.num_rows, np.int64)
-        for span in range(len(view.spans) - 1):
+        if cell == PASS:
+            made[:] = [self.number(view, row, worker) for row in range(view.num_rows)]
+        for span in range(0 if cell == PASS else len(view.spans) - 1):
             for row in view.rows_of_span(span):
                 x = self.number(view, row, worker)
                 so_far = self.state(view, 1, span, row, worker)
@@ -251,7 +258,12 @@ def numbers(count: int, seed: int = 1) -> list[int]:
 def test_whoever_lends_pages_each_sum_is_that_of_all_its_own_rows(draw, workers, host_pages, max_rows, count):
     machine = PageMachine(workers, 15, host_pages, max_rows)
     requests = [
-        Paged(numbers(draw.randint(1, 14), seed), draw.choice([0, 2, 9]), fails_after=draw.choice([1 << 30, 5]))
+        Paged(
+            numbers(draw.randint(1, 14), seed),
+            draw.choice([0, 2, 9]),
+            draw.random() < 0.5,
+            fails_after=draw.choice([1 << 30, 5]),
+        )
         for seed in range(count)
     ]
     machine.run_all(list(requests), draw)
