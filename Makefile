@@ -3,7 +3,9 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+# Python compiles what is imported, which is a small part of what is installed.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile \
+	--constraint constraints.txt
 
 IS_SUITABLE := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -11,7 +13,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test lint interpreted compiled slow mutants ray bench docs pictures gpu gpu-first \
+.PHONY: help demo serve test lint interpreted core compiled slow mutants ray bench docs pictures gpu gpu-first \
 	gpu-second gpu-third gpu-dry gpu-tune gpu-soak gpu-sanitize format clean
 
 help:
@@ -43,17 +45,19 @@ serve: $(VENV)/.serve
 
 # For two cores: what is one process goes side by side, and then the tests run in two. Torch takes one thread in each of
 # these, as threads that wait for each other by spinning cost several times as much once there are more than cores.
-test: $(VENV)/.dev
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target compiled lint interpreted
+test:
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target core compiled lint interpreted
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 interpreted: $(VENV)/.dev
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m "not slow" --numprocesses 2 tests/core
 
-# Where nothing is compiled yet, both processes of the tests would compile the same; Numba keeps it on disk. The second
-# line imports all tests, and so makes their cells, whose kernels are compiled for it.
-compiled: $(VENV)/.dev
+# Where nothing is compiled yet, both processes of the tests would compile the same; Numba keeps it on disk.
+core: $(VENV)/.demo
 	$(BIN)/python -c 'from cellrt.core.warm_up import warm_up; warm_up()'
+
+# This imports all tests, and so makes their cells, whose kernels are compiled for it.
+compiled: core $(VENV)/.dev
 	$(BIN)/python -m pytest --collect-only --quiet > /dev/null
 
 lint: $(VENV)/.dev

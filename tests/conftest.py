@@ -12,12 +12,12 @@ from collections.abc import Generator, Iterator
 import hypothesis
 import pytest
 
-from tests.effort import IN_MAKE_TEST
+from tests.effort import IN_MAKE_SLOW, IN_MAKE_TEST
 
 # Compiling the core makes a first example slow, so examples have no deadline of their own. CI draws the same
 # examples every time. `make slow` draws many more, by --hypothesis-profile.
 hypothesis.settings.register_profile("cellrt", deadline=None, derandomize="CI" in os.environ, max_examples=IN_MAKE_TEST)
-hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("cellrt"), max_examples=300)
+hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("cellrt"), max_examples=IN_MAKE_SLOW)
 hypothesis.settings.load_profile("cellrt")
 
 

@@ -1,13 +1,26 @@
-"""How many examples a property is tried with where each costs much: few in ``make test``, ten times as many in ``make
-slow``, whose profile of Hypothesis is another (tests/conftest.py)."""
+"""What ``make test`` leaves to ``make slow``, so that it takes minutes: most examples of a property, whose profile of
+Hypothesis is another there (tests/conftest.py), and most combinations of parameters where each takes seconds."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
-IN_MAKE_TEST = 30
+IN_MAKE_TEST = 15
+IN_MAKE_SLOW = 300
 
 
 def examples(count: int) -> int:
-    """``count`` where the profile's own number is ``IN_MAKE_TEST``, and as much more where that is more."""
-    return max(1, count * settings().max_examples // IN_MAKE_TEST)
+    """In ``make test`` half of ``count``, where each example costs much; in ``make slow`` ten times as many."""
+    return max(1, count * settings().max_examples // (2 * IN_MAKE_TEST))
+
+
+def quickly(some: Collection[Any], of: Iterable[Any]) -> list[Any]:
+    """Parameters ``of`` a test, of which ``make test`` tries ``some`` alone."""
+    return [
+        pytest.param(*(each if isinstance(each, tuple) else [each]), marks=() if each in some else pytest.mark.slow)
+        for each in of
+    ]

@@ -75,6 +75,15 @@ WORDS_OF_INPUT = MappingProxyType({STEP: 3, NEXT: 3, EMITTED: 3, LAST: 3, RANGE:
 NUM_WORDS_BEFORE_INPUTS = MappingProxyType({OP_NODE: 2, OP_CHAIN: 3, OP_LOOP: 4, OP_MEMBER: 5})
 
 
+def read_only(program: NDArray[np.int32]) -> NDArray[np.int32]:
+    """A program that may not be written to, as one that comes as bytes may not: Numba compiles anew for each kind of
+    array, and all that reads programs is compiled for this one alone."""
+    if program.flags.writeable:
+        program = program.view()
+        program.flags.writeable = False
+    return program
+
+
 class Draft(NamedTuple):
     """A program by operation. *Units* are nodes, chains, loops and members of bodies, in order of creation; *sources*
     all else that makes values."""

@@ -17,6 +17,7 @@ from cellrt.core import record_layout as record
 from cellrt.core.jit import OpenTemplate, short_allocating, short_entry
 from cellrt.core.lay_out_records import most_refs
 from cellrt.core.lengths import MOST_WORDS, Lengths, find_lengths, with_lengths
+from cellrt.core.program import read_only
 from cellrt.core.settings import Limits
 from cellrt.core.template import (
     ARRAYS,
@@ -206,6 +207,7 @@ def compile_template(
 
     Raises RequestTooLargeError if one value has more than MAX_READERS readers.
     """
+    program = read_only(program)
     key, lengths, made = _find_lengths_or_compile(program, types, ports, room)
     if lengths.size:
         template = known.get(key.tobytes())

@@ -18,7 +18,7 @@ from cellrt.core.jit import OpenTemplate, allocating, compiled
 from cellrt.core.lay_out import cut, find_edges, make_subgraphs, write_nodes
 from cellrt.core.lay_out_records import is_carried, most_refs, write_records
 from cellrt.core.memory import copy_bytes
-from cellrt.core.program import PAGED, inputs_at, next_input, read_program
+from cellrt.core.program import PAGED, inputs_at, next_input, read_only, read_program
 from cellrt.core.tables import BORROWED, CHAIN, CHAIN_NEXT, EXTERNAL, MAX_READERS, NODE, SUBGRAPH, VALUE
 from cellrt.core.uses import find_uses, value_after
 from cellrt.errors import RequestTooLargeError
@@ -265,7 +265,7 @@ def compile_program(
     Raises RequestTooLargeError if one value has more than MAX_READERS readers.
     """
     function = _compile_plainly if numba.config.DISABLE_JIT else compile_rows
-    return made_of(*function(program, types, ports, len(kind_rows), limits, kind_rows, ITEM_BYTES))
+    return made_of(*function(read_only(program), types, ports, len(kind_rows), limits, kind_rows, ITEM_BYTES))
 
 
 def made_of(memory: NDArray[np.uint8], words: NDArray[np.int64]) -> Compiled:

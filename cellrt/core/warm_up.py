@@ -25,12 +25,12 @@ LIMITS = Limits(max_requests=4, max_nodes=64, max_values=64, max_links=256, max_
 
 
 def warm_up() -> None:
-    """Runs a request to its end, cancels one, loses a worker and copies a row. A minute the first time, then 20 ms."""
+    """Runs a request to its end, cancels one, loses a worker and copies a row. Minutes the first time, then 20 ms."""
     processor = Processor(1, LIMITS)
     bytes_, rows = np.zeros((2, 8), np.uint8), np.zeros(1, np.int32)
     kind = processor.add_kind(64, 64)
     chain = processor.add_type([Port(kind), Port(kind, carry=0)], [Port(kind)], max_batch=4)
-    words = [OP_EXTERNAL, kind, 3, OP_CHAIN, chain, 2, STEP, 0, 1, CARRY, 2, OP_RESULT, 3, 1, 1]
+    words = [OP_EXTERNAL, kind, 3, OP_EXTERNAL, kind, 1, OP_CHAIN, chain, 3, STEP, 0, 1, CARRY, 3, OP_RESULT, 6, 1, 1]
     shape = processor.compile(np.array(words, np.int32))
     for sequence in range(3):
         (request,), _ = processor.admit_many([shape] if sequence else shape, np.arange(1))
@@ -47,7 +47,12 @@ def warm_up() -> None:
                 processor.result_rows(ended, np.zeros(1, np.int32))
                 processor.copy_results(ended, np.zeros(1, np.int32), np.zeros((256, 8), np.uint8), bytes_)
                 processor.finish(ended)
-    put_columns(bytes_, rows[None], 0, 1, bytes_.reshape(-1))
+    processor.suspend(1)
+    session = processor.open_session()
+    assert session is not None
+    processor.close_session(session)
+    for values in (bytes_.reshape(-1), np.frombuffer(bytes(16), np.uint8)):  # one of them cannot be written to
+        put_columns(bytes_, rows[None], 0, 1, values)
     buffer, none = np.zeros(HEADER + INPUT, np.int32), np.zeros(0, np.int32)
     unpack_spans(buffer, 0, 0, none, none, none.astype(np.bool_))
     unpack_pages(buffer, 0, np.zeros((0, most_pages(buffer, 0)), np.int32), none, none)

@@ -11,6 +11,7 @@ from torch import nn
 from cellrt.cells import EmbeddingGRUCell, EmbeddingGRUDecoder, GRUCell, GRUInput, GRURecurrent
 from cellrt.errors import DefinitionError
 from tests.cells.gated import RUNS, SIZES, assert_close, final_rows, normal, packed
+from tests.effort import examples
 
 
 @pytest.fixture(params=[True, False], ids=["fused", "plain"])
@@ -64,7 +65,7 @@ def test_tokens_equal_embedding_and_torch(path, fold, batch_sizes):
     assert_close(cell(token[: batch_sizes[0]], h).h, expected.data[: batch_sizes[0]])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.integers(1, 40),
     st.integers(1, 40),

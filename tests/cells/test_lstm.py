@@ -14,6 +14,7 @@ from cellrt.cells import EmbeddingLSTMCell, LSTMCell, LSTMInput, LSTMRecurrent
 from cellrt.cells.lstm import LSTMState
 from cellrt.errors import DefinitionError
 from tests.cells.gated import RUNS, SIZES, assert_close, final_rows, normal, packed
+from tests.effort import examples
 
 
 @pytest.fixture(params=[True, False], ids=["fused", "plain"])
@@ -81,7 +82,7 @@ def test_tokens_equal_embedding_and_torch(path, fold, batch_sizes):
     assert_close(cell(token[:rows], before.h, before.c).h, expected.data[:rows])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.integers(1, 40),
     st.integers(1, 40),

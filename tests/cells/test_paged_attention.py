@@ -17,6 +17,7 @@ from cellrt.cells._paged_attention import append_task, attend_task
 from cellrt.cells.paged_attention import append_pages, paged_attention, settings_of, task_of
 from cellrt.kernels.paged_attention import Mask, Spans, reference
 from cellrt.kernels.paged_attention.pages import Pages
+from tests.effort import examples
 from tests.kernels.paged_cases import (
     TOLERANCES,
     Node,
@@ -35,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LONG = [Node(300, tuple(range(300))), Node(77, (76,)), Node(1, (0,)), Node(210, (0, 1, 2, 208, 209)), Node(130, ())]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(nodes=nodes_with_gaps(), sizes=sizes, data=st.data(), dtype=st.sampled_from(list(TOLERANCES)))
 def test_compiled_is_attention_of_each_node(nodes, sizes, data, dtype):
     case = make_case(nodes, sizes, dtype, data.draw(masks(sizes.kv_heads * sizes.group)))
@@ -54,7 +55,7 @@ def test_long_spans_are_as_the_reference_says(head_dim, mask, dtype):
         assert_close(paged_attention(*case, scale=0.1), reference.paged_attention(*case, 0.1).double())
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(nodes=nodes_with_gaps(longest=150), sizes=sizes, data=st.data())
 def test_bits_are_the_same_alone_and_in_company(nodes, sizes, data):
     case = make_case(nodes, sizes, mask=data.draw(masks(sizes.kv_heads * sizes.group)))
@@ -64,7 +65,7 @@ def test_bits_are_the_same_alone_and_in_company(nodes, sizes, data):
     assert torch.equal(together, torch.cat(alone))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     length=st.integers(1, 200),
     cuts=st.lists(st.integers(1, 199), max_size=4),

@@ -22,6 +22,7 @@ from cellrt.cells import (
 from cellrt.definition.spec import RaggedRows
 from cellrt.errors import DefinitionError
 from tests.cells.gated import SIZES, assert_close, normal
+from tests.effort import examples
 
 ROWS = (1, 2, 7, 49, 130)
 TOKEN = cellrt.rows(dtype=torch.int64)
@@ -158,7 +159,7 @@ def test_token_child_sums_are_those_of_their_embedding(path, fold):
     assert_rows(cell(token, h, c), expected, 3e-5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     st.integers(1, 40), st.integers(1, 40), st.lists(st.integers(0, 60), min_size=1, max_size=70), st.integers(0, 2**31)
 )

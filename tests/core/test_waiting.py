@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -337,8 +338,14 @@ def test_nothing_that_is_ready_waits_longer_than_the_bound(floods, types, num_wo
 
 @pytest.mark.parametrize(
     ("high", "low"),
-    [(30, 0), (100, 6), (1, 6), (6, 1)],
-    ids=["types of one priority", "many of both", "one above many", "many above one"],
+    [
+        pytest.param(30, 0, id="types of one priority"),
+        pytest.param(
+            *(100, 6), id="many of both", marks=pytest.mark.skipif(numba.config.DISABLE_JIT, reason="half a minute")
+        ),
+        pytest.param(1, 6, id="one above many"),
+        pytest.param(6, 1, id="many above one"),
+    ],
 )
 def test_floods_of_many_types_keep_to_the_bound(high, low):
     watched = Watched(1, SchedulerSettings(runs=False, join_budget_s=MS), [0.1 * MS] * high + [MS] * low)

@@ -1,6 +1,7 @@
 """Cells with pages and spans, compiled by AOTInductor: they give what their modules give, whatever befalls requests.
 
-Four cells of plain torch are compiled here, for all tests together; our own layers have a slow test.
+Each cell of plain torch is compiled once here, for all tests together. Tests of all but the decoder are slow, as those
+of our own layers are: a compiler takes a quarter of a minute for each.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cellrt.cells.positions import RelativePositions, RotaryPositions
 from cellrt.cells.row_layers import RMSNorm
 from cellrt.cells.transformer import GatedMLP, Heads, SelfAttention, TransformerLayer
 from cellrt.cells.transformer_stack import EncoderDecoder, StackSizes, TransformerStack, encoder_decoder_cells
-from cellrt.definition.aot.form import compile_cell, compile_cells
+from cellrt.definition.aot.form import compile_cell
 from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.store import CACHE_VARIABLE, LibraryStore
@@ -45,7 +46,7 @@ from tests.cells.test_cached_attention import (
     plain_attention,
     read,
 )
-from tests.effort import examples
+from tests.effort import examples, quickly
 from tests.engine.helpers import WAIT_S, close_and_check, error_of
 from tests.waiting import until
 
@@ -148,26 +149,28 @@ CELLS = (decoder, encoder, reader, awkward)
 READY_MADE = (ready_made, source_encoder, greedy_decoder, llama)
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> LibraryStore:
-    """With the libraries of these cells in it."""
-    made = LibraryStore(tmp_path_factory.mktemp("cache"))
-    for form in compile_cells([make() for make in CELLS], made):
-        assert not isinstance(form, Exception), form
-    return made
+class Forms:
+    """Each cell's form, compiled when it is first asked for: to trace a cell again takes a second."""
+
+    def __init__(self, store: LibraryStore) -> None:
+        self._store = store
+        self._by_identity: dict[str, CompiledForm] = {}
+
+    def of(self, made: cellrt.Cell) -> CompiledForm:
+        if made.identity not in self._by_identity:
+            self._by_identity[made.identity] = compile_cell(made, self._store)
+        return self._by_identity[made.identity]
 
 
 @pytest.fixture(scope="module")
-def forms(store: LibraryStore) -> dict[str, CompiledForm]:
-    """By identity."""
-    made = [make() for make in CELLS]
-    return {one.identity: compile_cell(one, store) for one in made}
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Forms:
+    return Forms(LibraryStore(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
-def compiled(forms: dict[str, CompiledForm], monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Has engines get these forms: to trace a cell again takes a second."""
-    monkeypatch.setattr(compiling, "compile_cells", lambda cells, store: (forms[cell.identity] for cell in cells))
+def compiled(forms: Forms, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Has engines get these forms."""
+    monkeypatch.setattr(compiling, "compile_cells", lambda cells, store: map(forms.of, cells))
     return monkeypatch
 
 
@@ -186,9 +189,9 @@ def engine_of(model: cellrt.Unfolder, workers: int = 1, **options: object) -> ce
     return engine
 
 
-@pytest.mark.parametrize("make", CELLS)
-def test_a_form_gives_and_appends_what_its_module_does(store: LibraryStore, make) -> None:
-    check_form(make(), compile_cell(make(), store), 2e-3 if make is awkward else 1e-5)
+@pytest.mark.parametrize("make", quickly([decoder], of=CELLS))
+def test_a_form_gives_and_appends_what_its_module_does(forms: Forms, make) -> None:
+    check_form(make(), forms.of(make()), 2e-3 if make is awkward else 1e-5)
 
 
 @pytest.mark.parametrize("make", READY_MADE)
@@ -234,6 +237,7 @@ def test_a_decoder_goes_on_as_in_plain_torch_without_its_module(compiled, worker
     close_and_check(engine)
 
 
+@pytest.mark.slow
 def test_an_encoder_and_what_reads_it_run_without_their_modules(compiled) -> None:
     encode, ask = encoder(), reader()
 

@@ -4,6 +4,7 @@ notes which operations are ordered, and refuses what torch refuses."""
 from __future__ import annotations
 
 import gc
+from itertools import product
 from typing import NamedTuple
 
 import pytest
@@ -21,6 +22,7 @@ from cellrt.worker.device.cuda import CudaDevice
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.device.placement import Forms, PlacedCell, Placements
 from cellrt.worker.step_times import measure_steps
+from tests.effort import quickly
 from tests.engine.author import OPERATIONS, make_unfolder
 from tests.engine.helpers import close_and_check
 from tests.engine.models import WIDTH, chain_model
@@ -102,8 +104,10 @@ def every_step(graph, counting, request):
     return {"every": loop.seen, "last": loop.last.seen}
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("ring_bytes", [2048, 1 << 16])
+@pytest.mark.parametrize(
+    ("ring_bytes", "direct"),
+    quickly([(2048, True), (1 << 16, False)], of=product([2048, 1 << 16], [False, True])),
+)
 def test_tasks_that_compiled_code_launches_give_what_their_nodes_give(stub_engines, direct, ring_bytes):
     """Chains and runs, fused and plain, loops, results of some steps and of all; without a race between streams."""
     options = DeviceOptions(ring_bytes=ring_bytes, capture_after=1, direct=direct)
@@ -121,7 +125,7 @@ def test_tasks_that_compiled_code_launches_give_what_their_nodes_give(stub_engin
     for model in models:
         engine.register(model, warm_up=False)
     generator = torch.Generator().manual_seed(1)
-    for _ in range(4):
+    for _ in range(2):
         serve(engine, models[0], [torch.randn(1 + k % 5, WIDTH, generator=generator) for k in range(8)])
         serve(engine, models[1], [torch.randn(1 + k % 5, WIDTH, generator=generator) for k in range(8)])
         serve(engine, models[2], [k % 5 for k in range(8)])

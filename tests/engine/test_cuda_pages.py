@@ -324,7 +324,7 @@ def test_captured_tasks_and_copies_of_pages_race_with_nothing(stub_engines, dire
     engine = device_engine("dry", 2, options, page_bytes=1, debug=True)
     model = totals(1)
     engine.register(model, warm_up=False)
-    for turn in range(4):
+    for turn in range(3):
         requests = [request_of(10 * turn + k, 6, 20) for k in range(8)]
         futures = engine.submit_many("totals", requests)
         for request, future in zip(requests, futures):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import pytest
@@ -22,6 +23,7 @@ from cellrt.unfolders.completion import complete
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.dry import DryDeviceError
 from cellrt.worker.device.executor import DeviceOptions
+from tests.effort import quickly
 from tests.engine.capturable_attention import capturable_attention  # noqa: F401 - a fixture
 from tests.engine.helpers import WAIT_S, assert_same, assert_streamed, close_and_check, error_of
 from tests.engine.test_cuda_device import stub, stub_engines  # noqa: F401 - fixtures
@@ -50,14 +52,15 @@ def assert_says(made, wanted) -> None:
 
 
 @on_every_device
-@pytest.mark.parametrize("count", [0, 1, 3])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("kind", "count"), quickly([("layers", 0), ("layers", 3), ("one cell", 1)], of=product(MODELS, [0, 1, 3]))
+)
 def test_a_language_model_that_goes_ahead_says_what_it_says_on_a_cpu(device, kind, count):
     model = complete("lm", MODELS[kind], max_tokens=MOST)
     engine = device_engine(device, 1, CAPTURED, settings=ahead(count), **SIZES)
     try:
         engine.register(model)
-        requests, num_ended = prompts(16), 0
+        requests, num_ended = prompts(12), 0
         for _ in range(2):  # the second time what was captured is repeated
             futures = [engine.submit("lm", request) for request in requests]
             for request, future in zip(requests, futures):
@@ -69,8 +72,7 @@ def test_a_language_model_that_goes_ahead_says_what_it_says_on_a_cpu(device, kin
         close_and_check(engine)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("kind", "workers"), quickly([("layers", 2), ("one cell", 1)], of=product(MODELS, [1, 2])))
 def test_sessions_go_on_where_the_step_before_the_stop_was(kind, workers):
     model = complete("lm", MODELS[kind], max_tokens=MOST, keep=True)
     engine = device_engine("dry", workers, LATE, settings=ahead(2), **{**SIZES, "page_bytes": 1 << 15})
@@ -261,8 +263,10 @@ def test_a_session_that_is_given_up_has_the_steps_that_were_done(turns, count):
     close_and_check(engine)
 
 
-@pytest.mark.parametrize("direct", [True, False])
-@pytest.mark.parametrize("make", [counter, counter_of_two])
+@pytest.mark.parametrize(
+    ("make", "direct"),
+    quickly([(counter_of_two, True), (counter, False)], of=product([counter, counter_of_two], [True, False])),
+)
 def test_captured_steps_that_go_ahead_race_with_nothing(stub_engines, make, direct, monkeypatch):  # noqa: F811
     monkeypatch.setattr(DeviceArenas, "settle", lambda arenas: torch.cuda.current_stream(arenas.device).synchronize())
     options = DeviceOptions(ring_bytes=1 << 16, capture_after=1, direct=direct)
@@ -280,8 +284,7 @@ def test_captured_steps_that_go_ahead_race_with_nothing(stub_engines, make, dire
     assert sum(each["replayed"] for each in counts) > 0, counts
 
 
-@pytest.mark.parametrize("count", [0, 2])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("kind", "count"), quickly([("layers", 2), ("one cell", 0)], of=product(MODELS, [0, 2])))
 @pytest.mark.usefixtures("capturable_attention")
 def test_a_language_model_whose_steps_are_captured_says_what_it_says_on_a_cpu(stub_engines, kind, count):  # noqa: F811
     model = complete("lm", MODELS[kind], max_tokens=MOST)

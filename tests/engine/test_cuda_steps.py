@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import NamedTuple
 
 import pytest
@@ -17,6 +18,7 @@ from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device import executor
 from cellrt.worker.device.executor import DeviceOptions
+from tests.effort import quickly
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of
 from tests.engine.models import WIDTH
 from tests.engine.test_cuda_chains import RUNS
@@ -52,9 +54,13 @@ def watch_launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return codes
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("ring_bytes", [4096, 1 << 18])
-@pytest.mark.parametrize("form", ["plain", "fused"])
+@pytest.mark.parametrize(
+    ("form", "ring_bytes", "direct"),
+    quickly(
+        [("plain", 1 << 18, True), ("plain", 4096, False), ("fused", 4096, True)],
+        of=product(["plain", "fused"], [4096, 1 << 18], [False, True]),
+    ),
+)
 def test_captured_steps_give_what_their_nodes_give(stub_engines, monkeypatch, direct, ring_bytes, form):  # noqa: F811
     """Also where the first state comes from the host, and where nothing is brought back."""
     options = DeviceOptions(ring_bytes=ring_bytes, capture_after=1, direct=direct, fused=form == "fused")

@@ -17,6 +17,7 @@ from cellrt.errors import CellError, RequestError, SessionError
 from cellrt.graph.graph import Graph
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
+from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.models import RAISE, WIDTH, make_cells
 
@@ -93,7 +94,7 @@ def filled(value: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 1 << 16), workers=st.integers(1, 3), resident=st.sampled_from([None, 0, 2]))
 def test_requests_continue_from_each_other_and_the_first_from_its_start(model, seed, workers, resident):
     draw = random.Random(seed)

@@ -24,6 +24,7 @@ from cellrt.errors import (
 from cellrt.graph.graph import Graph
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
+from tests.effort import examples
 from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, make_cells
 from tests.waiting import until
@@ -81,7 +82,7 @@ def sum_after(count: int, start: float = 0.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 1 << 16), workers=st.integers(1, 3), resident=st.sampled_from([None, 0, 2]))
 def test_requests_of_a_session_continue_from_each_other(model, seed, workers, resident):
     draw = random.Random(seed)

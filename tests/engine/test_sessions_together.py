@@ -18,6 +18,7 @@ from cellrt.engine.sessions import SessionLimits
 from cellrt.errors import CancelledError, CellError, RequestError, RequestTooLargeError, SessionError, UnknownModelError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
+from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
 from tests.engine.models import RAISE, WIDTH, Door, Gate, make_cells
 
@@ -38,7 +39,7 @@ def step(value: float = 1.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(seed=st.integers(0, 1 << 16), workers=st.integers(1, 3), resident=st.sampled_from([None, 0, 2]))
 def test_each_goes_on_from_its_own_state(model: Unfolder, seed: int, workers: int, resident: int | None) -> None:
     """Rounds of some sessions, which may be busy or evicted; requests of several lengths, of which some fail."""
@@ -71,7 +72,7 @@ def test_each_goes_on_from_its_own_state(model: Unfolder, seed: int, workers: in
     close_and_check(engine)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(seed=st.integers(0, 1 << 16))
 def test_those_that_are_cancelled_leave_the_others_and_their_sessions(seed: int) -> None:
     draw = random.Random(seed)

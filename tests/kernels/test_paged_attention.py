@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.kernels.paged_attention import Mask, Pages, Spans, append_pages, paged_attention, reference
+from tests.effort import examples
 from tests.kernels.ahead import compile_everywhere, needs_compiler, recorded_launches
 from tests.kernels.paged_cases import (
     TOLERANCES,
@@ -30,7 +31,7 @@ ON_ONE_DEVICE = settings(deadline=None, suppress_health_check=[HealthCheck.funct
 MASKS = {"causal": Mask(), "all": Mask(causal=False), "window": Mask(window=5), "both ways": Mask(False, 7)}
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(nodes=nodes_with_gaps(), sizes=sizes, data=st.data())
 def test_reference_is_attention_of_each_node(nodes: list[Node], sizes: Sizes, data: Any) -> None:
     mask = data.draw(masks(sizes.kv_heads * sizes.group))
@@ -46,7 +47,7 @@ def test_kernel_mixes_steps_and_prompts(device: str, split_keys: int, mask: Mask
     check_kernel(device, case, split_keys)
 
 
-@settings(ON_ONE_DEVICE, max_examples=15)
+@settings(ON_ONE_DEVICE, max_examples=examples(15))
 @given(nodes=nodes_with_gaps(longest=70), sizes=sizes, data=st.data())
 def test_kernel_is_attention_of_each_node(device: str, nodes: list[Node], sizes: Sizes, data: Any) -> None:
     mask = data.draw(masks(sizes.kv_heads * sizes.group))
@@ -64,7 +65,7 @@ def check_kernel(device: str, case: Case, split_keys: int | None) -> None:
     torch.testing.assert_close(found.double().cpu(), expected(case, 0.3), atol=absolute + loose, rtol=relative)
 
 
-@settings(ON_ONE_DEVICE, max_examples=10)
+@settings(ON_ONE_DEVICE, max_examples=examples(10))
 @given(nodes=nodes_with_gaps(), sizes=sizes)
 def test_kernel_appends_as_the_reference(device: str, nodes: list[Node], sizes: Sizes) -> None:
     case = make_case(nodes, sizes)

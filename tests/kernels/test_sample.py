@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
 from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.sample import MOST_TOKENS, Sampling, reference, sample
+from tests.effort import quickly
 from tests.engine.helpers import close_and_check
 from tests.engine.test_cuda_worker import device_engine, serve
 from tests.kernels.ahead import compile_everywhere, needs_compiler, recorded_launches
@@ -49,9 +51,21 @@ def make_cell(sampling: Sampling) -> cells.Sample:
     return cells.Sample(end_token, temperature=temperature, top_k=top_k, top_p=top_p)
 
 
-@pytest.mark.parametrize("sampling", KINDS, ids=str)
+SHAPES = [(1, torch.float32), (17, torch.bfloat16), (2048, torch.float32), (4100, torch.float32)]
+
+
 @pytest.mark.parametrize(
-    ("tokens", "dtype"), [(1, torch.float32), (17, torch.bfloat16), (2048, torch.float32), (4100, torch.float32)]
+    ("tokens", "dtype", "sampling"),
+    quickly(
+        [
+            *((*SHAPES[1], kind) for kind in KINDS),
+            (*SHAPES[0], KINDS[0]),
+            (*SHAPES[2], KINDS[4]),
+            (*SHAPES[3], KINDS[3]),
+        ],
+        of=((*shape, kind) for shape, kind in product(SHAPES, KINDS)),
+    ),
+    ids=str,
 )
 def test_tokens_are_those_of_the_cell(device: str, dtype: torch.dtype, tokens: int, sampling: Sampling) -> None:
     """With the same seed and step; one part of a row, a full one, and several."""
@@ -136,10 +150,10 @@ def test_a_row_alone_and_in_company_draws_the_same(device: str) -> None:
 
 def test_equally_likely_tokens_are_kept_together(device: str) -> None:
     """Of a hundred, three are equal and the best: all are drawn, with top-k and top-p of less."""
-    logits = torch.zeros(8, 100)
+    logits = torch.zeros(6, 100)
     logits[:, 40:43] = 30.0
     for sampling in (Sampling(END, top_k=2), Sampling(END, top_p=0.05)):
-        chosen, _ = draw(logits.to(device), sampling, numbers(8, device), numbers(8, device, 1))
+        chosen, _ = draw(logits.to(device), sampling, numbers(6, device), numbers(6, device, 1))
         assert set(chosen.tolist()) == set(range(40, 43))
 
 
@@ -159,7 +173,7 @@ def test_spans_and_negative_rows_are_minded(device: str, is_reference: bool) -> 
     assert stops.tolist() == [True, expected[2].item() == END, True, expected[4].item() == END]
 
 
-@pytest.mark.parametrize("worst", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("worst", quickly([torch.nan], of=[torch.nan, torch.inf, -torch.inf]))
 def test_a_row_that_is_not_finite_draws_some_token_and_disturbs_nobody(device: str, worst: float) -> None:
     torch.manual_seed(4)
     logits, seeds, steps = torch.randn(3, 100, device=device), numbers(3, device), torch.arange(3, device=device)

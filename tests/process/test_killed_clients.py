@@ -150,7 +150,7 @@ def test_processes_that_are_killed_leave_nothing(watched):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plans=st.lists(deeds, min_size=1, max_size=3), after_s=st.floats(0, 0.1))
 def test_processes_that_are_killed_at_any_moment_leave_nothing(watched, plans, after_s):
     kill_some(watched, plans, after_s)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellrt.ray.directory import MOST_BEGUN, Directory, Grant, Left, Order
+from tests.effort import examples
 
 KEY = "kept/caller"
 TIME_S = 20.0
@@ -222,7 +223,7 @@ ACTS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(ACTS)
 def test_each_request_sees_all_before_it_unless_a_replica_died(acts: list[tuple[str, str, str]]) -> None:
     async def story(replicas: Replicas) -> None:

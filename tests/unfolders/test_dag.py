@@ -11,6 +11,7 @@ from cellrt.cells import BinaryTreeLSTMCell, ChildSumTreeLSTMCell
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.unfolders import dag
+from tests.effort import examples
 from tests.engine.helpers import assert_same, small_engine
 
 SIZE = 4
@@ -111,7 +112,7 @@ def random_graph(size: int, seed: int) -> nx.MultiDiGraph:
     return graph
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(10))
 @given(seed=st.integers(0, 10_000))
 def test_random_graphs_served_together_are_as_each_alone(seed: int) -> None:
     model = dag("m", cells=CELLS)

@@ -10,6 +10,7 @@ import cellrt
 from cellrt import unfolders
 from cellrt.cells import LSTMCell
 from cellrt.errors import DefinitionError
+from tests.effort import examples
 from tests.engine.helpers import small_engine
 
 WAIT_S = 60
@@ -34,7 +35,7 @@ def assert_equals_torch(module: nn.Module, found: dict[str, torch.Tensor], x: to
         torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance, msg=f"{name} differs")
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=examples(12))
 @given(
     kind=st.sampled_from([nn.LSTM, nn.GRU]),
     layers=st.integers(1, 3),

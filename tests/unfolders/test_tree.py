@@ -27,6 +27,7 @@ from cellrt.cells import (
 from cellrt.definition.spec import RaggedRows
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.unfolders.trees import _flatten
+from tests.effort import examples
 from tests.engine.helpers import small_engine
 
 HIDDEN = 8
@@ -178,7 +179,7 @@ def test_leaves_may_be_arrays(engine):
     assert_same(ask(engine, "tree", (a.numpy(), b.numpy()))["h"], ask(engine, "tree", (a, b))["h"])
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.recursive(st.integers(0, 4), lambda below: st.tuples(below, below), max_leaves=25))
 def test_every_node_of_random_trees(engine, cells, request_):
     nodes: list = []
