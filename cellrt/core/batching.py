@@ -18,7 +18,7 @@ from cellrt.core.lane_order import first_lane, lane_at
 from cellrt.core.loops_ahead import write_flags
 from cellrt.core.queue import backlog_of, pop_ready, steps_ready
 from cellrt.core.records import ragged_ints
-from cellrt.core.span_arrays import write_spans
+from cellrt.core.span_arrays import task_room, write_spans
 from cellrt.core.spans import collect_spans
 from cellrt.core.step_arrays import write_steps
 from cellrt.core.step_times import step_time
@@ -245,7 +245,7 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     base = task_id * buffer_ints
     header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
     nodes_at = base + header
-    room = buffer_ints - header - cell_type.max_rows * (cell_type.per_row + 1)
+    room = task_room(t, cell_type)
     if cell_type.has_spans:
         rows, ragged, stop, priorities = collect_spans(t, type_id, priority, worker, nodes_at, room)
         chains, members, is_loop = rows, rows, 0

@@ -19,11 +19,13 @@ from cellrt.core.program import (
     EMITTED,
     FIXED,
     LAST,
+    LEADS,
     LIST,
     NEXT,
     NOTHING,
     OP_STATE,
     PAGED,
+    RANGE,
     SAME,
     STEP,
     inputs_at,
@@ -74,14 +76,31 @@ def _note_edge(edges, seen, unit, end, producer, steps, follows):
     return end
 
 
+@compiled
+def _most_edges(draft, program, types):
+    """No fewer than there are: one for each word, but a run of evenly spaced values is few words and may have as many
+    makers."""
+    count = program.size
+    for unit in range(draft.unit_at.size):
+        at = inputs_at(program, draft.unit_at[unit])
+        for _ in range(types[draft.unit_types[unit]].num_inputs):
+            if program[at] == STEP:
+                count += draft.unit_lengths[unit]
+            elif program[at] in (RANGE, LEADS):
+                count += program[at + 3]
+            at = next_input(program, at)
+    return count
+
+
 @allocating
 def find_edges(draft, program, types, ports):
     """Finds each unit's producers. Whoever uses a growing state comes after all that was appended before."""
+    most = _most_edges(draft, program, types)
     edges = Edges(
         np.zeros(draft.unit_at.size + 1, np.int32),
-        np.empty(program.size, np.int32),
-        np.empty(program.size, np.int32),
-        np.empty(program.size, np.int32),
+        np.empty(most, np.int32),
+        np.empty(most, np.int32),
+        np.empty(most, np.int32),
     )
     seen, appenders = np.full(draft.unit_at.size, -1, np.int32), np.full(draft.pages.size, -1, np.int32)
     end = 0

@@ -35,7 +35,7 @@ from cellrt.core.uses import is_chain, is_inside, place_of
 @allocating
 def write_records(draft, program, types, ports, uses, edges, group, subgraphs, first_link):
     """Returns the links of all records, which begin at link ``first_link``."""
-    links, readers = np.zeros(_most_words(draft, program, types, uses), np.int32), _find_readers(edges)
+    links, readers = np.zeros(_most_words(draft, program, types, uses, edges), np.int32), _find_readers(edges)
     appended = np.zeros(draft.pages.size, np.int32)
     end = body = 0
     for unit in range(draft.unit_at.size):
@@ -90,9 +90,9 @@ def most_refs(types, subgraphs, links):
 
 
 @compiled
-def _most_words(draft, program, types, uses):
-    """No fewer words than the records have: a program's words bound their lists and edges."""
-    count = 6 * program.size + record.TAP * uses.values.size
+def _most_words(draft, program, types, uses, edges):
+    """No fewer words than the records have."""
+    count = 6 * (program.size + edges.starts[draft.unit_at.size]) + record.TAP * uses.values.size
     for unit in range(draft.unit_at.size):
         cell_type = types[draft.unit_types[unit]]
         if draft.unit_lengths[unit] > 0:

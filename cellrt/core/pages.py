@@ -24,6 +24,7 @@ from cellrt.core.jit import compiled
 from cellrt.core.moves import DEAD, LIVE
 from cellrt.core.queue import refresh, rows_in_flight
 from cellrt.core.rows import give_row, take_row
+from cellrt.core.span_arrays import fits_in_a_task
 from cellrt.core.tables import (
     BRING,
     HOST,
@@ -63,6 +64,8 @@ def begin_pages(t, request, session, template):
         links[at + page_list.CAPACITY] = pages_of(length + template.pages[k, 2], page_size)
         links[at + page_list.SLOT] = slot if session >= 0 else -1
         links[at + page_list.HELD] = links[at + page_list.IS_BROKEN] = 0
+    if not fits_in_a_task(t, request, template):
+        return NEVER_FITS
     for k in range(count):
         room = _room_for(t, request, count, links[request.page_lists + page_list.WORDS * k + page_list.KIND], session)
         if room != 1:

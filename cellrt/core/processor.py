@@ -235,7 +235,8 @@ class Processor:
         ``rows`` has the host row of each external value, then of each state that comes with the request (-1 if not),
         then the place of the first result in ``tables.places``. A session has one live request at a time.
 
-        Raises RequestTooLargeError if what its session has kept and it come to more pages than a worker has.
+        Raises RequestTooLargeError if what its session has kept and it come to more pages than a worker has, or one of
+        its nodes to more than a task's buffer can list.
         """
         ids, rows = self.admit_many(template, np.array([sequence]), lane, streamed, np.array([session], np.int32))
         return (ids[0], rows[0]) if ids else None
@@ -269,7 +270,9 @@ class Processor:
                 rows, its = np.empty(template.template.num_externals(lengths) + num * width, np.int32), lengths
             count = admit_many(self._at, at, its, sequences, *how, rows.reshape(-1), ids)
         if not count and ids[0] == TOO_LARGE:
-            raise RequestTooLargeError("with what its session has kept, the request needs more pages than a worker has")
+            raise RequestTooLargeError(
+                "with what its session has kept, the request needs more pages than a worker has, or a task can list"
+            )
         return ids[:count].tolist(), rows[:count] if rows.ndim == 2 else rows
 
     def open_session(self) -> int | None:

@@ -162,8 +162,11 @@ def refresh(t, subgraph_id):
     links, at, early = t.links, subgraph.record, t.settings[0].early_release
     cell_type = t.types[subgraph.cell_type]
     worker = 0 if subgraph.in_flight == 0 and subgraph.sent == 0 else subgraph.pinned
-    if cell_type.has_spans and t.requests[subgraph.request].home > 0:
-        worker = t.requests[subgraph.request].home
+    home = t.requests[subgraph.request].home if cell_type.has_spans else 0
+    # What it reads, or made itself, may be at no other worker yet: it goes home when that is done.
+    is_away = home > 0 and worker > 0 and worker != home
+    if home > 0 and not is_away:
+        worker = home
     count = 0
     is_loop = subgraph.what != CHAIN
     lead = links[at + record.LEAD] - links[at + record.POSITION] if is_loop else 0
@@ -175,7 +178,7 @@ def refresh(t, subgraph_id):
         waits = 0 < links[body + record.STOPPED] <= step
         if links[body + record.ALL_DONE] < step < links[at + record.LENGTH]:
             worker = links[body + record.SENT_AT]
-    if links[at + record.POSITION] < links[at + record.LENGTH] and not waits:
+    if links[at + record.POSITION] < links[at + record.LENGTH] and not waits and not is_away:
         most = max(1, 1 + lead) if cell_type.carries or is_loop else links[at + record.LENGTH]
         count = steps_ready(t, at, worker if early else 0, most)
         if count == 0 and worker == 0 and early:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from cellrt.core import page_list
+from cellrt.core.buddy_allocator import PLACES, num_free_rows
 from cellrt.core.settings import Limits
 from cellrt.core.sized_template import SizedTemplate
-from cellrt.core.tables import Tables
-from cellrt.core.template import pages_wanted
+from cellrt.core.tables import BRING, HOST, MAX_KINDS, MAX_STATES, Tables
+from cellrt.core.template import ALL_KINDS, pages_wanted
 
 
 def why_too_large(
@@ -39,7 +40,11 @@ def why_too_large(
         ("values", arrays.values.size, limits.max_values),
         ("links", links, limits.max_links),
         ("subgraphs", arrays.subgraphs.size, limits.max_subgraphs),
-        ("rows of results and sequences", template.num_places, limits.max_places),
+        (
+            "rows of results and sequences, and pages",
+            template.num_places + pages_wanted(arrays.pages, ALL_KINDS),
+            limits.max_places,
+        ),
     ):
         if wanted > limit:
             return f"{wanted} {what}, the tables hold {limit}"
@@ -59,16 +64,30 @@ def why_too_large(
     return None
 
 
-def has_rows(t: Tables, template: SizedTemplate) -> bool:
-    """Whether the arenas have room for a request now, if its session keeps nothing."""
+def has_rows(t: Tables, template: SizedTemplate, session: int) -> bool:
+    """Whether the arenas, and the tables' lists of rows, have room for a request of a session (-1: none) now."""
     arrays = template.arrays
     kinds = t.kinds[: arrays.needs.shape[0]]
     reserved = np.stack([kinds["reserved_worker"], kinds["reserved_host"]], 1)
     rows = np.stack([kinds["worker_rows"], kinds["host_rows"]], 1)
-    has_pages = all(
-        kinds["reserved_worker"][kind] + pages_wanted(arrays.pages, kind)
-        <= kinds["worker_rows"][kind] + kinds["host_rows"][kind]
-        for kind in set(arrays.pages[:, 0].tolist())
-    )
     has_rows = (reserved + arrays.needs <= rows) | (kinds["is_paged"] != 0)[:, None]
-    return has_pages and bool(has_rows.all())
+    lists = [(kind, *_pages_of(t, each, session)) for kind, *each in arrays.pages.tolist()]
+    has_pages = all(
+        kinds["reserved_worker"][kind] + sum(wanted - here for its, wanted, here, _ in lists if its == kind)
+        <= kinds["worker_rows"][kind] + kinds["host_rows"][kind]
+        and sum(saved for its, _, _, saved in lists if its == kind) <= t.arenas[HOST * MAX_KINDS + kind]["num_free"]
+        for kind in {kind for kind, *_ in lists}
+    )
+    places = template.num_places + sum(wanted for _, wanted, *_ in lists)
+    return has_pages and bool(has_rows.all()) and places <= num_free_rows(t.blocks, PLACES)
+
+
+def _pages_of(t: Tables, pages: Sequence[int], session: int) -> tuple[int, int, int]:
+    """What a list may come to with what its session keeps, what that has of it in the arenas, and what it brings."""
+    page_size, rows, slot_number = pages
+    if session < 0 or slot_number < 0:
+        return -(-rows // page_size), 0, 0
+    slot = t.slots[session * MAX_STATES + slot_number]
+    kept = int(slot["length"])
+    saved = -(-kept // page_size) if slot["row"] == BRING else 0
+    return -(-(kept + rows) // page_size), int(slot["pages"]), saved

@@ -12,6 +12,9 @@ from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
 from cellrt.core.tables import ROW_MASK
 
+PER_SPAN, PER_LIST = 4, 3
+"""Ints that a span takes in a task's buffer, and each list of pages beside those."""
+
 
 @compiled
 def write_spans(t, task, base, end):
@@ -77,12 +80,37 @@ def write_pages(t, task, base, port, end):
 
 
 @compiled
+def task_room(t, cell_type):
+    """Ints of a task's buffer that are left for pages and ragged inputs beside its most rows."""
+    header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
+    return t.settings[0].buffer_ints - header - cell_type.max_rows * (cell_type.per_row + 1)
+
+
+@compiled
+def fits_in_a_task(t, request, template):
+    """Whether a task's buffer can list all pages that one chain or loop may come to."""
+    for k in range(template.subgraphs.size):
+        subgraph = template.subgraphs[k]
+        cell_type = t.types[subgraph.cell_type]
+        if subgraph.record >= 0 and cell_type.has_spans:
+            wanted = PER_SPAN + (t.settings[0].buffer_ints // 4 if cell_type.num_ragged > 0 else 0)
+            for port in range(cell_type.num_inputs):
+                if t.ports[cell_type.first_port + port].page_size > 0:
+                    number = template.links[subgraph.record + record.HEADER + record.INPUT * port + record.AT]
+                    at = request.page_lists + page_list.WORDS * number
+                    wanted += PER_LIST + t.links[at + page_list.CAPACITY]
+            if wanted > task_room(t, cell_type):
+                return False
+    return True
+
+
+@compiled
 def page_ints(t, cell_type, subgraph):
     """Ints that the spans and pages of one more chain or loop need, at most."""
-    count = 4
+    count = PER_SPAN
     for port in range(cell_type.num_inputs):
         if t.ports[cell_type.first_port + port].page_size > 0:
-            count += 3 + _capacity(t, subgraph, port)
+            count += PER_LIST + _capacity(t, subgraph, port)
     return count
 
 

@@ -36,6 +36,7 @@ ARRAYS = {
 }
 """The arrays of a template: dtype and columns."""
 NUM_ARRAYS = len(ARRAYS)
+ALL_KINDS = -1
 PATCHES, MEMORY = 3 * NUM_ARRAYS, 3 * NUM_ARRAYS + 3
 """Where those of what depends on lengths, and of the memory, are behind address, rows and columns of each array."""
 NUM_EXTERNALS, NUM_RESULTS, NUM_PLACES, NUM_STEPS, MOST_REFS, FITS = (MEMORY + 3 + k for k in range(6))
@@ -186,15 +187,16 @@ def has_room(nodes, values, links, subgraphs, lists, states, needs, pages, num_p
             return False
         if pages_wanted(pages, kind) > kind_rows[kind, 0]:
             return False
-    return most <= limits[4] and num_places <= limits[5]
+    return most <= limits[4] and num_places + pages_wanted(pages, ALL_KINDS) <= limits[5]
 
 
 @allocating
 def pages_wanted(pages, kind):
-    """Pages of a kind that a request without a session may come to."""
+    """Pages of a kind, or of all, that a request without a session may come to."""
     count = 0
     for k in range(pages.shape[0]):
-        count += (pages[k, 2] + pages[k, 1] - 1) // pages[k, 1] if pages[k, 0] == kind else 0
+        is_meant = pages[k, 0] == kind or kind == ALL_KINDS
+        count += (pages[k, 2] + pages[k, 1] - 1) // pages[k, 1] if is_meant else 0
     return count
 
 

@@ -289,10 +289,13 @@ def _count_readers(draft, program, types, rows, values):
 def _count_states(draft, program, rows, values):
     """Gives every state a reader after the last. Returns the unit that keeps its state step by step, or -1.
 
-    Of states that several chains keep, nothing is kept before the request is done: the values before it stay until then
-    (see ``session_state.py``).
+    Of states that several chains keep, or beside one that grows, nothing is kept before the request is done: the values
+    before it stay until then (see ``session_state.py``).
     """
     kept = np.int64(-2)
+    for page in range(draft.pages.size):
+        if program[draft.pages[page] + 3] > 0:  # what has grown goes back to what it was before, and so does all else
+            kept = np.int64(-1)
     for k in range(draft.states.size):
         at = draft.states[k]
         maker = draft.makers[program[at + 2]]

@@ -207,7 +207,7 @@ class Manager:
         drained = threading.Event()
         end_s = None if timeout is None else time.monotonic() + timeout
         try:
-            if self.turns.call(lambda: self._note_drain(drained), timeout or A_TURN_S):
+            if self.turns.call(lambda: self._note_drain(drained), A_TURN_S if timeout == 0 else timeout):
                 return True
             return drained.wait(None if end_s is None else max(0.0, end_s - time.monotonic())) and not self._has_failed
         except TimeoutError:

@@ -14,6 +14,18 @@ def check_numbers(**values: object) -> None:
             raise DefinitionError(f"{name}: expected a positive integer, got {value!r}")
 
 
+LONGEST_S = 1e9
+
+
+def check_period(name: str, value: object) -> None:
+    """Raises DefinitionError unless an option is a number of seconds above 0, or None."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 < value <= LONGEST_S):  # type: ignore[operator]
+        raise DefinitionError(
+            f"{name}: expected seconds, more than 0 and at most {LONGEST_S:g}, or None, got {value!r:.80}"
+        )
+
+
 def check_instance(name: str, value: object, expected: type) -> None:
     """Raises DefinitionError unless an option is None or of a type."""
     if value is not None and not isinstance(value, expected):

@@ -282,6 +282,7 @@ class Model:
         max_batch: most rows of a task, by the names of cells, as chosen there.
         num_live: requests accepted and not over; written in turns.
         num_sessions: open sessions.
+        unfolding: an item for each client that unfolds for it: see ``Submission``.
     """
 
     def __init__(
@@ -300,6 +301,7 @@ class Model:
         self.max_batch: Mapping[str, int] = NO_LIMITS
         self.states: tuple[StateLayout, ...] = ()
         self.num_live = self.num_sessions = 0
+        self.unfolding: list[None] = []
         self._registry, self._processor = registry, processor
         self.kind, self.constant_row = registry.kind, registry.constant_row
         self.max_nodes = registry.max_nodes
@@ -311,8 +313,8 @@ class Model:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request and no session of it is left; a turn may ask."""
-        return not (self.num_live or self.num_sessions or self.places.num_unfinished)
+        """Whether no request and no session of it is left, and nobody unfolds for it; a turn may ask."""
+        return not (self.num_live or self.num_sessions or self.places.num_unfinished or self.unfolding)
 
     def cell_type(self, cell: Cell) -> int:
         """Type id of a cell. Raises RequestError if the model does not have it."""

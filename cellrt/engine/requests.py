@@ -18,7 +18,6 @@ from cellrt.core.processor import Processor
 from cellrt.core.room import has_rows
 from cellrt.engine.admission import Admission, Asking
 from cellrt.engine.records import ALONE, Arrival, Asked, Bulk, SessionRecord
-from cellrt.engine.registry import Plan
 from cellrt.engine.replies import Replies
 from cellrt.engine.sessions import Sessions
 from cellrt.engine.turns import Call
@@ -131,11 +130,23 @@ class Requests:
                 told = RequestTooLargeError(f"{first.name_of(number)}: {error} (see Engine(page_bytes=...))")
                 self.end_early(first, (number,), told)
                 continue
-            if count < wanted:
-                has_room = has_rows(self._processor.tables, _plan_at(together, count).template)
-                may_evict = self._sessions.num_resident and not has_room
-                if not (may_evict and self._sessions.evict_some()):
-                    return
+            if count < wanted and not self._make_room(*_asked_at(together, count)):
+                return
+
+    def _make_room(self, bulk: Bulk, number: int) -> bool:
+        """After a request was not admitted: evicts idle sessions that hold what it needs, or ends it if nobody holds
+        any of that. False if requests that run do: then it waits for them."""
+        record, live = bulk.session_of(number), self._processor.num_live
+        session = -1 if record is None else record.id
+        if self._sessions.num_resident and not (
+            live and has_rows(self._processor.tables, bulk.plan(number).template, session)
+        ):
+            return self._sessions.evict_some()
+        if live:
+            return False
+        told = f"{bulk.name_of(number)}: the request, with what its session has kept, finds no room in an empty engine"
+        self.end_early(bulk, (number,), RequestTooLargeError(told))
+        return True
 
     def _end_those_of_ended_sessions(self, together: Sequence[Asking]) -> bool:
         """Ends requests whose sessions have ended while they waited; False if there are none."""
@@ -356,10 +367,10 @@ class Requests:
                 self.go_on(record)
 
 
-def _plan_at(together: Sequence[Asking], place: int) -> Plan:
-    """What runs for the request at a place among those that ask."""
+def _asked_at(together: Sequence[Asking], place: int) -> tuple[Bulk, int]:
+    """The request at a place among those that ask."""
     for bulk, numbers in together:
         if place < len(numbers):
-            return bulk.plan(numbers[place])
+            return bulk, numbers[place]
         place -= len(numbers)
     raise IndexError(place)

@@ -26,10 +26,11 @@ from cellrt.core.page_view import SessionPages, bring_pages, request_pages, sess
 from cellrt.core.processor import Processor
 from cellrt.core.session_state import sessions_at
 from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
+from cellrt.engine.options import check_numbers, check_period
 from cellrt.engine.records import Asked, SessionRecord
 from cellrt.engine.registry import Model
 from cellrt.engine.turns import Call
-from cellrt.errors import DeviceError, OverloadError, RequestError, SessionError
+from cellrt.errors import DefinitionError, DeviceError, OverloadError, RequestError, SessionError
 from cellrt.graph.results import StateLayout
 from cellrt.worker.arenas import Arenas
 
@@ -50,6 +51,13 @@ class SessionLimits:
     max_sessions: int = 16_384
     max_resident: int | None = None
     idle_timeout_s: float | None = 3600.0
+
+    def __post_init__(self) -> None:
+        """Raises DefinitionError for what is none of these."""
+        check_numbers(max_sessions=self.max_sessions)
+        if self.max_resident is not None and (type(self.max_resident) is not int or self.max_resident < 0):
+            raise DefinitionError(f"max_resident: expected an integer from 0 on, or None, got {self.max_resident!r}")
+        check_period("idle_timeout_s", self.idle_timeout_s)
 
 
 class Sessions:

@@ -12,7 +12,7 @@ from typing import Self
 
 from cellrt.engine.future import RequestFuture, Result, Results
 from cellrt.engine.mailbox import Mailbox, mailbox_of
-from cellrt.errors import OverloadError
+from cellrt.errors import OverloadError, RequestError
 
 
 class Channel:
@@ -22,6 +22,9 @@ class Channel:
     """
 
     def __init__(self, max_unread: int | None = None) -> None:
+        """Raises RequestError unless ``max_unread`` is a positive integer or None."""
+        if max_unread is not None and (type(max_unread) is not int or max_unread < 1):
+            raise RequestError(f"max_unread: expected a positive integer, got {max_unread!r:.80}")
         self.items: SimpleQueue[tuple[Results, int] | None] = SimpleQueue()
         self.waiting: deque[tuple[Mailbox, asyncio.Future[None]]] = deque()
         """Who waits in an event loop; a thread waits for the items."""

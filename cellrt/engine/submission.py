@@ -77,12 +77,17 @@ class Submission:
         """Submits requests of a model, all or none: see ``Engine.submit``."""
         while True:
             model = self.model(name)
-            asked = [(model, model.plans(requests))]
-            with self._manager.turns.gate:
-                if wait:
-                    self._wait_for_room(asked, deadline)
-                if self._models.get(name) is model:
-                    return self._enqueue(asked, deadline, priority, channel, None)
+            model.unfolding.append(None)
+            try:
+                if self._models.get(name) is model:  # with the item there: its cells stay while this unfolds
+                    asked = [(model, model.plans(requests))]
+                    with self._manager.turns.gate:
+                        if wait:
+                            self._wait_for_room(asked, deadline)
+                        if self._models.get(name) is model:
+                            return self._enqueue(asked, deadline, priority, channel, None)
+            finally:
+                self._note_unfolded(model)
             # Another has taken its place, or it was unregistered: plans name the cells of the one they were made for.
 
     async def submit_when_room(
@@ -128,12 +133,25 @@ class Submission:
         channel: Channel | None = None,
     ) -> Sequence[RequestFuture]:
         """Submits a request of each session, all or none: see ``Session.submit``. None may be there twice."""
-        _check_sessions(sessions)
-        asked = _planned_in(sessions, requests)
-        with self._manager.turns.gate:
-            if wait:
-                self._wait_for_room(asked, deadline)
-            return self._enqueue(asked, deadline, priority, channel, sessions)
+        models = {session.model for session in sessions}
+        for model in models:
+            model.unfolding.append(None)
+        try:
+            _check_sessions(sessions)  # with the items there: one that is open has its model, whose cells stay
+            asked = _planned_in(sessions, requests)
+            with self._manager.turns.gate:
+                if wait:
+                    self._wait_for_room(asked, deadline)
+                return self._enqueue(asked, deadline, priority, channel, sessions)
+        finally:
+            for model in models:
+                self._note_unfolded(model)
+
+    def _note_unfolded(self, model: Model) -> None:
+        """Takes in that a client unfolds for a model no more; if that was all that kept it, a turn gives it up."""
+        model.unfolding.pop()
+        if self._models.get(model.name) is not model:
+            self._manager.turns.wake()
 
     def submit_recorded(
         self,

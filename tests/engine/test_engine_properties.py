@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, ShortestJobFirst
 from cellrt.core.settings import SchedulerSettings
+from cellrt.definition.define import cell
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.effort import examples
@@ -135,4 +137,22 @@ def test_a_last_step_is_right_beside_rows_of_the_same_task_that_show_every_step(
     requests = [(token, token % 3 == 0) for token in range(1, 11)]
     for request, future in zip(requests, engine.submit_many("mixed", requests)):
         assert_same(future.result(WAIT_S), run_one_by_one(model, request))
+    close_and_check(engine)
+
+
+@pytest.mark.parametrize(("nodes", "chains"), [(64, 6), (200, 20)])
+def test_chains_over_the_outputs_of_many_nodes_wait_for_each_of_them(nodes, chains):
+    """Few words of a program say so, and many edges come of it."""
+    first = cell(lambda x: x + 1, {"x": (4,)}, name="first")
+    decay = cell(lambda x, h: {"h": 0.5 * h + x}, {"x": (4,), "h": (4,)}, carry={"h": "h"}, name="decay", max_batch=32)
+
+    def unfold(graph, x):
+        begin = first(x=x).output
+        made = [first(x=begin).output for _ in range(nodes)]
+        return {"h": [graph.chain(decay, x=made).last.h for _ in range(chains)]}
+
+    model = Unfolder("edges", unfold, torch.zeros(4))
+    engine = small_engine()
+    engine.register(model, warm_up=False)
+    assert_same(engine.submit("edges", torch.ones(4)).result(WAIT_S), run_one_by_one(model, torch.ones(4)))
     close_and_check(engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 
 import pytest
@@ -16,6 +17,7 @@ from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
 from cellrt.engine.sessions import SessionLimits
 from cellrt.errors import (
+    DefinitionError,
     OverloadError,
     RequestError,
     SessionError,
@@ -359,3 +361,17 @@ def test_a_session_that_must_be_open_is_never_a_new_one() -> None:
         opened.close()
     assert engine.statistics()["sessions"]["open"] == 0
     close_and_check(engine)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"idle_timeout_s": math.inf}, "idle_timeout_s: expected seconds"),
+        ({"idle_timeout_s": 0}, "idle_timeout_s: expected seconds"),
+        ({"max_sessions": 0}, "max_sessions: expected a positive integer"),
+        ({"max_resident": -1}, "max_resident: expected an integer from 0 on"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(wrong, message):
+    with pytest.raises(DefinitionError, match=message):
+        SessionLimits(**wrong)

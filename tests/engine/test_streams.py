@@ -12,7 +12,7 @@ import torch
 import cellrt
 from cellrt.definition.define import cell
 from cellrt.engine.together import NOTHING, SMALL_BYTES, STEP_BYTES, Part, Together
-from cellrt.errors import CancelledError, CellError
+from cellrt.errors import CancelledError, CellError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
@@ -211,3 +211,10 @@ def test_who_gave_up_waiting_in_a_loop_that_closed_does_not_end_the_stream_for_o
             asyncio.run(wait_shortly())
         gate.open.set()
         assert len(list(stream)) == 2
+
+
+@pytest.mark.parametrize("wrong", ["16", 0, 2.5, True])
+def test_an_allowance_of_unread_steps_that_makes_no_sense_is_refused(engine, wrong):
+    with pytest.raises(RequestError, match="max_unread: expected a positive integer"):
+        engine.stream("last", STEPS, max_unread=wrong)
+    assert_same(engine.submit("last", STEPS).result(WAIT_S), run_one_by_one(LAST, STEPS))
