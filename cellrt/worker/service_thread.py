@@ -18,8 +18,9 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
-EXIT_WAIT_S = 5.0
-"""How long the exit waits for all threads together: longer than a task, and short enough for who waits for the exit."""
+EXIT_WAIT_S = 10.0
+"""How long the exit waits for all threads together: longer than a task, beside other work too, and short enough for who
+waits for the exit."""
 
 
 class ServiceThread(threading.Thread):

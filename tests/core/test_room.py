@@ -20,7 +20,7 @@ LIMITS = {
     "values": "max_values",
     "links": "max_links",
     "subgraphs": "max_subgraphs",
-    "rows of results and sequences": "max_places",
+    "rows of results and sequences, and pages": "max_places",
 }
 
 

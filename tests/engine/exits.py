@@ -25,11 +25,11 @@ ADD = cell(lambda x, h: {"h": h + x}, {"x": (), "h": ()}, name="add")
 SUM = Unfolder("sum", lambda graph, x: {"h": graph.chain(ADD, x=x).last.h}, torch.zeros(3))
 
 
-def busy_engine(workers: int | list[str] = 2) -> Engine:
+def busy_engine(workers: int | list[str] = 2, steps: int = STEPS, requests: int = REQUESTS) -> Engine:
     """An engine with much more to do than there is time for."""
     engine = Engine(workers)
     engine.register(SUM, warm_up=False)
-    engine.submit_many("sum", [torch.ones(STEPS)] * REQUESTS)
+    engine.submit_many("sum", [torch.ones(steps)] * requests)
     return engine
 
 
@@ -63,7 +63,7 @@ def drop_the_engine() -> object:
 
 
 def end_with_a_device() -> object:
-    return busy_engine(["dry"])
+    return busy_engine(["dry"], 20, 3000)  # each task short: what is checked of a stub's every operation takes long
 
 
 def end_during_a_long_step() -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import time
 from collections.abc import Callable
 
 import pytest
@@ -103,3 +104,18 @@ def test_what_has_ended_may_be_looked_at_in_a_callback(engine):
     )
     assert engine.drain(WAIT_S)
     assert len(seen) == 1 and seen[0][1]
+
+
+def test_drain_waits_for_a_turn_however_long_a_callback_takes():
+    gate, engine = Gate(WAIT_S), small_engine(1, queue_depth=1)
+    for model in (gate.unfolder, CHAIN):
+        engine.register(model, warm_up=False)
+    held = engine.submit("gate", torch.ones(WIDTH))
+    assert gate.entered.wait(WAIT_S)
+    held.add_done_callback(lambda _: time.sleep(1.2))
+    others = engine.submit_many("chain", [STEPS] * 4)
+    gate.open.set()
+    held.result(WAIT_S)
+    assert engine.drain()
+    assert [other.exception(WAIT_S) for other in others] == [None] * 4
+    close_and_check(engine)

@@ -28,7 +28,6 @@ from tests.engine.author import OPERATIONS, make_unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
 from tests.engine.models import WIDTH, Gate, chain_model, make_cells
 from tests.engine.zoo import make_zoo
-from tests.waiting import until
 
 PLAIN, WITH_STEPS, _ = make_cells()
 CHAIN = chain_model("chain", PLAIN)
@@ -389,57 +388,3 @@ def test_the_threads_of_an_engine_that_is_dropped_end():
     for thread in threads:
         thread.join(WAIT_S)
         assert not thread.is_alive()
-
-
-def test_drain_waits_for_a_turn_however_long_a_callback_takes():
-    engine, gate, held = gated_engine()
-    held.add_done_callback(lambda _: time.sleep(1.2))
-    others = [engine.submit("chain", steps(3)) for _ in range(4)]
-    gate.open.set()
-    held.result(WAIT_S)
-    assert engine.drain()
-    assert [error_of(each) for each in others] == [None] * 4
-    close_and_check(engine)
-
-
-def test_a_client_that_unfolds_keeps_the_cells_of_a_model_that_is_taken_out():
-    """Else another model's cells would have their numbers, and the graph be read as if it were of those."""
-    entered, go_on = threading.Event(), threading.Event()
-    plain = cell(lambda x: x + 1, {"x": (WIDTH,)}, name="plain")
-    wide = cell(lambda **rows: sum(rows.values()), {f"x{k}": (WIDTH,) for k in range(10)}, name="wide")
-
-    def unfold(graph, request):
-        if request[0] == 7:
-            entered.set()
-            assert go_on.wait(WAIT_S)
-        node = plain(x=request)
-        for _ in range(30):
-            node = plain(x=node.output)
-        return {"x": node.output}
-
-    def unfold_wide(graph, request):
-        return {"x": wide(**{f"x{k}": request for k in range(10)}).output}
-
-    engine = small_engine(1)
-    engine.register(Unfolder("old", unfold, torch.ones(WIDTH)), warm_up=False)
-    errors: list[BaseException] = []
-
-    def submit() -> None:
-        try:
-            engine.submit("old", torch.full((WIDTH,), 7.0))
-        except UnknownModelError as error:
-            errors.append(error)
-
-    client = threading.Thread(target=submit)
-    client.start()
-    assert entered.wait(WAIT_S)
-    engine.unregister("old")
-    assert engine.drain(WAIT_S)
-    engine.register(Unfolder("new", unfold_wide, torch.ones(WIDTH)), warm_up=False)
-    assert "plain" in engine.statistics()["cells"]
-    go_on.set()
-    client.join(WAIT_S)
-    assert len(errors) == 1
-    assert engine.submit("new", torch.ones(WIDTH)).result(WAIT_S)["x"].tolist() == [10.0] * WIDTH
-    until(lambda: "plain" not in engine.statistics()["cells"], "the cells of the old model to be given up")
-    close_and_check(engine)

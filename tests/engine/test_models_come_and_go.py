@@ -15,6 +15,7 @@ from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, chain_model, make_cells
+from tests.waiting import until
 
 PLAIN, *_ = make_cells()
 STEPS = torch.ones(3, WIDTH)
@@ -173,4 +174,47 @@ def test_statistics_tell_models_apart():
         assert counts["unfinished"] == 0
         times = [counts[name]["p50"] for name in ("queueing_s", "computation_s", "latency_s")]
         assert all(time >= 0 for time in times) and times[2] > 0
+    close_and_check(engine)
+
+
+def test_a_client_that_unfolds_keeps_the_cells_of_a_model_that_is_taken_out():
+    """Else another model's cells would have their numbers, and the graph be read as if it were of those."""
+    entered, go_on = threading.Event(), threading.Event()
+    plain = cell(lambda x: x + 1, {"x": (WIDTH,)}, name="plain")
+    wide = cell(lambda **rows: sum(rows.values()), {f"x{k}": (WIDTH,) for k in range(10)}, name="wide")
+
+    def unfold(graph, request):
+        if request[0] == 7:
+            entered.set()
+            assert go_on.wait(WAIT_S)
+        node = plain(x=request)
+        for _ in range(30):
+            node = plain(x=node.output)
+        return {"x": node.output}
+
+    def unfold_wide(graph, request):
+        return {"x": wide(**{f"x{k}": request for k in range(10)}).output}
+
+    engine = small_engine(1)
+    engine.register(Unfolder("old", unfold, torch.ones(WIDTH)), warm_up=False)
+    errors: list[BaseException] = []
+
+    def submit() -> None:
+        try:
+            engine.submit("old", torch.full((WIDTH,), 7.0))
+        except UnknownModelError as error:
+            errors.append(error)
+
+    client = threading.Thread(target=submit)
+    client.start()
+    assert entered.wait(WAIT_S)
+    engine.unregister("old")
+    assert engine.drain(WAIT_S)
+    engine.register(Unfolder("new", unfold_wide, torch.ones(WIDTH)), warm_up=False)
+    assert "plain" in engine.statistics()["cells"]
+    go_on.set()
+    client.join(WAIT_S)
+    assert len(errors) == 1
+    assert engine.submit("new", torch.ones(WIDTH)).result(WAIT_S)["x"].tolist() == [10.0] * WIDTH
+    until(lambda: "plain" not in engine.statistics()["cells"], "the cells of the old model to be given up")
     close_and_check(engine)
