@@ -3,9 +3,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Python compiles what is imported, which is a small part of what is installed.
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile \
-	--constraint constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
 IS_SUITABLE := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
