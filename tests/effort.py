@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-IN_MAKE_TEST = 15
+IN_MAKE_TEST = 10
 IN_MAKE_SLOW = 300
+PLENTY = 30
 
 
 def examples(count: int) -> int:
-    """In ``make test`` half of ``count``, where each example costs much; in ``make slow`` ten times as many."""
-    return max(1, count * settings().max_examples // (2 * IN_MAKE_TEST))
+    """In ``make test`` a third of ``count``, where each example costs much; in ``make slow`` ten times as many."""
+    return max(1, count * settings().max_examples // PLENTY)
 
 
 def quickly(some: Collection[Any], of: Iterable[Any]) -> list[Any]:

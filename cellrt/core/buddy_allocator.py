@@ -117,12 +117,13 @@ def free_block(blocks, region, first, size):
         _release(blocks, region, first // GRANULE, (size + GRANULE - 1) // GRANULE)
 
 
-def num_free_rows(blocks: NDArray[np.int32], region: int) -> int:
-    """Rows of the region that are free, counted by walking every free list."""
+def num_free_rows(blocks: NDArray[np.int32], region: int, enough: int | None = None) -> int:
+    """Rows of the region that are free, counted by walking its free lists, the largest blocks first: all of them, or
+    until there are ``enough``."""
     first, total = int(blocks[region * HEADER]), 0
-    for order in range(NUM_ORDERS):
+    for order in reversed(range(NUM_ORDERS)):
         granule = int(blocks[region * HEADER + 2 + order])
-        while granule >= 0:
+        while granule >= 0 and (enough is None or total < enough):
             total += GRANULE << order
             granule = int(blocks[first + 3 * granule + 2])
     return total

@@ -79,7 +79,7 @@ def has_rows(t: Tables, template: SizedTemplate, session: int) -> bool:
         for kind in {kind for kind, *_ in lists}
     )
     places = template.num_places + sum(wanted for _, wanted, *_ in lists)
-    return has_pages and bool(has_rows.all()) and places <= num_free_rows(t.blocks, PLACES)
+    return has_pages and bool(has_rows.all()) and places <= num_free_rows(t.blocks, PLACES, places)
 
 
 def _pages_of(t: Tables, pages: Sequence[int], session: int) -> tuple[int, int, int]:

@@ -37,6 +37,7 @@ from tests.cells.every_cell import (
     seeded,
     subject_of,
 )
+from tests.effort import examples
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 
 
@@ -68,7 +69,7 @@ def sizes_of(lengths: Sequence[int]) -> list[int]:
 SEEDS = st.integers(0, 1 << 30)
 COUNTS = st.integers(1, MOST_ROWS)
 LENGTHS = st.lists(st.integers(1, MOST_STEPS), min_size=1, max_size=24).map(lambda some: sorted(some, reverse=True))
-FEW = settings(max_examples=2)
+FEW = settings(max_examples=examples(3))
 
 every_cell = pytest.mark.parametrize("name", CASES)
 every_stepped_cell = pytest.mark.parametrize("name", STEPPED)

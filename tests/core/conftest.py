@@ -5,7 +5,7 @@ import numba
 
 if numba.config.DISABLE_JIT:
     hypothesis.settings.register_profile(
-        "interpreted", parent=hypothesis.settings.get_profile("cellrt"), max_examples=6
+        "interpreted", parent=hypothesis.settings.get_profile("cellrt"), max_examples=4
     )
     hypothesis.settings.load_profile("interpreted")
     # `make mutants`: that one example fails is enough, whichever is the smallest.

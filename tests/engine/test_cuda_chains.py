@@ -337,6 +337,7 @@ def serve_interpreted(name: str) -> None:
     assert serve_lstm(name, "dry", True, [3, 2]) == {"chain", "captured"}
 
 
+@pytest.mark.slow
 def test_lstms_by_the_kernels_themselves_give_the_same():
     pytest.importorskip("triton", reason="needs Triton: pip install triton")
     context = multiprocessing.get_context("spawn")

@@ -67,13 +67,13 @@ def test_decoders_give_what_running_one_by_one_gives(kind, num_layers, settings,
     serve_decoder(kind, num_layers, settings)
 
 
-@pytest.mark.parametrize("decoders", [DECODERS[:1], pytest.param(DECODERS, marks=pytest.mark.slow)])
-def test_interpreted_kernels_decode_the_same(decoders):
+@pytest.mark.slow
+def test_interpreted_kernels_decode_the_same():
     if importlib.util.find_spec("triton") is None:
         pytest.skip("needs Triton: pip install triton")
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=set_up) as interpreter:
-        for done in [interpreter.submit(serve_decoder, *each) for each in decoders]:
+        for done in [interpreter.submit(serve_decoder, *each) for each in DECODERS]:
             done.result(120)
 
 

@@ -25,6 +25,7 @@ from cellrt.errors import CellError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.captures import Captures
 from cellrt.worker.device.executor import DeviceOptions
+from tests.effort import quickly
 from tests.engine.helpers import WAIT_S, close_and_check, error_of
 from tests.engine.models import WIDTH
 from tests.engine.test_cuda_chains import CHAIN, RUNS, STEP, State, write
@@ -130,7 +131,7 @@ def count_captures(module: nn.Module, chains: bool, tasks: int) -> tuple[int, in
     return counts["captures"], counts["replayed"]
 
 
-@pytest.mark.parametrize("chains", [True, False])
+@pytest.mark.parametrize("chains", quickly([True], of=[True, False]))
 def test_a_few_captures_serve_all_ragged_runs(chains):
     """They are as many as there are sizes that rows, steps and positions are padded to, not as many as runs."""
     captures, replays = count_captures(Spanned(), chains, 180)
