@@ -301,7 +301,7 @@ class Model:
         self.max_batch: Mapping[str, int] = NO_LIMITS
         self.states: tuple[StateLayout, ...] = ()
         self.num_live = self.num_sessions = 0
-        self.unfolding: list[None] = []
+        self.unfolding: set[object] = set()
         self._registry, self._processor = registry, processor
         self.kind, self.constant_row = registry.kind, registry.constant_row
         self.max_nodes = registry.max_nodes

@@ -76,9 +76,9 @@ class Submission:
     ) -> Sequence[RequestFuture]:
         """Submits requests of a model, all or none: see ``Engine.submit``."""
         while True:
-            model = self.model(name)
-            model.unfolding.append(None)
+            model, token = self.model(name), object()
             try:
+                model.unfolding.add(token)
                 if self._models.get(name) is model:  # with the item there: its cells stay while this unfolds
                     asked = [(model, model.plans(requests))]
                     with self._manager.turns.gate:
@@ -87,7 +87,7 @@ class Submission:
                         if self._models.get(name) is model:
                             return self._enqueue(asked, deadline, priority, channel, None)
             finally:
-                self._note_unfolded(model)
+                self._note_unfolded(model, token)
             # Another has taken its place, or it was unregistered: plans name the cells of the one they were made for.
 
     async def submit_when_room(
@@ -133,10 +133,10 @@ class Submission:
         channel: Channel | None = None,
     ) -> Sequence[RequestFuture]:
         """Submits a request of each session, all or none: see ``Session.submit``. None may be there twice."""
-        models = {session.model for session in sessions}
-        for model in models:
-            model.unfolding.append(None)
+        models, token = {session.model for session in sessions}, object()
         try:
+            for model in models:
+                model.unfolding.add(token)
             _check_sessions(sessions)  # with the items there: one that is open has its model, whose cells stay
             asked = _planned_in(sessions, requests)
             with self._manager.turns.gate:
@@ -145,11 +145,11 @@ class Submission:
                 return self._enqueue(asked, deadline, priority, channel, sessions)
         finally:
             for model in models:
-                self._note_unfolded(model)
+                self._note_unfolded(model, token)
 
-    def _note_unfolded(self, model: Model) -> None:
+    def _note_unfolded(self, model: Model, token: object) -> None:
         """Takes in that a client unfolds for a model no more; if that was all that kept it, a turn gives it up."""
-        model.unfolding.pop()
+        model.unfolding.discard(token)
         if self._models.get(model.name) is not model:
             self._manager.turns.wake()
 
