@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from cellrt.errors import DefinitionError
 
+LONGEST_S = 1e9
+"""The longest time that may be given."""
+
 
 def check_numbers(**values: object) -> None:
     """Raises DefinitionError unless all options are positive integers."""
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise DefinitionError(f"{name}: expected a positive integer, got {value!r}")
-
-
-LONGEST_S = 1e9
 
 
 def check_period(name: str, value: object) -> None:

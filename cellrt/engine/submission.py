@@ -14,6 +14,7 @@ from cellrt.core.tables import NUM_PRIORITIES
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Futures, Outcomes
 from cellrt.engine.manager import Manager
+from cellrt.engine.options import LONGEST_S
 from cellrt.engine.places import Places, Size
 from cellrt.engine.records import Arrival, SessionRecord
 from cellrt.engine.registry import Model, Planned
@@ -32,7 +33,6 @@ from cellrt.graph.unfolder import Unfolder
 Asked: TypeAlias = tuple[Model, Sequence[Planned]]
 """Requests of a model, by their graphs."""
 
-LONGEST_S = 1e9
 TINY_S = 1e-6
 
 
