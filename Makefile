@@ -48,7 +48,7 @@ test:
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 interpreted: $(VENV)/.dev
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m "not slow" --numprocesses 2 tests/core
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m "not slow" tests/core
 
 # Where nothing is compiled yet, both processes of the tests would compile the same; Numba keeps it on disk.
 core: $(VENV)/.demo

@@ -127,6 +127,8 @@ def run_together(
     end_s = time.monotonic() + limit_s
     codes: list[int | None] = []
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment}
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background: what is started would ignore it, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with log.open("ab") as file, ExitStack() as stack:
         started = [stack.enter_context(_group(command, file, variables)) for command in commands]
         for process in started:

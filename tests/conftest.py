@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib.util
 import os
+from collections import Counter
 from collections.abc import Generator, Iterator
 
 import hypothesis
@@ -49,6 +50,19 @@ def thawed() -> Iterator[None]:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``one_in(n)``, all cases but each n-th are slow."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is not None and item.get_closest_marker("slow") is None:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % mark.args[0]:
+                item.add_marker("slow")
+            seen[test] += 1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

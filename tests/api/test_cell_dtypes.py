@@ -35,6 +35,7 @@ def values_of(dtype: torch.dtype, steps: int) -> torch.Tensor:
     return values
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("worker", ["cpu", "dry"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_supported_dtype_works_end_to_end(dtype: torch.dtype, worker: str) -> None:

@@ -238,6 +238,7 @@ PASSING: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @every_kind
 @pytest.mark.parametrize("passing", PASSING)
 def test_an_input_may_be_returned(passing: str, kind: str) -> None:

@@ -60,6 +60,7 @@ def assert_all_close(actual: Sequence[torch.Tensor], expected: Sequence[torch.Te
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_has_its_panels_and_servers(name: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.mark.expression import Expression
@@ -76,9 +78,14 @@ def test_after_its_time_nothing_of_a_part_is_left(tmp_path: Path) -> None:
     assert not any(map(is_alive, pids))
 
 
-def test_a_part_that_is_interrupted_writes_what_it_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["in front", "in the background"])
+def test_a_part_that_is_interrupted_writes_what_it_has(tmp_path: Path, handler: Any) -> None:
     program = "import time\ntry: print('go', flush=True), time.sleep(600)\nfinally: print('written', flush=True)"
-    assert run(tmp_path, Part("slow", 3, (("{python}", "-c", program),))) == 1
+    before = signal.signal(signal.SIGINT, handler)  # that of what a shell runs
+    try:
+        assert run(tmp_path, Part("slow", 2, (("{python}", "-c", program),))) == 1
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "written" in str(rows(tmp_path)[0]["tail"])
 
 

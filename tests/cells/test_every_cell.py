@@ -94,6 +94,7 @@ def test_every_cell_is_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cells_not_in_the_table() == {"NewCell"}
 
 
+@pytest.mark.one_in(3)
 @every_mode
 @every_cell
 @FEW

@@ -53,7 +53,7 @@ def serve(engine: Engine, words: Sequence[str], rate: float | None) -> list[list
     [
         pytest.param(2, 512, None, {}, id="all at once"),
         pytest.param(3, 7, None, {}, id="all at once, batches of 7, 3 workers"),
-        pytest.param(1, 64, None, {"runs": False}, id="all at once, a step a task"),
+        pytest.param(1, 64, None, {"runs": False}, id="all at once, a step a task", marks=pytest.mark.slow),
         pytest.param(2, 64, None, {"early_release": False}, id="all at once, no early release", marks=pytest.mark.slow),
         pytest.param(2, 512, 1000.0, {}, id="Poisson arrivals", marks=pytest.mark.slow),
         pytest.param(2, 5, 1000.0, {"join_budget_s": 0.0}, id="Poisson arrivals, batches of 5"),

@@ -121,6 +121,7 @@ def graphs() -> list[tuple[str, str | None]]:
     return [(made.co_name, made.recompile_reason) for made in torch._dynamo.utils.get_compilation_metrics()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("make", [gated_model, tokens_model])
 @pytest.mark.parametrize(("backend", "runs"), [("eager", False), ("aot_eager", True)])

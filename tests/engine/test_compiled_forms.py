@@ -86,6 +86,7 @@ def values_for(made: Cell, count: int) -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains(name: str, workers: int) -> None:

@@ -52,9 +52,7 @@ def assert_says(made, wanted) -> None:
 
 
 @on_every_device
-@pytest.mark.parametrize(
-    ("kind", "count"), quickly([("layers", 0), ("layers", 3), ("one cell", 1)], of=product(MODELS, [0, 1, 3]))
-)
+@pytest.mark.parametrize(("kind", "count"), quickly([("layers", 3), ("one cell", 1)], of=product(MODELS, [0, 1, 3])))
 def test_a_language_model_that_goes_ahead_says_what_it_says_on_a_cpu(device, kind, count):
     model = complete("lm", MODELS[kind], max_tokens=MOST)
     engine = device_engine(device, 1, CAPTURED, settings=ahead(count), **SIZES)
@@ -72,7 +70,7 @@ def test_a_language_model_that_goes_ahead_says_what_it_says_on_a_cpu(device, kin
         close_and_check(engine)
 
 
-@pytest.mark.parametrize(("kind", "workers"), quickly([("layers", 2), ("one cell", 1)], of=product(MODELS, [1, 2])))
+@pytest.mark.parametrize(("kind", "workers"), quickly([("layers", 2)], of=product(MODELS, [1, 2])))
 def test_sessions_go_on_where_the_step_before_the_stop_was(kind, workers):
     model = complete("lm", MODELS[kind], max_tokens=MOST, keep=True)
     engine = device_engine("dry", workers, LATE, settings=ahead(2), **{**SIZES, "page_bytes": 1 << 15})
@@ -284,7 +282,7 @@ def test_captured_steps_that_go_ahead_race_with_nothing(stub_engines, make, dire
     assert sum(each["replayed"] for each in counts) > 0, counts
 
 
-@pytest.mark.parametrize(("kind", "count"), quickly([("layers", 2), ("one cell", 0)], of=product(MODELS, [0, 2])))
+@pytest.mark.parametrize(("kind", "count"), quickly([("one cell", 2)], of=product(MODELS, [0, 2])))
 @pytest.mark.usefixtures("capturable_attention")
 def test_a_language_model_whose_steps_are_captured_says_what_it_says_on_a_cpu(stub_engines, kind, count):  # noqa: F811
     model = complete("lm", MODELS[kind], max_tokens=MOST)

@@ -36,6 +36,7 @@ SMALL_RINGS = DeviceOptions(ring_bytes=1 << 16)
 on_every_worker = pytest.mark.parametrize("workers", [1, ["dry"]], ids=["cpu", "device"])
 
 
+@pytest.mark.one_in(3)
 @on_every_worker
 @pytest.mark.parametrize("fault", [*FAULTS, *HARMLESS])
 @pytest.mark.parametrize("model", MODELS)

@@ -39,6 +39,7 @@ def test_reference_is_attention_of_each_node(nodes: list[Node], sizes: Sizes, da
     assert_close(reference.paged_attention(*case, 0.3), expected(case, 0.3))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("split_keys", [0, 64])

@@ -54,6 +54,7 @@ def make_cell(sampling: Sampling) -> cells.Sample:
 SHAPES = [(1, torch.float32), (17, torch.bfloat16), (2048, torch.float32), (4100, torch.float32)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("tokens", "dtype", "sampling"),
     quickly(

@@ -29,6 +29,7 @@ def infer(server: Server, model: str, request: Any, **more: Any) -> httpx.Respon
     return server.post(f"/v1/models/{model}/infer", {"request": request, **more})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("token", [10, 99, -1, 2**40])
 @pytest.mark.parametrize(("model", "cell"), [("words", "read"), ("rows", "look_up")])
 def test_a_token_outside_the_vocabulary_is_the_client_s_mistake(

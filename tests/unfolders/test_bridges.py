@@ -22,6 +22,7 @@ every_case = pytest.mark.parametrize("case", CASES)
 both_kinds = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 
 
+@pytest.mark.one_in(3)
 @both_kinds
 @every_case
 def test_an_encoder_decoder_is_that_of_torch(kind, case):
@@ -45,6 +46,7 @@ def test_an_encoder_decoder_is_that_of_torch(kind, case):
         torch.testing.assert_close(found["logits"].log_softmax(1).amax(1), chances, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.one_in(3)
 @both_kinds
 @every_case
 def test_a_beam_search_is_that_of_torch(kind, case):
