@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -45,13 +46,10 @@ class Keeper:
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._say = say
-        self._sockets = _listen(settings)
-        try:
-            self._grpc_socket, grpc_port = _reserve(settings.host, settings.grpc_port)
-        except BaseException:
-            for sock in self._sockets:
-                sock.close()
-            raise
+        with ExitStack() as opened:
+            self._sockets = _listen(settings, opened)
+            grpc_port = _reserve(settings.host, settings.grpc_port, opened)
+            self._opened = opened.pop_all()
         self.settings = replace(settings, address=settings.address or new_address(), grpc_port=grpc_port)
         self._folder = tempfile.mkdtemp(prefix="cellrt-metrics-")
         self._front_ends: list[subprocess.Popen[bytes]] = []
@@ -184,43 +182,48 @@ class Keeper:
                 process.stdin.close()
         if self._engine is not None:
             self._engine.end()
-        for sock in (*self._sockets, *([self._grpc_socket] if self._grpc_socket is not None else [])):
-            sock.close()
+        self._opened.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _reserve(host: str, port: int | None) -> tuple[socket.socket | None, int | None]:
-    """A port that front ends share for gRPC, and a socket that keeps it for them. Raises DefinitionError."""
+def _reserve(host: str, port: int | None, opened: ExitStack) -> int | None:
+    """A port that front ends share for gRPC; ``opened`` keeps it for them. Raises DefinitionError."""
     if port is None:
-        return None, None
-    family = socket.getaddrinfo(host, port)[0][0]
-    sock = socket.socket(family, socket.SOCK_STREAM)
+        return None
     try:
-        _refuse_shared(family, (host, port))
+        family = socket.getaddrinfo(host, port)[0][0]
+        _claim(family, (host, port), opened)
+        sock = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((host, port))
     except OSError as error:
-        sock.close()
         raise DefinitionError(f"cannot listen at {host}:{port}: {error}") from None
-    return sock, int(sock.getsockname()[1])
+    return int(sock.getsockname()[1])
 
 
-def _refuse_shared(family: socket.AddressFamily, address: tuple[Any, ...]) -> None:
-    """Raises OSError if another program listens there: it may share its port with whoever comes, as we do with us."""
+def _claim(family: socket.AddressFamily, address: tuple[Any, ...], opened: ExitStack) -> None:
+    """Raises OSError if another program listens there: it may share its port with whoever comes, as we do with us.
+
+    ``opened`` keeps others of us away, who would see nobody listen yet if they began at the same moment.
+    """
+    if address[1] and sys.platform == "linux":
+        # A name without a file: where ports are apart, as in containers, so are these.
+        mark = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        mark.bind(f"\0cellrt serves {address[0]} {address[1]}")
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
 
 
-def _listen(settings: Settings) -> list[socket.socket]:
+def _listen(settings: Settings, opened: ExitStack) -> list[socket.socket]:
     """A listening socket for each front end, all at one port. Raises DefinitionError."""
     sockets: list[socket.socket] = []
     port = settings.port
     try:
         family, *_, address = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM)[0]
-        _refuse_shared(family, (address[0], port, *address[2:]))
+        _claim(family, (address[0], port, *address[2:]), opened)
         for _ in range(settings.front_ends):
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
             sockets.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if settings.front_ends > 1:
@@ -229,7 +232,5 @@ def _listen(settings: Settings) -> list[socket.socket]:
             sock.listen(2048)
             port = sock.getsockname()[1]
     except OSError as error:
-        for sock in sockets:
-            sock.close()
         raise DefinitionError(f"cannot listen at {settings.host}:{settings.port}: {error}") from None
     return sockets

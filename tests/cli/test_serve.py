@@ -139,6 +139,26 @@ def test_a_port_that_others_share_is_not_shared_with_us(option: str) -> None:
     assert "cannot listen at" in output and "Traceback" not in output
 
 
+def test_of_servers_that_begin_at_one_moment_one_gets_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        settings = Settings(port=sock.getsockname()[1], front_ends=2)
+    refused: list[DefinitionError] = []
+    look = keeper._claim
+
+    def look_while_another_begins(*given: Any) -> None:
+        look(*given)  # nobody listens
+        monkeypatch.setattr(keeper, "_claim", look)
+        with pytest.raises(DefinitionError, match="cannot listen at") as caught:
+            keeper.Keeper(settings, lambda text: None)._clean_up()
+        refused.append(caught.value)
+
+    monkeypatch.setattr(keeper, "_claim", look_while_another_begins)
+    keeper.Keeper(settings, lambda text: None)._clean_up()
+    assert len(refused) == 1
+    keeper.Keeper(settings, lambda text: None)._clean_up()  # the port is free again
+
+
 def test_a_front_end_that_cannot_start_is_not_started_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = SimpleNamespace(process=SimpleNamespace(poll=lambda: None, pid=1), wait=lambda: None, end=lambda: None)
     monkeypatch.setattr(keeper, "start_engine", lambda settings: engine)
