@@ -10,13 +10,14 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from cellrt.errors import DefinitionError
 
+Value = TypeVar("Value")
 LIBRARIES = frozenset({"torch", "numpy", "numba", "llvmlite", "networkx", *sys.stdlib_module_names})
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -48,13 +49,13 @@ def weights_of(definition: Callable[..., Any]) -> dict[str, torch.Tensor]:
 class FunctionSnapshot(nn.Module):
     """A function with its own copies of what it captured; tensors are buffers and modules submodules here."""
 
-    def __init__(self, function: FunctionType) -> None:
+    def __init__(self, function: FunctionType, memo: dict[int, Any] | None = None) -> None:
         super().__init__()
         self.function = function
         self._names: list[str] = []
         self._values: dict[str, Any] = {}
         captured = {key: value for key, value in _captures(function).items() if value is not function}
-        for key, value in copy.deepcopy(captured, _code_in(captured)).items():
+        for key, value in _copy_with_code(captured, {} if memo is None else memo).items():
             self._names.append(key)
             value = _copy_callable(value) if isinstance(value, FunctionType) else value
             if isinstance(value, torch.Tensor):
@@ -150,9 +151,28 @@ def _copy_callable(definition: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(definition, MethodType) and isinstance(definition.__self__, nn.Module):
         return MethodSnapshot(definition.__self__, definition.__name__)
     if isinstance(definition, functools.partial):
-        args, keywords = copy.deepcopy((definition.args, definition.keywords))
+        args, keywords = _copy_with_code((definition.args, definition.keywords), {})
         return functools.partial(_copy_callable(definition.func), *args, **keywords)
-    return copy.deepcopy(definition)
+    return _copy_with_code(definition, {})
+
+
+def _copy_with_code(value: Value, memo: dict[int, Any]) -> Value:
+    """A deep copy in which functions of the user's that find weights find copies of them, wherever they lie in it.
+
+    ``memo``: as ``deepcopy`` has it, of all that is copied together.
+    """
+    parts = list(_parts_of_copy(value, is_code_wanted=True))
+    memo |= _code_in(parts)
+    for part in parts:
+        if (
+            isinstance(part, FunctionType)
+            and id(part) not in memo
+            and not is_of_a_library(part)
+            and holds_weights(part)
+        ):
+            memo[id(part)] = part  # it may find itself
+            memo[id(part)] = FunctionSnapshot(part, memo)
+    return copy.deepcopy(value, memo)
 
 
 def _captures(function: FunctionType) -> dict[str, Any]:
@@ -234,25 +254,35 @@ def _settle(definition: object) -> None:
             part.requires_grad_(False)
 
 
-def _parts_of_copy(definition: object) -> Iterator[object]:
-    """All that lies in a copy; of a module also what lies in its attributes, but not in what it shares with others."""
+def _parts_of_copy(definition: object, is_code_wanted: bool = False) -> Iterator[object]:
+    """All that lies in a copy; of a module also what lies in its attributes, but not in what it shares with others.
+
+    ``is_code_wanted``: functions, too.
+    """
     seen: set[int] = set()
     left = [definition]
     while left:
         for part in _parts_of(left.pop()):
-            if isinstance(part, FunctionType) or id(part) in seen:
+            if id(part) in seen or (isinstance(part, FunctionType) and not is_code_wanted):
                 continue
             seen.add(id(part))
             yield part
             if isinstance(part, nn.Module):
                 own = {key: value for key, value in vars(part).items() if key not in OF_EVERY_MODULE}
-                left += [value for value in own.values() if not isinstance(value, FunctionType | _Globals)]
+                left += [
+                    value
+                    for value in own.values()
+                    if not isinstance(value, _Globals) and (is_code_wanted or not isinstance(value, FunctionType))
+                ]
                 left += part.children()
 
 
 def _register_tensors(module: nn.Module) -> None:
-    """Makes a module's plain tensor attributes buffers, so that they move and are saved with it."""
+    """Makes a module's plain tensor attributes buffers, so that they move and are saved with it; so with functions."""
     for key, value in list(vars(module).items()):
         if isinstance(value, torch.Tensor):
             delattr(module, key)
             module.register_buffer(key, value.detach(), persistent=False)
+        elif isinstance(value, FunctionSnapshot):
+            delattr(module, key)
+            module.add_module(key, value)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import cellrt
+from cellrt.worker.device.moved import move
 from tests.api.models import SIZE
 
 WEIGHT = torch.eye(SIZE, requires_grad=True)
@@ -50,6 +51,33 @@ def of_a_closure() -> Callable[[Tensor], Tensor]:
     return step
 
 
+def of_functions_in_a_list() -> Callable[[Tensor], Tensor]:
+    steps = [of_a_table, lambda x: LAYERS[1](LAYERS[0](x))]
+    return lambda x: steps[1](steps[0](x))
+
+
+def of_functions_by_default() -> Callable[[Tensor], Tensor]:
+    def step(x: Tensor, steps: dict[str, Any] = {"first": of_a_list, "then": [of_a_table]}) -> Tensor:  # noqa: B006
+        return steps["then"][0](steps["first"](x))
+
+    return step
+
+
+def of_a_function_that_is_given() -> Callable[[Tensor], Tensor]:
+    return functools.partial(lambda step, x: step(x), of_a_helper)
+
+
+class Calls(nn.Module):
+    """A module whose attribute is a function with weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.steps = of_a_table, [of_a_list]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.steps[0](self.step(x))
+
+
 class Keeps(nn.Module):
     """A module with weights in what is no module."""
 
@@ -64,7 +92,11 @@ class Keeps(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: of_a_table, lambda: of_a_list, lambda: of_an_object, lambda: of_a_helper, of_a_closure, Keeps]
+    "make",
+    [
+        *(lambda: of_a_table, lambda: of_a_list, lambda: of_an_object, lambda: of_a_helper, of_a_closure, Keeps),
+        *(of_functions_in_a_list, of_functions_by_default, of_a_function_that_is_given, Calls),
+    ],
 )
 def test_training_does_not_reach_a_cell(make: Callable[[], Callable[..., Any]]) -> None:
     made = cellrt.cell(make(), {"x": (SIZE,)})
@@ -90,6 +122,12 @@ def test_a_function_may_close_over_a_module_of_code() -> None:
 
     made = cellrt.cell(lambda x: x * math.pi + WEIGHT[0], {"x": (SIZE,)})
     torch.testing.assert_close(made.run(X)[0], (X * math.pi + WEIGHT[0]).detach())
+
+
+@pytest.mark.parametrize("make", [of_functions_in_a_list, of_functions_by_default, Calls])
+def test_functions_that_lie_in_something_move_with_their_weights(make: Callable[[], Callable[..., Any]]) -> None:
+    moved = move(cellrt.cell(make(), {"x": (SIZE,)}).module, torch.device("meta"))
+    assert moved(X.to("meta")).device.type == "meta"
 
 
 def test_a_function_that_is_found_by_import_goes_to_other_processes_with_its_weights() -> None:
