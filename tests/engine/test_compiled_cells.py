@@ -174,11 +174,16 @@ def make_closure() -> Callable[[Tensor], Tensor]:
     return closure
 
 
+def make_list() -> Callable[[Tensor], Tensor]:
+    steps = {"first": times_global, "then": [make_closure()]}
+    return lambda x: steps["then"][0](steps["first"](x))
+
+
 def single_model(made: Cell) -> Unfolder:
     return Unfolder("single", lambda graph, request: {"out": made(x=request).output}, torch.zeros(SIZE))
 
 
-@pytest.mark.parametrize("function", [times_global, make_closure()])
+@pytest.mark.parametrize("function", [times_global, make_closure(), make_list()])
 def test_functions_with_tensors_of_their_own_are_compiled_too(function):
     model, engine = single_model(cell(function, {"x": (SIZE,)})), compiled_engine("dry", "eager")
     engine.register(model)

@@ -6,6 +6,7 @@ warning.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MappingProxyType
@@ -143,14 +144,24 @@ def _make_step(cell: Cell, tensors: tuple[int, ...], limits: Mapping[str, Limits
 
 def as_function(module: Callable[..., Any]) -> Callable[..., Any]:
     """A module, or the plain function that a ``FunctionSnapshot`` makes at each call, which torch cannot trace."""
+    if isinstance(module, functools.partial):
+        return functools.partial(as_function(module.func), *_with_functions(module.args), **module.keywords)
     if not isinstance(module, FunctionSnapshot):
         return module
     original = module.function
-    captured: dict[str, Any] = {
-        key: as_function(value) if isinstance(value, FunctionSnapshot) else value
-        for key, value in module.captured().items()
-    }
-    return rebound(original, captured, {**original.__globals__, **globals_of(captured)})
+    captured: dict[str, Any] = _with_functions(module.captured())
+    names = {**original.__globals__, **globals_of(captured)}
+    names.pop("__name__", None)  # by which torch would find the module's own globals instead
+    return rebound(original, captured, names)
+
+
+def _with_functions(value: Any) -> Any:
+    """A value with functions in place of their snapshots, in lists, tuples and dicts, too."""
+    if isinstance(value, dict):
+        return {key: _with_functions(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_with_functions, value))
+    return as_function(value) if isinstance(value, FunctionSnapshot | functools.partial) else value
 
 
 class NotCompilableError(RuntimeError):
