@@ -1,8 +1,9 @@
 """Whether a cell is row-wise: a row's outputs depend on that row alone, whoever is batched with it.
 
 The runtime cannot do with less, and nothing else would tell: a cell that subtracts the mean of its rows runs without
-an error. So a cell is tried once, on a few random rows together and on each of them alone. On the way it is noted which
-inputs the cell writes to, as in the trial where it was defined (``trial.py``).
+an error. So a cell is tried once, on a few random rows together and on each of them alone: rows that are alike, then
+rows of opposite signs among many, as an ``if`` on the values of a batch goes the same way for rows that are alike. On
+the way it is noted which inputs the cell writes to, as in the trial where it was defined (``trial.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows, copy_input
 
 TRIAL_ROWS = 3
+MORE_ROWS = 17
+"""Of rows of opposite signs; of these TRIAL_ROWS run alone."""
 NUM_DRAWS = 3
 """An output must differ on so many draws of rows: once may be a choice between two that are as good as equal."""
 TOLERANCE = 0.05
@@ -42,14 +45,17 @@ def mixed_outputs(cell: Computation) -> list[str]:
         return []
     dtypes = {spec.dtype for spec in (*cell.inputs.values(), *cell.outputs.values())}
     has_halves = not dtypes.union(tensor.dtype for tensor in weights).isdisjoint(HALVES)
-    suspects = [name for name, spec in cell.outputs.items() if spec.dtype.is_floating_point or not has_halves]
+    looked_at = {name for name, spec in cell.outputs.items() if spec.dtype.is_floating_point or not has_halves}
     generator = torch.Generator().manual_seed(0)
+    more = rows if cell.has_spans else min(MORE_ROWS, cell.max_batch)
+    mixed: set[str] = set()
     with torch.random.fork_rng(devices=[]):  # a cell may draw numbers: nobody else's become others by that
-        for _ in range(NUM_DRAWS):
-            if suspects:
-                differing = _differing(cell, rows, generator)
-                suspects = [name for name in suspects if name in differing]
-    return suspects
+        for count, are_opposed in ((rows, False), (more, True)):
+            suspects = looked_at - mixed
+            for _ in range(NUM_DRAWS):
+                suspects &= _differing(cell, count, rows, are_opposed, generator) if suspects else suspects
+            mixed |= suspects
+    return [name for name in cell.outputs if name in mixed]
 
 
 def warn_unless_row_wise(cell: Computation, depth: int) -> list[str]:
@@ -70,13 +76,18 @@ def warn_unless_row_wise(cell: Computation, depth: int) -> list[str]:
 @workers_modes()
 @torch.inference_mode(False)
 @torch.enable_grad()
-def _differing(cell: Computation, rows: int, generator: torch.Generator) -> set[str]:
-    """The outputs that differ on one draw of rows; all if one of them alone makes it raise, none if all together do.
+def _differing(
+    cell: Computation, count: int, alone_too: int, are_opposed: bool, generator: torch.Generator
+) -> set[str]:
+    """The outputs that differ on one draw of ``count`` rows, of which the first run alone, too; all if one of them
+    alone makes it raise, none if all together do.
 
     Outside inference, where the ready-made cells take their plain form: there is nothing to compile for it. No weight
     of a cell asks for gradients, so there are none.
     """
-    inputs = random_inputs(cell.inputs.values(), rows, generator)
+    inputs = random_inputs(cell.inputs.values(), count, generator)
+    if are_opposed:
+        inputs = [_opposed(value) for value in inputs]
     try:
         together = _run(cell, inputs)
     except KeyboardInterrupt:
@@ -84,13 +95,31 @@ def _differing(cell: Computation, rows: int, generator: torch.Generator) -> set[
     except BaseException:
         return set()
     try:
-        alone = [_run(cell, [row_of(value, row) for value in inputs]) for row in range(rows)]
+        alone = [_run(cell, [row_of(value, row) for value in inputs]) for row in range(alone_too)]
     except KeyboardInterrupt:
         raise
     except BaseException:  # as a norm over the batch does, which has no variance of one row
         return set(cell.outputs)
     joined = [torch.cat(values) for values in zip(*alone)]
-    return {name for name, a, b in zip(cell.outputs, together, joined) if not is_close(a, b)}
+    return {name for name, a, b in zip(cell.outputs, together, joined) if not is_close(a[: len(b)], b)}
+
+
+def _opposed(value: CellInput) -> CellInput:
+    """The same with a first row that is negative everywhere, and a second that is positive and outweighs it."""
+    if isinstance(value, PagedRows | Spans):
+        return value
+    if isinstance(value, RaggedRows):
+        of_node = torch.repeat_interleave(value.offsets.diff())
+        return RaggedRows(_opposed_rows(value.values, of_node), value.offsets)
+    return _opposed_rows(value, torch.arange(len(value)))
+
+
+def _opposed_rows(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    if not rows.is_floating_point():
+        return rows
+    numbers = numbers.view(-1, *[1] * (rows.dim() - 1))
+    large = rows.abs() + 1
+    return torch.where(numbers == 0, -large, torch.where(numbers == 1, 3 * large, rows))
 
 
 def _run(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor]:

@@ -33,6 +33,22 @@ def test_a_cell_that_mixes_its_rows_is_told(kind: str) -> None:
     assert told[0].filename == __file__
 
 
+BRANCHES = {
+    "their sum": lambda h: h if h.sum() > 0 else -h,
+    "the first": lambda h: h if h[0, 0] > 0 else -h,
+    "any of them": lambda h: h if (h > 0).any() else -h,
+    "the largest": lambda h: h if h.max() < 2 else -h,
+    "how many there are": lambda h: h if h.shape[0] < 9 else -h,
+}
+
+
+@pytest.mark.parametrize("width", [1, 5, 32])
+@pytest.mark.parametrize("kind", BRANCHES)
+@pytest.mark.filterwarnings("ignore:cell")
+def test_a_cell_that_branches_on_its_batch_is_told(kind: str, width: int) -> None:
+    assert cell(BRANCHES[kind], {"h": (width,)}).check_row_wise() == ["output"]
+
+
 def test_only_the_outputs_that_are_mixed_are_named() -> None:
     made = cell(lambda h: {"sum": h.cumsum(0), "twice": 2 * h}, ROW)
     with pytest.warns(RuntimeWarning, match="output 'sum'"):
