@@ -83,7 +83,7 @@ class Submission:
                     asked = [(model, model.plans(requests))]
                     with self._manager.turns.gate:
                         if wait:
-                            self._wait_for_room(asked, deadline)
+                            deadline = self._wait_for_room(asked, deadline)
                         if self._models.get(name) is model:
                             return self._enqueue(asked, deadline, priority, channel, None)
             finally:
@@ -141,7 +141,7 @@ class Submission:
             asked = _planned_in(sessions, requests)
             with self._manager.turns.gate:
                 if wait:
-                    self._wait_for_room(asked, deadline)
+                    deadline = self._wait_for_room(asked, deadline)
                 return self._enqueue(asked, deadline, priority, channel, sessions)
         finally:
             for model in models:
@@ -184,13 +184,15 @@ class Submission:
         if not self._manager.has_workers:
             raise EngineClosedError("the engine has no worker left")
 
-    def _wait_for_room(self, asked: Sequence[Asked], deadline: float | None) -> None:
-        """Waits for places in the queue, at most so many seconds; under the gate."""
+    def _wait_for_room(self, asked: Sequence[Asked], deadline: float | None) -> float | None:
+        """Waits for places in the queue, at most so many seconds; returns how many are left. Under the gate."""
         manager, wanted = self._manager, self._places_for(asked)
         if not all(places.has_room(size) for places, size in wanted):
             manager.refuse_in_callback()
             end_s = None if deadline is None else time.monotonic() + check_seconds("deadline", deadline)
             manager.room.wait(wanted, end_s, manager.closed)
+            return None if end_s is None else max(TINY_S, end_s - time.monotonic())
+        return deadline
 
     def _places_for(self, asked: Sequence[Asked]) -> list[tuple[Places, Size]]:
         """How many places requests need in each queue: the engine's and their models'."""

@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 
+from cellrt.core.policy import BatchMakerPolicy, Job
 from cellrt.errors import DeadlineError, EngineClosedError, OverloadError, RequestTooLargeError
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import SMALL, WAIT_S, close_and_check, small_engine
@@ -72,6 +73,22 @@ def test_submit_waits_for_a_place_if_asked_to():
     gate.open.set()
     thread.join(WAIT_S)
     assert made[0].result(WAIT_S) and held.result(WAIT_S)
+    close_and_check(engine)
+
+
+def test_what_a_request_waits_for_a_place_is_of_its_deadline():
+    deadlines: list[float | None] = []
+
+    class Noting(BatchMakerPolicy):
+        def admission_key(self, job: Job) -> float:
+            deadlines.append(job.deadline_s)
+            return 0.0
+
+    engine, gate, held = gated(max_queue=1, policy=Noting())
+    opening = threading.Timer(0.2, gate.open.set)
+    opening.start()
+    assert engine.submit("chain", STEPS, wait=True, deadline=WAIT_S).result(WAIT_S) and held.result(WAIT_S)
+    assert deadlines[0] is None and 0 < deadlines[1] <= WAIT_S - 0.15
     close_and_check(engine)
 
 
