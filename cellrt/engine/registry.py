@@ -22,8 +22,9 @@ from cellrt.engine.places import NO_LIMIT, Places, QueueLimit
 from cellrt.engine.template_cache import MAX_CACHED_BYTES, TemplateCache
 from cellrt.engine.together import Reader
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
-from cellrt.graph.known import Alike, KnownGraphs, check_key
+from cellrt.graph.known import Alike, KnownGraphs
 from cellrt.graph.results import Recorded, ResultLayout, StateLayout
+from cellrt.graph.slots import check_key
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.cell_type import CellType
 

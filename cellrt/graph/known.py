@@ -15,18 +15,11 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from cellrt.definition.cell import Cell
-from cellrt.definition.spec import RowSpec
-from cellrt.errors import DefinitionError, RequestError
+from cellrt.errors import RequestError
 from cellrt.graph.binding import Binding
-from cellrt.graph.graph import Graph
-from cellrt.graph.recorder import Source
 from cellrt.graph.results import Recorded
-from cellrt.graph.sources import LISTS, NUMBERS, bits_of, bits_together, copied
-from cellrt.graph.symbols import Output
+from cellrt.graph.slots import Slot, collect, trace, without_tensors
 from cellrt.graph.unfolder import Unfolder
 
 log = logging.getLogger("cellrt")
@@ -35,11 +28,6 @@ MAX_KEYS = 4096
 """Keys whose graphs are kept, for each model; the oldest leave."""
 
 ONE = range(1)
-CONSTANT = "a constant"
-"""In place of an input: one that travels with requests, because the engine keeps no more of them."""
-Path = tuple[Any, ...]
-"""How one comes from a request to a part of it: by keys and positions."""
-Externals = list[tuple[int, NDArray[Any]]]
 
 
 class Alike(NamedTuple):
@@ -54,42 +42,6 @@ class Alike(NamedTuple):
     places: Sequence[int]
 
 
-class _Slot(NamedTuple):
-    """A tensor that each request brings: ``path`` and ``spec`` of the part that it is, its shape there and as rows."""
-
-    path: Path
-    spec: RowSpec
-    kind: int
-    shape: tuple[int, ...]
-    rows_shape: tuple[int, ...]
-
-    def rows_of_one(self, request: Any) -> NDArray[Any]:
-        """As ``rows``, of one request."""
-        for step in self.path:
-            request = request[step]
-        bits = bits_of(self.spec, request)
-        if bits.shape != self.shape:
-            raise RequestError("another shape")
-        if not isinstance(request, LISTS):
-            bits = copied(bits)
-        return bits if self.shape == self.rows_shape else bits.reshape(self.rows_shape)
-
-    def rows(self, requests: Sequence[Any]) -> NDArray[Any]:
-        """The rows of requests one behind the other, in memory of their own.
-
-        Raises RequestError, LookupError or TypeError if one has no such part.
-        """
-        parts = requests
-        for step in self.path:
-            parts = [part[step] for part in parts]
-        bits = bits_together(self.spec, parts)
-        if bits is None:
-            bits = np.stack([bits_of(self.spec, part) for part in parts])
-        if bits.shape[1:] != self.shape:
-            raise RequestError("another shape")
-        return bits.reshape(len(parts) * self.rows_shape[0], *self.rows_shape[1:])
-
-
 class _Known:
     """The graph of a key.
 
@@ -101,26 +53,18 @@ class _Known:
 
     def __init__(self) -> None:
         self.recorded: Recorded | None = None
-        self.slots: list[_Slot] | None = None
+        self.slots: list[Slot] | None = None
         self.count = 0
 
     def equals(self, recorded: Recorded) -> bool:
         """Whether that is the same graph."""
-        return self.recorded == _without_tensors(recorded)
+        return self.recorded == without_tensors(recorded)
 
     def collect(self, requests: Sequence[Any]) -> Recorded | None:
         """What requests of this graph record; None if one of them does not fit it."""
         if self.slots is None or self.recorded is None:
             return None
-        program, _, results, states = self.recorded
-        try:
-            if len(requests) == 1:
-                externals = [(slot.kind, slot.rows_of_one(requests[0])) for slot in self.slots]
-            else:
-                externals = [(slot.kind, slot.rows(requests)) for slot in self.slots]
-            return Recorded(program, externals, results, states)
-        except (RequestError, LookupError, TypeError, ValueError):
-            return None
+        return collect(self.recorded, self.slots, requests)
 
 
 class KnownGraphs:
@@ -226,8 +170,8 @@ class KnownGraphs:
     def _learn(self, binding: Binding, known: _Known, request: Any) -> None:
         """Finds out the graph of a key, and what of a request it reads."""
         recorded = self._unfolder.record(binding, request)
-        known.slots = _trace(self._unfolder, binding, request, recorded)
-        known.recorded = _without_tensors(recorded)
+        known.slots = trace(self._unfolder, binding, request, recorded)
+        known.recorded = without_tensors(recorded)
 
     def _check(self, binding: Binding, key: Hashable, known: _Known, request: Any, count: int) -> None:
         """Counts requests of a key; whenever their number has doubled, one is unfolded in full."""
@@ -256,118 +200,6 @@ def record_at(record: Callable[[Sequence[Any]], T], requests: Sequence[Any], pla
         raise
 
 
-def check_key(unfolder: Unfolder, binding: Binding, recorded: Recorded) -> None:
-    """Checks the key of a model on its example, of which that was recorded. Raises DefinitionError."""
-    if unfolder.key is None:
-        return
-    try:
-        hash(unfolder.key(unfolder.example))
-    except Exception as error:
-        raise DefinitionError(
-            f"model {unfolder.name!r}: its key raised {type(error).__name__} of the example: {error}"
-        ) from error
-    found = _Trace(unfolder, binding, unfolder.example)
-    if found.recorded is None or _without_tensors(found.recorded) != _without_tensors(recorded):
-        raise DefinitionError(f"model {unfolder.name!r}: with a key, equal requests must unfold to equal graphs")
-    for where in found.untraced:
-        if where != CONSTANT:
-            raise DefinitionError(
-                f"model {unfolder.name!r}: with a key, the graph may read tensors, arrays and lists of the request "
-                f"only as they are in it; {where} reads something else"
-            )
-
-
-def _trace(unfolder: Unfolder, binding: Binding, request: Any, recorded: Recorded) -> list[_Slot] | None:
-    """What of a request its graph reads; None if that is not the request's own tensors, arrays and lists alone."""
-    found = _Trace(unfolder, binding, request)
-    if found.recorded is None or found.untraced or _without_tensors(found.recorded) != _without_tensors(recorded):
-        return None
-    known = _Known()
-    known.recorded, known.slots = _without_tensors(recorded), found.slots
-    collected = known.collect([request])
-    return found.slots if collected is not None and _are_equal(collected.externals, recorded.externals) else None
-
-
-def _without_tensors(recorded: Recorded) -> Recorded:
-    return recorded._replace(externals=[])
-
-
-class _Trace:
-    """Unfolds a copy of a request; ``slots`` are the parts that its graph reads, ``untraced`` names what is none."""
-
-    def __init__(self, unfolder: Unfolder, binding: Binding, request: Any) -> None:
-        self.slots: list[_Slot] = []
-        self.untraced: list[str] = []
-        self.recorded: Recorded | None = None
-        paths: dict[int, Path] = {}
-        copy = _copy(request, (), paths)
-        graph = _TracedGraph(binding)
-        try:
-            self.recorded = unfolder.record_in(graph, copy)
-        except RequestError:
-            return
-        for (where, source, spec), (kind, rows) in zip(graph.given, self.recorded.externals):
-            path = paths.get(id(source))
-            if path is None:
-                self.untraced.append(where)
-            else:
-                self.slots.append(_Slot(path, spec, kind, bits_of(spec, source).shape, rows.shape))
-
-
-class _TracedGraph(Graph):
-    """A graph that notes what each of the request's tensors was made of."""
-
-    def __init__(self, binding: Binding) -> None:
-        super().__init__(binding)
-        self.given: list[tuple[str, object, RowSpec]] = []
-        """Of each external: which input it is, its source, and what that is to be."""
-        self._source: tuple[str, object] = "", None
-
-    def _external(self, spec: RowSpec, rows: NDArray[Any]) -> int:
-        self.given.append((*self._source, spec))
-        return super()._external(spec, rows)
-
-    def _value(self, cell: Cell, name: str, spec: RowSpec, source: Source, position: int = -1) -> int:
-        self._source = self._where(cell, name, position), source
-        return super()._value(cell, name, spec, source, position)
-
-    def _many(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> list[int]:
-        self._source = self._where(cell, name), source
-        return super()._many(cell, name, spec, source)
-
-    def _listed(self, cell: Cell, name: str, spec: RowSpec, sources: Sequence[Source]) -> Sequence[int]:
-        self._source = self._where(cell, name), sources
-        return super()._listed(cell, name, spec, sources)
-
-    def _stepped(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
-        self._source = self._where(cell, name), source
-        return super()._stepped(cell, name, spec, source)
-
-    def constant(self, value: float | torch.Tensor | np.ndarray, spec: RowSpec | None = None) -> Output:
-        """See ``Graph.constant``."""
-        self._source = CONSTANT, None
-        return super().constant(value, spec)
-
-
-def _copy(value: Any, path: Path, paths: dict[int, Path]) -> Any:
-    """A part of a request as objects that nobody else has; ``paths`` gets where each is. Numbers stay what they are."""
-    made: Any
-    if type(value) is torch.Tensor:
-        made = value.detach()
-    elif type(value) is np.ndarray:
-        made = value.view()
-    elif type(value) is dict:
-        made = {key: _copy(item, (*path, key), paths) for key, item in value.items()}
-    elif type(value) in LISTS and value:
-        are_numbers = isinstance(value[0], NUMBERS)
-        items = list(value) if are_numbers else [_copy(item, (*path, k), paths) for k, item in enumerate(value)]
-        made = items if type(value) is list else tuple(items)
-    else:
-        return value
-    paths[id(made)] = path
-    return made
-
-
 def _together(group: Sequence[tuple[int, Recorded]]) -> Alike:
     """Recorded requests of one graph."""
     recorded = group[0][1]
@@ -378,11 +210,3 @@ def _together(group: Sequence[tuple[int, Recorded]]) -> Alike:
         ]
         recorded = recorded._replace(externals=externals)
     return Alike(recorded, [place for place, _ in group])
-
-
-def _are_equal(one: Externals, other: Externals) -> bool:
-    """Whether these are the same rows, bit by bit."""
-    return len(one) == len(other) and all(
-        kind == known and rows.shape == values.shape and rows.tobytes() == values.tobytes()
-        for (kind, rows), (known, values) in zip(one, other)
-    )

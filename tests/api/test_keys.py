@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellrt.definition.define import cell
-from cellrt.definition.spec import rows
+from cellrt.definition.spec import ragged, rows
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.graph import Graph
-from cellrt.graph.known import Alike, KnownGraphs, check_key
+from cellrt.graph.known import Alike, KnownGraphs
+from cellrt.graph.slots import check_key
 from cellrt.graph.unfolder import Unfolder, unfold
 
 STEP = cell(lambda x, h: {"h": x + h}, {"x": (2,), "h": (2,)})
@@ -38,6 +39,17 @@ class Bound:
 
     def constant_row(self, kind: int, content: bytes) -> int:
         return -1
+
+
+class Keeping(Bound):
+    """One that keeps constants, as an engine does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.constants: dict[object, int] = {}
+
+    def constant_row(self, kind: int, content: bytes) -> int:
+        return self.constants.setdefault((kind, content), len(self.constants))
 
 
 class Counting:
@@ -148,6 +160,47 @@ def test_a_key_that_cannot_be_kept_is_refused_at_registration(function, key, mat
     unfolder, binding = Unfolder("m", function, torch.zeros(2, 2), key=key), Bound()
     with pytest.raises(DefinitionError, match=match):
         check_key(unfolder, binding, unfolder.record(binding, unfolder.example))
+
+
+CONSTANTS = {
+    "as it is": lambda graph, request: graph.constant(request["start"]),
+    "computed": lambda graph, request: graph.constant(request["start"] * 2),
+    "a number": lambda graph, request: graph.constant([request["scale"], 0.0], STEP.inputs["h"]),
+}
+
+
+@pytest.mark.parametrize("kind", CONSTANTS)
+def test_a_constant_that_is_made_of_the_request_is_not_known_by_its_key(kind):
+    def function(graph: Graph, request: Any) -> object:
+        return {"h": graph.chain(STEP, x=request["x"], h=CONSTANTS[kind](graph, request)).last.h}
+
+    def request(value: float) -> dict[str, Any]:
+        return {"x": torch.zeros(1, 2), "start": torch.full((2,), value), "scale": value}
+
+    unfolder, binding = Unfolder("m", function, request(0.0), key=lambda one: len(one["x"])), Keeping()
+    with pytest.raises(DefinitionError, match="its key is the same for the example and for one with other numbers"):
+        check_key(unfolder, binding, unfolder.record(binding, unfolder.example))
+    known = KnownGraphs(unfolder)
+    for value in (0.0, 0.0, 0.0, 5.0, 6.0, 0.0):
+        same(known.record(binding, [request(value)]), [unfolder.record(binding, request(value))])
+
+
+def test_what_is_empty_is_checked_for_each_request():
+    total = cell(lambda x, h: {"y": x + h.values.sum()}, {"x": (2,), "h": ragged(3)}, name="total")
+
+    def function(graph: Graph, request: Any) -> object:
+        return {"y": total(x=request["x"], h=request["h"]).y}
+
+    def request(h: object) -> dict[str, Any]:
+        return {"x": torch.zeros(2), "h": h}
+
+    unfolder, binding = Unfolder("m", function, request(torch.zeros(0, 3)), key=lambda one: len(one["h"])), Bound()
+    known = KnownGraphs(unfolder)
+    for _ in range(3):
+        known.record(binding, [request(torch.zeros(0, 3))])
+    for wrong in (torch.zeros(0, 5), "", {}):
+        with pytest.raises(RequestError, match="cell 'total', node 0, input 'h'"):
+            known.record(binding, [request(wrong)])
 
 
 def test_a_number_of_the_request_is_read_anew_each_time():

@@ -1,0 +1,248 @@
+"""What of a request its graph reads, so that other requests of that graph need not be unfolded.
+
+It is found out by unfolding a copy of a request, whose parts are objects that nobody else has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cellrt.definition.cell import Cell
+from cellrt.definition.spec import RowSpec
+from cellrt.errors import DefinitionError, RequestError
+from cellrt.graph.binding import Binding
+from cellrt.graph.graph import Graph
+from cellrt.graph.recorder import Source
+from cellrt.graph.results import Recorded
+from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, bits_together, copied
+from cellrt.graph.symbols import Output
+from cellrt.graph.unfolder import Unfolder
+
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+CONSTANT = "a constant"
+"""In place of an input: one that travels with requests, because the engine keeps no more of them."""
+Path = tuple[Any, ...]
+"""How one comes from a request to a part of it: by keys and positions."""
+Externals = list[tuple[int, NDArray[Any]]]
+
+
+class Slot(NamedTuple):
+    """A tensor that each request brings: ``path`` and ``spec`` of the part that it is, its shape there and as rows."""
+
+    path: Path
+    spec: RowSpec
+    kind: int
+    shape: tuple[int, ...]
+    rows_shape: tuple[int, ...]
+
+    def rows_of_one(self, request: Any) -> NDArray[Any]:
+        """As ``rows``, of one request."""
+        for step in self.path:
+            request = request[step]
+        bits = bits_of(self.spec, request)
+        if bits.shape != self.shape:
+            raise RequestError("another shape")
+        if not isinstance(request, LISTS):
+            bits = copied(bits)
+        return bits if self.shape == self.rows_shape else bits.reshape(self.rows_shape)
+
+    def rows(self, requests: Sequence[Any]) -> NDArray[Any]:
+        """The rows of requests one behind the other, in memory of their own.
+
+        Raises RequestError, LookupError or TypeError if one has no such part.
+        """
+        parts = requests
+        for step in self.path:
+            parts = [part[step] for part in parts]
+        bits = bits_together(self.spec, parts)
+        if bits is None:
+            bits = np.stack([bits_of(self.spec, part) for part in parts])
+        if bits.shape[1:] != self.shape:
+            raise RequestError("another shape")
+        return bits.reshape(len(parts) * self.rows_shape[0], *self.rows_shape[1:])
+
+
+def collect(recorded: Recorded, slots: Sequence[Slot], requests: Sequence[Any]) -> Recorded | None:
+    """What requests record whose graph was recorded and reads that; None if one of them does not fit it."""
+    program, _, results, states = recorded
+    try:
+        if len(requests) == 1:
+            externals = [(slot.kind, slot.rows_of_one(requests[0])) for slot in slots]
+        else:
+            externals = [(slot.kind, slot.rows(requests)) for slot in slots]
+        return Recorded(program, externals, results, states)
+    except (RequestError, LookupError, TypeError, ValueError):
+        return None
+
+
+def check_key(unfolder: Unfolder, binding: Binding, recorded: Recorded) -> None:
+    """Checks the key of a model on its example, of which that was recorded. Raises DefinitionError."""
+    if unfolder.key is None:
+        return
+    try:
+        hash(unfolder.key(unfolder.example))
+    except Exception as error:
+        raise DefinitionError(
+            f"model {unfolder.name!r}: its key raised {type(error).__name__} of the example: {error}"
+        ) from error
+    if not _is_told_by_key(unfolder, binding, unfolder.example, recorded):
+        raise DefinitionError(
+            f"model {unfolder.name!r}: its key is the same for the example and for one with other numbers in it, but "
+            "their graphs differ, in a constant, say; a key must tell whatever the graph depends on"
+        )
+    found = _Trace(unfolder, binding, unfolder.example)
+    if found.recorded is None or without_tensors(found.recorded) != without_tensors(recorded):
+        raise DefinitionError(f"model {unfolder.name!r}: with a key, equal requests must unfold to equal graphs")
+    for where in found.untraced:
+        if where != CONSTANT:
+            raise DefinitionError(
+                f"model {unfolder.name!r}: with a key, the graph may read tensors, arrays and lists of the request "
+                f"only as they are in it; {where} reads something else"
+            )
+
+
+def trace(unfolder: Unfolder, binding: Binding, request: Any, recorded: Recorded) -> list[Slot] | None:
+    """What of a request its graph reads; None if that is not the request's own tensors, arrays and lists alone."""
+    found = _Trace(unfolder, binding, request)
+    if found.has_empty or not _is_told_by_key(unfolder, binding, request, recorded):
+        return None
+    if found.recorded is None or found.untraced or without_tensors(found.recorded) != without_tensors(recorded):
+        return None
+    collected = collect(recorded, found.slots, [request])
+    return found.slots if collected is not None and _are_equal(collected.externals, recorded.externals) else None
+
+
+def _is_told_by_key(unfolder: Unfolder, binding: Binding, request: Any, recorded: Recorded) -> bool:
+    """Whether a request of the same key with other numbers in it unfolds to the same graph, as far as it unfolds."""
+    if unfolder.key is None:
+        return True
+    key = unfolder.key(request)
+    for kind in (float, int):
+        try:
+            other = _with_other_numbers(request, kind)
+            if unfolder.key(other) != key:
+                continue
+            found = unfolder.record(binding, other)
+        except Exception:  # numbers that this model does not take
+            continue
+        if without_tensors(found) != without_tensors(recorded):
+            return False
+    return True
+
+
+def without_tensors(recorded: Recorded) -> Recorded:
+    """What is the same for all requests of a graph."""
+    return recorded._replace(externals=[])
+
+
+class _Trace:
+    """Unfolds a copy of a request; ``slots`` are the parts that its graph reads, ``untraced`` names what is none."""
+
+    def __init__(self, unfolder: Unfolder, binding: Binding, request: Any) -> None:
+        self.slots: list[Slot] = []
+        self.untraced: list[str] = []
+        self.recorded: Recorded | None = None
+        paths: dict[int, Path] = {}
+        copy = _copy(request, (), paths)
+        self.has_empty = _has_empty(copy)
+        """Whether a part has no rows: nothing would tell whether a request has the like of it."""
+        graph = _TracedGraph(binding)
+        try:
+            self.recorded = unfolder.record_in(graph, copy)
+        except RequestError:
+            return
+        for (where, source, spec), (kind, rows) in zip(graph.given, self.recorded.externals):
+            path = paths.get(id(source))
+            if path is None:
+                self.untraced.append(where)
+            else:
+                self.slots.append(Slot(path, spec, kind, bits_of(spec, source).shape, rows.shape))
+
+
+class _TracedGraph(Graph):
+    """A graph that notes what each of the request's tensors was made of."""
+
+    def __init__(self, binding: Binding) -> None:
+        super().__init__(binding)
+        self.given: list[tuple[str, object, RowSpec]] = []
+        """Of each external: which input it is, its source, and what that is to be."""
+        self._source: tuple[str, object] = "", None
+
+    def _external(self, spec: RowSpec, rows: NDArray[Any]) -> int:
+        self.given.append((*self._source, spec))
+        return super()._external(spec, rows)
+
+    def _value(self, cell: Cell, name: str, spec: RowSpec, source: Source, position: int = -1) -> int:
+        self._source = self._where(cell, name, position), source
+        return super()._value(cell, name, spec, source, position)
+
+    def _many(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> list[int]:
+        self._source = self._where(cell, name), source
+        return super()._many(cell, name, spec, source)
+
+    def _listed(self, cell: Cell, name: str, spec: RowSpec, sources: Sequence[Source]) -> Sequence[int]:
+        self._source = self._where(cell, name), sources
+        return super()._listed(cell, name, spec, sources)
+
+    def _stepped(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
+        self._source = self._where(cell, name), source
+        return super()._stepped(cell, name, spec, source)
+
+    def constant(self, value: float | torch.Tensor | np.ndarray, spec: RowSpec | None = None) -> Output:
+        """See ``Graph.constant``."""
+        self._source = CONSTANT, None
+        return super().constant(value, spec)
+
+
+def _copy(value: Any, path: Path, paths: dict[int, Path]) -> Any:
+    """A part of a request as objects that nobody else has; ``paths`` gets where each is. Numbers stay what they are."""
+    made: Any
+    if type(value) is torch.Tensor:
+        made = value.detach()
+    elif type(value) is np.ndarray:
+        made = value.view()
+    elif type(value) is dict:
+        made = {key: _copy(item, (*path, key), paths) for key, item in value.items()}
+    elif type(value) in LISTS and value:
+        are_numbers = isinstance(value[0], NUMBERS)
+        items = list(value) if are_numbers else [_copy(item, (*path, k), paths) for k, item in enumerate(value)]
+        made = items if type(value) is list else tuple(items)
+    else:
+        return value
+    paths[id(made)] = path
+    return made
+
+
+def _has_empty(value: Any) -> bool:
+    if type(value) in ARRAYS:
+        return 0 in value.shape
+    if type(value) is dict:
+        return any(map(_has_empty, value.values()))
+    return type(value) in LISTS and (not value or (not isinstance(value[0], NUMBERS) and any(map(_has_empty, value))))
+
+
+def _with_other_numbers(value: Any, kind: type[int | float]) -> Any:
+    """A request with each number of a kind one larger; numbers of its tensors, too."""
+    if type(value) is torch.Tensor:
+        is_kind = value.dtype.is_floating_point if kind is float else value.dtype in INTEGERS
+        return value.detach() + 1 if is_kind else value
+    if type(value) is np.ndarray:
+        return value + value.dtype.type(1) if value.dtype.kind in ("f" if kind is float else "iu") else value
+    if type(value) is dict:
+        return {key: _with_other_numbers(item, kind) for key, item in value.items()}
+    if type(value) in LISTS:
+        return type(value)([_with_other_numbers(item, kind) for item in value])
+    return value + 1 if type(value) is kind else value
+
+
+def _are_equal(one: Externals, other: Externals) -> bool:
+    """Whether these are the same rows, bit by bit."""
+    return len(one) == len(other) and all(
+        kind == known and rows.shape == values.shape and rows.tobytes() == values.tobytes()
+        for (kind, rows), (known, values) in zip(one, other)
+    )
