@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt import Cell, DefinitionError, Graph, RequestError, RequestTooLargeError, Unfolder, unfold
+from cellrt import Cell, DefinitionError, Graph, RequestError, RequestTooLargeError, RowSpec, Unfolder, unfold
 from cellrt.unfolders._marshalled import marshalled_tree
 from cellrt.unfolders._tree_cells import TreeCells
 from cellrt.unfolders.conllu import parse_conllu
@@ -46,7 +46,7 @@ def tree(name: str, *, leaf: Cell, inner: Cell, output: Cell | None = None, ever
 
     def function(graph: Graph, request: Any) -> dict[str, object]:
         parents, rows = _flatten(request, graph.max_nodes)
-        return cells.build(graph, parents, {input_name: _stack(rows, spec.shape)}, {})
+        return cells.build(graph, parents, {input_name: _stack(rows, spec)}, {})
 
     example = (torch.zeros(spec.shape, dtype=spec.dtype),) * cells.num_children
     return unfold(name, example=example)(function)
@@ -193,12 +193,16 @@ def _too_large(most: int) -> RequestTooLargeError:
     )
 
 
-def _stack(rows: Sequence[object] | NDArray[np.int64], shape: tuple[int, ...]) -> torch.Tensor | NDArray[Any]:
-    """The rows of leaves one below the other."""
+def _stack(rows: Sequence[object] | NDArray[np.int64], spec: RowSpec) -> torch.Tensor | NDArray[Any] | list[object]:
+    """The rows of leaves one below the other; numbers as they are, which any dtype may hold."""
+    shape = spec.shape
     if isinstance(rows, np.ndarray) and not shape:
-        return rows
-    if not shape and all(type(row) is int for row in rows):
-        return np.array(rows)
+        return rows if spec.dtype == torch.int64 else rows.tolist()
+    if not shape and all(isinstance(row, bool | int | float) for row in rows):
+        for k, row in enumerate(rows):
+            if isinstance(row, float) and not spec.dtype.is_floating_point:
+                raise RequestError(f"leaf {k}: expected {spec}, got {row!r}")
+        return list(rows)
     tensors: list[torch.Tensor] = []
     for k, row in enumerate(rows):
         try:

@@ -60,11 +60,12 @@ def bits_of(spec: RowSpec, source: object) -> NDArray[Any]:
             ) from None
     wanted = NUMPY_DTYPES.get(spec.dtype)
     try:
-        if wanted is None:
-            return as_bits(torch.as_tensor(source, device="cpu").to(spec.dtype))
         array = np.asarray(source)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RequestError(f"expected {spec}, got {describe_source(source)}: {error}") from None
+    if wanted is None:  # bfloat16, which NumPy does not have: what would do for float32 is rounded
+        single = array if array.dtype == np.float32 else _converted(spec, np.dtype(np.float32), array, source)
+        return as_bits(torch.from_numpy(np.array(single)).to(spec.dtype))
     return array if array.dtype == wanted else _converted(spec, np.dtype(wanted), array, source)
 
 
@@ -174,8 +175,10 @@ def _converted(spec: RowSpec, wanted: np.dtype[Any], array: NDArray[Any], source
         is_fit = are_integers or np.can_cast(array.dtype, wanted, "same_kind")
     if not is_fit:
         raise RequestError(f"expected {spec}, got {describe_source(array if array.dtype.kind in 'biuf' else source)}")
-    converted = array.astype(wanted)
-    if are_integers and (converted != array).any():
+    with np.errstate(over="ignore"):
+        converted = array.astype(wanted)
+    is_lost = converted != array if are_integers else np.isinf(converted) & ~np.isinf(array)
+    if is_lost.any():
         raise RequestError(f"expected {spec}, got a number that does not fit: {reprlib.repr(source)}")
     return converted
 

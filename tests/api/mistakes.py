@@ -25,6 +25,8 @@ STEP, TOKEN, ATTEND, COUNT, SUM, LEAF, PAIR = (
 )
 LSTM = cell(LSTMCell(SIZE, SIZE), {"x": (SIZE,), "h": (SIZE,), "c": (SIZE,)})
 TORCH_GRU = cell(torch.nn.GRUCell(SIZE, 3), {"input": (SIZE,), "hx": (3,)})
+HALF = cell(lambda x: x, {"x": rows(dtype=torch.float16)}, name="half")
+BRAIN = cell(lambda x: x, {"x": rows(1, dtype=torch.bfloat16)}, name="brain")
 BYTE = cell(lambda x: x, {"x": rows(dtype=torch.uint8)}, name="byte")
 ROW = torch.ones(SIZE)
 OTHER: list[Any] = []
@@ -134,6 +136,22 @@ MISTAKES: dict[str, tuple[Write, str]] = {
     "a number that does not fit": (
         lambda graph: BYTE(x=300),
         r"cell 'byte', node 0, input 'x': expected uint8\[\], got a number that does not fit: 300",
+    ),
+    "a float that does not fit": (
+        lambda graph: HALF(x=1e6),
+        r"cell 'half', node 0, input 'x': expected float16\[\], got a number that does not fit: 1000000.0",
+    ),
+    "a float that bfloat16 cannot hold": (
+        lambda graph: BRAIN(x=[1e300]),
+        r"cell 'brain', node 0, input 'x': expected bfloat16\[1\], got a number that does not fit: \[1e\+300\]",
+    ),
+    "a complex number for bfloat16": (
+        lambda graph: BRAIN(x=[1 + 2j]),
+        r"cell 'brain', node 0, input 'x': expected bfloat16\[1\], got list \[\(1\+2j\)\]",
+    ),
+    "an array of float64 for bfloat16": (
+        lambda graph: BRAIN(x=np.ones(1)),
+        r"cell 'brain', node 0, input 'x': expected bfloat16\[1\], got float64\[1\]",
     ),
     "a tensor as a result": (lambda graph: {"h": STEP(x=ROW), "x": ROW}, r"result 'x': expected an output"),
     "an empty list as a result": (lambda graph: {"h": STEP(x=ROW), "x": []}, r"result 'x': expected an output"),
@@ -331,6 +349,8 @@ def good(graph: Graph) -> object:
     total = SUM(x=tree.h, h=[chain.last.h])
     loop = graph.loop(COUNT, max_steps=3, limit=9, step=1)
     BYTE(x=1)
+    HALF(x=1)
+    BRAIN(x=[1])
     TORCH_GRU(input=ROW, hx=torch.ones(3))
     LSTM(x=ROW)
     return {"h": ATTEND(x=total.h, memory=[TOKEN(token=loop.last.number).h]).h}

@@ -174,6 +174,17 @@ def test_nested_tuples(engine, cells):
         assert_same(result["c"], expected.c)
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_leaves_may_be_numbers_of_any_dtype(dtype):
+    leaf = cellrt.cell(lambda x: {"h": x.float()}, {"x": cellrt.rows(dtype=dtype)}, name="leaf")
+    inner = cellrt.cell(lambda h_left, h_right: {"h": 2 * h_left + h_right}, {"h_left": (), "h_right": ()})
+    with small_engine(1) as engine:
+        engine.register(unfolders.tree("numbers", leaf=leaf, inner=inner), warm_up=False)
+        assert ask(engine, "numbers", ((1, 0), 3))["h"] == 7
+        if dtype.is_floating_point:
+            assert ask(engine, "numbers", ((1, 0.5), 3))["h"] == 8
+
+
 def test_leaves_may_be_arrays(engine):
     a, b = vectors(2)
     assert_same(ask(engine, "tree", (a.numpy(), b.numpy()))["h"], ask(engine, "tree", (a, b))["h"])
