@@ -98,7 +98,7 @@ def _lines(path: Path | None, request: str | None) -> list[dict[str, object]]:
             return [{"request": json.loads(request or "")}]
         except ValueError as error:
             raise typer.BadParameter(f"no JSON: {error}", param_hint="--request") from None
-    lines = read_lines(path)
+    lines = list(read_lines(path).values())
     if not lines:
         raise typer.BadParameter(f"{path} is empty", param_hint="--dataset-path")
     return [line if isinstance(line, dict) and "request" in line else {"request": line} for line in lines]

@@ -22,12 +22,21 @@ def load_model(text: str) -> Unfolder:
     return ModelSource(source_of(text)).load()
 
 
-def read_lines(path: Path) -> list[Any]:
-    """A file of JSON lines. Raises DefinitionError."""
+def read_lines(path: Path) -> dict[str, Any]:
+    """A file of JSON lines: what each says, by the file and its number. Raises DefinitionError."""
+    read: dict[str, Any] = {}
+    where = str(path)
     try:
-        return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    where = f"{path}, line {number}"
+                    read[where] = json.loads(line.rstrip())
+    except json.JSONDecodeError as error:
+        raise DefinitionError(f"{where}: {error.msg} at character {error.pos + 1}") from None
     except (OSError, ValueError) as error:
         raise DefinitionError(f"{path}: {error}") from None
+    return read
 
 
 def read_requests(model: Unfolder, path: Path | None, count: int) -> list[Any]:
@@ -50,7 +59,7 @@ def read_requests(model: Unfolder, path: Path | None, count: int) -> list[Any]:
         return True
 
     form = request_form(model.example, takes, limits)
-    read = [form.read(checked(line, limits), f"line {number}") for number, line in enumerate(read_lines(path), 1)]
+    read = [form.read(checked(line, limits), where) for where, line in read_lines(path).items()]
     if not read:
         raise RequestError(f"{path} is empty")
     return [read[place % len(read)] for place in range(count)]

@@ -270,8 +270,8 @@ class Graph(Recorder):
                 raise RequestError("loop of a list of cells: it takes as many steps as it has, and no keep and carry")
             return loop_of_layers(self, cell, until, inputs)
         where = f"loop of cell {cell.name!r}" if isinstance(cell, Cell) else f"loop of {cell!r}"
-        if not isinstance(max_steps, int) or not 1 <= max_steps < 1 << 20:
-            raise RequestError(f"{where}: expected 1 <= max_steps < 2**20, got {max_steps}")
+        if not isinstance(max_steps, int) or isinstance(max_steps, bool) or not 1 <= max_steps < 1 << 20:
+            raise RequestError(f"{where}: expected max_steps as an int from 1 to {(1 << 20) - 1}, got {max_steps!r}")
         if isinstance(cell, Cell):
             return loop_of_one(self, cell, max_steps, until, keep, carry, inputs)
         if not callable(cell) or keep or carry is not None:

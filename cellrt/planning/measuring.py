@@ -12,6 +12,7 @@ from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.examples import random_inputs
 from cellrt.definition.modes import workers_modes
 from cellrt.engine.engine import Engine
+from cellrt.errors import CellError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.planning.profile import CellProfile, Profile, best_batch
 from cellrt.worker.torch_state import torch_threads
@@ -58,7 +59,7 @@ def measure(model: Unfolder, bound_s: float | None, progress: Progress, *, secon
 @workers_modes()
 @torch.inference_mode()
 def step_seconds(cell: Cell, form: CompiledForm | None, rows: int, seconds: float) -> float:
-    """The median of one step's time with random rows, in its compiled form if it has one."""
+    """The median of one step's time with random rows, in its compiled form if it has one. Raises CellError."""
     inputs = random_inputs(cell.inputs.values(), rows, torch.Generator().manual_seed(0))
     by_name = {} if form is None else dict(zip(cell.inputs, inputs))
     samples: list[float] = []
@@ -66,7 +67,10 @@ def step_seconds(cell: Cell, form: CompiledForm | None, rows: int, seconds: floa
     while len(samples) < 3 or time.perf_counter() < end_s:
         begin_s = time.perf_counter()
         if form is None or form.run(rows, by_name) is None:
-            cell.run(*inputs)
+            try:
+                cell.run(*inputs)
+            except Exception as error:
+                raise CellError(f"{cell.name!r} raised with {rows} rows: {type(error).__name__}: {error}") from error
         samples.append(time.perf_counter() - begin_s)
     samples.sort()
     return samples[len(samples) // 2]

@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cellrt.cli import app
+from cellrt.cli.models import read_lines
+from cellrt.errors import DefinitionError
 
 MODEL = "tests.serve.models:chain"
 
@@ -89,6 +91,29 @@ def test_a_file_that_ends_its_process_is_told_by_name(tmp_path: Path, command: t
     path.write_text("raise SystemExit(3)\n")
     output = run(*command, f"{path}{attribute}", status=1)
     assert "ends.py" in output and "SystemExit: 3" in output
+
+
+def test_a_cell_that_raises_for_many_rows_is_told_by_name_when_it_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "few.py"
+    path.write_text(
+        "import cellrt, torch\n"
+        "def few(x):\n"
+        "    if len(x) > 4: raise ValueError('no more than 4')\n"
+        "    return {'y': x}\n"
+        "few = cellrt.cell(few, {'x': (2,)}, name='few')\n"
+        "model = cellrt.unfold('model', example=torch.ones(2))(lambda graph, x: {'y': few(x=x)})\n"
+    )
+    told = run("tune", f"{path}:model", "--quick", "--out", tmp_path / "few.json", status=1)
+    assert "'few' raised with 8 rows: ValueError: no more than 4" in told and "Traceback" not in told
+
+
+def test_a_line_that_is_no_json_is_told_by_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text('"a\u2028b"\n\n{"request": 1\n', encoding="utf-8")
+    with pytest.raises(DefinitionError, match=r"requests.jsonl, line 3: Expecting ',' delimiter at character 14"):
+        read_lines(path)
+    path.write_text('"a\u2028b"\n', encoding="utf-8")
+    assert list(read_lines(path).values()) == ["a\u2028b"]
 
 
 def test_a_file_with_several_models_says_which(tmp_path: Path) -> None:
