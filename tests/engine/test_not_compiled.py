@@ -93,6 +93,13 @@ def test_what_cannot_be_compiled_is_refused_by_name(tmp_path, reason: Reason) ->
     assert str(refused.value).startswith(str(reason))
 
 
+@pytest.mark.slow
+def test_an_operator_without_a_c_interface_is_named(tmp_path) -> None:
+    with pytest.raises(NotCompiledError, match=r"no C interface: aten::median.dim") as refused:
+        compile_cell(cellrt.cell(lambda x: x.median(1).values, NUMBERS), LibraryStore(tmp_path))
+    assert refused.value.reason is Reason.NO_C_INTERFACE
+
+
 def test_a_weight_of_a_dtype_that_rows_cannot_have_is_refused(tmp_path) -> None:
     made = cellrt.cell(lambda x: x, NUMBERS)
     turned = nn.Linear(4, 4, dtype=torch.complex64).requires_grad_(False)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
-import re
 import runpy
 import sys
 import tempfile
@@ -30,7 +30,6 @@ CONFIGURATION: dict[str, Any] = {
     "aot_inductor.enable_line_tables": False,
 }
 NEEDS_PYTHON = "aoti_torch_proxy_executor_call_function"
-OPERATOR = re.compile(r"// (torch\.ops\.[\w.]+)|\"(\w+::\w+)")
 
 
 def build(operators_at: Sequence[str], program_at: Path, library_at: Path, num_weights: int, num_outputs: int) -> None:
@@ -49,10 +48,13 @@ def build(operators_at: Sequence[str], program_at: Path, library_at: Path, num_w
         torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=configuration)
         with zipfile.ZipFile(package) as archive:
             archive.extractall(folder)
-        source = next(Path(folder).rglob("*.wrapper.cpp")).read_text()
-        if NEEDS_PYTHON in source:
-            found = OPERATOR.search(source[source.index(NEEDS_PYTHON) - 400 :])
-            return _write(library_at.with_suffix(".refused"), f"NO_C_INTERFACE\n{found.group(0) if found else ''}")
+        called = [
+            node["node"]["target"]
+            for listed in Path(folder).rglob("*.wrapper.json")
+            for node in json.loads(listed.read_text())["nodes"]
+        ]
+        if called or NEEDS_PYTHON in next(Path(folder).rglob("*.wrapper.cpp")).read_text():
+            return _write(library_at.with_suffix(".refused"), f"NO_C_INTERFACE\n{', '.join(dict.fromkeys(called))}")
         library = next(Path(folder).rglob("*.so"))
         _write(library_at.with_suffix(".sha256"), hashlib.sha256(library.read_bytes()).hexdigest())
         os.replace(library, library_at)
