@@ -85,7 +85,7 @@ def bench_serve(
             table.add_row(name.replace("_", " "), shown)
         console().print(table)
     if not answers.latency_s:
-        complaint(f"no request was answered: {dict(answers.failures)}")
+        complaint(f"no request was answered: {dict(answers.failures)}{answers.said and f'; the first: {answers.said}'}")
         raise typer.Exit(1)
 
 

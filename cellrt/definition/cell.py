@@ -19,7 +19,7 @@ from cellrt.definition.declaration import Declaration
 from cellrt.definition.file import save_cell
 from cellrt.definition.identity import Identity
 from cellrt.definition.row_wise import warn_unless_row_wise
-from cellrt.errors import DefinitionError
+from cellrt.errors import DefinitionError, RequestError
 
 
 class Outputs(Protocol):
@@ -71,8 +71,12 @@ class Cell(Computation):
         """For copies, which find a compiled form of their own: this one's constants are addresses."""
         return {name: value for name, value in vars(self).items() if name != "compiled_form"}
 
-    def __call__(self, /, **inputs: object) -> Outputs:
-        """Adds a node to the graph that is being unfolded: see ``Graph.call``."""
+    def __call__(self, /, *unnamed: object, **inputs: object) -> Outputs:
+        """Adds a node to the graph that is being unfolded: see ``Graph.call``. Inputs go by their names alone."""
+        if unnamed:
+            raise RequestError(
+                f"cell {self.name!r}: inputs go by name: {', '.join(f'{name}=' for name in self.inputs)}"
+            )
         graph = CURRENT_GRAPH.get(None)
         if graph is None:
             raise DefinitionError(f"cell {self.name!r} was called outside an unfolder; use cell.run(...) for tensors")

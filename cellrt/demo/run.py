@@ -92,7 +92,7 @@ class _Demo:
 
     def run(self) -> bool:
         """Start, measure, serve, show."""
-        with self.console.status("Compiling the scheduler: a minute or two, and only the first time ..."):
+        with self.console.status("Compiling the scheduler: some minutes, and only the first time ..."):
             cells = CellServer(self.workers, max_waiting=max(8192, 2 * len(self.words)))
             self.stack.enter_context(closing(cells))
             cells.submit("compile").result(timeout=COMPILE_S)

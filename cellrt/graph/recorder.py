@@ -301,7 +301,8 @@ class Recorder:
             rows = bits_of(spec, source)
         except RequestError as error:
             reason = str(error).replace(f"expected {spec}", f"expected {spec} for each step")
-            raise RequestError(f"{self._where(cell, name)}: {reason}") from None
+            of_all = " for all steps" if isinstance(source, ARRAYS) else ""
+            raise RequestError(f"{self._where(cell, name)}: {reason}{of_all}") from None
         if rows.shape[1:] != spec.shape:
             got = RowSpec(rows.shape[1:], spec.dtype)
             raise RequestError(f"{self._where(cell, name)}: expected {spec} for each step, got {got}")

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+MOST_SAID = 500
 MS = 1e3
 
 
@@ -50,6 +51,8 @@ class Answers:
     first_s: list[float] = field(default_factory=list)
     between_s: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
+    said: str = ""
+    """The beginning of what the first that was refused was told."""
     late_s: list[float] = field(default_factory=list)
     """How late each request was sent: large where this client was the bottleneck."""
     duration_s: float = 0.0
@@ -119,7 +122,7 @@ async def _one(session: aiohttp.ClientSession, load: Load, body: bytes, due_s: f
     """Sends one request and notes what came of it."""
     async with session.post(load.url, data=body) as response:
         if response.status != 200:
-            await response.read()
+            answers.said = answers.said or (await response.text(errors="replace"))[:MOST_SAID].strip()
             answers.failures[str(response.status)] += 1
             return
         if not load.is_stream:

@@ -137,6 +137,11 @@ MISTAKES: dict[str, tuple[Write, str]] = {
         lambda graph: BYTE(x=300),
         r"cell 'byte', node 0, input 'x': expected uint8\[\], got a number that does not fit: 300",
     ),
+    "an input without its name": (lambda graph: STEP(ROW), r"cell 'Recurrent': inputs go by name: x=, h="),
+    "a wrong dtype for each step": (
+        lambda graph: graph.chain(STEP, x=torch.zeros(3, SIZE, dtype=torch.float64)).last,
+        r"cell 'Recurrent', node 0, input 'x': expected float32\[4\] for each step, got float64\[3, 4\] for all steps",
+    ),
     "a float that does not fit": (
         lambda graph: HALF(x=1e6),
         r"cell 'half', node 0, input 'x': expected float16\[\], got a number that does not fit: 1000000.0",
@@ -235,7 +240,7 @@ MISTAKES: dict[str, tuple[Write, str]] = {
     ),
     "a loop without steps": (
         lambda graph: {"n": graph.loop(COUNT, max_steps=0, limit=1, step=1).number},
-        r"loop of cell 'count_up': expected 1 <= max_steps < 2\*\*20, got 0",
+        r"loop of cell 'count_up': expected max_steps as an int from 1 to 1048575, got 0",
     ),
     "a loop with an unknown end": (
         lambda graph: {"n": graph.loop(STEP, max_steps=2, until="h", x=ROW).h},

@@ -322,7 +322,7 @@ MISTAKES = {
         r"expected ragged float32\[6\], got an output of the loop's own step",
     ),
     "kept": (embedded, {"token": 1}, {"keep": True}, r"without keep and carry \(see graph.state"),
-    "no steps": (embedded, {"token": 1}, {"max_steps": 0}, r"expected 1 <= max_steps < 2\*\*20, got 0"),
+    "no steps": (embedded, {"token": 1}, {"max_steps": 0}, r"expected max_steps as an int from 1 to 1048575, got 0"),
     "an empty list": ([], {}, {"max_steps": None}, "expected a list of cells, got list"),
     "cells that differ": (
         [FIRST, STACK[0]],
@@ -336,7 +336,7 @@ MISTAKES = {
         {"max_steps": 3},
         "as many steps as it has, and no keep and carry",
     ),
-    "half steps": (embedded, {"token": 1}, {"max_steps": 2.5}, r"expected 1 <= max_steps < 2\*\*20, got 2.5"),
+    "half steps": (embedded, {"token": 1}, {"max_steps": 2.5}, r"expected max_steps as an int from 1 to 1048575, got 2.5"),
 }
 
 

@@ -42,4 +42,5 @@ def test_a_trace_file_says_when(server: Server, tmp_path: Path) -> None:
 
 def test_a_load_that_nobody_answers_fails(server: Server) -> None:
     common = ["--base-url", server.url, "--request", "1", "--num-prompts", 3]
-    assert "'404': 3" in run("bench", "serve", "--model", "nobody", *common, status=1)
+    told = run("bench", "serve", "--model", "nobody", *common, status=1)
+    assert "'404': 3" in told and "model 'nobody' is not" in told
