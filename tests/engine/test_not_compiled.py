@@ -116,6 +116,8 @@ def test_integers_are_divided_by_what_cannot_be_zero(divide) -> None:
         "any": (lambda a, b: divide(a, b), False),
         "at least 0": (lambda a, b: divide(a, b.clamp(min=0)), False),
         "at least 1": (lambda a, b: divide(a, b.clamp(min=1)), True),
+        "from 1 to 9": (lambda a, b: divide(a, b.clamp(1, 9)), True),
+        "at least 1, at most 0": (lambda a, b: divide(a, b.clamp(1, 0)), False),
         "a number": (lambda a, b: divide(a, 3) + b, True),
         "floats": (lambda a, b: divide(a.double(), b), True),
     }

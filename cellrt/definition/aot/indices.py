@@ -54,7 +54,8 @@ def may_divide_by_zero(node: Node) -> bool:
     divisor = node.args[1]
     if not isinstance(divisor, Node) or not isinstance(divisor.meta["val"], torch.Tensor):
         return False
-    return divisor.target not in CLAMPS or not isinstance(divisor.args[1], int) or divisor.args[1] < 1
+    limits = (*divisor.args[1:], *divisor.kwargs.values())  # the least, and perhaps the most, which goes first
+    return divisor.target not in CLAMPS or not all(isinstance(limit, int) and limit >= 1 for limit in limits)
 
 
 def _name_of(operator: Any) -> str:
