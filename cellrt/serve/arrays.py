@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,37 +31,69 @@ DATATYPES = {
 """All that a row may have; texts and JSON are BYTES."""
 NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 BYTES = "BYTES"
+TOO_LARGE = ", got a number that is too large for it"
+_TAKEN: dict[str, tuple[set[type], type]] = {
+    "b": ({bool}, np.bool_),
+    **dict.fromkeys("iu", ({bool, int}, np.int64)),
+    "f": ({bool, int, float}, np.float64),
+}
+"""What is taken for the kind of a NumPy dtype, and the widest of the kind, to see whether a number fits."""
 _LENGTH = struct.Struct("<I")
+
+
+class Leaves(NamedTuple):
+    """What nested lists hold: flat, of which types, and the shape of the lists."""
+
+    items: list[Any]
+    kinds: set[type]
+    shape: tuple[int, ...]
+
+
+def leaves_of(value: Any, where: str) -> Leaves:
+    """The leaves of nested lists. Raises RequestError unless all lists of a level are equally long."""
+    level, shape = [value], []
+    while list in (kinds := set(map(type, level))):
+        if len(kinds) > 1 or len(sizes := set(map(len, level))) > 1:
+            raise RequestError(f"{where}: expected lists of equal lengths")
+        shape.append(sizes.pop())
+        level = level[0] if len(level) == 1 else list(chain.from_iterable(level))
+    return Leaves(level, kinds, tuple(shape))
 
 
 def array_of(value: Any, dtype: torch.dtype, where: str) -> torch.Tensor:
     """A tensor of numbers in nested lists, all of which must fit the dtype. Raises RequestError."""
-    try:
-        array = np.array(value)
-    except ValueError as error:
-        raise RequestError(f"{where}: expected lists of equal lengths: {error}") from None
+    leaves, kinds, shape = leaves_of(value, where)
     wanted = NUMPY_DTYPES.get(dtype, np.dtype(np.float32))
-    if array.size == 0 and array.dtype.kind == "f":
-        return torch.empty(array.shape, dtype=dtype)
-    allowed = {"b": "b", "i": "iub", "u": "iub", "f": "fiub"}[wanted.kind]
-    if wanted.kind in "iu" and array.dtype.kind == "f" and np.isfinite(array).all() and not (array % 1).any():
-        allowed += "f"  # JSON's 1.0 is an integer
-    if array.dtype.kind not in allowed:
-        raise RequestError(f"{where}: expected {NAMES[dtype]}, got {_kind(array)}")
-    if wanted.kind in "iu" and array.size:
-        bounds = np.iinfo(wanted)
-        if not (array.min() >= bounds.min and array.max() <= bounds.max):
-            raise RequestError(f"{where}: expected {NAMES[dtype]}, from {bounds.min} to {bounds.max}")
+    is_whole = wanted.kind in "iu"
+    if is_whole and float in kinds:  # JSON's 1.0; made by Python, as NumPy would round the integers beside it
+        leaves = [int(leaf) if type(leaf) is float and leaf.is_integer() else leaf for leaf in leaves]
+        kinds = set(map(type, leaves))
+    taken, widest = _TAKEN[wanted.kind]
+    if not kinds <= taken:  # NumPy never sees texts: it makes each as long as the longest
+        raise RequestError(f"{where}: expected {NAMES[dtype]}, got {_kind(kinds - taken)}")
+    fitting = f", from {np.iinfo(wanted).min} to {np.iinfo(wanted).max}" if is_whole else TOO_LARGE
+    try:
+        array: np.ndarray = np.fromiter(leaves, widest, len(leaves))
+    except OverflowError:
+        raise RequestError(f"{where}: expected {NAMES[dtype]}{fitting}") from None
+    if is_whole and not _fits(array, wanted):
+        raise RequestError(f"{where}: expected {NAMES[dtype]}{fitting}")
     with np.errstate(over="ignore"):
-        made = torch.from_numpy(np.array(array, dtype=wanted, copy=None)).to(dtype)
+        made = torch.from_numpy(array.astype(wanted, copy=False).reshape(shape)).to(dtype)
     if wanted.kind == "f" and not torch.isfinite(made).all() and np.isfinite(array).all():
-        raise RequestError(f"{where}: expected {NAMES[dtype]}, got a number that is too large for it")
+        raise RequestError(f"{where}: expected {NAMES[dtype]}{fitting}")
     return made
 
 
-def _kind(array: np.ndarray) -> str:
-    names = {"b": "true or false", "i": "integers", "u": "integers", "f": "numbers with a fraction", "U": "texts"}
-    return names.get(array.dtype.kind, "what is no number, or too large")
+def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
+    bounds = np.iinfo(dtype)
+    return not array.size or bool(array.min() >= bounds.min and array.max() <= bounds.max)
+
+
+def _kind(types: set[type]) -> str:
+    """What came instead, in a client's words."""
+    names = {bool: "true or false", int: "integers", float: "numbers with a fraction", str: "texts"}
+    return next((name for kind, name in names.items() if kind in types), "what is no number")
 
 
 def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int], where: str) -> torch.Tensor:

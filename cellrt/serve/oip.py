@@ -13,9 +13,11 @@ import msgspec
 import torch
 
 from cellrt.engine.future import Result
+from cellrt.engine.options import LONGEST_S
 from cellrt.errors import RequestError
-from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, from_bytes, texts_of, to_bytes, to_list
+from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, from_bytes, leaves_of, texts_of, to_bytes, to_list
 from cellrt.serve.described import Described, TensorInfo
+from cellrt.serve.forms import checked
 
 HEADER_LENGTH = "inference-header-content-length"
 US = 1e6
@@ -103,6 +105,7 @@ def read_request(described: Described, body: bytes, header_length: str | None) -
     """Reads a request. Raises RequestError."""
     json_size = len(body) if header_length is None else _header_size(header_length, len(body))
     message: InferRequest = decode(body if json_size == len(body) else body[:json_size], _decoder)
+    checked([given.data for given in message.inputs], described.limits)
     tensors: dict[str, Any] = {}
     place = json_size
     for given in message.inputs:
@@ -154,20 +157,14 @@ def _from_json(given: InputTensor, info: TensorInfo) -> Any:
         raise RequestError(f"{where}: expected data")
     count = count_of(given.shape, where)
     if info.datatype == BYTES:
-        texts = _flat_texts(given.data)
-        if len(texts) != count or not all(isinstance(text, str) for text in texts):
+        texts, kinds, _ = leaves_of(given.data, where)
+        if len(texts) != count or not kinds <= {str}:
             raise RequestError(f"{where}: expected {count} texts")
         return [text.encode() for text in texts]
     made = array_of(given.data, DATATYPES[info.datatype], where)
     if made.numel() != count:
         raise RequestError(f"{where}: expected {count} numbers for shape {given.shape}, got {made.numel()}")
     return made.reshape(given.shape)
-
-
-def _flat_texts(data: list[Any]) -> list[Any]:
-    while data and isinstance(data[0], list):
-        data = [text for part in data if isinstance(part, list) for text in part]
-    return data
 
 
 def from_raw(data: bytes | memoryview, shape: Sequence[int], info: TensorInfo) -> Any:
@@ -222,8 +219,8 @@ def read_parameters(given: Mapping[str, Any]) -> Parameters:
     if not given:
         return Parameters()
     timeout_us, level, id = given.get("timeout", 0), given.get("priority", 0), given.get("sequence_id", 0)
-    if type(timeout_us) is not int or timeout_us < 0:
-        raise RequestError(f"timeout: expected microseconds, got {timeout_us!r:.40}")
+    if type(timeout_us) is not int or not 0 <= timeout_us <= LONGEST_S * US:
+        raise RequestError(f"timeout: expected microseconds, at most {LONGEST_S * US:g}, got {timeout_us!r:.40}")
     if type(level) is not int or level < 0:
         raise RequestError(f"priority: expected 0 or more, got {level!r:.40}")
     if type(id) not in (int, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,11 @@ def test_bytes_are_the_tensor_and_back(dtype: torch.dtype, data: st.DataObject) 
         ([-129], torch.int8),
         ([2**63], torch.int64),
         ([2**70], torch.int64),
+        ([2.0**63], torch.int64),
+        ([2**63, -1], torch.int64),
+        ([10**400, 1.0], torch.int64),
+        ([10**400], torch.float32),
+        ([1e39, 1], torch.float32),
         ([0.5], torch.int64),
         ([1e300], torch.int32),
         (["1"], torch.float32),
@@ -73,6 +79,21 @@ def test_bytes_are_the_tensor_and_back(dtype: torch.dtype, data: st.DataObject) 
 def test_numbers_that_do_not_fit_are_refused(value: list[Any], dtype: torch.dtype) -> None:
     with pytest.raises(RequestError, match="^x: expected"):
         array_of(value, dtype, "x")
+
+
+def test_integers_are_never_rounded() -> None:
+    assert array_of([2**53 + 1, 0.0, True], torch.int64, "x").tolist() == [2**53 + 1, 0, 1]
+
+
+def test_a_long_text_among_many_costs_no_more_than_it_is_long() -> None:
+    texts = ["a" * 20_000, *[""] * 1999]  # as an array of NumPy, 160 MB
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="got texts"):
+            array_of(texts, torch.int64, "x")
+        assert tracemalloc.get_traced_memory()[1] < 1e6
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5))

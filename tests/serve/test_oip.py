@@ -146,6 +146,7 @@ def body(**changes: object) -> dict[str, object]:
         (body(outputs=[{"name": "nobody"}]), "expected outputs among"),
         (body(parameters={"priority": -1}), "priority"),
         (body(parameters={"timeout": "soon"}), "timeout"),
+        (body(parameters={"timeout": 10**400}), "timeout: expected microseconds, at most 1e+15"),
         (body(parameters={"sequence_start": True}), "need a sequence_id"),
         (body(parameters={"sequence_id": 9, "sequence_start": True}), "keeps no state"),
         (body(parameters={"sequence_id": 9, "sequence_start": "false"}), "sequence_start: expected true or false"),
@@ -153,6 +154,8 @@ def body(**changes: object) -> dict[str, object]:
         (body(input={"shape": [0, 2**70], "data": []}), "no tensor has the shape"),
         (body(input={"shape": [2**70, 0], "data": []}), "no tensor has the shape"),
         (body(input={"data": [1e39, 1]}), "expected FP32, got a number that is too large"),
+        (body(input={"data": [0] * 1_000_001}), "more than 1000000 items"),
+        (body(input={"data": json.loads("[" * 70 + "1" + "]" * 70)}), "nested more than 64 deep"),
         (body(input={"parameters": {"binary_data_size": 8}, "data": None}), "expected 8 bytes|are 8 bytes"),
         (body(input={"parameters": {"shared_memory_region": "a"}}), "not supported"),
     ],
@@ -162,6 +165,12 @@ def test_a_wrong_request_is_a_400_that_says_what_was_expected(server: Server, se
     answer = server.post("/v2/models/chain/infer", sent)
     assert answer.status_code == 400
     assert any(each in answer.json()["error"] for each in words.split("|")), answer.text
+
+
+def test_texts_are_not_lost_among_lists(server: Server) -> None:
+    one = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [["a"], "b"]}
+    answer = server.post("/v2/models/letters/infer", {"inputs": [one]})
+    assert answer.status_code == 400 and "equal lengths" in answer.json()["error"]
 
 
 def test_bytes_behind_the_json_are_counted_without_it(server: Server) -> None:
