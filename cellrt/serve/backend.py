@@ -85,12 +85,16 @@ class Backend:
             loop = asyncio.get_running_loop()
             asked_s = loop.time()
             while True:
-                if self._client is None or self._client.is_lost:
-                    await self._connect()
-                elif loop.time() > asked_s + ASK_EVERY_S:
-                    asked_s = loop.time()
-                    with suppress(CellrtError):  # it is gone, and is looked for in the next round
-                        self._has_workers = await asyncio.to_thread(self._client.has_workers)
+                try:
+                    if self._client is None or self._client.is_lost:
+                        await self._connect()
+                    elif loop.time() > asked_s + ASK_EVERY_S:
+                        asked_s = loop.time()
+                        with suppress(CellrtError):  # it is gone, and is looked for in the next round
+                            self._has_workers = await asyncio.to_thread(self._client.has_workers)
+                except Exception:  # or nothing would be served any more
+                    log.exception("the engine's process cannot be connected to; trying again")
+                    await asyncio.sleep(ASK_EVERY_S)
                 await asyncio.sleep(LOOK_EVERY_S)
 
     async def _keep_described(self) -> None:
@@ -120,10 +124,17 @@ class Backend:
             except UnknownModelError:  # it was taken out meanwhile
                 pass
             except DefinitionError as error:
-                log.error("%s", error)
-                unserved[name] = Unserved(version, str(error))
+                unserved[name] = self._note_unserved(name, version, error)
         if client is self._client:
             self._unserved, self._has_models = unserved, bool(loaded)
+
+    def _note_unserved(self, name: str, version: int, error: DefinitionError) -> Unserved:
+        """Takes in that a model cannot be served; the log has it once."""
+        known = self._unserved.get(name)
+        if known is None or known.version != version:
+            log.error("%s", error)
+            self._unserved[name] = known = Unserved(version, str(error))
+        return known
 
     async def _connect(self) -> None:
         lost, self._client = self._client, None
@@ -137,10 +148,12 @@ class Backend:
             loaded = {entry["name"]: int(entry["version"]) for entry in entries if entry["is_loaded"]}
             await asyncio.to_thread(client.number)
             described, unserved = await asyncio.to_thread(self._describe_all, client, loaded)
-        except CellrtError as error:
-            log.debug("no engine yet: %s", error)
+        except Exception as error:
             if client is not None:
                 await asyncio.to_thread(client.close)
+            if not isinstance(error, CellrtError):
+                raise
+            log.debug("no engine yet: %s", error)
             return
         HEAP.freeze(id(self))
         self._described, self._unserved, self._has_models = described, unserved, bool(loaded)
@@ -169,7 +182,13 @@ class Backend:
         return described, unserved
 
     def _describe(self, client: Client, name: str) -> Described:
-        return describe(client.binding(name), self.settings.limits)
+        """Raises DefinitionError for a model that cannot be served, whatever is wrong with it."""
+        try:
+            return describe(client.binding(name), self.settings.limits)
+        except CellrtError:
+            raise
+        except Exception as error:
+            raise DefinitionError(f"model {name!r} cannot be served: {type(error).__name__}: {error}") from error
 
     def known(self, name: str) -> Described | None:
         """A model that is described as it is now, without waiting; None if one must ``await model``."""
@@ -189,10 +208,15 @@ class Backend:
             async with lock:
                 described = self.known(name)
                 if described is None:
+                    client = self.client
                     try:
-                        described = await asyncio.to_thread(self._describe, self.client, name)
+                        described = await asyncio.to_thread(self._describe, client, name)
                         self._described[name] = described
                         HEAP.freeze(id(self))
+                    except DefinitionError as error:  # it is not ready from now on, not only when one looks next
+                        if client is self._client and client.has_binding(name):
+                            self._note_unserved(name, client.binding(name).version, error)
+                        raise
                     finally:
                         self._locks.pop(name, None)
         described.check_version(version)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,11 +16,24 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from cellrt.definition.spec import RowSpec
 from cellrt.errors import CellrtError, DefinitionError, RequestError, UnknownModelError
+from cellrt.graph.binding import Binding as GraphBinding
 from cellrt.graph.results import Recorded
+from cellrt.graph.unfolder import Unfolder
 from cellrt.process.binding import Binding
 from cellrt.serve.arrays import BYTES, NAMES
-from cellrt.serve.forms import Form, ListForm, RecordForm, ScalarForm, TensorForm, check_shape, checked, form_of
+from cellrt.serve.forms import (
+    Form,
+    ListForm,
+    RecordForm,
+    ScalarForm,
+    TensorForm,
+    check_shape,
+    checked,
+    form_of,
+    parts_of,
+)
 from cellrt.serve.settings import Limits
 
 VARIABLE = -1
@@ -99,31 +113,58 @@ class Described:
 
 
 def describe(binding: Binding, limits: Limits) -> Described:
-    """Describes a model; unfolds its example some times. Raises DefinitionError if it is another than the engine's."""
-    example = binding.unfolder.example
-    if "/" in binding.name:
-        raise DefinitionError(f"model {binding.name!r} cannot be served: a '/' ends a name in an address")
+    """Describes a model; unfolds its example some times.
+
+    Raises DefinitionError, whatever is wrong with the model: also if it is another than the engine's.
+    """
+    found = found_of(binding.unfolder, binding, [each.spec for each in binding.formats], limits)
+    return Described(binding, found.request, found.inputs, found.outputs, bool(binding.states), limits, found.assemble)
+
+
+class Found(NamedTuple):
+    """What a model takes and gives; ``assemble``: a request of what its input tensors read."""
+
+    request: Form
+    inputs: Mapping[str, Input]
+    outputs: Sequence[TensorInfo]
+    assemble: Callable[[dict[str, Any]], Any]
+
+
+def found_of(unfolder: Unfolder, binding: GraphBinding, specs: Sequence[RowSpec], limits: Limits) -> Found:
+    """What unfolding a model for an engine shows; ``specs``: of its rows, by kind. Raises DefinitionError."""
+    if "/" in unfolder.name:
+        raise DefinitionError(f"model {unfolder.name!r} cannot be served: a '/' ends a name in an address")
     try:
-        recorded = [binding.unfolder.record(binding, example)]
+        recorded = unfolder.record(binding, unfolder.example)
     except RequestError as error:
         raise DefinitionError(
-            f"model {binding.name!r} cannot be served: each process makes it anew, and in this one its own example "
+            f"model {unfolder.name!r} cannot be served: each process makes it anew, and in this one its own example "
             f"fails; its weights must come from files or a seed: {error}"
         ) from error
+    try:
+        return _found_beside(recorded, unfolder, binding, specs, limits)
+    except Exception as error:  # also what a request's own class raises
+        why = str(error) if isinstance(error, CellrtError) else f"{type(error).__name__}: {error}"
+        raise DefinitionError(f"model {unfolder.name!r} cannot be served: from its example, {why}") from error
+
+
+def _found_beside(
+    first: Recorded, unfolder: Unfolder, binding: GraphBinding, specs: Sequence[RowSpec], limits: Limits
+) -> Found:
+    recorded = [first]
 
     def takes(other: Any) -> bool:
         try:
-            recorded.append(binding.unfolder.record(binding, other))
+            recorded.append(unfolder.record(binding, other))
         except CellrtError:
             return False
         return True
 
-    form = request_form(example, takes, limits)
-    for longer in _longer_ones(form, example):
+    form = request_form(unfolder.example, takes, limits)
+    for longer in _longer_ones(form, unfolder.example):
         takes(longer)
-    inputs, assemble = _inputs_of(form, _parameter(binding), limits)
-    outputs = _outputs_of(binding, recorded, is_open=_is_open(form))
-    return Described(binding, form, inputs, outputs, bool(binding.states), limits, assemble)
+    inputs, assemble = _inputs_of(form, _parameter(unfolder), limits)
+    return Found(form, inputs, _outputs_of(specs, recorded, is_open=_is_open(form)), assemble)
 
 
 def request_form(example: Any, takes: Callable[[Any], bool], limits: Limits) -> Form:
@@ -131,9 +172,9 @@ def request_form(example: Any, takes: Callable[[Any], bool], limits: Limits) -> 
     return _with_variable_dimensions(form_of(example, limits), example, takes)
 
 
-def _parameter(binding: Binding) -> str:
+def _parameter(unfolder: Unfolder) -> str:
     """What the unfolder calls its request."""
-    names = list(inspect.signature(binding.unfolder.function).parameters)
+    names = list(inspect.signature(unfolder.function).parameters)
     return names[1] if len(names) > 1 else "request"
 
 
@@ -148,14 +189,18 @@ def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], b
                 shape[dimension] = VARIABLE
         is_free = len(shape) == 1 and shape[0] == VARIABLE
         return replace(form, shape=tuple(shape), may_be_empty=is_free and takes(example[:0]))
-    return _with_variable_fields(form, _parts(example), takes) if isinstance(form, RecordForm) else form
+    return _with_variable_fields(form, parts_of(example), takes) if isinstance(form, RecordForm) else form
 
 
 def _with_variable_fields(form: RecordForm, parts: dict[str, Any], takes: Callable[[Any], bool]) -> RecordForm:
-    """The same of a record: along dimensions of one field, or along the first of several together."""
+    """The same of a record: along dimensions of one field, or along the first of several together.
+
+    Raises RequestError if the record's class does not take the example's own parts.
+    """
+    form.build(parts, "a request")
 
     def takes_changed(**changed: Any) -> bool:
-        return takes(form.make(**{**parts, **changed}))
+        return _takes_built(form, {**parts, **changed}, takes)
 
     fields = {
         name: _with_variable_dimensions(field, parts[name], partial(_named, takes_changed, name))
@@ -175,25 +220,23 @@ def _optional_fields(form: RecordForm, parts: dict[str, Any], takes: Callable[[A
     """The fields that the model does without: each of them, and all together."""
 
     def takes_without(names: Collection[str]) -> bool:
-        try:
-            request = form.make(**{name: part for name, part in parts.items() if name not in names})
-        except TypeError:  # a class whose field has no default
-            return False
-        return takes(request)
+        return _takes_built(form, {name: part for name, part in parts.items() if name not in names}, takes)
 
     found = frozenset(name for name in parts if len(parts) > 1 and takes_without({name}))
     return found if found and len(found) < len(parts) and takes_without(found) else frozenset()
 
 
+def _takes_built(form: RecordForm, parts: Mapping[str, Any], takes: Callable[[Any], bool]) -> bool:
+    """Whether the record's class takes the parts, and the model the record."""
+    try:
+        request = form.build(parts, "a request")
+    except RequestError:
+        return False
+    return takes(request)
+
+
 def _named(takes: Callable[..., bool], name: str, part: Any) -> bool:
     return takes(**{name: part})
-
-
-def _parts(example: Any) -> dict[str, Any]:
-    """The parts of an example that is a record: a mapping, a named tuple or a dataclass."""
-    if isinstance(example, Mapping):
-        return dict(example)
-    return dict(example._asdict()) if hasattr(example, "_asdict") else dict(vars(example))
 
 
 def _longer(tensor: Any, dimension: int) -> Any:
@@ -214,10 +257,11 @@ def _longer_ones(form: Form, example: Any) -> Iterator[Any]:
     elif isinstance(form, ListForm) and example:
         yield form.make([*example, example[-1]])
     elif isinstance(form, RecordForm):
-        parts = _parts(example)
+        parts = parts_of(example)
         for name, field in form.fields.items():
             for longer in _longer_ones(field, parts[name]):
-                yield form.make(**{**parts, name: longer})
+                with suppress(RequestError):  # its class does not take it
+                    yield form.build({**parts, name: longer}, "a request")
 
 
 def _is_open(form: Form) -> bool:
@@ -229,10 +273,10 @@ def _is_open(form: Form) -> bool:
     return not isinstance(form, TensorForm | ScalarForm)
 
 
-def _outputs_of(binding: Binding, recorded: Sequence[Recorded], *, is_open: bool) -> list[TensorInfo]:
+def _outputs_of(specs: Sequence[RowSpec], recorded: Sequence[Recorded], *, is_open: bool) -> list[TensorInfo]:
     infos = []
     for place, result in enumerate(recorded[0].results):
-        spec = binding.formats[result.kind].spec
+        spec = specs[result.kind]
         same = (one.results[place] for one in recorded if len(one.results) > place)
         sizes = {len(other.positions) for other in same if other.name == result.name}
         first: tuple[int, ...] = ()
@@ -250,7 +294,7 @@ def _inputs_of(form: Form, parameter: str, limits: Limits) -> tuple[dict[str, In
             name: made._replace(is_optional=name in form.optional) for name, made in inputs.items() if made is not None
         }
         if len(named) == len(inputs):
-            return named, lambda parts: form.make(**parts)
+            return named, lambda parts: form.build(parts, "request")
     made = _input_of(parameter, form, limits) or _json_input(parameter, form, limits)
     return {parameter: made}, lambda parts: parts[parameter]
 
@@ -290,6 +334,7 @@ def _list_input(name: str, form: ListForm, item: ScalarForm, limits: Limits) -> 
 
     def read_list(values: Any) -> Any:
         if item.kind is str:
+            check_shape((len(values),), (VARIABLE,), limits, where)
             return form.make([item.read(_decoded(text, where), where) for text in values])
         check_shape(values.shape, (VARIABLE,), limits, where)
         return form.make(values.tolist())

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from cellrt.errors import RequestError
-from cellrt.serve.arrays import array_of
+from cellrt.errors import DefinitionError, RequestError
+from cellrt.graph.sources import TORCH_DTYPES
+from cellrt.serve.arrays import NAMES, TOO_LARGE, array_of
 from cellrt.serve.settings import Limits
 
 Schema = dict[str, Any]
@@ -77,7 +78,9 @@ class ScalarForm:
 
     def read(self, value: Any, where: str) -> Any:
         """The value itself; an int where a float is expected becomes one."""
-        if self.kind is float and type(value) is int:
+        if self.kind is float and type(value) in (int, float):
+            if not abs(value) < BEYOND_FP32:
+                raise RequestError(f"{where}: expected FP32{TOO_LARGE}")
             return float(value)
         if self.kind is int and type(value) is float and value.is_integer():  # JSON's 1.0 is an integer
             return int(value)
@@ -112,6 +115,7 @@ class ListForm:
             isinstance(self.item, ScalarForm)
             and self.item.kind is not str
             and set(map(type, value)) == {self.item.kind}
+            and (self.item.kind is not float or max(map(abs, value)) < BEYOND_FP32)
         ):
             return self.make(value)  # as most are: one by one they would cost much of a small request
         return self.make([self.item.read(item, f"{where}[{place}]") for place, item in enumerate(value)])
@@ -165,7 +169,15 @@ class RecordForm:
         missing, unknown = self.fields.keys() - value.keys() - self.optional, value.keys() - self.fields.keys()
         if missing or unknown:
             raise RequestError(f"{where}: expected {list(self.fields)}, got {list(value)!r:.200}")
-        return self.make(**{name: self.fields[name].read(item, f"{where}.{name}") for name, item in value.items()})
+        parts = {name: self.fields[name].read(item, f"{where}.{name}") for name, item in value.items()}
+        return self.build(parts, where)
+
+    def build(self, parts: Mapping[str, Any], where: str) -> Any:
+        """The record of parts that were read. Raises RequestError if its class refuses them."""
+        try:
+            return self.make(**parts)
+        except Exception as error:
+            raise RequestError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 class NetworkForm:
@@ -212,11 +224,14 @@ class AnyForm:
 
 
 def form_of(example: Any, limits: Limits) -> Form:
-    """The form of requests like this one; all dimensions of tensors are the example's."""
+    """The form of requests like this one; all dimensions of tensors are the example's.
+
+    Raises DefinitionError for a tensor of what no row can have.
+    """
     if isinstance(example, np.ndarray | np.generic):
-        return _ArrayForm(torch.from_numpy(np.asarray(example)).dtype, example.shape, limits)
+        return _ArrayForm(_taken(TORCH_DTYPES.get(example.dtype.newbyteorder("=")), example), example.shape, limits)
     if isinstance(example, torch.Tensor):
-        return TensorForm(example.dtype, tuple(example.shape), limits)
+        return TensorForm(_taken(example.dtype, example), tuple(example.shape), limits)
     if type(example) in _NAMES:
         return ScalarForm(type(example), limits)
     if "networkx" in sys.modules and isinstance(example, sys.modules["networkx"].DiGraph):
@@ -225,13 +240,27 @@ def form_of(example: Any, limits: Limits) -> Form:
     if isinstance(example, Mapping) and all(isinstance(name, str) for name in example):
         return RecordForm({name: form_of(part, limits) for name, part in example.items()}, dict)
     if dataclasses.is_dataclass(example) and not isinstance(example, type):
-        parts = {field.name: form_of(getattr(example, field.name), limits) for field in dataclasses.fields(example)}
-        return RecordForm(parts, type(example))
+        return RecordForm({name: form_of(part, limits) for name, part in parts_of(example).items()}, type(example))
     if isinstance(example, tuple) and hasattr(example, "_asdict"):
-        return RecordForm({name: form_of(part, limits) for name, part in example._asdict().items()}, type(example))
+        return RecordForm({name: form_of(part, limits) for name, part in parts_of(example).items()}, type(example))
     if isinstance(example, list | tuple):
         return _form_of_list(example, limits)
     return AnyForm()
+
+
+def parts_of(example: Any) -> dict[str, Any]:
+    """What a record is made of: a mapping, a named tuple, or a dataclass, which makes some of its fields itself."""
+    if isinstance(example, Mapping):
+        return dict(example)
+    if isinstance(example, tuple):
+        return dict(example._asdict())  # type: ignore[attr-defined]
+    return {field.name: getattr(example, field.name) for field in dataclasses.fields(example) if field.init}
+
+
+def _taken(dtype: torch.dtype | None, example: torch.Tensor | np.ndarray | np.generic) -> torch.dtype:
+    if dtype not in NAMES:
+        raise DefinitionError(f"a request has a tensor of {example.dtype}; expected one of {list(NAMES.values())}")
+    return dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,6 +330,8 @@ def brief(value: Any) -> str:
     return text if len(text) <= 60 else text[:60] + "..."
 
 
+BEYOND_FP32 = 2.0**128 - 2.0**103
+"""The least number that is rounded to infinity: a number of a request is an FP32, as the protocol calls it."""
 _NUMBERS: dict[type, Schema] = {bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"}}
 _NAMES: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
 

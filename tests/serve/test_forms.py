@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import tracemalloc
 from dataclasses import dataclass
@@ -156,6 +157,14 @@ def test_leaves_of_a_tree_may_be_tensors() -> None:
     form = form_of((torch.zeros(2), torch.zeros(2)), LIMITS)
     left, (middle, right) = form.read([[1, 2], [[3, 4], [5, 6]]], "request")
     assert [leaf.tolist() for leaf in (left, middle, right)] == [[1, 2], [3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize("number", [1e39, 10**400])
+def test_a_number_beyond_an_fp32_is_refused_by_name(number: float) -> None:
+    for example, value, where in ((0.5, number, "x"), ([0.5], [1.0, number], "x[1]"), ((0.5, 0.5), [1, number], "x")):
+        with pytest.raises(RequestError, match=f"^{re.escape(where)}: expected FP32, got a number that is too large"):
+            form_of(example, LIMITS).read(value, "x")
+    assert form_of([0.5], LIMITS).read([3.4028235e38], "x") == [3.4028235e38]
 
 
 @pytest.mark.parametrize(("depth", "is_fine"), [(5, True), (6, False), (10_000, False)])

@@ -1,0 +1,72 @@
+"""Models whose requests are hard to describe: classes that check or make their fields, tensors of what no row has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import cellrt
+
+ADD = cellrt.cell(lambda a, b: {"sum": a + b}, {"a": cellrt.token, "b": cellrt.token}, name="add")
+TWICE = cellrt.cell(lambda x: {"y": 2 * x}, {"x": ()}, name="twice")
+
+
+@dataclass
+class Both:
+    """As long as each other."""
+
+    a: Tensor
+    b: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.a) != len(self.b):
+            raise ValueError("a and b must be as long")
+
+
+@cellrt.unfold("both", example=Both(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)))
+def both(graph: cellrt.Graph, request: Both) -> dict[str, object]:
+    return {"sum": graph.chain(ADD, a=request.a, b=request.b).sum}
+
+
+@dataclass
+class Counted:
+    """Makes a field itself."""
+
+    words: list[int]
+    count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count = len(self.words)
+
+
+@cellrt.unfold("counted", example=Counted([1, 2]))
+def counted(graph: cellrt.Graph, request: Counted) -> dict[str, object]:
+    return {"sum": graph.chain(ADD, a=request.words, b=[request.count] * request.count).sum}
+
+
+@cellrt.unfold("number", example=1.5)
+def number(graph: cellrt.Graph, request: float) -> dict[str, object]:
+    return {"y": TWICE(x=request).y}
+
+
+def _ignoring(name: str, example: Any) -> cellrt.Unfolder:
+    return cellrt.unfold(name, example=example)(lambda graph, request: {"sum": ADD(a=1, b=2).sum})
+
+
+class Unlike:
+    """Stands for a dataclass that cannot be made of its own fields."""
+
+    def __new__(cls) -> Any:
+        made = Both(torch.zeros(1), torch.zeros(1))
+        made.b = torch.zeros(2)
+        return made
+
+
+unsigned = _ignoring("unsigned", torch.zeros(2, dtype=torch.uint16))
+complex_ = _ignoring("complex", torch.zeros(2, dtype=torch.complex64))
+texts = _ignoring("texts", {"words": np.array(["a", "bc"])})
+unlike = _ignoring("unlike", Unlike())

@@ -1,0 +1,99 @@
+"""A model that cannot be described is alone in not being served; what a request's own class refuses is a 400."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.helpers import Server
+from tests.serve.test_under_fire import children
+from tests.waiting import until
+
+INDESCRIBABLE = {"unsigned": "uint16", "complex": "complex64", "texts": "<U2", "unlike": "a and b must be as long"}
+SERVED = {
+    "both": ({"a": [1, 2, 3], "b": [10, 20, 30]}, {"sum": [11, 22, 33]}),
+    "counted": ({"words": [1, 2, 3]}, {"sum": [4, 5, 6]}),
+    "number": (2, {"y": 4}),
+}
+WRONG = {"a": [1], "b": [1, 2]}
+RELOADED = """
+import torch, cellrt
+ADD = cellrt.cell(lambda a: {{"b": a + 1}}, {{"a": cellrt.token}}, name="more")
+reloaded = cellrt.unfold("reloaded", example=torch.zeros(2, dtype=torch.{}))(lambda graph, x: {{"b": ADD(a=1).b}})
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "reloaded.py"
+    path.write_text(RELOADED.format("int64"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(file: Path) -> Iterator[Server]:
+    names = [*SERVED, "unsigned", "complex_", "texts", "unlike"]
+    paths = [*(f"tests.serve.odd_models:{name}" for name in names), f"{file}:reloaded"]
+    with Server(["--port", "0", "--device", "cpu:1", "--grpc-port", "0", *paths], is_whole=False) as made:
+        until(lambda: infer(made, "number", 1)[0] == 200, "it serves")
+        yield made
+
+
+def infer(server: Server, model: str, request: Any) -> tuple[int, Any]:
+    answer = server.post(f"/v1/models/{model}/infer", {"request": request})
+    return answer.status_code, answer.json().get("results") or answer.json()["error"]
+
+
+def unserved(server: Server) -> dict[str, str]:
+    """The reasons, by model."""
+    index = server.post("/v2/repository/index").json()
+    return {entry["name"]: entry["reason"] for entry in index if entry["state"] == "UNAVAILABLE"}
+
+
+@pytest.mark.parametrize("model", SERVED)
+def test_a_class_that_checks_or_makes_its_fields_is_served(server: Server, model: str) -> None:
+    request, results = SERVED[model]
+    assert infer(server, model, request) == (200, results)
+
+
+def test_what_cannot_be_described_is_unavailable_and_says_why(server: Server) -> None:
+    reasons = unserved(server)
+    assert reasons.keys() == INDESCRIBABLE.keys()
+    for name, why in INDESCRIBABLE.items():
+        assert f"model {name!r} cannot be served" in reasons[name] and why in reasons[name]
+        assert infer(server, name, [1, 2]) == (500, reasons[name])
+
+
+def test_what_a_class_refuses_is_the_client_s_mistake(server: Server) -> None:
+    status, said = infer(server, "both", {"a": [1], "b": [1, 2]})
+    assert (status, said) == (400, "request: ValueError: a and b must be as long")
+    given = [{"name": name, "shape": [len(data)], "datatype": "INT64", "data": data} for name, data in WRONG.items()]
+    answer = server.post("/v2/models/both/infer", {"inputs": given})
+    assert answer.status_code == 400 and "must be as long" in answer.json()["error"]
+    assert server.post("/v2/models/both/generate", WRONG).status_code == 400
+
+
+@pytest.mark.parametrize("number", [1e39, -1e39, 10**400, 3.4028236e38])
+def test_a_number_that_is_too_large_is_refused_as_in_a_tensor(server: Server, number: float) -> None:
+    assert infer(server, "number", number) == (400, "request: expected FP32, got a number that is too large for it")
+
+
+def test_a_model_that_a_load_makes_indescribable_is_unavailable_at_once(server: Server, file: Path) -> None:
+    file.write_text(RELOADED.format("uint16"))
+    assert server.post("/v2/repository/models/reloaded/load").status_code == 500
+    assert "uint16" in unserved(server)["reloaded"] and infer(server, "number", 1) == (200, {"y": 2})
+
+    (pid,) = children(server, "process.host")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: children(server, "process.host") not in ([pid], []), "there is a successor")
+    until(lambda: infer(server, "number", 1)[0] == 200, "the others are served again")
+    until(lambda: unserved(server).keys() == {*INDESCRIBABLE, "reloaded"}, "it has the same fault")
+
+    file.write_text(RELOADED.format("int64"))
+    assert server.post("/v2/repository/models/reloaded/load").status_code == 200
+    until(lambda: unserved(server).keys() == INDESCRIBABLE.keys(), "it is served again")
