@@ -73,7 +73,10 @@ def source_of(model: object) -> ModelSource:
 
 
 def module_of_file(path: str) -> ModuleType:
-    """The module that a file is, loaded once for each of its contents. Raises what the module raises."""
+    """The module that a file is, loaded anew when the file has changed. Raises what the module raises.
+
+    The one before, which may be large, stays only as long as something of it is used.
+    """
     content = hashlib.blake2b(path.encode() + b"\0" + Path(path).read_bytes(), digest_size=8)
     name = OF_FILES + content.hexdigest()
     with _LOADING:  # who comes while another thread loads it waits until it is whole
@@ -89,4 +92,7 @@ def module_of_file(path: str) -> ModuleType:
         except BaseException:
             del sys.modules[name]
             raise
+        for before, known in list(sys.modules.items()):
+            if before.startswith(OF_FILES) and known is not module and known.__file__ == path:
+                del sys.modules[before]
         return module

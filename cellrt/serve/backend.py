@@ -9,12 +9,14 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
-from cellrt.errors import CellrtError, DefinitionError, DeviceError, EngineClosedError, SessionError, UnknownModelError
+from cellrt.errors import CellrtError, DefinitionError, DeviceError, EngineClosedError, UnknownModelError
 from cellrt.process.client import Client, connect
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve.described import Described, describe
@@ -27,6 +29,9 @@ ASK_EVERY_S = 0.5
 """How often the process is asked whether it has workers, and which models."""
 CONNECT_S = 5.0
 """How long one waits for an engine that is being started, before one looks again."""
+
+SLOW = ("load", "unregister")
+"""Calls that take as long as a model does: each waits for the one before, and nothing else waits for them."""
 
 
 class Unserved(NamedTuple):
@@ -41,19 +46,22 @@ class Backend:
 
     Attributes:
         is_draining: whether the server is about to end; it is not ready then.
-        is_connected: set once there has been a connection.
+        is_connected: set once there has been a connection, or nobody is to wait for one any more.
+        engine_lost: set when the engine's process of now is gone; its successor has another.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.is_draining = False
         self.is_connected = asyncio.Event()
+        self.engine_lost = asyncio.Event()
         self._client: Client | None = None
         self._has_workers = self._has_models = True
         self._unserved: dict[str, Unserved] = {}
         self._described: dict[str, Described] = {}
         self._sessions: OrderedDict[tuple[str, str], RemoteSession] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
+        self._slow = ThreadPoolExecutor(1, "cellrt-load")
 
     @property
     def client(self) -> Client:
@@ -73,6 +81,11 @@ class Backend:
         """Whether there is an engine with a worker, which is to be asked more."""
         is_there = self._client is not None and not self._client.is_lost
         return is_there and self._has_workers and not self.is_draining
+
+    def drain(self) -> None:
+        """Takes in that the server is about to end."""
+        self.is_draining = True
+        self.is_connected.set()
 
     def why_unserved(self, name: str) -> str:
         """Why a model that is loaded cannot be served; empty if it can."""
@@ -162,6 +175,8 @@ class Backend:
 
     def _forget_engine(self) -> None:
         """Forgets what the process had that is gone."""
+        self.engine_lost.set()
+        self.engine_lost = asyncio.Event()
         self._described.clear()
         self._sessions.clear()
 
@@ -228,7 +243,8 @@ class Backend:
 
     async def call(self, name: str, *args: Any, **options: Any) -> Any:
         """Calls a method of the client that waits for the engine's process."""
-        return await asyncio.to_thread(getattr(self.client, name), *args, **options)
+        method = partial(getattr(self.client, name), *args, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._slow if name in SLOW else None, method)
 
     async def session(self, model: str, id: str, *, is_start: bool) -> RemoteSession:
         """A session: begun anew, or one that is open. Raises SessionError, RequestError, OverloadError.
@@ -239,6 +255,9 @@ class Backend:
         session = self._sessions.get(key) if self.settings.front_ends == 1 else None
         if session is None or is_start:
             session = await self.call("session", model, id, must_be_open=not is_start)
+            if is_start and session._binding.is_outdated:  # it was begun with the model before
+                await asyncio.to_thread(session.close)
+                session = await self.call("session", model, id)
             if is_start:
                 await asyncio.to_thread(session.reset)
         self._sessions[key] = session
@@ -254,12 +273,13 @@ class Backend:
     async def end_session(self, model: str, id: str, session: RemoteSession) -> None:
         """Closes a session after what it was asked."""
         self.forget_session(model, id)
-        with suppress(SessionError):
+        with suppress(CellrtError):  # it has ended, or its engine has
             await asyncio.to_thread(session.close)
 
     async def close(self) -> None:
         """Leaves the engine's process."""
         HEAP.release(id(self))
+        self._slow.shutdown(wait=False, cancel_futures=True)
         client, self._client = self._client, None
         if client is not None:
             await asyncio.to_thread(client.close)

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from itertools import count
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -15,8 +16,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cellrt.engine.future import Result
+from cellrt.engine.future import RequestFuture, Result
 from cellrt.errors import CellrtError, RequestError
+from cellrt.process.remote_session import RemoteSession
 from cellrt.serve import oip
 from cellrt.serve.described import Described
 from cellrt.serve.door import Door, blamed, told
@@ -26,6 +28,9 @@ from cellrt.serve.http import EventStream, gone, json_response, read_body
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6, description="It must be done so many seconds from now.")]
 Priority = Annotated[float, msgspec.Meta(ge=0, le=3, multiple_of=1, description="0 is the lowest, 3 the highest.")]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=oip.LONGEST_ID)]
+
+SERVICE_RESTART = 1012
+"""How a websocket is closed whose session is lost."""
 
 
 class NativeRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -128,96 +133,137 @@ class NativeDoor:
 
     async def session(self, socket: WebSocket) -> None:
         """A session of a model: each message is a request, answered in their order with its number."""
-        await socket.accept()
-        try:
-            described = await self._backend.model(socket.path_params["model"])
-            await _SocketSession(self._door, described, socket).run()
-        except CellrtError as error:
-            await _say(socket, oip.encode(told(error)), self._limits.write_timeout_s)
-            with suppress(RuntimeError, WebSocketDisconnect):
+        with suppress(WebSocketDisconnect, TimeoutError):  # the client is gone, or does not read
+            await socket.accept()
+            try:
+                described = await self._backend.model(socket.path_params["model"])
+                await _SocketSession(self._door, described, socket).run()
+            except CellrtError as error:
+                await _say(socket, oip.encode(told(error)), self._limits.write_timeout_s)
                 await socket.close(1008, type(error).__name__)
 
 
 class _Answer(NamedTuple):
-    """What a message comes to: its number, the request that it was, and the answer or why there is none."""
+    """What a message comes to: its number, its model and request, and the answer or why there is none."""
 
     number: int
+    described: Described
     given: Any
     answer: asyncio.Future[Result] | CellrtError
 
 
 class _SocketSession:
     """One websocket. Its requests are in a session if its model keeps state: of the id that the address has, which
-    goes on where it was and stays open, or a new one that ends with the connection."""
+    goes on where it was and stays open, or a new one that ends with the connection.
+
+    What comes is taken in at once, so that a client that leaves is noticed whatever is under way; what waits is limited
+    in bytes, and what is under way in number.
+    """
 
     def __init__(self, door: Door, described: Described, socket: WebSocket) -> None:
         self._door, self._described, self._socket = door, described, socket
         self._limits = door.backend.settings.limits
-        most = self._limits.max_streams_per_connection
-        self._answers: asyncio.Queue[_Answer | None] = asyncio.Queue(most)
+        self._messages: asyncio.Queue[str | bytes] = asyncio.Queue()
+        self._waiting_bytes = 0
+        self._has_room = asyncio.Event()
+        self._places = asyncio.Semaphore(self._limits.max_streams_per_connection)
+        self._answers: asyncio.Queue[_Answer] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Serves until either end has had enough."""
+        """Serves until either end has had enough, or the session is lost with its engine. Raises CellrtError."""
         given_id = self._socket.query_params.get("id", "")
         key = given_id or uuid.uuid4().hex
         backend, name = self._door.backend, self._described.name
-        session = None
+        session, lost = None, backend.engine_lost
         if self._described.keeps_state:
             session = await backend.session(name, key, is_start=not given_id)
         try:
             async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._write())
-                try:
-                    await self._read(session or backend.client, session is None)
-                finally:
-                    if not writer.done():
-                        await self._answers.put(None)
+                tasks.create_task(self._submit(session))
+                tasks.create_task(self._write())
+                if session is not None:
+                    tasks.create_task(self._end_with(lost))
+                await self._read()
         except* (WebSocketDisconnect, TimeoutError):
             pass
         finally:
             while not self._answers.empty():
                 waiting = self._answers.get_nowait()
-                if waiting is not None and isinstance(waiting.answer, asyncio.Future):
+                if isinstance(waiting.answer, asyncio.Future):
                     waiting.answer.cancel()
             if session is not None and not given_id:
                 await backend.end_session(name, key, session)
+        if session is not None and lost.is_set():
+            await self._socket.close(SERVICE_RESTART, "the session is lost with its engine")
 
-    async def _read(self, target: Any, is_client: bool) -> None:
-        """Submits what comes; no more than may be in flight at once."""
-        number = 0
+    async def _end_with(self, lost: asyncio.Event) -> None:
+        """Ends all when the session's engine is gone and its client has been told of what was under way."""
+        await lost.wait()
+        await self._answers.join()
+        raise WebSocketDisconnect(SERVICE_RESTART)
+
+    async def _read(self) -> None:
+        """Takes in what comes."""
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", 1005))
+            text = message.get("text")
+            content = text if text is not None else message.get("bytes") or b""
+            self._waiting_bytes += len(content)
+            self._messages.put_nowait(content)
+            while self._waiting_bytes > self._limits.max_body_bytes:
+                self._has_room.clear()
+                await self._has_room.wait()
+
+    async def _submit(self, session: RemoteSession | None) -> None:
+        """Submits what came, as far as there are places."""
+        for number in count():
+            await self._places.acquire()
+            message = await self._messages.get()
+            self._waiting_bytes -= len(message)
+            self._has_room.set()
             answer: asyncio.Future[Result] | CellrtError
             given = None
             try:
-                text, data = message.get("text"), message.get("bytes")
-                frame = read_frame(self._described, text if text is not None else data or b"")
+                if session is None:  # there may be another engine, or version of the model
+                    self._described = await self._door.backend.model(self._described.name)
+                frame = read_frame(self._described, message)
                 given = frame.request
-                options = {"deadline": frame.deadline_s, "priority": int(frame.priority)}
                 with self._door.counted(self._described.name):
-                    arguments = (self._described.name, given) if is_client else (given,)
-                    answer = asyncio.wrap_future(target.submit(*arguments, **options))
+                    answer = asyncio.wrap_future(self._begin(session, frame))
             except CellrtError as error:
                 answer = error
-            await self._answers.put(_Answer(number, given, answer))
-            number += 1
+            self._answers.put_nowait(_Answer(number, self._described, given, answer))
+
+    def _begin(self, session: RemoteSession | None, frame: Frame) -> RequestFuture:
+        if session is not None:
+            return session.submit(frame.request, deadline=frame.deadline_s, priority=int(frame.priority))
+        client = self._door.backend.client
+        return client.submit(
+            self._described.name, frame.request, deadline=frame.deadline_s, priority=int(frame.priority)
+        )
 
     async def _write(self) -> None:
         """Answers in order."""
-        while (waiting := await self._answers.get()) is not None:
-            number, given, answer = waiting
+        while True:
+            number, described, given, answer = await self._answers.get()
             try:
                 if isinstance(answer, CellrtError):
                     raise answer
-                with blamed(self._described, given):
+                with blamed(described, given):
                     message: dict[str, Any] = {"number": number, "results": as_json(await answer)}
             except CellrtError as error:
                 message = {"number": number, **told(error)}
             await _say(self._socket, oip.encode(message), self._limits.write_timeout_s)
+            self._places.release()
+            self._answers.task_done()
 
 
 async def _say(socket: WebSocket, message: bytes, timeout_s: float) -> None:
+    """Raises WebSocketDisconnect, TimeoutError."""
     async with asyncio.timeout(timeout_s):
-        await socket.send_text(message.decode())
+        try:
+            await socket.send_text(message.decode())
+        except RuntimeError:  # it was closed meanwhile, as one that answers no pings
+            raise WebSocketDisconnect(1006) from None

@@ -9,12 +9,12 @@ import pytest
 
 from tests.serve.helpers import Server, start
 
-MODELS = ("chain", "kept", "count", "letters", "two", "half", "tree", "pair", "network", "scaled")
+MODELS = ("chain", "kept", "count", "letters", "two", "half", "tree", "pair", "network", "scaled", "summed")
 
 
 @pytest.fixture(scope="session")
 def weight_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The weight of the model ``scaled``."""
+    """The weight of the models ``scaled`` and ``summed``."""
     path = tmp_path_factory.mktemp("weights") / "weight.txt"
     path.write_text("2")
     return path

@@ -128,6 +128,29 @@ def scaled() -> Unfolder:
     return made
 
 
+class WeighedSum(torch.nn.Module):
+    """``h`` and ``x`` times a weight."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(weight))
+
+    def forward(self, x: Tensor, h: Tensor) -> dict[str, Tensor]:
+        return {"h": h + x * self.weight}
+
+
+def summed() -> Unfolder:
+    """As ``scaled``, with state."""
+    weight = float(Path(os.environ["CELLRT_TEST_WEIGHT"]).read_text())
+    add = cell(WeighedSum(weight), {"x": (1,), "h": (1,)}, name="weighed_sum")
+
+    @unfold("summed", example=torch.zeros(2, 1))
+    def made(graph: Graph, x: Tensor) -> dict[str, object]:
+        return {"h": graph.chain(add, keep=True, x=x).h}
+
+    return made
+
+
 DIE = 103.0
 """A row that starts with it kills the worker of an engine that serves ``deadly``."""
 

@@ -130,6 +130,14 @@ def test_a_websocket_that_is_left_frees_its_requests(server: Server) -> None:
     until(lambda: server.unfinished() == 0, "they are given up", 5.0)
 
 
+def test_a_websocket_that_is_left_with_more_than_may_be_under_way_frees_all(server: Server) -> None:
+    with connect(server, "/v1/models/count/session") as socket:
+        for _ in range(80):
+            socket.send(json.dumps({"request": 4}))
+        until(lambda: server.unfinished() == 64, "as many as may be are under way")
+    until(lambda: server.unfinished() == 0, "they are given up", 3.0)
+
+
 def test_a_websocket_of_a_model_without_state_takes_requests_too(server: Server) -> None:
     with connect(server, "/v1/models/letters/session") as socket:
         socket.send(json.dumps({"request": "a"}))

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import sys
 import threading
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 
+from cellrt.process.source import module_of_file
+from cellrt.serve.backend import Backend
+from cellrt.serve.settings import Settings
 from tests.serve.helpers import WAIT_S, Server
 from tests.waiting import until
 
@@ -43,3 +52,47 @@ def test_weights_are_swapped_without_dropping_a_request(server: Server, weight_f
     assert {status for status, _, _ in answers} == {200}
     assert {weight for _, _, weight in answers} <= {2, 3, 5, 7}
     assert len({weight for _, _, weight in answers}) > 1
+
+
+def test_a_session_that_is_begun_anew_has_the_new_weights(server: Server, weight_file: Path) -> None:
+    def send(**how: object) -> list[list[float]]:
+        sent = {"request": [[1]], "session": "swapped", **how}
+        answer = server.post("/v1/models/summed/infer", sent)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["results"]["h"]
+
+    def load(weight: int) -> None:
+        weight_file.write_text(str(weight))
+        assert server.post("/v2/repository/models/summed/load", {}).status_code == 200
+
+    load(2)
+    assert send(start=True) == [[2]]
+    load(100)
+    assert send() == [[4]], "what is under way ends with the old"
+    assert [send(start=True), send(), send(start=True, end=True)] == [[[100]], [[200]], [[100]]]
+    assert server.statistics()["sessions"]["open"] == 0
+
+
+async def test_loads_keep_nobody_else_waiting() -> None:
+    backend, is_over = Backend(Settings()), threading.Event()
+    client: Any = SimpleNamespace(is_lost=False, load=lambda name: is_over.wait(WAIT_S), models=list)
+    backend._client = client
+    loads = [asyncio.ensure_future(backend.call("load", "slow")) for _ in range(64)]
+    try:
+        assert await asyncio.wait_for(backend.call("models"), 5.0) == []
+    finally:
+        is_over.set()
+        await asyncio.gather(*loads)
+
+
+def test_a_module_whose_file_has_changed_is_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "changing.py"
+    path.write_text("class Large: ...\n")
+    first = module_of_file(str(path))
+    assert module_of_file(str(path)) is first
+    large, name = weakref.ref(first.Large), first.__name__
+    path.write_text("class Large: ...\nNUMBER = 2\n")
+    assert module_of_file(str(path)).NUMBER == 2 and name not in sys.modules
+    del first
+    gc.collect()
+    assert large() is None
