@@ -1,6 +1,7 @@
-"""A client's connection: HTTP as uvicorn has it with httptools, but for requests that do not come to their end.
+"""A client's connection: HTTP as uvicorn has it with httptools, but for clients that do not come to an end.
 
-uvicorn keeps all of a head without end, and waits for ever for who sends a request byte by byte.
+uvicorn keeps all of a head without end, and waits for ever for who sends a request byte by byte, or does not read what
+it asked for.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: c
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection; closed when a request's head is longer than ``MOST_HEAD_BYTES``, and by ``end_if_slow``."""
+    """One connection; closed when a request's head is longer than ``MOST_HEAD_BYTES``, by ``end_if_slow`` and
+    ``end_if_unread``."""
 
     _is_in_head = True
     _head_bytes = 0
     _since: float | None = None
     """When the request that is coming began to, on the loop's clock, or the connection; None: none is."""
+    _unread_bytes = 0
+    """Of what was written, at the last look."""
+    _read_s = 0.0
+    """When the client was last seen to read, or to have read all."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there, and is to send something."""
@@ -56,3 +62,13 @@ class HttpProtocol(HttpToolsProtocol):
             if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
                 self.transport.write(TIMED_OUT)
             self.transport.close()
+
+    def end_if_unread(self, now: float, timeout_s: float) -> None:
+        """Ends the connection if its client has read nothing for so long of what it was sent: to be asked often."""
+        unread_bytes = self.transport.get_write_buffer_size()
+        is_written = self.flow.write_paused or self.cycle is None or self.cycle.response_complete
+        if not unread_bytes or unread_bytes < self._unread_bytes or not is_written:  # more may have been added
+            self._read_s = now
+        elif now - self._read_s > timeout_s:
+            self.transport.abort()
+        self._unread_bytes = unread_bytes

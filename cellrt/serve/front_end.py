@@ -52,19 +52,23 @@ class FrontEnd(uvicorn.Server):
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        """Now and then: ends the connections of clients that send too slowly. Whether the server is to end."""
+        """Now and then: ends the connections of clients that are too slow. Whether the server is to end."""
         if counter % LOOK_EVERY == 0:
-            before = asyncio.get_running_loop().time() - self._backend.settings.limits.read_timeout_s
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, HttpProtocol):
-                    connection.end_if_slow(before)
+            self._end_slow()
         return await super().on_tick(counter)
+
+    def _end_slow(self) -> None:
+        now, limits = asyncio.get_running_loop().time(), self._backend.settings.limits
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, HttpProtocol):
+                connection.end_if_slow(now - limits.read_timeout_s)
+                connection.end_if_unread(now, limits.write_timeout_s)
 
     def end(self) -> None:
         """Ends in good order; the second time at once."""
         if self._backend.is_draining:
             os._exit(1)
-        self._backend.is_draining = True
+        self._backend.drain()
         self.should_exit = True
 
 

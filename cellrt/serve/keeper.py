@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from prometheus_client.multiprocess import mark_process_dead
 
 from cellrt.errors import CellrtError, DefinitionError
 from cellrt.process.address import new_address
@@ -39,6 +41,8 @@ MIN_LIFE_S = 1.0
 START_S = 60.0
 """A front end that ends by itself sooner could not start; its imports alone take seconds."""
 MAX_EARLY_DEATHS = 5
+ENDED_WELL = (0, -signal.SIGTERM)
+"""Statuses of a front end that was told to end: it heard it, or had not begun to hear."""
 
 
 class Keeper:
@@ -55,6 +59,8 @@ class Keeper:
         self._front_ends: list[subprocess.Popen[bytes]] = []
         self._started_s: list[float] = []
         self._engine: Started | None = None
+        self._is_awaited = False
+        """Whether the engine's process is on its way, and its end is heard at once."""
         self._ends_told = 0
         self._early_deaths = 0
         self._woken = threading.Event()
@@ -77,16 +83,14 @@ class Keeper:
     def run(self) -> int:
         """Serves until it is told to end; returns the exit status. Raises DefinitionError if it cannot begin."""
         try:
-            engine = self._start_engine()
+            self._engine = start_engine(self.settings)
             for number in range(self.settings.front_ends):
                 self._front_ends.append(self._start_front_end(number))
                 self._started_s.append(time.monotonic())
-            engine.wait()
-            self._say(f"serving at http://{self.settings.at(self.port)}")
-            if self.settings.grpc_port is not None:
-                self._say(f"serving gRPC at {self.settings.at(self.settings.grpc_port)}")
-            while not self._ends_told:
-                self._woken.wait(LOOK_EVERY_S)
+            self._await_engine(self._engine)
+            if not self._ends_told:
+                self._say_where()
+            while not self._woken.wait(LOOK_EVERY_S):
                 self._look()
             return self._drain()
         finally:
@@ -102,11 +106,27 @@ class Keeper:
                 self._engine.process.kill()
             shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(1)
+        if self._is_awaited and self._engine is not None:
+            self._engine.process.terminate()  # its models may take minutes, and nobody has asked it anything
         self._woken.set()
 
-    def _start_engine(self) -> Started:
-        self._engine = start_engine(self.settings)
-        return self._engine
+    def _say_where(self) -> None:
+        self._say(f"serving at http://{self.settings.at(self.port)}")
+        if self.settings.grpc_port is not None:
+            self._say(f"serving gRPC at {self.settings.at(self.settings.grpc_port)}")
+
+    def _await_engine(self, engine: Started) -> None:
+        """Waits until it is there, or the server is told to end. Raises DefinitionError, DeviceError."""
+        self._is_awaited = True
+        try:
+            if self._ends_told:
+                engine.process.terminate()
+            engine.wait()
+        except CellrtError:
+            if not self._ends_told:
+                raise
+        finally:
+            self._is_awaited = False
 
     def _start_front_end(self, number: int) -> subprocess.Popen[bytes]:
         sock = self._sockets[number]
@@ -133,7 +153,8 @@ class Keeper:
             self._say("the engine's process is gone; another is started")
             self._engine.end()
             try:
-                self._start_engine().wait()
+                self._engine = start_engine(self.settings)
+                self._await_engine(self._engine)
             except CellrtError as error:
                 self._note_early_death(f"the engine's process does not start: {error}")
         for number, process in enumerate(self._front_ends):
@@ -141,6 +162,7 @@ class Keeper:
                 self._say(f"front end {number} ended with status {process.returncode}; another is started")
                 if process.stdin is not None:
                     process.stdin.close()
+                mark_process_dead(process.pid, self._folder)  # type: ignore[no-untyped-call]
                 lived_s = time.monotonic() - self._started_s[number]
                 if lived_s < MIN_LIFE_S or (process.returncode > 0 and lived_s < START_S):
                     self._note_early_death(f"front end {number} does not start")
@@ -151,7 +173,7 @@ class Keeper:
         self._early_deaths += 1
         if self._early_deaths > MAX_EARLY_DEATHS:
             raise DefinitionError(what)
-        time.sleep(MIN_LIFE_S)
+        self._woken.wait(MIN_LIFE_S)
 
     def _drain(self) -> int:
         """Has the front ends end what they have, then the engine; 0 if all ended in good order.
@@ -167,7 +189,7 @@ class Keeper:
         is_clean = True
         for process in self._front_ends:
             try:
-                is_clean = process.wait(max(0.0, end_s - time.monotonic())) == 0 and is_clean
+                is_clean = process.wait(max(0.0, end_s - time.monotonic())) in ENDED_WELL and is_clean
             except subprocess.TimeoutExpired:
                 process.kill()
                 is_clean = False

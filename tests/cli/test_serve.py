@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cellrt.cli import app
-from cellrt.errors import DefinitionError
+from cellrt.errors import DefinitionError, DeviceError
 from cellrt.serve.settings import Settings
 
 keeper = pytest.importorskip("cellrt.serve.keeper")
@@ -170,6 +173,45 @@ def test_a_front_end_that_cannot_start_is_not_started_for_ever(monkeypatch: pyte
     with pytest.raises(DefinitionError, match="front end 0 does not start"):
         made.run()
     given_up.cancel()
+
+
+class Engine:
+    """In place of an engine's process: one that is there at once and dies, or one that loads for a minute."""
+
+    def __init__(self, seconds: float) -> None:
+        self._is_quick = seconds < 1
+        self.process = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
+
+    def wait(self) -> None:
+        if not self._is_quick:
+            self.process.wait(20.0)
+            raise DeviceError("the engine's process ended at its start")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.mark.parametrize("engines", [[60], [0, 60]], ids=["first", "successor"])
+def test_a_server_that_is_told_to_end_while_its_engine_loads_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch, engines: list[int]
+) -> None:
+    seconds, told = iter(engines), len(engines)
+    made = keeper.Keeper(Settings(port=0, drain_s=5), lambda text: None)
+
+    def start(settings: Settings) -> Engine:
+        engine = Engine(next(seconds))
+        nonlocal told
+        told -= 1
+        if not told:
+            threading.Timer(0.5, made.end).start()
+        return engine
+
+    monkeypatch.setattr(keeper, "start_engine", start)
+    monkeypatch.setattr(keeper, "COMMAND", "import time; time.sleep(60)")  # a front end that does not hear yet
+    begin_s = time.monotonic()
+    assert made.run() == 0
+    assert time.monotonic() - begin_s < 4.0
 
 
 def test_a_port_that_is_taken_is_said_in_a_line() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -208,6 +210,26 @@ def test_a_slow_reader_costs_its_own_stream_only(small: Server) -> None:
         raw.close()
 
 
+def test_a_client_that_reads_nothing_of_its_answers_is_left(small: Server) -> None:
+    host, port = small.address.split(":")
+    ask = f"GET /openapi.json HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect((host, int(port)))
+        own_port = sock.getsockname()[1]
+        sock.sendall(ask * 1000)  # more than the system keeps for it
+        assert _is_kept(int(port), own_port)
+        until(lambda: not _is_kept(int(port), own_port), "it is ended", 10.0)
+
+
+def _is_kept(port: int, client_port: int) -> bool:
+    """Whether the server's end of a connection is open."""
+    entries = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(
+        (own[-4:], other[-4:], state) == (f"{port:04X}", f"{client_port:04X}", "01") for own, other, state in entries
+    )
+
+
 def children(server: Server, word: str) -> list[int]:
     """Processes of a server whose command has a word in it."""
     found = []
@@ -240,6 +262,37 @@ def test_a_killed_engine_is_told_at_once_and_has_a_successor(small: Server) -> N
     assert small.post("/v1/models/kept/infer", {"request": [[1, 1]], "session": "gone"}).status_code == 410
 
 
+def test_websockets_go_on_with_the_next_engine_and_lost_sessions_are_closed(small: Server) -> None:
+    connect = pytest.importorskip("websockets.sync.client").connect
+    ask, lines = json.dumps({"request": [[8, 8]]}), len(small.lines)
+    until(small.is_ready, "it is ready")
+    with ExitStack() as stack:
+        stateless, session, left = (
+            stack.enter_context(
+                connect(f"ws://{small.address}/v1/models/{model}/session", proxy=None, additional_headers=HEADERS)
+            )
+            for model in ("chain", "kept", "kept")
+        )
+        for sock in (stateless, session, left):
+            sock.send(ask)
+            assert json.loads(sock.recv(10))["number"] == 0
+        (pid,) = children(small, "process.host")
+        os.kill(pid, signal.SIGKILL)
+        left.close()
+        with pytest.raises(Exception, match="1012"):
+            session.recv(10)
+        stateless.send(ask)
+        assert json.loads(stateless.recv(10))["type"] == "DeviceError"
+        until(lambda: chain(small).status_code == 200, "its successor serves")
+        until(lambda: "results" in _asked(stateless, ask), "the websocket is served by it")
+    assert not [line for line in small.lines[lines:] if "Traceback" in line]
+
+
+def _asked(sock: Any, message: str) -> dict[str, Any]:
+    sock.send(message)
+    return json.loads(sock.recv(10))
+
+
 def test_a_killed_front_end_has_a_successor(small: Server) -> None:
     before = set(children(small, "front_end"))
     assert len(before) == 2
@@ -248,6 +301,27 @@ def test_a_killed_front_end_has_a_successor(small: Server) -> None:
     for _ in range(20):
         with httpx.Client(base_url=small.url, headers=HEADERS, timeout=WAIT_S) as fresh:
             until(lambda fresh=fresh: chain_by(fresh) == 200, "every connection is answered")
+
+
+def test_streams_of_killed_front_ends_are_not_counted_as_open(small: Server) -> None:
+    until(lambda: len(children(small, "front_end")) == 2, "there are two")
+    until(small.is_ready, "it is ready")
+
+    def count_open() -> float:
+        with httpx.Client(base_url=small.url, headers=HEADERS, timeout=WAIT_S) as fresh:
+            return float(re.findall(r"^cellrt_streams_open (\S+)", fresh.get("/metrics").text, re.MULTILINE)[0])
+
+    before = set(children(small, "front_end"))
+    raw = _open_stream(small)
+    assert raw.recv(12) == b"HTTP/1.1 200"
+    assert count_open() == 1
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    raw.close()
+    until(lambda: len(set(children(small, "front_end")) - before) == 2, "others are started")
+    assert count_open() == 0
+    small.http.close()
+    small.http = httpx.Client(base_url=small.url, headers=HEADERS, timeout=WAIT_S)
 
 
 def test_an_id_may_be_used_again_whichever_front_end_ended_its_session(small: Server) -> None:
