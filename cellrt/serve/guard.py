@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cellrt.errors import EngineClosedError
+from cellrt.serve.http import CUT_OFF, error_answer
 from cellrt.serve.keys import Keys
 from cellrt.serve.measures import Measures
 from cellrt.serve.oip import encode
@@ -47,6 +50,9 @@ class Guard:
                 await self._app(scope, receive, note)
             else:
                 await _refuse(note)
+        except asyncio.CancelledError:  # the server ends: see CUT_OFF
+            if not status:
+                await error_answer(EngineClosedError(CUT_OFF))(scope, receive, note)
         except Exception:
             log.exception("%s %s", scope["method"], scope["path"])
             if not status:

@@ -10,12 +10,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from cellrt.errors import CancelledError, CellrtError, RequestTooLargeError, http_status
+from cellrt.errors import CancelledError, CellrtError, EngineClosedError, RequestTooLargeError, http_status
 from cellrt.serve.door import Gone, error_headers, told
 from cellrt.serve.oip import encode
 
 REQUEST_ID = "x-cellrt-request"
 """The header with what ``/debug/requests/...`` knows a request by."""
+
+CUT_OFF = "the server ends, and this took longer than it waits for what was begun"
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -54,6 +56,11 @@ def json_response(value: object, status: int = 200, request_id: str = "") -> Res
 
 async def error_response(_: Request, error: Exception) -> Response:
     """The answer that an error of ours is."""
+    return error_answer(error)
+
+
+def error_answer(error: Exception) -> Response:
+    """As ``error_response``."""
     return Response(encode(told(error)), http_status(error), error_headers(error), "application/json")
 
 
@@ -76,7 +83,7 @@ class EventStream(Response):
         watcher = asyncio.ensure_future(gone(receive)())
         watcher.add_done_callback(lambda done: None if done.cancelled() or task is None else task.cancel())
         try:
-            await self._send_all(send)
+            await self._send_all(send, _heard(self._events, watcher))
         except (asyncio.CancelledError, TimeoutError):
             if not watcher.done():
                 watcher.cancel()
@@ -86,10 +93,10 @@ class EventStream(Response):
             with suppress(RuntimeError):
                 await self._events.aclose()  # type: ignore[attr-defined]
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, events: AsyncIterator[bytes]) -> None:
         write = self._writer(send)
         try:
-            first = await anext(self._events, b"")  # an error before the first step is the answer
+            first = await anext(events, b"")  # an error before the first step is the answer
         except CellrtError as error:
             self.raw_headers = [*_ERROR_HEADERS, *((k.encode(), v.encode()) for k, v in error_headers(error).items())]
             await write({"type": "http.response.start", "status": http_status(error), "headers": self.raw_headers})
@@ -98,7 +105,7 @@ class EventStream(Response):
         await write({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             await write(_event(first))
-            async for event in self._events:
+            async for event in events:
                 await write(_event(event))
         except CellrtError as error:
             await write(_event(encode(told(error))))
@@ -110,6 +117,17 @@ class EventStream(Response):
                 await send(message)
 
         return write
+
+
+async def _heard(events: AsyncIterator[bytes], watcher: asyncio.Future[object]) -> AsyncIterator[bytes]:
+    """The events; being cancelled while the client is there means that the server ends: raises EngineClosedError."""
+    try:
+        async for event in events:
+            yield event
+    except asyncio.CancelledError as error:
+        if watcher.done() or isinstance(error, CellrtError):
+            raise
+        raise EngineClosedError(CUT_OFF) from None
 
 
 _ERROR_HEADERS = [(b"content-type", b"application/json")]
