@@ -31,6 +31,8 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=oip.LONGEST_ID)]
 
 SERVICE_RESTART = 1012
 """How a websocket is closed whose session is lost."""
+MESSAGE_BYTES = 512
+"""What a websocket's message takes beside its content, roughly, as long as it waits."""
 
 
 class NativeRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -210,7 +212,7 @@ class _SocketSession:
                 raise WebSocketDisconnect(message.get("code", 1005))
             text = message.get("text")
             content = text if text is not None else message.get("bytes") or b""
-            self._waiting_bytes += len(content)
+            self._waiting_bytes += len(content) + MESSAGE_BYTES
             self._messages.put_nowait(content)
             while self._waiting_bytes > self._limits.max_body_bytes:
                 self._has_room.clear()
@@ -221,7 +223,7 @@ class _SocketSession:
         for number in count():
             await self._places.acquire()
             message = await self._messages.get()
-            self._waiting_bytes -= len(message)
+            self._waiting_bytes -= len(message) + MESSAGE_BYTES
             self._has_room.set()
             answer: asyncio.Future[Result] | CellrtError
             given = None
