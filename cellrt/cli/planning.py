@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,12 +31,14 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check a model before it is served: its example, its cells, whether rows are independent and every process makes
-    the same cells, what it costs."""
+    the same cells, whether its requests can be described, what it costs."""
     with failing_well():
         from cellrt.planning.checking import check as check_model
         from cellrt.process.named import source_of
+        from cellrt.serve.described import found_of
+        from cellrt.serve.settings import Limits
 
-        report = check_model(source_of(model), "wait" if compile else "off")
+        report = check_model(source_of(model), "wait" if compile else "off", partial(found_of, limits=Limits()))
     if as_json:
         typer.echo(json.dumps(report.as_json()))
     else:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cellrt.definition.spec import RowSpec
 from cellrt.engine.compiling import CompileMode
 from cellrt.engine.engine import Engine
+from cellrt.errors import DefinitionError
+from cellrt.graph.binding import Binding
+from cellrt.graph.unfolder import Unfolder
 from cellrt.planning.elsewhere import cells_elsewhere, cells_of, changing
 from cellrt.process.source import ModelSource
 
 TIMEOUT_S = 60.0
+Describe = Callable[[Unfolder, Binding, Sequence[RowSpec]], object]
+"""Raises DefinitionError if it cannot describe a model, of an engine whose rows are of these specs by kind."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,8 @@ class Report:
     lone_ms: float
     changing: list[str]
     """Cells that each process makes anew with other weights, or other code: a fault."""
+    unserved: str = ""
+    """Why a server could not tell its clients what the model takes and gives: a fault; empty if it can."""
 
     @property
     def faults(self) -> list[str]:
@@ -54,17 +63,18 @@ class Report:
             "outlives its process: load its weights from files, or draw them with a seed (torch.manual_seed)"
             for name in self.changing
         ]
-        return mixing + changing
+        return mixing + changing + [self.unserved] * bool(self.unserved)
 
     def as_json(self) -> dict[str, Any]:
         """By name."""
         return {**asdict(self), "faults": self.faults}
 
 
-def check(source: str, compile: CompileMode = "off") -> Report:
+def check(source: str, compile: CompileMode = "off", describe: Describe | None = None) -> Report:
     """Registers a model and serves its example, once cold and then warm; has another process make its cells too.
 
-    ``source``: as of ``process.source``. Raises DefinitionError, and what registering and serving raise.
+    ``source``: as of ``process.source``; ``describe``: what a server would do with it. Raises DefinitionError, and what
+    registering and serving raise.
     """
     unfolder = ModelSource(source).load()
     with Engine(1, freeze=False, compile=compile) as engine, warnings.catch_warnings():
@@ -80,6 +90,12 @@ def check(source: str, compile: CompileMode = "off") -> Report:
             begin_s = time.perf_counter()
             engine.submit(unfolder.name, unfolder.example).result(TIMEOUT_S)
             samples.append(time.perf_counter() - begin_s)
+        unserved = ""
+        try:
+            if describe is not None:
+                describe(unfolder, model, engine._registry.kinds)
+        except DefinitionError as error:
+            unserved = str(error)
         forms = engine.statistics()["cells"]
         cells = [
             CellReport(
@@ -101,4 +117,5 @@ def check(source: str, compile: CompileMode = "off") -> Report:
         1e6 * unfold_s,
         1e3 * sorted(samples)[len(samples) // 2],
         changing(cells_of(unfolder), cells_elsewhere(source)),
+        unserved,
     )

@@ -39,6 +39,12 @@ def test_check_fails_for_a_cell_whose_rows_influence_each_other(tmp_path: Path) 
     assert "rows influence each other in ['y']" in run("check", path, status=1)
 
 
+@pytest.mark.parametrize(("model", "why"), [("unsigned", "uint16"), ("unlike", "a and b must be as long")])
+def test_check_fails_for_a_model_that_no_server_can_describe(model: str, why: str) -> None:
+    said = run("check", f"tests.serve.odd_models:{model}", status=1)
+    assert f"model {model!r} cannot be served" in said and why in said
+
+
 @pytest.mark.parametrize(("seed", "status"), [("", 1), ("torch.manual_seed(3)", 0)])
 def test_check_fails_for_weights_that_each_process_draws_anew(tmp_path: Path, seed: str, status: int) -> None:
     path = tmp_path / "drawn.py"
