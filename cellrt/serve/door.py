@@ -102,9 +102,10 @@ class Door:
 
     @contextmanager
     def counted(self, model: str) -> Iterator[None]:
-        """Counts refusals of a model's requests."""
+        """Counts refusals of a model's requests, and notes when the last one was not refused."""
         try:
             yield
+            self.measures.note_inference(model)
         except OverloadError:
             self.measures.rejections.labels(model).inc()
             raise

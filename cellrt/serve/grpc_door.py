@@ -7,6 +7,7 @@ each step, and a last one that is empty and has ``triton_final_response``.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 import cellrt
 from cellrt.engine.future import Result
-from cellrt.errors import CellrtError, DefinitionError, RequestError, UnknownModelError, http_status
+from cellrt.errors import CellrtError, DefinitionError, InternalError, RequestError, UnknownModelError, http_status
 from cellrt.serve import oip
 from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, to_bytes
 from cellrt.serve.described import Described, TensorInfo
@@ -25,6 +26,7 @@ from cellrt.serve.http_oip import EXTENSIONS
 from cellrt.serve.keys import Keys
 from cellrt.serve.model_statistics import model_statistics
 
+log = logging.getLogger("cellrt")
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -120,7 +122,8 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         names = [request.name] if request.name else [name for name in counts["models"] if name in versions]
         response = service_pb2.ModelStatisticsResponse()
         for name in names:
-            given = model_statistics(name, versions[name], counts["models"][name])
+            last_ms = self._door.measures.last_inference_ms(name)
+            given = model_statistics(name, versions[name], counts["models"][name], last_ms)
             spent = {part: service_pb2.StatisticDuration(**each) for part, each in given["inference_stats"].items()}
             del given["inference_stats"], given["batch_stats"]
             response.model_stats.add(**given, inference_stats=service_pb2.InferStatistics(**spent))
@@ -141,6 +144,7 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         if request.parameters:
             raise RequestError("models come from where the operator said: no config and no files are taken")
         await self._backend.call("load", request.model_name)
+        await self._backend.model(request.model_name)
         return service_pb2.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: Message, context: Context) -> Message:  # noqa: N802
@@ -173,8 +177,8 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
                 last = _response(described, request, {})
                 last.parameters["triton_final_response"].bool_param = True
                 yield service_pb2.ModelStreamInferResponse(infer_response=last)
-            except CellrtError as error:
-                told = service_pb2.ModelStreamInferResponse(error_message=str(error))
+            except Exception as error:
+                told = service_pb2.ModelStreamInferResponse(error_message=str(_ours(error)))
                 told.infer_response.id = request.id
                 yield told
 
@@ -190,15 +194,17 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
                 wanted = {name: each.info.datatype for name, each in described.inputs.items()}
                 raise RequestError(f"expected inputs {wanted}, got {given.name!r:.80} of {given.datatype!r:.40}")
             data = raw[place] if raw else None
-            tensors[given.name] = _tensor(given, known.info, data)
+            tensors[given.name] = _tensor(given, known.info, data, self._limits.max_items)
+        if len(tensors) != len(request.inputs):
+            raise RequestError("the request has two inputs of one name")
         parameters = {name: _value(each) for name, each in request.parameters.items()}
         oip.check_supported(parameters, *({n: _value(p) for n, p in one.parameters.items()} for one in request.inputs))
         oip.check_outputs(described, [output.name for output in request.outputs])
         return described, described.read_tensors(tensors), oip.read_parameters(parameters)
 
 
-def _tensor(given: Message, info: TensorInfo, raw: bytes | None) -> Any:
-    """The tensor, or list of bytes, of an input."""
+def _tensor(given: Message, info: TensorInfo, raw: bytes | None, max_items: int) -> Any:
+    """The tensor, or list of bytes, of an input; ``max_items``: of one that is not raw."""
     shape = list(given.shape)
     if raw is not None:
         return oip.from_raw(raw, shape, info)
@@ -206,9 +212,12 @@ def _tensor(given: Message, info: TensorInfo, raw: bytes | None) -> Any:
     field = FIELDS.get(info.datatype)
     if field is None:
         raise RequestError(f"{where}: {info.datatype} goes as raw contents only")
-    values = list(getattr(given.contents, field))
+    values = getattr(given.contents, field)
     if len(values) != oip.count_of(shape, where):
         raise RequestError(f"{where}: expected as many values as shape {shape} has, got {len(values)}")
+    if len(values) > max_items:
+        raise RequestError(f"{where}: expected at most {max_items} values, got {len(values)}; raw contents may be more")
+    values = list(values)
     return values if info.datatype == BYTES else array_of(values, DATATYPES[info.datatype], where).reshape(shape)
 
 
@@ -225,6 +234,14 @@ def _response(described: Described, request: Message, results: Result) -> Messag
             response.outputs.add(name=name, datatype=NAMES[tensor.dtype], shape=list(np.shape(tensor)))
             response.raw_output_contents.append(to_bytes(tensor))
     return response
+
+
+def _ours(error: Exception) -> CellrtError:
+    """The error, or what a client is told instead of one that nobody expected."""
+    if isinstance(error, CellrtError):
+        return error
+    log.error("an error of the gRPC door", exc_info=error)
+    return InternalError("an error of the server; its log has it")
 
 
 async def _never_gone() -> None:
@@ -258,10 +275,11 @@ def _with_status(handle: Callable[[Message, Context], Awaitable[Message]], knows
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a key is needed: authorization, or x-api-key")
         try:
             return await handle(request, context)
-        except CellrtError as error:
-            await context.abort(CODES.get(http_status(error), grpc.StatusCode.INTERNAL), str(error))
         except NotImplementedError:  # of the protocol's classes; gRPC would log a traceback for each call
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server does not do that")
+        except Exception as error:
+            ours = _ours(error)
+            await context.abort(CODES.get(http_status(ours), grpc.StatusCode.INTERNAL), str(ours))
 
     return answer
 

@@ -43,7 +43,7 @@ class OipDoor:
 
     def routes(self) -> list[BaseRoute]:
         """All of them."""
-        made: list[BaseRoute] = []
+        made: list[BaseRoute] = [Route("/v2/models/stats", self.stats)]  # before any model: none hides it
         for base in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             made += [
                 Route(f"{base}/infer", self.infer, methods=["POST"]),
@@ -59,7 +59,6 @@ class OipDoor:
             Route("/v2", self.server),
             Route("/v2/health/live", self.live),
             Route("/v2/health/ready", self.ready),
-            Route("/v2/models/stats", self.stats),
             Route("/v2/repository/index", self.index, methods=["POST"]),
             Route("/v2/repository/models/{model}/load", self.load, methods=["POST"]),
             Route("/v2/repository/models/{model}/unload", self.unload, methods=["POST"]),
@@ -184,7 +183,8 @@ class OipDoor:
         counts = await self._backend.call("statistics")
         versions = {entry["name"]: str(entry["version"]) for entry in await self._backend.call("models")}
         names = [name] if name is not None else [each for each in counts["models"] if each in versions]
-        stats = [model_statistics(each, versions[each], counts["models"][each]) for each in names]
+        last_ms = self._door.measures.last_inference_ms
+        stats = [model_statistics(each, versions[each], counts["models"][each], last_ms(each)) for each in names]
         return json_response({"model_stats": stats})
 
     async def index(self, request: Request) -> Response:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -36,11 +38,32 @@ class Measures:
         self.streams = Gauge(
             "cellrt_streams_open", "Streams that are open.", registry=registry, multiprocess_mode="livesum"
         )
+        self.last_inference = Gauge(
+            "cellrt_last_inference_timestamp_seconds",
+            "When the last request of a model was taken or done, in seconds since 1970.",
+            ["model"],
+            registry=registry,
+            multiprocess_mode="max",
+        )
+        self._last_of: dict[str, Gauge] = {}
+        """By model, for the same reason as ``_answers``."""
         self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         """Of those that have been: to look them up by their labels takes longer than to count."""
         self.registry = CollectorRegistry() if is_shared else registry
         if is_shared:
             MultiProcessCollector(self.registry)  # type: ignore[no-untyped-call]
+
+    def note_inference(self, model: str) -> None:
+        """Takes in that a request of a model was taken or is done now."""
+        gauge = self._last_of.get(model)
+        if gauge is None:
+            gauge = self._last_of[model] = self.last_inference.labels(model)
+        gauge.set(time.time())
+
+    def last_inference_ms(self, model: str) -> int:
+        """When that last was, at any front end, in milliseconds since 1970; 0: never."""
+        last_s = self.registry.get_sample_value("cellrt_last_inference_timestamp_seconds", {"model": model})
+        return round(1e3 * (last_s or 0.0))
 
     def count_answer(self, handler: str, status: int, seconds: float) -> None:
         """Counts an answer, which took so long."""

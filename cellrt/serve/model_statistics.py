@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def model_statistics(name: str, version: str, counts: Mapping[str, Any]) -> dict[str, Any]:
-    """The counts of ``Engine.statistics()["models"][name]``. A request is one inference and has no batch of its own."""
+def model_statistics(name: str, version: str, counts: Mapping[str, Any], last_ms: int) -> dict[str, Any]:
+    """The counts of ``Engine.statistics()["models"][name]``. A request is one inference and has no batch of its own.
+
+    ``last_ms``: when the last one was, in milliseconds since 1970; 0: there was none.
+    """
     done, failed = counts["done"], sum(counts["errors"].values())
     queueing_ns, computation_ns = (
         round(1e9 * counts["histograms"][part]["sum_s"]) for part in ("queueing", "computation")
@@ -19,7 +22,7 @@ def model_statistics(name: str, version: str, counts: Mapping[str, Any]) -> dict
     return {
         "name": name,
         "version": version,
-        "last_inference": 0,
+        "last_inference": last_ms,
         "inference_count": done,
         "execution_count": done,
         "inference_stats": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from queue import Queue
 from typing import Any
 
@@ -42,7 +43,9 @@ def test_server_and_models_are_live_and_ready_and_describe_themselves(client) ->
     assert client.get_model_config("kept").config.HasField("sequence_batching")
     names = {entry.name for entry in client.get_model_repository_index().models}
     assert {"chain", "kept", "letters"} <= names
-    assert client.get_inference_statistics("chain").model_stats[0].name == "chain"
+    client.infer("chain", [tensor("x", X)])
+    (counts,) = client.get_inference_statistics("chain").model_stats
+    assert counts.name == "chain" and 0 <= 1e3 * time.time() - counts.last_inference < 60_000
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="it needs IPv6")
@@ -84,6 +87,12 @@ def test_errors_are_statuses(client, model: str, rows: np.ndarray, options: dict
     with pytest.raises(tritongrpc.InferenceServerException) as caught:
         client.infer(model, [tensor("x", rows)], **options)
     assert code_of(caught) == code
+
+
+def test_two_inputs_of_one_name_are_refused(client) -> None:
+    with pytest.raises(tritongrpc.InferenceServerException, match="two inputs of one name") as caught:
+        client.infer("chain", [tensor("x", X), tensor("x", X)])
+    assert code_of(caught) == "INVALID_ARGUMENT"
 
 
 def test_what_the_server_does_not_do_is_said_and_logged_by_nobody(client, server: Server) -> None:

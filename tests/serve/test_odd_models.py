@@ -6,14 +6,17 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.serve.helpers import Server
 from tests.serve.test_under_fire import children
 from tests.waiting import until
 
+tritongrpc = pytest.importorskip("tritonclient.grpc")
 INDESCRIBABLE = {"unsigned": "uint16", "complex": "complex64", "texts": "<U2", "unlike": "a and b must be as long"}
 SERVED = {
     "both": ({"a": [1, 2, 3], "b": [10, 20, 30]}, {"sum": [11, 22, 33]}),
@@ -76,6 +79,27 @@ def test_what_a_class_refuses_is_the_client_s_mistake(server: Server) -> None:
     answer = server.post("/v2/models/both/infer", {"inputs": given})
     assert answer.status_code == 400 and "must be as long" in answer.json()["error"]
     assert server.post("/v2/models/both/generate", WRONG).status_code == 400
+
+
+def test_a_message_that_is_refused_does_not_end_its_stream(server: Server) -> None:
+    answers: Queue[Any] = Queue()
+    with tritongrpc.InferenceServerClient(server.grpc_address) as client:
+        with pytest.raises(tritongrpc.InferenceServerException, match="must be as long") as caught:
+            client.infer("both", _tensors(a=[1], b=[1, 2]))
+        assert str(caught.value.status()) == "StatusCode.INVALID_ARGUMENT"
+        client.start_stream(callback=lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("both", _tensors(a=[1], b=[1, 2]))
+        client.async_stream_infer("both", _tensors(a=[1], b=[2]))
+        (_, refused), (done, _) = (answers.get(timeout=30) for _ in range(2))
+        client.stop_stream()
+    assert "must be as long" in str(refused) and done.as_numpy("sum").tolist() == [3]
+
+
+def _tensors(**given: list[int]) -> list[Any]:
+    made = [tritongrpc.InferInput(name, [len(values)], "INT64") for name, values in given.items()]
+    for each, values in zip(made, given.values()):
+        each.set_data_from_numpy(np.array(values))
+    return made
 
 
 @pytest.mark.parametrize("number", [1e39, -1e39, 10**400, 3.4028236e38])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -213,6 +214,10 @@ def test_statistics_count_requests(client) -> None:
     two = [tensor("x", X), tensor("y", X), tensor("scale", np.array([2]), "INT64")]
     np.testing.assert_allclose(client.infer("two", two).as_numpy("h"), expected(4 * X))
     assert count() == before + 1
+    (of_two,) = client.get_inference_statistics("two")["model_stats"]
+    assert 0 <= 1e3 * time.time() - of_two["last_inference"] < 60_000
+    every = {each["name"]: each for each in client.get_inference_statistics()["model_stats"]}
+    assert {"chain", "two"} <= every.keys() and every["two"] == of_two
 
 
 def test_models_are_listed_unloaded_and_loaded_anew(client) -> None:
