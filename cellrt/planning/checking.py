@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.compiling import CompileMode
 from cellrt.engine.engine import Engine
-from cellrt.errors import DefinitionError
+from cellrt.errors import CellError, DefinitionError
 from cellrt.graph.binding import Binding
 from cellrt.graph.unfolder import Unfolder
 from cellrt.planning.elsewhere import cells_elsewhere, cells_of, changing
+from cellrt.planning.measuring import step_seconds
 from cellrt.process.source import ModelSource
 
 TIMEOUT_S = 60.0
@@ -33,6 +35,8 @@ class CellReport:
     form: str
     mixed_outputs: list[str]
     """Those in which rows influence each other: a fault."""
+    failure: str
+    """What it raised for as many rows as it may get at once: a fault; empty if nothing."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,21 @@ class Report:
             "outlives its process: load its weights from files, or draw them with a seed (torch.manual_seed)"
             for name in self.changing
         ]
-        return mixing + changing + [self.unserved] * bool(self.unserved)
+        failing = [cell.failure for cell in self.cells if cell.failure]
+        return mixing + failing + changing + [self.unserved] * bool(self.unserved)
 
     def as_json(self) -> dict[str, Any]:
         """By name."""
         return {**asdict(self), "faults": self.faults}
+
+
+def _failure_of(cell: Cell) -> str:
+    """What a cell raises for its largest batch, of random rows."""
+    try:
+        step_seconds(cell, None, cell.max_batch, 0.0)
+    except CellError as error:
+        return str(error)
+    return ""
 
 
 def check(source: str, compile: CompileMode = "off", describe: Describe | None = None) -> Report:
@@ -103,8 +117,9 @@ def check(source: str, compile: CompileMode = "off", describe: Describe | None =
                 {name: str(spec) for name, spec in made.cell.inputs.items()},
                 {name: str(spec) for name, spec in made.cell.outputs.items()},
                 made.cell.max_batch,
-                forms.get(made.cell.name, {}).get("form", "several of this name"),
+                (forms.get(made.cell.name) or forms[f"{made.cell.name} {made.cell.identity[:8]}"])["form"],
                 made.cell.check_row_wise(),
+                _failure_of(made.cell),
             )
             for made in engine._registry.types.values()
         ]

@@ -109,6 +109,7 @@ def test_a_cell_that_raises_for_many_rows_is_told_by_name_when_it_is_measured(tm
         "few = cellrt.cell(few, {'x': (2,)}, name='few')\n"
         "model = cellrt.unfold('model', example=torch.ones(2))(lambda graph, x: {'y': few(x=x)})\n"
     )
+    assert "'few' raised with 512 rows: ValueError: no more than 4" in run("check", f"{path}:model", status=1)
     told = run("tune", f"{path}:model", "--quick", "--out", tmp_path / "few.json", status=1)
     assert "'few' raised with 8 rows: ValueError: no more than 4" in told and "Traceback" not in told
 
