@@ -24,7 +24,8 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.process import address as addresses
 from cellrt.process.awaited import Awaited
 from cellrt.process.binding import Binding, Changes
-from cellrt.process.link import Link, RemoteFuture
+from cellrt.process.link import Link
+from cellrt.process.pending import RemoteFuture
 from cellrt.process.remote_session import RemoteSession, parts_of
 from cellrt.process.source import source_of
 from cellrt.process.wire import PACKET_BYTES, PROTOCOL, Wire

@@ -34,6 +34,8 @@ from cellrt.process.recorded import LENGTH, Template, read_requests, read_templa
 from cellrt.process.submissions import Submission, read_submission
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
 
+News = Outcome | tuple[int, CellrtError] | Message
+"""What a guest is to be told: a step or results, how else a request ended, or what it asked for."""
 MAX_NUMBERS = 10_000
 """Requests of a guest whose numbers in the engine are remembered, where it keeps a timeline."""
 MIN_SESSIONS = 256
@@ -88,14 +90,14 @@ class Guest:
         self._live: dict[int, RequestFuture] = {}
         self._patient: dict[int, Patient] = {}
         """Those that wait for places, by each of their requests."""
-        self._untold: deque[Outcome | tuple[int, CellrtError] | Message] = deque()
+        self._untold: deque[News] = deque()
         self._has_news = False
 
     def listens(self) -> bool:
         """Whether its messages may be taken: not while it leaves too many unread."""
         return len(self._untold) < MAX_UNSENT
 
-    def tell(self, *news: Outcome | tuple[int, CellrtError] | Message) -> None:
+    def tell(self, *news: News) -> None:
         """Leaves what the guest is to be told; from any thread."""
         self._untold.extend(news)
         if not self._has_news:
@@ -111,7 +113,7 @@ class Guest:
                 return True
             try:
                 while self.wire.flush() and self._untold:
-                    self.wire.send(_messages([self._untold.popleft() for _ in range(len(self._untold))]))
+                    self._send([self._untold.popleft() for _ in range(len(self._untold))])
             except BrokenWireError:
                 self._untold.clear()  # the doorkeeper hears of it
                 return True
@@ -124,6 +126,19 @@ class Guest:
         if is_stuck:
             self._house.note_stuck(self)
         return not is_stuck
+
+    def _send(self, news: Sequence[News]) -> None:
+        """Sends news together; without memory for that each alone, and an error in the place of what has none."""
+        try:
+            self.wire.send(_messages(news))
+            return
+        except OverloadError:
+            pass
+        for one in sorted(news, key=lambda one: not isinstance(one, Outcome)):
+            try:
+                self.wire.send(_messages([one]))
+            except OverloadError as error:
+                self.wire.send(_messages([_instead_of(one, error)]))
 
     def take(self) -> None:
         """Takes in some of its messages. Raises BrokenWireError."""
@@ -357,7 +372,22 @@ class _GuestChannel(Channel):
         """Nothing: the request's end says it."""
 
 
-def _messages(news: Sequence[Outcome | tuple[int, CellrtError] | Message]) -> list[Message]:
+def _instead_of(news: News, error: OverloadError) -> News:
+    """What a guest is told of a request or a call whose end has no memory. Raises the error if it is about another."""
+    if isinstance(news, Outcome):
+        return news.id, error
+    if isinstance(news, Message) and news.kind == Kind.ANSWER:
+        return answer(json.loads(bytes(news.parts[1]))["call"], error=told(error))
+    raise error
+
+
+def answer(call: int, value: Any = None, data: bytes = b"", error: object = None) -> Message:
+    """What a guest is told of a call: what it returned, or how it failed."""
+    head = json.dumps({"call": call, "value": value, "error": error}).encode()
+    return Message(Kind.ANSWER, (LENGTH.pack(len(head)), head, data))
+
+
+def _messages(news: Sequence[News]) -> list[Message]:
     """What a guest is told, together: outcomes first, since an error is a request's end."""
     outcomes = [one for one in news if isinstance(one, Outcome)]
     others = [one for one in news if not isinstance(one, Outcome)]

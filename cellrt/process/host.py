@@ -28,7 +28,7 @@ from cellrt.process import memory
 from cellrt.process.binding import RowFormat
 from cellrt.process.blame import told
 from cellrt.process.calls import Calls
-from cellrt.process.guest import Guest
+from cellrt.process.guest import Guest, answer
 from cellrt.process.patience import Patient, WaitingRoom
 from cellrt.process.recorded import LENGTH
 from cellrt.process.source import ModelSource
@@ -144,8 +144,7 @@ class Doorkeeper:
                 value, data = self.calls.run(guest, name, arguments, blob)
             except BaseException as raised:
                 error = told(raised)
-            head = json.dumps({"call": number, "value": value, "error": error}).encode()
-            guest.tell(Message(Kind.ANSWER, (LENGTH.pack(len(head)), head, data)))
+            guest.tell(answer(number, value, data, error))
             self.ring()
 
         threading.Thread(target=run, name=f"cellrt-{name}", daemon=True).start()
@@ -249,7 +248,6 @@ def main() -> None:
         doorkeeper.run()
     finally:
         doorkeeper.end()
-        addresses.forget(address)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # everything has ended in good order: the rest of Python's own end takes a second with torch

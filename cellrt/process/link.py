@@ -1,8 +1,9 @@
 """A client's connection to an engine elsewhere: what was sent and is not answered, and the thread that hears answers.
 
-Crossings between threads: whoever sends holds ``_lock``; the one reader thread alone takes answers in, and never waits
-for the lock, so that an answer always gets through. What must be sent from where the lock cannot be waited for (a
-future that is dropped, the reader) is left as news, and the holder of the lock sends it after giving the lock back.
+Crossings between threads: whoever sends holds ``_lock``, but not while the engine's process reads nothing. The one
+reader thread alone takes answers in, and never waits for that process to read, so that an answer always gets through;
+what a callback submits is sent when there is room. What must be sent from where the lock cannot be waited for (a future
+that is dropped, the reader) is left as news, and the holder of the lock sends it after giving the lock back.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ import time
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from cellrt.engine.future import Owner, RequestFuture, finish_together
 from cellrt.engine.stream import Channel
-from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, RequestError
+from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, OverloadError, RequestError
 from cellrt.graph.known import Alike
 from cellrt.process.awaited import Awaited
 from cellrt.process.binding import Binding, RowFormat
 from cellrt.process.blame import heard
 from cellrt.process.numbering import Numbering
 from cellrt.process.outcomes import Arrived, read_outcomes
+from cellrt.process.pending import Kindred, Pending, RemoteFuture
 from cellrt.process.recorded import LENGTH, Template, template_of
 from cellrt.process.submissions import NO_DEADLINE, Submission, submission_parts
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
@@ -38,26 +40,6 @@ STALL_S = 30.0
 """How long the engine's process may read nothing before it counts as gone."""
 LAST_WORDS_S = 1.0
 """How long who cannot send waits for the reader to hear why."""
-
-
-class RemoteFuture(RequestFuture):
-    """A future whose request runs in another process; ``id`` is its number on the connection."""
-
-    def __init__(self, owner: Owner, id: int) -> None:
-        super().__init__(owner)
-        self.id = id
-
-
-class Kindred(NamedTuple):
-    """What requests of one submission and one graph have in common."""
-
-    template: Template
-    formats: Sequence[RowFormat]
-    channel: Channel | None
-
-
-Pending = tuple[RemoteFuture, Kindred]
-"""A request that has not ended."""
 
 
 class Link:
@@ -75,6 +57,8 @@ class Link:
         self._outdated: deque[Binding] = deque()
         self._unused: deque[Binding] = deque()
         """Bindings, once for each who has done with them."""
+        self._postponed: list[Message] = []
+        """News for which there was no memory; they go with the next."""
         self._empty = threading.Condition()
         self._closing: CellrtError | None = None
         self._lost: CellrtError | None = None
@@ -102,24 +86,36 @@ class Link:
 
     def cancel(self, future: RequestFuture) -> None:
         """Has a request ended early that its client gave up; from anywhere, waits for nothing."""
-        if isinstance(future, RemoteFuture) and self._pending.pop(future.id, None) is not None:
-            self._cancelled.append(future.id)
+        self._give_up([future])
+
+    def _give_up(self, futures: Iterable[RequestFuture]) -> None:
+        ids = [future.id for future in futures if isinstance(future, RemoteFuture)]
+        gone = [id for id in ids if self._pending.pop(id, None) is not None]
+        if gone:
+            self._cancelled.extend(gone)
             self._note_gone()
             self._send_news()
 
     def reset(self, session: int) -> None:
         """Makes a session new, after the requests submitted so far; waits for nothing."""
         with self._sending():
-            self._send([Message(Kind.RESET, (LENGTH.pack(session),))])
+            self._wire.send([Message(Kind.RESET, (LENGTH.pack(session),))])
 
     def call(self, name: str, blob: bytes = b"", **arguments: Any) -> Awaited:
         """Calls a function of the engine's process (``calls.py``); returns what it does, or raises."""
         self.refuse_in_callback()
         answer = Awaited()
-        with self._sending():
-            number = self._take_number(answer)
-            text = json.dumps({"call": number, "name": name, "arguments": arguments}).encode()
-            self._send([Message(Kind.CALL, (LENGTH.pack(len(text)), text, blob))])
+        number = 0
+        try:
+            with self._sending():
+                number = self._take_number(answer)
+                text = json.dumps({"call": number, "name": name, "arguments": arguments}).encode()
+                self._wire.send([Message(Kind.CALL, (LENGTH.pack(len(text)), text, blob))])
+        except BaseException as error:
+            self._awaited.pop(number, None)
+            if isinstance(error, TypeError | ValueError):
+                raise RequestError(f"{name}: expected arguments that JSON has, got {arguments!r:.200}") from error
+            raise
         answer.wait()
         if answer.error is not None:
             raise answer.error
@@ -144,33 +140,35 @@ class Link:
         count = sum([len(alike.places) for alike in groups])
         asked = [sessions[place] for alike in groups for place in alike.places] if sessions else ()
         deadline_s = NO_DEADLINE if deadline is None else float(deadline)
-        self.refuse_if_lost()  # before the lock: in a forked process nobody may give it back
-        with self._lock:
-            self.refuse_if_lost()
+        futures: dict[int, RequestFuture] = {}
+        first = 0
+        try:
+            with self._sending():
+                first = self._take_number(accepted, max(1, count))
+                how = deadline_s, priority, channel is not None, accepted is not None
+                head = Submission(first, count, asked, time.perf_counter_ns(), *how)
+                id = first
+                for template, alike in zip(templates, groups):
+                    kindred = Kindred(template, binding.formats, channel)
+                    for place in alike.places:
+                        future = futures[place] = RemoteFuture(owner, id)
+                        self._pending[id] = future, kindred
+                        id += 1
+                self._send_submission(head, templates, groups)
+        except BaseException:  # it may have been sent: whatever comes of it finds nobody
+            self._awaited.pop(first, None)
+            self._give_up(futures.values())
+            raise
+        return [futures[place] for place in range(count)]
+
+    def _send_submission(self, head: Submission, templates: Sequence[Template], groups: Sequence[Alike]) -> None:
+        try:
             messages, numbers = self._numbering.number(templates)
-            first, self._next = self._next, self._next + max(1, count)
-            how = deadline_s, priority, channel is not None, accepted is not None
-            head = Submission(first, count, asked, time.perf_counter_ns(), *how)
             messages.append(Message(Kind.SUBMIT, submission_parts(head, numbers, groups)))
-            in_order: dict[int, RequestFuture] = {}
-            id = first
-            for template, alike in zip(templates, groups):
-                kindred = Kindred(template, binding.formats, channel)
-                for place in alike.places:
-                    future = in_order[place] = RemoteFuture(owner, id)
-                    self._pending[id] = future, kindred
-                    id += 1
-            if accepted is not None:
-                self._awaited[first] = accepted
-            try:
-                self._send(messages)
-            except BaseException:  # it may have been sent: whatever comes of it finds nobody
-                for id in head.ids:
-                    self._pending.pop(id, None)
-                self._awaited.pop(first, None)
-                raise
-        self._send_news()
-        return [in_order[place] for place in range(count)]
+            self._wire.send(messages)
+        except BaseException:
+            self._numbering.doubt()
+            raise
 
     def begin(self, binding: Binding) -> bool:
         """Counts one who unfolds for a binding; False if that was given up. Raises what ended the connection."""
@@ -215,17 +213,28 @@ class Link:
 
     @contextmanager
     def _sending(self) -> Iterator[None]:
+        """Holds the lock to send; then waits without it until the engine's process reads."""
         self.refuse_if_lost()  # before the lock: in a forked process nobody may give it back
-        with self._lock:
+        try:
+            with self._lock:
+                self.refuse_if_lost()
+                yield
+            if self._wire.is_behind and threading.current_thread() is not self._reader:  # which reads, and then sends
+                self._wire.flush_within(STALL_S, self._lock)
+        except BrokenWireError as error:
+            if threading.current_thread() is not self._reader:
+                self._heard_end.wait(LAST_WORDS_S)  # it may have said why
             self.refuse_if_lost()
-            yield
+            self._closing = self._closing or DeviceError(f"the engine's process is gone: {error}")
+            self._wire.end()  # what was not read is not sent later
+            raise _copy(self._closing) from None
         self._send_news()
 
     def _send_news(self) -> None:
         """Sends what was left as news; whoever holds the lock does so after giving it back."""
         while (self._cancelled or self._outdated or self._unused) and self._lock.acquire(blocking=False):
             try:
-                messages: list[Message] = []
+                messages, self._postponed = self._postponed, []
                 cancelled = array("Q", _taken(self._cancelled))
                 if cancelled:
                     messages.append(Message(Kind.CANCEL, (cancelled.tobytes(),)))
@@ -240,23 +249,16 @@ class Link:
                     self._wire.send(messages)
             except BrokenWireError:
                 pass  # the reader hears of it
+            except OverloadError:
+                self._postponed = messages
             finally:
                 self._lock.release()
 
-    def _send(self, messages: Sequence[Message]) -> None:
-        try:
-            self._wire.send(messages)
-            if self._wire.is_behind:
-                self._wire.flush_within(STALL_S)
-        except BrokenWireError as error:
-            if threading.current_thread() is not self._reader:
-                self._heard_end.wait(LAST_WORDS_S)  # it may have said why
-            self.refuse_if_lost()
-            raise DeviceError(f"the engine's process is gone: {error}") from None
-
-    def _take_number(self, awaited: Awaited) -> int:
-        number, self._next = self._next, self._next + 1
-        self._awaited[number] = awaited
+    def _take_number(self, awaited: Awaited | None, count: int = 1) -> int:
+        """The first of so many numbers, under which somebody may wait."""
+        number, self._next = self._next, self._next + count
+        if awaited is not None:
+            self._awaited[number] = awaited
         return number
 
     def _read(self) -> None:
@@ -266,12 +268,15 @@ class Link:
         try:
             poll.register(self._wire.fileno(), select.POLLIN)
             while True:
+                poll.modify(self._wire.fileno(), select.POLLIN | (select.POLLOUT if self._wire.is_behind else 0))
                 poll.poll()
                 for kind, body in self._wire.receive():
                     self._take(kind, body)
-                if self._wire.owes_word and self._lock.acquire(blocking=False):
+                if (self._wire.owes_word or self._wire.is_behind) and self._lock.acquire(blocking=False):
                     try:
-                        self._wire.send(())
+                        if self._wire.owes_word:
+                            self._wire.send(())
+                        self._wire.flush()
                     finally:
                         self._lock.release()
                     self._send_news()

@@ -70,11 +70,21 @@ class Ring:
         """(begin, end) of places that are not free, oldest first."""
         self._num_freed = 0
 
+    @property
+    def num_held(self) -> int:
+        """How many places are not free."""
+        return len(self._held)
+
     def free_up_to(self, count: int) -> None:
         """Takes in that of all places ever given the first ``count`` are free."""
         while self._num_freed < count and self._held:
             self._held.popleft()
             self._num_freed += 1
+
+    def take_back(self, count: int) -> None:
+        """The last ``count`` places were not used: the other side never hears of them."""
+        for _ in range(count):
+            self._held.pop()
 
     def take(self, size: int) -> int:
         """The begin of a place of ``size`` bytes, or -1 if there is none now."""

@@ -16,12 +16,20 @@ class Numbering:
     def __init__(self) -> None:
         self._numbers: dict[Template, int] = {}
         self._num_bytes = 0
+        self._is_in_doubt = False
+
+    def doubt(self) -> None:
+        """Takes in that the last messages may not have been sent: the next ones begin anew."""
+        self._is_in_doubt = True
 
     def number(self, templates: Sequence[Template]) -> tuple[list[Message], list[int]]:
-        """The numbers of templates, and the messages that tell the engine's process of new ones."""
+        """The numbers of templates, and the messages that tell the engine's process of new ones.
+
+        Unless these are sent, ``doubt`` must be called.
+        """
         messages: list[Message] = []
-        if len(self._numbers) > self.MAX_TEMPLATES or self._num_bytes > self.MAX_BYTES:
-            self._numbers, self._num_bytes = {}, 0
+        if self._is_in_doubt or len(self._numbers) > self.MAX_TEMPLATES or self._num_bytes > self.MAX_BYTES:
+            self._numbers, self._num_bytes, self._is_in_doubt = {}, 0, False
             messages.append(Message(Kind.FORGET))
         numbers = []
         for template in templates:

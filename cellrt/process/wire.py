@@ -19,10 +19,11 @@ import struct
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import IntEnum
 from typing import NamedTuple
 
+from cellrt.errors import OverloadError
 from cellrt.process import memory, short_calls
 from cellrt.process.memory import Part
 
@@ -114,16 +115,26 @@ class Wire:
     def send(self, messages: Sequence[Message]) -> None:
         """Sends messages in order, as far as the other end reads; ``flush`` sends the rest.
 
-        Raises BrokenWireError.
+        Raises BrokenWireError; OverloadError if there is no memory for one of them, and then sends none.
         """
         self._ring.free_up_to(self._num_freed_by_other)
-        for first in range(0, max(1, len(messages)), PACKET_MESSAGES):
-            fds: list[int] = []
-            places = [
-                PLACE.pack(kind, *self._place(parts, fds)) for kind, parts in messages[first : first + PACKET_MESSAGES]
-            ]
-            self._num_told, self._num_told_bytes = self._num_read, self._num_read_bytes
-            self._unsent.append((b"".join([HEAD.pack(self._num_told), *places]), fds))
+        num_read, num_read_bytes = self._num_read, self._num_read_bytes
+        num_held = self._ring.num_held
+        packets: list[bytes] = []
+        fds: list[list[int]] = []
+        try:
+            for first in range(0, max(1, len(messages)), PACKET_MESSAGES):
+                fds.append([])
+                some = messages[first : first + PACKET_MESSAGES]
+                places = [PLACE.pack(kind, *self._place(parts, fds[-1])) for kind, parts in some]
+                packets.append(b"".join([HEAD.pack(num_read), *places]))
+        except BaseException:
+            self._ring.take_back(self._ring.num_held - num_held)
+            for each in fds:
+                _close_all(each)
+            raise
+        self._unsent.extend(zip(packets, fds))
+        self._num_told, self._num_told_bytes = num_read, num_read_bytes
         self.flush()
 
     def _place(self, parts: Sequence[Part], fds: list[int]) -> tuple[int, int, int]:
@@ -133,9 +144,11 @@ class Wire:
         if begin >= 0:
             memory.write(self._outgoing, begin, parts)
             return -1, begin, size
-        fd = memory.make(max(size, 1))
-        memory.write(memory.view(os.dup(fd), writable=True), 0, parts)
-        fds.append(fd)
+        try:
+            fds.append(memory.make(max(size, 1)))
+            memory.write(memory.view(os.dup(fds[-1]), writable=True), 0, parts)
+        except OSError as error:
+            raise OverloadError(f"a message: expected memory for its {size} bytes, got {error}") from None
         return len(fds) - 1, 0, size
 
     def flush(self) -> bool:
@@ -156,10 +169,16 @@ class Wire:
             _close_all(fds)
         return True
 
-    def flush_within(self, seconds: float) -> None:
-        """Sends what waits, and waits for the other end to read. Raises BrokenWireError after so long."""
+    def flush_within(self, seconds: float, lock: AbstractContextManager[object] | None = None) -> None:
+        """Sends what waits, and waits for the other end to read. Raises BrokenWireError after so long.
+
+        ``lock``: of those who send; not held while this waits.
+        """
         end_s = time.monotonic() + seconds
-        while not self.flush():
+        while True:
+            with lock or nullcontext():
+                if self.flush():
+                    return
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 raise BrokenWireError(f"nothing was read for {seconds} s")
@@ -168,8 +187,9 @@ class Wire:
     def wait(self, what: int, seconds: float) -> None:
         """Waits until the socket is ready for ``what`` (of ``select.poll``), or has ended."""
         poll = select.poll()
-        poll.register(self.sock, what)
-        poll.poll(1000 * seconds)
+        with suppress(ValueError):  # it was closed meanwhile
+            poll.register(self.sock, what)
+            poll.poll(1000 * seconds)
 
     def receive(self) -> Iterator[tuple[int, memoryview]]:
         """The messages that are there, of a few packets: kind and body, which is valid until the next is asked for.

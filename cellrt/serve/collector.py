@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from cellrt.engine.future import RequestFuture, Result
 from cellrt.engine.mailbox import Mailbox, mailbox_of
-from cellrt.errors import CellrtError, RequestTooLargeError
+from cellrt.errors import RequestTooLargeError
 from cellrt.serve.backend import Backend
 
 Alone = Callable[[], None] | None
@@ -65,7 +65,7 @@ class Collector:
         try:
             requests = [one.request for one in together]
             futures = self._backend.client.submit_many(model, requests, deadline=deadline, priority=priority)
-        except CellrtError as error:
+        except Exception as error:  # whatever it is, nobody else would tell those who wait
             if len(together) == 1:
                 together[0].waiter.set_exception(error)
             else:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
+from concurrent.futures import Future
 
 import pytest
 
-from cellrt.errors import DeviceError
+from cellrt.errors import DeviceError, OverloadError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.process import address as addresses
 from cellrt.process import guest as guest_module
+from cellrt.process import host as host_module
+from cellrt.process import memory
 from cellrt.process.client import connect
 from cellrt.process.host import Doorkeeper
 from tests.engine.helpers import WAIT_S, assert_same, small_engine
@@ -111,3 +115,49 @@ def test_what_cannot_be_told_costs_one_client_its_connection_and_nobody_else(doo
     until(lambda: len(doorkeeper._guests) == 1, "it has left")
     client.close()
     other.close()
+
+
+def test_what_has_no_memory_for_its_end_fails_alone(doorkeeper, monkeypatch):
+    monkeypatch.setattr(host_module, "REGION_BYTES", 1 << 12)
+    client = connect(doorkeeper.address)
+    client.register("tests.process.models:chain", warm_up=False)
+
+    def make_here_only(size):
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError(errno.EMFILE, "too many open files")
+        return original(size)
+
+    original = memory.make
+    monkeypatch.setattr(memory, "make", make_here_only)
+    large, small = client.submit_many("chain", [steps(600), steps(4)])
+    assert isinstance(large.exception(WAIT_S), OverloadError)
+    assert_same(small.result(WAIT_S), run_one_by_one(models.chain, steps(4)))
+    with pytest.raises(OverloadError, match="expected memory"):
+        client._link.call("no such" * 1000)
+    assert client.statistics()["clients"] == 1
+    client.close()
+
+
+def test_a_callback_submits_while_another_thread_waits_for_the_engine_to_read(doorkeeper, monkeypatch):
+    monkeypatch.setattr(guest_module, "MAX_UNSENT", 10)
+    client = connect(doorkeeper.address)
+    client.register("tests.process.models:chain", warm_up=False)
+    may_go_on, submitted = threading.Event(), Future()
+
+    def submit_another(_):
+        may_go_on.wait(WAIT_S)
+        submitted.set_result(client.submit("chain", steps(4)))
+
+    def send_until_then():
+        while not submitted.done():
+            client.submit("chain", steps(1))
+
+    client.submit("chain", steps(1)).add_done_callback(submit_another)
+    sender = threading.Thread(target=send_until_then)
+    sender.start()
+    until(lambda: client._link._wire.is_behind, "the engine's process reads nothing")
+    may_go_on.set()
+    assert_same(submitted.result(5).result(WAIT_S), run_one_by_one(models.chain, steps(4)))
+    sender.join(WAIT_S)
+    assert client.drain(WAIT_S)
+    client.close()
