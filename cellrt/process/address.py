@@ -6,12 +6,15 @@ import os
 import socket
 import stat
 import struct
+import time
 import uuid
 from contextlib import suppress
 
 from cellrt.errors import DefinitionError, DeviceError
 
-BACKLOG = 64
+BACKLOG = 4096
+RETRY_EVERY_S = 0.01
+"""How often one knocks whom a full backlog does not take."""
 CREDENTIALS = struct.Struct("3i")
 
 
@@ -27,17 +30,37 @@ def check_address(given: object) -> str:
     raise DefinitionError(f"address: expected '@name' or a path of less than 108 bytes, got {given!r:.200}")
 
 
-def listen(address: str) -> socket.socket:
+class Listener(socket.socket):
+    """A socket that clients connect to. Its file, if it has one, goes when it is closed."""
+
+    _file: tuple[str, tuple[int, int]] | None = None
+
+    def listen_at(self, address: str) -> None:
+        """Binds it. Raises OSError."""
+        self.bind(_name(address))
+        if not address.startswith("@"):
+            self._file = address, _identity(address)
+        self.listen(BACKLOG)
+
+    def close(self) -> None:
+        """Removes the file, unless it is a successor's, while nobody can take the place; then nobody can connect."""
+        file, self._file = self._file, None
+        with suppress(OSError):
+            if file is not None and _identity(file[0]) == file[1]:
+                os.unlink(file[0])
+        super().close()
+
+
+def listen(address: str) -> Listener:
     """A socket that listens there; of a file left by an engine that is gone it takes the place.
 
     Raises DefinitionError if another listens there, or the path cannot be used.
     """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock = Listener(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         if not address.startswith("@"):
             _remove_stale(address)
-        sock.bind(_name(address))
-        sock.listen(BACKLOG)
+        sock.listen_at(address)
     except OSError as error:
         sock.close()
         raise DefinitionError(f"address {address!r}: {error}") from None
@@ -46,11 +69,19 @@ def listen(address: str) -> socket.socket:
 
 
 def connect(address: str, timeout: float) -> socket.socket:
-    """A connection to what listens there. Raises DeviceError if nothing does."""
+    """A connection to what listens there. Raises DeviceError if nothing does, or has no place for so many seconds."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.settimeout(timeout)
+    end_s = time.monotonic() + timeout
     try:
-        sock.connect(_name(address))
+        sock.settimeout(timeout)
+        while True:
+            try:
+                sock.connect(_name(address))
+                break
+            except BlockingIOError:  # as many as the backlog holds have not been taken in
+                if time.monotonic() >= end_s:
+                    raise
+                time.sleep(RETRY_EVERY_S)
     except OSError as error:
         sock.close()
         raise DeviceError(f"no engine's process takes clients at {address!r}: {error}") from None
@@ -63,15 +94,13 @@ def is_ours(sock: socket.socket) -> bool:
     return CREDENTIALS.unpack(given)[1] in (os.getuid(), 0)
 
 
-def forget(address: str) -> None:
-    """Removes a socket's file, if it has one."""
-    if not address.startswith("@"):
-        with suppress(OSError):
-            os.unlink(address)
-
-
 def _name(address: str) -> str:
     return "\0" + address[1:] if address.startswith("@") else address
+
+
+def _identity(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
 
 
 def _remove_stale(path: str) -> None:

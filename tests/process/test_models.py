@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -124,8 +125,10 @@ def test_an_option_that_is_wrong_is_named():
 
 def test_an_address_that_is_taken_or_left_over(tmp_path):
     path = str(tmp_path / "engine")
-    with listen(path), pytest.raises(DefinitionError, match="Address already in use"):
+    listener = listen(path)
+    with pytest.raises(DefinitionError, match="Address already in use"):
         start(address=path)
+    os.close(listener.detach())
     assert Path(path).exists()  # as an engine that was killed leaves it
     with start(address=path) as engine, connect(path) as client:
         engine.register(models.chain, warm_up=False)
