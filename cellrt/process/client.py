@@ -370,14 +370,20 @@ def _check_name(model: object) -> str:
     raise UnknownModelError(f"expected the name of a registered model, got {given}")
 
 
+def _version_in(packet: bytes) -> object:
+    with suppress(ValueError):
+        head = json.loads(packet)
+        return head.get("version") if isinstance(head, dict) else None
+    return None
+
+
 def _welcomed(sock: socket.socket, timeout: float) -> Wire:
     """The connection, once the engine's process has sent its memory. Raises DeviceError, EngineClosedError."""
     fds: list[int] = []
     try:
         sock.settimeout(timeout)
         packet, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES, 2)
-        head = json.loads(packet) if packet else {}
-        if head.get("version") != PROTOCOL or len(fds) != 2:
+        if _version_in(packet) != PROTOCOL or len(fds) != 2:
             raise DeviceError(f"what listens there is no engine's process of this version: {packet[:80]!r}")
         outgoing, incoming = fds
         fds = []

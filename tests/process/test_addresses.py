@@ -9,6 +9,7 @@ import pytest
 
 from cellrt.errors import DeviceError
 from cellrt.process import address as addresses
+from cellrt.process.client import connect
 from tests.engine.helpers import WAIT_S
 
 
@@ -34,3 +35,18 @@ def test_who_finds_the_backlog_full_waits_for_a_place(monkeypatch):
             waiting.result(0.1)
         listener.accept()[0].close()
         waiting.result(WAIT_S).close()
+
+
+@pytest.mark.parametrize("answer", [b"hello", b"\xff", b"[]", b'{"version": 3}'])
+def test_what_is_no_engine_is_called_so(answer):
+    address = addresses.new_address()
+
+    def answer_one():
+        with listener.accept()[0] as sock:
+            sock.send(answer)
+
+    with addresses.listen(address) as listener, ThreadPoolExecutor() as threads:
+        listener.setblocking(True)
+        threads.submit(answer_one)
+        with pytest.raises(DeviceError, match="no engine's process of this version"):
+            connect(address, timeout=WAIT_S)
