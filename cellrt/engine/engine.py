@@ -207,7 +207,7 @@ class Engine(Serving):
             if known is not None:
                 self._manager.turns.call(lambda: self._manager.retire(known, None))
             if self._freeze:
-                HEAP.freeze(id(self))
+                HEAP.freeze(id(self), self._manager.num_retired)
 
     def _adopt_forms(self) -> None:
         """Has requests from now on use the forms that were made meanwhile; those before end with what they began with.

@@ -17,15 +17,22 @@ class FrozenHeap:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: a collection in here may end an engine that was dropped
-        self._holders: set[int] = set()
+        self._holders: dict[int, int] = {}
+        """With how many models of each were gone when it froze last."""
         self._are_ours = False
 
-    def freeze(self, holder: int) -> None:
-        """Collects what is garbage, then freezes all that is left, for this holder too."""
+    def freeze(self, holder: int, num_gone: int = 0) -> None:
+        """Collects what is garbage, then freezes all that is left, for this holder too.
+
+        ``num_gone``: models of the holder that were replaced or taken out so far. Where there are more than when it
+        froze last, all is thawed first: else their weights would stay, since a module and its functions are a cycle.
+        """
         with self._lock:
             if not self._holders:
                 self._are_ours = gc.get_freeze_count() == 0
-            self._holders.add(holder)
+            elif self._are_ours and num_gone > self._holders.get(holder, 0):
+                gc.unfreeze()
+            self._holders[holder] = num_gone
             gc.collect()
             gc.freeze()
 
@@ -34,7 +41,7 @@ class FrozenHeap:
         with self._lock:
             if holder not in self._holders:
                 return
-            self._holders.discard(holder)
+            del self._holders[holder]
             if not self._holders and self._are_ours:
                 gc.unfreeze()
 

@@ -87,6 +87,8 @@ class Manager:
         self._processor, self._clock, self._registry, self._models = processor, processor.clock, registry, models
         self._debug, self._clock_ns = debug, clock_ns
         self._retired: list[Model] = []
+        self.num_retired = 0
+        """Models that were given up so far."""
         self._drains: list[threading.Event] = []
         self._next_ns: int | None = None
         """When a turn is due though nothing happens."""
@@ -221,6 +223,7 @@ class Manager:
         ``error``: ends its sessions, after what they were asked so far; None: they go on.
         """
         self._retired.append(model)
+        self.num_retired += 1
         for record in self.sessions if error is not None else ():
             if record.model.name == model.name:  # also those of a model that it replaced
                 record.is_leaving = True

@@ -59,6 +59,7 @@ class Backend:
         self._has_workers = self._has_models = True
         self._unserved: dict[str, Unserved] = {}
         self._described: dict[str, Described] = {}
+        self._num_gone = 0
         self._sessions: OrderedDict[tuple[str, str], RemoteSession] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
         self._slow = ThreadPoolExecutor(1, "cellrt-load")
@@ -168,7 +169,7 @@ class Backend:
                 raise
             log.debug("no engine yet: %s", error)
             return
-        HEAP.freeze(id(self))
+        HEAP.freeze(id(self), self._num_gone)
         self._described, self._unserved, self._has_models = described, unserved, bool(loaded)
         self._client, self._has_workers = client, True
         self.is_connected.set()
@@ -226,8 +227,9 @@ class Backend:
                     client = self.client
                     try:
                         described = await asyncio.to_thread(self._describe, client, name)
+                        self._num_gone += name in self._described
                         self._described[name] = described
-                        HEAP.freeze(id(self))
+                        HEAP.freeze(id(self), self._num_gone)
                     except DefinitionError as error:  # it is not ready from now on, not only when one looks next
                         if client is self._client and client.has_binding(name):
                             self._note_unserved(name, client.binding(name).version, error)

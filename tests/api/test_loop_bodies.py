@@ -336,7 +336,7 @@ MISTAKES = {
         {"max_steps": 3},
         "as many steps as it has, and no keep and carry",
     ),
-    "half steps": (embedded, {"token": 1}, {"max_steps": 2.5}, r"expected max_steps as an int from 1 to 1048575, got 2.5"),
+    "half steps": (embedded, {"token": 1}, {"max_steps": 2.5}, r"max_steps as an int from 1 to 1048575, got 2.5"),
 }
 
 

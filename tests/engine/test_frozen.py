@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
@@ -49,6 +50,19 @@ def test_an_engine_that_is_dropped_holds_nothing():
         if not gc.get_freeze_count():
             return
     pytest.fail("still frozen")
+
+
+def test_a_model_that_was_replaced_does_not_stay_with_its_weights():
+    """As a module does that a server has loaded: in a cycle."""
+    engine, gone = small_engine(freeze=True), []
+    for _ in range(4):
+        again = chain_model("again", PLAIN)
+        object.__setattr__(again, "itself", again)
+        gone.append(weakref.ref(again))
+        engine.register(again, warm_up=False, replace=True)
+        del again
+    assert [its() is None for its in gone][:2] == [True, True]
+    close_and_check(engine)
 
 
 def test_what_the_program_froze_itself_stays_frozen():
