@@ -167,7 +167,7 @@ class Client(Serving):
     def statistics(self) -> dict[str, Any]:
         """Counts so far, of all clients: as ``Engine.statistics``, and under ``clients`` how many there are."""
         counts: dict[str, Any] = self._link.call("statistics").value
-        return counts
+        return counts | {"workers": {int(location): its for location, its in counts["workers"].items()}}
 
     def has_workers(self) -> bool:
         """Whether the engine has a worker that lives; without one it takes no requests."""

@@ -56,6 +56,8 @@ class Doorkeeper:
         self._listener, self._lifeline = listener, lifeline
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._spare = os.dup(self._bell)
+        """A descriptor for whoever comes when there is no other."""
         self._guests: dict[int, Guest] = {}
         """By their sockets' descriptors."""
         self._with_news: deque[Guest] = deque()
@@ -169,7 +171,10 @@ class Doorkeeper:
         """Takes a client in, if it is of this user."""
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it is gone again, or there are too many
+        except BlockingIOError:  # it is gone again
+            return
+        except OSError as error:
+            self._turn_away(error)
             return
         fds: list[int] = []
         try:
@@ -192,6 +197,17 @@ class Doorkeeper:
                 os.close(fd)
         self._guests[sock.fileno()] = guest
         self._epoll.register(sock.fileno(), select.EPOLLIN)
+
+    def _turn_away(self, error: OSError) -> None:
+        """Closes the connection of a client for which there is no descriptor: else it would be there again at once."""
+        log.warning("a client could not be taken in: %s", error)
+        spare, self._spare = self._spare, -1
+        with suppress(OSError):
+            if spare >= 0:
+                os.close(spare)
+            self._listener.accept()[0].close()
+        with suppress(OSError):  # another thread may have been quicker
+            self._spare = os.dup(self._bell)
 
     def _attend(self, guest: Guest) -> None:
         """Takes in some messages of a client, and sends on what it had not read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -10,10 +11,12 @@ from typing import Protocol
 
 from cellrt.engine.places import Places, Size
 from cellrt.engine.registry import Model
-from cellrt.errors import CellrtError, DeadlineError, OverloadError
+from cellrt.errors import CellrtError, DeadlineError, InternalError, OverloadError
 from cellrt.graph.known import Alike
 from cellrt.process.recorded import Template
 from cellrt.process.submissions import Submission
+
+log = logging.getLogger("cellrt")
 
 
 class Submitter(Protocol):
@@ -85,6 +88,9 @@ class WaitingRoom:
             return False
         except CellrtError as error:
             patient.guest.refuse(patient.submission, error)
+        except Exception as error:  # of this submission: everybody else is still served
+            log.exception("a submission that waited could not be handed in")
+            patient.guest.refuse(patient.submission, InternalError(f"{type(error).__name__}: {error}"))
         return True
 
     def refuse_all(self, error: CellrtError) -> None:

@@ -68,6 +68,10 @@ class Attempt(ABC, Generic[Outcome]):
     def put(self, whole: Outcome, first: int, end: int, outcome: Outcome) -> None:
         """Puts the outcome of rows first..end in its place in that of all rows."""
 
+    def given(self, row: int) -> Sequence[CellInput]:
+        """What the cell gets for one row, if that can be looked at."""
+        return ()
+
     def raise_if_lost(self, error: BaseException) -> None:
         """Raises what was raised, or something else, if it means that the device is lost rather than the cell wrong."""
 
@@ -89,7 +93,7 @@ def run_or_blame(attempt: Attempt[Outcome], failures: Failures) -> Outcome:
         except BaseException as error:
             attempt.raise_if_lost(error)
             if end - first == 1:
-                failures.append(Failure(first, as_cell_error(attempt.cell, error)))
+                failures.append(Failure(first, as_cell_error(attempt.cell, error, attempt.given(first))))
                 continue
             failures.split = error if failures.split is None else failures.split
             middle = (first + end + 1) // 2
@@ -127,15 +131,32 @@ def take_rows(value: CellInput, rows: Sequence[int]) -> CellInput:
     return RaggedRows(values, torch.from_numpy(offsets).to(device))
 
 
-def as_cell_error(cell: Cell, error: BaseException) -> CellError:
-    """What a cell raised, as an error that names the cell and can be printed; what was raised is its cause."""
+def as_cell_error(cell: Cell, error: BaseException, given: Sequence[CellInput] = ()) -> CellError:
+    """What a cell raised, as an error that names the cell and can be printed; what was raised is its cause.
+
+    ``given``: what it got.
+    """
     name = f"cell {cell.name!r}"
     if type(error) is CellError and all(type(said) is str for said in error.args):
         said = str(error)
         return error if said.startswith(name) else CellError(f"{name}: {said}")
-    made = CellError(f"{name} raised {describe_error(error)}")
+    made = CellError(f"{name} raised {describe_error(error)}{_token_outside(cell, error, given)}")
     made.__cause__ = error
     return made
+
+
+def _token_outside(cell: Cell, error: BaseException, given: Sequence[CellInput]) -> str:
+    """The first token that none of a cell's embeddings has, in words, after an error that may be about it."""
+    if not isinstance(error, IndexError) or not isinstance(cell.module, torch.nn.Module):
+        return ""
+    tables = [each for each in cell.module.modules() if isinstance(each, torch.nn.Embedding)]
+    most = max((table.num_embeddings for table in tables), default=0)
+    for (name, spec), value in zip(cell.inputs.items(), given):
+        if most and spec.dtype == torch.int64 and isinstance(value, torch.Tensor):
+            outside = value[(value < 0) | (value >= most)]
+            if outside.numel():
+                return f" (input {name!r}: expected tokens from 0 to {most - 1}, got {int(outside[0])})"
+    return ""
 
 
 def describe_error(error: BaseException) -> str:

@@ -251,6 +251,7 @@ print(*[each.identity for each in made], *identities_of_torch())
 """
 
 
+@pytest.mark.slow
 def test_identity_is_the_same_in_every_process(capsys: pytest.CaptureFixture[str]) -> None:
     finished = subprocess.run(
         [sys.executable, "-c", SCRIPT],

@@ -60,6 +60,7 @@ def test_a_part_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
     assert rows(tmp_path)[0]["codes"] == [3, 0]
 
 
+@pytest.mark.slow
 def test_after_its_time_nothing_of_a_part_is_left(tmp_path: Path) -> None:
     """Neither a child nor what ignores an interrupt."""
     program = (

@@ -151,6 +151,7 @@ def check_any_number_of_rows(mode: str) -> None:
     close_and_check(engine)
 
 
+@pytest.mark.slow
 def test_a_cell_is_compiled_when_its_model_is_registered_and_for_any_number_of_rows():
     """In a process of its own: what other tests left of torch's state counts in the guards of what is compiled."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as own:

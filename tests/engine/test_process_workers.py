@@ -100,6 +100,7 @@ def test_an_idle_process_that_is_killed_is_replaced_before_the_next_request(engi
         future.result(WAIT_S)
 
 
+@pytest.mark.slow
 def test_models_come_and_go(engine):
     for taken in (chain, model, chain):
         engine.unregister(taken.name)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+from types import SimpleNamespace
 
 import pytest
 
-from cellrt.errors import OverloadError
+from cellrt.errors import DeviceError, OverloadError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.process import memory
+from cellrt.process.client import connect
+from cellrt.process.patience import Patient, WaitingRoom
 from cellrt.process.wire import Kind, Message
 from tests.engine.helpers import WAIT_S, assert_same
 from tests.process import models
@@ -50,3 +54,41 @@ def test_messages_are_sent_all_or_none(monkeypatch):
     assert [len(body) for _, body in reader.receive()] == [SIZE]
     writer.close()
     reader.close()
+
+
+def test_a_client_for_whom_the_engine_has_no_descriptor_is_turned_away_and_others_are_served(served, client):
+    before = resource.prlimit(served.pid, resource.RLIMIT_NOFILE)
+    open_files = len(os.listdir(f"/proc/{served.pid}/fd"))
+    resource.prlimit(served.pid, resource.RLIMIT_NOFILE, (open_files, before[1]))
+    try:
+        for _ in range(3):
+            with pytest.raises(DeviceError):
+                connect(served.address, timeout=WAIT_S)
+        assert client.submit("chain", steps(3)).result(WAIT_S)
+    finally:
+        resource.prlimit(served.pid, resource.RLIMIT_NOFILE, before)
+    with connect(served.address) as other:
+        assert other.submit("chain", steps(3)).result(WAIT_S)
+
+
+def test_a_submission_that_waited_and_cannot_be_handed_in_fails_alone():
+    refused = []
+
+    class Guest:
+        def hand_in(self, patient):
+            raise ValueError("what nobody expected")
+
+        def refuse(self, submission, error):
+            refused.append(error)
+
+    class Free:
+        def has_room(self, size):
+            return True
+
+    class Model:
+        places = Free()
+
+    room = WaitingRoom(Free())
+    room.add(Patient(Guest(), SimpleNamespace(num_requests=1, end_s=None), Model(), (), ()))
+    room.look()
+    assert [str(error) for error in refused] == ["ValueError: what nobody expected"] and len(room) == 0

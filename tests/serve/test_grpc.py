@@ -48,6 +48,7 @@ def test_server_and_models_are_live_and_ready_and_describe_themselves(client) ->
     assert counts.name == "chain" and 0 <= 1e3 * time.time() - counts.last_inference < 60_000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not socket.has_ipv6, reason="it needs IPv6")
 def test_an_address_of_ipv6_is_one_too() -> None:
     with start("chain", options=["--host", "::1", "--grpc-port", "0"]) as server:

@@ -107,6 +107,7 @@ def test_a_number_that_is_too_large_is_refused_as_in_a_tensor(server: Server, nu
     assert infer(server, "number", number) == (400, "request: expected FP32, got a number that is too large for it")
 
 
+@pytest.mark.slow
 def test_a_model_that_a_load_makes_indescribable_is_unavailable_at_once(server: Server, file: Path) -> None:
     file.write_text(RELOADED.format("uint16"))
     assert server.post("/v2/repository/models/reloaded/load").status_code == 500

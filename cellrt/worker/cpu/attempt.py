@@ -77,6 +77,10 @@ class CpuAttempt(Attempt[CpuOutcome]):
         every = [value[:, None] if is_kept else value[:, None][:, :0] for value, is_kept in zip(bits, self._every)]
         return CpuOutcome(bits, every, done, not_finite)
 
+    def given(self, row: int) -> list[CellInput]:
+        """See ``Attempt``."""
+        return self._take(row, row + 1)[0]
+
     def nothing(self) -> CpuOutcome:
         """See ``Attempt``."""
         if self._is_loop:

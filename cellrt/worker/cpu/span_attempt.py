@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from cellrt.core.task_layout import TaskView
 from cellrt.definition.bits import as_bits
@@ -37,18 +38,25 @@ class SpanAttempt(Attempt[CpuOutcome]):
 
     def run(self, first: int, end: int) -> CpuOutcome:
         """See ``Attempt``. A span that is run again appends what it appended before, to the same places."""
-        inputs = self._gather()
-        offsets, count = self._offsets, self._count
+        inputs, offsets, count = self._gather(), self._offsets, self._count
         if end - first < self.num_rows:
-            taken, rows = taken_rows(torch.from_numpy(offsets), range(first, end))
-            inputs = [_taken(value, range(first, end), rows.tolist()) for value in inputs]
-            offsets, count = taken.numpy(), len(rows)
+            inputs, offsets = self._take(inputs, first, end)
+            count = int(offsets[-1])
         outputs = self._run(inputs, count)
         not_finite: dict[int, str] = {}
         for name, bad in positions_not_finite(self.cell, outputs, count).items():
             spans = np.searchsorted(offsets, bad.nonzero()[0], side="right") - 1
             not_finite = dict.fromkeys(spans.tolist(), name) | not_finite
         return CpuOutcome([as_bits(value) for value in outputs], [], NO_STEPS, not_finite)
+
+    def given(self, row: int) -> list[CellInput]:
+        """See ``Attempt``."""
+        return self._take(self._gather(), row, row + 1)[0]
+
+    def _take(self, inputs: list[CellInput], first: int, end: int) -> tuple[list[CellInput], NDArray[np.int32]]:
+        """The inputs of some spans, and where each begins among them, and the end."""
+        offsets, rows = taken_rows(torch.from_numpy(self._offsets), range(first, end))
+        return [_taken(value, range(first, end), rows.tolist()) for value in inputs], offsets.numpy()
 
     def _run(self, inputs: list[CellInput], count: int) -> list[torch.Tensor]:
         if self._form is not None:
