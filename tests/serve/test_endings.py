@@ -7,11 +7,13 @@ import signal
 import threading
 
 import httpx
+import pytest
 
 from tests.serve.helpers import WAIT_S, start
 from tests.waiting import until
 
 
+@pytest.mark.slow
 def test_what_is_cut_off_at_the_end_is_told_so() -> None:
     answers: list[httpx.Response] = []
     events: list[str] = []
