@@ -9,6 +9,9 @@ IS_SUITABLE := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c '$(IS_SUITABLE)' 2>/dev/null && echo $$name && break; done)
 
+# Tests start hundreds of processes: each finds what others have compiled of Python, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo serve test lint interpreted core compiled slow mutants ray bench docs pictures gpu gpu-first \
