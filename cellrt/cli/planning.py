@@ -149,7 +149,7 @@ def simulate(
         _check_places(plot)
         given = read_requests(unfolder, requests, count)
         outcomes: list[Outcome] = []
-        found: Outcome | None = None
+        fewest: list[tuple[float, int | None]] = []  # by rate; None: all are too few
         for each in rate:
             times_s = poisson_times(each, count, seed)
             if p99_ms is None:
@@ -162,6 +162,7 @@ def simulate(
                     unfolder, read, given, times_s, most=workers, bound_s=bound_s, loop_share=loop_share
                 )
                 outcomes += tried
+                fewest.append((each, None if found is None else found.workers))
         if plot is not None:
             from cellrt.planning.drawing import draw_load
 
@@ -170,8 +171,13 @@ def simulate(
         typer.echo(json.dumps([outcome.as_json() for outcome in outcomes]))
     else:
         _show_outcomes(outcomes)
-    if p99_ms is not None and found is None:
-        complaint(f"{workers} workers are too few for a p99 of {p99_ms:g} ms")
+    for each, count_of in fewest:
+        if count_of is None:
+            complaint(f"{workers} workers are too few for a p99 of {p99_ms:g} ms at {each:g} requests/s")
+        elif not as_json:
+            noun = "worker keeps" if count_of == 1 else "workers keep"
+            console().print(f"{count_of} {noun} the p99 below {p99_ms:g} ms at {each:g} requests/s", highlight=False)
+    if any(count_of is None for _, count_of in fewest):
         raise typer.Exit(1)
 
 

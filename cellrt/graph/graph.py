@@ -358,11 +358,13 @@ class Graph(Recorder):
                     placement.of_steps(result.value)
             for value in self._emitted:
                 placement.of_steps(value)
-        layouts = tuple([self._layout(str(name), result, placement) for name, result in results.items()])
+        layouts = tuple([self._layout(name, result, placement) for name, result in results.items()])
         return Recorded(self._program.tobytes(), self._externals, layouts, states)
 
-    def _layout(self, name: str, result: object, placement: Placement) -> ResultLayout:
+    def _layout(self, name: object, result: object, placement: Placement) -> ResultLayout:
         """Places one named result and says where it lies."""
+        if type(name) is not str:
+            raise RequestError(f"the name of a result: expected a str, got {name!r:.80} ({type(name).__name__})")
         if type(result) is not Output and isinstance(result, Node) and len(result._cell.outputs) == 1:
             result = Output(result._graph, result._first, next(iter(result._cell.outputs.values())))
         if isinstance(result, RESULTS):

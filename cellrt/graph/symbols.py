@@ -6,7 +6,7 @@ is written is refused (``Handle``), instead of being silently true, unequal or e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,15 +16,17 @@ from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
 
+INSTEAD = (
+    "values are not known while the graph is written. What ends on a value is a graph.loop(until=...); what is "
+    "computed from one belongs in a cell"
+)
+
 
 def _refused(what: str) -> Any:
     """A special method that tells that ``what`` cannot be asked of a handle, and what to do instead."""
 
-    def refuse(self: object, *_: object) -> NoReturn:
-        raise RequestError(
-            f"{self!r} {what}: values are not known while the graph is written. What ends on a value is a "
-            "graph.loop(until=...); what is computed from one belongs in a cell"
-        )
+    def refuse(self: object, *_: object, **__: object) -> NoReturn:
+        raise RequestError(f"{self!r} {what}: {INSTEAD}")
 
     return refuse
 
@@ -32,7 +34,8 @@ def _refused(what: str) -> Any:
 class Handle:
     """Something of a graph whose value is not known yet; equal to itself alone.
 
-    Raises RequestError where Python would need the value: as a condition, in a comparison or calculation, as a number.
+    Raises RequestError where the value would be needed: as a condition, in a comparison or calculation, as a number, by
+    a function of torch or NumPy.
     """
 
     __slots__ = ()
@@ -51,6 +54,16 @@ class Handle:
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rdivmod__ = __rpow__ = __neg__
     __rmatmul__ = __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __neg__
     __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = __neg__
+    __array_ufunc__ = __array_function__ = __neg__
+    __array__ = _refused("is no array")
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: object = None
+    ) -> NoReturn:
+        given = next((each for each in args if isinstance(each, Handle)), cls.__name__)  # or in a list, or by name
+        name = getattr(function, "__name__", str(function))
+        raise RequestError(f"{given!r} cannot be given to torch's {name!r}: {INSTEAD}")
 
 
 class Output(Handle):

@@ -20,6 +20,10 @@ _LOADING = threading.RLock()  # a module may load another
 EXPECTED = "expected 'module:attribute' or 'file.py:attribute', or a model that is an attribute of its module"
 
 
+class _NoAttributeError(Exception):
+    """What was to be imported lacks something that its path names."""
+
+
 class ModelSource:
     """``module:attribute`` or ``file.py:attribute``: an unfolder, or a function without arguments that makes it.
 
@@ -45,8 +49,10 @@ class ModelSource:
                 module_of_file(self._path) if self._path.endswith(".py") else importlib.import_module(self._path)
             )
             for part in self._name.split("."):
-                found = getattr(found, part)
+                found = self._attribute(found, part)
             model = found if isinstance(found, Unfolder) or not callable(found) else found()
+        except _NoAttributeError as error:
+            raise DefinitionError(f"model {self.text!r}: {error}") from None
         except (Exception, SystemExit) as error:
             raise DefinitionError(f"model {self.text!r}: {type(error).__name__}: {error}") from error
         if not isinstance(model, Unfolder):
@@ -54,6 +60,14 @@ class ModelSource:
                 f"model {self.text!r}: expected what @cellrt.unfold makes, got {type(model).__name__}"
             )
         return model
+
+    def _attribute(self, owner: object, name: str) -> Any:
+        try:
+            return getattr(owner, name)
+        except AttributeError:
+            models = [each for each, value in getattr(owner, "__dict__", {}).items() if isinstance(value, Unfolder)]
+            where = self._path if isinstance(owner, ModuleType) else f"{owner!r:.80}"
+            raise _NoAttributeError(f"{where} has no {name!r}; the models there are {models}") from None
 
 
 def source_of(model: object) -> ModelSource:

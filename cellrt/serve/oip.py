@@ -98,7 +98,16 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"the body: {error}") from None
+        raise RequestError(f"the body: {_said(body, decoder, error)}") from None
+
+
+def _said(body: bytes, decoder: msgspec.json.Decoder[Any], error: Exception) -> str:
+    """What is wrong with a body, and what was expected where the decoder's own words leave that open."""
+    said, fields = str(error), list(getattr(decoder.type, "__struct_encode_fields__", ()))
+    if not body.strip():
+        return f"expected a JSON object with fields among {fields}, got nothing"
+    is_field = isinstance(error, msgspec.ValidationError) and " field `" in said and " - at `" not in said
+    return f"{said}; its fields are {fields}" if is_field else said
 
 
 def read_request(described: Described, body: bytes, header_length: str | None) -> Inference:

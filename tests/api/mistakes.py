@@ -158,6 +158,7 @@ MISTAKES: dict[str, tuple[Write, str]] = {
         lambda graph: BRAIN(x=np.ones(1)),
         r"cell 'brain', node 0, input 'x': expected bfloat16\[1\], got float64\[1\]",
     ),
+    "a number as the name of a result": (lambda graph: {3: STEP(x=ROW).h}, r"the name of a result: .* got 3 \(int\)"),
     "a tensor as a result": (lambda graph: {"h": STEP(x=ROW), "x": ROW}, r"result 'x': expected an output"),
     "an empty list as a result": (lambda graph: {"h": STEP(x=ROW), "x": []}, r"result 'x': expected an output"),
     "a node of several outputs as a result": (

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,6 +72,12 @@ OPERATIONS: dict[str, Callable[[Any], object]] = {
     "|": lambda handle: 1 | handle,
     "<<": lambda handle: handle << 1,
     "in": lambda handle: 4 in handle,
+    "torch": torch.tanh,
+    "torch, beside a tensor": lambda handle: torch.ones(2).add(handle),
+    "numpy": np.tanh,
+    "numpy, by name": lambda handle: np.add(np.ones(2), np.ones(2), out=handle),
+    "numpy, of a shape": np.transpose,
+    "an array": np.asarray,
 }
 SEQUENCE_OPERATIONS: dict[str, Callable[[Any], object]] = {
     "len": len,
@@ -79,7 +86,10 @@ SEQUENCE_OPERATIONS: dict[str, Callable[[Any], object]] = {
     "reversed": reversed,
     "subscript": lambda handle: handle[0],
 }
-REFUSED = r"(cannot be|is neither true nor false|is no number|has no length).*values are not known.*graph\.loop\(until="
+REFUSED = (
+    r"(cannot be|is neither true nor false|is no (number|array)|has no length)"
+    r".*values are not known.*graph\.loop\(until="
+)
 
 
 def is_refused(operate: Callable[[Any], object], handle: Any) -> bool:

@@ -192,6 +192,7 @@ def check_interpreted(name: str) -> None:
         check_chain(name, (17, 16, 3, 1), 4)
 
 
+@pytest.mark.slow
 def test_kernels_give_what_forward_gives() -> None:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("needs Triton: pip install triton")

@@ -81,7 +81,10 @@ def test_a_profile_is_tuned_and_played(tmp_path: Path) -> None:
     requests.write_text("[[1, 2]]\n[[1, 2], [3, 4]]\n")
     found = run("simulate", MODEL, *options, "--requests", requests, "--p99-ms", 10_000, "--json")
     assert {outcome["workers"] for outcome in json.loads(found)} == {1}
-    assert "too few" in run("simulate", MODEL, *options, "--p99-ms", 0.001, status=1)
+    said = run("simulate", MODEL, *options, "--p99-ms", 10_000)
+    assert "1 worker keeps the p99 below 10000 ms at 100 requests/s" in said
+    said = run("simulate", MODEL, *options, "--p99-ms", 0.001, status=1)
+    assert all(f"too few for a p99 of 0.001 ms at {rate} requests/s" in said for rate in (100, 1000))
 
 
 @pytest.mark.parametrize("arguments", [("--out", "nowhere/a.json"), ("--plot", "nowhere/a.svg"), ("--plot", "a.txt")])

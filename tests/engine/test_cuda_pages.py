@@ -199,6 +199,7 @@ def test_pieces_of_longer_inputs_are_captured(device):
     assert counts["eager"] <= 5  # of all at once who is with whom is a matter of time
 
 
+@pytest.mark.slow
 def test_pieces_that_are_captured_race_with_nothing(stub_engines):  # noqa: F811
     engine = device_engine("dry", 1, CAPTURED, debug=True)
     counts = read_twice(engine)

@@ -131,6 +131,7 @@ def count_captures(module: nn.Module, chains: bool, tasks: int) -> tuple[int, in
     return counts["captures"], counts["replayed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chains", quickly([True], of=[True, False]))
 def test_a_few_captures_serve_all_ragged_runs(chains):
     """They are as many as there are sizes that rows, steps and positions are padded to, not as many as runs."""

@@ -87,6 +87,7 @@ def take_turns(arena: ArenaRows, sizes: list[int]) -> ArenaRows:
     return ArenaRows(arena.values, torch.cat([halves[step % 2][:size] for step, size in enumerate(sizes)]))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_rows_equal_reference_in_every_type(device: str, kind: Kind) -> None:
     check(device, kind, [18, 17, 3], hidden=32, plan=ROWS, unwritten=5)

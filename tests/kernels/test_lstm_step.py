@@ -56,6 +56,7 @@ def check(
     assert_same(c_out, expected_c, kind, hidden + inputs)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_kernel_equals_reference_in_every_type(device: str, kind: Kind) -> None:
     check(device, kind, rows=17, hidden=32, has_gates=True, unwritten=3)

@@ -92,6 +92,8 @@ def test_a_model_may_come_from_a_file(engine, tmp_path):
     engine.register(f"{file}:folded.model", warm_up=False)
     assert engine.submit("loop", torch.ones(2)).result(WAIT_S)["total"] == 5
     assert source_of(ModelSource(f"{file}:half").load()).text == f"{file}:half"
+    with pytest.raises(DefinitionError, match=rf"{file} has no 'hlaf'; the models there are .*'half'"):
+        ModelSource(f"{file}:hlaf").load()
     engine.unregister("loop")
 
 
@@ -102,7 +104,7 @@ def test_a_model_may_come_from_a_file(engine, tmp_path):
         ("a:b c", "expected 'module:attribute'"),
         (3, "expected 'module:attribute'"),
         ("no.such.module:model", "ModuleNotFoundError"),
-        (f"{HERE}:nothing", "AttributeError"),
+        (f"{HERE}:nothing", "has no 'nothing'; the models there are"),
         (f"{HERE}:WIDTH", "expected what @cellrt.unfold makes, got int"),
         ("/nowhere/at/all.py:model", "FileNotFoundError"),
         (Unfolder("local", lambda graph, x: x, 1), "cannot be found from another process"),

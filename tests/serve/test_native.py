@@ -42,7 +42,7 @@ def test_requests_of_every_form(server: Server, model: str, request_: object, ex
         ("chain", {"request": [[1, 2, 3]]}, "expected shape [-1, 2], got [1, 3]"),
         ("chain", {"request": [["a", "b"]]}, "expected FP32, got texts"),
         ("chain", {"request": {}}, "expected FP32"),
-        ("chain", {"request": [[1, 2]], "extra": 1}, "unknown field `extra`"),
+        ("chain", {"request": [[1, 2]], "extra": 1}, "unknown field `extra`; its fields are ['request', "),
         ("chain", {"request": [[1, 2]], "priority": 4}, "<= 3"),
         ("chain", {"request": [[1, 2]], "deadline_s": 0}, "> 0"),
         ("chain", {"request": [[1, 2]], "start": True}, "need a session"),

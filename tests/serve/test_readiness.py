@@ -50,6 +50,7 @@ def load(server: Server) -> int:
     return server.post("/v2/repository/models/scaled/load", {}).status_code
 
 
+@pytest.mark.slow
 def test_a_server_whose_only_model_cannot_be_served_is_not_ready(server: Server, weight_file: Path) -> None:
     assert said(server) == (True,) * 4 and entry(server)["state"] == "READY"
 
