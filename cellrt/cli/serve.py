@@ -118,7 +118,7 @@ def serve(
     spans: Annotated[
         Spans, typer.Option(help="OpenTelemetry's spans, for requests with a traceparent that is sampled.")
     ] = Spans.OFF,
-    compile: Annotated[str, typer.Option(help="off, background or wait: see cellrt.Engine.")] = "off",
+    compile: Annotated[str, typer.Option(help="off, background or wait: see cellrt.Engine.")] = "background",
     profile: Annotated[
         list[Path] | None, typer.Option(help="Of cellrt tune, one for each model in their order: their max_batch.")
     ] = None,

@@ -20,6 +20,8 @@ TIME_BOUNDS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2
 """Upper bounds of the histograms of times; one more bucket has what is longer."""
 NUM_SIZES = 18
 """Buckets of the histograms of rows: up to 1, 2, 4, ... rows, and more."""
+EAGER = "eager"
+"""How the form of a cell begins that runs as its module does."""
 
 
 _TIME_BOUNDS_NS = np.array([round(1e9 * bound) for bound in TIME_BOUNDS_S])
@@ -202,7 +204,7 @@ class Statistics:
             made[0].cell.name if names[made[0].cell.name] == 1 else f"{made[0].cell.name} {identity[:8]}": {
                 **self._of_cell(made),
                 "ready": sum(ready(one.id) for one in made),
-                "form": f"eager: {why_eager(made[-1].cell)}" if made[-1].form is None else made[-1].form.origin,
+                "form": f"{EAGER}: {why_eager(made[-1].cell)}" if made[-1].form is None else made[-1].form.origin,
             }
             for identity, made in by_identity.items()
         }

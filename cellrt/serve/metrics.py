@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cellrt.engine.statistics import NUM_SIZES, TIME_BOUNDS_S
+from cellrt.engine.statistics import EAGER, NUM_SIZES, TIME_BOUNDS_S
 
 PARTS = {
     "queueing": "From a request's arrival to the launch of its first task.",
@@ -67,13 +67,15 @@ def _of_cells(cells: Mapping[str, Any]) -> Iterator[Metric]:
         for cell, counts in cells.items():
             counter.add_metric([cell], counts[key])
         yield counter
+    compiled = GaugeMetricFamily("cellrt_cell_compiled", "Whether a compiled form runs it on a CPU.", labels=["cell"])
     ready = GaugeMetricFamily("cellrt_nodes_ready", "Nodes that could run now.", labels=["cell"])
     sizes = HistogramMetricFamily("cellrt_task_rows", "Rows of a task at its first step.", labels=["cell"])
     bounds = [str(float(1 << power)) for power in range(NUM_SIZES - 1)]
     for cell, counts in cells.items():
+        compiled.add_metric([cell], not counts["form"].startswith(EAGER))
         ready.add_metric([cell], counts["ready"])
         sizes.add_metric([cell], _cumulative(bounds, counts["batch_sizes"]), counts["rows"])
-    yield from (ready, sizes)
+    yield from (compiled, ready, sizes)
 
 
 def _of_rows(places: Mapping[str, Any]) -> Iterator[Metric]:

@@ -72,7 +72,7 @@ class Settings:
     drain_s: float = 20.0
     timeline: int = 2000
     spans: str = "off"
-    compile: str = "off"
+    compile: str = "background"
     max_batch: tuple[dict[str, int], ...] = ()
     limits: Limits = Limits()
     address: str = ""

@@ -55,7 +55,7 @@ def test_options_come_before_the_environment_and_that_before_a_file(told: list[A
     serve(MODEL, "--config", path, "--port", 3, env={"CELLRT_SERVE_PORT": "2", "CELLRT_SERVE_HOST": "b"})
     (settings,) = told
     assert (settings.port, settings.host, settings.drain_s, settings.limits.max_steps) == (3, "b", 3.0, 7)
-    assert settings.models == (MODEL,) and settings.limits.max_depth == 64
+    assert settings.models == (MODEL,) and settings.limits.max_depth == 64 and settings.compile == "background"
 
 
 def test_a_file_may_name_the_models(told: list[Any], tmp_path: Path) -> None:

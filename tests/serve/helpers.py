@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 WAIT_S = 60.0
 START_S = 110.0
 """The first on a machine compiles the scheduler."""
+UNCOMPILED = {"CELLRT_SERVE_COMPILE": "off"}
+"""Compilers would take the processors from other tests."""
 
 
 class Server:
@@ -33,7 +35,11 @@ class Server:
     ) -> None:
         command = [sys.executable, "-m", "cellrt.cli", "serve", *arguments]
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
+            command,
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **UNCOMPILED, **(environment or {})},
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

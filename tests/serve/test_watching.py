@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cellrt.definition.aot.store import CACHE_VARIABLE
 from tests.serve.helpers import ROOT, Server
 from tests.steps import RAISE
 from tests.waiting import until
@@ -50,6 +51,28 @@ def test_every_request_is_counted_once_by_its_outcome(server: Server) -> None:
     done = sum(value for labels, value in found["cellrt_requests_total"].items() if ("outcome", "done") in labels)
     assert sum(found["cellrt_request_queueing_seconds_count"].values()) == done
     assert sum(found["cellrt_task_rows_count"].values()) == sum(found["cellrt_tasks_total"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # for the compiler
+def test_a_cell_of_plain_torch_is_compiled_while_it_is_served(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import cellrt, torch\n"
+        "step = cellrt.cell(lambda x, h: {'h': torch.tanh(x + h)}, {'x': (2,), 'h': (2,)}, name='mine')\n"
+        "@cellrt.unfold('steps', example=torch.zeros(3, 2))\n"
+        "def steps(graph, x): return {'h': graph.chain(step, x=x).last.h}\n"
+    )
+    environment = {"CELLRT_SERVE_COMPILE": "background", CACHE_VARIABLE: str(tmp_path)}
+    with Server([f"{path}:steps", "--port", "0"], environment) as server:
+
+        def answer() -> dict[str, list[float]]:
+            return server.post("/v1/models/steps/infer", {"request": [[1, 2], [3, 4]]}).json()["results"]
+
+        is_compiled, eager = (("cell", "mine"),), answer()
+        assert samples(server)["cellrt_cell_compiled"] == {is_compiled: 0}
+        until(lambda: samples(server)["cellrt_cell_compiled"][is_compiled] == 1, "it is compiled", 200)
+        assert answer()["h"] == pytest.approx(eager["h"], abs=1e-6)
 
 
 def test_counts_of_answers_are_by_handler_and_status(server: Server) -> None:
