@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from cellrt.errors import CellrtError
+from cellrt.errors import CellrtError, RequestError
 from cellrt.serve.backend import Backend
 from cellrt.serve.door import Door
 from cellrt.serve.guard import Guard
@@ -25,6 +26,9 @@ from cellrt.serve.shortcut import Shortcut
 
 FIRST_S = 30.0
 """How long connections wait for a front end's first sight of the engine; then they are told that there is none."""
+
+LONGEST_PATH = 200
+"""So much of a path that is not there an error says."""
 
 
 def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> Guard:
@@ -65,12 +69,17 @@ async def kept_connected(backend: Backend) -> AsyncIterator[None]:
         await backend.close()
 
 
-async def _plain(_: Request, error: Exception) -> Response:
+async def _plain(request: Request, error: Exception) -> Response:
     """No such path, or method."""
     if not isinstance(error, HTTPException):
         raise error
-    response = json_response({"error": error.detail, "type": "HTTPException"}, error.status_code)
-    response.headers.update(error.headers or {})
+    headers, path, said = error.headers or {}, request.url.path[:LONGEST_PATH], error.detail
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        said = f"there is nothing at {path}; /docs has what there is"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        said = f"{path} takes {headers.get('Allow', 'another method')}, got {request.method}"
+    response = json_response({"error": said, "type": RequestError.__name__}, error.status_code)
+    response.headers.update(headers)
     return response
 
 

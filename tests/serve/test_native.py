@@ -62,6 +62,14 @@ def test_a_wrong_request_is_a_400_that_says_where(server: Server, model: str, se
     assert words in answer.json()["error"]
 
 
+def test_what_is_not_there_is_said_by_path_and_method(server: Server) -> None:
+    nowhere, wrong = server.http.get("/v1/model/chain/infer"), server.http.get("/v1/models/chain/infer")
+    assert nowhere.status_code == 404 and nowhere.json()["error"].startswith(
+        "there is nothing at /v1/model/chain/infer;"
+    )
+    assert wrong.status_code == 405 and wrong.json()["error"] == "/v1/models/chain/infer takes POST, got GET"
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 200_000, b"\xff", b'{"request": NaN}', b"null"])
 def test_what_is_no_json_is_a_400(server: Server, content: bytes) -> None:
     assert server.http.post("/v1/models/chain/infer", content=content).status_code == 400
