@@ -90,8 +90,8 @@ class Client(Serving):
                 makes or of a function that returns it; or a model that is an attribute of an imported module.
             priorities, warm_up, max_queue, max_queue_rows, max_batch, replace: as of ``Engine.register``.
 
-        Raises DefinitionError, also if the engine's process cannot import the model; EngineClosedError, DeviceError. Who
-        submits to it imports it then: only there is it said if a client cannot.
+        Raises DefinitionError, also if the engine's process cannot import the model; EngineClosedError, DeviceError. A
+        client imports it when it first submits: only then is it said if it cannot.
         """
         source = source_of(model)
         limits: dict[str, Any] = {"max_queue": max_queue, "max_queue_rows": max_queue_rows}
