@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 from cellrt.definition.declaration import Declaration
 from cellrt.definition.examples import zero_inputs
 from cellrt.definition.input_watch import InputWatch
+from cellrt.definition.snapshot import replica_of
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows, copy_input, describe
 from cellrt.errors import CellError
@@ -56,6 +58,13 @@ class Computation:
     def has_steps(self) -> bool:
         """Whether the module has a steps-first form for runs."""
         return self._steps is not None
+
+    def replica(self) -> Self:
+        """The same with a module for one thread, whose weights are these: see ``replica_of``."""
+        made = copy.copy(self)
+        made.module = replica_of(self.module)
+        made._steps = method_of(made.module, "steps")
+        return made
 
     def run(self, *inputs: CellInput) -> list[torch.Tensor]:
         """Runs one step: takes inputs ``[rows, *shape]`` and returns outputs ``[rows, *shape]``, both in order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import dis
 import functools
@@ -20,6 +21,8 @@ from cellrt.errors import DefinitionError
 Value = TypeVar("Value")
 LIBRARIES = frozenset({"torch", "numpy", "numba", "llvmlite", "networkx", *sys.stdlib_module_names})
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+"""Where a module has functions that run with it."""
 BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 """Kinds of values in which nothing lies."""
 
@@ -39,6 +42,14 @@ def take_snapshot(name: str, definition: Callable[..., Any]) -> Callable[..., An
     return copied
 
 
+def replica_of(definition: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a snapshot that shares its tensors: what a call leaves in attributes and containers, another thread
+    that calls another copy does not find there."""
+    tensors = {id(part): part for part in _parts_of_copy(definition) if isinstance(part, torch.Tensor)}
+    tensors |= {id(tensor): tensor for tensor in weights_of(definition).values()}
+    return copy.deepcopy(definition, {**tensors, **_code_in(_parts_of_copy(definition))})
+
+
 def weights_of(definition: Callable[..., Any]) -> dict[str, torch.Tensor]:
     """The parameters and buffers of a snapshot by name, each once; a function that holds no tensor has none."""
     if not isinstance(definition, nn.Module):
@@ -54,8 +65,10 @@ class FunctionSnapshot(nn.Module):
         self.function = function
         self._names: list[str] = []
         self._values: dict[str, Any] = {}
+        memo = {} if memo is None else memo
+        memo[id(function)] = self  # what it captured may find it
         captured = {key: value for key, value in _captures(function).items() if value is not function}
-        for key, value in _copy_with_code(captured, {} if memo is None else memo).items():
+        for key, value in _copy_with_code(captured, memo).items():
             self._names.append(key)
             value = _copy_callable(value) if isinstance(value, FunctionType) else value
             if isinstance(value, torch.Tensor):
@@ -164,15 +177,22 @@ def _copy_with_code(value: Value, memo: dict[int, Any]) -> Value:
     parts = list(_parts_of_copy(value, is_code_wanted=True))
     memo |= _code_in(parts)
     for part in parts:
-        if (
-            isinstance(part, FunctionType)
-            and id(part) not in memo
-            and not is_of_a_library(part)
-            and holds_weights(part)
-        ):
-            memo[id(part)] = part  # it may find itself
-            memo[id(part)] = FunctionSnapshot(part, memo)
+        if isinstance(part, torch.Tensor) and part.grad_fn is not None and id(part) not in memo:
+            memo[id(part)] = part.detach().clone()  # deepcopy refuses what was computed
+    for part in parts:
+        if isinstance(part, FunctionType) and id(part) not in memo and _is_to_be_copied(part):
+            FunctionSnapshot(part, memo)
+    for part in parts:
+        if isinstance(part, MethodType) and isinstance(memo.get(id(part.__func__)), FunctionSnapshot):
+            owner = copy.deepcopy(part.__self__, memo)
+            memo[id(part)] = MethodType(memo[id(part.__func__)], owner)
+            names = [name for name, held in getattr(part.__self__, "__dict__", {}).items() if held is part]
+            vars(owner).update(dict.fromkeys(names, memo[id(part)]))  # it was copied before there was this
     return copy.deepcopy(value, memo)
+
+
+def _is_to_be_copied(function: FunctionType) -> bool:
+    return not is_of_a_library(function) and holds_weights(function)
 
 
 def _captures(function: FunctionType) -> dict[str, Any]:
@@ -211,6 +231,11 @@ def _parts_of(value: object) -> Iterator[object]:
             left += part
         elif isinstance(part, functools.partial):
             left += [part.func, *part.args, *part.keywords.values()]
+        elif isinstance(part, MethodType):
+            left.append(part.__self__)
+            name = getattr(part.__func__, "__name__", "")
+            if getattr(type(part.__self__), name, None) is not part.__func__:  # else it is the class's
+                left.append(part.__func__)
         elif isinstance(part, FunctionType):
             if not is_of_a_library(part):
                 left += [cell.cell_contents for cell in part.__closure__ or () if has_contents(cell)]
@@ -229,7 +254,9 @@ def _code_in(value: object) -> dict[int, Any]:
 def is_of_a_library(definition: Any) -> bool:
     """Whether a function or class is a library's; a class that a library derives from one of the user's is not."""
     parts = definition.__mro__ if isinstance(definition, type) else (definition,)
-    return all((getattr(part, "__module__", None) or "").partition(".")[0] in LIBRARIES for part in parts)
+    return all((getattr(part, "__module__", None) or "").partition(".")[0] in LIBRARIES for part in parts) and (
+        definition.__module__ != "builtins" or hasattr(builtins, definition.__name__)  # else ``exec`` made it
+    )
 
 
 def has_contents(cell: Any) -> bool:
@@ -274,6 +301,7 @@ def _parts_of_copy(definition: object, is_code_wanted: bool = False) -> Iterator
                     for value in own.values()
                     if not isinstance(value, _Globals) and (is_code_wanted or not isinstance(value, FunctionType))
                 ]
+                left += [hook for hooks in HOOKS for hook in vars(part)[hooks].values()]
                 left += part.children()
 
 
@@ -284,5 +312,7 @@ def _register_tensors(module: nn.Module) -> None:
             delattr(module, key)
             module.register_buffer(key, value.detach(), persistent=False)
         elif isinstance(value, FunctionSnapshot):
+            if hasattr(type(module), key) or any(part is module for part in value.modules()):
+                continue  # in place of a method, or of a module that it captured itself
             delattr(module, key)
             module.add_module(key, value)

@@ -29,6 +29,10 @@ INSTEAD: Mapping[type, str] = MappingProxyType(
     }
 )
 """What to use instead of modules of torch that are no cells."""
+ANEW = (
+    ", or delete what each call makes anew (of torch's weight_norm, spectral_norm and prune by their remove functions) "
+    "before the module becomes a cell"
+)
 SMALL_BYTES = 64 << 20
 """Weights of a module that is run on zeros: adding meta tensors has torch import its compiler, which takes 0.75 s."""
 
@@ -137,9 +141,14 @@ class Trial:
                 )
         after = _versions(module)
         if before != after:
-            written = sorted(key for key in before if before[key] != after.get(key))
+            written = sorted(key for key in before | after if before.get(key) != after.get(key))
+            instead = ""
+            if not before.keys() & set(written):
+                instead = ", or call the module before, if it makes this once"
+            elif all(key in after and before[key][0] != after[key][0] for key in before.keys() & set(written)):
+                instead = ANEW
             raise DefinitionError(
-                f"cell {self._name!r}: writes to its own {written}; a cell has no state of its own: use carry"
+                f"cell {self._name!r}: writes to its own {written}; a cell has no state of its own: use carry{instead}"
             )
         self.written |= watch.written()
         return named

@@ -6,7 +6,7 @@ import copy
 import functools
 import pickle
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import cellrt
+from cellrt.errors import DefinitionError
 from cellrt.worker.device.moved import move
 from tests.api.models import SIZE
 
@@ -91,9 +92,42 @@ class Keeps(nn.Module):
         return x @ self.kept["weights"][0]
 
 
+class FindsItself(nn.Module):
+    """An attribute is a function that finds the module it lies in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = LAYERS[0]
+        self.step = lambda x: self.layer(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(x)
+
+
+class Hooked(nn.Module):
+    """What a hook has seen is read later; another hook has weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Identity()
+        self.layer.register_forward_hook(lambda module, inputs, output: setattr(self, "seen", output))
+        self.layer.register_forward_pre_hook(lambda module, inputs: of_a_table(inputs[0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.seen
+
+
+def of_another_forward() -> nn.Module:
+    module = nn.Sequential(nn.Identity(), nn.Identity())
+    module[0].forward = lambda x: x @ WEIGHT
+    module[1].forward = MethodType(lambda self, x: LAYERS[0](x), module[1])
+    return module
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        *(FindsItself, Hooked, of_another_forward),
         *(lambda: of_a_table, lambda: of_a_list, lambda: of_an_object, lambda: of_a_helper, of_a_closure, Keeps),
         *(of_functions_in_a_list, of_functions_by_default, of_a_function_that_is_given, Calls),
     ],
@@ -115,6 +149,42 @@ def test_training_does_not_reach_a_cell(make: Callable[[], Callable[..., Any]]) 
             for weight, value in zip(weights, kept):
                 weight.copy_(value)
     assert LAYERS[1].training and WEIGHT.requires_grad
+
+
+def test_what_hooks_write_stays_in_the_copy() -> None:
+    module = Hooked()
+    made = cellrt.cell(module, {"x": (SIZE,)})
+    made.run(X)
+    assert not hasattr(module, "seen")
+    module(X)
+    with pytest.raises(DefinitionError, match=r"own \['seen'\].*delete what each call makes anew"):
+        cellrt.cell(module, {"x": (SIZE,)})
+
+
+def test_what_is_made_once_is_to_be_made_before() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.table = torch.ones(SIZE) if self.table is None else self.table
+            return x * self.table
+
+    module = Lazy()
+    with pytest.raises(DefinitionError, match=r"own \['table'\].*or call the module before"):
+        cellrt.cell(module, {"x": (SIZE,)})
+    module(X)
+    assert torch.equal(cellrt.cell(module, {"x": (SIZE,)}).run(X)[0], X)
+
+
+def test_classes_that_exec_made_differ_in_the_globals_of_their_code() -> None:
+    def made(factor: float) -> cellrt.Cell:
+        names: dict[str, Any] = {"Module": nn.Module}
+        exec(f"K = {factor}\nclass Of(Module):\n    def forward(self, x): return x * K", names)
+        return cellrt.cell(names["Of"](), {"x": (SIZE,)})
+
+    assert made(2.0).identity == made(2.0).identity != made(3.0).identity
 
 
 def test_a_function_may_close_over_a_module_of_code() -> None:

@@ -53,6 +53,7 @@ def test_nothing_that_is_sent_is_a_server_error_or_breaks_the_schema(server: Ser
     config.write_text(CONFIG)
     command = "import sys; from schemathesis.cli import schemathesis; sys.exit(schemathesis())"
     options = ["--max-examples", "100", "--phases", "coverage,fuzzing", "--seed", "1", "--no-color"]
+    options += ["--request-timeout", "60"]  # one of the models counts for ten seconds and more
     done = subprocess.run(
         [sys.executable, "-c", command, "--config-file", str(config), "run", f"{server.url}/openapi.json", *options],
         capture_output=True,

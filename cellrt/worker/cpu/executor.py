@@ -71,6 +71,8 @@ class Executor:
         self._arenas = arenas
         self._types = types
         self._compiled: dict[int, CompiledCell | None] = {}
+        self._replicas: dict[int, Cell] = {}
+        """Cells that run as their modules do, each with a module of this thread's own."""
         self._scratch = np.empty(1 << 16, np.uint8)
         self._mode: CellMode | None = None
 
@@ -86,6 +88,7 @@ class Executor:
     def forget(self, type_id: int) -> None:
         """Drops what was kept for a cell type that no task has."""
         self._compiled.pop(type_id, None)
+        self._replicas.pop(type_id, None)
 
     def _run_compiled(self, cell: CompiledCell, buffer: NDArray[np.int32]) -> bool:
         """Runs a task in one compiled call; False if the cell's form refused it."""
@@ -97,7 +100,7 @@ class Executor:
             self._scratch = np.empty(2 * done, np.uint8)
 
     def _run_module(self, cell_type: CellType, buffer: NDArray[np.int32]) -> list[Failure]:
-        cell, failures = cell_type.cell, Failures()
+        cell, failures = self._replica_of(cell_type), Failures()
         task = TaskView(buffer, len(cell.inputs), len(cell.outputs))
 
         def gather() -> list[CellInput]:
@@ -128,6 +131,11 @@ class Executor:
         for number, (kind, words) in enumerate(zip(cell_type.output_kinds, task.outputs)):
             self._store(task, outcome, number, kind, *words)
         return failures
+
+    def _replica_of(self, cell_type: CellType) -> Cell:
+        if cell_type.id not in self._replicas:
+            self._replicas[cell_type.id] = cell_type.cell.replica()
+        return self._replicas[cell_type.id]
 
     def _gather(self, task: TaskView, kind: int, source: int, count: int, rows_at: int, offsets_at: int) -> CellInput:
         rows = task.buffer[rows_at : rows_at + count]
