@@ -147,7 +147,6 @@ class Engine(Serving):
             manager.turns.call,
             lambda model: manager.retire(model, None),
         )
-
         turns = manager.turns
         calls = turns.take, turns.has_news, turns.note_end  # not the manager's, which would be held by what it holds
         limits = self._processor.limits
@@ -221,6 +220,7 @@ class Engine(Serving):
                     with self._manager.turns.gate:
                         self._models[name] = renewed
                     self._manager.turns.call(partial(self._manager.retire, model, None))
+                    self._registrar.on_renewed(name)
 
     def unregister(self, model: str) -> None:
         """Takes a model out: its name is unknown from now on.

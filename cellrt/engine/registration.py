@@ -52,6 +52,9 @@ class Registrar:
         num_threads: torch threads of a CPU worker.
         run_in_turn: calls a function when nobody else changes the engine's state.
         give_up: frees what a model has that nobody found yet.
+
+    Attributes:
+        on_renewed: called with the name of a model whose place one with other forms has taken.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Registrar:
         self._registry, self._processor, self._arenas, self._arena_bytes = registry, processor, arenas, arena_bytes
         self._shared, self._compiler = shared, compiler
         self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
+        self.on_renewed: Callable[[str], None] = lambda _: None
 
     def prepare(
         self,
@@ -120,7 +124,9 @@ class Registrar:
         forms = self._compiler.forms_of(list(cells.values()))
         if all(self._registry.has_type(cell, forms[identity]) for identity, cell in cells.items()):
             return None
-        return self.prepare(model.unfolder, model.priorities, True, model.max_queue, model.max_batch)
+        renewed = self.prepare(model.unfolder, model.priorities, True, model.max_queue, model.max_batch)
+        renewed.origin = model.origin
+        return renewed
 
     def _forms(self, model: str, cells: list[Cell]) -> dict[str, CompiledForm | None]:
         """The compiled forms of cells by identity; on a device they have none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -270,6 +271,14 @@ class Discovery:
         return [(*key, row) for key, row in self._constants.items() if key not in self._registry.constants]
 
 
+@dataclass(eq=False, slots=True)
+class Origin:
+    """Where a registered model came from, noted by whoever knows; a model keeps it when its cells get other forms."""
+
+    source: Any = None
+    version: int = 0
+
+
 class Model:
     """An unfolder bound to an engine, with the templates of the requests it has seen.
 
@@ -279,6 +288,7 @@ class Model:
         places: its part of the queue.
         plans_by_program: of its requests' graphs, by what they recorded.
         states: what a session of the model keeps; from the example.
+        origin: where it came from.
         priorities: of its cells, by name, as chosen where it was registered.
         max_batch: most rows of a task, by the names of cells, as chosen there.
         num_live: requests accepted and not over; written in turns.
@@ -301,6 +311,7 @@ class Model:
         self.priorities, self.max_queue = dict(priorities or {}), max_queue
         self.max_batch: Mapping[str, int] = NO_LIMITS
         self.states: tuple[StateLayout, ...] = ()
+        self.origin = Origin()
         self.num_live = self.num_sessions = 0
         self.unfolding: set[object] = set()
         self._registry, self._processor = registry, processor

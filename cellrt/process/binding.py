@@ -7,7 +7,7 @@ cross, of cells their identities: a client whose cells have other weights than t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -41,14 +41,14 @@ class RowFormat:
         self.num_bytes = spec.num_bytes
 
 
-def described(number: int, model: Model, source: ModelSource, version: int, registry: Registry) -> dict[str, Any]:
+def described(number: int, model: Model, registry: Registry) -> dict[str, Any]:
     """What a client must know of a model, as JSON has it; ``number`` is what messages call it."""
     constants = [(kind, _digest(content), row) for (kind, content), row in dict(registry.constants).items()]
     return {
         "number": number,
         "name": model.name,
-        "source": source.text,
-        "version": version,
+        "source": model.origin.source.text,
+        "version": model.origin.version,
         "max_nodes": model.max_nodes,
         "types": dict(model.types),
         "kinds": [
@@ -63,6 +63,11 @@ def described(number: int, model: Model, source: ModelSource, version: int, regi
 class Binding:
     """A model of an engine elsewhere; a graph is built for it as for one here (``graph.recorder.Binding``).
 
+    Args:
+        description: see ``described``.
+        unfolders: of this process, by name and version of the model: with compiled forms a model is described anew, and
+            its file may be another by then.
+
     Attributes:
         number, name: of the model.
         version: how many models of that name there were, with this one.
@@ -74,11 +79,12 @@ class Binding:
         is_released: whether the engine was told that nothing unfolded for it will come any more.
     """
 
-    def __init__(self, description: Mapping[str, Any]) -> None:
+    def __init__(self, description: Mapping[str, Any], unfolders: MutableMapping[tuple[str, int], Unfolder]) -> None:
         self.number, self.name = int(description["number"]), str(description["name"])
         self.version = int(description["version"])
         self.source = ModelSource(description["source"])
-        self.unfolder: Unfolder = self.source.load()
+        its = self.name, self.version
+        self.unfolder = unfolders.get(its) or unfolders.setdefault(its, self.source.load())
         if self.unfolder.name != self.name:
             raise UnknownModelError(
                 f"model {self.name!r}: {self.source.text} is model {self.unfolder.name!r} in this process"

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from cellrt.engine.engine import Engine
 from cellrt.engine.registry import Model
@@ -53,8 +53,7 @@ class Calls:
         self._engine, self._announce, self._count_clients = engine, announce, count_clients
         self._register_lock = threading.Lock()
         self._num_guests = 0
-        self._sources: WeakKeyDictionary[Model, tuple[ModelSource, int]] = WeakKeyDictionary()
-        """Where each came from, and its version."""
+        engine._registrar.on_renewed = announce
         self._catalogue: dict[str, Entry] = {}
         self._guests: WeakValueDictionary[int, Guest] = WeakValueDictionary()
         """By their numbers in the ids of timelines."""
@@ -92,7 +91,8 @@ class Calls:
             entry = self._catalogue.setdefault(model.name, Entry(source, options))
             entry.source, entry.options, entry.is_loaded = source, options, True
             entry.version += 1
-            self._sources[self._engine._submission.model(model.name)] = source, entry.version
+            origin = self._engine._submission.model(model.name).origin
+            origin.version, origin.source = entry.version, source
         self._announce(model.name)
 
     def _load(self, guest: Guest, _: bytes, model: str) -> Answer:
@@ -122,15 +122,14 @@ class Calls:
 
     def _binding(self, guest: Guest, model: Model, known: list[int]) -> dict[str, Any]:
         """What a client must know to unfold for a model: its description, unless it has that."""
-        if model not in self._sources:
+        if model.origin.source is None:
             with self._register_lock:  # whoever registered it is about to note where it comes from
                 pass
         number = guest.number_of(model)
         is_current = self._engine._models.get(model.name) is model
         description = None
         if number not in known:
-            source, version = self._sources[model]
-            description = described(number, model, source, version, self._engine._registry)
+            description = described(number, model, self._engine._registry)
         return {"binding": number, "is_current": is_current, "description": description}
 
     def _open(

@@ -58,6 +58,7 @@ class Client(Serving):
         self._link = Link(_welcomed(addresses.connect(address, check_seconds("timeout", timeout)), timeout))
         self._bindings: dict[str, Binding] = {}
         self._by_number: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionary()
+        self._unfolders = weakref.WeakValueDictionary[tuple[str, int], Unfolder]()
         self._bind_lock = threading.Lock()
         self._number: int | None = None
         self._changes = Changes(self._bindings)
@@ -358,9 +359,8 @@ class Client(Serving):
     def _binding_of(self, value: Mapping[str, Any]) -> Binding:
         """The binding that an answer tells of; under the lock."""
         number = value["binding"]
-        binding = self._by_number.get(number)
-        if binding is None:
-            binding = self._by_number[number] = Binding(value["description"])
+        binding = self._by_number.get(number) or Binding(value["description"], self._unfolders)
+        self._by_number[number] = binding
         return binding
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import pickle
 import resource
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -59,15 +61,14 @@ def decoder(seed: int, name: str = "decoder") -> Cell:
         return cellrt.cell(Decoder(), INPUTS, name=name, max_batch=64)
 
 
-def model_of(made: Cell, name: str = "decode") -> Unfolder:
+def model_of(made: Cell, name: str = "decode", keep: Sequence[str] = ()) -> Unfolder:
     """A request is a memory and a number of steps; the memory's rows are inputs, as no other cell makes them."""
 
     @cellrt.unfold(name, example=(torch.zeros(2, WIDTH), 3))
     def model(graph, request):
         memory, steps = request
-        loop = graph.loop(
-            made, token=1, left=steps, h=torch.zeros(WIDTH), memory=list(memory), until="stop", max_steps=20
-        )
+        start = {"token": 1, "left": steps, "h": torch.zeros(WIDTH)}
+        loop = graph.loop(made, **start, memory=list(memory), until="stop", max_steps=20, keep=keep)
         return {"token": loop.token, "h": loop.last.h, "logits": loop.logits}
 
     return model
@@ -227,7 +228,7 @@ def test_a_token_that_does_not_exist_fails_its_own_request(cache: None) -> None:
     close_and_check(engine)
 
 
-def wait_for_form(engine: cellrt.Engine, name: str = "decoder") -> None:
+def wait_for_form(engine: cellrt.Engine | cellrt.EngineProcess, name: str = "decoder") -> None:
     until(lambda: engine.statistics()["cells"][name]["form"] == COMPILED, f"{name} is compiled")
 
 
@@ -266,6 +267,26 @@ def test_nothing_fails_while_modules_are_traced(cache: None) -> None:
     for model, request, future in futures:
         assert_same(future.result(WAIT_S), run_one_by_one(model, request))
     close_and_check(engine)
+
+
+def test_clients_and_sessions_new_and_old_go_on_when_a_form_comes(cache: None, tmp_path: Path) -> None:
+    path, asked = tmp_path / "mine.py", (torch.ones(2, WIDTH), 3)
+    source = "from tests.engine.test_own_cells import decoder, model_of\nmodel = model_of(decoder(0), keep=['h'])\n"
+    path.write_text(source)
+    wanted = run_one_by_one(model_of(decoder(0)), asked)
+    with cellrt.EngineProcess(1, arena_bytes=1 << 16, compile="background") as engine:
+        engine.register(f"{path}:model", warm_up=False)
+        before, kept = engine.binding("decode"), engine.session("decode", "kept")
+        wait_for_form(engine)
+        until(lambda: engine.binding("decode") is not before, "the client hears of it")
+        with cellrt.connect(engine.address) as other:
+            assert_same(other.submit("decode", asked).result(WAIT_S), wanted)
+        path.write_text(source.replace("0", "1"))  # which nobody asked for
+        for submit in (partial(engine.submit, "decode"), kept.submit, engine.session("decode", "new").submit):
+            assert_same(submit(asked).result(WAIT_S), wanted)
+        now = engine.binding("decode")
+        assert now.version == before.version and now.unfolder is before.unfolder
+        engine.check()
 
 
 def test_a_session_keeps_its_state_when_a_form_comes(cache: None) -> None:
