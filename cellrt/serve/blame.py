@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from cellrt.definition.cell import Cell
-from cellrt.definition.spec import token
+from cellrt.definition.lookup import Refused, read_refused
 from cellrt.errors import CellError, CellrtError, RequestError
 from cellrt.graph.graph import Graph
 from cellrt.serve.described import Described
@@ -30,24 +30,26 @@ def explained(described: Described, request: Any, error: CellrtError) -> CellrtE
     if not isinstance(error, CellError) or OUTSIDE not in str(error):
         return error
     said = str(error).removeprefix(f"model {described.name!r}: ")
-    watching = _Watching(described, said)
-    with suppress(CellrtError):  # it was recorded before: what there is to see, was seen
-        described.binding.unfolder.record_in(watching, request)
-    if watching.found:
-        return RequestError(f"model {described.name!r}: {watching.found}")
+    refused = read_refused(said)
+    if refused is not None:
+        watching = _Watching(described, said, refused)
+        with suppress(CellrtError):  # it was recorded before: what there is to see, was seen
+            described.binding.unfolder.record_in(watching, request)
+        if watching.found:
+            return RequestError(f"model {described.name!r}: {watching.found}")
     return CellError(f"model {described.name!r}: an index is outside of what the cell looks it up in: {said}")
 
 
 class _Watching(Graph):
-    """A graph that looks at the tokens which a request itself gives to the cell that an error names.
+    """A graph that looks whether a request itself gives the cell that an error names the index that it refused.
 
     Attributes:
-        found: what is wrong with one of them; empty: nothing that can be seen here.
+        found: what is wrong with it; empty: the request does not give it.
     """
 
-    def __init__(self, described: Described, error: str) -> None:
+    def __init__(self, described: Described, error: str, refused: Refused) -> None:
         super().__init__(described.binding)
-        self._error = error
+        self._error, self._refused = error, refused
         self.found = ""
 
     def call(self, cell: Cell, /, **inputs: Any) -> Any:
@@ -69,18 +71,10 @@ class _Watching(Graph):
         return super().tree(parents, leaf=leaf, inner=inner, **inputs)
 
     def _look(self, cell: Cell, inputs: Mapping[str, Any]) -> None:
-        modules = cell.module.modules() if isinstance(cell.module, torch.nn.Module) else ()
-        sizes = [each.num_embeddings for each in modules if isinstance(each, torch.nn.Embedding)]
-        if self.found or not sizes or not self._error.startswith(f"cell {cell.name!r} "):
-            return
-        for name, spec in cell.inputs.items():
-            if (spec.shape, spec.dtype) != (token.shape, token.dtype) or name not in inputs:
-                continue
-            for value in _numbers(inputs[name]):
-                if not 0 <= value < max(sizes):
-                    where = f"cell {cell.name!r}, input {name!r}"
-                    self.found = f"{where}: expected tokens from 0 to {max(sizes) - 1}, got {value}"
-                    return
+        if self._error.startswith(f"cell {cell.name!r} "):
+            given = _numbers(inputs.get(self._refused.input))
+            if self._refused.token in given:
+                self.found = f"cell {cell.name!r}, {self._refused}"
 
 
 def _numbers(source: Any) -> Iterator[int]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from cellrt.definition.cell import Cell
+from cellrt.definition.lookup import RefusedLookup
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows
 from cellrt.errors import CellError
@@ -93,7 +95,8 @@ def run_or_blame(attempt: Attempt[Outcome], failures: Failures) -> Outcome:
         except BaseException as error:
             attempt.raise_if_lost(error)
             if end - first == 1:
-                failures.append(Failure(first, as_cell_error(attempt.cell, error, attempt.given(first))))
+                detail = _refused_lookup(attempt, first, error)
+                failures.append(Failure(first, as_cell_error(attempt.cell, error, detail)))
                 continue
             failures.split = error if failures.split is None else failures.split
             middle = (first + end + 1) // 2
@@ -131,32 +134,27 @@ def take_rows(value: CellInput, rows: Sequence[int]) -> CellInput:
     return RaggedRows(values, torch.from_numpy(offsets).to(device))
 
 
-def as_cell_error(cell: Cell, error: BaseException, given: Sequence[CellInput] = ()) -> CellError:
-    """What a cell raised, as an error that names the cell and can be printed; what was raised is its cause.
-
-    ``given``: what it got.
-    """
+def as_cell_error(cell: Cell, error: BaseException, detail: str = "") -> CellError:
+    """What a cell raised, as an error that names the cell and can be printed; what was raised is its cause."""
     name = f"cell {cell.name!r}"
     if type(error) is CellError and all(type(said) is str for said in error.args):
         said = str(error)
         return error if said.startswith(name) else CellError(f"{name}: {said}")
-    made = CellError(f"{name} raised {describe_error(error)}{_token_outside(cell, error, given)}")
+    made = CellError(f"{name} raised {describe_error(error)}{detail}")
     made.__cause__ = error
     return made
 
 
-def _token_outside(cell: Cell, error: BaseException, given: Sequence[CellInput]) -> str:
-    """The first token that none of a cell's embeddings has, in words, after an error that may be about it."""
-    if not isinstance(error, IndexError) or not isinstance(cell.module, torch.nn.Module):
+def _refused_lookup(attempt: Attempt[Outcome], row: int, error: BaseException) -> str:
+    """The index that no table has, in words, after an error that may be about one: the row is tried once more."""
+    given = attempt.given(row) if isinstance(error, IndexError) else ()
+    if not given:
         return ""
-    tables = [each for each in cell.module.modules() if isinstance(each, torch.nn.Embedding)]
-    most = max((table.num_embeddings for table in tables), default=0)
-    for (name, spec), value in zip(cell.inputs.items(), given):
-        if most and spec.dtype == torch.int64 and isinstance(value, torch.Tensor):
-            outside = value[(value < 0) | (value >= most)]
-            if outside.numel():
-                return f" (input {name!r}: expected tokens from 0 to {most - 1}, got {int(outside[0])})"
-    return ""
+    watch = RefusedLookup()
+    with attempt.mode, suppress(Exception), watch:
+        attempt.run(row, row + 1)
+    found = watch.found(dict(zip(attempt.cell.inputs, given)))
+    return "" if found is None else f" ({found})"
 
 
 def describe_error(error: BaseException) -> str:

@@ -152,7 +152,7 @@ def test_a_callback_submits_while_another_thread_waits_for_the_engine_to_read(do
         while not submitted.done():
             client.submit("chain", steps(1))
 
-    client.submit("chain", steps(1)).add_done_callback(submit_another)
+    client.submit("chain", held()).add_done_callback(submit_another)
     sender = threading.Thread(target=send_until_then)
     sender.start()
     until(lambda: client._link._wire.is_behind, "the engine's process reads nothing")

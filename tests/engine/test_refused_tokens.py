@@ -1,0 +1,69 @@
+"""A token that no embedding has is named with the input that gave it and the table that it was looked up in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cellrt
+from cellrt.definition.lookup import Refused, RefusedLookup, read_refused
+from cellrt.errors import CellError
+from tests.engine.helpers import WAIT_S, small_engine
+
+TOKENS, POSITIONS, LAST = 6, 50, 9
+
+
+class Reader(nn.Module):
+    """Tokens of a small vocabulary; positions of a larger table, ``scale`` apart."""
+
+    def __init__(self, scale: int = 1) -> None:
+        super().__init__()
+        self.positions, self.words, self.scale = nn.Embedding(POSITIONS, 4), nn.Embedding(TOKENS, 4), scale
+
+    def forward(self, token: Tensor, place: Tensor, h: Tensor) -> dict[str, Tensor]:
+        return {"h": h + self.positions(place * self.scale) + self.words(token), "place": place + 1}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with small_engine() as made:
+        for scale in (1, POSITIONS // LAST):
+            read = cellrt.cell(Reader(scale), {"token": cellrt.token, "place": cellrt.token, "h": (4,)}, name="read")
+
+            @cellrt.unfold(f"by {scale}", example=[1, 2])
+            def model(graph, tokens, read=read):
+                return {"h": graph.chain(read, token=tokens, place=0).last.h}
+
+            made.register(model)
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("scale", "tokens", "told"),
+    [
+        (1, [1, TOKENS, 2], f"input 'token': expected tokens from 0 to {TOKENS - 1}, got {TOKENS}"),
+        (1, [-1], f"input 'token': expected tokens from 0 to {TOKENS - 1}, got -1"),
+        (1, [POSITIONS + 1], f"input 'token': expected tokens from 0 to {TOKENS - 1}, got {POSITIONS + 1}"),
+        (1, [0] * (POSITIONS + 1), f"it looks up {POSITIONS} in a table of {POSITIONS} rows"),
+        (POSITIONS // LAST, [0] * (LAST + 2), f"it looks up 50 in a table of {POSITIONS} rows"),
+    ],
+)
+def test_an_error_names_the_table_that_refused(engine, scale, tokens, told):
+    good = engine.submit(f"by {scale}", [1, 2])
+    with pytest.raises(CellError) as raised:
+        engine.submit(f"by {scale}", tokens).result(WAIT_S)
+    assert str(raised.value).endswith(f"({told})")
+    assert good.result(WAIT_S)["h"].isfinite().all()
+
+
+def test_what_an_error_says_can_be_read_again():
+    refused = Refused("token", -7, 12)
+    assert read_refused(f"cell 'read' raised IndexError: no ({refused})") == refused
+    assert read_refused("cell 'read' raised IndexError: no (it looks up 9 in a table of 3 rows)") is None
+
+
+def test_what_fits_is_not_told():
+    with RefusedLookup() as watch:
+        nn.functional.embedding(torch.tensor([1]), torch.zeros(2, 3))
+    assert watch.found({"token": torch.tensor([1])}) is None
