@@ -3,7 +3,8 @@
     functions = dag("functions", cells={"node": child_sum}, outputs=["h"])
 
 A request is a ``networkx.DiGraph`` or ``MultiDiGraph``. A node has an attribute ``cell``, one of the model's names, and
-may have one for each input of that cell that no edge feeds: a row, a number, or for a ragged input a list of rows. An
+may have one for each input of that cell that no edge feeds: a row, a number, or for a ragged input a list of rows (an
+input that is called ``cell`` itself is fed by edges, or begins with zeros). An
 edge has an attribute ``feeds``, which says by name what flows along it, ``{input of its end: output of its start}``.
 Without one it feeds every input of its end that has the name of an output of its start.
 
@@ -151,9 +152,12 @@ def _results(
 
 
 def _example(cells: Mapping[str, Cell]) -> nx.DiGraph:
-    """A node of the first cell, with zeros as inputs."""
+    """A node of the first cell, with zeros as inputs; those that are carried have them anyway."""
     name, cell = next(iter(cells.items()))
-    zeros = {key: torch.zeros(spec.shape, dtype=spec.dtype) for key, spec in cell.inputs.items() if not spec.ragged}
+    fixed = {key: spec for key, spec in cell.inputs.items() if not spec.ragged and key not in cell.carry}
+    if "cell" in fixed:
+        raise DefinitionError(f"cell {cell.name!r}, input 'cell': an attribute of that name says which cell a node is")
+    zeros = {key: torch.zeros(spec.shape, dtype=spec.dtype) for key, spec in fixed.items()}
     graph = nx.DiGraph()
     graph.add_node(name, cell=name, **zeros)
     return graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,8 @@ from cellrt.errors import DefinitionError
 
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 """Parameters that may be given by keyword."""
+ALIKE = 0.75
+"""How alike names are of which one may be a slip of the pen for the other, of 1."""
 
 
 def cell(
@@ -111,14 +114,29 @@ def _takes_names(name: str, module: Callable[..., Any], inputs: list[str]) -> bo
     parameters = _parameters_of(function)
     names = [key for key, kind in parameters.items() if kind in BY_NAME]
     if set(inputs) <= set(names) or _takes_any_name(function, inputs):
-        return True
+        return not _passes_on(function) or inputs != names[: len(inputs)]
     for place, key in enumerate(inputs):
+        others = [other for other in names if other not in inputs]
+        meant = difflib.get_close_matches(key, others, 1, ALIKE) if key not in names else []
+        if meant and set(inputs) & set(names) and meant != list(parameters)[place : place + 1]:
+            raise DefinitionError(
+                f"cell {name!r}, input {key!r}: the module's parameters are {names}; is {meant[0]!r} meant?"
+            )
         if key in names and list(parameters).index(key) != place:
             raise DefinitionError(
                 f"cell {name!r}, input {key!r}: expected all inputs by the names of the module's parameters {names}, "
                 f"or each in its place, got {inputs}"
             )
     return False
+
+
+def _passes_on(function: Callable[..., Any]) -> bool:
+    """Whether it passes on what it is given in order, whatever the parameters of what it wraps; as ``torch.vmap``."""
+    try:
+        own = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return not any(parameter.kind in BY_NAME for parameter in own)
 
 
 def _takes_any_name(function: Callable[..., Any], inputs: list[str]) -> bool:

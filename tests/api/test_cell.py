@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cellrt.cells import GRUCell
 from cellrt.definition.cell import Cell
@@ -177,6 +178,15 @@ class Counting(nn.Module):
         return x + self.count
 
 
+@pytest.mark.parametrize("wrap", [torch.vmap, lambda made: functools.wraps(made)(lambda *args: made(*args))])
+def test_a_function_that_passes_on_what_it_gets_takes_inputs_in_order(wrap: Callable[..., Any]) -> None:
+    def less(x: Tensor, y: Tensor) -> Tensor:
+        return x - y
+
+    made = cell(wrap(less), {"x": (2,), "y": (2,)})
+    assert torch.equal(made.run(torch.full((3, 2), 5.0), torch.ones(3, 2))[0], torch.full((3, 2), 4.0))
+
+
 ONE = {"x": (2,)}
 IDENTITY = nn.Identity()
 MISUSES: dict[str, tuple[Any, str]] = {
@@ -196,6 +206,10 @@ MISUSES: dict[str, tuple[Any, str]] = {
         lambda: cell(nn.GRUCell(8, 8), {"hx": (8,), "x": (8,)}),
         r"cell 'GRUCell', input 'hx': expected all inputs by the names of the module's parameters \['input', 'hx'\], "
         r"or each in its place, got \['hx', 'x'\]",
+    ),
+    "an input by a name like another parameter's": (
+        lambda: cell(lambda x, scale=None, shift=None: x, {"x": (1,), "shfit": (1,)}, name="f"),
+        r"cell 'f', input 'shfit': the module's parameters are \['x', 'scale', 'shift'\]; is 'shift' meant\?",
     ),
     "batch sizes that are no list": (
         lambda: cell(IDENTITY, ONE, batch_sizes=4),

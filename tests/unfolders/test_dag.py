@@ -186,3 +186,16 @@ def test_cells_of_other_outputs_may_be_below_the_results() -> None:
     graph.graph["results"] = ["top", "root"]
     with pytest.raises(RequestError, match=r"an output in common of the result's 2 nodes, got \[\]"):
         run_one_by_one(model, graph)
+
+
+def test_an_input_that_is_called_cell_is_fed_by_edges() -> None:
+    def count(x: torch.Tensor, cell: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": x, "cell": cell + 1}
+
+    model = dag("counts", cells={"count": cellrt.cell(count, {"x": (), "cell": ()})}, outputs=["cell"])
+    graph = nx.path_graph(3, create_using=nx.DiGraph)
+    for node in graph:
+        graph.nodes[node].update(cell="count", x=0.0)
+    assert run_one_by_one(model, graph)["cell"].tolist() == [3.0]
+    with pytest.raises(DefinitionError, match="input 'cell': an attribute of that name says which cell a node is"):
+        dag("no", cells={"no": cellrt.cell(lambda cell: {"other": cell}, {"cell": ()}, name="no")})

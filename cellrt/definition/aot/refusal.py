@@ -18,7 +18,7 @@ class Reason(StrEnum):
     MEMORY = "it keeps values between calls"
     RANDOM = "it draws random numbers"
     CUSTOM_OPERATOR = "it calls an operator that is not torch's own"
-    RECURRENT = "it runs a recurrent torch module over a span"
+    RECURRENT = "it runs a recurrent torch module, which torch does not export for every number of rows"
     BY_VALUES = "it decides by the values of tensors"
     PAGES = "it reads or writes pages otherwise than by attention of cellrt.cells"
     OTHER_MODE = "it enters a mode of torch, such as autocast"
