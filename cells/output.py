@@ -197,14 +197,17 @@ class Sample(nn.Module):
         top_p: only the most likely tokens that together reach this probability, and those as likely as the last of
             them; 1: all. It acts on what ``top_k`` leaves.
 
-    Raises DefinitionError for a value out of range.
+    Logits that are NaN or infinite make no distribution, and any token may come of them: have the cell that makes them
+    promise ``finite``. Raises DefinitionError for a value out of range.
     """
 
     def __init__(self, end_token: int = NEVER, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> None:
         super().__init__()
-        if not 0 < temperature < math.inf or top_k < 0 or not 0 < top_p <= 1:
+        are_numbers = isinstance(temperature, int | float) and isinstance(top_p, int | float) and type(top_k) is int
+        if not are_numbers or not 0 < temperature < math.inf or top_k < 0 or not 0 < top_p <= 1:
             raise DefinitionError(
-                f"Sample: expected temperature > 0, top_k >= 0 and 0 < top_p <= 1, got {temperature}, {top_k}, {top_p}"
+                "Sample: expected temperature > 0, a whole number top_k >= 0 and 0 < top_p <= 1, got "
+                f"{temperature!r}, {top_k!r}, {top_p!r}"
             )
         self.end_token, self.temperature, self.top_k, self.top_p = end_token, temperature, top_k, top_p
 
@@ -218,7 +221,8 @@ class Sample(nn.Module):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What is sampled from: float32 ``[rows, num_tokens]``, zero for tokens that are left out."""
-        scaled = logits.float() / self.temperature
+        logits = logits.float()
+        scaled = (logits - logits.amax(dim=-1, keepdim=True)) / self.temperature  # which overflows for no temperature
         if 0 < self.top_k < logits.shape[-1]:
             least = scaled.topk(self.top_k, dim=-1).values[:, -1:]
             scaled = scaled.masked_fill(scaled < least, -math.inf)

@@ -66,8 +66,11 @@ def generate(
                 raise RequestError(f"expected {PROMPT!r} in the request, got {list(given)}")
             steps = given.pop(PROMPT)
             if "token" not in given:
+                _check_prompt(steps)
                 steps, given["token"] = steps[:-1], steps[-1]
             given = {**(encoding(graph, steps) if len(steps) else {}), **given}
+        if unknown := [key for key in given if key not in decoder.inputs]:
+            raise RequestError(f"unknown {unknown} in the request; the decoder has inputs {list(decoder.inputs)}")
         loop = graph.loop(decoder, until=until, max_steps=max_steps, **given)
         return {result: getattr(loop, result) for result in results}
 
@@ -76,6 +79,16 @@ def generate(
     is_cut = encoding is not None and start is None  # the last token of the prompt is none of the request's own tensors
     cells = (decoder,) if encoding is None else (*encoding.cells, decoder)
     return Unfolder(name, unfold, example, cells, None if is_cut else _key)
+
+
+def _check_prompt(steps: Any) -> None:
+    """Raises RequestError unless there is a last token."""
+    try:
+        num_steps = len(steps)
+    except TypeError:
+        raise RequestError(f"expected a prompt of tokens, got {steps!r:.80}") from None
+    if not num_steps:
+        raise RequestError("expected a prompt of at least one token, got none")
 
 
 def _key(request: Any) -> object:

@@ -100,7 +100,18 @@ def test_seeds_and_steps_give_unrelated_numbers():
         assert abs(torch.corrcoef(torch.stack([numbers.flatten(), shifted.flatten()]))[0, 1]) < 0.03
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": "1"},
+        {"top_k": -1},
+        {"top_k": 1.5},
+        {"top_k": True},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+    ],
+)
 def test_settings_out_of_range_are_refused(options):
     with pytest.raises(DefinitionError, match="expected temperature"):
         Sample(**options)
@@ -120,3 +131,11 @@ def test_the_first_of_the_highest_is_chosen_wherever_it_is():
         module.bias.fill_(-torch.inf)
     with torch.inference_mode():
         assert module(h).token.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}])
+def test_no_temperature_and_no_logit_is_too_small_or_large(options) -> None:
+    sample = Sample(temperature=1e-30, **options)
+    logits = torch.tensor([[1.0, 3.0, 2.0], [-1e38, -3e38, 3e38], [-torch.inf, 0.0, -torch.inf]])
+    chosen = sample(logits, torch.arange(3), torch.zeros(3, dtype=torch.int64))
+    assert chosen.token.tolist() == [1, 2, 1]

@@ -7,7 +7,8 @@ from torch import nn
 import cellrt
 from cellrt import unfolders
 from cellrt.cells import EmbeddingLSTMCell, EmbeddingLSTMDecoder, Sample, SamplingDecoder
-from cellrt.errors import DefinitionError
+from cellrt.errors import DefinitionError, RequestError
+from cellrt.graph.reference import run_one_by_one
 from tests.unfolders.test_sequences import serve
 
 INTEGER = cellrt.rows(dtype=torch.int64)
@@ -102,3 +103,20 @@ def test_a_prompt_that_does_not_fit_is_refused():
         unfolders.generate("other", other, max_steps=LIMIT, prompt=other)
     with pytest.raises(DefinitionError, match="must carry 'token'"):
         unfolders.generate("other", other, max_steps=LIMIT, prompt=other, until=None)
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        ([], "expected a prompt of at least one token, got none"),
+        (3, "expected a prompt of tokens, got 3"),
+        ({"prompt": [1, 2], "max_steps": 3}, r"unknown \['max_steps'\] in the request; the decoder has inputs"),
+    ],
+)
+def test_what_a_prompt_cannot_be_is_said(request_: object, told: str) -> None:
+    language = Language(1)
+    decoder = cellrt.cell(language.decoder(), language.specs())
+    layers = unfolders.from_torch(language.module, embedding=language.table)
+    model = unfolders.generate("told", decoder, prompt=layers, max_steps=3)
+    with pytest.raises(RequestError, match=told):
+        run_one_by_one(model, request_)
