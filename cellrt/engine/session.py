@@ -78,11 +78,17 @@ class Session:
         return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
 
     def stream(
-        self, request: Any, *, deadline: float | None = None, priority: int = 1, max_unread: int | None = None
+        self,
+        request: Any,
+        *,
+        deadline: float | None = None,
+        priority: int = 1,
+        wait: bool = False,
+        max_unread: int | None = None,
     ) -> Stream:
         """As ``Engine.stream``."""
         channel = Channel(max_unread)
-        future = self._submission.submit_in([self._record], [request], deadline, priority, False, channel)[0]
+        future = self._submission.submit_in([self._record], [request], deadline, priority, wait, channel)[0]
         return Stream(future, channel)
 
     def reset(self) -> None:

@@ -60,11 +60,17 @@ class RemoteSession:
         return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
 
     def stream(
-        self, request: Any, *, deadline: float | None = None, priority: int = 1, max_unread: int | None = None
+        self,
+        request: Any,
+        *,
+        deadline: float | None = None,
+        priority: int = 1,
+        wait: bool = False,
+        max_unread: int | None = None,
     ) -> Stream:
         """As ``Client.stream``."""
         channel = Channel(max_unread)
-        futures = self._submit(self._binding, [request], [self._number], deadline, priority, False, channel)
+        futures = self._submit(self._binding, [request], [self._number], deadline, priority, wait, channel)
         return Stream(futures[0], channel)
 
     def reset(self) -> None:

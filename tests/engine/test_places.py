@@ -76,6 +76,20 @@ def test_submit_waits_for_a_place_if_asked_to():
     close_and_check(engine)
 
 
+def test_a_session_s_stream_waits_for_a_place_if_asked_to():
+    engine, gate, held = gated(max_queue=1)
+    engine.register(KEPT, warm_up=False)
+    session = engine.session("kept")
+    with pytest.raises(OverloadError):
+        session.stream(STEPS)
+    opening = threading.Timer(0.05, gate.open.set)
+    opening.start()
+    with session.stream(STEPS, wait=True) as steps:
+        assert len(list(steps)) == len(STEPS)
+    assert held.result(WAIT_S)
+    close_and_check(engine)
+
+
 def test_what_a_request_waits_for_a_place_is_of_its_deadline():
     deadlines: list[float | None] = []
 
