@@ -179,6 +179,7 @@ def test_constants_reach_every_beam():
     assert torch.equal(found["token"], bias.topk(2).indices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [True], indirect=True)
 def test_a_search_with_attention_can_be_saved(tmp_path):
     decoder = AttentionGRUDecoder(7, 3, HIDDEN, END)

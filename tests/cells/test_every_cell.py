@@ -128,6 +128,7 @@ def test_rows_do_not_depend_on_their_company(
     subject.assert_same(picked(subject.run(mixed), places[:count]), subject.run(some))
 
 
+@pytest.mark.one_in(2)  # the test before this one draws such rows, too
 @every_mode
 @every_cell
 def test_a_row_alone_gives_what_it_gives_among_all(name: str, mode: str) -> None:

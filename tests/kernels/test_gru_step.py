@@ -47,6 +47,7 @@ def check(
     assert_same(h_out, expected, kind, hidden + inputs)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_kernel_equals_reference_in_every_type(device: str, kind: Kind) -> None:
     check(device, kind, rows=17, hidden=32, has_gates=True, unwritten=3)
@@ -61,6 +62,7 @@ def test_tile_larger_than_everything(device: str) -> None:
     check(device, (torch.float32, "ieee"), rows=7, hidden=24, inputs=8, tile=LARGE)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("rows", "most"), [(1, 1), (5, 16), (17, 60), (0, 20)])
 def test_the_device_says_how_many_rows_there_are(device: str, rows: int, most: int) -> None:
     check(device, (torch.float32, "ieee"), rows=rows, hidden=20, inputs=9, has_gates=True, most=most)
