@@ -77,6 +77,7 @@ def serve(kind: str, unfolder: Unfolder, requests: list[Any]) -> list[Any]:
         return [future.exception(60) or future.result(60) for future in futures]
 
 
+@pytest.mark.one_in(2)
 @every_kind
 @pytest.mark.parametrize("make", [Preactivated, PreactivatedSteps])
 def test_an_activation_in_place_works_in_chains(make: Callable[[bool], nn.Module], kind: str) -> None:
@@ -99,6 +100,7 @@ def test_the_fixed_input_of_a_loop_may_be_written_to(kind: str) -> None:
         assert torch.equal(result["h"], torch.stack([2 * step * request for step in (1, 2, 3, 4)]))
 
 
+@pytest.mark.one_in(2)
 @every_kind
 @pytest.mark.parametrize("inputs", [{"x": ()}, {"x": (), "others": ragged()}], ids=["plain", "ragged"])
 @pytest.mark.filterwarnings("ignore:cell 'halve' is not compiled")

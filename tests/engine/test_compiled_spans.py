@@ -194,6 +194,7 @@ def test_a_form_gives_and_appends_what_its_module_does(forms: Forms, make) -> No
     check_form(make(), forms.of(make()), 2e-3 if make is awkward else 1e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", READY_MADE)
 def test_our_own_layers_can_be_traced(make) -> None:
     operators = {node.target for node in export_step(make()).program.graph.nodes}
