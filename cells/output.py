@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 NEVER = -1
 """As ``end_token``: no token ends the sequence."""
+LEAST_TEMPERATURE = 1e-30
+"""A smaller one chooses as this does, and would be zero in float32."""
 
 
 # The constants of SplitMix64 as signed numbers: int64 products and sums wrap around.
@@ -203,13 +206,15 @@ class Sample(nn.Module):
 
     def __init__(self, end_token: int = NEVER, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> None:
         super().__init__()
-        are_numbers = isinstance(temperature, int | float) and isinstance(top_p, int | float) and type(top_k) is int
+        given: list[tuple[object, type]] = [(temperature, Real), (top_p, Real), (top_k, Integral)]
+        are_numbers = all(isinstance(value, kind) and not isinstance(value, bool) for value, kind in given)
         if not are_numbers or not 0 < temperature < math.inf or top_k < 0 or not 0 < top_p <= 1:
             raise DefinitionError(
                 "Sample: expected temperature > 0, a whole number top_k >= 0 and 0 < top_p <= 1, got "
                 f"{temperature!r}, {top_k!r}, {top_p!r}"
             )
-        self.end_token, self.temperature, self.top_k, self.top_p = end_token, temperature, top_k, top_p
+        self.end_token, self.temperature = end_token, max(float(temperature), LEAST_TEMPERATURE)
+        self.top_k, self.top_p = int(top_k), float(top_p)
 
     def forward(self, logits: Tensor, seed: Tensor, step: Tensor) -> Choice:
         """The token where the cumulative distribution passes the row's uniform number."""

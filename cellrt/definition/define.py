@@ -114,13 +114,12 @@ def _takes_names(name: str, module: Callable[..., Any], inputs: list[str]) -> bo
     parameters = _parameters_of(function)
     names = [key for key, kind in parameters.items() if kind in BY_NAME]
     if set(inputs) <= set(names) or _takes_any_name(function, inputs):
-        return not _passes_on(function) or inputs != names[: len(inputs)]
+        return not _takes_order(function, inputs)
     for place, key in enumerate(inputs):
-        others = [other for other in names if other not in inputs]
-        meant = difflib.get_close_matches(key, others, 1, ALIKE) if key not in names else []
-        if meant and set(inputs) & set(names) and meant != list(parameters)[place : place + 1]:
+        meant = _meant(key, names, inputs, list(parameters)[place : place + 1])
+        if meant is not None:
             raise DefinitionError(
-                f"cell {name!r}, input {key!r}: the module's parameters are {names}; is {meant[0]!r} meant?"
+                f"cell {name!r}, input {key!r}: the module's parameters are {names}; is {meant!r} meant?"
             )
         if key in names and list(parameters).index(key) != place:
             raise DefinitionError(
@@ -130,13 +129,32 @@ def _takes_names(name: str, module: Callable[..., Any], inputs: list[str]) -> bo
     return False
 
 
-def _passes_on(function: Callable[..., Any]) -> bool:
-    """Whether it passes on what it is given in order, whatever the parameters of what it wraps; as ``torch.vmap``."""
+def _meant(key: str, names: list[str], inputs: list[str], taken: list[str]) -> str | None:
+    """The parameter that an input's name is a slip of the pen for, if it would be ``taken`` for one less alike."""
+    if key in names or not set(inputs) & set(names):
+        return None
+    alike = {other: difflib.SequenceMatcher(None, key, other).ratio() for other in names if other not in inputs}
+    best = max(alike, key=alike.__getitem__, default=None)
+    if best is None or alike[best] < ALIKE or any(alike.get(other, 0.0) >= alike[best] for other in taken):
+        return None
+    return best
+
+
+def _takes_order(function: Callable[..., Any], inputs: list[str]) -> bool:
+    """Whether inputs that have the names of parameters stand in their order, too.
+
+    Then they go in order, as hooks expect, and what passes on all it is given (``torch.vmap``).
+    """
+    parameters = _parameters_of(function)
     try:
         own = inspect.signature(function, follow_wrapped=False).parameters.values()
     except (TypeError, ValueError):
         return False
-    return not any(parameter.kind in BY_NAME for parameter in own)
+    kinds = [parameter.kind for parameter in own]
+    if not {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_OR_KEYWORD} & set(kinds):
+        return False
+    in_order = [key for key, kind in parameters.items() if kind == inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return inputs == list(parameters)[: len(inputs)] == in_order[: len(inputs)]
 
 
 def _takes_any_name(function: Callable[..., Any], inputs: list[str]) -> bool:

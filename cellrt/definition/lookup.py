@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from cellrt.definition.spec import CellInput
+from cellrt.definition.spec import CellInput, RaggedRows
+
+if TYPE_CHECKING:
+    from cellrt.definition.computation import Computation
+
+Some = TypeVar("Some", bound="Computation")
 
 
 class Refused(NamedTuple):
@@ -37,36 +43,55 @@ def read_refused(text: str) -> Refused | None:
 
 
 class RefusedLookup(TorchFunctionMode):
-    """While it lasts, the first lookup of this thread is noted that asks an embedding's table for a row it has not."""
+    """While it lasts, a lookup of this thread is noted in which an embedding's table has no row for an index."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._looked_up: list[int] = []
+        self._error: BaseException | None = None
         self._index = self._rows = 0
+        self._looked_up = torch.empty(0)
+        self._inputs: dict[str, CellInput] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """See torch."""
-        if func is torch.nn.functional.embedding and not self._looked_up:
-            given = dict(zip(("input", "weight"), args)) | dict(kwargs or {})
-            indices, rows = given["input"].detach().reshape(-1).tolist(), len(given["weight"])
-            outside = [index for index in indices if not 0 <= index < rows]
-            if outside:
-                self._looked_up, self._index, self._rows = indices, outside[0], rows
-        return func(*args, **dict(kwargs or {}))
+        try:
+            return func(*args, **dict(kwargs or {}))
+        except IndexError as error:
+            if func is torch.nn.functional.embedding:
+                given = dict(zip(("input", "weight"), args)) | dict(kwargs or {})
+                indices, rows = given["input"].detach(), len(given["weight"])
+                outside = indices[(indices < 0) | (indices >= rows)].reshape(-1).tolist()
+                self._error, self._looked_up, self._index, self._rows = error, indices, outside[0], rows
+            raise
 
-    def found(self, inputs: Mapping[str, CellInput]) -> Refused | None:
-        """The index, if there was one; ``inputs``: what the cell got, by name."""
-        if not self._looked_up:
+    def noting(self, computation: Some) -> Some:
+        """A computation that notes its inputs when it is run."""
+        made, run, run_steps = copy.copy(computation), computation.run, computation.run_steps
+
+        def note(inputs: Sequence[CellInput]) -> None:
+            self._inputs = dict(zip(computation.inputs, inputs))
+
+        def noted_run(*inputs: CellInput) -> list[torch.Tensor]:
+            note(inputs)
+            return run(*inputs)
+
+        def noted_run_steps(batch_sizes: list[int], *inputs: CellInput) -> list[torch.Tensor]:
+            note(inputs)
+            return run_steps(batch_sizes, *inputs)
+
+        vars(made).update(run=noted_run, run_steps=noted_run_steps)
+        return made
+
+    def found(self, error: BaseException) -> Refused | None:
+        """The index, if a lookup raised this error; and its input, if it was looked up as that had it."""
+        if error is not self._error:
             return None
-        for name, value in inputs.items():
-            if isinstance(value, torch.Tensor) and _has_part(value, self._looked_up):
+        for name, value in self._inputs.items():
+            given = value.values if isinstance(value, RaggedRows) else value
+            if isinstance(given, torch.Tensor) and _memory(given) == _memory(self._looked_up):
                 return Refused(name, self._index, self._rows)
         return Refused("", self._index, self._rows)
 
 
-def _has_part(value: torch.Tensor, part: list[int]) -> bool:
-    """Whether integers follow each other somewhere in a tensor."""
-    if value.is_floating_point() or value.is_complex():
-        return False
-    numbers = value.reshape(-1).tolist()
-    return any(numbers[first : first + len(part)] == part for first in range(len(numbers) - len(part) + 1))
+def _memory(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()

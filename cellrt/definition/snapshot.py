@@ -43,11 +43,20 @@ def take_snapshot(name: str, definition: Callable[..., Any]) -> Callable[..., An
 
 
 def replica_of(definition: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a snapshot that shares its tensors: what a call leaves in attributes and containers, another thread
-    that calls another copy does not find there."""
-    tensors = {id(part): part for part in _parts_of_copy(definition) if isinstance(part, torch.Tensor)}
-    tensors |= {id(tensor): tensor for tensor in weights_of(definition).values()}
-    return copy.deepcopy(definition, {**tensors, **_code_in(_parts_of_copy(definition))})
+    """A copy of a snapshot that shares its weights: what a call leaves in attributes and containers, another thread
+    that calls another copy does not find there.
+
+    Weights are the parameters and buffers of modules, which no call may write to; any other tensor may be scratch.
+    """
+    modules = [part for part in _parts_of_copy(definition) if isinstance(part, nn.Module)]
+    weights = {id(tensor): tensor for module in modules for tensor in weights_of(module).values()}
+    with torch.inference_mode():
+        return copy.deepcopy(definition, {**weights, **_code_in(_parts_of_copy(definition))})
+
+
+def copy_of(definition: Value) -> Value:
+    """A copy of a snapshot, weights and all."""
+    return copy.deepcopy(definition, _code_in(_parts_of_copy(definition)))
 
 
 def weights_of(definition: Callable[..., Any]) -> dict[str, torch.Tensor]:
@@ -98,10 +107,14 @@ class FunctionSnapshot(nn.Module):
 
 def rebound(function: FunctionType, captured: Mapping[str, Any], names: dict[str, Any]) -> FunctionType:
     """The function with these captured values and globals."""
-    closure = tuple(CellType(captured[f"closure_{name}"]) for name in function.__code__.co_freevars)
+    names_within = [f"closure_{name}" for name in function.__code__.co_freevars]
+    closure = tuple(CellType(captured[name]) if name in captured else CellType() for name in names_within)
     defaults = captured.get("defaults", function.__defaults__)
     made = FunctionType(function.__code__, names, function.__name__, defaults, closure)
     made.__kwdefaults__ = captured.get("kwdefaults", function.__kwdefaults__)
+    for name, variable in zip(names_within, closure):
+        if name not in captured:  # it is the function's own
+            variable.cell_contents = made
     return made
 
 

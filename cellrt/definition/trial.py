@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +14,7 @@ from cellrt.definition.declaration import BatchSizes, check_output_name
 from cellrt.definition.examples import random_inputs, zero_inputs
 from cellrt.definition.input_watch import InputWatch
 from cellrt.definition.modes import workers_modes
-from cellrt.definition.snapshot import weights_of
+from cellrt.definition.snapshot import copy_of, weights_of
 from cellrt.definition.spans import PagedRows
 from cellrt.definition.spec import CellInput, RowSpec, check_dtype, describe
 from cellrt.errors import DefinitionError
@@ -68,7 +67,7 @@ class Trial:
             for rows in sizes_tried:
                 self._note(self._run_on_nothing(module, rows, is_small), rows)
         if is_on_cpu:
-            self._run_on_random(copy.deepcopy(module), sizes_tried[0])
+            self._run_on_random(copy_of(module), sizes_tried[0])
 
     def _run_on_nothing(self, module: Callable[..., Any], rows: int, is_small: bool) -> dict[str, torch.Tensor]:
         """The outputs for zeros or for meta tensors."""
@@ -93,10 +92,10 @@ class Trial:
             ) from failed
 
     def _run_on_zeros(self, module: Callable[..., Any], rows: int) -> dict[str, torch.Tensor]:
-        return self._run(copy.deepcopy(module), zero_inputs(self._specs.values(), rows))
+        return self._run(copy_of(module), zero_inputs(self._specs.values(), rows))
 
     def _run_on_meta(self, module: Callable[..., Any], rows: int) -> dict[str, torch.Tensor]:
-        on_meta = copy.deepcopy(module).to("meta") if isinstance(module, nn.Module) else module
+        on_meta = copy_of(module).to("meta") if isinstance(module, nn.Module) else module
         return self._run(on_meta, zero_inputs(self._specs.values(), rows, "meta"))
 
     def _run_on_random(self, module: Callable[..., Any], rows: int) -> None:

@@ -20,7 +20,6 @@ from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.engine.options import check_choice
-from cellrt.errors import CellrtError
 from cellrt.worker.service_thread import ServiceThread
 
 CompileMode = Literal["off", "background", "wait"]
@@ -103,7 +102,7 @@ class CellCompiler:
                 if form is not None and (adopt := self._on_ready()) is not None:
                     try:
                         adopt()
-                    except CellrtError as error:
+                    except Exception as error:  # this thread serves whoever registers later
                         logging.getLogger("cellrt").warning("the form of cell %r is not used: %s", cell.name, error)
 
     def _compile(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, CompiledForm | None]]:

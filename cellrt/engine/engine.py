@@ -370,8 +370,8 @@ class Engine(Serving):
 
     @property
     def has_workers(self) -> bool:
-        """Whether a worker lives; without one no requests are taken."""
-        return self._manager.has_workers
+        """Whether a worker lives, and the engine; else no requests are taken."""
+        return self._manager.has_workers and not self._manager.has_failed
 
     @property
     def has_timeline(self) -> bool:

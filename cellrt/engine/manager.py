@@ -211,11 +211,11 @@ class Manager:
         try:
             if self.turns.call(lambda: self._note_drain(drained), A_TURN_S if timeout == 0 else timeout):
                 return True
-            return drained.wait(None if end_s is None else max(0.0, end_s - time.monotonic())) and not self._has_failed
+            return drained.wait(None if end_s is None else max(0.0, end_s - time.monotonic())) and not self.has_failed
         except TimeoutError:
             return False
         except EngineClosedError:
-            return not self._has_failed and self.places.num_unfinished == 0
+            return not self.has_failed and self.places.num_unfinished == 0
 
     def retire(self, model: Model, error: CellrtError | None) -> None:
         """Gives up a model that takes no requests any more as soon as its last request and session have ended.
@@ -360,7 +360,8 @@ class Manager:
         return self._requests.is_empty and not self.turns.has_messages()
 
     @property
-    def _has_failed(self) -> bool:
+    def has_failed(self) -> bool:
+        """Whether a bug ended the engine."""
         return isinstance(self.turns.stopped, InternalError)
 
     def _look_ahead(self) -> None:

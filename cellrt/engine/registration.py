@@ -18,7 +18,7 @@ from cellrt.engine.compiling import CellCompiler
 from cellrt.engine.places import QueueLimit
 from cellrt.engine.priorities import default_priorities
 from cellrt.engine.registry import Discovery, Model, Registry
-from cellrt.errors import DefinitionError, RequestTooLargeError
+from cellrt.errors import DefinitionError, EngineClosedError, RequestTooLargeError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.arenas import Arenas, rows_for
@@ -119,12 +119,20 @@ class Registrar:
         return model
 
     def renew(self, model: Model) -> Model | None:
-        """The model with the forms that its cells have by now, to take its place; None if these are those it has."""
-        cells = {identity: self._registry.types[type_id].cell for identity, type_id in model.types.items()}
-        forms = self._compiler.forms_of(list(cells.values()))
-        if all(self._registry.has_type(cell, forms[identity]) for identity, cell in cells.items()):
+        """The model with the forms that its cells have by now, to take its place; None if these are those it has, or it
+        cannot be prepared again. Raises EngineClosedError.
+        """
+        types = {identity: self._registry.types[type_id] for identity, type_id in model.types.items()}
+        forms = self._compiler.forms_of([made.cell for made in types.values()])
+        if all(made.form is forms[identity] for identity, made in types.items()):
             return None
-        renewed = self.prepare(model.unfolder, model.priorities, True, model.max_queue, model.max_batch)
+        try:
+            renewed = self.prepare(model.unfolder, model.priorities, True, model.max_queue, model.max_batch)
+        except EngineClosedError:
+            raise
+        except Exception as error:
+            log.warning("model %r goes on without the compiled forms of its cells: %s", model.name, error)
+            return None
         renewed.origin = model.origin
         return renewed
 
@@ -142,8 +150,10 @@ class Registrar:
         if not warm_up:
             return {}
         new = [cell for cell in cells if not self._registry.has_type(cell, forms[cell.identity])]
+        seen = {made.cell.identity for made in list(self._registry.types.values())}  # in another form
         for cell in new:
-            warn_unless_row_wise(cell, depth=4)  # who called Engine.register
+            if cell.identity not in seen:
+                warn_unless_row_wise(cell, depth=4)  # who called Engine.register
         times: dict[str, dict[int, float]] = {}
         for cell in new:
             found = measure_steps(cell, forms[cell.identity], self._device, self._num_threads)

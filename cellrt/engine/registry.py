@@ -198,7 +198,7 @@ class Registry:
         for type_id in unused:
             made = self.types.pop(type_id)
             del self._num_users[type_id]
-            if self._type_ids[made.cell.identity] == type_id:
+            if self._type_ids.get(made.cell.identity) == type_id:  # not if one in another form came, and went first
                 del self._type_ids[made.cell.identity]
         return {types[identity]: self._type_ids.get(identity) for identity in types if types[identity] in unused}
 

@@ -16,6 +16,7 @@ Crossings between threads, and what each guarantees:
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -184,6 +185,7 @@ class Turns:
             except BaseException as error:  # a bug: all requests end rather than hang
                 failure = InternalError(f"the engine failed: {type(error).__name__}: {error}")
                 failure.__cause__ = error
+                logging.getLogger("cellrt").critical("the engine failed", exc_info=error)
                 self.stop(failure)
             finally:
                 self._holder = -1

@@ -7,7 +7,7 @@ cross, of cells their identities: a client whose cells have other weights than t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -125,16 +125,29 @@ class Binding:
 
 
 class Changes:
-    """Hears of models that were registered or taken out; holds no client, which may be dropped."""
+    """Hears of models that were registered or taken out; holds no client, which may be dropped.
 
-    def __init__(self, bindings: dict[str, Binding]) -> None:
-        self._bindings = bindings
+    Args:
+        bindings: by name.
+        unfolders: by name and version. Those of versions that sessions go on with are kept: no file has them any more.
+    """
+
+    def __init__(self, bindings: dict[str, Binding], unfolders: dict[tuple[str, int], Unfolder]) -> None:
+        self._bindings, self._unfolders = bindings, unfolders
         self.count = 0
 
-    def take_out(self, model: str) -> Binding | None:
-        """Takes out the binding of a model, if there is one: it is asked for anew."""
+    def take_out(self, model: str, versions: Collection[int]) -> Binding | None:
+        """Takes out the binding of a model, if there is one: it is asked for anew; and versions that nobody uses."""
         self.count += 1
+        for known in list(self._unfolders):
+            if known[0] == model and known[1] not in versions:
+                self._unfolders.pop(known, None)
         return self._bindings.pop(model, None)
+
+    def forget(self, binding: Binding) -> None:
+        """Takes out a binding, unless there is another by now."""
+        if self._bindings.get(binding.name) is binding:
+            del self._bindings[binding.name]
 
 
 def _digest(content: bytes) -> str:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from cellrt.engine.engine import Engine
 from cellrt.engine.registry import Model
@@ -45,16 +45,21 @@ class Calls:
 
     Args:
         engine: that they are about.
-        announce: tells every client that there is another model of a name, or none.
+        announce: tells every client that there is another model of a name, or none, and which versions are in use.
         count_clients: how many there are.
     """
 
-    def __init__(self, engine: Engine, announce: Callable[[str], None], count_clients: Callable[[], int]) -> None:
+    def __init__(
+        self, engine: Engine, announce: Callable[[str, list[int]], None], count_clients: Callable[[], int]
+    ) -> None:
         self._engine, self._announce, self._count_clients = engine, announce, count_clients
         self._register_lock = threading.Lock()
         self._num_guests = 0
-        engine._registrar.on_renewed = announce
+        engine._registrar.on_renewed = self._tell
         self._catalogue: dict[str, Entry] = {}
+        self._told: WeakSet[Model] = WeakSet()
+        """Of whom clients were told."""
+        self._tell_lock = threading.Lock()
         self._guests: WeakValueDictionary[int, Guest] = WeakValueDictionary()
         """By their numbers in the ids of timelines."""
         self._by_name: dict[str, Callable[..., Answer]] = {
@@ -93,7 +98,16 @@ class Calls:
             entry.version += 1
             origin = self._engine._submission.model(model.name).origin
             origin.version, origin.source = entry.version, source
-        self._announce(model.name)
+        self._tell(model.name)
+
+    def _tell(self, name: str) -> None:
+        """Tells clients of a model, and of those before it whose sessions and requests go on."""
+        with self._tell_lock:
+            now = self._engine._models.get(name)
+            if now is not None:
+                self._told.add(now)
+            used = [each for each in self._told if each.name == name and (each is now or not each.is_idle)]
+        self._announce(name, sorted({model.origin.version for model in used}))
 
     def _load(self, guest: Guest, _: bytes, model: str) -> Answer:
         """Registers a model of the catalogue anew, from where it came: whoever has its requests goes on."""
@@ -114,7 +128,7 @@ class Calls:
             self._engine.unregister(model)
             if model in self._catalogue:
                 self._catalogue[model].is_loaded = False
-        self._announce(model)
+        self._tell(model)
         return None, b""
 
     def _bind(self, guest: Guest, _: bytes, model: str, known: list[int]) -> Answer:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import socket
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +15,7 @@ from cellrt.engine.options import check_numbers
 from cellrt.engine.serving import Serving
 from cellrt.engine.stream import Channel
 from cellrt.engine.submission import check_priority, check_seconds
-from cellrt.errors import DeviceError, EngineClosedError, RequestError, UnknownModelError
+from cellrt.errors import EngineClosedError, RequestError, UnknownModelError
 from cellrt.graph.known import Alike, record_at
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process import address as addresses
@@ -28,7 +25,7 @@ from cellrt.process.link import Link
 from cellrt.process.pending import RemoteFuture
 from cellrt.process.remote_session import RemoteSession, parts_of
 from cellrt.process.source import source_of
-from cellrt.process.wire import PACKET_BYTES, PROTOCOL, Wire
+from cellrt.process.wire import welcomed
 
 CONNECT_S = 30.0
 
@@ -55,13 +52,13 @@ class Client(Serving):
 
     def __init__(self, address: str, *, timeout: float = CONNECT_S) -> None:
         self.address = addresses.check_address(address)
-        self._link = Link(_welcomed(addresses.connect(address, check_seconds("timeout", timeout)), timeout))
+        self._link = Link(welcomed(addresses.connect(address, check_seconds("timeout", timeout)), timeout))
         self._bindings: dict[str, Binding] = {}
         self._by_number: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionary()
-        self._unfolders = weakref.WeakValueDictionary[tuple[str, int], Unfolder]()
+        self._unfolders: dict[tuple[str, int], Unfolder] = {}
         self._bind_lock = threading.Lock()
         self._number: int | None = None
-        self._changes = Changes(self._bindings)
+        self._changes = Changes(self._bindings, self._unfolders)
         self._link.on_rebind = self._changes.take_out
         weakref.finalize(self, self._link.leave).atexit = False
 
@@ -319,6 +316,7 @@ class Client(Serving):
             binding = self._bindings.get(model) or self._bind(model)
             if self._link.begin(binding):
                 break
+            self._changes.forget(binding)
         try:
             yield binding
         finally:
@@ -326,14 +324,18 @@ class Client(Serving):
 
     def _bind(self, model: str) -> Binding:
         """Asks for what is needed to unfold for a model. Raises UnknownModelError, DefinitionError."""
+        before: Binding | None = None
         with self._bind_lock:
-            while model not in self._bindings:
+            while (found := self._bindings.get(model)) is None:
                 changes = self._changes.count
                 answer = self._link.call("bind", model=model, known=list(self._by_number))
-                self._bindings[model] = self._binding_of(answer.value)
+                binding = self._bindings[model] = self._binding_of(answer.value)
                 if self._changes.count != changes:  # another may have taken its place meanwhile
-                    self._changes.take_out(model)
-            return self._bindings[model]
+                    self._changes.forget(binding)
+                if before is not None and before is not binding:
+                    self._link.give_up(before)
+                before = binding
+        return found
 
     def _open(self, model: str, id: str | None, state: bytes | None, must_be_open: bool) -> tuple[int, str, Binding]:
         """Opens a session: its number, its id, and the binding of its model, which counts as used."""
@@ -369,32 +371,3 @@ def _check_name(model: object) -> str:
         return model
     given = f"{model!r}; its name is {model.name!r}" if isinstance(model, Unfolder) else type(model).__name__
     raise UnknownModelError(f"expected the name of a registered model, got {given}")
-
-
-def _version_in(packet: bytes) -> object:
-    with suppress(ValueError):
-        head = json.loads(packet)
-        return head.get("version") if isinstance(head, dict) else None
-    return None
-
-
-def _welcomed(sock: socket.socket, timeout: float) -> Wire:
-    """The connection, once the engine's process has sent its memory. Raises DeviceError, EngineClosedError."""
-    fds: list[int] = []
-    try:
-        sock.settimeout(timeout)
-        packet, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES, 2)
-        if _version_in(packet) != PROTOCOL or len(fds) != 2:
-            raise DeviceError(f"what listens there is no engine's process of this version: {packet[:80]!r}")
-        outgoing, incoming = fds
-        fds = []
-        return Wire(sock, outgoing, incoming)
-    except OSError as error:
-        sock.close()
-        raise DeviceError(f"the engine's process did not answer: {error}") from None
-    except BaseException:
-        sock.close()
-        raise
-    finally:
-        for fd in fds:
-            os.close(fd)

@@ -162,9 +162,10 @@ class Doorkeeper:
             with suppress(IndexError):  # another thread has taken the last
                 self._with_news.popleft().send_news()
 
-    def _announce(self, model: str) -> None:
+    def _announce(self, model: str, versions: list[int]) -> None:
+        body = json.dumps({"model": model, "versions": versions}).encode()
         for guest in list(self._guests.values()):
-            guest.tell(Message(Kind.REBIND, (model.encode(),)))
+            guest.tell(Message(Kind.REBIND, (body,)))
         self.ring()
 
     def _welcome(self) -> None:

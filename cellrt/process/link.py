@@ -63,7 +63,7 @@ class Link:
         self._closing: CellrtError | None = None
         self._lost: CellrtError | None = None
         self._heard_end = threading.Event()
-        self.on_rebind: Callable[[str], Binding | None] = lambda name: None
+        self.on_rebind: Callable[[str, list[int]], Binding | None] = lambda name, versions: None
         """Takes a model's binding out, if there is one, because the engine has another model or none."""
         self._reader = ServiceThread(self._read, "cellrt-client", self.leave)
         _OPEN.add(self)
@@ -186,6 +186,12 @@ class Link:
         else:
             self._unused.append(binding)
         self._send_news()  # also: that it is outdated, if that was heard just now
+
+    def give_up(self, binding: Binding) -> None:
+        """Has a binding given up after its last user, because the engine has another model or none."""
+        binding.is_outdated = True
+        self._outdated.append(binding)
+        self._send_news()
 
     def drain(self, timeout: float | None) -> bool:
         """Waits until all requests have ended; False after so many seconds."""
@@ -314,11 +320,10 @@ class Link:
         elif kind == Kind.ANSWER:
             self._take_answer(body)
         elif kind == Kind.REBIND:
-            binding = self.on_rebind(bytes(body).decode())
+            told = json.loads(bytes(body))
+            binding = self.on_rebind(told["model"], told["versions"])
             if binding is not None:
-                binding.is_outdated = True
-                self._outdated.append(binding)
-                self._send_news()
+                self.give_up(binding)
         elif kind == Kind.CLOSING:
             self._closing = self._closing or heard(json.loads(bytes(body)))
 

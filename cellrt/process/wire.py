@@ -12,6 +12,7 @@ travels with the packet. So nobody waits for a place either.
 from __future__ import annotations
 
 import array
+import json
 import os
 import select
 import socket
@@ -23,11 +24,11 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import IntEnum
 from typing import NamedTuple
 
-from cellrt.errors import OverloadError
+from cellrt.errors import DeviceError, OverloadError
 from cellrt.process import memory, short_calls
 from cellrt.process.memory import Part
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Of both ends; they are of one version of cellrt."""
 REGION_BYTES = 4 << 20
 """Memory for the bodies of one direction; only what is written to takes any."""
@@ -59,7 +60,7 @@ class Kind(IntEnum):
     ACCEPTED = 10
     """Of the engine: requests that waited for places have them."""
     REBIND = 11
-    """Of the engine: a model of that name was registered or taken out."""
+    """Of the engine: a model of that name was registered or taken out; which of its versions are in use."""
     CLOSING = 12
     """Of the engine: it closes in good order."""
     RESET = 13
@@ -254,3 +255,32 @@ class Wire:
 def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
+
+
+def _version_in(packet: bytes) -> object:
+    with suppress(ValueError):
+        head = json.loads(packet)
+        return head.get("version") if isinstance(head, dict) else None
+    return None
+
+
+def welcomed(sock: socket.socket, timeout: float) -> Wire:
+    """A client's end of a connection, once the engine's process has sent its memory. Raises DeviceError."""
+    fds: list[int] = []
+    try:
+        sock.settimeout(timeout)
+        packet, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES, 2)
+        if _version_in(packet) != PROTOCOL or len(fds) != 2:
+            raise DeviceError(f"what listens there is no engine's process of this version: {packet[:80]!r}")
+        outgoing, incoming = fds
+        fds = []
+        return Wire(sock, outgoing, incoming)
+    except OSError as error:
+        sock.close()
+        raise DeviceError(f"the engine's process did not answer: {error}") from None
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        for fd in fds:
+            os.close(fd)

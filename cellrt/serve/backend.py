@@ -262,6 +262,8 @@ class Backend:
                 session = await self.call("session", model, id)
             if is_start:
                 await asyncio.to_thread(session.reset)
+        if self.settings.front_ends > 1:  # one of the others may end it, and nobody would tell this one
+            return session
         self._sessions[key] = session
         self._sessions.move_to_end(key)
         if len(self._sessions) > self.settings.limits.max_sessions:

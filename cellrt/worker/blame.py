@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -52,8 +51,10 @@ class Attempt(ABC, Generic[Outcome]):
         cell: that is tried.
         num_rows: of the task.
         mode: of the thread while the cell runs.
+        can_be_watched: whether a lookup that fails raises in the thread that runs it.
     """
 
+    can_be_watched = False
     cell: Cell
     num_rows: int
     mode: CellMode
@@ -69,10 +70,6 @@ class Attempt(ABC, Generic[Outcome]):
     @abstractmethod
     def put(self, whole: Outcome, first: int, end: int, outcome: Outcome) -> None:
         """Puts the outcome of rows first..end in its place in that of all rows."""
-
-    def given(self, row: int) -> Sequence[CellInput]:
-        """What the cell gets for one row, if that can be looked at."""
-        return ()
 
     def raise_if_lost(self, error: BaseException) -> None:
         """Raises what was raised, or something else, if it means that the device is lost rather than the cell wrong."""
@@ -147,14 +144,19 @@ def as_cell_error(cell: Cell, error: BaseException, detail: str = "") -> CellErr
 
 def _refused_lookup(attempt: Attempt[Outcome], row: int, error: BaseException) -> str:
     """The index that no table has, in words, after an error that may be about one: the row is tried once more."""
-    given = attempt.given(row) if isinstance(error, IndexError) else ()
-    if not given:
+    if not isinstance(error, IndexError) or not attempt.can_be_watched:
         return ""
-    watch = RefusedLookup()
-    with attempt.mode, suppress(Exception), watch:
-        attempt.run(row, row + 1)
-    found = watch.found(dict(zip(attempt.cell.inputs, given)))
-    return "" if found is None else f" ({found})"
+    watch, cell = RefusedLookup(), attempt.cell
+    attempt.cell = watch.noting(cell)
+    try:
+        with attempt.mode, watch:
+            attempt.run(row, row + 1)
+    except Exception as again:
+        found = watch.found(again)
+        return "" if found is None else f" ({found})"
+    finally:
+        attempt.cell = cell
+    return ""
 
 
 def describe_error(error: BaseException) -> str:

@@ -63,7 +63,44 @@ def test_what_an_error_says_can_be_read_again():
     assert read_refused("cell 'read' raised IndexError: no (it looks up 9 in a table of 3 rows)") is None
 
 
-def test_what_fits_is_not_told():
-    with RefusedLookup() as watch:
-        nn.functional.embedding(torch.tensor([1]), torch.zeros(2, 3))
-    assert watch.found({"token": torch.tensor([1])}) is None
+def test_what_was_looked_up_in_vain_and_caught_is_not_told():
+    error = IndexError("another")
+    with RefusedLookup() as watch, pytest.raises(IndexError):
+        nn.functional.embedding(torch.tensor([3]), torch.zeros(2, 3))
+    assert watch.found(error) is None
+
+
+class Two(nn.Module):
+    """Two vocabularies, and one looked up after a token was counted on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large, self.small = nn.Embedding(POSITIONS, 4), nn.Embedding(TOKENS, 4)
+
+    def forward(self, left: Tensor, right: Tensor, parts: cellrt.RaggedRows) -> Tensor:
+        asked = self.large(parts.values).sum() * 0
+        return (
+            self.large(left) + self.small(right) + self.small(right.clamp(max=TOKENS - 1) * (left < POSITIONS)) + asked
+        )
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        ((TOKENS, TOKENS, []), f"input 'right': expected tokens from 0 to {TOKENS - 1}, got {TOKENS}"),
+        ((0, 0, [1, POSITIONS]), f"input 'parts': expected tokens from 0 to {POSITIONS - 1}, got {POSITIONS}"),
+    ],
+)
+def test_equal_tokens_of_another_input_are_not_blamed(request_, told):
+    two = cellrt.cell(Two(), {"left": cellrt.token, "right": cellrt.token, "parts": cellrt.ragged(dtype=torch.int64)})
+
+    @cellrt.unfold("two", example=(0, 0, [1]))
+    def model(graph, request):
+        left, right, parts = request
+        return {"y": two(left=left, right=right, parts=parts).output}
+
+    with small_engine() as engine:
+        engine.register(model, warm_up=False)
+        with pytest.raises(CellError) as raised:
+            engine.submit("two", request_).result(WAIT_S)
+    assert str(raised.value).endswith(f"({told})")

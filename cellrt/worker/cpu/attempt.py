@@ -43,6 +43,8 @@ class CpuAttempt(Attempt[CpuOutcome]):
         mode: see ``Attempt``.
     """
 
+    can_be_watched = True
+
     def __init__(self, cell: Cell, task: TaskView, gather: Callable[[], list[CellInput]], mode: CellMode) -> None:
         self.cell, self.num_rows, self.mode = cell, task.num_rows, mode
         self._gather, self._is_loop = gather, task.is_loop
@@ -76,10 +78,6 @@ class CpuAttempt(Attempt[CpuOutcome]):
             done[bits[self._stop].reshape(-1).astype(bool, copy=False)] = -1
         every = [value[:, None] if is_kept else value[:, None][:, :0] for value, is_kept in zip(bits, self._every)]
         return CpuOutcome(bits, every, done, not_finite)
-
-    def given(self, row: int) -> list[CellInput]:
-        """See ``Attempt``."""
-        return self._take(row, row + 1)[0]
 
     def nothing(self) -> CpuOutcome:
         """See ``Attempt``."""

@@ -7,6 +7,7 @@ that fails (``blame.py``) get zeros, and their flags in the buffer are set.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -134,7 +135,18 @@ class Executor:
 
     def _replica_of(self, cell_type: CellType) -> Cell:
         if cell_type.id not in self._replicas:
-            self._replicas[cell_type.id] = cell_type.cell.replica()
+            try:
+                made = cell_type.cell.replica()
+            except Exception as error:
+                made = cell_type.cell
+                logging.getLogger("cellrt").warning(
+                    "cell %r: its module cannot be copied for each worker, so they share it with what it notes on "
+                    "itself: %s: %s",
+                    made.name,
+                    type(error).__name__,
+                    error,
+                )
+            self._replicas[cell_type.id] = made
         return self._replicas[cell_type.id]
 
     def _gather(self, task: TaskView, kind: int, source: int, count: int, rows_at: int, offsets_at: int) -> CellInput:

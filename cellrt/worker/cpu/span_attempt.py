@@ -24,6 +24,8 @@ class SpanAttempt(Attempt[CpuOutcome]):
     """Tries a cell with spans on one task, which has one step of each row. The arguments are those of ``CpuAttempt``;
     here the rows of ``Attempt`` are the task's spans. What its compiled form refuses goes through the module."""
 
+    can_be_watched = True
+
     def __init__(
         self,
         cell: Cell,
@@ -48,10 +50,6 @@ class SpanAttempt(Attempt[CpuOutcome]):
             spans = np.searchsorted(offsets, bad.nonzero()[0], side="right") - 1
             not_finite = dict.fromkeys(spans.tolist(), name) | not_finite
         return CpuOutcome([as_bits(value) for value in outputs], [], NO_STEPS, not_finite)
-
-    def given(self, row: int) -> list[CellInput]:
-        """See ``Attempt``."""
-        return self._take(self._gather(), row, row + 1)[0]
 
     def _take(self, inputs: list[CellInput], first: int, end: int) -> tuple[list[CellInput], NDArray[np.int32]]:
         """The inputs of some spans, and where each begins among them, and the end."""
