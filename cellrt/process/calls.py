@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from cellrt.engine.engine import Engine
 from cellrt.engine.registry import Model
@@ -57,9 +57,6 @@ class Calls:
         self._num_guests = 0
         engine._registrar.on_renewed = self._tell
         self._catalogue: dict[str, Entry] = {}
-        self._told: WeakSet[Model] = WeakSet()
-        """Of whom clients were told."""
-        self._tell_lock = threading.Lock()
         self._guests: WeakValueDictionary[int, Guest] = WeakValueDictionary()
         """By their numbers in the ids of timelines."""
         self._by_name: dict[str, Callable[..., Answer]] = {
@@ -101,13 +98,10 @@ class Calls:
         self._tell(model.name)
 
     def _tell(self, name: str) -> None:
-        """Tells clients of a model, and of those before it whose sessions and requests go on."""
-        with self._tell_lock:
-            now = self._engine._models.get(name)
-            if now is not None:
-                self._told.add(now)
-            used = [each for each in self._told if each.name == name and (each is now or not each.is_idle)]
-        self._announce(name, sorted({model.origin.version for model in used}))
+        """Tells clients that there is another model of a name, or none; sessions may go on with those before it."""
+        used = {record.model for record in self._engine._manager.sessions if record.model.name == name}
+        now = self._engine._models.get(name)
+        self._announce(name, sorted({model.origin.version for model in (used if now is None else used | {now})}))
 
     def _load(self, guest: Guest, _: bytes, model: str) -> Answer:
         """Registers a model of the catalogue anew, from where it came: whoever has its requests goes on."""

@@ -7,8 +7,9 @@ import importlib
 import importlib.util
 import sys
 import threading
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from cellrt.errors import DefinitionError
@@ -86,6 +87,14 @@ def source_of(model: object) -> ModelSource:
     return ModelSource(f"{origin if is_file else module.__name__}:{names[0]}")
 
 
+class _Anew(SourceFileLoader):
+    """Loads a file as it is now: bytecode on disk counts as its own while size and second of its last change agree."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """See ``importlib``."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def module_of_file(path: str) -> ModuleType:
     """The module that a file is, loaded anew when the file has changed. Raises what the module raises.
 
@@ -96,7 +105,7 @@ def module_of_file(path: str) -> ModuleType:
     with _LOADING:  # who comes while another thread loads it waits until it is whole
         if name in sys.modules:
             return sys.modules[name]
-        spec = importlib.util.spec_from_file_location(name, path)
+        spec = importlib.util.spec_from_file_location(name, path, loader=_Anew(name, path))
         if spec is None or spec.loader is None:
             raise ImportError(f"cannot import {path}")
         module = importlib.util.module_from_spec(spec)

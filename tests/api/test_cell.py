@@ -187,6 +187,28 @@ def test_a_function_that_passes_on_what_it_gets_takes_inputs_in_order(wrap: Call
     assert torch.equal(made.run(torch.full((3, 2), 5.0), torch.ones(3, 2))[0], torch.full((3, 2), 4.0))
 
 
+def test_hooks_get_inputs_as_torch_gives_them() -> None:
+    module = nn.Identity()
+    module.register_forward_pre_hook(lambda _, args: tuple(2 * value for value in args))
+    assert torch.equal(cell(module, {"input": (2,)}).run(torch.ones(1, 2))[0], torch.full((1, 2), 2.0))
+
+
+class KeywordOnly(nn.Module):
+    @torch.no_grad()
+    def forward(self, x: Tensor, *, state_h: Tensor, state_c: Tensor) -> Tensor:
+        return x + state_h - state_c
+
+
+def test_inputs_are_taken_by_keyword_where_that_is_the_only_way() -> None:
+    made = cell(KeywordOnly(), {"x": (2,), "state_h": (2,), "state_c": (2,)})
+    assert torch.equal(made.run(*[torch.full((1, 2), float(k)) for k in (1, 2, 5)])[0], torch.full((1, 2), -2.0))
+
+
+def test_names_as_alike_to_the_parameter_in_their_place_are_taken_for_it() -> None:
+    made = cell(lambda x, state_h, state_c: state_h - state_c, {"x": (1,), "state1": (1,), "state2": (1,)}, name="f")
+    assert made.run(*[torch.full((1, 1), float(k)) for k in (1, 2, 5)])[0].item() == -3
+
+
 ONE = {"x": (2,)}
 IDENTITY = nn.Identity()
 MISUSES: dict[str, tuple[Any, str]] = {

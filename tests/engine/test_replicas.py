@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor, nn
 
@@ -45,3 +47,48 @@ def test_a_replica_has_the_weights_and_the_cell_s_identity() -> None:
     replica = made.replica()
     assert replica.module is not made.module and replica.identity == made.identity
     assert all(one is other for one, other in zip(replica.module.parameters(), made.module.parameters(), strict=True))
+
+
+class Scratch(nn.Module):
+    """What is made at the first call is written to at each: in a dict, in a list, on an object without a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.made, self.listed = nn.Linear(64, 64), {}, [torch.empty(8, 64)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = len(x)
+        scratch = self.made.setdefault("rows", torch.empty(8, 64))[:rows]
+        scratch.copy_(x)
+        self.listed[0][:rows] = x
+        for _ in range(20):
+            x = torch.tanh(self.layer(x))
+        return x + scratch + self.listed[0][:rows]
+
+
+class Locked(nn.Module):
+    """It cannot be copied any more once it has run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.lock = threading.Lock()
+        return x + 1
+
+
+def test_scratch_that_a_module_writes_to_is_each_worker_s_own() -> None:
+    assert_served(Scratch(), 200)
+
+
+def test_a_module_that_cannot_be_copied_is_shared_with_a_warning(caplog) -> None:
+    assert_served(Locked(), 4)
+    assert "cell 'Locked': its module cannot be copied for each worker" in caplog.text
+
+
+def assert_served(module: nn.Module, count: int) -> None:
+    made, requests = cell(module, {"x": (64,)}, max_batch=4), list(torch.randn(count, 64))
+    with torch.no_grad():
+        expected = torch.stack([module(request[None])[0] for request in requests])
+    engine = small_engine(2)
+    engine.register(Unfolder("m", lambda graph, x: {"y": made(x=x).output}, torch.zeros(64)))
+    results = [result["y"] for result in engine.submit_many("m", requests).results()]
+    torch.testing.assert_close(torch.stack(results), expected)
+    close_and_check(engine)

@@ -79,6 +79,37 @@ def test_a_session_goes_on_with_the_model_that_it_was_opened_with(engine):
     until(lambda: engine.statistics()["cells"] == {}, "its cells are given up")
 
 
+FILE = """import cellrt, torch
+STEP = cellrt.cell(lambda x, h: {'h': x + 2 * h}, {'x': (3,), 'h': (3,)}, name='step')
+def make():
+    return cellrt.unfold('mine', example=torch.zeros(2, 3))(
+        lambda graph, x: {'h': graph.chain(STEP, keep=True, x=x).last.h})
+"""
+
+
+def test_a_client_goes_on_with_sessions_of_a_version_that_no_file_has_any_more(engine, tmp_path):
+    path, ones = tmp_path / "mine.py", torch.ones(1, 3)
+    path.write_text(FILE)
+    with connect(engine.address) as one, connect(engine.address) as other:
+        one.register(f"{path}:make")
+        for client in (one, other):
+            assert client.submit("mine", ones).result(WAIT_S)["h"][0] == 1
+        session = one.session("mine", "kept")
+        assert session.submit(ones).result(WAIT_S)["h"][0] == 1
+        path.write_text(FILE.replace("2 * h", "5 * h"))
+        one.register(f"{path}:make", replace=True)
+        until(lambda: other.binding("mine").version == 2, "the other client hears of it")
+        assert other.session("mine", "kept").submit(ones).result(WAIT_S)["h"][0] == 3
+        assert other.submit("mine", torch.ones(2, 3)).result(WAIT_S)["h"][0] == 6
+        session.close()
+        path.write_text(FILE)
+        one.register(f"{path}:make", replace=True)
+        until(lambda: other.binding("mine").version == 3, "the other client hears of it")
+        assert [version for _, version in other._unfolders] == [3]
+        one.unregister("mine")
+    until(lambda: engine.statistics()["cells"] == {}, "its cells are given up")
+
+
 def test_cells_with_other_weights_than_the_engines_are_refused(engine):
     engine.register(f"{HERE}:drawn", warm_up=False)
     with pytest.raises(RequestError, match="made with other weights or code there"):
