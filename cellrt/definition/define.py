@@ -25,7 +25,7 @@ from cellrt.definition.declaration import (
 )
 from cellrt.definition.file import read_cell
 from cellrt.definition.identity import identity_of
-from cellrt.definition.snapshot import take_snapshot
+from cellrt.definition.snapshot import HOOKS, take_snapshot
 from cellrt.definition.trial import Trial, try_steps
 from cellrt.errors import DefinitionError
 
@@ -114,7 +114,7 @@ def _takes_names(name: str, module: Callable[..., Any], inputs: list[str]) -> bo
     parameters = _parameters_of(function)
     names = [key for key, kind in parameters.items() if kind in BY_NAME]
     if set(inputs) <= set(names) or _takes_any_name(function, inputs):
-        return not _takes_order(function, inputs)
+        return not (_is_to_take_order(module, function) and _are_in_order(function, inputs))
     for place, key in enumerate(inputs):
         meant = _meant(key, names, inputs, list(parameters)[place : place + 1])
         if meant is not None:
@@ -140,21 +140,22 @@ def _meant(key: str, names: list[str], inputs: list[str], taken: list[str]) -> s
     return best
 
 
-def _takes_order(function: Callable[..., Any], inputs: list[str]) -> bool:
-    """Whether inputs that have the names of parameters stand in their order, too.
-
-    Then they go in order, as hooks expect, and what passes on all it is given (``torch.vmap``).
-    """
-    parameters = _parameters_of(function)
+def _is_to_take_order(module: Callable[..., Any], function: Callable[..., Any]) -> bool:
+    """Whether inputs go in order where they can, as hooks expect and what passes on all it is given (``torch.vmap``)."""
+    if isinstance(module, nn.Module) and any(vars(module)[hooks] for hooks in HOOKS):
+        return True
     try:
         own = inspect.signature(function, follow_wrapped=False).parameters.values()
     except (TypeError, ValueError):
         return False
-    kinds = [parameter.kind for parameter in own]
-    if not {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_OR_KEYWORD} & set(kinds):
-        return False
-    in_order = [key for key, kind in parameters.items() if kind == inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    return inputs == list(parameters)[: len(inputs)] == in_order[: len(inputs)]
+    kinds = {parameter.kind for parameter in own}
+    return inspect.Parameter.VAR_POSITIONAL in kinds and kinds.isdisjoint(BY_NAME)
+
+
+def _are_in_order(function: Callable[..., Any], inputs: list[str]) -> bool:
+    """Whether inputs that have the names of parameters stand in their order, too, and none is for keywords alone."""
+    first = list(_parameters_of(function).items())[: len(inputs)]
+    return first == [(key, inspect.Parameter.POSITIONAL_OR_KEYWORD) for key in inputs]
 
 
 def _takes_any_name(function: Callable[..., Any], inputs: list[str]) -> bool:
