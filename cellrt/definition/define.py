@@ -141,7 +141,7 @@ def _meant(key: str, names: list[str], inputs: list[str], taken: list[str]) -> s
 
 
 def _is_to_take_order(module: Callable[..., Any], function: Callable[..., Any]) -> bool:
-    """Whether inputs go in order where they can, as hooks expect and what passes on all it is given (``torch.vmap``)."""
+    """Whether inputs go in order where they can, as hooks expect and what passes on all it gets (``torch.vmap``)."""
     if isinstance(module, nn.Module) and any(vars(module)[hooks] for hooks in HOOKS):
         return True
     try:
