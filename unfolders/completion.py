@@ -7,6 +7,7 @@ from typing import Any
 
 from cellrt import Cell, DefinitionError, Graph, Loop, LoopBody, LoopOfCells, Output, RequestError, State, Unfolder
 from cellrt.cells import LayeredModel
+from cellrt.unfolders.generation import check_prompt
 
 Write = Callable[[Graph, Any, int, bool], Loop | LoopOfCells]
 """Writes the graph of a prompt, the most tokens to make, and whether a session keeps it; returns what makes them."""
@@ -44,8 +45,7 @@ def complete(
         given = request if isinstance(request, Mapping) else {"prompt": request}
         if unknown := given.keys() - {"prompt", "max_tokens"}:
             raise RequestError(f"expected prompt and max_tokens in the request, got {sorted(unknown)} too")
-        if not hasattr(given.get("prompt"), "__len__") or not len(given["prompt"]):
-            raise RequestError("expected a prompt of at least one token")
+        check_prompt(given.get("prompt"))
         steps = given.get("max_tokens", max_tokens)
         if not isinstance(steps, int) or not 1 <= steps <= max_tokens:
             raise RequestError(f"expected max_tokens from 1 to {max_tokens}, got {steps!r}")

@@ -66,7 +66,7 @@ def generate(
                 raise RequestError(f"expected {PROMPT!r} in the request, got {list(given)}")
             steps = given.pop(PROMPT)
             if "token" not in given:
-                _check_prompt(steps)
+                check_prompt(steps)
                 steps, given["token"] = steps[:-1], steps[-1]
             given = {**(encoding(graph, steps) if len(steps) else {}), **given}
         if unknown := [key for key in given if key not in decoder.inputs]:
@@ -81,7 +81,7 @@ def generate(
     return Unfolder(name, unfold, example, cells, None if is_cut else _key)
 
 
-def _check_prompt(steps: Any) -> None:
+def check_prompt(steps: Any) -> None:
     """Raises RequestError unless there is a last token."""
     try:
         num_steps = len(steps)

@@ -311,11 +311,15 @@ def test_models_that_share_a_cell_all_get_its_form_and_give_it_up_in_any_order(c
         engine._register_lock = lock
     until(lambda: all(form is not None for form in forms_of(engine, "one", "two")), "both have the form")
     assert forms_of(engine, "broken") == [None]
-    for name in ("broken", "one", "two"):
-        engine.unregister(name)
+    compiled = engine._models["one"].types[decoder(0).identity]
+    engine.register(model_of(decoder(1), "one", ["h"]), warm_up=False, replace=True)
+    engine.unregister("two")
+    until(lambda: compiled not in engine._registry.types, "the later form is given up first")
     eager.close()
-    assert_same(first, run_one_by_one(models[0], asked))
+    for name in ("broken", "one"):
+        engine.unregister(name)
     until(lambda: not engine._registry.types, "the cell is given up, in both forms")
+    assert_same(first, run_one_by_one(models[0], asked))
     close_and_check(engine)
 
 
