@@ -86,7 +86,7 @@ def check_prompt(steps: Any) -> None:
     try:
         num_steps = len(steps)
     except TypeError:
-        raise RequestError(f"expected a prompt of tokens, got {steps!r:.80}") from None
+        raise RequestError(f"expected a prompt of at least one token, got {steps!r:.80}") from None
     if not num_steps:
         raise RequestError("expected a prompt of at least one token, got none")
 

@@ -109,7 +109,7 @@ def test_a_prompt_that_does_not_fit_is_refused():
     ("request_", "told"),
     [
         ([], "expected a prompt of at least one token, got none"),
-        (3, "expected a prompt of tokens, got 3"),
+        (3, "expected a prompt of at least one token, got 3"),
         ({"prompt": [1, 2], "max_steps": 3}, r"unknown \['max_steps'\] in the request; the decoder has inputs"),
     ],
 )
