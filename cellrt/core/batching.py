@@ -278,7 +278,7 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     for row in range(rows):
         ints[done_at + row] = ints[lengths_at + row]
         ints[done_at + rows + row] = 0
-    ints[base + layout.H_ROWS], ints[base + layout.H_STEPS] = rows, task.steps
+    ints[base + layout.H_ROWS], ints[base + layout.H_STEPS], ints[base + layout.H_GOES_ON] = rows, task.steps, 0
     ints[base + layout.H_POSITIONS], ints[base + layout.H_IS_LOOP] = task.positions, is_loop
     ints[base + layout.H_NODES], ints[base + layout.H_LENGTHS] = header, lengths_at - base
     ints[base + layout.H_BATCH_SIZES], ints[base + layout.H_DONE_STEPS] = sizes_at - base, done_at - base

@@ -50,7 +50,7 @@ class SchedulerSettings:
     runs: bool = True
     join_budget_s: float = 3e-3
     max_run_s: float = 20e-3
-    min_run_s: float = 1e-3
+    min_run_s: float = 0.7e-3
     order_by_arrival: bool = False
     max_wait_s: float | None = None
     fair_every: int = 16

@@ -31,7 +31,8 @@ H_SPANS = 12  # position of [spans + 1] first rows, then [spans] steps of their 
 H_LEAST_STEPS = 13  # of a loop's run: having taken so many, it ends with the first row that stops
 H_FLAGS = 14  # where rows are of loops that go ahead and may stop: position of [rows] flags that are read, else 0
 H_NEW_FLAGS = 15  # position of [rows] flags that are written
-HEADER = 16
+H_GOES_ON = 16  # 1: the next task is short, and runs before its worker takes a turn
+HEADER = 17
 
 # Loops that go ahead: where the worker keeps whether a row has stopped, so that the next task knows. For each row there
 # is the number of the flag that it reads, and of the one that it writes: never the same, so that a task may run twice.

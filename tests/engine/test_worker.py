@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from queue import SimpleQueue
 
 import numpy as np
 import pytest
 
+from cellrt.core.task_layout import H_GOES_ON, HEADER
 from cellrt.worker.base import WAKE
-from cellrt.worker.cpu.worker import CpuWorker
+from cellrt.worker.cpu.worker import TURN_EVERY_NS, CpuWorker
 from tests.engine.helpers import WAIT_S
 from tests.waiting import until
 
@@ -21,9 +23,11 @@ class Tasks:
 
     def __init__(self) -> None:
         self.ran: list[int] = []
+        self.seconds = 0.0
 
     def execute(self, type_id, buffer):
         task = int(buffer[0])
+        time.sleep(self.seconds)
         self.ran.append(task)
         if self.ran == [0, DEADLY]:
             raise MemoryError("the worker's own fault")
@@ -35,9 +39,11 @@ def make(tasks: Tasks) -> tuple[CpuWorker, threading.Event]:
     return CpuWorker(tasks, lambda: True, lambda: False, ended.set, 1, "worker"), ended
 
 
-def launch(worker: CpuWorker, tasks: list[int]) -> None:
+def launch(worker: CpuWorker, tasks: list[int], goes_on: bool = False) -> None:
     for task in tasks:
-        worker.launch(task, 7, np.array([task], np.int32))
+        buffer = np.zeros(HEADER, np.int32)
+        buffer[0], buffer[H_GOES_ON] = task, goes_on
+        worker.launch(task, 7, buffer)
 
 
 def test_a_worker_that_died_says_what_it_finished_what_it_began_and_what_waits():
@@ -152,3 +158,23 @@ def test_short_tasks_that_were_given_together_have_one_turn_behind_them_and_othe
     assert [done.task for done in worker.poll()] == tasks.ran == [4, 5, 6]
     end(worker)
     assert len(turns) == expected
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_worker_takes_no_turn_between_a_long_task_and_the_short_one_that_follows_it(goes_on):
+    tasks = Tasks()
+    tasks.seconds = 2 * TURN_EVERY_NS / 1e9
+    ran_at_turns: list[list[int]] = []
+
+    def turn() -> bool:
+        ran_at_turns.append(list(tasks.ran))
+        return True
+
+    worker = CpuWorker(tasks, turn, lambda: False, lambda: None, 1, "worker")
+    launch(worker, [2], goes_on)
+    launch(worker, [3])
+    worker.start()
+    worker.end()
+    assert worker.join(WAIT_S)
+    assert ([2] in ran_at_turns) is not goes_on
+    assert ran_at_turns[-1] == [2, 3]

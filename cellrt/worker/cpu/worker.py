@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core.task_layout import H_GOES_ON
 from cellrt.worker.base import Done, Worker
 from cellrt.worker.blame import Failure
 from cellrt.worker.cpu.executor import Executor
@@ -53,7 +54,8 @@ class CpuWorker(Worker):
                 done = Done(item.task, *run_timed(self._executor, item.type_id, item.buffer, self._num_threads))
                 self._finish(done)
                 since_ns = since_ns or done.start_ns
-                if done.end_ns - since_ns < TURN_EVERY_NS and not self._queue.empty():
+                goes_on = item.buffer[H_GOES_ON] or done.end_ns - since_ns < TURN_EVERY_NS
+                if goes_on and not self._queue.empty():
                     continue
             since_ns = 0
             self._take_turns()
