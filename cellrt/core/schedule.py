@@ -71,6 +71,10 @@ from cellrt.core.tables import (
 
 SHORT_NS = np.float32(300_000)
 """What takes no longer is not worth a turn of its own."""
+TASK_NS = np.float32(50_000)
+"""About what a task costs besides its step."""
+WAITS = np.float32(6)
+"""What ended rows made ready follows a run once that, and the runs before it, took so many times as long."""
 
 
 @compiled
@@ -98,7 +102,7 @@ def _follow_run(t, worker, task_ids, count):
     settings, last = t.settings[0], t.tasks[task_ids[count - 1]]
     ends_ns, left_ns = last.ends_ns, SHORT_NS
     while last.steps > 1 and count < settings.max_tasks_to_submit:
-        type_id = _short_type(t, last.priority, worker, left_ns)
+        type_id = _short_type(t, last.priority, worker, left_ns, ends_ns)
         task_id = _free_task(t)
         if type_id < 0 or task_id < 0 or form_batched_task(t, type_id, last.priority, worker, task_id) == 0:
             break
@@ -113,8 +117,11 @@ def _follow_run(t, worker, task_ids, count):
 
 
 @compiled
-def _short_type(t, priority, worker, left_ns):
-    """A type of one step a task that has work for a worker, all of it done in so many ns, or -1."""
+def _short_type(t, priority, worker, left_ns, ends_ns):
+    """A type of one step a task that has work for a worker, all of it done in so many ns, or -1.
+
+    And one for which it is time: each task costs something, and more rows may come.
+    """
     best = -1
     for type_id in range(t.settings[0].num_types):
         rows = num_ready_at(t, type_id, priority, worker)
@@ -122,7 +129,10 @@ def _short_type(t, priority, worker, left_ns):
             continue
         if t.settings[0].num_workers > 1 and not has_pinned(t, type_id, worker):
             continue
-        if 0 < step_time(t, type_id, rows) <= left_ns and (best < 0 or _goes_before(t, type_id, best, worker)):
+        step_ns, waited_ns = step_time(t, type_id, rows), ends_ns - t.since_ns[backlog_of(type_id, priority)]
+        if not 0 < step_ns <= left_ns or waited_ns < WAITS * (step_ns + TASK_NS):
+            continue
+        if best < 0 or _goes_before(t, type_id, best, worker):
             best = type_id
     return best
 

@@ -32,7 +32,7 @@ class SchedulerSettings:
         max_run_s: the same while hardly any arrive: the longest run of all.
         min_run_s: once a run has taken so long, it ends with the first of its rows that ends, which is answered then
             and whose place is taken (on a GPU: if that was known before the run), in seconds. A run of loops that go
-            ahead is no longer.
+            ahead is no longer. Default: 0.7 ms for each worker, since all share the turns that shorter runs cost.
         order_by_arrival: among cell types, the one with the oldest request goes first, instead of priority.
         max_wait_s: what has been ready for longer goes before others of its client priority, and now and then before
             higher ones, in seconds; default: two join budgets. ``schedule.py`` says how long anything waits then.
@@ -50,7 +50,7 @@ class SchedulerSettings:
     runs: bool = True
     join_budget_s: float = 3e-3
     max_run_s: float = 20e-3
-    min_run_s: float = 0.7e-3
+    min_run_s: float | None = None
     order_by_arrival: bool = False
     max_wait_s: float | None = None
     fair_every: int = 16
