@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,6 +70,28 @@ class Server:
         """Host and port of gRPC."""
         until(lambda: any("gRPC at " in line for line in self.lines), "the server says where it takes gRPC")
         return next(line.rpartition(" ")[2] for line in self.lines if "gRPC at " in line)
+
+    def gauge(self, name: str) -> float:
+        """A metric without labels."""
+        return float(re.findall(rf"^{name} (\S+)", self.http.get("/metrics").text, re.MULTILINE)[0])
+
+    @contextmanager
+    def streaming(self, model: str, request: object) -> Iterator[None]:
+        """Has a thread read one stream of a model after the other, until the end or until one breaks."""
+        is_over = threading.Event()
+
+        def read() -> None:
+            with suppress(httpx.HTTPError):
+                while not is_over.is_set():
+                    self.post(f"/v1/models/{model}/infer", {"request": request, "stream": True})
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            reader.join(WAIT_S)
 
     def is_ready(self) -> bool:
         return self.http.get("/v2/health/ready").status_code == 200
