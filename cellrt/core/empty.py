@@ -9,7 +9,7 @@ from cellrt.core.tables import NEVER, Tables, make_tables
 COPIED = ("max_tasks_to_submit", "fair_every", "early_release", "split", "gather", "runs", "order_by_arrival")
 """Settings that are in the tables as they are."""
 MIN_RUN_S = 0.7e-3
-"""A worker's part of the default of ``min_run_s``."""
+"""The default of ``min_run_s`` for one worker; several, which share the turns that shorter runs cost, have twice that."""
 
 
 def empty_tables(limits: Limits, settings: SchedulerSettings, num_workers: int) -> Tables:
@@ -21,7 +21,7 @@ def empty_tables(limits: Limits, settings: SchedulerSettings, num_workers: int) 
     row["num_workers"], row["num_requests"], row["next_home"] = num_workers, limits.max_requests, NEVER
     row["join_budget_ns"] = settings.join_budget_s * 1e9
     row["max_run_ns"] = settings.max_run_s * 1e9
-    min_run_s = MIN_RUN_S * num_workers if settings.min_run_s is None else settings.min_run_s
+    min_run_s = MIN_RUN_S * min(num_workers, 2) if settings.min_run_s is None else settings.min_run_s
     row["min_run_ns"] = min_run_s * 1e9
     max_wait_s = 2 * settings.join_budget_s if settings.max_wait_s is None else settings.max_wait_s
     row["max_wait_ns"] = max_wait_s * 1e9

@@ -106,3 +106,9 @@ def test_what_ended_rows_made_ready_waits_for_more_while_it_would_cost_much_besi
     processor.clock.set(round(ENDS * STEP_S * 1e8))
     processor.complete(0, 0)
     assert run(processor) == [cell, head], "a full task goes first, and then it was long enough"
+
+
+@pytest.mark.parametrize(("num_workers", "run_s"), [(1, 0.7e-3), (2, 1.4e-3), (8, 1.4e-3)])
+def test_several_workers_have_longer_runs_but_not_ever_longer_ones(num_workers, run_s):
+    processor = make_processor(num_workers, SchedulerSettings())
+    assert processor.tables.settings["min_run_ns"][0] == pytest.approx(run_s * 1e9)
