@@ -9,7 +9,7 @@ from cellrt.core.tables import NEVER, Tables, make_tables
 COPIED = ("max_tasks_to_submit", "fair_every", "early_release", "split", "gather", "runs", "order_by_arrival")
 """Settings that are in the tables as they are."""
 MIN_RUN_S = 0.7e-3
-"""The default of ``min_run_s`` for one worker; several, which share the turns that shorter runs cost, have twice that."""
+"""The default of ``min_run_s`` for one worker; several share the turns that shorter runs cost, and have twice that."""
 
 
 def empty_tables(limits: Limits, settings: SchedulerSettings, num_workers: int) -> Tables:

@@ -32,7 +32,8 @@ class SchedulerSettings:
         max_run_s: the same while hardly any arrive: the longest run of all.
         min_run_s: once a run has taken so long, it ends with the first of its rows that ends, which is answered then
             and whose place is taken (on a GPU: if that was known before the run), in seconds. A run of loops that go
-            ahead is no longer. Default: 0.7 ms, with several workers 1.4 ms, as they share the turns that shorter runs cost.
+            ahead is no longer. Default: 0.7 ms, with several workers, which share the turns that shorter runs cost,
+            1.4 ms.
         order_by_arrival: among cell types, the one with the oldest request goes first, instead of priority.
         max_wait_s: what has been ready for longer goes before others of its client priority, and now and then before
             higher ones, in seconds; default: two join budgets. ``schedule.py`` says how long anything waits then.
