@@ -1,12 +1,12 @@
 """Servers over HTTP: one LSTM behind cellrt serve, Triton, LitServe, mosec and Ray Serve, and the engine in process.
 
 Requests have 5 to 100 steps (tokens; hidden 256), as JSON in each server's own protocol, sent by ``wrk`` (``apt install
-wrk``) on the same cores. All servers are started, and their answers compared with torch's; then they have turns of some
-seconds, in which the others are idle. Peers that are not installed are left out: ``pip install litserve mosec
-'ray[serve]'``; for Triton see ``benchmarks.http_triton``.
+wrk``) on the same cores. Each server is started, its answers are compared with torch's, and it is ended before the next
+one starts: some take processor time while they are idle. Peers that are not installed are left out: ``pip install
+litserve mosec 'ray[serve]'``; for Triton see ``benchmarks.http_triton``.
 
 ``rate``: requests/s and latency with 1 to 256 connections: medians of rounds in each of which every server has its
-turns, and ratios of figures of one round. ``tiny``: requests of one step through one and two front ends.
+turn, and ratios of figures of one round. ``tiny``: requests of one step through one and two front ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -100,7 +100,7 @@ def run(recorder: Recorder, options: Options) -> None:
     if shutil.which("wrk") is None:
         raise SystemExit("this benchmark sends with wrk; on Debian and Ubuntu: apt install wrk")
     if options.has("rate"):
-        clients, seconds, rounds = ((1, GOAL_CLIENTS), 3.0, 1) if options.quick else (CLIENTS, 3.0, 7)
+        clients, seconds, rounds = ((1, GOAL_CLIENTS), 3.0, 1) if options.quick else (CLIENTS, 3.0, 5)
         servers = {OURS: ours(), **_installed()}
         record_rounds(recorder, list(_rounds(servers, clients, seconds, rounds)))
     if options.has("tiny"):
@@ -122,32 +122,23 @@ def _installed() -> dict[str, Server]:
     return {name: server for name, server in PEERS.items() if missing[name] is None}
 
 
-@contextmanager
-def _ready(servers: Mapping[str, Server], requests: Sequence[Sequence[int]]) -> Iterator[dict[str, str]]:
-    """All servers, checked and warm; their addresses."""
-    with ExitStack() as stack:
-        addresses = {}
-        for name, server in servers.items():
-            addresses[name] = address = stack.enter_context(serving(server))
-            check(name, server, address, requests[:NUM_CHECKED])
-            _measured(server, address, requests, 16, 1.0)
-        yield addresses
-
-
 def _rounds(
     servers: Mapping[str, Server], clients: Sequence[int], seconds: float, num_rounds: int
 ) -> Iterator[Figures]:
-    """Of each, every server in turn for a short time, so that what else the machine does meets all of them."""
+    """Of each, every server in its turn, so that what else the machine does meets all of them."""
     requests = requests_of(100)
-    with _ready(servers, requests) as addresses:
-        for _ in range(num_rounds):
-            figures: Figures = {}
-            for count in clients:
-                figures[IN_PROCESS, count, "rate"] = in_process(requests, count, seconds)
-                for name, server in servers.items():
-                    for metric, value in _measured(server, addresses[name], requests, count, seconds).items():
+    for _ in range(num_rounds):
+        figures: Figures = {}
+        for count in clients:
+            figures[IN_PROCESS, count, "rate"] = in_process(requests, count, seconds)
+        for name, server in servers.items():
+            with serving(server) as address:
+                check(name, server, address, requests[:NUM_CHECKED])
+                _measured(server, address, requests, 16, 1.0)  # until it is warm
+                for count in clients:
+                    for metric, value in _measured(server, address, requests, count, seconds).items():
                         figures[name, count, metric] = value
-            yield figures
+        yield figures
 
 
 def check(name: str, server: Server, address: str, requests: Sequence[Sequence[int]]) -> None:
