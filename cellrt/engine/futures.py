@@ -12,7 +12,7 @@ from concurrent.futures._base import FINISHED
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from types import NoneType
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 from cellrt.engine.future import (
     OVER,
@@ -26,6 +26,7 @@ from cellrt.engine.future import (
     finish_together,
 )
 from cellrt.engine.mailbox import mailbox_of
+from cellrt.engine.together import Together
 from cellrt.errors import CellrtError
 
 _TAKEN = (dict, BaseException, NoneType)
@@ -131,6 +132,21 @@ class Futures(Sequence[RequestFuture]):
                 for place, result in zip(places, outcomes.take()):
                     found[place] = result
         return [self[place].result() if result is None else result for place, result in enumerate(found)]
+
+
+class Ends(Protocol):
+    """Who is told how requests of one graph end that were submitted together, each once; by the holder of the turn."""
+
+    def fail(self, number: int, error: CellrtError) -> None:
+        """One has ended with an error."""
+
+    def note(
+        self, numbers: Sequence[int], results: Together, first: int, made: list[tuple[int, RequestFuture]]
+    ) -> None:
+        """Some have results, from number ``first`` of these on; under SETTLING.
+
+        ``made`` gets the futures that the caller ends, each with its number among the results.
+        """
 
 
 class Outcomes:
@@ -243,10 +259,7 @@ class Outcomes:
             future.finish(error)
 
     def note(self, numbers: Sequence[int], results: Results, first: int, made: list[tuple[int, RequestFuture]]) -> None:
-        """Takes in that requests have results, from number ``first`` of these on; under SETTLING.
-
-        ``made`` gets the futures among them that were made, each with its number; the caller ends these.
-        """
+        """As of ``Ends``: ``made`` gets those futures that somebody asked for."""
         futures = self._futures
         if isinstance(numbers, range) and not futures:
             outcomes, its = self._room(), slice(numbers.start, numbers.stop)
@@ -275,23 +288,25 @@ class Outcomes:
 
 class SingleOutcomes:
     """How requests end that go on together, but were not submitted as such: each has its own future, or is the only one
-    of its outcomes. These are forgotten when it has ended, whatever becomes of the others."""
+    of its outcomes. These are forgotten when it has ended, whatever becomes of the others; as ``Ends``."""
 
     __slots__ = ("_each",)
 
-    def __init__(self, each: Sequence[RequestFuture | Outcomes]) -> None:
-        self._each: list[RequestFuture | Outcomes | None] = list(each)
+    def __init__(self, each: Sequence[RequestFuture | Ends]) -> None:
+        self._each: list[RequestFuture | Ends | None] = list(each)
 
-    def fail(self, number: int, error: BaseException) -> None:
-        """As of ``Outcomes``."""
+    def fail(self, number: int, error: CellrtError) -> None:
+        """As of ``Ends``."""
         its, self._each[number] = self._each[number], None
         if isinstance(its, RequestFuture):
             its.finish(error)
         elif its is not None:
             its.fail(0, error)
 
-    def note(self, numbers: Sequence[int], results: Results, first: int, made: list[tuple[int, RequestFuture]]) -> None:
-        """As of ``Outcomes``."""
+    def note(
+        self, numbers: Sequence[int], results: Together, first: int, made: list[tuple[int, RequestFuture]]
+    ) -> None:
+        """As of ``Ends``."""
         each = self._each
         for place, number in enumerate(numbers, first):
             its, each[number] = each[number], None
@@ -301,7 +316,7 @@ class SingleOutcomes:
                 its.note((0,), results, place, made)
 
 
-def finish_all(ended: Sequence[tuple[Outcomes | SingleOutcomes, Sequence[int]]], results: Results) -> None:
+def finish_all(ended: Sequence[tuple[Ends, Sequence[int]]], results: Together) -> None:
     """Ends requests with their results, which lie in the order of these; called by the holder of the turn."""
     made: list[tuple[int, RequestFuture]] = []
     first = 0

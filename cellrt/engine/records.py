@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -14,7 +14,7 @@ from cellrt.core.moves import LIVE_REQUEST, SESSION, LiveState, SessionState, ch
 from cellrt.core.sized_template import Template
 from cellrt.engine.brought import Brought, Externals
 from cellrt.engine.future import RequestFuture
-from cellrt.engine.futures import Outcomes, SingleOutcomes
+from cellrt.engine.futures import Ends, Outcomes, SingleOutcomes
 from cellrt.engine.registry import Model, Plan
 from cellrt.engine.stream import Channel
 from cellrt.engine.turns import Call
@@ -50,10 +50,10 @@ class Arrival:
         channel: where the steps of one that is streamed go; it is alone.
         sessions: whose state each has.
         order, lane: the policy's admission key and their lane.
-        is_alone: whether it is all that was submitted, and one request.
+        ends: makes who is told how they end: see ``alone`` and ``together``.
 
     Attributes:
-        outcome: how they end, for their client: the future of one alone, or the outcomes of all.
+        outcome: who that is.
         bulk: whom they go on with; None until a turn takes them in.
         first: the number of the first of them there.
     """
@@ -93,13 +93,13 @@ class Arrival:
         sessions: Sequence[SessionRecord] | None,
         order: float,
         lane: int,
-        is_alone: bool,
+        ends: Callable[[Arrival], RequestFuture | Ends],
     ) -> None:
         self._manager, self.model, self.plan, self.externals = manager, model, plan, externals
         self.sequence, self.count, self.priority, self.order, self.lane = sequence, count, priority, order, lane
         self.arrival_ns, self.deadline_ns, self.channel, self.sessions = arrival_ns, deadline_ns, channel, sessions
         self._may_join = count == 1 and deadline_ns is None and channel is None
-        self.outcome = RequestFuture(self, 0, sequence) if is_alone else Outcomes(self, sequence, count)
+        self.outcome = ends(self)
         self.bulk: Bulk | None = None
         self.first = 0
 
@@ -116,11 +116,25 @@ class Arrival:
 
     def ask_to_cancel(self, future: RequestFuture) -> None:
         """Has a request ended early; for its future, from any thread."""
-        self._manager.ask_to_cancel(self, future.place)
+        self.cancel(future.place)
+
+    def cancel(self, number: int) -> None:
+        """Has a request ended early, if it has not ended; from any thread."""
+        self._manager.ask_to_cancel(self, number)
 
     def refuse_in_callback(self) -> None:
         """Raises RequestError in a future's callback."""
         self._manager.refuse_in_callback()
+
+
+def alone(arrival: Arrival) -> RequestFuture:
+    """The future of a request that is all that was submitted."""
+    return RequestFuture(arrival, 0, arrival.sequence)
+
+
+def together(arrival: Arrival) -> Outcomes:
+    """The outcomes of requests that were submitted together."""
+    return Outcomes(arrival, arrival.sequence, arrival.count)
 
 
 class Bulk:
@@ -184,11 +198,11 @@ class Bulk:
         self.tensors = Brought([arrival.externals for arrival in arrivals], self.size)
         self._arrivals_ns = [arrival.arrival_ns for arrival in arrivals]
         """One for all, or that of each."""
-        self.outcomes: Outcomes | SingleOutcomes
-        if isinstance(first.outcome, Outcomes) and len(arrivals) == 1:
-            self.outcomes = first.outcome
-        else:
+        self.outcomes: Ends
+        if len(arrivals) > 1 or isinstance(first.outcome, RequestFuture):
             self.outcomes = SingleOutcomes([arrival.outcome for arrival in arrivals])
+        else:
+            self.outcomes = first.outcome
         for number, arrival in enumerate(arrivals):
             arrival.bulk, arrival.first = self, number
         self.states = bytearray(self.size)  # LiveState.SUBMITTED is 0

@@ -11,7 +11,7 @@ from cellrt.core.event_log import read_events
 from cellrt.core.processor import Processor
 from cellrt.core.tables import HOST
 from cellrt.engine.future import Result
-from cellrt.engine.futures import Outcomes, SingleOutcomes, finish_all
+from cellrt.engine.futures import Ends, finish_all
 from cellrt.engine.places import Places, Size
 from cellrt.engine.records import Bulk
 from cellrt.engine.statistics import Statistics
@@ -60,7 +60,7 @@ class Replies:
         self._processor, self._arenas, self._places, self._statistics = processor, arenas, places, statistics
         self._clock_ns = clock_ns
         self.trace: Trace | None = None
-        self._ended: list[tuple[Sequence[tuple[Outcomes | SingleOutcomes, Sequence[int]]], Together]] = []
+        self._ended: list[tuple[Sequence[tuple[Ends, Sequence[int]]], Together]] = []
         """Those whose clients are told of their results by ``tell``."""
         self._stepped: dict[Bulk, None] = {}
         """Those whose clients are sent their steps by ``tell``; in order."""

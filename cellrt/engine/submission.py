@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
 from cellrt.core.tables import NUM_PRIORITIES
 from cellrt.engine.future import RequestFuture
-from cellrt.engine.futures import Futures, Outcomes
+from cellrt.engine.futures import Ends, Futures, Outcomes
 from cellrt.engine.manager import Manager
 from cellrt.engine.options import LONGEST_S
 from cellrt.engine.places import Places, Size
-from cellrt.engine.records import Arrival, SessionRecord
+from cellrt.engine.records import Arrival, SessionRecord, alone, together
 from cellrt.engine.registry import Model, Planned
 from cellrt.engine.stream import Channel
 from cellrt.errors import (
@@ -162,17 +162,19 @@ class Submission:
         priority: int,
         channel: Channel | None,
         sessions: Sequence[SessionRecord] | None,
-    ) -> Sequence[RequestFuture]:
+        ends: Sequence[Callable[[Arrival], Ends]],
+    ) -> None:
         """Submits what was recorded elsewhere for this model, all or none, as if at ``now_ns`` of the engine's clock.
 
-        The model may have been taken out or replaced since, but must be pinned. Raises as ``submit`` does.
+        ``ends``: for each of ``alike`` what makes who is told how its requests end. The model may be taken out or
+        replaced since, but must be pinned. Raises as ``submit`` does.
         """
         _check_sessions(sessions or ())
         parts = [Planned(model.plan_of(one.recorded), one) for one in alike]
         if sessions is not None:
             _check_states(parts, sessions)
         with self._manager.turns.gate:
-            return self._enqueue([(model, parts)], deadline, priority, channel, sessions, now_ns)
+            self._enqueue([(model, parts)], deadline, priority, channel, sessions, now_ns, ends)
 
     def refuse_if_closed(self) -> None:
         """Raises EngineClosedError unless the engine takes requests; under the gate."""
@@ -211,6 +213,7 @@ class Submission:
         channel: Channel | None,
         sessions: Sequence[SessionRecord] | None,
         now_ns: int | None = None,
+        ends: Sequence[Callable[[Arrival], Ends]] | None = None,
     ) -> Sequence[RequestFuture]:
         """Hands in requests, all or none, whatever interrupts it, under the gate: they count from ``hand_in`` on."""
         check_priority(priority)
@@ -221,7 +224,7 @@ class Submission:
         for places, size in wanted:
             places.check(size)
         arrivals: list[Arrival] = []
-        is_alone = wanted[0][1].requests == 1
+        usual: Callable[[Arrival], RequestFuture | Ends] = alone if wanted[0][1].requests == 1 else together
         for model, parts in asked:
             for plan, ((_, externals, *_), members) in parts:
                 sequence, count = self._next_sequence, len(members)
@@ -229,8 +232,9 @@ class Submission:
                 order, lane = self._place_of(sequence, plan.num_nodes, priority, deadline)
                 its = None if sessions is None else [sessions[place] for place in members]
                 what = manager, model, plan, externals, sequence, count, priority
-                arrivals.append(Arrival(*what, now_ns, deadline_ns, channel, its, order, lane, is_alone))
-        futures = _in_order(arrivals, asked)
+                told = usual if ends is None else ends[len(arrivals)]
+                arrivals.append(Arrival(*what, now_ns, deadline_ns, channel, its, order, lane, told))
+        futures = _in_order(arrivals, asked) if ends is None else ()
         if arrivals:
             manager.hand_in(arrivals, wanted)
         return futures
@@ -259,16 +263,17 @@ def _in_order(arrivals: Sequence[Arrival], asked: Sequence[Asked]) -> Sequence[R
         (only,) = outcomes
         if isinstance(only, RequestFuture):
             return (only,)
-        return Futures(only.future, arrivals[0].count, [(only, range(arrivals[0].count))])
+        if isinstance(only, Outcomes):
+            return Futures(only.future, arrivals[0].count, [(only, range(arrivals[0].count))])
     of_arrivals = [part.alike.places for _, parts in asked for part in parts]
-    together = [(its, places) for its, places in zip(outcomes, of_arrivals) if isinstance(its, Outcomes)]
-    where = {place: (outcomes, number) for outcomes, places in together for number, place in enumerate(places)}
+    known = [(its, places) for its, places in zip(outcomes, of_arrivals) if isinstance(its, Outcomes)]
+    where = {place: (outcomes, number) for outcomes, places in known for number, place in enumerate(places)}
 
     def future_of(place: int) -> RequestFuture:
         outcomes, number = where[place]
         return outcomes.future(number)
 
-    return Futures(future_of, len(where), together)
+    return Futures(future_of, len(where), known)
 
 
 def _planned_in(sessions: Sequence[SessionRecord], requests: Sequence[Any]) -> list[Asked]:

@@ -76,12 +76,12 @@ class Together:
                 result[name] = tensor
         return made
 
-    def bytes_of(self, number: int) -> list[tuple[int, memoryview]]:
-        """Of each result of a request, in order: its rows (-1: one without a row dimension), and its bytes."""
-        found: list[tuple[int, memoryview]] = []
-        for _, memory, own, begins, _, shape, row_bytes in self._parts:
+    def bytes_of(self, number: int) -> list[tuple[int, int, memoryview]]:
+        """Of each result of a request: which it is, its rows (-1: one without a row dimension), and its bytes."""
+        found: list[tuple[int, int, memoryview]] = []
+        for index, (_, memory, own, begins, _, shape, row_bytes) in enumerate(self._parts):
             its = _taken(own, number) if own else memory[begins[number] : begins[number + 1]]
-            found.append((len(its) // row_bytes if shape[:1] == (-1,) else -1, its))
+            found.append((index, len(its) // row_bytes if shape[:1] == (-1,) else -1, its))
         return found
 
 

@@ -12,23 +12,19 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Protocol
 
 from cellrt.engine.engine import Engine
-from cellrt.engine.future import RequestFuture, Result, Results
 from cellrt.engine.records import SessionRecord
 from cellrt.engine.registry import Model
 from cellrt.engine.session import Session
-from cellrt.engine.stream import Channel
-from cellrt.engine.together import Together
 from cellrt.errors import CellrtError, OverloadError, SessionError
 from cellrt.process.binding import RowFormat
 from cellrt.process.blame import told
-from cellrt.process.outcomes import Outcome, outcome_parts, parts_of
+from cellrt.process.entrusted import Entrusted, GuestChannel
+from cellrt.process.outcomes import Outcome, outcome_parts
 from cellrt.process.patience import Patient
 from cellrt.process.recorded import LENGTH, Template, read_requests, read_template
 from cellrt.process.submissions import Submission, read_submission
@@ -87,7 +83,7 @@ class Guest:
         self._house = house
         self._num_bound = self._num_sessions = 0
         self._templates: list[Template] = []
-        self._live: dict[int, RequestFuture] = {}
+        self._live: dict[int, Entrusted] = {}
         self._patient: dict[int, Patient] = {}
         """Those that wait for places, by each of their requests."""
         self._untold: deque[News] = deque()
@@ -200,21 +196,32 @@ class Guest:
         sessions = [self.session(number)._record for number in submission.sessions]
         channel = None
         if submission.is_streamed:
-            channel = _GuestChannel(self.tell, submission.first_id, patient.templates[0])
-        futures = self._house.engine._submission.submit_recorded(
-            patient.model,
-            patient.alike,
-            min(submission.now_ns, time.perf_counter_ns()),
-            submission.deadline,
-            submission.priority,
-            channel,
-            sessions or None,
-        )
+            channel = GuestChannel(self.tell, submission.first_id, patient.templates[0])
+        groups = [Entrusted(self._live, self.tell, submission.first_id + alike.places[0]) for alike in patient.alike]
+        try:
+            self._house.engine._submission.submit_recorded(
+                patient.model,
+                patient.alike,
+                min(submission.now_ns, time.perf_counter_ns()),
+                submission.deadline,
+                submission.priority,
+                channel,
+                sessions or None,
+                [group.begin for group in groups],
+            )
+        except BaseException:
+            for id in submission.ids:
+                self._live.pop(id, None)
+            raise
+        if self._house.engine.has_timeline:
+            for group in groups:
+                self._note_numbers(group)
         if submission.is_patient:
             self.tell(Message(Kind.ACCEPTED, (LENGTH.pack(submission.first_id),)))
-        for template, alike in zip(patient.templates, patient.alike):
-            for place in alike.places:
-                self._follow(submission.first_id + place, futures[place], template, patient)
+            for id in submission.ids:
+                self._patient.pop(id, None)
+            for id in patient.cancelled:
+                self._cancel(id)
 
     def session(self, number: int) -> Session:
         """The session of a number. Raises SessionError if it is closed."""
@@ -223,22 +230,12 @@ class Guest:
             raise SessionError(f"{self._closed.get(number, f'session {number} of this client')} is closed")
         return known[0]
 
-    def _follow(self, id: int, future: RequestFuture, template: Template, patient: Patient) -> None:
-        """Has the guest told how a request ends that was handed in."""
-        if patient.submission.is_patient:
-            self._patient.pop(id, None)
-            if id in patient.cancelled:
-                future.cancel()
-                return
-        self._live[id] = future
-        if self._house.engine.has_timeline:
-            self._note_number(id, future.number)
-        future.add_done_callback(partial(self._note_end, id, template))
-
-    def _note_number(self, id: int, number: int) -> None:
-        self.numbers[id] = number
-        if len(self.numbers) > MAX_NUMBERS:
-            self.numbers.popitem(last=False)
+    def _note_numbers(self, group: Entrusted) -> None:
+        """Takes in what numbers requests have in the engine."""
+        numbers, first = self.numbers, group.arrival.sequence
+        numbers.update(zip(group.ids, range(first, first + group.arrival.count)))
+        while len(numbers) > MAX_NUMBERS:
+            numbers.popitem(last=False)
 
     def refuse(self, submission: Submission, error: CellrtError) -> None:
         """Tells the guest that what it submitted was not handed in."""
@@ -247,26 +244,11 @@ class Guest:
         self.tell(*[(id, error) for id in submission.ids])
 
     def _cancel(self, id: int) -> None:
-        future = self._live.pop(id, None)
-        if future is not None:
-            future.cancel()
+        group = self._live.pop(id, None)
+        if group is not None:
+            group.cancel(id)
         elif (patient := self._patient.pop(id, None)) is not None:
             patient.cancelled.add(id)
-
-    def _note_end(self, id: int, template: Template, future: Future[Result]) -> None:
-        """Tells the guest how a request ended, unless it gave it up."""
-        if self._live.pop(id, None) is None or not isinstance(future, RequestFuture):
-            return
-        error = future.error()
-        if error is not None:
-            self.tell((id, error))  # type: ignore[arg-type]
-            return
-        together, number = future.untaken() or (None, 0)
-        if isinstance(together, Together):  # no tensor is made of what is only sent on
-            parts = [(index, rows, memory) for index, (rows, memory) in enumerate(together.bytes_of(number))]
-        else:
-            parts = parts_of(template, future.result(), True)
-        self.tell(Outcome(id, True, parts))
 
     def number_of(self, model: Model) -> int:
         """The number of a model's binding; the model stays as long as the guest has it."""
@@ -342,34 +324,15 @@ class Guest:
         for patient in set(self._patient.values()):
             patient.cancelled.update(patient.submission.ids)
         self._patient.clear()
-        live, self._live = self._live, {}
-        for future in live.values():
-            future.cancel()
+        live = list(self._live.items())
+        self._live.clear()
+        for id, group in live:
+            group.cancel(id)
         for session, is_own in sessions.values():
             if is_own:
                 self._end_session(session)
         for model in models.values():
             self._unpin(model)
-
-
-class _GuestChannel(Channel):
-    """Hands a stream's steps on; its end is the request's."""
-
-    def __init__(self, tell: Callable[[Outcome], None], id: int, template: Template) -> None:
-        super().__init__()
-        self._tell, self._id, self._template = tell, id, template
-        self._stepped = [index for index, layout in enumerate(template.results) if not layout.is_single]
-
-    def put(self, results: Results, number: int) -> None:
-        """Hands a step on."""
-        if isinstance(results, Together):  # no tensor is made of what is only sent on
-            parts = [(index, rows, memory) for index, (rows, memory) in zip(self._stepped, results.bytes_of(number))]
-        else:
-            parts = parts_of(self._template, results.of(number), False)
-        self._tell(Outcome(self._id, False, parts))
-
-    def end(self) -> None:
-        """Nothing: the request's end says it."""
 
 
 def _instead_of(news: News, error: OverloadError) -> News:
