@@ -80,7 +80,7 @@ class Manager:
         self.sessions = Sessions(session_limits, processor, arenas)
         self.statistics = Statistics()
         self.after_turn: Callable[[], None] | None = None
-        """Called at the end of each turn, for whoever hands on together what ended together; must not raise."""
+        """Called at each turn's end and after the last, by whoever hands on together what ended so; must not raise."""
         self._crew = Crew(processor, self.workers, queue_depth, partial(copy_page, arenas), self.sessions.evict_some)
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
         self._requests = Requests(processor, arenas, self.sessions, self._replies)
@@ -396,3 +396,5 @@ class Manager:
         for drained in self._drains:
             drained.set()
         self._crew.end()
+        if self.after_turn is not None:
+            self.after_turn()

@@ -51,6 +51,9 @@ class House(Protocol):
     def note_news(self, guest: Guest) -> None:
         """Has what the guest is to be told sent soon; from any thread."""
 
+    def note_turns_news(self, guest: Guest) -> None:
+        """Has what the guest is to be told sent when the turn is over; by the holder of the turn."""
+
     def note_stuck(self, guest: Guest) -> None:
         """Has it sent when the guest reads again; from any thread."""
 
@@ -99,6 +102,13 @@ class Guest:
         if not self._has_news:
             self._has_news = True
             self._house.note_news(self)
+
+    def tell_of_turn(self, *news: News) -> None:
+        """As ``tell``, by the holder of the turn: what the turn leaves goes together when it is over."""
+        self._untold.extend(news)
+        if not self._has_news:
+            self._has_news = True
+            self._house.note_turns_news(self)
 
     def send_news(self) -> bool:
         """Sends what was left; False if the guest reads nothing now: the doorkeeper comes again when it does."""
@@ -196,8 +206,10 @@ class Guest:
         sessions = [self.session(number)._record for number in submission.sessions]
         channel = None
         if submission.is_streamed:
-            channel = GuestChannel(self.tell, submission.first_id, patient.templates[0])
-        groups = [Entrusted(self._live, self.tell, submission.first_id + alike.places[0]) for alike in patient.alike]
+            channel = GuestChannel(self.tell_of_turn, submission.first_id, patient.templates[0])
+        groups = [
+            Entrusted(self._live, self.tell_of_turn, submission.first_id + alike.places[0]) for alike in patient.alike
+        ]
         try:
             self._house.engine._submission.submit_recorded(
                 patient.model,

@@ -61,6 +61,8 @@ class Doorkeeper:
         self._guests: dict[int, Guest] = {}
         """By their sockets' descriptors."""
         self._with_news: deque[Guest] = deque()
+        self._with_turns_news: deque[Guest] = deque()
+        """Those that the turn which runs tells something."""
         self._stuck: deque[Guest] = deque()
         self._behind: set[Guest] = set()
         """Those that are watched for reading again."""
@@ -127,6 +129,10 @@ class Doorkeeper:
         """Has what the guest is to be told sent when the turn ends, or the doorkeeper's round; from any thread."""
         self._with_news.append(guest)
 
+    def note_turns_news(self, guest: Guest) -> None:
+        """Has what the guest is to be told sent when the turn is over; by its holder."""
+        self._with_turns_news.append(guest)
+
     def note_stuck(self, guest: Guest) -> None:
         """Has it sent when the guest reads again; from any thread."""
         self._stuck.append(guest)
@@ -153,14 +159,14 @@ class Doorkeeper:
 
     def _after_turn(self) -> None:
         """At the end of each turn: what ended in it is sent; whoever waits for places may have them now."""
-        self._send_news()
+        _send(self._with_turns_news)
+        _send(self._with_news)
         if len(self._room):
             self.ring()
 
     def _send_news(self) -> None:
-        while self._with_news:
-            with suppress(IndexError):  # another thread has taken the last
-                self._with_news.popleft().send_news()
+        """Sends what no turn has left to its end."""
+        _send(self._with_news)
 
     def _announce(self, model: str, versions: list[int]) -> None:
         body = json.dumps({"model": model, "versions": versions}).encode()
@@ -237,6 +243,12 @@ class Doorkeeper:
                 self._behind.add(guest)
                 listened = select.EPOLLIN if guest.listens() else 0
                 self._epoll.modify(guest.wire.fileno(), listened | select.EPOLLOUT)
+
+
+def _send(with_news: deque[Guest]) -> None:
+    while with_news:
+        with suppress(IndexError):  # another thread has taken the last
+            with_news.popleft().send_news()
 
 
 def main() -> None:
