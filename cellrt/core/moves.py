@@ -115,7 +115,10 @@ LIVE_REQUEST = StateMachine(
     {
         (LiveState.SUBMITTED, LiveState.WAITING): "accepted",
         (LiveState.SUBMITTED, LiveState.IN_SESSION): "accepted for a session",
-        (LiveState.SUBMITTED, LiveState.ENDED): "refused: no worker is left, or the engine closed",
+        (
+            LiveState.SUBMITTED,
+            LiveState.ENDED,
+        ): "refused: no time for it, no worker is left, or the engine closed",
         (LiveState.IN_SESSION, LiveState.WAITING): "what came before it in the session is over",
         (LiveState.IN_SESSION, LiveState.ENDED): "cancelled, late, or the session ended",
         (LiveState.WAITING, LiveState.ADMITTED): "there is room",

@@ -117,6 +117,11 @@ def loop_limit(links: NDArray[np.int32], at: int) -> int:
     return int(links[links[at + BODY] + LIMIT]) if links[at + STOP] != NO_STOP else 0
 
 
+def chain_length(links: NDArray[np.int32], at: int) -> int:
+    """The steps of the chain with the record at ``at``; 0 if it is none."""
+    return int(links[at + LENGTH]) if at >= 0 and links[at + STOP] == IS_CHAIN else 0
+
+
 @allocating
 def num_words(num_inputs, num_outputs):
     """Words of a record."""

@@ -112,6 +112,7 @@ class SizedTemplate:
     """
 
     __slots__ = (
+        "_chains",
         "fits",
         "lengths",
         "most_refs",
@@ -130,6 +131,17 @@ class SizedTemplate:
             numbers[:, 0] if not lengths.size else numbers[:, 0] + numbers[:, 1:] @ lengths
         ).tolist()
         self.num_states = template.num_states
+        self._chains: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def chains(self) -> tuple[tuple[int, int], ...]:
+        """Each cell type that is in it, with the steps of its longest chain; 1 if it has none."""
+        if self._chains is None:
+            arrays, longest = self.arrays, dict[int, int]()
+            for cell_type, at in zip(arrays.subgraphs["cell_type"].tolist(), arrays.subgraphs["record"].tolist()):
+                longest[cell_type] = max(longest.get(cell_type, 1), record.chain_length(arrays.links, at))
+            self._chains = tuple(longest.items())
+        return self._chains
 
     @property
     def num_bytes(self) -> int:

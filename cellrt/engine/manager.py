@@ -83,7 +83,7 @@ class Manager:
         """Called at each turn's end and after the last, by whoever hands on together what ended so; must not raise."""
         self._crew = Crew(processor, self.workers, queue_depth, partial(copy_page, arenas), self.sessions.evict_some)
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
-        self._requests = Requests(processor, arenas, self.sessions, self._replies)
+        self._requests = Requests(processor, arenas, self.sessions, self._replies, registry.name_of)
         self._processor, self._clock, self._registry, self._models = processor, processor.clock, registry, models
         self._debug, self._clock_ns = debug, clock_ns
         self._retired: list[Model] = []

@@ -7,7 +7,7 @@ those that a task completes leave together. Belongs to the holder of the turn. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -36,9 +36,17 @@ class Requests:
         processor, arenas: of the engine; arenas by location, the host first.
         sessions: whose requests run one after the other.
         replies: answers clients.
+        name_of: the name of a cell type, by its id.
     """
 
-    def __init__(self, processor: Processor, arenas: list[Arenas], sessions: Sessions, replies: Replies) -> None:
+    def __init__(
+        self,
+        processor: Processor,
+        arenas: list[Arenas],
+        sessions: Sessions,
+        replies: Replies,
+        name_of: Callable[[int], str],
+    ) -> None:
         self._processor, self._sessions, self._replies = processor, sessions, replies
         self._admission = Admission(processor, arenas, sessions)
         self._unanswered: dict[Bulk, None] = {}
@@ -50,7 +58,7 @@ class Requests:
         self._num_held = 0
         """How many these are."""
         self._waiting = WaitingRequests()
-        self._deadlines = Deadlines()
+        self._deadlines = Deadlines(processor, name_of)
 
     @property
     def is_empty(self) -> bool:
@@ -76,7 +84,9 @@ class Requests:
         self._unanswered[bulk] = None
         bulk.model.num_live += bulk.size
         self._deadlines.add(bulk)
-        if bulk.sessions is None:
+        if bulk.deadline_ns is not None and (error := self._deadlines.why_late(bulk)) is not None:
+            self.end(bulk, range(bulk.size), error)
+        elif bulk.sessions is None:
             self._wait(bulk, range(bulk.size) if bulk.size > 1 else ALONE)
         else:
             self._accept_in(bulk, bulk.sessions)

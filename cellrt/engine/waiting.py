@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
+from cellrt.core.least_time import least_time
+from cellrt.core.processor import Processor
 from cellrt.engine.records import Bulk
+from cellrt.errors import DeadlineError
 
 OLDEST_EVERY = 16
 """Every so many admissions the oldest request is the next, whatever the order says."""
 SLACK = 64
+TRIED_EVERY = 16
+"""Of so many requests that cannot be done in time one is tried."""
 
 
 class WaitingRequests:
@@ -103,9 +108,17 @@ def _order(bulk: Bulk) -> tuple[tuple[int, float], int, Bulk]:
 
 
 class Deadlines:
-    """Requests by their deadline."""
+    """Requests by their deadline.
 
-    def __init__(self) -> None:
+    Args:
+        processor: knows how long steps take.
+        name_of: the name of a cell type, by its id.
+    """
+
+    def __init__(self, processor: Processor, name_of: Callable[[int], str]) -> None:
+        self._processor, self._name_of = processor, name_of
+        self._num_hopeless = 0
+        """Requests so far that could not be done in time when they came."""
         self._heap: list[tuple[int, int, Bulk]] = []
         self._num_gone = 0
 
@@ -126,6 +139,24 @@ class Deadlines:
             self._heap = [item for item in self._heap if item[2].num_left]
             heapq.heapify(self._heap)
             self._num_gone = 0
+
+    def why_late(self, bulk: Bulk) -> DeadlineError | None:
+        """Why new requests of a bulk, which have a deadline, cannot be done in time; None if they might be.
+
+        One of some such is tried all the same, so that times which were measured in a bad moment are put right.
+        """
+        allowed_ns = (bulk.deadline_ns or 0) - bulk.arrival_ns(0)
+        ns, cell_type, steps = least_time(self._processor.tables, bulk.plan(0).template)
+        if ns <= allowed_ns:
+            return None
+        self._num_hopeless += 1
+        if self._num_hopeless % TRIED_EVERY == 0:
+            return None
+        which = f"a chain of {steps} steps" if steps > 1 else "a step"
+        return DeadlineError(
+            f"model {bulk.model.name!r}: cannot be done within {allowed_ns / 1e9:.9g} s: {which} of "
+            f"{self._name_of(cell_type)} takes {ns / 1e9:.3g} s or more"
+        )
 
     @property
     def next_ns(self) -> int | None:

@@ -35,7 +35,7 @@ from cellrt.process.source import ModelSource
 from cellrt.process.wire import PROTOCOL, REGION_BYTES, BrokenWireError, Kind, Message, Wire
 
 log = logging.getLogger("cellrt")
-CLOSE_S = 30.0
+CLOSE_S = 5.0
 LOOK_EVERY_S = 0.5
 """How often one looks whether there are workers, where that matters."""
 LAST_WORDS_S = 0.5

@@ -19,7 +19,7 @@ from cellrt.process.blame import heard
 LENGTH = struct.Struct("<Q")
 START_S = 300.0
 """How long the process may take until its engine is there; the first on a machine compiles the scheduler."""
-END_S = 35.0
+END_S = 10.0
 """How long it may take to end in good order; then it is killed."""
 COMMAND = "import gc; gc.disable(); from cellrt.process.host import main; main()"
 """The collector looks through what is imported again and again, a quarter of the time that it takes: ``main`` has it

@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cellrt.engine.occupancy import UNITS
 from cellrt.engine.statistics import EAGER, NUM_SIZES, TIME_BOUNDS_S
 
 PARTS = {
@@ -79,7 +80,7 @@ def _of_cells(cells: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _of_rows(places: Mapping[str, Any]) -> Iterator[Metric]:
-    for unit in ("rows", "bytes"):
+    for unit in UNITS:
         size = GaugeMetricFamily(f"cellrt_arena_{unit}", f"{unit.capitalize()} of arenas.", labels=["place"])
         used = GaugeMetricFamily(f"cellrt_arena_used_{unit}", f"{unit.capitalize()} in use.", labels=["place"])
         for place, counts in places.items():

@@ -134,6 +134,20 @@ def test_a_session_goes_on_from_what_was_read_and_made_before():
         close_and_check(engine)
 
 
+def test_pages_in_use_are_counted_apart_from_rows():
+    engine = small_engine(1, page_bytes=1, debug=True)
+    try:
+        engine.register(sums(CELLS[1], keep=True), warm_up=False)
+        with engine.session("sums") as session:
+            session.submit(make_request(1, 3, 4, 5)).result(WAIT_S)
+            places = engine.statistics()["rows"]
+            assert 0 < places["worker 1"]["used_pages"] <= places["worker 1"]["pages"] == 64
+        assert engine.drain(WAIT_S)
+        assert engine.statistics()["rows"]["worker 1"]["used_pages"] == 0
+    finally:
+        close_and_check(engine)
+
+
 def test_idle_sessions_leave_their_pages_to_others_and_find_them_again():
     model = sums(CELLS[1], keep=True)
     engine = small_engine(1, page_bytes=1, debug=True)

@@ -137,7 +137,8 @@ async def soak(url: str, seconds: float) -> Counter[tuple[str, str]]:
 
 def used(server: Server) -> dict[str, int]:
     """Rows and pages in use, by place."""
-    return {place: counts["used_rows"] for place, counts in server.statistics()["rows"].items()}
+    rows = server.statistics()["rows"].items()
+    return {place: counts["used_rows"] + counts["used_pages"] for place, counts in rows}
 
 
 def settled(server: Server) -> dict[int, int]:
