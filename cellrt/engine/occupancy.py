@@ -8,7 +8,6 @@ from cellrt.core.processor import Processor
 from cellrt.core.tables import MAX_KINDS, NUM_PRIORITIES
 from cellrt.definition.spec import RowSpec
 
-
 UNITS = ("rows", "pages", "bytes")
 
 
