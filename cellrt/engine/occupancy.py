@@ -1,4 +1,4 @@
-"""What the tables hold at a moment: rows and pages that are used and free, by place, and nodes that are ready, by cell type."""
+"""What the tables hold at a moment: rows and pages that are used and free, by place, and nodes ready, by cell type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNITS = ("rows", "pages", "bytes")
 
 
 def rows_by_place(processor: Processor, kinds: Sequence[RowSpec]) -> dict[str, dict[str, int]]:
-    """Rows and pages of arenas, and their bytes, by place: "host", "worker 1", ...; of any thread, may lag by a turn."""
+    """Rows, pages and bytes of arenas by place: "host", "worker 1", ...; of any thread, may lag by a turn."""
     arenas, is_paged = processor.tables.arenas, processor.tables.kinds["is_paged"]
     places: dict[str, dict[str, int]] = {}
     for location in range(processor.num_workers + 1):
