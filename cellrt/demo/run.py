@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from cellrt.demo.tables import Section, result_table
 from cellrt.demo.words import choose_words
 from cellrt.errors import DefinitionError
 from cellrt.view.timeline import Timeline
+from cellrt.worker.make import device_names
 
 FRACTION = 0.7
 NUM_SHOWN = 10
@@ -87,7 +87,7 @@ class _Demo:
         self, options: Options, console: Console, words: list[str], modules: Modules, stack: ExitStack
     ) -> None:
         self.options, self.console, self.words, self.modules, self.stack = options, console, words, modules, stack
-        self.workers = options.workers or _num_cores()
+        self.workers = options.workers or len(device_names(None))
         self.seconds = 0.1 if options.is_quick else 0.5
 
     def run(self) -> bool:
@@ -162,8 +162,3 @@ class _Demo:
         else:
             self.console.print(f"All {len(answers)} runs gave identical phonemes for all {len(self.words)} words.")
         return not different
-
-
-def _num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

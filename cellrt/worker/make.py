@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import sys
@@ -20,6 +19,7 @@ from cellrt.worker.apart.worker import ProcessWorker
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.base import Worker
 from cellrt.worker.cell_type import CellType
+from cellrt.worker.cores import num_cores
 from cellrt.worker.cpu.executor import Executor
 from cellrt.worker.cpu.worker import CpuWorker
 from cellrt.worker.device.arenas import DeviceArenas
@@ -46,11 +46,11 @@ def device_names(workers: int | Sequence[str] | None) -> list[str]:
     Raises DefinitionError for other names, workers of several kinds, and what is not there on this machine.
     """
     if workers is None or isinstance(workers, int):
-        return ["cpu"] * (min(MAX_CPU_WORKERS, os.cpu_count() or 1) if workers is None else workers)
+        return ["cpu"] * (min(MAX_CPU_WORKERS, num_cores()) if workers is None else workers)
     names = ["cuda:0" if name == "cuda" else name for name in workers]
     for name in names:
         if not re.fullmatch(r"cpu(:process)?|dry|cuda:\d+", name):
-            raise DefinitionError(f"workers: expected 'cpu', 'cuda:0' or so, got {name!r}")
+            raise DefinitionError(f"workers: expected 'cpu', 'cpu:process', 'cuda:0' or so, got {name!r}")
         if name.startswith("cuda") and int(name[5:]) >= torch.cuda.device_count():
             raise DefinitionError(f"workers: no {name!r} here; torch sees {torch.cuda.device_count()} CUDA devices")
     if CPU_PROCESS in names and (sys.platform, platform.machine()) != ("linux", "x86_64"):

@@ -1,0 +1,48 @@
+"""How many cores this process may use: what its affinity allows, and the CPU quotas of its control groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+def num_cores(root: Path = ROOT) -> int:
+    """Cores that this process may use, at least 1; ``root`` has ``proc`` and ``sys``.
+
+    A quota is rounded down: threads that use it up before its period is over all stand still until then.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([allowed, *map(int, _quotas(root))]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """The cores of each quota that holds for this process: of its control groups (v2, v1), and of those above."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # no Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mounted = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        group = Path(path.strip("/"))
+        for each in (group, *group.parents):  # a container may see its own group at the root
+            with suppress(OSError, ValueError, ZeroDivisionError):  # no such file, or "max"
+                yield _quota_v1(mounted / each) if controllers else _quota_v2(mounted / each)
+
+
+def _quota_v2(group: Path) -> float:
+    quota, period = (group / "cpu.max").read_text().split()
+    return int(quota) / int(period)
+
+
+def _quota_v1(group: Path) -> float:
+    quota = int((group / "cpu.cfs_quota_us").read_text())
+    if quota <= 0:
+        raise ValueError("no quota")
+    return quota / int((group / "cpu.cfs_period_us").read_text())
