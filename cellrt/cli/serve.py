@@ -6,8 +6,10 @@ import enum
 import importlib
 import math
 import os
+import re
 import signal
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +19,13 @@ from cellrt.cli.shown import complaint, failing_well
 from cellrt.errors import DefinitionError
 
 if TYPE_CHECKING:
-    from cellrt.serve.settings import Limits
+    from cellrt.serve.settings import Limits, Settings
 
-API_KEY = "CELLRT_SERVE_API_KEY"
+API_KEY, MODELS = "CELLRT_SERVE_API_KEY", "CELLRT_SERVE_MODELS"
+SEVERAL = ("models", "api_key", "profile")
+"""What may be given several times."""
+MAX_LIMIT = 1 << 48
+"""Of what a file limits: no client's request comes near it, and it is a number to every part of a server."""
 NEEDED = (
     "cellrt serve needs more packages: pip install 'cellrt[serve]', for gRPC 'cellrt[grpc]', for --spans 'cellrt[otel]'"
 )
@@ -48,11 +54,19 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     named = {name.replace("-", "_"): value for name, value in given.items()}
     if unknown := sorted(named.keys() - known):
         raise typer.BadParameter(f"{path}: unknown are {unknown}", param_hint="--config")
-    for name in ("models", "api_key", "profile"):
-        if not _is_texts(named.get(name, [])):
-            raise typer.BadParameter(f'{path}: {name}: expected a list of texts, ["..."]', param_hint="--config")
-    context.default_map = {**(context.default_map or {}), **named}
+    read = {name: _as_typed(path, name, value) for name, value in named.items()}
+    context.default_map = {**(context.default_map or {}), **read}
     return path
+
+
+def _as_typed(path: Path, name: str, value: object) -> object:
+    """What a file says, as the command line would say it, so that both are read and refused alike."""
+    is_list = name in SEVERAL
+    if is_list and not _is_texts(value):
+        raise typer.BadParameter(f'{path}: {name}: expected a list of texts, ["..."]', param_hint="--config")
+    if not is_list and not isinstance(value, str | int | float):
+        raise typer.BadParameter(f"{path}: {name}: expected one value, got {value!r}", param_hint="--config")
+    return value if is_list else str(value)
 
 
 def _is_texts(value: object) -> bool:
@@ -68,9 +82,16 @@ def _limits(given: dict[str, Any]) -> Limits:
     if unknown:
         raise typer.BadParameter(f"[limits]: unknown are {sorted(unknown)}", param_hint="--config")
     try:
-        return msgspec.convert(given, Limits)
+        limits = msgspec.convert(given, Limits)
     except msgspec.ValidationError as error:
         raise typer.BadParameter(f"[limits]: {error}", param_hint="--config") from None
+    for name, value in asdict(limits).items():
+        if not 0 < value <= MAX_LIMIT:
+            raise typer.BadParameter(
+                f"[limits]: {name}: expected a number above 0, at most {MAX_LIMIT:,}, got {value}",
+                param_hint="--config",
+            )
+    return limits
 
 
 def _max_batch(profiles: list[Path], num_models: int) -> tuple[dict[str, int], ...]:
@@ -83,26 +104,39 @@ def _max_batch(profiles: list[Path], num_models: int) -> tuple[dict[str, int], .
 
 
 def workers_of(device: str) -> int | tuple[str, ...] | None:
-    """What an engine takes, from ``cpu``, ``cpu:4`` or ``cuda:0,cuda:1``."""
-    kind, _, number = device.partition(":")
-    if kind != "cpu":
-        return tuple(device.split(","))
-    if not number:
-        return None
-    if not number.isdecimal() or not int(number):
-        raise typer.BadParameter(f"expected cpu, cpu:4 or cuda:0,cuda:1, got {device!r}", param_hint="--device")
-    return int(number)
+    """What an engine takes, from ``cpu``, ``cpu:4``, ``cpu:process,cpu:process`` or ``cuda:0,cuda:1``."""
+    if numbered := re.fullmatch(r"cpu(?::([1-9]\d*))?", device):
+        return int(numbered[1]) if numbered[1] else None
+    names = tuple(device.split(","))
+    if any(name.startswith("cpu") and name not in ("cpu", "cpu:process") for name in names):
+        raise typer.BadParameter(
+            f"expected cpu, cpu:4, cpu:process,cpu:process or cuda:0,cuda:1, got {device!r}", param_hint="--device"
+        )
+    return names
+
+
+def _check_importable(settings: Settings) -> None:
+    """Raises DefinitionError for a file's model where workers are processes: they import the code of its cells."""
+    files = [source for source in settings.models if source.rpartition(":")[0].endswith(".py")]
+    if files and isinstance(settings.workers, tuple) and "cpu:process" in settings.workers:
+        raise DefinitionError(f"--device cpu:process: expected models as module:attribute, not of files, got {files}")
 
 
 def serve(
     context: typer.Context,
     models: Annotated[
-        list[str], typer.Argument(help="Each is module:attribute, path.py:attribute, path.py, or the name g2p.")
+        list[str],
+        typer.Argument(
+            envvar=MODELS,  # an argument gets none by itself, as options do
+            help="Each is module:attribute, path.py:attribute, path.py, or the name g2p.",
+        ),
     ],
     host: Annotated[str, typer.Option(help="Where to listen; others than this machine need another.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="For HTTP; 0: any that is free.")] = 8000,
     grpc_port: Annotated[int | None, typer.Option(min=0, max=65_535, help="For gRPC; none by default.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cpu:4 (workers), or cuda:0,cuda:1.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="cpu, cpu:4 (workers), cpu:process,cpu:process, or cuda:0,cuda:1.")
+    ] = "cpu",
     front_ends: Annotated[int, typer.Option(min=1, max=256, help="Processes that parse and answer.")] = 1,
     max_queued_requests: Annotated[int, typer.Option(min=1, help="Unfinished at once; beyond, 429.")] = 4096,
     max_queued_per_model: Annotated[int | None, typer.Option(min=1, help="The same, of one model.")] = None,
@@ -160,6 +194,7 @@ def serve(
             max_batch=_max_batch(profile or [], len(models)),
             limits=_limits(context.obj or {}),
         )
+        _check_importable(settings)
         if spans is not Spans.OFF and not timeline:
             raise DefinitionError("--spans needs a --timeline that it can read")
         if any(not key.isascii() or not key for key in settings.api_keys):

@@ -65,15 +65,37 @@ def test_a_file_may_name_the_models(told: list[Any], tmp_path: Path) -> None:
     assert told[0].models == (MODEL, "cellrt.demo.g2p:make_g2p")
 
 
+def test_the_environment_may_name_the_models(told: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text("models = ['no_such_file.py']\n")
+    serve("--config", path, env={"CELLRT_SERVE_MODELS": f"{MODEL} g2p"})
+    serve(MODEL, env={"CELLRT_SERVE_MODELS": "g2p"})
+    assert [settings.models for settings in told] == [(MODEL, "cellrt.demo.g2p:make_g2p"), (MODEL,)]
+
+
 def test_the_defaults_are_of_this_machine_alone(told: list[Any]) -> None:
     serve(MODEL)
     assert told[0].host == "127.0.0.1" and told[0].workers is None and told[0].api_keys == ()
 
 
-@pytest.mark.parametrize(("device", "workers"), [("cpu", None), ("cpu:3", 3), ("cuda:0,cuda:1", ("cuda:0", "cuda:1"))])
+@pytest.mark.parametrize(
+    ("device", "workers"),
+    [
+        ("cpu", None),
+        ("cpu:3", 3),
+        ("cuda:0,cuda:1", ("cuda:0", "cuda:1")),
+        ("cpu:process", ("cpu:process",)),
+        ("cpu:process,cpu:process", ("cpu:process", "cpu:process")),
+    ],
+)
 def test_devices(told: list[Any], device: str, workers: object) -> None:
     serve(MODEL, "--device", device)
     assert told[0].workers == workers
+
+
+def test_processes_of_workers_import_what_they_serve(told: list[Any]) -> None:
+    said = serve("examples/models/listen.py", "--device", "cpu:process", status=1)
+    assert "expected models as module:attribute" in said and "listen.py" in said and not told
 
 
 @pytest.mark.parametrize(
@@ -87,17 +109,34 @@ def test_devices(told: list[Any], device: str, workers: object) -> None:
         ("config = 'b.toml'", "unknown are ['config']"),
         ("models = 'g2p'", "models: expected a list of texts"),
         ("profile = [1]", "profile: expected a list of texts"),
+        ("port = 1.5", "'--port'"),
+        ("port = true", "'--port'"),
+        ("front-ends = [1]", "front_ends: expected one value, got [1]"),
+        ("timeline = -1", "timeline"),
+        ("[limits]\nmax_streams_per_connection = 0", "max_streams_per_connection: expected a number above 0"),
+        ("[limits]\nmax_depth = -5", "got -5"),
+        ("[limits]\nmax_items = 0", "max_items"),
+        ("[limits]\nread_timeout_s = inf", "got inf"),
+        ("[limits]\nwrite_timeout_s = nan", "got nan"),
+        ("[limits]\nmax_steps = true", "int"),
     ],
 )
 def test_mistakes_in_a_file_are_said(told: list[Any], tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "server.toml"
     path.write_text(text)
-    assert words in serve(MODEL, "--config", path, status=2)
+    assert words in " ".join(serve(MODEL, "--config", path, status=2).replace("│", "").split())
 
 
 @pytest.mark.parametrize(
     ("arguments", "status"),
-    [(["--device", "cpu:0"], 2), (["--api-key", ""], 1), (["--port", "70000"], 2), (["--drain-s", "inf"], 1)],
+    [
+        (["--device", "cpu:0"], 2),
+        (["--device", "cpu:process,cpu:2"], 2),
+        (["--api-key", ""], 1),
+        (["--port", "70000"], 2),
+        (["--drain-s", "inf"], 1),
+        (["--drain-s", "nan"], 2),
+    ],
 )
 def test_mistakes_in_options_are_said(told: list[Any], arguments: list[str], status: int) -> None:
     serve(MODEL, *arguments, status=status)
