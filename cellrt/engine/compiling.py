@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Literal
 
 from cellrt.definition.aot.form import compile_cells
-from cellrt.definition.aot.refusal import NotCompiledError
+from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
@@ -49,6 +49,8 @@ class CellCompiler:
         self._queue: SimpleQueue[Sequence[Cell] | None] = SimpleQueue()
         self._thread: ServiceThread | None = None
         self._is_closed = False
+        self._lacks_compiler = False
+        """Whether the log has it."""
 
     def forms_of(self, cells: Sequence[Cell]) -> dict[str, CompiledForm | None]:
         """The forms that there are of cells, by identity; None: it runs as its module does. In mode "wait" they are
@@ -106,14 +108,18 @@ class CellCompiler:
                         logging.getLogger("cellrt").warning("the form of cell %r is not used: %s", cell.name, error)
 
     def _compile(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, CompiledForm | None]]:
-        """Compiles cells and says in the log what came of each."""
+        """Compiles cells and says in the log what came of each; that there is no compiler, once for all of them."""
         log, level = logging.getLogger("cellrt"), logging.WARNING if self._mode == "wait" else logging.INFO
         for cell, made in zip(cells, compile_cells(cells, self._store)):
             form, reason = (None, str(made)) if isinstance(made, Exception) else (made, "")
             if isinstance(made, Exception) and not isinstance(made, NotCompiledError):
                 reason = f"{FAILED}: {type(made).__name__}: {made}"
             self._note(cell, form, reason)
-            if form is None and not self._is_closed:
+            if isinstance(made, NotCompiledError) and made.reason is Reason.NO_COMPILER:
+                if not self._lacks_compiler:
+                    log.warning("cell %r stays eager, as does any other of plain torch: %s", cell.name, reason)
+                self._lacks_compiler = True
+            elif form is None and not self._is_closed:
                 log.log(level, "cell %r stays eager: %s", cell.name, reason)
             yield cell, form
 

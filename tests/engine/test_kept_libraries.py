@@ -96,6 +96,20 @@ def test_who_was_interrupted_while_waiting_may_ask_again(tmp_path, monkeypatch) 
     close_and_check(engine)
 
 
+@pytest.mark.parametrize("mode", ["wait", "background"])
+def test_that_there_is_no_compiler_is_told_once(tmp_path, monkeypatch, caplog, mode) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    x, one, other = torch.zeros(4), linear(), linear()
+    engine = small_engine(compile=mode)
+    engine.register(cellrt.unfold("model", example=x)(lambda graph, x: {"y": other(input=one(input=x).output).output}))
+    lacking = f"eager: {Reason.NO_COMPILER}: no-such-compiler"
+    until(lambda: {each["form"] for each in engine.statistics()["cells"].values()} == {lacking}, "both are eager")
+    assert len(engine.statistics()["cells"]) == 2
+    assert [each.levelname for each in caplog.records if "no-such-compiler" in each.message] == ["WARNING"]
+    close_and_check(engine)
+
+
 def test_no_fork_is_made_while_another_thread_imports(tmp_path, monkeypatch) -> None:
     (tmp_path / "imported_slowly.py").write_text("import time\ntime.sleep(0.5)\nis_done = True\n")
     monkeypatch.syspath_prepend(tmp_path)
