@@ -6,14 +6,17 @@ import inspect
 import json
 import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer.main
 import yaml
 
 from cellrt.cli import app
+from cellrt.definition.aot.store import CACHE_VARIABLE, find_compiler
 from cellrt.ray.scaling import Scaling
 from cellrt.serve.app import make_app
 from cellrt.serve.backend import Backend
@@ -23,6 +26,8 @@ from cellrt.serve.settings import Settings
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "examples" / "deploy"
 ROOT = FOLDER.parent.parent
+COMPILING_S = 300
+"""What the scheduler takes at the first start on two cores, and some more."""
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -66,7 +71,8 @@ def test_the_container_runs_the_command_as_nobody_in_particular() -> None:
 def test_the_container_s_environment_says_what_options_say_too() -> None:
     environment = dict(pair.split("=", 1) for line in instructions()["ENV"] for pair in shlex.split(line))
     options = {f"CELLRT_SERVE_{name.upper()}" for name in parsed(["g2p"])}
-    assert {name for name in environment if name.startswith("CELLRT_")} <= options
+    assert {name for name in environment if name.startswith("CELLRT_SERVE_")} <= options
+    assert environment[CACHE_VARIABLE] == environment["NUMBA_CACHE_DIR"]  # one folder to keep
     assert instructions()["EXPOSE"] == [environment["CELLRT_SERVE_PORT"]]
 
 
@@ -74,7 +80,23 @@ def test_the_container_s_health_is_that_of_the_server() -> None:
     (check,) = instructions()["HEALTHCHECK"]
     command = json.loads(check.partition("CMD")[2])
     compile(command[2], "HEALTHCHECK", "exec")
+    assert int(re.findall(r"--start-period=(\d+)s", check)[0]) >= COMPILING_S
     assert re.findall(r"\}(/\S+?)'", command[2]) == ["/v2/health/ready"] and "/v2/health/ready" in get_routes()
+
+
+def test_the_container_has_the_compiler_that_cells_are_compiled_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    found = instructions()
+    assert f"COMPILER={find_compiler()}" in found["ARG"]
+    (install,) = (line for line in found["RUN"] if "apt-get install" in line)
+    assert "${COMPILER}" in install and "cellrt check" in found["RUN"][-1]
+
+
+def test_the_models_that_the_container_mounts_are_there() -> None:
+    text = (FOLDER / "Dockerfile").read_text()
+    ((folder, mounted, model),) = re.findall(r'--volume "\$PWD/(\S+):(/\S+):ro" cellrt (\S+)', text)
+    assert (ROOT / folder / Path(model).relative_to(mounted)).is_file()
 
 
 def test_the_container_installs_extras_and_versions_that_there_are() -> None:
@@ -96,9 +118,12 @@ def test_kserve_s_runtime_is_started_and_probed_as_the_server_has_it() -> None:
         probe = container[name]["httpGet"]
         ports.add(probe["port"])
         assert probe["path"] in get_routes()
+        assert container[name]["timeoutSeconds"] > 2  # what a busy front end takes
     assert len(ports) == 1
     assert container["securityContext"]["runAsNonRoot"] is True
-    assert service["spec"]["predictor"]["terminationGracePeriodSeconds"] > settings["drain_s"]
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= COMPILING_S
+    assert service["spec"]["predictor"]["terminationGracePeriodSeconds"] >= settings["drain_s"] + 15
 
 
 def test_kserve_s_service_is_of_the_runtime() -> None:
