@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from cellrt.cli.models import read_lines
-from cellrt.cli.shown import complaint, console, failing_well
+from cellrt.cli.shown import check_writable, complaint, console, failing_well
 
 app = typer.Typer(no_args_is_help=True, help="Put a load on a server.")
 
@@ -45,7 +45,7 @@ def bench_serve(
 ) -> None:
     """Send requests at a rate (open loop), so many at once (closed loop), or at the times that a file has."""
     try:
-        from cellrt.planning.load import Load, arrival_times, send
+        from cellrt.planning.load import Load, arrival_times, check_reachable, send
     except ImportError as error:
         complaint(f"cellrt bench needs aiohttp: pip install 'cellrt[bench]' ({error})")
         raise typer.Exit(1) from error
@@ -68,6 +68,10 @@ def bench_serve(
         stream,
         {"authorization": f"Bearer {api_key}"} if api_key else {},
     )
+    with failing_well():
+        if save_result is not None:
+            check_writable(save_result)
+        asyncio.run(check_reachable(load))
     with Progress(transient=True, disable=as_json) as bar:
         task = bar.add_task("requests", total=num_prompts)
         answers = asyncio.run(send(load, lambda count: bar.advance(task, count)))
@@ -84,8 +88,10 @@ def bench_serve(
             shown = f"{value:,.2f}" if isinstance(value, float) else str(value)
             table.add_row(name.replace("_", " "), shown)
         console().print(table)
+    if failed := sum(answers.failures.values()):
+        what = f"{failed} of {num_prompts} requests failed" if answers.latency_s else "no request was answered"
+        complaint(f"{what}: {dict(answers.failures)}{answers.said and f'; the first: {answers.said}'}")
     if not answers.latency_s:
-        complaint(f"no request was answered: {dict(answers.failures)}{answers.said and f'; the first: {answers.said}'}")
         raise typer.Exit(1)
 
 

@@ -13,7 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from cellrt.cli.models import load_model, read_requests
-from cellrt.cli.shown import complaint, console, failing_well
+from cellrt.cli.shown import check_writable, complaint, console, failing_well
 from cellrt.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def tune(
 def _check_places(*files: Path | None) -> None:
     """Raises DefinitionError or ImportError if files cannot be written, before it takes minutes to find out."""
     for path in files:
-        if path is not None and not path.parent.is_dir():
-            raise DefinitionError(f"there is no folder {path.parent} for {path.name}")
+        if path is not None:
+            check_writable(path)
     plot = files[-1]
     if plot is not None:
         from cellrt.planning.drawing import check_picture

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 from rich.console import Console
+
+from cellrt.errors import CellrtError, DefinitionError
 
 PIPED_WIDTH = 100  # characters, where the output is not a terminal
 
@@ -22,11 +26,17 @@ def complaint(text: str) -> None:
     Console(stderr=True).print(text, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
+def check_writable(path: Path) -> None:
+    """Raises DefinitionError if a file cannot be written, before it takes minutes to find out."""
+    if not path.parent.is_dir():
+        raise DefinitionError(f"there is no folder {path.parent} for {path.name}")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise DefinitionError(f"cannot write {path}")
+
+
 @contextmanager
 def failing_well() -> Iterator[None]:
     """Turns what a user can meet into one line and exit status 1."""
-    from cellrt.errors import CellrtError
-
     try:
         yield
     except (CellrtError, ImportError, OSError) as error:

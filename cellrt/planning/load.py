@@ -16,7 +16,11 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from cellrt.errors import DefinitionError
+
 MOST_SAID = 500
+REACH_S = 10.0
+"""How long a server may take to answer at all, before a load is put on it."""
 MS = 1e3
 
 
@@ -52,7 +56,7 @@ class Answers:
     between_s: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     said: str = ""
-    """The beginning of what the first that was refused was told."""
+    """The beginning of what the first that was refused was told, or of what kept it from the server."""
     late_s: list[float] = field(default_factory=list)
     """How late each request was sent: large where this client was the bottleneck."""
     duration_s: float = 0.0
@@ -86,6 +90,17 @@ def arrival_times(rate: float, count: int, burstiness: float, seed: int) -> list
     return times
 
 
+async def check_reachable(load: Load) -> None:
+    """Raises DefinitionError, with the address, if nothing at a load's address answers HTTP, whatever it answers."""
+    timeout = aiohttp.ClientTimeout(total=REACH_S)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(load.url):
+            pass
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        said = str(error) or f"no answer within {REACH_S:g} s"
+        raise DefinitionError(f"cannot reach {load.url}: {type(error).__name__}: {said}") from None
+
+
 async def send(load: Load, progress: Callable[[int], None]) -> Answers:
     """Sends a load and waits for all answers; ``progress`` hears of each."""
     answers = Answers()
@@ -102,6 +117,7 @@ async def send(load: Load, progress: Callable[[int], None]) -> Answers:
                 answers.late_s.append(sent_s - due_s)
                 await _one(session, load, load.bodies[number], due_s, answers)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                answers.said = answers.said or f"{load.url}: {error}"[:MOST_SAID]
                 answers.failures[type(error).__name__] += 1
             finally:
                 room.release()

@@ -44,3 +44,27 @@ def test_a_load_that_nobody_answers_fails(server: Server) -> None:
     common = ["--base-url", server.url, "--request", "1", "--num-prompts", 3]
     told = run("bench", "serve", "--model", "nobody", *common, status=1)
     assert "'404': 3" in told and "model 'nobody' is not" in told
+
+
+@pytest.mark.parametrize("place", ["nowhere/a.json", "."])
+def test_a_result_that_cannot_be_kept_is_said_before_the_load_is_sent(server: Server, place: str) -> None:
+    common = ["--model", "chain", "--base-url", server.url, "--request", "[[1, 2]]", "--num-prompts", 3]
+    told = run("bench", "serve", *common, "--save-result", place, status=1)
+    assert "Traceback" not in told and place.partition("/")[0] in told and "successful" not in told
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:8000", "http://no such host", "ftp://127.0.0.1"])
+def test_a_server_that_is_not_there_is_said_with_its_address(url: str) -> None:
+    common = ["--model", "chain", "--base-url", url, "--request", "[[1, 2]]", "--num-prompts", 100_000]
+    told = run("bench", "serve", *common, status=1)
+    assert f"cannot reach {url}" in told and told.count(url) <= 2
+    assert "failed requests" not in told  # none was sent
+
+
+def test_a_server_that_goes_away_is_said_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def reached(load: object) -> None: ...
+
+    monkeypatch.setattr("cellrt.planning.load.check_reachable", reached)
+    common = ["--model", "chain", "--base-url", "http://127.0.0.1:9", "--request", "[[1, 2]]", "--num-prompts", 3]
+    told = run("bench", "serve", *common, status=1)
+    assert "'ClientConnectorError': 3" in told and "the first: http://127.0.0.1:9/v1/models/chain/infer" in told
