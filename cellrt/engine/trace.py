@@ -6,9 +6,12 @@ from collections import deque
 
 import numpy as np
 
+from cellrt.core.event_log import read_events
+from cellrt.core.tables import ADMITTED, Tables
 from cellrt.engine.records import Bulk
 from cellrt.view.spans import RequestSpan, TaskSpan
 from cellrt.view.timeline import Timeline
+from cellrt.view.waits import Admission
 from cellrt.worker.base import Done
 
 
@@ -43,3 +46,16 @@ class Trace:
     def timeline(self) -> Timeline:
         """The timeline so far."""
         return Timeline(list(self._tasks), list(self._requests))
+
+
+def admission_of(tables: Tables, sequence: int, arrival_s: float) -> Admission | None:
+    """A request's admission, from the event log; None if that does not reach back to its arrival.
+
+    The first turn is the first after the arrival in which anything happened. Called in a turn.
+    """
+    arrival_ns, events_ns = round(arrival_s * 1e9), tables.events["now_ns"]
+    admitted = [event.now_ns for event in read_events(tables, sequence=sequence) if event.what == ADMITTED]
+    if not admitted or (events_ns > arrival_ns).all():  # what was never written has a 0
+        return None
+    turn_ns = int(events_ns[events_ns >= min(arrival_ns, admitted[0])].min())
+    return Admission(turn_ns / 1e9, admitted[0] / 1e9)

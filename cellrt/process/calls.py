@@ -6,16 +6,19 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
 from cellrt.engine.engine import Engine
 from cellrt.engine.registry import Model
+from cellrt.engine.trace import admission_of
 from cellrt.errors import RequestError, UnknownModelError
 from cellrt.process.binding import described
 from cellrt.process.guest import Guest
 from cellrt.process.source import ModelSource
 from cellrt.view.chrome_trace import chrome_trace
+from cellrt.view.waits import waits_of
 
 LONGEST_ID = 40
 """Of a request: two numbers of 64 bits."""
@@ -179,12 +182,17 @@ class Calls:
         """The last requests and their tasks, or one request with its, as ``view.chrome_trace`` has them."""
         timeline = self._engine.timeline()
         if request is not None:
-            shown = timeline.of(self._number_of(request))
+            number = self._number_of(request)
+            shown = timeline.of(number)
             if not shown.requests:
                 raise RequestError(f"request {request!r} has not ended, or ended long ago")
+            (span,) = shown.requests
+            manager = self._engine._manager
+            admission = manager.turns.call(partial(admission_of, manager._processor.tables, number, span.arrival_s))
+            waits = waits_of(timeline.tasks, span, admission)
         else:
-            shown = timeline.last(count) if timeline.requests else timeline
-        return None, json.dumps(chrome_trace(shown.tasks, shown.requests)).encode()
+            shown, waits = timeline.last(count) if timeline.requests else timeline, {}
+        return None, json.dumps(chrome_trace(shown.tasks, shown.requests, waits)).encode()
 
     def _number(self, guest: Guest, _: bytes) -> Answer:
         """The guest's number in the ids of timelines."""

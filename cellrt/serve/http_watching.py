@@ -83,7 +83,7 @@ class WatchingDoor:
         return Response(events, media_type="application/json")
 
     async def request_story(self, request: Request) -> Response:
-        """Which tasks a request was in, and how long it waited before each; ``?format=trace``: for Perfetto."""
+        """Which tasks a request was in, how long it waited before each, for what; ``?format=trace``: for Perfetto."""
         self._refuse_without_timeline()
         try:
             events = await self._backend.call("timeline_events", request=request.path_params["id"])
@@ -107,18 +107,17 @@ def story(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     begin, end = (
         next(event for event in events if event["ph"] == mark and event["name"] != "queueing") for mark in "be"
     )
-    seen_us, tasks = begin["ts"], []
+    tasks = []
     for event in sorted((event for event in events if event["ph"] == "X"), key=lambda event: event["ts"]):
         tasks.append(
             {
                 "cell": event["name"],
                 "worker": event["tid"],
-                "waited_s": max(0.0, event["ts"] - seen_us) / US,
+                **event["args"]["waited"],
                 "start_s": (event["ts"] - begin["ts"]) / US,
                 "took_s": event["dur"] / US,
                 **{name: event["args"][name] for name in ("task", "rows", "steps")},
                 "together_with": len(event["args"]["requests"]) - 1,
             }
         )
-        seen_us = event["ts"] + event["dur"]
     return {"model": begin["name"], "took_s": (end["ts"] - begin["ts"]) / US, "tasks": tasks}

@@ -8,11 +8,12 @@ arrival to its answer, and inside it another from its arrival to the start of it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cellrt.view.spans import RequestSpan, TaskSpan, first_starts
+from cellrt.view.waits import Wait
 
 WORKERS, REQUESTS = 1, 2
 """The two processes that the viewer shows."""
@@ -24,10 +25,15 @@ def save_chrome_trace(tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan]
     path.write_text(json.dumps(chrome_trace(tasks, requests)))
 
 
-def chrome_trace(tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan]) -> dict[str, Any]:
-    """Tasks and requests in the format, for JSON; times are from ``zero_s`` on the spans' own clock."""
+def chrome_trace(
+    tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan], waits: Mapping[int, Wait] | None = None
+) -> dict[str, Any]:
+    """Tasks and requests in the format, for JSON; times are from ``zero_s`` on the spans' own clock.
+
+    ``waits``: by task, what the one request that is shown waited for.
+    """
     zero_s = min((*(span.arrival_s for span in requests), *(task.start_s for task in tasks)), default=0.0)
-    events = [*_names(tasks), *_task_events(tasks, zero_s), *_request_events(tasks, requests, zero_s)]
+    events = [*_names(tasks), *_task_events(tasks, waits or {}, zero_s), *_request_events(tasks, requests, zero_s)]
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"zero_s": zero_s}}
 
 
@@ -39,8 +45,9 @@ def _names(tasks: Sequence[TaskSpan]) -> Iterator[Event]:
         yield {"ph": "M", "pid": WORKERS, "tid": worker, "name": "thread_name", "args": {"name": f"worker {worker}"}}
 
 
-def _task_events(tasks: Sequence[TaskSpan], zero_s: float) -> Iterator[Event]:
+def _task_events(tasks: Sequence[TaskSpan], waits: Mapping[int, Wait], zero_s: float) -> Iterator[Event]:
     for task in tasks:
+        waited = {"waited": _wait(waits[task.task])} if task.task in waits else {}
         yield {
             "ph": "X",
             "cat": "task",
@@ -54,8 +61,16 @@ def _task_events(tasks: Sequence[TaskSpan], zero_s: float) -> Iterator[Event]:
                 "rows": task.rows,
                 "steps": task.steps,
                 "requests": list(dict.fromkeys(task.requests)),
+                **waited,
             },
         }
+
+
+def _wait(wait: Wait) -> dict[str, Any]:
+    """For how long, and for what."""
+    ran = [{"task": task.task, "cell": task.cell} for task in wait.worker_ran]
+    parts = {name: getattr(wait, name) for name in ("admission_s", "worker_s", "scheduler_s", "unknown_s")}
+    return {"waited_s": wait.total_s, "waited_for": {**parts, "worker_ran": ran}}
 
 
 def _request_events(tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan], zero_s: float) -> Iterator[Event]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 
 from cellrt.definition.aot.store import CACHE_VARIABLE
 from tests.serve.helpers import ROOT, Server
-from tests.steps import RAISE
+from tests.steps import HOLD_LONG, RAISE
 from tests.waiting import until
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -92,6 +93,19 @@ def test_a_request_tells_its_way(server: Server) -> None:
     assert last["start_s"] + last["took_s"] <= story["took_s"]
     trace = server.http.get(path, params={"format": "trace"}).json()
     assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X", "b", "e"}
+
+
+def test_a_request_tells_what_it_waited_for(server: Server) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(server.post, "/v1/models/chain/infer", {"request": [[HOLD_LONG, 0]] * 4})
+        until(lambda: server.unfinished() == 1, "the worker is busy")
+        answer = server.post("/v1/models/letters/infer", {"request": "a"})
+        assert slow.result().status_code == 200
+    (task,) = server.http.get(f"/debug/requests/{answer.headers['x-cellrt-request']}").json()["tasks"]
+    waited = task["waited_for"]
+    assert waited["worker_s"] > 0.05 and "step" in {ran["cell"] for ran in waited["worker_ran"]}
+    assert sum(value for name, value in waited.items() if name.endswith("_s")) == pytest.approx(task["waited_s"])
+    assert task["waited_s"] == pytest.approx(task["start_s"], abs=1e-5) and waited["unknown_s"] == 0
 
 
 @pytest.mark.parametrize("id", ["1-999999999", "nonsense", "7-1", "-", "1-" + "9" * 5000, "9" * 5000 + "-1"])
