@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp
 
 from cellrt.errors import CellrtError, RequestError
 from cellrt.serve.backend import Backend
+from cellrt.serve.content_encoding import Decompressed
 from cellrt.serve.door import Door
 from cellrt.serve.guard import Guard
 from cellrt.serve.http import error_response, json_response
@@ -26,6 +28,9 @@ from cellrt.serve.shortcut import Shortcut
 
 FIRST_S = 30.0
 """How long connections wait for a front end's first sight of the engine; then they are told that there is none."""
+
+ALLOWED_ORIGINS = "CELLRT_SERVE_ALLOWED_ORIGINS"
+"""In the environment: origins whose pages may do what changes something, separated by blanks."""
 
 LONGEST_PATH = 200
 """So much of a path that is not there an error says."""
@@ -53,7 +58,8 @@ def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -
         lifespan=connected,
     )
     often = {("v1", "infer"): native.native_infer, ("v2", "infer"): oip.infer, ("v2", "generate"): oip.generate}
-    return Guard(wrap(Shortcut(app, often)), Keys(backend.settings.api_keys), door.measures)
+    origins = os.environ.get(ALLOWED_ORIGINS, "").lower().split()
+    return Guard(wrap(Decompressed(Shortcut(app, often))), Keys(backend.settings.api_keys), door.measures, origins)
 
 
 @asynccontextmanager

@@ -1,15 +1,17 @@
-"""What stands before every door: keys, the count of answers, and errors that none of them expected."""
+"""What stands before every door: keys, origins, the count of answers, and errors that none of them expected."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cellrt.errors import EngineClosedError
+from cellrt.serve.door import SEEN
 from cellrt.serve.http import CUT_OFF, error_answer
 from cellrt.serve.keys import Keys
 from cellrt.serve.measures import Measures
@@ -17,27 +19,43 @@ from cellrt.serve.oip import encode
 
 OPEN = ("/v2/health/live", "/v2/health/ready", "/", "/docs")
 """What needs no key: the pages are empty without one."""
+HARMLESS = ("GET", "HEAD")
+"""Methods that change nothing: pages of any origin may use them, and cannot read the answer."""
+LONGEST_ORIGIN = 60
+"""So much of an origin an error says; a websocket has 123 bytes for it."""
 log = logging.getLogger("cellrt")
 
 
 class Guard:
-    """ASGI in front of ASGI. ``keys``: one of them must come with each request."""
+    """ASGI in front of ASGI.
 
-    def __init__(self, app: ASGIApp, keys: Keys, measures: Measures) -> None:
+    Args:
+        app: what it lets requests in to.
+        keys: one of them must come with each request.
+        measures: counts answers.
+        origins: of other servers, in lower case, whose pages may do what changes something, or open a websocket.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys, measures: Measures, origins: Collection[str] = ()) -> None:
         self._app, self._measures = app, measures
-        self._keys = keys
+        self._keys, self._origins = keys, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request in, or answers 401."""
-        if scope["type"] == "lifespan" or (self._knows(scope) and scope["type"] == "websocket"):
+        """Lets a request in, or answers 401 or 403."""
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
+        elif scope["type"] != "websocket":
+            await self._count(scope, receive, send)
+        elif (foreign := self._foreign_origin(scope)) is not None:
+            await send({"type": "websocket.close", "code": 1008, "reason": _said_of(foreign)})
+        elif not self._knows(scope):
             await send({"type": "websocket.close", "code": 1008, "reason": "a key is needed"})
         else:
-            await self._count(scope, receive, send)
+            await self._app(scope, receive, send)
 
     async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
         begin_s, status = time.perf_counter(), 0
+        SEEN.set([])
 
         async def note(message: Message) -> None:
             nonlocal status
@@ -46,7 +64,9 @@ class Guard:
             await send(message)
 
         try:
-            if self._knows(scope):
+            if scope["method"] not in HARMLESS and (foreign := self._foreign_origin(scope)) is not None:
+                await _answer(note, 403, {"error": _said_of(foreign), "type": "Forbidden"})
+            elif self._knows(scope):
                 await self._app(scope, receive, note)
             else:
                 await _refuse(note)
@@ -63,6 +83,22 @@ class Guard:
 
     def _knows(self, scope: Scope) -> bool:
         return scope["path"] in OPEN or self._keys.came_with(Headers(scope=scope))
+
+    def _foreign_origin(self, scope: Scope) -> str | None:
+        """The origin of the page that a browser says sent this; None if it is the server's own or there is none."""
+        host, origins = b"", []
+        for name, value in scope["headers"]:
+            if name == b"origin":
+                origins.append(value.decode("latin-1").lower())
+            elif name == b"host":
+                host = value
+        own = host.decode("latin-1").lower() or None
+        foreign = (each for each in origins if each.partition("://")[2] != own and each not in self._origins)
+        return next(foreign, None)
+
+
+def _said_of(origin: str) -> str:
+    return f"Origin: pages of {origin[:LONGEST_ORIGIN]!r} may not do this at this server"
 
 
 async def _refuse(send: Send) -> None:

@@ -1,0 +1,52 @@
+"""Pages of other origins, in a browser that can reach the server, change nothing at it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tests.serve.helpers import Server, start
+
+FOREIGN, ALLOWED = "http://evil.example", "https://app.example"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with start("letters", environment={"CELLRT_SERVE_ALLOWED_ORIGINS": f"https://b.example {ALLOWED}"}) as made:
+        yield made
+
+
+def unload(server: Server, origin: str) -> int:
+    headers = {"origin": origin, "content-type": "text/plain"}
+    return server.post("/v2/repository/models/nobody/unload", headers=headers).status_code
+
+
+@pytest.mark.parametrize("origin", [FOREIGN, "null", "http://127.0.0.1:1", ""])
+def test_a_page_of_another_origin_changes_nothing(server: Server, origin: str) -> None:
+    assert unload(server, origin) == 403
+    answer = server.post("/v1/models/letters/infer", {"request": "a"}, headers={"origin": origin})
+    assert answer.status_code == 403 and "Origin: pages of" in answer.json()["error"]
+
+
+def test_the_server_s_own_page_and_origins_that_are_allowed_may(server: Server) -> None:
+    for origin in (server.url, server.url.upper(), ALLOWED):
+        assert unload(server, origin) == 404
+        answer = server.post("/v1/models/letters/infer", {"request": "a"}, headers={"origin": origin})
+        assert answer.status_code == 200
+
+
+def test_what_changes_nothing_is_open_but_not_readable(server: Server) -> None:
+    answer = server.http.get("/v1/models", headers={"origin": FOREIGN})
+    assert answer.status_code == 200 and "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(("origin", "status"), [(FOREIGN, b"403"), (ALLOWED, b"101"), (None, b"101")])
+def test_a_websocket_needs_an_origin_of_its_own_or_none(server: Server, origin: str | None, status: bytes) -> None:
+    host, port = server.address.split(":")
+    head = ["GET /v1/models/letters/session HTTP/1.1", f"Host: {server.address}", "Upgrade: websocket"]
+    head += ["Connection: Upgrade", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13"]
+    head += [f"Origin: {origin}"] if origin else []
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.sendall("\r\n".join([*head, "", ""]).encode())
+        assert sock.recv(64).split()[1] == status
