@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cellrt.errors import CancelledError, CellrtError, EngineClosedError, RequestTooLargeError, http_status
-from cellrt.serve.door import Gone, error_headers, told
+from cellrt.serve.door import SEEN, Gone, error_headers, told
 from cellrt.serve.oip import encode
 
 REQUEST_ID = "x-cellrt-request"
@@ -61,7 +61,14 @@ async def error_response(_: Request, error: Exception) -> Response:
 
 def error_answer(error: Exception) -> Response:
     """As ``error_response``."""
-    return Response(encode(told(error)), http_status(error), error_headers(error), "application/json")
+    headers = {**error_headers(error), **_seen_header()}
+    return Response(encode(told(error)), http_status(error), headers, "application/json")
+
+
+def _seen_header() -> dict[str, str]:
+    """``REQUEST_ID`` of what was submitted in this context."""
+    seen = SEEN.get()
+    return {REQUEST_ID: seen[-1]} if seen else {}
 
 
 class EventStream(Response):
@@ -98,10 +105,11 @@ class EventStream(Response):
         try:
             first = await anext(events, b"")  # an error before the first step is the answer
         except CellrtError as error:
-            self.raw_headers = [*_ERROR_HEADERS, *((k.encode(), v.encode()) for k, v in error_headers(error).items())]
-            await write({"type": "http.response.start", "status": http_status(error), "headers": self.raw_headers})
-            await write({"type": "http.response.body", "body": encode(told(error))})
+            answer = error_answer(error)
+            await write({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
+            await write({"type": "http.response.body", "body": answer.body})
             return
+        self.headers.update(_seen_header())  # whoever makes the events has submitted the request
         await write({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             await write(_event(first))
@@ -128,9 +136,6 @@ async def _heard(events: AsyncIterator[bytes], watcher: asyncio.Future[object]) 
         if watcher.done() or isinstance(error, CellrtError):
             raise
         raise EngineClosedError(CUT_OFF) from None
-
-
-_ERROR_HEADERS = [(b"content-type", b"application/json")]
 
 
 def _event(data: bytes) -> dict[str, object]:

@@ -65,6 +65,42 @@ def test_tensors_come_and_go_as_json_and_as_bytes(client, binary_in: bool, binar
     assert result.get_response()["id"] == "17"
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_body_may_come_compressed(client, encoding: str, binary: bool) -> None:
+    for answer_encoding in (None, encoding):
+        result = client.infer(
+            "chain",
+            [tensor("x", X, binary=binary)],
+            request_compression_algorithm=encoding,
+            response_compression_algorithm=answer_encoding,
+        )
+        np.testing.assert_allclose(result.as_numpy("every"), expected(X))
+
+
+@pytest.mark.parametrize("path", ["/v2/models/letters/generate_stream", "/v1/models/letters/infer"])
+def test_a_stream_says_what_its_request_is_known_by(server: Server, path: str) -> None:
+    sent = {"request": "abc", "stream": True} if path.startswith("/v1") else {"text": "abc"}
+    with server.http.stream("POST", path, json=sent) as answer:
+        list(answer.iter_lines())
+    story = server.http.get(f"/debug/requests/{answer.headers['x-cellrt-request']}").json()
+    assert story["model"] == "letters"
+
+
+def test_an_error_of_a_stream_says_what_its_request_is_known_by(server: Server) -> None:
+    sent = {"x": [[HOLD, 0]] * 30, "parameters": {"timeout": 5000}}
+    answer = server.post("/v2/models/chain/generate_stream", sent)
+    assert answer.status_code == 504
+    assert server.http.get(f"/debug/requests/{answer.headers['x-cellrt-request']}").json()["model"] == "chain"
+
+
+def test_an_error_of_a_request_in_a_sequence_says_what_it_is_known_by(server: Server) -> None:
+    sequence = {"sequence_id": "late", "sequence_start": True, "sequence_end": True, "timeout": 5000}
+    answer = server.post("/v2/models/kept/generate", {"x": [[HOLD, 0]] * 30, "parameters": sequence})
+    assert answer.status_code == 504
+    assert server.http.get(f"/debug/requests/{answer.headers['x-cellrt-request']}").json()["model"] == "kept"
+
+
 @pytest.mark.parametrize("binary", [True, False])
 def test_texts_are_bytes(client, binary: bool) -> None:
     result = client.infer("letters", [tensor("text", np.array(["a\u00e9"], object), "BYTES", binary=binary)])
