@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from cellrt.engine.engine import Engine
 from cellrt.engine.registry import Model
 from cellrt.engine.trace import admission_of
-from cellrt.errors import RequestError, UnknownModelError
+from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.process.binding import described
 from cellrt.process.guest import Guest
 from cellrt.process.source import ModelSource
@@ -88,9 +88,17 @@ class Calls:
         self.register(found, options)
         return None, b""
 
-    def register(self, source: ModelSource, options: dict[str, Any]) -> None:
-        """Registers a model, and keeps it in the catalogue. Raises DefinitionError, EngineClosedError."""
+    def register(self, source: ModelSource, options: dict[str, Any], name: str | None = None) -> None:
+        """Registers a model, and keeps it in the catalogue. Raises DefinitionError, EngineClosedError.
+
+        ``name``: that it must have.
+        """
         model = source.load()
+        if name not in (None, model.name):
+            raise DefinitionError(
+                f"model {name!r} cannot be loaded anew: {source.text} makes a model named {model.name!r} now; "
+                "all is as it was"
+            )
         with self._register_lock:
             self._engine.register(model, **options)
             entry = self._catalogue.setdefault(model.name, Entry(source, options))
@@ -111,7 +119,7 @@ class Calls:
         entry = self._catalogue.get(model)
         if entry is None:
             raise UnknownModelError(f"model {model!r} was never registered; those were: {sorted(self._catalogue)}")
-        self.register(entry.source, {**entry.options, "replace": True})
+        self.register(entry.source, {**entry.options, "replace": True}, model)
         return None, b""
 
     def _models(self, guest: Guest, _: bytes) -> Answer:

@@ -176,7 +176,9 @@ class RecordForm:
         """The record of parts that were read. Raises RequestError if its class refuses them."""
         try:
             return self.make(**parts)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: no request ends the server
             raise RequestError(f"{where}: {type(error).__name__}: {error}") from error
 
 

@@ -73,7 +73,7 @@ class Guard:
         except asyncio.CancelledError:  # the server ends: see CUT_OFF
             if not status:
                 await error_answer(EngineClosedError(CUT_OFF))(scope, receive, note)
-        except Exception:
+        except (Exception, SystemExit):  # a model's code may raise that too
             log.exception("%s %s", scope["method"], scope["path"])
             if not status:
                 await _answer(note, 500, {"error": "an error of the server; its log has it", "type": "InternalError"})
