@@ -32,6 +32,8 @@ EXTENSIONS = (
 )
 NS = 1e9
 _objects = msgspec.json.Decoder(dict[str, Any])
+_index_requests = msgspec.json.Decoder(oip.IndexRequest)
+_load_requests = msgspec.json.Decoder(oip.LoadRequest)
 
 
 class OipDoor:
@@ -104,16 +106,18 @@ class OipDoor:
         body = await read_body(request, self._limits.max_body_bytes)
         described = await self._described(request)
         given = checked(oip.decode(body, _objects), self._limits)
-        parameters, id = given.pop("parameters", {}), given.pop("id", "")
+        own = described.inputs  # whose names go before the protocol's
+        parameters = given.pop("parameters", {}) if "parameters" not in own else {}
+        id = given.pop("id", "") if "id" not in own else ""
         if not isinstance(parameters, dict) or not isinstance(id, str):
             raise RequestError("expected parameters as an object, and id as a text")
         tensors = {
-            name: oip.as_tensor(described.inputs[name].info.datatype, value, f"input {name!r}")
+            name: oip.as_tensor(own[name].info.datatype, value, f"input {name!r}")
             for name, value in given.items()
-            if name in described.inputs
+            if name in own
         }
         if len(tensors) != len(given):
-            raise RequestError(f"model {described.name!r}: expected {list(described.inputs)}, got {list(given)!r:.200}")
+            raise RequestError(f"model {described.name!r}: expected {list(own)}, got {list(given)!r:.200}")
         return described, described.read_tensors(tensors), oip.read_parameters(parameters), id
 
     async def _described(self, request: Request) -> Described:
@@ -190,7 +194,7 @@ class OipDoor:
     async def index(self, request: Request) -> Response:
         """All models that the operator named, whether they are loaded or not."""
         body = await read_body(request, self._limits.max_body_bytes)
-        only_ready = bool(oip.decode(body, _objects).get("ready")) if body else False
+        only_ready = oip.decode(body, _index_requests).ready if body else False
         entries = await self._backend.call("models")
         told = [_entry(entry, self._backend.why_unserved(entry["name"])) for entry in entries]
         return json_response([each for each in told if each["state"] == "READY" or not only_ready])
@@ -198,7 +202,7 @@ class OipDoor:
     async def load(self, request: Request) -> Response:
         """Registers a model of the index anew, from where the operator said; requests go on meanwhile."""
         body = await read_body(request, self._limits.max_body_bytes)
-        if body and _overrides(oip.decode(body, _objects)):
+        if body and _overrides(oip.decode(body, _load_requests).parameters):
             raise RequestError("models come from where the operator said: no config and no files are taken")
         await self._backend.call("load", request.path_params["model"])
         await self._described(request)
@@ -213,9 +217,8 @@ class OipDoor:
         return json_response({})
 
 
-def _overrides(given: Mapping[str, Any]) -> bool:
-    parameters = given.get("parameters")
-    return isinstance(parameters, dict) and any(name == "config" or name.startswith("file:") for name in parameters)
+def _overrides(parameters: Mapping[str, Any]) -> bool:
+    return any(name == "config" or name.startswith("file:") for name in parameters)
 
 
 def _head(described: Described, id: str) -> dict[str, str]:

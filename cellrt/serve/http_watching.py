@@ -19,9 +19,8 @@ from cellrt.serve.door import Door, told
 from cellrt.serve.http import json_response
 from cellrt.serve.metrics import EngineMetrics
 from cellrt.serve.oip import MOST_DIGITS
-from cellrt.serve.openapi import document
+from cellrt.serve.openapi import MOST_SHOWN, document
 
-MOST_SHOWN = 10_000
 US = 1e6
 END = b"# EOF\n"
 PAGES = {"/": "page.html", "/docs": "docs.html"}
@@ -85,11 +84,14 @@ class WatchingDoor:
     async def request_story(self, request: Request) -> Response:
         """Which tasks a request was in, how long it waited before each, for what; ``?format=trace``: for Perfetto."""
         self._refuse_without_timeline()
+        format = request.query_params.get("format")
+        if format not in (None, "trace"):
+            raise RequestError(f"format: expected trace, or none, got {format!r:.40}")
         try:
             events = await self._backend.call("timeline_events", request=request.path_params["id"])
         except RequestError as error:
             return json_response(told(error), 404)
-        if request.query_params.get("format") == "trace":
+        if format == "trace":
             return Response(events, media_type="application/json")
         return json_response(story(msgspec.json.decode(events)["traceEvents"]))
 

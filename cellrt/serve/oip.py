@@ -55,6 +55,19 @@ class InferRequest(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
+class IndexRequest(msgspec.Struct):
+    """What the index of the repository is asked for."""
+
+    ready: bool = False
+    """Whether only models that take requests are meant."""
+
+
+class LoadRequest(msgspec.Struct):
+    """How a model is to be loaded; whatever its parameters say, where it comes from is the operator's choice."""
+
+    parameters: dict[str, Any] = {}
+
+
 class InSequence(NamedTuple):
     """Which session a request belongs to, and whether it is its first or last."""
 

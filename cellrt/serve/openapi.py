@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import quote
 
 import msgspec
 
 import cellrt
 from cellrt.serve.described import Described
 from cellrt.serve.http_native import NativeRequest
-from cellrt.serve.oip import InferRequest
+from cellrt.serve.oip import IndexRequest, InferRequest, LoadRequest
 
 Schema = dict[str, Any]
+MOST_SHOWN = 10_000
+"""Requests that ``/debug/timeline`` tells of at once."""
+DESCRIPTION = """
+Bodies of requests may be compressed with gzip or deflate.
+
+OpenAPI has no words for the websocket `/v1/models/{model}/session`: each text message is an object with `request`, as
+`/v1/models/{model}/infer` takes it, and perhaps `deadline_s` and `priority`; a binary one is raw rows of the one tensor
+that the model takes. Each is answered in order, with `number` and `results`, or `error` and `type`. All are in one
+session if the model keeps state: that of the id that `?id=` has, or a new one.
+"""
 ERRORS = {
     "400": "the request is wrong",
     "401": "a key is needed",
+    "403": "a page of another origin sent it",
     "404": "no such model or version",
     "410": "the session is not open",
     "413": "the request is too large",
+    "415": "the body is encoded otherwise than gzip or deflate",
     "429": "too many requests: try again after Retry-After",
     "499": "the client was gone",
     "500": "a cell failed",
@@ -29,22 +42,19 @@ ERRORS = {
 
 def document(models: Sequence[Described], *, has_keys: bool) -> Schema:
     """The whole description."""
-    components = msgspec.json.schema_components(
-        [NativeRequest, InferRequest], ref_template="#/components/schemas/{name}"
-    )[1]
-    schemas: Schema = {**components, "Error": _ERROR}
-    paths: Schema = {
-        "/v2": _get("What this server is."),
-        "/v2/health/live": _get("Whether this front end answers."),
-        "/v2/health/ready": _get("Whether every model that is loaded can be served.", "503"),
-        "/v1/models": _get("The models.", "503"),
-        "/metrics": _get("Counts, for Prometheus.", kind="text/plain"),
-    }
+    messages = [NativeRequest, InferRequest, IndexRequest, LoadRequest]
+    components = msgspec.json.schema_components(messages, ref_template="#/components/schemas/{name}")[1]
+    schemas: Schema = {**components, "Error": _ERROR, "Ready": _READY}
+    common = _common_paths()
+    paths = dict(common)
     for model in models:
         paths |= _paths_of(model, schemas)
+    if models:
+        paths |= _paths_of_versions(models)
+    paths |= common  # of a model called stats, /v2/models/stats is not the metadata
     made: Schema = {
         "openapi": "3.1.0",
-        "info": {"title": "cellrt", "version": cellrt.__version__},
+        "info": {"title": "cellrt", "version": cellrt.__version__, "description": DESCRIPTION},
         "paths": paths,
         "components": {"schemas": schemas},
     }
@@ -54,31 +64,88 @@ def document(models: Sequence[Described], *, has_keys: bool) -> Schema:
     return made
 
 
+def _common_paths() -> Schema:
+    """The paths that are of no model."""
+    count = {"type": "integer", "minimum": 1, "maximum": MOST_SHOWN}
+    model = _parameter("model", {"type": "string", "minLength": 1})
+    index = {"$ref": "#/components/schemas/IndexRequest"}
+    load = {"$ref": "#/components/schemas/LoadRequest"}
+    repository = "/v2/repository/models/{model}"
+    return {
+        "/": _get("A page that shows what happens.", kind="text/html"),
+        "/docs": _get("A page to try all this.", kind="text/html"),
+        "/openapi.json": _get("This description.", "503"),
+        "/metrics": _get("Counts, for Prometheus.", kind="text/plain"),
+        "/debug/statistics": _get("Counts of the engine.", "503"),
+        "/debug/timeline": _get(
+            "The last requests and tasks, for Perfetto.", "400", "503", parameters=[_parameter("count", count, "query")]
+        ),
+        "/debug/requests/{id}": _get(
+            "Which tasks a request was in, and what it waited for: of the id that x-cellrt-request has.",
+            "400",
+            "404",
+            "503",
+            parameters=[
+                _parameter("id", {"type": "string", "minLength": 1}),
+                _parameter("format", {"const": "trace"}, "query"),
+            ],
+        ),
+        "/v1/models": _get("The models.", "503"),
+        "/v2": _get("What this server is."),
+        "/v2/health/live": _get("Whether this front end answers."),
+        "/v2/health/ready": _get_ready("Whether every model that is loaded can be served."),
+        "/v2/models/stats": _get("Counts of all models.", "503"),
+        "/v2/repository/index": _post("All models that the operator named.", index, {"type": "array"}, may_lack=True),
+        f"{repository}/load": _post("Registers a model anew.", load, {}, may_lack=True, parameters=[model]),
+        f"{repository}/unload": _post("Takes a model out.", None, {}, parameters=[model]),
+    }
+
+
 def _paths_of(model: Described, schemas: Schema) -> Schema:
-    """The paths of one model."""
-    name = model.name
-    body = {**schemas["NativeRequest"]}
-    body["properties"] = {**body["properties"], "request": model.request.schema()}
-    schemas[f"{name}.Request"] = body
+    """The paths of one model; its request is added to the schemas."""
+    name, place = model.name, quote(model.name, safe="")
+    key = f"{place.replace('.', '%2E').replace('~', '%7E').replace('%', '.')}.Request"  # what may stand in such a key
+    schemas[key] = {
+        **schemas["NativeRequest"],
+        "properties": {**schemas["NativeRequest"]["properties"], "request": model.request.schema()},
+    }
     results = {"type": "object", "required": ["model", "version", "results"], "properties": _results(model)}
     generate: Schema = {
         "type": "object",
         "properties": {
-            **{each.info.name: {} for each in model.inputs.values()},
             "parameters": {"type": "object"},
             "id": {"type": "string"},
+            **{each.info.name: {} for each in model.inputs.values()},  # which go before the protocol's
         },
         "required": [name for name, each in model.inputs.items() if not each.is_optional],
         "additionalProperties": False,
     }
-    native, tensors = f"#/components/schemas/{name}.Request", "#/components/schemas/InferRequest"
+    native = {"$ref": f"#/components/schemas/{key}"}
+    infer = _post(f"Runs {name}.", native, results, streams="too")
+    return {f"/v1/models/{place}/infer": infer, **_protocol_paths(f"/v2/models/{place}", name, generate, [])}
+
+
+def _paths_of_versions(models: Sequence[Described]) -> Schema:
+    """The paths that name a version, of all models: of each, only the newest takes requests."""
+    names, versions = [model.name for model in models], sorted({model.version for model in models})
+    parameters = [_parameter("model", {"enum": names}), _parameter("version", {"enum": versions})]
+    base = "/v2/models/{model}/versions/{version}"
+    return _protocol_paths(base, "that version of a model", {"type": "object"}, parameters)
+
+
+def _protocol_paths(base: str, what: str, generate: Schema, parameters: Sequence[Schema]) -> Schema:
+    """What the Open Inference Protocol has below the address of a model or version; ``generate``: its body."""
+    tensors, made = {"$ref": "#/components/schemas/InferRequest"}, {"type": "object"}
+    given: Any = {"parameters": parameters}
+    errors = ("404", "500", "503")
     return {
-        f"/v1/models/{name}/infer": _post(f"Runs {name}.", {"$ref": native}, results, may_stream=True),
-        f"/v2/models/{name}": _get(f"Inputs and outputs of {name}.", "404", "503"),
-        f"/v2/models/{name}/ready": _get(f"Whether {name} takes requests.", "404", "503"),
-        f"/v2/models/{name}/stats": _get(f"Counts of {name}.", "404", "503"),
-        f"/v2/models/{name}/infer": _post(f"Runs {name} on tensors.", {"$ref": tensors}, {"type": "object"}),
-        f"/v2/models/{name}/generate": _post(f"Runs {name} on values by name.", generate, {"type": "object"}),
+        base: _get(f"Inputs and outputs of {what}.", *errors, **given),
+        f"{base}/ready": _get_ready(f"Whether {what} takes requests.", "404", "500", **given),
+        f"{base}/config": _get(f"The same of {what}, as Triton's configuration.", *errors, **given),
+        f"{base}/stats": _get(f"Counts of {what}.", *errors, **given),
+        f"{base}/infer": _post(f"Runs {what} on tensors.", tensors, made, may_be_binary=True, **given),
+        f"{base}/generate": _post(f"Runs {what} on values by name.", generate, made, **given),
+        f"{base}/generate_stream": _post("As generate, an event a step.", generate, made, streams="only", **given),
     }
 
 
@@ -98,24 +165,47 @@ def _values(datatype: str, shape: Sequence[int]) -> Schema:
     return schema
 
 
-def _get(summary: str, *errors: str, kind: str = "application/json") -> Schema:
-    return {"get": {"summary": summary, "responses": {"200": _content("Yes.", {}, kind), **_errors("401", *errors)}}}
+def _parameter(name: str, schema: Schema, place: str = "path") -> Schema:
+    """One of the address: of its path, which needs it, or of its query."""
+    return {"name": name, "in": place, "required": place == "path", "schema": schema}
 
 
-def _post(summary: str, body: Schema, answer: Schema, *, may_stream: bool = False) -> Schema:
-    content = {"application/json": {"schema": body}}
+def _get(
+    summary: str, *errors: str, kind: str = "application/json", parameters: Sequence[Schema] = ()
+) -> dict[str, Any]:
+    responses = {"200": _content("Yes.", {}, kind), **_errors("401", *errors)}
+    return {"get": {"summary": summary, "parameters": list(parameters), "responses": responses}}
+
+
+def _get_ready(summary: str, *errors: str, parameters: Sequence[Schema] = ()) -> Schema:
+    """As ``_get`` of what says no with 503."""
+    made = _get(summary, *errors, parameters=parameters)
+    either = {"anyOf": [{"$ref": "#/components/schemas/Ready"}, {"$ref": "#/components/schemas/Error"}]}
+    made["get"]["responses"]["503"] = _content("No.", either, "application/json")
+    return made
+
+
+def _post(
+    summary: str,
+    body: Schema | None,
+    answer: Schema,
+    *,
+    streams: Literal["no", "too", "only"] = "no",
+    may_be_binary: bool = False,
+    may_lack: bool = False,
+    parameters: Sequence[Schema] = (),
+) -> Schema:
+    """``streams``: whether the answer may, or must, be events; ``may_lack``: whether it does without a body."""
     done = _content("The results.", answer, "application/json")
-    if may_stream:
-        done["content"]["text/event-stream"] = {
-            "schema": {"type": "object", "properties": {"data": {"type": "string"}}}
-        }
-    return {
-        "post": {
-            "summary": summary,
-            "requestBody": {"required": True, "content": content},
-            "responses": {"200": done, **_errors(*ERRORS)},
-        }
-    }
+    if streams != "no":
+        events = {"schema": {"type": "object", "properties": {"data": {"type": "string"}}}}
+        done["content"] = {**({} if streams == "only" else done["content"]), "text/event-stream": events}
+    if may_be_binary:
+        done["content"]["application/octet-stream"] = {"schema": {}}
+    made: Schema = {"summary": summary, "parameters": list(parameters)}
+    if body is not None:
+        made["requestBody"] = {"required": not may_lack, "content": {"application/json": {"schema": body}}}
+    return {"post": {**made, "responses": {"200": done, **_errors(*ERRORS)}}}
 
 
 def _content(what: str, schema: Schema, kind: str) -> Schema:
@@ -131,4 +221,9 @@ _ERROR: Schema = {
     "type": "object",
     "properties": {"error": {"type": "string"}, "type": {"type": "string"}},
     "required": ["error"],
+}
+_READY: Schema = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "ready": {"type": "boolean"}},
+    "required": ["ready"],
 }

@@ -48,8 +48,30 @@ def counted(graph: cellrt.Graph, request: Counted) -> dict[str, object]:
     return {"sum": graph.chain(ADD, a=request.words, b=[request.count] * request.count).sum}
 
 
+@dataclass
+class Leaving:
+    """Its class would end the process."""
+
+    id: Tensor
+    parameters: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.id) != len(self.parameters):
+            raise SystemExit("goodbye")
+
+
+@cellrt.unfold("leaving", example=Leaving(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)))
+def leaving(graph: cellrt.Graph, request: Leaving) -> dict[str, object]:
+    return {"sum": graph.chain(ADD, a=request.id, b=request.parameters).sum}
+
+
 @cellrt.unfold("number", example=1.5)
 def number(graph: cellrt.Graph, request: float) -> dict[str, object]:
+    return {"y": TWICE(x=request).y}
+
+
+@cellrt.unfold("two {words}", example=1.5)
+def two_words(graph: cellrt.Graph, request: float) -> dict[str, object]:
     return {"y": TWICE(x=request).y}
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ SERVED = {
     "both": ({"a": [1, 2, 3], "b": [10, 20, 30]}, {"sum": [11, 22, 33]}),
     "counted": ({"words": [1, 2, 3]}, {"sum": [4, 5, 6]}),
     "number": (2, {"y": 4}),
+    "leaving": ({"id": [1, 2], "parameters": [10, 20]}, {"sum": [11, 22]}),
 }
 WRONG = {"a": [1], "b": [1, 2]}
 RELOADED = """
@@ -40,7 +43,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(file: Path) -> Iterator[Server]:
-    names = [*SERVED, "unsigned", "complex_", "texts", "unlike"]
+    names = [*SERVED, "two_words", "unsigned", "complex_", "texts", "unlike"]
     paths = [*(f"tests.serve.odd_models:{name}" for name in names), f"{file}:reloaded"]
     with Server(["--port", "0", "--device", "cpu:1", "--grpc-port", "0", *paths], is_whole=False) as made:
         until(lambda: infer(made, "number", 1)[0] == 200, "it serves")
@@ -79,6 +82,42 @@ def test_what_a_class_refuses_is_the_client_s_mistake(server: Server) -> None:
     answer = server.post("/v2/models/both/infer", {"inputs": given})
     assert answer.status_code == 400 and "must be as long" in answer.json()["error"]
     assert server.post("/v2/models/both/generate", WRONG).status_code == 400
+
+
+def test_a_class_that_would_end_the_process_is_refused_as_any(server: Server) -> None:
+    assert infer(server, "leaving", {"id": [1], "parameters": []}) == (400, "request: SystemExit: goodbye")
+    assert not any("Traceback" in line for line in server.lines)
+
+
+def test_a_model_s_own_inputs_go_before_the_protocol_s_names(server: Server) -> None:
+    answer = server.post("/v2/models/leaving/generate", {"id": [1, 2], "parameters": [10, 20]})
+    assert answer.status_code == 200 and answer.json()["sum"] == [11, 22], answer.text
+    schemas = server.http.get("/openapi.json").json()["paths"]["/v2/models/leaving/generate"]["post"]
+    body = schemas["requestBody"]["content"]["application/json"]["schema"]
+    assert body["properties"] == {"id": {}, "parameters": {}}
+
+
+def test_a_name_with_blanks_and_braces_is_described_by_its_address(server: Server) -> None:
+    description = server.http.get("/openapi.json").json()
+    path = f"/v1/models/{quote('two {words}')}/infer"
+    body = description["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    schemas = description["components"]["schemas"]
+    assert schemas[body["$ref"].rpartition("/")[2]]["properties"]["request"] == {"type": "number"}
+    assert all(re.fullmatch("[A-Za-z0-9._-]+", key) for key in schemas)
+    assert server.post(path, {"request": 2}).json()["results"] == {"y": 4}
+
+
+def test_a_file_that_makes_a_model_of_another_name_is_loaded_as_none(server: Server, file: Path) -> None:
+    before = server.post("/v2/repository/index").json()
+    file.write_text(RELOADED.format("int64").replace("reloaded", "renamed").replace("renamed =", "reloaded ="))
+    try:
+        answer = server.post("/v2/repository/models/reloaded/load")
+    finally:
+        file.write_text(RELOADED.format("int64"))
+    assert answer.status_code == 500
+    assert "'reloaded' cannot be loaded anew" in answer.text and "a model named 'renamed' now" in answer.text
+    assert server.post("/v2/repository/index").json() == before
+    assert infer(server, "reloaded", [0, 0]) == (200, {"b": 2})
 
 
 def test_a_message_that_is_refused_does_not_end_its_stream(server: Server) -> None:

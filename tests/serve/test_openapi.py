@@ -8,7 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from starlette.routing import Route, WebSocketRoute
 
+from cellrt.serve.backend import Backend
+from cellrt.serve.door import Door
+from cellrt.serve.http_native import NativeDoor
+from cellrt.serve.http_oip import OipDoor
+from cellrt.serve.http_watching import WatchingDoor
+from cellrt.serve.measures import Measures
+from cellrt.serve.settings import Settings
 from tests.serve.conftest import MODELS
 from tests.serve.helpers import Server
 
@@ -33,6 +41,19 @@ def test_every_model_is_described(server: Server) -> None:
         schema = description["components"]["schemas"][f"{model}.Request"]
         assert schema["properties"]["request"], model
         assert f"/v1/models/{model}/infer" in description["paths"]
+
+
+def test_every_door_is_described(server: Server) -> None:
+    description = server.http.get("/openapi.json").json()
+    door = Door(Backend(Settings()), Measures(is_shared=False))
+    routes = [*OipDoor(door).routes(), *NativeDoor(door).routes(), *WatchingDoor(door).routes()]
+    assert len(routes) > 25
+    for route in routes:
+        if isinstance(route, Route):
+            ways = [description["paths"].get(path) for path in (route.path, route.path.replace("{model}", "chain"))]
+            assert any(way and way.keys() <= {each.lower() for each in route.methods or ()} for way in ways), route
+        else:
+            assert isinstance(route, WebSocketRoute) and route.path in description["info"]["description"]
 
 
 def test_pages_are_there(server: Server) -> None:
