@@ -33,12 +33,22 @@ Gone = Callable[[], Awaitable[object]]
 
 
 class Door:
-    """See the module. ``backend``: where requests go; ``measures``: counts what passes."""
+    """See the module. ``backend``: where requests go; ``measures``: counts what passes.
+
+    Attributes:
+        draining: set when the server is about to end: what waits for its client's next request is to end too.
+    """
 
     def __init__(self, backend: Backend, measures: Measures) -> None:
         self.backend, self.measures = backend, measures
         self.collector = Collector(backend)
+        self.draining = asyncio.Event()
         self._num_streams = 0
+
+    def drain(self) -> None:
+        """Takes in that the server is about to end: nothing more is taken."""
+        self.backend.drain()
+        self.draining.set()
 
     async def infer(self, described: Described, request: Any, how: Parameters, gone: Gone) -> tuple[Result, str]:
         """The results of a request, and what ``/debug`` knows it by. Raises what ``Engine.infer`` raises."""
@@ -56,33 +66,39 @@ class Door:
     async def stream(self, described: Described, request: Any, how: Parameters) -> AsyncIterator[Stream]:
         """The steps of a request; leaving gives it up. Raises what ``Engine.stream`` raises."""
         limits = self.backend.settings.limits
-        with self.counted(described.name), blamed(described, request):
-            if self._num_streams >= limits.max_streams:
-                raise OverloadError(f"{self._num_streams} streams are open, this front end takes {limits.max_streams}")
-            self._num_streams += 1
-            self.measures.streams.inc()
-            try:
-                if how.sequence is None:
-                    client = self.backend.client
-                    with client.stream(
-                        described.name,
-                        request,
-                        deadline=how.deadline,
-                        priority=how.priority,
-                        max_unread=limits.max_unread,
-                    ) as stream:
-                        self._note(stream.future)
-                        yield stream
-                    return
-                async with self._in_session(described, how) as session:
-                    with session.stream(
-                        request, deadline=how.deadline, priority=how.priority, max_unread=limits.max_unread
-                    ) as stream:
-                        self._note(stream.future)
-                        yield stream
-            finally:
-                self._num_streams -= 1
-                self.measures.streams.dec()
+        with self.counted(described.name), blamed(described, request), self.place_of_stream():
+            if how.sequence is None:
+                client = self.backend.client
+                with client.stream(
+                    described.name,
+                    request,
+                    deadline=how.deadline,
+                    priority=how.priority,
+                    max_unread=limits.max_unread,
+                ) as stream:
+                    self._note(stream.future)
+                    yield stream
+                return
+            async with self._in_session(described, how) as session:
+                with session.stream(
+                    request, deadline=how.deadline, priority=how.priority, max_unread=limits.max_unread
+                ) as stream:
+                    self._note(stream.future)
+                    yield stream
+
+    @contextmanager
+    def place_of_stream(self) -> Iterator[None]:
+        """One of the streams that may be open at once. Raises OverloadError if there are as many."""
+        most = self.backend.settings.limits.max_streams
+        if self._num_streams >= most:
+            raise OverloadError(f"{self._num_streams} streams are open, this front end takes {most} (max_streams)")
+        self._num_streams += 1
+        self.measures.streams.inc()
+        try:
+            yield
+        finally:
+            self._num_streams -= 1
+            self.measures.streams.dec()
 
     @asynccontextmanager
     async def _in_session(self, described: Described, how: Parameters) -> AsyncIterator[Any]:
@@ -120,6 +136,19 @@ class Door:
     def trace_id(self, future: RequestFuture) -> str:
         """What ``/debug/requests/...`` knows a request by."""
         return self.backend.trace_id(future)
+
+
+@contextmanager
+def noting() -> Iterator[list[str]]:
+    """What ``/debug`` knows the requests by that are submitted within; whoever asked for it around is told too."""
+    around, seen = SEEN.get(), list[str]()
+    token = SEEN.set(seen)
+    try:
+        yield seen
+    finally:
+        SEEN.reset(token)
+        if around is not None:
+            around.extend(seen)
 
 
 @contextmanager

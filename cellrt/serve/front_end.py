@@ -34,7 +34,8 @@ from cellrt.serve.settings import Settings
 SWITCH_S = 5e-4
 """How long this process's loop may keep the interpreter from the thread that hears the engine's answers."""
 BACKLOG = 2048
-DRAIN_LOOK_S = 0.05
+MARGIN_S = 1.0
+"""How much longer gRPC has to say what it cut off at the limit."""
 LOOK_EVERY = 5
 """Ticks of uvicorn, of 0.1 s each, after which slow clients are looked for."""
 
@@ -42,9 +43,9 @@ LOOK_EVERY = 5
 class FrontEnd(uvicorn.Server):
     """The server of one front end; it hears signals itself."""
 
-    def __init__(self, config: uvicorn.Config, backend: Backend) -> None:
+    def __init__(self, config: uvicorn.Config, door: Door) -> None:
         super().__init__(config)
-        self._backend = backend
+        self._door = door
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -58,7 +59,7 @@ class FrontEnd(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _end_slow(self) -> None:
-        now, limits = asyncio.get_running_loop().time(), self._backend.settings.limits
+        now, limits = asyncio.get_running_loop().time(), self._door.backend.settings.limits
         for connection in list(self.server_state.connections):
             if isinstance(connection, HttpProtocol):
                 connection.end_if_slow(now - limits.read_timeout_s)
@@ -66,9 +67,9 @@ class FrontEnd(uvicorn.Server):
 
     def end(self) -> None:
         """Ends in good order; the second time at once."""
-        if self._backend.is_draining:
+        if self._door.draining.is_set():
             os._exit(1)
-        self._backend.drain()
+        self._door.drain()
         self.should_exit = True
 
 
@@ -96,20 +97,20 @@ def tracing(backend: Backend) -> Iterator[Callable[[ASGIApp], ASGIApp]]:
 
 
 async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIApp) -> None:
-    backend = door.backend
+    drain_s = max(1, round(settings.drain_s))
     config = uvicorn.Config(
         app,
         http=HttpProtocol,
         log_level="warning",
         access_log=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        timeout_graceful_shutdown=drain_s,
         ws_max_size=settings.limits.max_body_bytes,
         proxy_headers=False,
         server_header=False,
         date_header=False,
     )
-    server = FrontEnd(config, backend)
+    server = FrontEnd(config, door)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, server.end)
@@ -119,11 +120,17 @@ async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIA
         return
     from cellrt.serve.grpc_door import open_grpc  # it needs more packages
 
-    grpc_server = await open_grpc(door, settings.grpc_port)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
-    while not backend.is_draining and not serving.done():
-        await asyncio.sleep(DRAIN_LOOK_S)
-    await asyncio.gather(serving, grpc_server.stop(settings.drain_s))
+    # uvicorn waits for the calls as for its own requests, and cancels at the limit what is left; then it ends the app,
+    # and with it the way to the engine.
+    grpc_server = await open_grpc(door, settings.grpc_port, server.server_state.tasks)
+
+    async def end_grpc() -> None:
+        await door.draining.wait()
+        await grpc_server.stop(drain_s + MARGIN_S)
+
+    ending = asyncio.create_task(end_grpc())
+    await server.serve(sockets=[sock])
+    await ending
 
 
 def _end_with_parent() -> None:

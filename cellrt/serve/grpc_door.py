@@ -1,14 +1,14 @@
 """The Open Inference Protocol over gRPC, with the messages that Triton publishes (package ``inference``).
 
-``ModelStreamInfer`` answers each request of a stream in turn; one with the parameter ``stream`` gets a response for
-each step, and a last one that is empty and has ``triton_final_response``.
+``ModelStreamInfer`` answers the requests of a stream side by side, each as soon as it is done, those of one sequence in
+turn; one with the parameter ``stream`` gets a response for each step, and a last one that is empty and has
+``triton_final_response``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import grpc
@@ -17,28 +17,17 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 import cellrt
 from cellrt.engine.future import Result
-from cellrt.errors import CellrtError, DefinitionError, InternalError, RequestError, UnknownModelError, http_status
+from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.serve import oip
 from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, to_bytes
 from cellrt.serve.described import Described, TensorInfo
 from cellrt.serve.door import Door
+from cellrt.serve.grpc_guard import Calls, Context, GrpcGuard, Message
+from cellrt.serve.grpc_stream import GrpcStream, value_of
 from cellrt.serve.http_oip import EXTENSIONS
 from cellrt.serve.keys import Keys
 from cellrt.serve.model_statistics import model_statistics
 
-log = logging.getLogger("cellrt")
-CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    404: grpc.StatusCode.NOT_FOUND,
-    410: grpc.StatusCode.FAILED_PRECONDITION,
-    413: grpc.StatusCode.OUT_OF_RANGE,
-    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    499: grpc.StatusCode.CANCELLED,
-    503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
-}
-"""Of our HTTP statuses; others are INTERNAL."""
 FIELDS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -48,8 +37,6 @@ FIELDS = {
     "FP64": "fp64_contents",
     BYTES: "bytes_contents",
 }
-Context = Any
-Message = Any
 
 
 class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -161,26 +148,26 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         results, _ = await self._door.infer(described, given, how, _never_gone)
         return _response(described, request, results)
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[Message], context: Context) -> AsyncIterator[Message]:  # noqa: N802
+    async def ModelStreamInfer(self, requests: AsyncIterator[Message], context: Context) -> None:  # noqa: N802
         """A stream of requests; an error is a response, and the stream goes on."""
-        async for request in requests:
-            try:
-                described, given, how = await self._read(request)
-                if not request.parameters["stream"].bool_param:
-                    results, _ = await self._door.infer(described, given, how, _never_gone)
-                    yield service_pb2.ModelStreamInferResponse(infer_response=_response(described, request, results))
-                    continue
-                async with self._door.stream(described, given, how) as stream:
-                    async for step in stream:
-                        response = _response(described, request, step)
-                        yield service_pb2.ModelStreamInferResponse(infer_response=response)
-                last = _response(described, request, {})
-                last.parameters["triton_final_response"].bool_param = True
-                yield service_pb2.ModelStreamInferResponse(infer_response=last)
-            except Exception as error:
-                told = service_pb2.ModelStreamInferResponse(error_message=str(_ours(error)))
-                told.infer_response.id = request.id
-                yield told
+        with self._door.place_of_stream():
+            await GrpcStream(self._door, self._answer, "ModelStreamInfer", context).run(requests)
+
+    async def _answer(self, request: Message) -> AsyncGenerator[Message, None]:
+        """The responses to a request of a stream."""
+        described, given, how = await self._read(request)
+        if not request.parameters["stream"].bool_param:
+            results, _ = await self._door.infer(described, given, how, _never_gone)
+            yield _response(described, request, results)
+            return
+        note_first = self._door.measures.first_result_of(described.name)
+        async with self._door.stream(described, given, how) as stream:
+            async for step in stream:
+                note_first()
+                yield _response(described, request, step)
+        last = _response(described, request, {})
+        last.parameters["triton_final_response"].bool_param = True
+        yield last
 
     async def _read(self, request: Message) -> tuple[Described, Any, oip.Parameters]:
         """A request: for which model, what its unfolder takes, and how it is to be run."""
@@ -197,8 +184,9 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             tensors[given.name] = _tensor(given, known.info, data, self._limits.max_items)
         if len(tensors) != len(request.inputs):
             raise RequestError("the request has two inputs of one name")
-        parameters = {name: _value(each) for name, each in request.parameters.items()}
-        oip.check_supported(parameters, *({n: _value(p) for n, p in one.parameters.items()} for one in request.inputs))
+        parameters = {name: value_of(each) for name, each in request.parameters.items()}
+        tensors_parameters = [one.parameters for one in (*request.inputs, *request.outputs)]
+        oip.check_supported(parameters, *({n: value_of(p) for n, p in given.items()} for given in tensors_parameters))
         oip.check_outputs(described, [output.name for output in request.outputs])
         return described, described.read_tensors(tensors), oip.read_parameters(parameters)
 
@@ -221,11 +209,6 @@ def _tensor(given: Message, info: TensorInfo, raw: bytes | None, max_items: int)
     return values if info.datatype == BYTES else array_of(values, DATATYPES[info.datatype], where).reshape(shape)
 
 
-def _value(parameter: Message) -> Any:
-    kind = parameter.WhichOneof("parameter_choice")
-    return None if kind is None else getattr(parameter, kind)
-
-
 def _response(described: Described, request: Message, results: Result) -> Message:
     response = service_pb2.ModelInferResponse(model_name=described.name, model_version=described.version, id=request.id)
     wanted = [output.name for output in request.outputs]
@@ -236,66 +219,18 @@ def _response(described: Described, request: Message, results: Result) -> Messag
     return response
 
 
-def _ours(error: Exception) -> CellrtError:
-    """The error, or what a client is told instead of one that nobody expected."""
-    if isinstance(error, CellrtError):
-        return error
-    log.error("an error of the gRPC door", exc_info=error)
-    return InternalError("an error of the server; its log has it")
-
-
 async def _never_gone() -> None:
     """gRPC cancels the handler when its client goes."""
     await asyncio.get_running_loop().create_future()
 
 
-class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Keys, and errors as statuses."""
-
-    def __init__(self, keys: Keys) -> None:
-        self._keys = keys
-
-    async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
-    ) -> Any:
-        """Wraps the handler of a call."""
-        handler = await continuation(details)
-        if handler is None:
-            return None
-        is_open = details.method.endswith(("/ServerLive", "/ServerReady"))
-        knows = is_open or self._keys.came_with(dict(details.invocation_metadata))
-        if handler.unary_unary is not None:
-            return handler._replace(unary_unary=_with_status(handler.unary_unary, knows))
-        return handler if knows else handler._replace(stream_stream=_refused_stream)
-
-
-def _with_status(handle: Callable[[Message, Context], Awaitable[Message]], knows: bool) -> Any:
-    async def answer(request: Message, context: Context) -> Message:
-        if not knows:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a key is needed: authorization, or x-api-key")
-        try:
-            return await handle(request, context)
-        except NotImplementedError:  # of the protocol's classes; gRPC would log a traceback for each call
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server does not do that")
-        except Exception as error:
-            ours = _ours(error)
-            await context.abort(CODES.get(http_status(ours), grpc.StatusCode.INTERNAL), str(ours))
-
-    return answer
-
-
-async def _refused_stream(_: Any, context: Context) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a key is needed: authorization, or x-api-key")
-
-
-async def open_grpc(door: Door, port: int) -> grpc.aio.Server:
-    """Takes gRPC at a port, which front ends share."""
+async def open_grpc(door: Door, port: int, calls: Calls) -> grpc.aio.Server:
+    """Takes gRPC at a port, which front ends share. ``calls``: as of ``GrpcGuard``."""
     settings = door.backend.settings
     most = settings.limits.max_body_bytes
     server = grpc.aio.server(
-        interceptors=[_Guard(Keys(settings.api_keys))],
+        interceptors=[GrpcGuard(Keys(settings.api_keys), door.measures, calls)],
         options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 1)],
-        maximum_concurrent_rpcs=settings.limits.max_streams,
     )
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(GrpcDoor(door), server)
     server.add_insecure_port(settings.at(port))

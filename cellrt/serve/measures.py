@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -16,7 +17,10 @@ class Measures:
     def __init__(self, *, is_shared: bool) -> None:
         registry = CollectorRegistry()
         self.http_requests = Counter(
-            "cellrt_http_requests", "Requests that were answered.", ["handler", "code"], registry=registry
+            "cellrt_http_requests",
+            "Requests that were answered, each message of a websocket.",
+            ["handler", "code"],
+            registry=registry,
         )
         self.http_seconds = Histogram(
             "cellrt_http_request_duration_seconds",
@@ -25,9 +29,22 @@ class Measures:
             buckets=SECONDS,
             registry=registry,
         )
+        self.grpc_requests = Counter(
+            "cellrt_grpc_requests",
+            "Requests over gRPC that were answered, each one of a stream.",
+            ["handler", "code"],
+            registry=registry,
+        )
+        self.grpc_seconds = Histogram(
+            "cellrt_grpc_request_duration_seconds",
+            "From a request over gRPC to the end of its answer.",
+            ["handler"],
+            buckets=SECONDS,
+            registry=registry,
+        )
         self.first_result = Histogram(
             "cellrt_time_to_first_result_seconds",
-            "From a streamed request to its first step.",
+            "From a streamed request to its first step, from a websocket's first message to its answer.",
             ["model"],
             buckets=SECONDS,
             registry=registry,
@@ -73,3 +90,20 @@ class Measures:
             self._answers[handler, status] = found
         found[0].inc()
         found[1].observe(seconds)
+
+    def count_call(self, handler: str, code: str, seconds: float) -> None:
+        """Counts an answer over gRPC, by the name of its status."""
+        self.grpc_requests.labels(handler, code).inc()
+        self.grpc_seconds.labels(handler).observe(seconds)
+
+    def first_result_of(self, model: str) -> Callable[[], None]:
+        """To be called with each result of what begins now, a stream of a model: notes how long the first took."""
+        begin_s, is_first = time.perf_counter(), True
+
+        def note() -> None:
+            nonlocal is_first
+            if is_first:
+                is_first = False
+                self.first_result.labels(model).observe(time.perf_counter() - begin_s)
+
+        return note

@@ -14,8 +14,8 @@ class Limits:
         max_depth: of nested lists and objects in JSON.
         max_items: numbers, texts, lists and objects in one request.
         max_steps: the longest sequence: rows of a tensor, items of a list, characters of a text.
-        max_streams: streams of one front end at once; beyond, 429.
-        max_streams_per_connection: requests of one websocket, or sequences of one gRPC stream, at once.
+        max_streams: requests that one front end answers step by step, and streams of gRPC, at once; beyond, 429.
+        max_streams_per_connection: requests of one websocket, or of one gRPC stream, at once; others wait.
         max_unread: steps of a stream that wait to be read; beyond, the stream ends. A run of a chain may make many at
             once, however fast they are read: no less than the steps of the longest request.
         max_sessions: sessions that a front end keeps at hand; it asks the engine anew for others, which stay open.
@@ -42,7 +42,7 @@ class Settings:
     Attributes:
         models: "module:attribute", or "file.py:attribute", each.
         host, port: where HTTP is taken; port 0: any that is free.
-        grpc_port: where gRPC is taken, by the first front end; None: nowhere.
+        grpc_port: where gRPC is taken, by all front ends; None: nowhere.
         front_ends: processes that parse and answer.
         workers: number of CPU workers, or devices; None: one CPU worker a core.
         max_queued_requests: requests of all models that may be unfinished.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 
 from tests.serve.helpers import Server, start
 from tests.serve.test_oip import X, expected
+from tests.serve.test_watching import samples
 from tests.steps import HOLD, RAISE, WIDTH
 from tests.waiting import until
 
@@ -29,6 +33,16 @@ def tensor(name: str, array: np.ndarray, datatype: str = "FP32"):
     made = tritongrpc.InferInput(name, list(array.shape), datatype)
     made.set_data_from_numpy(array)
     return made
+
+
+@contextmanager
+def stream_to(server: Server) -> Iterator[tuple[Any, Queue[Any]]]:
+    """A client with a stream, and the responses that come from it, each with its error; it is cancelled at the end."""
+    answers: Queue[Any] = Queue()
+    with tritongrpc.InferenceServerClient(server.grpc_address) as client:
+        client.start_stream(callback=lambda result, error: answers.put((result, error)))
+        yield client, answers
+        client.stop_stream(cancel_requests=True)
 
 
 def code_of(error: Any) -> str:
@@ -96,6 +110,13 @@ def test_two_inputs_of_one_name_are_refused(client) -> None:
     assert code_of(caught) == "INVALID_ARGUMENT"
 
 
+def test_a_classification_that_nobody_makes_is_refused(client) -> None:
+    wanted = [tritongrpc.InferRequestedOutput("last", class_count=2)]
+    with pytest.raises(tritongrpc.InferenceServerException, match="'classification' is not supported") as caught:
+        client.infer("chain", [tensor("x", X)], outputs=wanted)
+    assert code_of(caught) == "INVALID_ARGUMENT"
+
+
 def test_what_the_server_does_not_do_is_said_and_logged_by_nobody(client, server: Server) -> None:
     with pytest.raises(tritongrpc.InferenceServerException, match="does not do that") as caught:
         client.get_system_shared_memory_status()
@@ -115,6 +136,79 @@ def test_a_stream_answers_in_order_and_survives_errors(server: Server) -> None:
         client.stop_stream()
     np.testing.assert_allclose(np.concatenate([result.as_numpy("h") for result, _ in got[:3]]), expected(X))
     assert "is not open" in str(got[3][1])
+
+
+def test_requests_of_a_stream_run_side_by_side(server: Server) -> None:
+    with stream_to(server) as (client, answers):
+        for _ in range(8):
+            client.async_stream_infer("count", [tensor("first", np.array([4]), "INT64")])
+        until(lambda: server.unfinished() == 8, "all are under way")
+        client.async_stream_infer("chain", [tensor("x", X)], request_id="the last")
+        result, error = answers.get(timeout=WAIT_S)
+        assert error is None and result.get_response().id == "the last"
+    until(lambda: server.unfinished() == 0, "they are given up", 10.0)
+
+
+def test_sequences_of_one_stream_keep_each_its_order(server: Server) -> None:
+    outputs: dict[str, list[Any]] = {"a": [], "b": []}
+    with stream_to(server) as (client, answers):
+        for k in range(3):
+            for id in outputs:
+                options = {"sequence_id": id, "sequence_start": k == 0, "sequence_end": k == 2, "request_id": id}
+                client.async_stream_infer("kept", [tensor("x", X[k : k + 1])], **options)
+        for _ in range(6):
+            result, error = answers.get(timeout=WAIT_S)
+            assert error is None
+            outputs[result.get_response().id].append(result.as_numpy("h"))
+    for found in outputs.values():
+        np.testing.assert_allclose(np.concatenate(found), expected(X))
+
+
+def test_every_request_is_counted_by_its_status_and_a_stream_s_first_result_is_timed(client, server: Server) -> None:
+    def counts() -> list[float]:
+        found = samples(server)
+        answered = found.get("cellrt_grpc_requests_total", {})
+        keys = [("INVALID_ARGUMENT", "ModelInfer"), ("NOT_FOUND", "ModelStreamInfer"), ("OK", "ModelStreamInfer")]
+        first = found.get("cellrt_time_to_first_result_seconds_count", {})
+        return [
+            *(answered.get((("code", code), ("handler", handler)), 0.0) for code, handler in keys),
+            first.get((("model", "letters"),), 0.0),
+        ]
+
+    before = counts()
+    with pytest.raises(tritongrpc.InferenceServerException):
+        client.infer("chain", [tensor("x", X[:, :1])])
+    with stream_to(server) as (streaming, answers):
+        streaming.async_stream_infer("nobody", [tensor("x", X)])
+        texts = tensor("text", np.array([b"abc"], object), "BYTES")
+        streaming.async_stream_infer("letters", [texts], parameters={"stream": True})
+        for _ in range(5):
+            answers.get(timeout=WAIT_S)
+        until(lambda: [now - then for now, then in zip(counts(), before)] == [1, 1, 1, 1], "all are counted", 10.0)
+
+
+LIMITS = """
+[limits]
+max_streams = 1
+max_streams_per_connection = 2
+"""
+
+
+@pytest.mark.slow
+def test_limits_of_streams_hold_and_are_named_and_single_requests_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(LIMITS)
+    first = tensor("first", np.array([4]), "INT64")
+    with start("count", "chain", options=["--config", str(path), "--grpc-port", "0"]) as server:
+        with stream_to(server) as (client, _):
+            for _ in range(4):
+                client.async_stream_infer("count", [first])
+            until(lambda: server.unfinished() == 2, "as many as may be are under way")
+            with stream_to(server) as (_, refused):
+                assert "max_streams" in str(refused.get(timeout=WAIT_S)[1])
+            assert client.infer("chain", [tensor("x", X)]).as_numpy("every").shape == X.shape
+            assert server.unfinished() == 2
+        until(lambda: server.unfinished() == 0, "they are given up")
 
 
 def test_a_request_may_be_answered_step_by_step(server: Server) -> None:
@@ -138,3 +232,4 @@ def test_a_stream_that_is_left_frees_its_request(server: Server) -> None:
         assert answers.get(timeout=WAIT_S)[1] is None
         client.stop_stream(cancel_requests=True)
     until(lambda: server.unfinished() == 0, "the stream is given up", 10.0)
+    assert not any("gRPC" in line for line in server.lines if "serving" not in line)
