@@ -1,7 +1,8 @@
-"""A client's connection: HTTP as uvicorn has it with httptools, but for clients that do not come to an end.
+"""A client's connection: HTTP as uvicorn has it with httptools, but for clients that do not come to an end, and a
+websocket, but for the server's end.
 
 uvicorn keeps all of a head without end, and waits for ever for who sends a request byte by byte, or does not read what
-it asked for.
+it asked for. When the server ends it closes websockets at once, whatever they wait for.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 MOST_HEAD_BYTES = 1 << 20
 """Of a request's line and headers together; what a read brings behind them is counted too."""
@@ -72,3 +74,12 @@ class HttpProtocol(HttpToolsProtocol):
         elif now - self._read_s > timeout_s:
             self.transport.abort()
         self._unread_bytes = unread_bytes
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """One websocket; when the server ends, its session closes it after it has answered."""
+
+    def shutdown(self) -> None:
+        """The server ends."""
+        if not self.handshake_complete or self.close_sent:  # nobody has a session, or it has closed it
+            super().shutdown()

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 
 from cellrt.serve.app import make_app
 from cellrt.serve.backend import Backend
-from cellrt.serve.connection import HttpProtocol
+from cellrt.serve.connection import HttpProtocol, WebSocketProtocol
 from cellrt.serve.door import Door
 from cellrt.serve.measures import Measures
 from cellrt.serve.settings import Settings
@@ -101,6 +101,7 @@ async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIA
     config = uvicorn.Config(
         app,
         http=HttpProtocol,
+        ws=WebSocketProtocol,
         log_level="warning",
         access_log=False,
         backlog=BACKLOG,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
+from http import HTTPStatus
 from itertools import count
 from typing import Annotated, Any, NamedTuple
 
@@ -17,20 +18,23 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from cellrt.engine.future import RequestFuture, Result
-from cellrt.errors import CellrtError, RequestError
+from cellrt.errors import CellrtError, EngineClosedError, RequestError, http_status
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve import oip
 from cellrt.serve.described import Described
 from cellrt.serve.door import Door, blamed, told
 from cellrt.serve.forms import TensorForm
-from cellrt.serve.http import EventStream, gone, json_response, read_body
+from cellrt.serve.http import CUT_OFF, EventStream, gone, json_response, read_body
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6, description="It must be done so many seconds from now.")]
 Priority = Annotated[float, msgspec.Meta(ge=0, le=3, multiple_of=1, description="0 is the lowest, 3 the highest.")]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=oip.LONGEST_ID)]
 
-SERVICE_RESTART = 1012
-"""How a websocket is closed whose session is lost."""
+SERVICE_RESTART, POLICY_VIOLATION = 1012, 1008
+"""How a websocket is closed whose server ends, or whose session is lost; and one that cannot begin."""
+ENDING = "the server is about to end"
+LONGEST_PATH = 200
+"""So much of a path that takes no websocket an error says."""
 MESSAGE_BYTES = 512
 """What a websocket's message takes beside its content, roughly, as long as it waits."""
 
@@ -100,6 +104,7 @@ class NativeDoor:
             Route("/v1/models", self.models),
             Route("/v1/models/{model}/infer", self.native_infer, methods=["POST"]),
             WebSocketRoute("/v1/models/{model}/session", self.session),
+            WebSocketRoute("/{path:path}", self.nowhere),
         ]
 
     async def models(self, request: Request) -> Response:
@@ -124,14 +129,17 @@ class NativeDoor:
         return json_response(answer, request_id=id)
 
     async def _events(self, described: Described, given: Any, how: oip.Parameters) -> AsyncIterator[bytes]:
-        begin_s, is_first = time.perf_counter(), True
+        note_first = self._door.measures.first_result_of(described.name)
         async with self._door.stream(described, given, how) as stream:
             async for step in stream:
-                if is_first:
-                    is_first = False
-                    self._door.measures.first_result.labels(described.name).observe(time.perf_counter() - begin_s)
+                note_first()
                 yield oip.encode({"step": as_json(step)})
         yield oip.encode({"done": True})
+
+    async def nowhere(self, socket: WebSocket) -> None:
+        """A websocket at a path that takes none."""
+        said = f"there is no websocket at {socket.url.path[:LONGEST_PATH]}, but at /v1/models/MODEL/session"
+        await socket.send_denial_response(json_response(told(RequestError(said)), 404))
 
     async def session(self, socket: WebSocket) -> None:
         """A session of a model: each message is a request, answered in their order with its number."""
@@ -142,67 +150,93 @@ class NativeDoor:
                 await _SocketSession(self._door, described, socket).run()
             except CellrtError as error:
                 await _say(socket, oip.encode(told(error)), self._limits.write_timeout_s)
-                await socket.close(1008, type(error).__name__)
+                code = SERVICE_RESTART if http_status(error) == HTTPStatus.SERVICE_UNAVAILABLE else POLICY_VIOLATION
+                await socket.close(code, type(error).__name__)
+
+
+class _Taken(NamedTuple):
+    """A message as it came: its content, or why none is taken any more; when; and what it takes as long as it waits."""
+
+    content: str | bytes | CellrtError
+    begin_s: float
+    num_bytes: int
 
 
 class _Answer(NamedTuple):
-    """What a message comes to: its number, its model and request, and the answer or why there is none."""
+    """What a message comes to: when it came, its model and request, and the answer or why there is none."""
 
-    number: int
+    begin_s: float
     described: Described
     given: Any
     answer: asyncio.Future[Result] | CellrtError
 
 
 class _SocketSession:
-    """One websocket. Its requests are in a session if its model keeps state: of the id that the address has, which
-    goes on where it was and stays open, or a new one that ends with the connection.
+    """One websocket. Its requests are in a session if its model keeps state: of the id that the address has, or a new
+    one that ends with the connection.
 
     What comes is taken in at once, so that a client that leaves is noticed whatever is under way; what waits is limited
-    in bytes, and what is under way in number.
+    in bytes, and what is under way in number. When the server ends, or loses the session, what came before is answered.
     """
 
     def __init__(self, door: Door, described: Described, socket: WebSocket) -> None:
+        """Raises RequestError for a wrong address."""
         self._door, self._described, self._socket = door, described, socket
         self._limits = door.backend.settings.limits
-        self._messages: asyncio.Queue[str | bytes] = asyncio.Queue()
+        self._sequence = _sequence_of(socket.query_params)
+        self._messages: asyncio.Queue[_Taken] = asyncio.Queue()
         self._waiting_bytes = 0
         self._has_room = asyncio.Event()
         self._places = asyncio.Semaphore(self._limits.max_streams_per_connection)
         self._answers: asyncio.Queue[_Answer] = asyncio.Queue()
+        self._num_taken = self._num_answered = 0
 
     async def run(self) -> None:
         """Serves until either end has had enough, or the session is lost with its engine. Raises CellrtError."""
-        given_id = self._socket.query_params.get("id", "")
-        key = given_id or uuid.uuid4().hex
+        id, is_start, is_end = self._sequence
         backend, name = self._door.backend, self._described.name
-        session, lost = None, backend.engine_lost
+        session, ends = None, {ENDING: self._door.draining}
         if self._described.keeps_state:
-            session = await backend.session(name, key, is_start=not given_id)
+            ends["the session is lost with its engine"] = backend.engine_lost
+            session = await backend.session(name, id, is_start=is_start)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._submit(session))
-                tasks.create_task(self._write())
-                if session is not None:
-                    tasks.create_task(self._end_with(lost))
-                await self._read()
-        except* (WebSocketDisconnect, TimeoutError):
-            pass
+            await self._serve(session, ends.values())
+            if why := next((why for why, end in ends.items() if end.is_set()), None):
+                await self._socket.close(SERVICE_RESTART, why)
         finally:
             while not self._answers.empty():
                 waiting = self._answers.get_nowait()
                 if isinstance(waiting.answer, asyncio.Future):
                     waiting.answer.cancel()
-            if session is not None and not given_id:
-                await backend.end_session(name, key, session)
-        if session is not None and lost.is_set():
-            await self._socket.close(SERVICE_RESTART, "the session is lost with its engine")
+            if session is not None and is_end:
+                await backend.end_session(name, id, session)
 
-    async def _end_with(self, lost: asyncio.Event) -> None:
-        """Ends all when the session's engine is gone and its client has been told of what was under way."""
-        await lost.wait()
+    async def _serve(self, session: RemoteSession | None, ends: Iterable[asyncio.Event]) -> None:
+        """Serves until the client has gone, or one of the ends has come."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._submit(session))
+                tasks.create_task(self._write())
+                for end in ends:
+                    tasks.create_task(self._end_with(end))
+                await self._read()
+        except* (WebSocketDisconnect, TimeoutError):
+            pass
+        except* asyncio.CancelledError:  # by uvicorn: the server does not wait any longer
+            await self._cut_off()
+
+    async def _end_with(self, end: asyncio.Event) -> None:
+        """Ends all after that end, and after its client has been told of what was under way."""
+        await end.wait()
+        await self._messages.join()
         await self._answers.join()
         raise WebSocketDisconnect(SERVICE_RESTART)
+
+    async def _cut_off(self) -> None:
+        """Tells of each message that is not answered that the server does not wait for it."""
+        said = told(EngineClosedError(CUT_OFF))
+        for number in range(self._num_answered, self._num_taken):
+            await _say(self._socket, oip.encode({"number": number, **said}), self._limits.write_timeout_s)
 
     async def _read(self) -> None:
         """Takes in what comes."""
@@ -212,31 +246,38 @@ class _SocketSession:
                 raise WebSocketDisconnect(message.get("code", 1005))
             text = message.get("text")
             content = text if text is not None else message.get("bytes") or b""
-            self._waiting_bytes += len(content) + MESSAGE_BYTES
-            self._messages.put_nowait(content)
+            taken = _Taken(content, time.perf_counter(), len(content) + MESSAGE_BYTES)
+            if self._door.draining.is_set():
+                taken = taken._replace(content=EngineClosedError(ENDING))
+            self._num_taken += 1
+            self._waiting_bytes += taken.num_bytes
+            self._messages.put_nowait(taken)
             while self._waiting_bytes > self._limits.max_body_bytes:
                 self._has_room.clear()
                 await self._has_room.wait()
 
     async def _submit(self, session: RemoteSession | None) -> None:
         """Submits what came, as far as there are places."""
-        for number in count():
+        while True:
             await self._places.acquire()
-            message = await self._messages.get()
-            self._waiting_bytes -= len(message) + MESSAGE_BYTES
+            content, begin_s, num_bytes = await self._messages.get()
+            self._waiting_bytes -= num_bytes
             self._has_room.set()
             answer: asyncio.Future[Result] | CellrtError
             given = None
             try:
-                if session is None:  # there may be another engine, or version of the model
+                if isinstance(content, CellrtError):
+                    raise content
+                if session is None and not self._door.draining.is_set():  # another engine, or version of the model
                     self._described = await self._door.backend.model(self._described.name)
-                frame = read_frame(self._described, message)
+                frame = read_frame(self._described, content)
                 given = frame.request
                 with self._door.counted(self._described.name):
                     answer = asyncio.wrap_future(self._begin(session, frame))
             except CellrtError as error:
                 answer = error
-            self._answers.put_nowait(_Answer(number, self._described, given, answer))
+            self._answers.put_nowait(_Answer(begin_s, self._described, given, answer))
+            self._messages.task_done()
 
     def _begin(self, session: RemoteSession | None, frame: Frame) -> RequestFuture:
         if session is not None:
@@ -248,18 +289,47 @@ class _SocketSession:
 
     async def _write(self) -> None:
         """Answers in order."""
-        while True:
-            number, described, given, answer = await self._answers.get()
+        for number in count():
+            begin_s, described, given, answer = await self._answers.get()
+            status = HTTPStatus.OK.value
             try:
                 if isinstance(answer, CellrtError):
                     raise answer
                 with blamed(described, given):
                     message: dict[str, Any] = {"number": number, "results": as_json(await answer)}
             except CellrtError as error:
-                message = {"number": number, **told(error)}
+                message, status = {"number": number, **told(error)}, http_status(error)
             await _say(self._socket, oip.encode(message), self._limits.write_timeout_s)
+            self._num_answered += 1
+            self._note(number, described.name, status, time.perf_counter() - begin_s)
             self._places.release()
             self._answers.task_done()
+
+    def _note(self, number: int, model: str, status: int, seconds: float) -> None:
+        """Counts an answer."""
+        measures = self._door.measures
+        measures.count_answer("session", status, seconds)
+        if number == 0 and status == HTTPStatus.OK:
+            measures.first_result.labels(model).observe(seconds)
+
+
+def _sequence_of(query: Mapping[str, str]) -> oip.InSequence:
+    """The session that an address asks for; without an id a new one, which ends with the websocket.
+
+    Raises RequestError.
+    """
+    id = query.get("id", "")
+    if len(id) > oip.LONGEST_ID:
+        raise RequestError(f"id: expected at most {oip.LONGEST_ID} characters, got {len(id)}")
+    flags = {name: query.get(name, "false") for name in ("start", "end")}
+    for name, value in flags.items():
+        if value not in ("true", "false"):
+            raise RequestError(f"{name}: expected true or false, got {value!r:.40}")
+    if not id:
+        if flags.keys() & query.keys():
+            raise RequestError("start and end need an id")
+        return oip.InSequence(uuid.uuid4().hex, is_start=True, is_end=True)
+    return oip.InSequence(id, flags["start"] == "true", flags["end"] == "true")
 
 
 async def _say(socket: WebSocket, message: bytes, timeout_s: float) -> None:

@@ -8,6 +8,7 @@ import struct
 import pytest
 
 from tests.serve.helpers import Server
+from tests.serve.test_watching import samples
 from tests.steps import HOLD, RAISE
 from tests.waiting import until
 
@@ -96,6 +97,25 @@ def test_a_stream_sends_each_step_and_then_what_has_none(server: Server) -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [({"stream": True}, 200), ({"session": "known", "start": True, "end": True, "deadline_s": 0.05}, 504)],
+)
+def test_every_answer_to_what_was_submitted_says_where_to_find_it(
+    server: Server, how: dict[str, object], status: int
+) -> None:
+    rows = [[1, 2]] if status == 200 else [[HOLD, 0]] * 30
+    answer = server.post("/v1/models/kept/infer", {"request": rows, **how})
+    assert answer.status_code == status
+    story = server.http.get(f"/debug/requests/{answer.headers['x-cellrt-request']}")
+    assert story.json()["model"] == "kept"
+
+
+def test_a_request_that_was_not_submitted_is_to_be_found_nowhere(server: Server) -> None:
+    answer = server.post("/v1/models/chain/infer", {"request": 1})
+    assert answer.status_code == 400 and "x-cellrt-request" not in answer.headers
+
+
 def test_a_client_that_leaves_frees_its_request(server: Server) -> None:
     with server.http.stream("POST", "/v1/models/count/infer", json={"request": 4, "stream": True}) as answer:
         lines = answer.iter_lines()  # held, because its end closes the connection
@@ -150,3 +170,49 @@ def test_a_websocket_of_a_model_without_state_takes_requests_too(server: Server)
     with connect(server, "/v1/models/letters/session") as socket:
         socket.send(json.dumps({"request": "a"}))
         assert json.loads(socket.recv(10))["results"] == {"codes": [98]}
+
+
+def test_a_websocket_begins_a_session_that_others_go_on_with_and_ends_it_if_told_so(server: Server) -> None:
+    path, ask = "/v1/models/kept/session", json.dumps({"request": [[8, 8]]})
+    for flags, h in (("&start=true", 8), ("", 12), ("&end=true", 14)):
+        with connect(server, f"{path}?id=named{flags}") as socket:
+            socket.send(ask)
+            assert json.loads(socket.recv(10))["results"] == {"h": [[h, h]]}
+    until(lambda: server.statistics()["sessions"]["open"] == 0, "the session has ended")
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        (f"id={'a' * 300}", "id: expected at most 256 characters, got 300"),
+        ("id=a&start=yes", "start: expected true or false, got 'yes'"),
+        ("start=true", "start and end need an id"),
+    ],
+)
+def test_a_wrong_address_of_a_websocket_is_said_so(server: Server, query: str, words: str) -> None:
+    with connect(server, f"/v1/models/kept/session?{query}") as socket:
+        told = json.loads(socket.recv(10))
+        assert told == {"error": words, "type": "RequestError"}
+
+
+def test_a_websocket_that_is_nowhere_is_a_404_that_says_where_they_are(server: Server) -> None:
+    with pytest.raises(Exception, match="404") as caught, connect(server, "/v1/models/kept/sessions"):
+        pass
+    assert "/v1/models/MODEL/session" in caught.value.response.body.decode()
+
+
+def test_messages_of_a_websocket_are_counted_and_its_first_result_is_timed(server: Server) -> None:
+    def counts() -> list[float]:
+        found = samples(server)
+        answered = found["cellrt_http_requests_total"]
+        return [
+            *(answered.get((("code", code), ("handler", "session")), 0.0) for code in ("200", "400")),
+            found.get("cellrt_time_to_first_result_seconds_count", {}).get((("model", "letters"),), 0.0),
+        ]
+
+    before = counts()
+    with connect(server, "/v1/models/letters/session") as socket:
+        for sent in ('{"request": "a"}', "nonsense", '{"request": "b"}'):
+            socket.send(sent)
+            socket.recv(10)
+    until(lambda: [now - then for now, then in zip(counts(), before)] == [2, 1, 1], "all are counted", 10.0)
