@@ -12,18 +12,23 @@ Crossings between threads, and what each guarantees:
   later is refused;
 - the alarm (anybody to the timekeeper): every item is a look at the inbox and at the next deadline;
 - the workers' own queues, counters and finished lists: see ``worker/base.py``.
+
+A forked process has none of the threads: there every engine is stopped from the start, and nobody waits for it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
+from cellrt.engine.future import SETTLING
 from cellrt.errors import CellrtError, EngineClosedError, InternalError, RequestError
 from cellrt.worker.base import Worker
 from cellrt.worker.service_thread import ServiceThread
@@ -83,6 +88,7 @@ class Turns:
     ) -> None:
         self.gate = threading.RLock()  # reentrant: a callback may submit
         self.stopped: CellrtError | None = None
+        self._is_parents = False
         self._workers, self._step, self._next_moment_s, self._end = workers, step, next_moment_s, end
         self._inbox: deque[object] = deque()
         self._alarm: SimpleQueue[None] = SimpleQueue()
@@ -91,6 +97,7 @@ class Turns:
         self.was_interrupted = False
         """Whether an exception may have kept a client from saying what it had handed in."""
         self._thread = ServiceThread(self._keep_time, "cellrt-timekeeper", abandon)
+        _OPEN.add(self)
 
     def start(self) -> None:
         """Starts the timekeeper."""
@@ -104,7 +111,9 @@ class Turns:
 
     def refuse_in_callback(self) -> None:
         """Raises RequestError if the calling thread has the turn: then it is in a future's callback, and would wait for
-        itself."""
+        itself. Raises EngineClosedError in a forked process, where it would wait for nobody."""
+        if self._is_parents:
+            raise EngineClosedError(str(self.stopped))
         if self._holder == threading.get_ident():
             raise RequestError("a future's callback cannot wait for its engine: call this from another thread")
 
@@ -202,6 +211,12 @@ class Turns:
                 self.stopped = reason
         self._alarm.put(None)
 
+    def forget_fork(self) -> None:
+        """In a forked process: leaves the engine to the parent."""
+        self.gate = threading.RLock()  # a thread that is not here may have held it
+        self.stopped = EngineClosedError("this engine is the parent's: make an engine in each process")
+        self._is_parents = True
+
     def _keep_time(self) -> None:
         """The timekeeper: takes a turn at each deadline and alarm, until ``stop``; then ends what is left."""
         while self.stopped is None:
@@ -226,3 +241,16 @@ class Turns:
     @staticmethod
     def _never() -> float | None:
         return None
+
+
+_OPEN: weakref.WeakSet[Turns] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    SETTLING.release()
+    for turns in list(_OPEN):
+        turns.forget_fork()
+
+
+# The futures of all engines share a lock, those of an engine that the forked process makes too.
+os.register_at_fork(before=SETTLING.acquire, after_in_parent=SETTLING.release, after_in_child=_forget_all)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import threading
 
 import pytest
 import torch
 
-from cellrt.errors import CancelledError, CellError, RequestError
+from cellrt.errors import CancelledError, CellError, EngineClosedError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
@@ -191,3 +193,49 @@ def test_leaving_a_stream_cancels_its_request(how):
     gate.open.set()
     held.result(WAIT_S)
     close_and_check(engine)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_in_a_forked_process_an_engine_refuses_and_is_never_waited_for(engine):
+    long = torch.ones(2000, WIDTH) / 8
+    under_way, streamed = engine.submit_many("chain", [long] * 2), engine.stream("streamed", long)
+    gate = engine._manager.turns.gate
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with gate:
+            held.set()
+            over.wait(WAIT_S)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(WAIT_S)
+    calls = (
+        lambda: engine.submit("chain", steps(1)),
+        lambda: asyncio.run(engine.infer("chain", steps(1), wait=True)),
+        lambda: list(engine.map("chain", [steps(1)])),
+        lambda: engine.session("chain"),
+        lambda: engine.register(looped()),
+        under_way[0].result,
+        under_way.results,
+        lambda: list(streamed),
+        engine.drain,
+        engine.close,
+    )
+    if (pid := os.fork()) == 0:
+        signal.alarm(int(WAIT_S))  # a process that hangs ends by it
+        refused = 0
+        try:
+            for call in calls:
+                with pytest.raises(EngineClosedError, match="make an engine in each process"):
+                    call()
+                refused += 1
+        finally:
+            os._exit(refused)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == len(calls)
+    finally:
+        over.set()
+    holder.join()
+    streamed.close()
+    assert_same(under_way[0].result(WAIT_S), run_one_by_one(CHAIN, long))
