@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cellrt.errors import DefinitionError
+from cellrt.process.imports import make_importable, said
 
 NAMES = {"g2p": "cellrt.demo.g2p:make_g2p"}
 """Models that come with cellrt."""
@@ -18,7 +19,11 @@ def sources_of(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def source_of(text: str) -> str:
-    """The import path of a model: see ``cellrt.process.source``."""
+    """The import path of a model: see ``cellrt.process.source``.
+
+    From now on its module is found here, and in all processes that are started: a file's beside it, another in the
+    current folder too. Raises DefinitionError if it is not there.
+    """
     if text in NAMES:
         return NAMES[text]
     path, _, attribute = text.rpartition(":") if ":" in text else (text, "", "")
@@ -26,17 +31,26 @@ def source_of(text: str) -> str:
         if not Path(path).is_file():
             raise DefinitionError(f"model {text!r}: there is no file {path}")
         path = str(Path(path).resolve())
+        make_importable(str(Path(path).parent))
         return f"{path}:{attribute or only_model(path)}"
     if not attribute:
         raise DefinitionError(
             f"model {text!r}: expected module:attribute, path.py:attribute, path.py, or one of {list(NAMES)}"
         )
+    make_importable(str(Path.cwd()))
     try:
         is_there = importlib.util.find_spec(path) is not None
-    except (ImportError, ValueError):
+    except ValueError:
+        is_there = False
+    except Exception as error:  # of the packages that it is in
+        if not (isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}.")):
+            raise DefinitionError(f"model {text!r}: {said(error)}") from error
         is_there = False
     if not is_there:
-        raise DefinitionError(f"model {text!r}: there is no module {path!r}")
+        raise DefinitionError(
+            f"model {text!r}: there is no module {path!r} in {Path.cwd()}, nor installed; PYTHONPATH may name the "
+            "folder that it is in"
+        )
     return text
 
 
@@ -48,7 +62,7 @@ def only_model(path: str) -> str:
     try:
         found = [name for name, value in vars(module_of_file(path)).items() if isinstance(value, Unfolder)]
     except (Exception, SystemExit) as error:
-        raise DefinitionError(f"{path}: {type(error).__name__}: {error}") from error
+        raise DefinitionError(f"{path}: {said(error)}") from error
     if not found:
         raise DefinitionError(f"{path} has no model; a function in it that makes one is named as {path}:function")
     if len(found) != 1:

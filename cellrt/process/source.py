@@ -14,6 +14,7 @@ from typing import Any
 
 from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
+from cellrt.process.imports import make_importable, said
 
 OF_FILES = "_cellrt_model_"
 """How the names of modules begin that were loaded from files."""
@@ -55,7 +56,7 @@ class ModelSource:
         except _NoAttributeError as error:
             raise DefinitionError(f"model {self.text!r}: {error}") from None
         except (Exception, SystemExit) as error:
-            raise DefinitionError(f"model {self.text!r}: {type(error).__name__}: {error}") from error
+            raise DefinitionError(f"model {self.text!r}: {said(error)}") from error
         if not isinstance(model, Unfolder):
             raise DefinitionError(
                 f"model {self.text!r}: expected what @cellrt.unfold makes, got {type(model).__name__}"
@@ -98,7 +99,8 @@ class _Anew(SourceFileLoader):
 def module_of_file(path: str) -> ModuleType:
     """The module that a file is, loaded anew when the file has changed. Raises what the module raises.
 
-    The one before, which may be large, stays only as long as something of it is used.
+    It may import what lies beside it, then and later. The module before, which may be large, stays only as long as
+    something of it is used.
     """
     content = hashlib.blake2b(path.encode() + b"\0" + Path(path).read_bytes(), digest_size=8)
     name = OF_FILES + content.hexdigest()
@@ -110,6 +112,7 @@ def module_of_file(path: str) -> ModuleType:
             raise ImportError(f"cannot import {path}")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
+        make_importable(str(Path(path).resolve().parent))
         try:
             spec.loader.exec_module(module)
         except BaseException:

@@ -8,13 +8,13 @@ import pickle
 import socket
 import struct
 import subprocess
-import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from cellrt.errors import DefinitionError, DeviceError
 from cellrt.process.blame import heard
+from cellrt.process.imports import environment, python
 
 LENGTH = struct.Struct("<Q")
 START_S = 300.0
@@ -53,11 +53,10 @@ class Started:
             raise DefinitionError(f"EngineProcess: an option cannot be handed to another process: {error}") from error
         self._lifeline, theirs = socket.socketpair()
         _LIFELINES.add(self._lifeline)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         with theirs:
-            command = [sys.executable, "-c", COMMAND, str(theirs.fileno())]
+            command = python(COMMAND, [str(theirs.fileno())])
             self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment()
             )
         self.end = weakref.finalize(self, _end, self.process, self._lifeline)
         try:
