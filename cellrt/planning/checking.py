@@ -10,7 +10,7 @@ from typing import Any
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
-from cellrt.engine.compiling import CompileMode
+from cellrt.engine.compiling import OFF, CompileMode
 from cellrt.engine.engine import Engine
 from cellrt.errors import CellError, DefinitionError
 from cellrt.graph.binding import Binding
@@ -20,6 +20,7 @@ from cellrt.planning.measuring import step_seconds
 from cellrt.process.source import ModelSource
 
 TIMEOUT_S = 60.0
+NOT_HERE = "not compiled here (see --compile); cellrt serve compiles it in the background"
 Describe = Callable[[Unfolder, Binding, Sequence[RowSpec]], object]
 """Raises DefinitionError if it cannot describe a model, of an engine whose rows are of these specs by kind."""
 
@@ -84,6 +85,11 @@ def _failure_of(cell: Cell) -> str:
     return ""
 
 
+def _form_of(said: str) -> str:
+    """What runs a cell, as its engine says; this one compiles nothing, but a server does."""
+    return NOT_HERE if said.endswith(f": {OFF}") else said
+
+
 def check(source: str, compile: CompileMode = "off", describe: Describe | None = None) -> Report:
     """Registers a model and serves its example, once cold and then warm; has another process make its cells too.
 
@@ -117,7 +123,7 @@ def check(source: str, compile: CompileMode = "off", describe: Describe | None =
                 {name: str(spec) for name, spec in made.cell.inputs.items()},
                 {name: str(spec) for name, spec in made.cell.outputs.items()},
                 made.cell.max_batch,
-                (forms.get(made.cell.name) or forms[f"{made.cell.name} {made.cell.identity[:8]}"])["form"],
+                _form_of((forms.get(made.cell.name) or forms[f"{made.cell.name} {made.cell.identity[:8]}"])["form"]),
                 made.cell.check_row_wise(),
                 _failure_of(made.cell),
             )

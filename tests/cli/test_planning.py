@@ -29,6 +29,19 @@ def test_check_reports_cells_graph_and_cost() -> None:
     assert "step" in run("check", MODEL)
 
 
+def test_check_says_that_a_server_compiles_what_it_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "plain.py"
+    path.write_text(
+        "import torch, cellrt\n"
+        "torch.manual_seed(0)\n"
+        "plain = cellrt.cell(torch.nn.Linear(4, 4), {'input': 4}, name='plain')\n"
+        "@cellrt.unfold('model', example=torch.zeros(4))\n"
+        "def model(graph, x): return {'y': plain(input=x).output}\n"
+    )
+    (cell,) = json.loads(run("check", path, "--json"))["cells"]
+    assert cell["form"] == "not compiled here (see --compile); cellrt serve compiles it in the background"
+
+
 def test_check_fails_for_a_cell_whose_rows_influence_each_other(tmp_path: Path) -> None:
     path = tmp_path / "mixed.py"
     path.write_text(
