@@ -56,9 +56,10 @@ def cell(
             parameters have those names, else in order. It must be row-wise: a row's outputs depend on that row alone.
             If it has a method ``steps`` (see ``Cell.run_steps``), runs of several steps use it, with inputs by name;
             with a method ``compiled_form`` a CPU runs it without Python (docs/compiled-forms.md). Its weights are
-            copied, a function's too (from its closure, defaults and globals). It may write to its inputs in place: it
-            is given copies of those that it was seen to write to, in trials on meta tensors and random rows here and
-            when a model is registered. A write that only other values bring about is not seen, and must not be.
+            copied, a function's too (from its closure, defaults and globals), with the data that a function finds there
+            (numbers, texts, arrays, lists of them). It may write to its inputs in place: it is given copies of those
+            that it was seen to write to, in trials on meta tensors and random rows here and when a model is
+            registered. A write that only other values bring about is not seen, and must not be.
         inputs: of each input the shape without the row dimension (of float32 rows, ``(256,)`` or ``256``), or a spec
             made by ``cellrt.rows``, ``cellrt.ragged``, ``cellrt.grows``, ``cellrt.pages`` or ``cellrt.span``, or
             ``cellrt.token``.

@@ -16,11 +16,9 @@ import enum
 import functools
 import hashlib
 import struct
-import sys
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from types import (
     CodeType,
     FunctionType,
@@ -35,15 +33,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from cellrt.definition.snapshot import (
+from cellrt.definition.functions import (
     LIBRARIES,
-    OF_EVERY_MODULE,
-    FunctionSnapshot,
     has_contents,
+    is_installed,
     is_of_a_library,
+    lies_installed,
     used_globals,
-    weights_of,
 )
+from cellrt.definition.snapshot import OF_EVERY_MODULE, FunctionSnapshot, weights_of
 
 BY_TEXT = (
     bool,
@@ -59,7 +57,6 @@ BY_TEXT = (
     torch.layout,
 )
 NOT_DEFINITION = frozenset({"__annotations__", "__dict__", "__doc__", "__module__", "__qualname__", "__weakref__"})
-OWN, INSTALLED = "cellrt", frozenset({"site-packages", "dist-packages"})
 
 
 class Identity(NamedTuple):
@@ -281,7 +278,7 @@ class _Digest:
                 continue
             self._write("global", name.encode())
             if f"global_{name}" not in captured:
-                self._add_used(value, names, _is_installed(function))
+                self._add_used(value, names, is_installed(function))
 
     def _add_used(self, value: object, names: frozenset[str], is_ready_made: bool) -> None:
         """Adds what code with these names in it finds in a global."""
@@ -297,7 +294,7 @@ class _Digest:
         if (module.__name__, names) in self._modules or module.__name__.partition(".")[0] in LIBRARIES:
             return
         self._modules.add((module.__name__, names))
-        is_ready_made = _lies_installed(module)
+        is_ready_made = lies_installed(module)
         for name in sorted(names & vars(module).keys()):
             self._write("attribute", name.encode())
             self._add_used(vars(module)[name], names, is_ready_made)
@@ -312,7 +309,7 @@ class _Digest:
         """Adds a class of the user: its bases, methods and attributes."""
         self._write("class", kind.__qualname__.encode())
         self._add_all("bases", kind.__bases__)
-        is_ready_made = _is_installed(kind)
+        is_ready_made = is_installed(kind)
         for name, value in sorted(vars(kind).items()):
             if name in NOT_DEFINITION:
                 continue
@@ -356,14 +353,3 @@ def _names_in(code: CodeType) -> frozenset[str]:
     """The names of attributes and globals in code and in what it defines."""
     inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(code.co_names).union(*inner)
-
-
-def _is_installed(definition: Any) -> bool:
-    """Whether a function or class is of an installed package, or of this one."""
-    home = sys.modules.get(getattr(definition, "__module__", None) or "")
-    return home is not None and _lies_installed(home)
-
-
-def _lies_installed(module: ModuleType) -> bool:
-    is_own = module.__name__.partition(".")[0] == OWN
-    return is_own or not INSTALLED.isdisjoint(Path(getattr(module, "__file__", None) or "").parts)

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
-import dis
 import functools
 import importlib
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from cellrt.definition.functions import (
+    BY_VALUE,
+    assigned_globals,
+    constants_of,
+    has_contents,
+    is_data,
+    is_of_a_library,
+    used_globals,
+)
 from cellrt.errors import DefinitionError
 
 Value = TypeVar("Value")
-LIBRARIES = frozenset({"torch", "numpy", "numba", "llvmlite", "networkx", *sys.stdlib_module_names})
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 """Where a module has functions that run with it."""
-BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-"""Kinds of values in which nothing lies."""
 
 
 def take_snapshot(name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
     """A private copy of a cell's module or function, in evaluation mode, its weights without gradients.
 
-    A function's tensors and modules are copied with it: those in its closure, defaults and globals, in whatever they
-    lie there, and those of functions that it finds there. What a module's methods find in globals is not. Raises
-    DefinitionError if something cannot be copied.
+    A function's tensors, modules and data (``is_data``) are copied with it: those in its closure, defaults and globals,
+    in whatever they lie there, and those of functions that it finds there. What a module's methods find in globals is
+    not. Raises DefinitionError if something cannot be copied.
     """
     try:
         copied = _copy_callable(definition)
@@ -72,6 +75,7 @@ class FunctionSnapshot(nn.Module):
     def __init__(self, function: FunctionType, memo: dict[int, Any] | None = None) -> None:
         super().__init__()
         self.function = function
+        self._made: FunctionType | None = None
         self._names: list[str] = []
         self._values: dict[str, Any] = {}
         memo = {} if memo is None else memo
@@ -82,16 +86,22 @@ class FunctionSnapshot(nn.Module):
             value = _copy_callable(value) if isinstance(value, FunctionType) else value
             if isinstance(value, torch.Tensor):
                 self.register_buffer(key, value.detach())
-            elif isinstance(value, nn.Module):
+            elif isinstance(value, nn.Module) and "_globals" in vars(
+                value
+            ):  # else it is about to be made, and calls this
                 self.add_module(key, value)
             else:
                 self._values[key] = value
+        self._assigned = assigned_globals(function) - globals_of(captured).keys()
         self._globals = _Globals(function.__globals__)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_made": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FunctionSnapshot:
         made = FunctionSnapshot.__new__(FunctionSnapshot)
         memo |= {id(self): made, **_code_in(self._values)}
-        nn.Module.__setstate__(made, copy.deepcopy(self.__dict__, memo))
+        nn.Module.__setstate__(made, copy.deepcopy(self.__getstate__(), memo))
         return made
 
     def captured(self) -> dict[str, Any]:
@@ -100,9 +110,21 @@ class FunctionSnapshot(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function with the captured values in place of its own."""
+        made = self._made or self._rebind()
+        if not self._assigned:
+            return made(*args, **kwargs)
+        try:
+            return made(*args, **kwargs)
+        finally:
+            self._globals.give_back(self._assigned)
+
+    def _rebind(self) -> FunctionType:
         captured = self.captured()
         self._globals.update(globals_of(captured))
-        return rebound(self.function, captured, self._globals)(*args, **kwargs)
+        made = rebound(self.function, captured, self._globals)
+        if all(map(is_data, captured.values())):  # which nobody moves to a device
+            self._made = made
+        return made
 
 
 def rebound(function: FunctionType, captured: Mapping[str, Any], names: dict[str, Any]) -> FunctionType:
@@ -115,6 +137,8 @@ def rebound(function: FunctionType, captured: Mapping[str, Any], names: dict[str
     for name, variable in zip(names_within, closure):
         if name not in captured:  # it is the function's own
             variable.cell_contents = made
+    if function.__globals__.get(function.__name__) is function:
+        names[function.__name__] = made
     return made
 
 
@@ -146,6 +170,12 @@ class _Globals(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         return self._original[name]
 
+    def give_back(self, names: Iterable[str]) -> None:
+        """Assigns what code assigned to these where everybody finds it."""
+        for name in names:
+            if name in self:
+                self._original[name] = self.pop(name)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> _Globals:
         return _Globals(self._original)
 
@@ -155,20 +185,6 @@ class _Globals(dict[str, Any]):
 
 def _globals_of_module(name: str) -> _Globals:
     return _Globals(vars(importlib.import_module(name)))
-
-
-def used_globals(function: FunctionType) -> dict[str, object]:
-    """The globals that a function's code reads, by name in order."""
-    names = sorted(_global_names(function.__code__))
-    return {name: function.__globals__[name] for name in names if name in function.__globals__}
-
-
-def _global_names(code: CodeType) -> set[str]:
-    names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _global_names(constant)
-    return names
 
 
 def _copy_callable(definition: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,27 +221,37 @@ def _copy_with_code(value: Value, memo: dict[int, Any]) -> Value:
 
 
 def _is_to_be_copied(function: FunctionType) -> bool:
-    return not is_of_a_library(function) and holds_weights(function)
+    return not is_of_a_library(function) and _holds_own(function)
 
 
 def _captures(function: FunctionType) -> dict[str, Any]:
-    """What a function holds beyond its code: ``closure_x``, and with weights in them ``global_x`` and defaults."""
+    """What a function holds beyond its code: ``closure_x``, and ``global_x`` and defaults that are its own."""
     captured: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         captured[f"closure_{name}"] = cell.cell_contents
+    constants = constants_of(function)
     for name, value in used_globals(function).items():
-        if holds_weights(value):
+        if name in constants or _holds_own(value):
             captured[f"global_{name}"] = value
-    if holds_weights(function.__defaults__):
-        captured["defaults"] = function.__defaults__
-    if holds_weights(function.__kwdefaults__):
-        captured["kwdefaults"] = function.__kwdefaults__
+    for key, defaults in ("defaults", function.__defaults__), ("kwdefaults", function.__kwdefaults__):
+        if _holds_own(defaults) or (defaults and _may_change(defaults)):
+            captured[key] = defaults
     return captured
 
 
-def holds_weights(value: object) -> bool:
-    """Whether there is a tensor or a module in a value, or in what a function of the user's finds."""
-    return any(isinstance(part, torch.Tensor | nn.Module) for part in _parts_of(value))
+def _may_change(defaults: tuple[object, ...] | dict[str, object]) -> bool:
+    """Whether there is data among the defaults of a function that could be written to."""
+    values = defaults.values() if isinstance(defaults, dict) else defaults
+    return any(not isinstance(value, BY_VALUE) and is_data(value) for value in values)
+
+
+def _holds_own(value: object) -> bool:
+    """Whether there is in a value, or in what a function of the user's finds, what is copied for a cell: a tensor or
+    module, or data in a function's globals."""
+    return any(
+        isinstance(part, torch.Tensor | nn.Module) or (isinstance(part, FunctionType) and constants_of(part))
+        for part in _parts_of(value)
+    )
 
 
 def _parts_of(value: object) -> Iterator[object]:
@@ -262,23 +288,6 @@ def _parts_of(value: object) -> Iterator[object]:
 def _code_in(value: object) -> dict[int, Any]:
     """The modules of code in a value by their identity, as ``deepcopy`` knows what is not to be copied."""
     return {id(part): part for part in _parts_of(value) if isinstance(part, ModuleType)}
-
-
-def is_of_a_library(definition: Any) -> bool:
-    """Whether a function or class is a library's; a class that a library derives from one of the user's is not."""
-    parts = definition.__mro__ if isinstance(definition, type) else (definition,)
-    return all((getattr(part, "__module__", None) or "").partition(".")[0] in LIBRARIES for part in parts) and (
-        definition.__module__ != "builtins" or hasattr(builtins, definition.__name__)  # else ``exec`` made it
-    )
-
-
-def has_contents(cell: Any) -> bool:
-    """Whether a variable of a closure was assigned."""
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 def _settle(definition: object) -> None:

@@ -204,3 +204,69 @@ def test_a_function_that_is_found_by_import_goes_to_other_processes_with_its_wei
     made = cellrt.cell(of_a_helper, {"x": (SIZE,)})
     sent = pickle.loads(pickle.dumps(made.module))
     assert torch.equal(sent(X), made.run(X)[0])
+
+
+SETTINGS = """
+import enum, torch
+from types import SimpleNamespace
+class Config:
+    def __init__(self, scale): self.scale = scale
+class Mode(enum.Enum):
+    TWICE = 2.0
+    THRICE = 3.0
+scale, kind, nothing, mode, calls, log = 2.0, "twice", None, Mode.TWICE, 0, []
+pair, listed, nested = (1.0, 2.0), [2.0], {"deep": {"er": 2.0}}
+space, config = SimpleNamespace(scale=2.0), Config(2.0)
+def scaled(x): return x * scale
+def again(x, n=1): return x * scale if n == 0 else again(x, n - 1)
+def there(x, n=1): return x * scale if n == 0 else back(x, n)
+def back(x, n): return there(x, n - 1)
+def counted(x):
+    global calls
+    calls += 1
+    log.append(calls)
+    return x * scale
+functions = {
+    "number": lambda x: x * scale,
+    "text": lambda x: x * (2.0 if kind == "twice" else 3.0),
+    "None": lambda x: x * (2.0 if nothing is None else 3.0),
+    "enum": lambda x: x * mode.value,
+    "tuple": lambda x: x * pair[1],
+    "list": lambda x: x * listed[0],
+    "dict": lambda x: x * nested["deep"]["er"],
+    "namespace": lambda x: x * space.scale,
+    "object": lambda x: x * config.scale,
+    "called": lambda x: scaled(x),
+    "inner": lambda x: (lambda y: y * scale)(x),
+    "itself": again,
+    "each other": there,
+    "default": lambda x, by=listed: x * by[0],
+    "counted": counted,
+}
+"""
+LATER = """
+scale, kind, nothing, mode, pair = 3.0, "thrice", 1, Mode.THRICE, (1.0, 3.0)
+listed[0] = nested["deep"]["er"] = space.scale = config.scale = 3.0
+"""
+
+
+def test_what_a_function_finds_as_data_is_what_it_was_when_the_cell_was_made() -> None:
+    space: dict[str, Any] = {"__name__": "settings_of_a_notebook"}
+    exec(SETTINGS, space)
+    made = {name: cellrt.cell(function, {"x": (SIZE,)}) for name, function in space["functions"].items()}
+    exec(LATER, space)
+    anew = {name: cellrt.cell(function, {"x": (SIZE,)}) for name, function in space["functions"].items()}
+    for name, cell in made.items():
+        for each in (cell, cell.replica(), copy.deepcopy(cell)):
+            assert torch.equal(each.run(X)[0], 2 * X), name
+        assert torch.equal(anew[name].run(X)[0], 3 * X), name
+        assert cell.identity != anew[name].identity
+
+
+def test_what_a_function_notes_in_globals_is_everybodys() -> None:
+    space: dict[str, Any] = {"__name__": "settings_of_a_notebook"}
+    exec(SETTINGS, space)
+    made = cellrt.cell(space["counted"], {"x": (SIZE,)})
+    before = space["calls"]
+    made.run(X)
+    assert space["calls"] == before + 1 == len(space["log"])
