@@ -3,7 +3,8 @@
 The runtime cannot do with less, and nothing else would tell: a cell that subtracts the mean of its rows runs without
 an error. So a cell is tried once, on a few random rows together and on each of them alone: rows that are alike, then
 rows of opposite signs among many, as an ``if`` on the values of a batch goes the same way for rows that are alike. On
-the way it is noted which inputs the cell writes to, as in the trial where it was defined (``trial.py``).
+the way it is noted which inputs the cell writes to, as in the trial where it was defined (``trial.py``). A cell that
+raises on all rows, which was tried on meta tensors alone where it was defined, is told too.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from collections.abc import Sequence
 import torch
 
 from cellrt.definition.computation import Computation, count_rows, cut
-from cellrt.definition.examples import random_inputs
+from cellrt.definition.examples import random_inputs, zero_inputs
 from cellrt.definition.modes import workers_modes
 from cellrt.definition.snapshot import weights_of
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows, copy_input
+from cellrt.definition.trial import describe_error
 
 TRIAL_ROWS = 3
 MORE_ROWS = 17
@@ -71,6 +73,51 @@ def warn_unless_row_wise(cell: Computation, depth: int) -> list[str]:
             stacklevel=1 + depth,
         )
     return mixed
+
+
+def warn_if_it_raises(cell: Computation, depth: int) -> bool:
+    """Whether the cell raises on a few random rows; a RuntimeWarning that points at the caller so many calls above.
+
+    No more than that: these may be no rows of this cell. One that lies on a device is not tried.
+    """
+    weights = list(weights_of(cell.module).values())
+    if not all(tensor.is_cpu or tensor.is_meta for tensor in weights):
+        return False
+    rows = min(TRIAL_ROWS, cell.max_batch)
+    raised = _raised_by(cell, random_inputs(cell.inputs.values(), rows, torch.Generator().manual_seed(0)))
+    if raised is None:
+        return False
+    on_zeros = _raised_by(cell, zero_inputs(cell.inputs.values(), rows))
+    given = {spec.dtype for spec in cell.inputs.values() if not spec.span}
+    others = {str(tensor.dtype).removeprefix("torch.") for tensor in weights if tensor.dtype not in given}
+    hint = ""
+    if any(tensor.is_meta for tensor in weights):
+        hint = "; its weights are on device meta, and so have no values"
+    elif others and on_zeros is not None:
+        hint = f"; it has weights of {' and '.join(sorted(others))}, and no input of that dtype"
+    described = ", ".join(f"{name}: {spec}" for name, spec in cell.inputs.items())
+    warnings.warn(
+        f"cell {cell.name!r} raised on random rows of ({described}){'' if on_zeros is None else ', and on zeros'}: "
+        f"{describe_error(raised)}{hint}. Requests whose rows make it raise end with CellError",
+        RuntimeWarning,
+        stacklevel=1 + depth,
+    )
+    return True
+
+
+@workers_modes()
+@torch.inference_mode(False)
+@torch.enable_grad()
+def _raised_by(cell: Computation, inputs: Sequence[CellInput]) -> BaseException | None:
+    """What the cell raises on these rows, if it does."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            _run(cell, inputs)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return error
+    return None
 
 
 @workers_modes()

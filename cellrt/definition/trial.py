@@ -87,8 +87,7 @@ class Trial:
             described = ", ".join(f"{key}: {spec}" for key, spec in self._specs.items())
             hint = next((f"; {text}" for kind, text in INSTEAD.items() if isinstance(module, kind)), "")
             raise DefinitionError(
-                f"cell {self._name!r} does not run on {rows} rows of ({described}): "
-                f"{type(failed).__name__}: {failed}{hint}"
+                f"cell {self._name!r} does not run on {rows} rows of ({described}): {describe_error(failed)}{hint}"
             ) from failed
 
     def _run_on_zeros(self, module: Callable[..., Any], rows: int) -> dict[str, torch.Tensor]:
@@ -182,7 +181,7 @@ def try_steps(computation: Computation) -> None:
         raise
     except BaseException as error:
         raise DefinitionError(
-            f"cell {computation.name!r}: its method steps does not run on zeros: {type(error).__name__}: {error}"
+            f"cell {computation.name!r}: its method steps does not run on zeros: {describe_error(error)}"
         ) from error
 
 
@@ -213,3 +212,12 @@ def _check_output(name: str, output: object, value: torch.Tensor, rows: int) -> 
     check_dtype(f"cell {name!r}, output {output!r}", value.dtype)
     if value.layout is not torch.strided:
         raise DefinitionError(f"cell {name!r}, output {output!r}: expected a dense tensor, got one of {value.layout}")
+
+
+def describe_error(error: BaseException) -> str:
+    """Type and text of an error, whose text may itself raise."""
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"
+    except BaseException as raised:
+        return f"{kind}, whose text raises {type(raised).__name__}"

@@ -11,7 +11,7 @@ import torch
 from cellrt.core.processor import Processor
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
-from cellrt.definition.row_wise import warn_unless_row_wise
+from cellrt.definition.row_wise import warn_if_it_raises, warn_unless_row_wise
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.announce import announced
 from cellrt.engine.compiling import CellCompiler
@@ -152,8 +152,8 @@ class Registrar:
         new = [cell for cell in cells if not self._registry.has_type(cell, forms[cell.identity])]
         seen = {made.cell.identity for made in list(self._registry.types.values())}  # in another form
         for cell in new:
-            if cell.identity not in seen:
-                warn_unless_row_wise(cell, depth=4)  # who called Engine.register
+            if cell.identity not in seen and not warn_if_it_raises(cell, depth=4):  # who called Engine.register
+                warn_unless_row_wise(cell, depth=4)
         times: dict[str, dict[int, float]] = {}
         for cell in new:
             found = measure_steps(cell, forms[cell.identity], self._device, self._num_threads)

@@ -18,6 +18,7 @@ from cellrt.definition.cell import Cell
 from cellrt.definition.lookup import RefusedLookup
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows
+from cellrt.definition.trial import describe_error as describe_error
 from cellrt.errors import CellError
 from cellrt.worker.torch_state import CellMode
 
@@ -157,12 +158,3 @@ def _refused_lookup(attempt: Attempt[Outcome], row: int, error: BaseException) -
     finally:
         attempt.cell = cell
     return ""
-
-
-def describe_error(error: BaseException) -> str:
-    """Type and text of an error, whose text may itself raise."""
-    kind = type(error).__name__
-    try:
-        return f"{kind}: {error}"
-    except BaseException as raised:
-        return f"{kind}, whose text raises {type(raised).__name__}"

@@ -145,3 +145,31 @@ def test_registration_tells_each_new_cell_once(engine: Engine) -> None:
 def test_registration_without_warm_up_runs_no_cell(engine: Engine) -> None:
     mixes = cell(MIXED["the mean of the batch"], ROW)
     engine.register(model(lambda graph, h: {"y": mixes(h=h).y}, torch.ones(SIZE)), warm_up=False)
+
+
+def never(h: torch.Tensor) -> torch.Tensor:
+    if h.device.type != "meta":
+        raise ValueError("not today")
+    return h
+
+
+RAISING = {
+    "weights of another dtype": (lambda: nn.Linear(SIZE, SIZE).double(), "and on zeros: .*weights of float64, and no"),
+    "half weights": (lambda: nn.Linear(SIZE, SIZE).half(), "and on zeros: .*weights of float16, and no"),
+    "no weights": (lambda: nn.Linear(SIZE, SIZE, device="meta"), "and on zeros: .*device meta, and so have no values"),
+    "all rows": (lambda: never, "and on zeros: ValueError: not today. Requests"),
+    "some rows": (lambda: refuse, r"of \(h: float32\[\d+\]\): ValueError: zeros, please"),
+}
+
+
+@pytest.mark.parametrize("kind", RAISING)
+def test_registration_tells_once_of_a_cell_that_raises(engine: Engine, kind: str) -> None:
+    make, told_of = RAISING[kind]
+    raises = cell(make(), ROW, name="raises")
+    first, second = (
+        model(lambda graph, h: {"y": raises(h=h).output}, torch.ones(SIZE), name=f"{kind} {k}") for k in range(2)
+    )
+    with pytest.warns(RuntimeWarning, match="cell 'raises' raised on random rows .*" + told_of) as told:
+        engine.register(first)
+    assert [each.filename for each in told] == [__file__]
+    engine.register(second)
