@@ -122,6 +122,9 @@ def _show_profile(profile: Profile, out: Path) -> None:
         for rows, seconds in zip(cell.rows, cell.step_s):
             table.add_row(str(rows), f"{1e6 * seconds:,.0f}", f"{rows / seconds:,.0f}")
         shown.print(table)
+    if profile.host is not None:
+        costs = f"{1e6 * profile.host.request_s:.0f} us a request and {1e6 * profile.host.task_s:.0f} us a task"
+        shown.print(f"The engine's host takes {costs} beside the steps.", highlight=False)
     shown.print(f"written to {out}", highlight=False)
 
 
@@ -167,6 +170,10 @@ def simulate(
             from cellrt.planning.drawing import draw_load
 
             draw_load(outcomes, plot)
+    if read.host is None:
+        complaint(
+            f"{profile} is older than the costs of the engine's host: they are not counted; run cellrt tune again"
+        )
     if as_json:
         typer.echo(json.dumps([outcome.as_json() for outcome in outcomes]))
     else:

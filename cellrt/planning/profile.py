@@ -1,4 +1,7 @@
-"""A profile: how long one step of each cell takes on a device, by rows; written by ``cellrt tune``, read by others."""
+"""A profile: how long one step of each cell takes on a device, by rows, and what an engine's host costs beside it.
+
+Written by ``cellrt tune``, read by others.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +42,32 @@ class CellProfile:
 
 
 @dataclass(frozen=True)
+class HostCosts:
+    """What an engine's host does beside the steps, in the process of its client: without HTTP.
+
+    Attributes:
+        request_s: seconds of one request: of all workers' together, one after the other.
+        task_s: seconds of one task, of the worker that runs it.
+    """
+
+    request_s: float
+    task_s: float
+
+
+@dataclass(frozen=True)
 class Profile:
-    """The cells of a model on a device, by their identities."""
+    """The cells of a model on a device, by their identities; ``host``: None in a file that is older than it."""
 
     device: str
     cells: Mapping[str, CellProfile]
+    host: HostCosts | None = None
 
     def save(self, path: Path) -> None:
         """Writes it as JSON."""
         cells = {identity: asdict(cell) for identity, cell in self.cells.items()}
-        path.write_text(json.dumps({"format": FORMAT, "device": self.device, "cells": cells}, indent=1) + "\n")
+        host = {} if self.host is None else {"host": asdict(self.host)}
+        made = {"format": FORMAT, "device": self.device, **host, "cells": cells}
+        path.write_text(json.dumps(made, indent=1) + "\n")
 
 
 def read_profile(path: Path) -> Profile:
@@ -61,7 +80,7 @@ def read_profile(path: Path) -> Profile:
             identity: CellProfile(cell["name"], tuple(cell["rows"]), tuple(cell["step_s"]), cell["max_batch"])
             for identity, cell in given["cells"].items()
         }
-        return Profile(given["device"], cells)
+        return Profile(given["device"], cells, HostCosts(**given["host"]) if "host" in given else None)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DefinitionError(f"{path} is no profile of cellrt tune: {type(error).__name__}: {error}") from None
 

@@ -1,12 +1,15 @@
 """How many workers a load needs: a model's requests played on simulated workers whose steps take what a profile says.
 
-The scheduler is the real one; only time and results are not (``core/simulate.py``).
+The scheduler is the real one; only time and results are not (``core/simulate.py``). What the engine's host does is
+added: a request reaches the scheduler when the host has had its time for it and for all before it, and a task takes its
+worker longer. That tasks of several workers wait for each other's turns, and HTTP, are not in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ from cellrt.core.sized_template import SizedTemplate
 from cellrt.engine.registry import Discovery, Model, Registry
 from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
-from cellrt.planning.profile import Profile
+from cellrt.planning.profile import HostCosts, Profile
 
 WORKER_ROWS, HOST_ROWS = 1 << 16, 1 << 18
 MAX_NODES = 65_535
@@ -49,6 +52,7 @@ class Plant:
     def __init__(self, unfolder: Unfolder, profile: Profile, workers: int) -> None:
         """Raises DefinitionError if the profile lacks a cell of the model, or the example does not unfold."""
         self._workers = workers
+        self._host = profile.host or HostCosts(0.0, 0.0)
         self.processor = Processor(workers, None, SchedulerSettings())
         registry = Registry(self.processor, MAX_NODES)
         discovery = Discovery(registry)
@@ -84,7 +88,7 @@ class Plant:
         """
         arrivals = [
             Arrival(time_s, template, loop_steps=_loop_steps(template, loop_share))
-            for template, time_s in zip(templates, times_s, strict=True)
+            for template, time_s in zip(templates, self._handed_in_s(times_s), strict=True)
         ]
         simulation = simulate(self.processor, arrivals, self._cost)
         finish_s, arrival_s = np.array(simulation.finish_s), np.array(times_s)
@@ -104,7 +108,13 @@ class Plant:
         )
 
     def _cost(self, cell_type: int, rows: int, steps: int) -> float:
-        return steps * self._costs[cell_type].seconds(rows)
+        return self._host.task_s + steps * self._costs[cell_type].seconds(rows)
+
+    def _handed_in_s(self, times_s: Sequence[float]) -> list[float]:
+        """When requests that arrive in this order reach the scheduler: the host has them one after the other."""
+        return list(
+            accumulate(times_s, lambda free_s, time_s: max(free_s, time_s) + self._host.request_s, initial=0.0)
+        )[1:]
 
 
 def _loop_steps(template: SizedTemplate, share: float) -> tuple[int, ...] | None:

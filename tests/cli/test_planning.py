@@ -96,7 +96,11 @@ def test_a_profile_is_tuned_and_played(tmp_path: Path) -> None:
     assert {outcome["workers"] for outcome in json.loads(found)} == {1}
     said = run("simulate", MODEL, *options, "--p99-ms", 10_000)
     assert "1 worker keeps the p99 below 10000 ms at 100 requests/s" in said
+    written = json.loads(profile.read_text())
+    assert set(written.pop("host")) == {"request_s", "task_s"}
+    profile.write_text(json.dumps(written))
     said = run("simulate", MODEL, *options, "--p99-ms", 0.001, status=1)
+    assert "profile.json is older than the costs of the engine's host" in said
     assert all(f"too few for a p99 of 0.001 ms at {rate} requests/s" in said for rate in (100, 1000))
 
 

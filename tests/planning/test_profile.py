@@ -10,20 +10,29 @@ from hypothesis import strategies as st
 
 from cellrt.errors import DefinitionError
 from cellrt.planning.measuring import measure, sizes_of
-from cellrt.planning.profile import CellProfile, Profile, best_batch, read_profile
+from cellrt.planning.profile import CellProfile, HostCosts, Profile, best_batch, read_profile
 from tests.serve import models
 
 CELL = CellProfile("step", (1, 2, 4), (1e-3, 1.5e-3, 2e-3), 4)
 
 
-def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
-    profile = Profile("cpu", {"id": CELL})
+@pytest.mark.parametrize("host", [HostCosts(5e-5, 1e-4), None], ids=["now", "before hosts were measured"])
+def test_a_profile_is_read_as_it_was_written(tmp_path: Path, host: HostCosts | None) -> None:
+    profile = Profile("cpu", {"id": CELL}, host)
     profile.save(tmp_path / "profile.json")
     assert read_profile(tmp_path / "profile.json") == profile
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": 99}', '{"format": 1, "device": "cpu", "cells": {"a": 1}}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": 99}',
+        '{"format": 1, "device": "cpu", "cells": {"a": 1}}',
+        '{"format": 1, "device": "cpu", "cells": {}, "host": {"task_s": 1}}',
+    ],
 )
 def test_what_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "profile.json"
@@ -58,5 +67,7 @@ def test_every_cell_of_a_model_is_measured_at_every_size() -> None:
     profile = measure(models.two, None, heard.append, seconds_each=0.0)
     (cell,) = profile.cells.values()
     assert cell.rows == tuple(sizes_of(models.STEP)) == (1, 2, 4, 8)
-    assert all(seconds > 0 for seconds in cell.step_s) and len(heard) == 4
+    assert all(seconds > 0 for seconds in cell.step_s) and len(heard) == 5
     assert set(profile.cells) == {models.STEP.identity}
+    assert profile.host is not None and min(profile.host.request_s, profile.host.task_s) >= 0.0
+    assert profile.host.request_s + profile.host.task_s > 1e-5  # no request is served in less

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from cellrt import Graph, Unfolder
 from cellrt.errors import DefinitionError
-from cellrt.planning.profile import CellProfile, Profile
+from cellrt.planning.profile import CellProfile, HostCosts, Profile
 from cellrt.planning.simulation import Plant, fewest_workers, poisson_times
 from tests.engine.paged_models import WIDTH, make_cells
 from tests.serve import models
@@ -25,6 +27,17 @@ def test_a_lone_request_takes_its_steps() -> None:
     outcome = plant.play([plant.template(chain(7))], [0.0], 1.0)
     assert outcome.p99_s == pytest.approx(7 * STEP_S)
     assert outcome.busy == pytest.approx(1.0) and outcome.mean_rows == 1
+
+
+def test_what_the_host_does_is_counted() -> None:
+    host = HostCosts(request_s=2e-3, task_s=5e-3)
+    plant = Plant(models.chain, replace(FLAT, host=host), 2)
+    lone = plant.play([plant.template(chain(1))], [0.0], 1.0)
+    assert lone.p99_s == pytest.approx(host.request_s + host.task_s + STEP_S)
+    count = 100
+    crowd = plant.play([plant.template(chain(1))] * count, [0.0] * count, 1e7)
+    assert crowd.p50_s > host.request_s * count / 2
+    assert crowd.throughput < 1 / host.request_s  # however many workers and requests there are
 
 
 def test_requests_that_come_together_share_their_steps() -> None:
