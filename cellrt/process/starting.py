@@ -17,7 +17,7 @@ from cellrt.process.blame import heard
 from cellrt.process.imports import environment, python
 
 LENGTH = struct.Struct("<Q")
-START_S = 300.0
+START_S = 600.0
 """How long the process may take until its engine is there; the first on a machine compiles the scheduler."""
 END_S = 10.0
 """How long it may take to end in good order; then it is killed."""
