@@ -18,7 +18,7 @@ from cellrt.serve.http_watching import WatchingDoor
 from cellrt.serve.measures import Measures
 from cellrt.serve.settings import Settings
 from tests.serve.conftest import MODELS
-from tests.serve.helpers import Server
+from tests.serve.helpers import Server, start
 
 MOST_S = 1500.0
 
@@ -67,20 +67,27 @@ def test_pages_are_there(server: Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(MOST_S + 60)
-def test_nothing_that_is_sent_is_a_server_error_or_breaks_the_schema(server: Server, tmp_path: Path) -> None:
+def test_nothing_that_is_sent_is_a_server_error_or_breaks_the_schema(weight_file: Path, tmp_path: Path) -> None:
     if importlib.util.find_spec("schemathesis") is None:
         pytest.skip("needs schemathesis: pip install 'cellrt[dev]'")
-    config = tmp_path / "schemathesis.toml"
-    config.write_text(CONFIG)
+    (tmp_path / "schemathesis.toml").write_text(CONFIG)
+    with start(*MODELS, environment={"CELLRT_TEST_WEIGHT": str(weight_file)}) as server:  # models of it are taken out
+        for which in ("--exclude-path-regex", "--include-path-regex"):
+            done = sent_by_schemathesis(server, tmp_path, which, "load$")
+            assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+        assert not [line for line in server.lines if "Traceback" in line], "\n".join(server.lines[-40:])
+
+
+def sent_by_schemathesis(server: Server, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Has it send requests to what the options choose."""
     command = "import sys; from schemathesis.cli import schemathesis; sys.exit(schemathesis())"
-    options = ["--max-examples", "100", "--phases", "coverage,fuzzing", "--seed", "1", "--no-color"]
-    options += ["--request-timeout", "60"]  # one of the models counts for ten seconds and more
-    done = subprocess.run(
-        [sys.executable, "-c", command, "--config-file", str(config), "run", f"{server.url}/openapi.json", *options],
+    options += ("--max-examples", "100", "--phases", "coverage,fuzzing", "--seed", "1", "--no-color")
+    options += ("--request-timeout", "60")  # one of the models counts for ten seconds and more
+    config = ["--config-file", str(folder / "schemathesis.toml")]
+    return subprocess.run(
+        [sys.executable, "-c", command, *config, "run", f"{server.url}/openapi.json", *options],
         capture_output=True,
         text=True,
         timeout=MOST_S,
-        cwd=tmp_path,
+        cwd=folder,
     )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert not [line for line in server.lines if "Traceback" in line], "\n".join(server.lines[-40:])
