@@ -50,7 +50,7 @@ class Unfolder:
             return graph.record(self.function(graph, request))
         except RequestError as error:
             raise type(error)(f"model {self.name!r}: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RequestError(
                 f"model {self.name!r}: the unfolder raised {type(error).__name__}: {error}; the request: "
                 f"{describe_source(request)}"

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 from cellrt.engine.future import RequestFuture, Result
 from cellrt.engine.mailbox import Mailbox, mailbox_of
-from cellrt.errors import RequestTooLargeError
+from cellrt.errors import CellrtError, RequestTooLargeError
 from cellrt.serve.backend import Backend
 
 Alone = Callable[[], None] | None
 """Hands a request in again, by itself; None: it was."""
-Waiter = asyncio.Future[tuple[Result, RequestFuture]]
+Waiter = asyncio.Future[tuple[Result | CellrtError, RequestFuture]]
+"""How a request ended that was submitted, with its future."""
 """Who waits for a request: gets its results, and its own future."""
 
 
@@ -91,10 +92,10 @@ def _tell(waiter: Waiter, alone: Alone, future: RequestFuture) -> None:
     error = future.error()
     if alone is not None and isinstance(error, RequestTooLargeError):
         alone()  # together they were too large, which is not what any of their clients asked for
-    elif error is not None:
-        waiter.set_exception(error)
+    elif error is None or isinstance(error, CellrtError):
+        waiter.set_result((error or future.result(), future))
     else:
-        waiter.set_result((future.result(), future))
+        waiter.set_exception(error)
 
 
 def _left(future: RequestFuture, waiter: Waiter) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.stream import Stream
-from cellrt.errors import CancelledError, CellError, OverloadError, RequestError, SessionError, http_status
+from cellrt.errors import CancelledError, CellError, CellrtError, OverloadError, RequestError, SessionError, http_status
 from cellrt.serve.backend import Backend
 from cellrt.serve.blame import explained
 from cellrt.serve.collector import Collector
@@ -55,8 +55,11 @@ class Door:
         with self.counted(described.name), blamed(described, request):
             if how.sequence is None:
                 waiter = self.collector.submit(described.name, request, how.deadline, how.priority)
-                results, future = await unless_gone(waiter, gone)
-                return results, self._note(future)
+                outcome, future = await unless_gone(waiter, gone)
+                id = self._note(future)
+                if isinstance(outcome, CellrtError):
+                    raise outcome
+                return outcome, id
             async with self._in_session(described, how) as session:
                 future = session.submit(request, deadline=how.deadline, priority=how.priority)
                 id = self._note(future)

@@ -87,9 +87,10 @@ def test_a_stream_says_what_its_request_is_known_by(server: Server, path: str) -
     assert story["model"] == "letters"
 
 
-def test_an_error_of_a_stream_says_what_its_request_is_known_by(server: Server) -> None:
+@pytest.mark.parametrize("way", ["generate", "generate_stream"])
+def test_an_error_of_a_request_says_what_it_is_known_by(server: Server, way: str) -> None:
     sent = {"x": [[HOLD, 0]] * 30, "parameters": {"timeout": 5000}}
-    answer = server.post("/v2/models/chain/generate_stream", sent)
+    answer = server.post(f"/v2/models/chain/{way}", sent)
     assert answer.status_code == 504
     assert server.http.get(f"/debug/requests/{answer.headers['x-cellrt-request']}").json()["model"] == "chain"
 
