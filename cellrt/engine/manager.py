@@ -22,6 +22,7 @@ from cellrt.engine.sessions import SessionLimits, Sessions
 from cellrt.engine.statistics import Statistics
 from cellrt.engine.trace import Trace
 from cellrt.engine.turns import Call, Turns
+from cellrt.engine.waiting import Deadlines
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, SessionError
 from cellrt.view.timeline import Timeline
 from cellrt.worker.arenas import Arenas, copy_page
@@ -83,7 +84,8 @@ class Manager:
         """Called at each turn's end and after the last, by whoever hands on together what ended so; must not raise."""
         self._crew = Crew(processor, self.workers, queue_depth, partial(copy_page, arenas), self.sessions.evict_some)
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
-        self._requests = Requests(processor, arenas, self.sessions, self._replies, registry.name_of)
+        late = Deadlines(processor, self.statistics.least_times, registry.name_of)
+        self._requests = Requests(processor, arenas, self.sessions, self._replies, late)
         self._processor, self._clock, self._registry, self._models = processor, processor.clock, registry, models
         self._debug, self._clock_ns = debug, clock_ns
         self._retired: list[Model] = []
@@ -313,10 +315,10 @@ class Manager:
             for failure in done.failures:
                 self._requests.note_failure(requests[failure.row], failure.error)
         notices = self._processor.complete(done.task, done.busy_ns)
-        type_id, rows, positions = self._processor.counts_of(done.task)
-        self.statistics.count_task(type_id, rows, positions, location, done.busy_ns)
+        row, (type_id, rows, positions) = self._processor.tables.tasks[done.task], self._processor.counts_of(done.task)
+        steps = 0 if done.failures else int(row["steps"])
+        self.statistics.count_task(type_id, rows, positions, location, done.busy_ns, steps)
         if self._replies.trace is not None:
-            row = self._processor.tables.tasks[done.task]
             self._replies.trace.complete(row, location, self._registry.name_of(type_id), done)
         self._requests.take_notices(notices)
 
@@ -345,10 +347,8 @@ class Manager:
                 self._processor.remove_type(type_id)
                 for worker in self.workers:
                     worker.forget(type_id)
-        if self._drains and self._is_drained():
-            drains, self._drains = self._drains, []
-            for drained in drains:
-                drained.set()
+        while self._drains and self._is_drained():
+            self._drains.pop().set()
 
     def _note_drain(self, drained: threading.Event) -> bool:
         """Whether nothing is unfinished; if something is, has the event set when that is over."""

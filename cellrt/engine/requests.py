@@ -7,7 +7,7 @@ those that a task completes leave together. Belongs to the holder of the turn. T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Requests:
         processor, arenas: of the engine; arenas by location, the host first.
         sessions: whose requests run one after the other.
         replies: answers clients.
-        name_of: the name of a cell type, by its id.
+        deadlines: of the requests.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Requests:
         arenas: list[Arenas],
         sessions: Sessions,
         replies: Replies,
-        name_of: Callable[[int], str],
+        deadlines: Deadlines,
     ) -> None:
         self._processor, self._sessions, self._replies = processor, sessions, replies
         self._admission = Admission(processor, arenas, sessions)
@@ -58,7 +58,7 @@ class Requests:
         self._num_held = 0
         """How many these are."""
         self._waiting = WaitingRequests()
-        self._deadlines = Deadlines(processor, name_of)
+        self._deadlines = deadlines
 
     @property
     def is_empty(self) -> bool:
@@ -84,8 +84,9 @@ class Requests:
         self._unanswered[bulk] = None
         bulk.model.num_live += bulk.size
         self._deadlines.add(bulk)
-        if bulk.deadline_ns is not None and (error := self._deadlines.why_late(bulk)) is not None:
-            self.end(bulk, range(bulk.size), error)
+        if bulk.deadline_ns is not None and (why := self._deadlines.why_late(bulk)) is not None:
+            for number in range(bulk.size):
+                self.end(bulk, (number,), DeadlineError(why))  # each its own: whoever raises one adds to it
         elif bulk.sessions is None:
             self._wait(bulk, range(bulk.size) if bulk.size > 1 else ALONE)
         else:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.definition.cell import Cell
+from cellrt.engine.least_times import LeastTimes
 from cellrt.worker.cell_type import CellType
 
 WINDOW = 4096
@@ -109,12 +110,18 @@ class Statistics:
     """Tasks by the power of 2 that their rows reach, by type."""
     busy_ns: Counter[int] = field(default_factory=Counter)
     """By the location of the worker."""
+    least_times: LeastTimes = field(default_factory=LeastTimes)
     _new: deque[_Done] = field(default_factory=deque)
     """Whose times are not taken in."""
     _taking_in: threading.Lock = field(default_factory=threading.Lock)
 
-    def count_task(self, type_id: int, rows: int, positions: int, location: int, busy_ns: int) -> None:
-        """Counts a complete task of ``rows`` rows, ``positions`` nodes that it did (of a loop: steps), and its time."""
+    def count_task(self, type_id: int, rows: int, positions: int, location: int, busy_ns: int, steps: int) -> None:
+        """Counts a complete task of ``rows`` rows, ``positions`` nodes that it did (of a loop: steps), and its time.
+
+        ``steps``: of its longest row; 0 if rows of it failed.
+        """
+        if steps and busy_ns:
+            self.least_times.note_task(type_id, steps, busy_ns)
         sizes = self.sizes.get(type_id)
         if sizes is None:
             sizes = self.sizes[type_id] = [0] * NUM_SIZES
@@ -127,6 +134,7 @@ class Statistics:
     def forget_type(self, type_id: int, heir: int | None) -> None:
         """Begins a type's counts anew, for another cell that gets its number; ``heir``: another type of the same cell,
         whose counts they are from now on."""
+        self.least_times.forget(type_id)
         for counts in (self.tasks, self.rows, self.steps):
             count = counts.pop(type_id, 0)
             if heir is not None:

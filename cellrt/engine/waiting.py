@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from cellrt.core.least_time import least_time
 from cellrt.core.processor import Processor
+from cellrt.engine.least_times import LeastTimes
 from cellrt.engine.records import Bulk
-from cellrt.errors import DeadlineError
 
 OLDEST_EVERY = 16
 """Every so many admissions the oldest request is the next, whatever the order says."""
 SLACK = 64
 TRIED_EVERY = 16
-"""Of so many requests that cannot be done in time one is tried."""
+"""Of so many submissions of a model that cannot be done in time one is tried."""
 
 
 class WaitingRequests:
@@ -111,14 +110,15 @@ class Deadlines:
     """Requests by their deadline.
 
     Args:
-        processor: knows how long steps take.
+        processor: has their templates' cell types.
+        least_times: of steps.
         name_of: the name of a cell type, by its id.
     """
 
-    def __init__(self, processor: Processor, name_of: Callable[[int], str]) -> None:
-        self._processor, self._name_of = processor, name_of
-        self._num_hopeless = 0
-        """Requests so far that could not be done in time when they came."""
+    def __init__(self, processor: Processor, least_times: LeastTimes, name_of: Callable[[int], str]) -> None:
+        self._processor, self._least_times, self._name_of = processor, least_times, name_of
+        self._num_hopeless: Counter[str] = Counter()
+        """By model: what came so far and could not be done in time."""
         self._heap: list[tuple[int, int, Bulk]] = []
         self._num_gone = 0
 
@@ -140,20 +140,20 @@ class Deadlines:
             heapq.heapify(self._heap)
             self._num_gone = 0
 
-    def why_late(self, bulk: Bulk) -> DeadlineError | None:
+    def why_late(self, bulk: Bulk) -> str | None:
         """Why new requests of a bulk, which have a deadline, cannot be done in time; None if they might be.
 
         One of some such is tried all the same, so that times which were measured in a bad moment are put right.
         """
         allowed_ns = (bulk.deadline_ns or 0) - bulk.arrival_ns(0)
-        ns, cell_type, steps = least_time(self._processor.tables, bulk.plan(0).template)
+        ns, cell_type, steps = self._least_times.of(self._processor, bulk.plan(0).template)
         if ns <= allowed_ns:
             return None
-        self._num_hopeless += 1
-        if self._num_hopeless % TRIED_EVERY == 0:
+        self._num_hopeless[bulk.model.name] += 1
+        if self._num_hopeless[bulk.model.name] % TRIED_EVERY == 0:
             return None
         which = f"a chain of {steps} steps" if steps > 1 else "a step"
-        return DeadlineError(
+        return (
             f"model {bulk.model.name!r}: cannot be done within {allowed_ns / 1e9:.9g} s: {which} of "
             f"{self._name_of(cell_type)} takes {ns / 1e9:.3g} s or more"
         )

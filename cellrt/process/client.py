@@ -325,6 +325,7 @@ class Client(Serving):
     def _bind(self, model: str) -> Binding:
         """Asks for what is needed to unfold for a model. Raises UnknownModelError, DefinitionError."""
         before: Binding | None = None
+        self._link.refuse_in_callback()  # before the lock: its holder waits for an answer that this thread hears
         with self._bind_lock:
             while (found := self._bindings.get(model)) is None:
                 changes = self._changes.count

@@ -78,8 +78,8 @@ class Ring:
     def free_up_to(self, count: int) -> None:
         """Takes in that of all places ever given the first ``count`` are free."""
         while self._num_freed < count and self._held:
+            self._num_freed += 1  # first: one that is interrupted in between keeps a place, and gives none twice
             self._held.popleft()
-            self._num_freed += 1
 
     def take_back(self, count: int) -> None:
         """The last ``count`` places were not used: the other side never hears of them."""

@@ -166,6 +166,9 @@ class Wire:
                 return False
             except OSError as error:
                 raise BrokenWireError(str(error)) from None
+            except BaseException:  # of a signal's handler: whether the packet went out, nobody knows
+                self.end()
+                raise
             self._unsent.popleft()
             _close_all(fds)
         return True
