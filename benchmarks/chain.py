@@ -3,6 +3,7 @@
 Every server gets the same sentences (random vectors of the real lengths) and answers with the last hidden
 state; two peers are bare loops, without a server. Parts: ``fixed`` (sentences of 24 words against the bare
 cell), ``europarl`` and ``brown`` (real lengths).
+Peers that are not installed are left out: ``pip install onnx onnxruntime``.
 The full run takes about half an hour on two cores.
 """
 
@@ -34,7 +35,7 @@ from benchmarks.compare import (
     loops_per_second,
     progress,
 )
-from benchmarks.options import Options
+from benchmarks.options import Options, are_there
 from benchmarks.packed import PackedLSTM
 from benchmarks.record import Recorder
 from benchmarks.server import Buckets, InOrder
@@ -47,7 +48,8 @@ WORKLOADS: dict[str, tuple[str, Callable[[int, int], workloads.Lengths]]] = {
     "europarl": ("Europarl-like", workloads.europarl_lengths),
     "brown": ("Brown", workloads.brown_lengths),
 }
-ONNX_LOOP, PACKED_LOOP = "onnxruntime bucketed, bare loop", "folded, packed, bare loop"
+ONNX = "onnxruntime"
+ONNX_LOOP, PACKED_LOOP = f"{ONNX} bucketed, bare loop", "folded, packed, bare loop"
 NUM_TRIED = 256
 """Sentences that a bare loop is tried with."""
 QUICK_SERVERS = ("cellrt", "cellrt, folded", "bucketed", "onnxruntime bucketed", ONNX_LOOP, PACKED_LOOP)
@@ -151,7 +153,9 @@ def packed_loop(lstm: torch.nn.LSTM, table: torch.Tensor, threads: int) -> BareL
 
 
 def servers(lstm: torch.nn.LSTM, table: torch.Tensor, sentences: Sequence[Sentence], names: Sequence[str]) -> Makers:
-    """Makers of the servers by name."""
+    """Makers of the servers by name, of those that are installed."""
+    if any(name.startswith(ONNX) for name in names) and not are_there(ONNX, "onnx", ONNX):
+        names = [name for name in names if not name.startswith(ONNX)]
     ours: dict[str, Callable[[], Server]] = {
         "cellrt": lambda: Cellrt(lstm),
         "cellrt, folded": lambda: Cellrt(lstm, table),

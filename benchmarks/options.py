@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +42,19 @@ class Options:
     def hidden_sizes(self) -> tuple[int, ...]:
         """Those asked for; by default 256, and 1024 in the full run."""
         return self.hidden or ((256,) if self.quick else (256, 1024))
+
+
+def are_there(peer: str, *packages: str) -> bool:
+    """Whether a peer's packages are installed; if not, says on standard error that it is left out, and what to do."""
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        tell(f"{peer} is left out: pip install {' '.join(missing)}")
+    return not missing
+
+
+def tell(text: str) -> None:
+    """Says how far a benchmark is, on standard error: what it measured goes to standard output."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def find_treebank(given: Path | None = None) -> Path | None:

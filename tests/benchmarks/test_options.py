@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from benchmarks import chain
 from benchmarks.__main__ import FOLDER, app, benchmark_names
-from benchmarks.options import TREEBANK_VARIABLE, find_treebank
+from benchmarks.options import TREEBANK_VARIABLE, are_there, find_treebank
 from benchmarks.overhead import GROWTH_BATCHES, LENGTH, LIVE_NODES, growth_requests
 from benchmarks.trees import treebank_trees
 from examples.models.treebank import ADDRESS, TRAIN
@@ -68,3 +70,17 @@ def test_each_number_of_live_nodes_is_measured_once(batch: int) -> None:
     assert len(numbers) == len(set(numbers))
     assert numbers[0] >= batch
     assert numbers[-1] == max(LIVE_NODES) // LENGTH
+
+
+def test_a_peer_that_is_not_installed_is_left_out_by_name_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert are_there("torch", "torch") and not capsys.readouterr().err
+    assert not are_there("peer", "torch", "no_such_package")
+    assert capsys.readouterr().err == "peer is left out: pip install no_such_package\n"
+
+
+def test_a_chain_is_measured_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "are_there", lambda *_: False)
+    lstm, table = torch.nn.LSTM(2, 2), torch.zeros(3, 2)
+    assert set(chain.servers(lstm, table, [], chain.ALL_SERVERS)) == {
+        name for name in chain.ALL_SERVERS if "onnx" not in name
+    }
