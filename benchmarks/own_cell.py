@@ -3,8 +3,9 @@
 Parts: ``modules`` (twenty modules in a bare loop, eager and compiled: microseconds a step at several numbers of rows),
 ``steps`` (what an eager step costs beyond the module's own call, in chains, loops and with ragged inputs), and each a
 model served by 1 and 2 workers, all servers in processes of their own: ``decoder`` (with attention), ``lstm`` (two
-layers, with attention), ``mlp`` (a plain step) and ``tree``. The quick run has 1 worker, unless a part is asked for.
+layers, with attention), ``mlp`` (a plain step) and ``tree``. The quick run has 1 worker, and no busy client.
 What is not yet compiled is compiled first, 10 to 40 seconds each; the full run then takes about an hour on two cores.
+How far it is goes to standard error.
 """
 
 from __future__ import annotations

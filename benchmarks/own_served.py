@@ -22,7 +22,7 @@ from benchmarks.compare import FULL as LONG
 from benchmarks.compare import NUM_CHECKED, Makers, Plan, Point, compare, draw, is_ours
 from benchmarks.compare import QUICK as SHORT
 from benchmarks.compiled_peer import has_compiler
-from benchmarks.options import Options
+from benchmarks.options import Options, tell
 from benchmarks.process_server import ProcessServer
 from benchmarks.record import Recorder
 from benchmarks.server import Runner
@@ -70,6 +70,15 @@ MODELS = {
 """By the benchmark's part."""
 
 
+class Told(Recorder):
+    """Says each row when it is there, since a run takes minutes."""
+
+    def add(self, case: str, metric: str, value: float, unit: str, **extra: object) -> None:
+        """As ``Recorder.add``."""
+        super().add(case, metric, value, unit, **extra)
+        tell(f"{case}: {metric}: {value:,.4g} {unit}")
+
+
 class Cellrt:
     """An engine in a process of its own, which serves one model; ``options`` are the engine's."""
 
@@ -99,7 +108,12 @@ def servers(served: Served, workers: int) -> Makers:
     if has_compiler():
         makers["padded, torch.compile"] = partial(ProcessServer, compiled, max_batch=MAX_BATCH, workers=workers)
     makers["one at a time"] = partial(ProcessServer, eager, max_batch=1, workers=workers)
-    return makers
+    return {name: partial(_start, name, make) for name, make in makers.items()}
+
+
+def _start(name: str, make: Callable[[], Any]) -> Any:
+    tell(f"starts {name}")
+    return make()
 
 
 def check(served: Served, requests: Sequence[Any], name: str, answers: Sequence[Any]) -> None:
@@ -114,6 +128,7 @@ def check(served: Served, requests: Sequence[Any], name: str, answers: Sequence[
             allowed = 0 if expected.is_floating_point() else MAX_DIFFERENT
     if num_different > allowed:
         raise AssertionError(f"{name}: {num_different} of {len(answers)} answers differ from those to a request alone")
+    tell(f"{name} gives the right answers, and warms up")
 
 
 def run_model(recorder: Recorder, part: str, workers: int, plan: Plan, is_busy: bool) -> list[Point]:
@@ -121,6 +136,7 @@ def run_model(recorder: Recorder, part: str, workers: int, plan: Plan, is_busy: 
     served = MODELS[part]
     requests = served.draw(NUM_REQUESTS, 0)
     case = f"{part}, workers: {workers}" + (f", {BUSY}" if is_busy else "")
+    tell(f"{case}: starts the servers; what is not yet compiled is compiled first, 10 to 40 s a cell")
     with Busy(is_busy):
         measured = compare(recorder, case, servers(served, workers), requests, plan, partial(check, served, requests))
     ours = COMPILED if COMPILED in measured.peaks else EAGER
@@ -131,12 +147,13 @@ def run_model(recorder: Recorder, part: str, workers: int, plan: Plan, is_busy: 
 
 
 def run_served(recorder: Recorder, options: Options, plan: Plan) -> None:
-    """The models of the options, with 1 and 2 workers, the decoder also beside a busy client."""
-    points: list[Point] = []
+    """The models of the options, with 1 and 2 workers, the decoder also beside a busy client; quick: 1 worker alone."""
+    points, told = list[Point](), Told(recorder.benchmark)
     for part in filter(options.has, MODELS):
-        for workers in (1, 2) if options.only or not options.quick else (1,):
-            points += run_model(recorder, part, workers, plan, is_busy=False)
-        if part == "decoder":
-            points += run_model(recorder, part, 1, plan, is_busy=True)
+        for workers in (1,) if options.quick else (1, 2):
+            points += run_model(told, part, workers, plan, is_busy=False)
+        if part == "decoder" and not options.quick:
+            points += run_model(told, part, 1, plan, is_busy=True)
+    recorder.rows += told.rows
     if options.plot is not None:
         draw(points, options.plot)
