@@ -52,7 +52,7 @@ T = TypeVar("T")
 class Engine(Serving):
     """Serves models: ``register`` them, then ``submit`` requests.
 
-    The first engine ever made on a machine compiles the scheduler, which takes some minutes; it is kept on disk.
+    The first engine of an installation compiles the scheduler, which takes some minutes; it is kept on disk.
 
     Args:
         workers: number of CPU workers, or a list of devices: ["cuda:0", "cuda:1"]. Default: one CPU worker a core.
@@ -117,7 +117,7 @@ class Engine(Serving):
         check_instance("limits", limits, Limits)
         check_instance("sessions", sessions, SessionLimits)
         check_instance("device_options", device_options, DeviceOptions)
-        with announced("cellrt compiles its scheduler, once for this machine: some minutes"):
+        with announced("cellrt compiles its scheduler, once for this installation (or NUMBA_CACHE_DIR): some minutes"):
             warm_up()
         names, options = device_names(workers), device_options or DeviceOptions()
         devices = [open_device(name, options) for name in names]

@@ -18,7 +18,7 @@ from cellrt.process.imports import environment, python
 
 LENGTH = struct.Struct("<Q")
 START_S = 600.0
-"""How long the process may take until its engine is there; the first on a machine compiles the scheduler."""
+"""How long the process may take until its engine is there; the first of an installation compiles the scheduler."""
 END_S = 10.0
 """How long it may take to end in good order; then it is killed."""
 COMMAND = "import gc; gc.disable(); from cellrt.process.host import main; main()"

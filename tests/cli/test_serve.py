@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import runpy
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import cellrt
 from cellrt.cli import app
 from cellrt.errors import DefinitionError, DeviceError
 from cellrt.serve.settings import Settings
@@ -152,6 +154,15 @@ def test_a_key_that_is_empty_does_not_open_the_server(told: list[Any]) -> None:
 def test_a_version_in_the_environment_is_none_of_ours(told: list[Any]) -> None:
     serve(MODEL, env={"CELLRT_VERSION": "1.2.3"})
     assert told
+
+
+def test_the_package_runs_as_the_command_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cellrt", "--version"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("cellrt", run_name="__main__")
+    assert capsys.readouterr().out == f"cellrt {cellrt.__version__}\n"
 
 
 def test_help_names_the_limits() -> None:

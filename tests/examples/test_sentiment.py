@@ -162,6 +162,11 @@ def test_serving_without_trees_says_where_to_get_them(tmp_path: Path) -> None:
         sentiment.main(str(tmp_path), str(tmp_path / "absent.txt"))
 
 
+def test_serving_without_a_model_fails_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"no trained model in .*: python examples/train_sentiment.py"):
+        sentiment.main(str(tmp_path / "absent"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_treebank_is_learnt_and_served(tmp_path: Path) -> None:
