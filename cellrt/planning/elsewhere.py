@@ -8,7 +8,6 @@ prints the names and identities of a model's cells. A server has at least two pr
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from cellrt.core.processor import Processor
 from cellrt.engine.registry import Discovery, Registry
 from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
+from cellrt.process.imports import environment, python
 from cellrt.process.source import ModelSource
 
 COMMAND = "from cellrt.planning.elsewhere import main; main()"
@@ -42,10 +42,9 @@ def cells_of(unfolder: Unfolder) -> list[Made]:
 
 def cells_elsewhere(source: str) -> list[Made]:
     """The cells that a new process makes of a model. Raises DefinitionError if it cannot."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    command = [sys.executable, "-c", COMMAND, source]
+    command = python(COMMAND, (source,))
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=WAIT_S, check=True)
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=WAIT_S, check=True)
         return [Made(*each) for each in json.loads(ended.stdout.splitlines()[-1])]
     except subprocess.TimeoutExpired:
         raise DefinitionError(f"model {source!r}: another process did not make it within {WAIT_S:g} s") from None

@@ -26,6 +26,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from cellrt.errors import CellrtError, DefinitionError
 from cellrt.process.address import new_address
+from cellrt.process.imports import environment, python
 from cellrt.process.starting import Started
 from cellrt.serve.settings import Settings
 from cellrt.serve.starting import start_engine
@@ -131,14 +132,14 @@ class Keeper:
     def _start_front_end(self, number: int) -> subprocess.Popen[bytes]:
         sock = self._sockets[number]
         is_shared = int(self.settings.front_ends > 1)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        variables = environment()
         if is_shared:
-            environment["PROMETHEUS_MULTIPROC_DIR"] = self._folder
+            variables["PROMETHEUS_MULTIPROC_DIR"] = self._folder
         process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, str(sock.fileno()), str(number), str(is_shared)],
+            python(COMMAND, (str(sock.fileno()), str(number), str(is_shared))),
             pass_fds=[sock.fileno()],
             stdin=subprocess.PIPE,
-            env=environment,
+            env=variables,
             start_new_session=True,  # a terminal's interrupt comes here alone
         )
         if process.stdin is None:

@@ -73,6 +73,7 @@ class LibraryStore:
         self.num_compiled = 0
         """How often something was compiled."""
         self._running: set[int] = set()
+        self._owner = os.getpid()
         self._is_closed = False
 
     def compile(self, cells: Sequence[Computation]) -> Iterator[Compiled | NotCompiledError]:
@@ -112,9 +113,10 @@ class LibraryStore:
                     os.waitpid(process, 0)
 
     def close(self) -> None:
-        """Ends the compilers that run; what waits for them gets NotCompiledError."""
+        """Ends the compilers that run; what waits for them gets NotCompiledError. In a forked process they are not its
+        own."""
         self._is_closed = True
-        for process in list(self._running):
+        for process in list(self._running) if os.getpid() == self._owner else ():
             _kill(process)
 
     def _new_folder(self) -> tempfile.TemporaryDirectory[str]:

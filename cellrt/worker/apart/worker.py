@@ -97,7 +97,7 @@ class ProcessWorker(Worker):
         with theirs:
             words = [theirs.fileno(), *self._arguments, *fds]
             self._process = subprocess.Popen(
-                [sys.executable, "-c", COMMAND, *map(str, words)],
+                [sys.executable, "-P", "-c", COMMAND, *map(str, words)],
                 pass_fds=[theirs.fileno(), *fds],
                 stdin=subprocess.DEVNULL,
                 env=environment,
