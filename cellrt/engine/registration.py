@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from cellrt.engine.places import QueueLimit
 from cellrt.engine.priorities import default_priorities
 from cellrt.engine.registry import Discovery, Model, Registry
 from cellrt.errors import DefinitionError, EngineClosedError, RequestTooLargeError
+from cellrt.graph.forgotten import cells_that_forget
+from cellrt.graph.results import Recorded
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.arenas import Arenas, rows_for
@@ -73,6 +76,8 @@ class Registrar:
         self._registry, self._processor, self._arenas, self._arena_bytes = registry, processor, arenas, arena_bytes
         self._shared, self._compiler = shared, compiler
         self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
+        self._told: set[str] = set()
+        """Cells of which it was told that they forget their state."""
         self.on_renewed: Callable[[str], None] = lambda _: None
 
     def prepare(
@@ -96,6 +101,7 @@ class Registrar:
                 raise DefinitionError(
                     f"{what}: {sorted(unknown)} are no cells of {unfolder.name!r}; it has {sorted(names)}"
                 )
+        self._warn_of_forgotten_states(unfolder.name, recorded, discovery.cells)
         for cell in discovery.cells:
             if self._shared is not None:
                 self._shared.add(cell)
@@ -117,6 +123,19 @@ class Registrar:
             self._give_up(model)
             raise
         return model
+
+    def _warn_of_forgotten_states(self, model: str, recorded: Recorded, cells: list[Cell]) -> None:
+        """Tells once of each cell that a model calls as if it had no state; points at who called Engine.register."""
+        for cell in cells_that_forget(recorded.program, cells):
+            if cell.identity not in self._told:
+                self._told.add(cell.identity)
+                warnings.warn(
+                    f"model {model!r}: cell {cell.name!r} is called several times, each time without its state "
+                    f"{list(cell.carry)}, which then begins with zeros, and only the last call is used. Give each call "
+                    f"what the one before made ({', '.join(f'{name}=...' for name in cell.carry)}), or use graph.chain",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
 
     def renew(self, model: Model) -> Model | None:
         """The model with the forms that its cells have by now, to take its place; None if these are those it has, or it

@@ -125,3 +125,55 @@ def test_what_is_no_model_and_what_is_there_already(served: Engine) -> None:
         served.register(good)
     with pytest.raises(DefinitionError, match="a model 'm' is registered already"):
         served.register(model(lambda graph, write: write(graph), good))
+
+
+def forgets(graph, words):
+    for word in words:
+        state = STEP(x=word)
+    return {"h": state.h}
+
+
+def forgets_by_zeros(graph, words):
+    for word in words:
+        state = STEP(x=word, h=graph.zeros(STEP).h)
+    return {"h": state.h}
+
+
+@pytest.mark.parametrize("function", [forgets, forgets_by_zeros])
+def test_a_state_that_every_call_forgets_is_told_once(function: Any) -> None:
+    with small_engine(arena_bytes=1 << 20) as engine:
+        with pytest.warns(
+            RuntimeWarning, match=r"cell 'Recurrent' is called several times.* without its state \['h'\]"
+        ) as told:
+            engine.register(model(function, torch.zeros(3, SIZE)), warm_up=False)
+        assert [each.filename for each in told] == [__file__]
+        engine.register(model(function, torch.zeros(3, SIZE), "again"), warm_up=False)
+
+
+def carries(graph, words):
+    state = STEP(x=words[0])
+    for word in words[1:]:
+        state = STEP(x=word, h=state.h)
+    return {"h": state.h}
+
+
+BEGINNINGS = {
+    "a state that is given": carries,
+    "one call": lambda graph, words: {"h": STEP(x=words[0]).h},
+    "a batch of chains": lambda graph, words: {"h": [STEP(x=word).h for word in words]},
+    "results of their own": lambda graph, words: {f"{k}": STEP(x=word).h for k, word in enumerate(words)},
+    "leaves": lambda graph, words: {"h": STEP(x=words[2], h=STEP(x=STEP(x=words[0]).h, h=STEP(x=words[1]).h).h).h},
+    "read at each step of a chain": lambda graph, words: {
+        "h": graph.chain(STEP, x=[STEP(x=word).h for word in words]).h
+    },
+    "chains of one cell": lambda graph, words: {"h": [graph.chain(STEP, x=words).last.h for _ in range(2)][1]},
+    "a loop beside": lambda graph, words: {
+        "h": [STEP(x=words[0]), graph.loop(STEP, max_steps=2, x=words[0]).last][1].h
+    },
+}
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_beginning_with_zeros_is_no_mistake_where_it_is_used(kind: str) -> None:
+    with small_engine(arena_bytes=1 << 20) as engine:
+        engine.register(model(BEGINNINGS[kind], torch.zeros(3, SIZE)), warm_up=False)
