@@ -57,6 +57,9 @@ class RowSpec(NamedTuple):
             return RowSpec(shape, self.dtype, page_size=self.page_size, page_dim=self.page_dim)
         return RowSpec(self.shape, self.dtype) if self.ragged else self
 
+    def __repr__(self) -> str:
+        return f"RowSpec({self})"
+
     def __str__(self) -> str:
         row = f"{_name(self.dtype)}{list(self.shape)}"
         if self.span:
@@ -99,17 +102,17 @@ def plain(value: CellInput) -> torch.Tensor | RaggedRows:
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
     """An input of one row of this shape per node: ``rows(256)``, or ``rows(dtype=torch.int64)`` for an integer."""
-    return RowSpec(tuple(shape), dtype)
+    return RowSpec(_extents("rows", shape), dtype)
 
 
 def ragged(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
     """An input of any number of rows of this shape per node."""
-    return RowSpec(tuple(shape), dtype, ragged=True)
+    return RowSpec(_extents("ragged", shape), dtype, ragged=True)
 
 
 def pages(*shape: int, dtype: torch.dtype = torch.float32, page_size: int = 16, page_dim: int = 0) -> RowSpec:
     """An input that is a growing state of rows of this shape, which another cell appends to: see ``grows``."""
-    return RowSpec(tuple(shape), dtype, page_size=page_size, page_dim=page_dim)
+    return RowSpec(_extents("pages", shape), dtype, page_size=page_size, page_dim=page_dim)
 
 
 def grows(*shape: int, dtype: torch.dtype = torch.float32, page_size: int = 16, page_dim: int = 0) -> RowSpec:
@@ -119,7 +122,16 @@ def grows(*shape: int, dtype: torch.dtype = torch.float32, page_size: int = 16, 
     ``page_dim``: where the rows of a page are among its dimensions. With rows ``(layers, 2, heads, size)`` and 2 a page
     is ``[layers, 2, page_size, heads, size]``, so that what one layer reads of it lies together.
     """
-    return RowSpec(tuple(shape), dtype, page_size=page_size, appends=True, page_dim=page_dim)
+    return RowSpec(_extents("grows", shape), dtype, page_size=page_size, appends=True, page_dim=page_dim)
+
+
+def _extents(kind: str, shape: tuple[object, ...]) -> tuple[int, ...]:
+    """The extents of a row, as they were given to a function of that name."""
+    for extent in shape:
+        if type(extent) is not int or extent < 1:
+            hint = f"; a dtype goes by its name: dtype={extent}" if isinstance(extent, torch.dtype) else ""
+            raise DefinitionError(f"{kind}: expected extents of a row as integers of at least 1, got {extent!r}{hint}")
+    return shape  # type: ignore[return-value]
 
 
 def span(*, whole: bool = False) -> RowSpec:
@@ -148,7 +160,10 @@ def as_spec(name: str, value: object) -> RowSpec:
     elif type(value) is int:
         spec = RowSpec((value,))
     if spec is None or any(type(extent) is not int for extent in spec.shape) or type(spec.ragged) is not bool:
-        raise DefinitionError(f"input {name!r}: expected a shape such as (256,) or cellrt.rows(256), got {value!r}")
+        hint = f"; a dtype goes as cellrt.rows(..., dtype={value})" if isinstance(value, torch.dtype) else ""
+        raise DefinitionError(
+            f"input {name!r}: expected a shape such as (256,) or cellrt.rows(256), got {value!r}{hint}"
+        )
     if not isinstance(spec.dtype, torch.dtype):
         raise DefinitionError(f"input {name!r}: expected a torch dtype, got {spec.dtype!r}")
     check_dtype(f"input {name!r}", spec.dtype)

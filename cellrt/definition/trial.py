@@ -85,10 +85,18 @@ class Trial:
         except BaseException as error:
             failed = failed if is_small else error
             described = ", ".join(f"{key}: {spec}" for key, spec in self._specs.items())
-            hint = next((f"; {text}" for kind, text in INSTEAD.items() if isinstance(module, kind)), "")
+            hint = next((f"; {text}" for kind, text in INSTEAD.items() if isinstance(module, kind)), self._batch_hint())
             raise DefinitionError(
                 f"cell {self._name!r} does not run on {rows} rows of ({described}): {describe_error(failed)}{hint}"
             ) from failed
+
+    def _batch_hint(self) -> str:
+        """For rows whose shape begins as that of a batch of one."""
+        for key, spec in self._specs.items():
+            if len(spec.shape) > 1 and spec.shape[0] == 1:
+                instead = f"({spec.shape[1]},)" if len(spec.shape) == 2 else f"{spec.shape[1:]}"
+                return f"; a shape is that of one row, without the batch's dimension: is {instead} meant for {key!r}?"
+        return ""
 
     def _run_on_zeros(self, module: Callable[..., Any], rows: int) -> dict[str, torch.Tensor]:
         return self._run(copy_of(module), zero_inputs(self._specs.values(), rows))

@@ -10,7 +10,7 @@ from cellrt.definition.cell import CURRENT_GRAPH, Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
 from cellrt.graph.growing import carried_by, check_span
-from cellrt.graph.recorder import Recorder, Source
+from cellrt.graph.recorder import Recorder, Source, carry_hint
 from cellrt.graph.sources import LISTS, describe_source, num_steps
 from cellrt.graph.symbols import GrowingState, Handle, Loop, LoopOfCells, Node, Output, State
 
@@ -218,7 +218,7 @@ def loop_of_layers(graph: Recorder, cells: Sequence[Cell], until: str | None, in
     graph._check_names(cell, inputs, carried)
     graph._count_nodes(1, cell)
     if not carried:
-        raise RequestError(f"loop of cell {cell.name!r}: no input is carried from an output (see cell(carry=...))")
+        raise _nothing_carried(cell)
     stop = _stop_of(cell, until)
     words: list[Sequence[int]] = []
     for name, spec in cell.inputs.items():
@@ -233,6 +233,11 @@ def loop_of_layers(graph: Recorder, cells: Sequence[Cell], until: str | None, in
         graph._program.extend((LAST, each[1], first + each[2]) if each[0] == LAST else each)
     graph._loop_values.update({first + k: len(cells) for k in range(len(cell.outputs))})
     return Loop(graph, cell, first, len(cells))
+
+
+def _nothing_carried(cell: Cell) -> RequestError:
+    hints = "".join(carry_hint(cell, name) for name in cell.inputs if name in cell.outputs)
+    return RequestError(f"loop of cell {cell.name!r}: no input is carried from an output (see cell(carry=...)){hints}")
 
 
 def _stop_of(cell: Cell, until: str | None) -> int:
@@ -260,7 +265,7 @@ def loop_of_one(
     graph._check_names(cell, inputs, carried)
     graph._count_nodes(1, cell)
     if not carried:
-        raise RequestError(f"loop of cell {cell.name!r}: no input is carried from an output (see cell(carry=...))")
+        raise _nothing_carried(cell)
     stop = _stop_of(cell, until)
     kept = graph._kept_inputs(cell, keep) if keep else ()
     starts = graph._starts(cell, inputs, kept)

@@ -33,6 +33,7 @@ from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, copied, descri
 from cellrt.graph.states import SessionStates
 from cellrt.graph.symbols import Handle, LoopSteps, Node, Output, Steps
 
+OF_A_LOOP = "; what a loop is given is the same at every step: a row for each step is for graph.chain"
 Source = object
 """What may be an input: an Output, a tensor or number of one row; a list of them for a ragged input."""
 
@@ -195,7 +196,14 @@ class Recorder:
         """Words for an input of one node, chain or loop, that is the same at every step."""
         if spec.page_size:
             return self._growing.words(self, self._where(cell, name), spec, source, is_loop)
-        return self._many(cell, name, spec, source) if spec.ragged else (FIXED, self._value(cell, name, spec, source))
+        if spec.ragged:
+            return self._many(cell, name, spec, source)
+        try:
+            return FIXED, self._value(cell, name, spec, source)
+        except RequestError as error:
+            if is_loop and num_steps(source, spec) >= 0:
+                raise RequestError(f"{error}{OF_A_LOOP}") from None
+            raise
 
     def _value(self, cell: Cell, name: str, spec: RowSpec, source: Source, position: int = -1) -> int:
         """The value of an input that is one row; ``position`` of the source if it is one of a list."""
@@ -348,7 +356,11 @@ class Recorder:
 
 
 def carry_hint(cell: Cell, name: str) -> str:
-    """For an error about a missing input: how it is carried from step to step, if an output could be its next value."""
+    """For an error about a missing input: why it is not carried from the output of its name, or how it is carried from
+    step to step, if an output could be its next value."""
+    of_name = cell.outputs.get(name, cell.inputs[name])
+    if of_name != cell.inputs[name]:
+        return f"; output {name!r} is {of_name}, so it is not carried to input {name!r}, {cell.inputs[name]}"
     for output, spec in cell.outputs.items() if not cell.has_spans else ():  # these carry nothing by themselves
         if spec == cell.inputs[name] and output not in cell.carry.values():
             return f" (if it is a state that goes from step to step: cellrt.cell(..., carry={ ({name: output}) }))"

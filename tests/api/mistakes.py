@@ -28,6 +28,8 @@ TORCH_GRU = cell(torch.nn.GRUCell(SIZE, 3), {"input": (SIZE,), "hx": (3,)})
 HALF = cell(lambda x: x, {"x": rows(dtype=torch.float16)}, name="half")
 BRAIN = cell(lambda x: x, {"x": rows(1, dtype=torch.bfloat16)}, name="brain")
 BYTE = cell(lambda x: x, {"x": rows(dtype=torch.uint8)}, name="byte")
+WIDE = cell(lambda x, h: {"h": torch.cat([x, h], 1)}, {"x": (SIZE,), "h": (SIZE,)}, name="wide")
+DOUBLE = cell(lambda h: {"h": h.double()}, {"h": (SIZE,)}, name="double")
 ROW = torch.ones(SIZE)
 OTHER: list[Any] = []
 """Handles of a graph that was recorded before."""
@@ -46,6 +48,19 @@ MISTAKES: dict[str, tuple[Write, str]] = {
     "a state that nobody carries": (
         lambda graph: graph.chain(TORCH_GRU, input=torch.ones(2, SIZE)),
         r"input 'hx': missing; expected float32\[3\] \(if .*: cellrt\.cell\(\.\.\., carry=\{'hx': 'output'\}\)\)",
+    ),
+    "a state of another width than its output": (
+        lambda graph: graph.chain(WIDE, x=torch.ones(2, SIZE)),
+        r"cell 'wide', node 0, input 'h': missing; expected float32\[4\]; output 'h' is float32\[8\], so it is not "
+        r"carried to input 'h', float32\[4\]",
+    ),
+    "a loop's state of another dtype than its output": (
+        lambda graph: graph.loop(DOUBLE, max_steps=2, h=ROW).last,
+        r"loop of cell 'double': no input is carried .*; output 'h' is float64\[4\], so it is not carried to input 'h'",
+    ),
+    "a loop's input for each step": (
+        lambda graph: graph.loop(STEP, max_steps=3, x=torch.ones(3, SIZE)).last,
+        r"input 'x': expected float32\[4\], got float32\[3, 4\]; what a loop is given is the same at every step",
     ),
     "half a state": (
         lambda graph: LSTM(x=torch.ones(SIZE), h=torch.ones(SIZE)),
@@ -359,4 +374,6 @@ def good(graph: Graph) -> object:
     BRAIN(x=[1])
     TORCH_GRU(input=ROW, hx=torch.ones(3))
     LSTM(x=ROW)
+    WIDE(x=ROW, h=ROW)
+    DOUBLE(h=ROW)
     return {"h": ATTEND(x=total.h, memory=[TOKEN(token=loop.last.number).h]).h}

@@ -73,6 +73,10 @@ def test_short_forms_of_specs() -> None:
     assert made.inputs == {"token": RowSpec((), torch.int64), "x": RowSpec((SIZE,))}
 
 
+def test_a_spec_is_short_where_it_is_shown() -> None:
+    assert repr([rows(3, dtype=torch.int8), ragged(2)]) == "[RowSpec(int8[3]), RowSpec(ragged float32[2])]"
+
+
 def test_what_runs_only_on_real_tensors() -> None:
     def looks_at_values(x: torch.Tensor) -> torch.Tensor:
         return x * float(x.sum().item() + 1)
@@ -249,6 +253,20 @@ MISUSES: dict[str, tuple[Any, str]] = {
     "a bool as batch size": (lambda: cell(IDENTITY, ONE, max_batch=True), "from 1 to 65536, got True"),
     "a large priority": (lambda: cell(IDENTITY, ONE, priority=1 << 31), "expected a priority from"),
     "an empty extent": (lambda: cell(IDENTITY, {"x": (0,)}), r"input 'x': expected extents of at least 1, got \(0,\)"),
+    "a dtype as extent": (
+        lambda: rows(torch.int64),
+        "rows: .*, got torch.int64; a dtype goes by .*: dtype=torch.int64",
+    ),  # type: ignore[arg-type]
+    "a text as extent": (lambda: ragged("a"), "ragged: expected extents .*, got 'a'"),  # type: ignore[arg-type]
+    "a negative extent": (lambda: rows(4, -1), "rows: expected extents .*, got -1"),
+    "a dtype as shape": (
+        lambda: cell(IDENTITY, {"x": torch.int64}),
+        r"expected a shape .*, got torch.int64; a dtype goes as cellrt.rows\(..., dtype=torch.int64\)",
+    ),
+    "a batch of one as shape": (
+        lambda: cell(nn.GRUCell(8, 16), {"input": (1, 8), "hx": (1, 16)}),
+        r"a shape is that of one row, without the batch's dimension: is \(8,\) meant for 'input'\?",
+    ),
     "a bad dtype": (
         lambda: cell(IDENTITY, {"x": rows(2, dtype="int64")}),
         "input 'x': expected a torch dtype, got 'int64'",
@@ -269,7 +287,10 @@ MISUSES: dict[str, tuple[Any, str]] = {
         lambda: cell(lambda x: x.to_sparse(), ONE),
         "output 'output': expected a dense tensor, got one of torch.sparse_coo",
     ),
-    "a fractional extent": (lambda: cell(IDENTITY, {"x": rows(2.5)}), "input 'x': expected a shape"),
+    "a fractional extent": (
+        lambda: cell(IDENTITY, {"x": rows(2.5)}),
+        "rows: expected extents of a row as integers of at",
+    ),
     "an input with no name": (lambda: cell(IDENTITY, {"a b": (2,)}), "'a b' cannot be the name of an input"),
     "an input of a builder's name": (lambda: cell(IDENTITY, {"until": (2,)}), "'until' cannot be the name of an input"),
     "unknown carry": (
