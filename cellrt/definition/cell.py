@@ -13,12 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from cellrt.definition.compiled_form import CompiledForm, find_compiled_form
 from cellrt.definition.computation import Computation
 from cellrt.definition.declaration import Declaration
 from cellrt.definition.file import save_cell
+from cellrt.definition.given_inputs import fit, in_order
 from cellrt.definition.identity import Identity
 from cellrt.definition.row_wise import warn_unless_row_wise
+from cellrt.definition.spec import CellInput
 from cellrt.errors import DefinitionError, RequestError
 
 
@@ -81,6 +85,16 @@ class Cell(Computation):
         if graph is None:
             raise DefinitionError(f"cell {self.name!r} was called outside an unfolder; use cell.run(...) for tensors")
         return graph.call(self, **inputs)
+
+    def run(self, *inputs: CellInput, **named: CellInput) -> list[torch.Tensor]:
+        """Runs one step on tensors, here and now: takes inputs ``[rows, *shape]`` in order or by name, returns outputs
+        ``[rows, *shape]`` in order.
+
+        Raises RequestError if they do not fit the cell's specs, and whatever the cell raises.
+        """
+        if torch.compiler.is_compiling() or (not named and fit(self, inputs)):
+            return self.run_step(*inputs)
+        return self.run_step(*in_order(self, inputs, named))
 
     @cached_property
     def compiled_form(self) -> CompiledForm | None:

@@ -68,15 +68,19 @@ class Computation:
 
     def run(self, *inputs: CellInput) -> list[torch.Tensor]:
         """Runs one step: takes inputs ``[rows, *shape]`` and returns outputs ``[rows, *shape]``, both in order."""
+        return self.run_step(*inputs)
+
+    def run_step(self, *inputs: CellInput) -> list[torch.Tensor]:
+        """As ``run``, and never looks at what it is given, as for the runtime, whose inputs are what they should be."""
         given = self._with_copies(inputs) if self.written else inputs
         return self._in_order(call(self.module, self.inputs, given, self.by_name))
 
     def run_padded(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
         """As ``run``, padded with zero rows to the next supported batch size if there are such sizes."""
         if not self.batch_sizes:
-            return self.run(*inputs)
+            return self.run_step(*inputs)
         padded = self.padded(inputs)
-        return cut(self.run(*padded), count_rows(padded[0]), count_rows(inputs[0]))
+        return cut(self.run_step(*padded), count_rows(padded[0]), count_rows(inputs[0]))
 
     def padded(self, inputs: Sequence[CellInput]) -> Sequence[CellInput]:
         """The inputs, with zero rows up to the next supported batch size if there are such sizes."""
@@ -87,7 +91,7 @@ class Computation:
     def run_watched(self, inputs: Sequence[CellInput], batch_sizes: list[int] | None = None) -> list[torch.Tensor]:
         """As ``run`` or ``run_steps``, on tensors made outside inference; notes which of them the module writes to."""
         watch = InputWatch(dict(zip(self.inputs, inputs, strict=True)))
-        outputs = self.run(*inputs) if batch_sizes is None else self.run_steps(batch_sizes, *inputs)
+        outputs = self.run_step(*inputs) if batch_sizes is None else self.run_steps(batch_sizes, *inputs)
         self.written |= watch.written()
         return outputs
 
@@ -111,7 +115,7 @@ class Computation:
                     values[step] if k < 0 else before[k][:size] if is_less else before[k]
                     for values, k in zip(by_step, sources)
                 ]
-            collected.append(self.run(*current))
+            collected.append(self.run_step(*current))
         return [torch.cat(values) for values in zip(*collected)]
 
     def example_inputs(self, rows: int, device: str = "cpu") -> list[CellInput]:

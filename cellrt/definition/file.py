@@ -180,7 +180,7 @@ def _read_module(
 def _try_out(loaded: Computation) -> None:
     """Runs it once on zeros. Raises CellError if the program returns other outputs than are declared."""
     rows = loaded.batch_sizes[0] if loaded.batch_sizes else min(2, loaded.max_batch)
-    loaded.check_outputs(loaded.run(*loaded.example_inputs(rows)), rows)
+    loaded.check_outputs(loaded.run_step(*loaded.example_inputs(rows)), rows)
 
 
 def _weights_of(module: Callable[..., Any]) -> dict[str, torch.Tensor]:

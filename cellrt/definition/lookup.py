@@ -66,20 +66,20 @@ class RefusedLookup(TorchFunctionMode):
 
     def noting(self, computation: Some) -> Some:
         """A computation that notes its inputs when it is run."""
-        made, run, run_steps = copy.copy(computation), computation.run, computation.run_steps
+        made, run_step, run_steps = copy.copy(computation), computation.run_step, computation.run_steps
 
         def note(inputs: Sequence[CellInput]) -> None:
             self._inputs = dict(zip(computation.inputs, inputs))
 
-        def noted_run(*inputs: CellInput) -> list[torch.Tensor]:
+        def noted_run_step(*inputs: CellInput) -> list[torch.Tensor]:
             note(inputs)
-            return run(*inputs)
+            return run_step(*inputs)
 
         def noted_run_steps(batch_sizes: list[int], *inputs: CellInput) -> list[torch.Tensor]:
             note(inputs)
             return run_steps(batch_sizes, *inputs)
 
-        vars(made).update(run=noted_run, run_steps=noted_run_steps)
+        vars(made).update(run_step=noted_run_step, run_steps=noted_run_steps)
         return made
 
     def found(self, error: BaseException) -> Refused | None:

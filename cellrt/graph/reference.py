@@ -356,7 +356,7 @@ def _ragged(spec: RowSpec, given: list[list[Row]]) -> RaggedRows:
 def _call(cell: Cell, inputs: list[CellInput], size: int, rows: int) -> list[torch.Tensor]:
     """Runs a cell on ``size`` rows, of which the first ``rows`` matter, and checks the outputs."""
     try:
-        outputs = cell.run(*inputs)
+        outputs = cell.run_step(*inputs)
         cell.check_outputs(outputs, size)
     except CellError:
         raise

@@ -178,7 +178,7 @@ def refuse_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self, *inputs):
         raise AssertionError(f"cell {self.name!r} was run by its module")
 
-    monkeypatch.setattr(Computation, "run", refuse)
+    monkeypatch.setattr(Computation, "run_step", refuse)
 
 
 def engine_of(model: cellrt.Unfolder, workers: int = 1, **options: object) -> cellrt.Engine:
