@@ -88,8 +88,9 @@ def warn_if_it_raises(cell: Computation, depth: int) -> bool:
     if raised is None:
         return False
     on_zeros = _raised_by(cell, zero_inputs(cell.inputs.values(), rows))
-    given = {spec.dtype for spec in cell.inputs.values() if not spec.span}
-    others = {str(tensor.dtype).removeprefix("torch.") for tensor in weights if tensor.dtype not in given}
+    given = {spec.dtype for spec in cell.inputs.values() if spec.dtype.is_floating_point}
+    floats = {tensor.dtype for tensor in weights if tensor.is_floating_point()}
+    others = {str(dtype).removeprefix("torch.") for dtype in floats - given} if given else set()
     hint = ""
     if any(tensor.is_meta for tensor in weights):
         hint = "; its weights are on device meta, and so have no values"

@@ -171,8 +171,10 @@ class Registrar:
         new = [cell for cell in cells if not self._registry.has_type(cell, forms[cell.identity])]
         seen = {made.cell.identity for made in list(self._registry.types.values())}  # in another form
         for cell in new:
-            if cell.identity not in seen and not warn_if_it_raises(cell, depth=4):  # who called Engine.register
-                warn_unless_row_wise(cell, depth=4)
+            if cell.identity in seen:
+                continue
+            if self._device is not None or not warn_if_it_raises(cell, depth=4):  # a GPU's code may not run here
+                warn_unless_row_wise(cell, depth=4)  # who called Engine.register
         times: dict[str, dict[int, float]] = {}
         for cell in new:
             found = measure_steps(cell, forms[cell.identity], self._device, self._num_threads)
