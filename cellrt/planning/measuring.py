@@ -109,7 +109,7 @@ def step_seconds(cell: Cell, form: CompiledForm | None, rows: int, seconds: floa
         begin_s = time.perf_counter()
         if form is None or form.run(rows, by_name) is None:
             try:
-                cell.run(*inputs)
+                cell.run_step(*inputs)
             except Exception as error:
                 raise CellError(f"{cell.name!r} raised with {rows} rows: {type(error).__name__}: {error}") from error
         samples.append(time.perf_counter() - begin_s)

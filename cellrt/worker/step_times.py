@@ -50,7 +50,7 @@ def _time_on_cpu(cell: Cell, form: CompiledForm | None, rows: int) -> float:
         start = time.perf_counter()
         try:
             if form is None or form.run(rows, by_name) is None:
-                cell.run(*inputs)
+                cell.run_step(*inputs)
         except KeyboardInterrupt:
             raise
         except BaseException:  # a cell may refuse zeros

@@ -123,7 +123,7 @@ def _run(cell: Computation, form: CompiledForm, inputs: Sequence[CellInput]) -> 
 
 def _run_module(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
     try:
-        return cell.run(*map(copy_input, inputs))
+        return cell.run_step(*map(copy_input, inputs))
     except Exception as error:
         raise NotCompiledError(Reason.NOT_TRIED, f"{type(error).__name__}: {error}") from error
 

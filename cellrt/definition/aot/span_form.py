@@ -156,7 +156,7 @@ def _outcome(
     copies = dict(zip(cell.inputs, map(copy_input, inputs)))
     if form is None:
         try:
-            outputs = cell.run(*copies.values())
+            outputs = cell.run_step(*copies.values())
         except Exception as error:
             raise NotCompiledError(Reason.NOT_TRIED, f"{type(error).__name__}: {error}") from error
     else:

@@ -61,7 +61,7 @@ class SpanAttempt(Attempt[CpuOutcome]):
             made = self._form.run(count, dict(zip(self.cell.inputs, inputs)))
             if made is not None:
                 return [made[name] for name in self.cell.outputs]
-        return plain_outputs(self.cell, self.cell.run(*inputs), count, CPU)
+        return plain_outputs(self.cell, self.cell.run_step(*inputs), count, CPU)
 
     def nothing(self) -> CpuOutcome:
         """See ``Attempt``."""

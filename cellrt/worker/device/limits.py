@@ -43,7 +43,7 @@ def find_limits(cell: Cell) -> Mapping[str, Limits]:
     try:
         # With gradients on, where ready-made cells take their plain form.
         with torch.inference_mode(False), torch.enable_grad(), watch:
-            cell.run(*inputs)
+            cell.run_step(*inputs)
     except KeyboardInterrupt:
         raise
     except BaseException:  # a cell may refuse zeros

@@ -118,7 +118,7 @@ class PlacedCell:
 
     def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
         """One step."""
-        return self._on_device(lambda: self.cell.run(*inputs))
+        return self._on_device(lambda: self.cell.run_step(*inputs))
 
     def steps(self, sizes: Sequence[int], inputs: Sequence[CellInput]) -> list[torch.Tensor]:
         """Several steps, packed."""
@@ -267,7 +267,7 @@ class PlacedCell:
                 self._most_rows,
                 cell.batch_sizes[0] if cell.batch_sizes else 1,
             ):  # torch makes one for one row
-                cell.run(*cell.example_inputs(rows, str(self.device)))
+                cell.run_step(*cell.example_inputs(rows, str(self.device)))
         cell.module = function
         return cell
 

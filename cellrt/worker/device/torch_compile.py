@@ -135,7 +135,7 @@ def _make_step(cell: Cell, tensors: tuple[int, ...], limits: Mapping[str, Limits
         for k, limit in enumerate(within):
             if limit is not None:
                 gathered[k] = gathered[k].clamp(limit.first, limit.end - 1)
-        for target, numbers, output in zip(targets, rows[num_inputs:], cell.run(*gathered)):
+        for target, numbers, output in zip(targets, rows[num_inputs:], cell.run_step(*gathered)):
             arena = values[target]
             arena.index_copy_(0, torch.where(numbers < 0, len(arena) - 1, numbers), output)
 
