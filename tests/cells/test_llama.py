@@ -9,6 +9,12 @@ from cellrt.cells.llama_weights import llama_from_gguf, llama_from_transformers,
 from cellrt.cells.paged_attention import LayerPages, Pages
 from cellrt.cells.positions import Llama3Scaling, YarnScaling
 from cellrt.errors import DefinitionError
+from tests.cells.positions_oracle import (
+    llama3_frequencies,
+    plain_frequencies,
+    yarn_amplitude,
+    yarn_frequencies,
+)
 from tests.cells.smollm import smollm
 from tests.cells.toy_pages import ToyPages, generate, last_logits, spans_of
 
@@ -21,12 +27,12 @@ def small(**changed):
     return Llama(LlamaSizes(**{**SIZES.__dict__, **changed})).eval()
 
 
-def turned(x, position, base=10_000.0):
+def turned(x, position, frequencies, amplitude):
     """A head with its rotary pairs as complex numbers."""
     half = len(x) // 2
     pairs = torch.complex(x[:half], x[half:])
-    angles = position * base ** (-torch.arange(half, dtype=x.dtype) / half)
-    pairs = pairs * torch.polar(torch.ones_like(angles), angles)
+    angles = position * torch.tensor(frequencies, dtype=x.dtype)
+    pairs = amplitude * pairs * torch.polar(torch.ones_like(angles), angles)
     return torch.cat([pairs.real, pairs.imag])
 
 
@@ -34,38 +40,66 @@ def normed(x, weight):
     return x / (x.square().mean() + 1e-5).sqrt() * weight
 
 
-def logits_by_hand(model, tokens):
+def logits_by_hand(model, tokens, frequencies, amplitude=1.0):
     """The equations in float64, token by token and head by head."""
     weights = {name: value.double() for name, value in model.state_dict().items()}
-    heads, kv_heads, size = 4, 2, 6
+    heads, kv_heads, size = 4, 2, 2 * len(frequencies)
     rows = [weights["embedding.weight"][token] for token in tokens]
     for layer in range(len(model.layers)):
         own = {n.split(".", 2)[2]: w for n, w in weights.items() if n.startswith(f"layers.{layer}.")}
         inputs = [normed(x, own["attention_norm.weight"]) for x in rows]
         query, key, value = (
-            [(own[f"attention.{name}.weight"] @ x).view(-1, size) for x in inputs] for name in ("query", "key", "value")
+            [
+                (own[f"attention.{name}.weight"] @ x + own.get(f"attention.{name}.bias", 0.0)).view(-1, size)
+                for x in inputs
+            ]
+            for name in ("query", "key", "value")
         )
+
+        def at(x, place, name, own=own):
+            norm = own.get(f"attention.{name}_norm.weight")
+            return turned(x if norm is None else normed(x, norm), place, frequencies, amplitude)
+
         for place, x in enumerate(rows):
-            read = []
+            read, first = [], max(0, place + 1 - (model.sizes.window or place + 1))
             for head in range(heads):
                 kv = head * kv_heads // heads
-                mine = turned(query[place][head], place)
-                scores = torch.stack([mine @ turned(key[k][kv], k) for k in range(place + 1)]) / size**0.5
-                read.append(softmax(scores, 0) @ torch.stack([value[k][kv] for k in range(place + 1)]))
+                mine = at(query[place][head], place, "query")
+                scores = [mine @ at(key[k][kv], k, "key") / size**0.5 for k in range(first, place + 1)]
+                seen = torch.stack([value[k][kv] for k in range(first, place + 1)])
+                read.append(softmax(torch.stack(scores), 0) @ seen)
             x = x + own["attention.out.weight"] @ torch.cat(read)
             seen = normed(x, own["mlp_norm.weight"])
             gated = silu(own["mlp.gate.weight"] @ seen) * (own["mlp.up.weight"] @ seen)
             rows[place] = x + own["mlp.down.weight"] @ gated
-    return torch.stack([weights["embedding.weight"] @ normed(x, weights["norm.weight"]) for x in rows])
+    return torch.stack([weights["head.weight"] @ normed(x, weights["norm.weight"]) for x in rows])
+
+
+FAMILY = {
+    "Llama": ({}, plain_frequencies(6, 10_000.0), 1.0),
+    "Llama 3": ({"rotary_base": 500.0, "scaling": Llama3Scaling(8.0, 32)}, llama3_frequencies(6, 500.0, 8.0, 32), 1.0),
+    "Mistral": ({"window": 3}, plain_frequencies(6, 10_000.0), 1.0),
+    "Qwen 2 with YaRN": (
+        {"has_bias": True, "rotary_base": 500.0, "scaling": YarnScaling(4.0, 32)},
+        yarn_frequencies(6, 500.0, 4.0, 32),
+        yarn_amplitude(4.0),
+    ),
+    "Qwen 3": ({"norms_heads": True, "is_tied": False}, plain_frequencies(6, 10_000.0), 1.0),
+}
 
 
 @torch.inference_mode()
-def test_logits_are_those_of_the_equations():
-    model, tokens = small(), [3, 1, 4, 1, 5, 9, 2, 6]
-    wanted = logits_by_hand(model, tokens)
+@pytest.mark.parametrize("kind", FAMILY)
+def test_logits_are_those_of_the_equations(kind):
+    changed, frequencies, amplitude = FAMILY[kind]
+    model, tokens = small(**changed), [3, 1, 4, 1, 5, 9, 2, 6]
+    for name, weight in model.named_parameters():
+        if "attention" in name:  # so that scores differ, and norms are not those of ones
+            weight.add_(0.5 * torch.randn_like(weight))
+    wanted = logits_by_hand(model, tokens, frequencies, amplitude)
     for place in range(len(tokens)):
         found = last_logits(model, ToyPages(model, 4, 4), {0: (0, tokens[: place + 1])})
-        torch.testing.assert_close(found[0].double(), wanted[place], atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(found[0].double(), wanted[place], atol=2e-5, rtol=1e-5)
 
 
 @torch.inference_mode()
@@ -102,6 +136,35 @@ def test_another_number_of_pages_is_refused():
 def test_missing_weights_are_named():
     with pytest.raises(DefinitionError, match=r"expected a weight model\.embed_tokens\.weight"):
         llama_from_transformers({}, SIZES)
+
+
+NAMES = {
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    **{
+        f"attention.{ours}": f"self_attn.{theirs}_proj"
+        for ours, theirs in zip(("query", "key", "value", "out"), "qkvo")
+    },
+    **{f"attention.{ours}_norm": f"self_attn.{theirs}_norm" for ours, theirs in (("query", "q"), ("key", "k"))},
+    **{f"mlp.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+}
+"""Of a layer's weights: ours, and those of ``transformers``."""
+
+
+def test_weights_have_the_names_of_transformers():
+    model = small(has_bias=True, norms_heads=True, is_tied=False)
+    state = {
+        "model.embed_tokens.weight": model.embedding.weight,
+        "model.norm.weight": model.norm.weight,
+        "lm_head.weight": model.head.weight,
+    }
+    for number, layer in enumerate(model.layers):
+        for name, weight in layer.named_parameters():
+            part, _, kind = name.rpartition(".")
+            state[f"model.layers.{number}.{NAMES[part]}.{kind}"] = weight
+    found = llama_from_transformers(state, model.sizes).state_dict()
+    assert found.keys() == model.state_dict().keys()
+    assert all(torch.equal(weight, found[name]) for name, weight in model.state_dict().items())
 
 
 def test_rotary_pairs_are_reordered_head_by_head():

@@ -1,4 +1,4 @@
-"""Embeddings of MiniLM in the engine are those of ``transformers``."""
+"""Embeddings of MiniLM in the engine are those of ``transformers``, and of a small BERT those of torch's own layer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from cellrt.cells.bert_weights import encoder_from_bert
 from cellrt.cells.transformer_stack import sentence_encoder
@@ -34,6 +35,46 @@ def expected(reference, tokenised):
     """The mean of each sentence's rows, alone, of length 1."""
     means = [reference(tokens[None]).last_hidden_state[0].mean(0) for tokens in tokenised]
     return torch.stack([mean / mean.norm() for mean in means])
+
+
+THEIR_NAMES = {
+    "attention.output.dense": "self_attn.out_proj",
+    "attention.output.LayerNorm": "norm1",
+    "intermediate.dense": "linear1",
+    "output.dense": "linear2",
+    "output.LayerNorm": "norm2",
+}
+"""Of a layer's weights: names of ``transformers``, and those of torch."""
+
+
+def state_of_bert(layer, norm, words, places, types):
+    """A BERT of one layer of torch's, with the names that ``transformers`` gives its weights."""
+    own = layer.state_dict()
+    found = {f"embeddings.{name}_embeddings.weight": table.weight for name, table in
+             (("word", words), ("position", places), ("token_type", types))}  # fmt: skip
+    for kind in ("weight", "bias"):
+        found[f"embeddings.LayerNorm.{kind}"] = getattr(norm, kind)
+        for name, part in zip(("query", "key", "value"), own[f"self_attn.in_proj_{kind}"].chunk(3)):
+            found[f"encoder.layer.0.attention.self.{name}.{kind}"] = part
+        for theirs, ours in THEIR_NAMES.items():
+            found[f"encoder.layer.0.{theirs}.{kind}"] = own[f"{ours}.{kind}"]
+    return found
+
+
+@torch.no_grad()
+def test_a_small_bert_gives_the_embeddings_of_torchs_layer():
+    torch.manual_seed(3)
+    words, places, types = nn.Embedding(50, 24), nn.Embedding(30, 24), nn.Embedding(2, 24)
+    norm = nn.LayerNorm(24, 1e-12)
+    layer = nn.TransformerEncoderLayer(24, 3, 40, activation="gelu", batch_first=True, layer_norm_eps=1e-12).eval()
+    for weight in (*norm.parameters(), *layer.parameters()):
+        weight.add_(0.3 * torch.randn_like(weight))
+    tokenised = [torch.randint(0, 50, (length,)) for length in (1, 30, 7, 12)]
+    found = serve(encoder_from_bert(state_of_bert(layer, norm, words, places, types), 3), tokenised)
+    for embedding, tokens in zip(found, tokenised):
+        x = norm(words(tokens) + places.weight[: len(tokens)] + types.weight[0])
+        mean = layer(x[None])[0].mean(0)
+        torch.testing.assert_close(embedding, mean / mean.norm(), atol=2e-5, rtol=1e-4)
 
 
 def test_a_small_bert_gives_the_rows_of_transformers():
