@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import cellrt
 from cellrt import PagedRows
 from cellrt.cells import append_key_values, cached_attention, cross_attention, key_values, span_attention
+from cellrt.definition.examples import random_nodes
 from cellrt.unfolders import complete
 from tests.engine.helpers import WAIT_S, close_and_check
 
@@ -17,11 +18,11 @@ VOCABULARY, HEADS, KV_HEADS, SIZE, LAYERS, LONGEST = 23, 4, 2, 5, 2, 64
 HIDDEN = HEADS * SIZE
 
 
-def plain_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+def plain_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float | None = None) -> Tensor:
     """The oracle: rows ``[rows, heads, size]`` of one text; ``seen`` ``[rows, keys]``."""
     key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     heads_first = (each.transpose(0, 1) for each in (query, key, value))
-    return scaled_dot_product_attention(*heads_first, attn_mask=seen).transpose(0, 1)
+    return scaled_dot_product_attention(*heads_first, attn_mask=seen, scale=scale).transpose(0, 1)
 
 
 def seen_so_far(rows: int, window: int = 0) -> Tensor:
@@ -149,6 +150,63 @@ def test_an_encoder_and_what_reads_it_equal_plain_torch():
         torch.testing.assert_close(made["rows"], rows, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(made["read"], found, rtol=1e-5, atol=1e-5)
     close_and_check(engine)
+
+
+SCALES = [None, 0.2, 1.7]
+ROWS = {"query": (HEADS, SIZE), "key": (KV_HEADS, SIZE), "value": (KV_HEADS, SIZE)}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("window", [0, 1, 3, 7])
+def test_cached_attention_scales_scores_and_looks_back_as_far_as_it_is_told(window, scale):
+    """Nodes of four rows, behind five that they have in pages."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, seen: PagedRows) -> Tensor:
+        return cached_attention(query, key, value, seen, window=window, scale=scale)
+
+    made = cellrt.cell(attend, {**ROWS, "seen": key_values(KV_HEADS, SIZE, page_size=3)}, max_batch=4)
+    query, key, value, seen = random_nodes(made.inputs.values(), 3, 4, 5, torch.Generator().manual_seed(9))
+    before = [seen.rows_of(node)[:5] for node in range(3)]
+    (found,) = made.run(query, key, value, seen)
+    for node, (keys, values) in enumerate(kept.unbind(1) for kept in before):
+        own = slice(4 * node, 4 * node + 4)
+        everything = torch.cat([keys, key[own]]), torch.cat([values, value[own]])
+        wanted = plain_attention(query[own], *everything, seen_so_far(9, window)[5:], scale)
+        torch.testing.assert_close(found[own], wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_cross_attention_scales_scores_as_it_is_told(scale):
+    inputs = {"query": (HEADS, SIZE), "seen": key_values(KV_HEADS, SIZE, page_size=3, only_read=True)}
+    made = cellrt.cell(lambda query, seen: cross_attention(query, seen, scale=scale), inputs, max_batch=4)
+    query, seen = random_nodes(made.inputs.values(), 3, 2, 7, torch.Generator().manual_seed(9))
+    (found,) = made.run(query, seen)
+    for node in range(3):
+        keys, values = seen.rows_of(node).unbind(1)
+        everything = torch.ones(2, len(keys)).bool()
+        wanted = plain_attention(query[2 * node : 2 * node + 2], keys, values, everything, scale)
+        torch.testing.assert_close(found[2 * node : 2 * node + 2], wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("window", [0, 1, 3])
+@pytest.mark.parametrize("causal", [False, True])
+def test_span_attention_sees_what_it_is_told(causal, window, scale):
+    """A window without ``causal`` is one on both sides."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, text: cellrt.Spans) -> Tensor:
+        return span_attention(query, key, value, text, causal=causal, window=window, scale=scale)
+
+    made = cellrt.cell(attend, {**ROWS, "text": cellrt.span(whole=True)}, max_batch=4)
+    *tensors, text = random_nodes(made.inputs.values(), 3, 6, 0, torch.Generator().manual_seed(9))
+    (found,) = made.run(*tensors, text)
+    back = torch.arange(6)[:, None] - torch.arange(6)
+    seen = (back >= 0) if causal else torch.ones(6, 6).bool()
+    seen = seen & (back.abs() < window) if window else seen
+    for node in range(3):
+        own = slice(6 * node, 6 * node + 6)
+        wanted = plain_attention(*(each[own] for each in tensors), seen, scale)
+        torch.testing.assert_close(found[own], wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
