@@ -16,6 +16,7 @@ from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine, watch_suspensions
+from tests.engine.mixed_tasks import tasks_of_pieces_and_steps
 from tests.engine.paged_models import POISON, WIDTH, SumSoFar, make_cells, make_request, sums
 
 CELLS = {page_size: make_cells(page_size, rows) for page_size, rows in ((1, 5), (2, 64), (3, 7))}
@@ -112,8 +113,7 @@ def test_pieces_of_long_inputs_and_steps_of_loops_share_tasks():
     finally:
         close_and_check(engine)
     assert max(task.rows for task in tasks) == 16
-    # Three requests of 40 rows each have a piece beside single steps of others in at least one task.
-    assert any(1 < len(set(task.requests)) < task.rows for task in tasks)
+    assert tasks_of_pieces_and_steps(tasks, 40)
 
 
 def test_a_session_goes_on_from_what_was_read_and_made_before():

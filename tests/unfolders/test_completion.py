@@ -14,6 +14,7 @@ from cellrt.unfolders.completion import complete
 from tests.cells.toy_pages import generate
 from tests.effort import examples
 from tests.engine.helpers import WAIT_S, close_and_check, error_of, small_engine, watch_suspensions
+from tests.engine.mixed_tasks import tasks_of_pieces_and_steps
 from tests.unfolders.language_models import END, SIZES, draw_prompt, small_cell, small_layers, small_llama, until_end
 
 CELLS = {limits: small_cell(*limits) for limits in ((1, 8), (4, 64), (3, 11))}
@@ -165,7 +166,7 @@ def test_prompt_pieces_and_single_steps_share_tasks():
     finally:
         close_and_check(engine)
     assert max(task.rows for task in tasks) == 11
-    assert any(1 < len(set(task.requests)) < task.rows for task in tasks)
+    assert tasks_of_pieces_and_steps(tasks, 40)
 
 
 @pytest.mark.parametrize(
