@@ -15,7 +15,7 @@ import torch
 from cellrt import cells
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
-from cellrt.definition.spec import ragged, rows
+from cellrt.definition.spec import RaggedRows, ragged, rows
 from cellrt.errors import CellError, DefinitionError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder, unfold
@@ -244,6 +244,60 @@ def test_a_compiled_form_runs_on_tensors(monkeypatch) -> None:
     made = cell(cells.GRUCell(SIZE, HIDDEN), {"h": rows(HIDDEN), "x": NUMBERS})
     x, h = torch.randn(7, SIZE), torch.randn(7, HIDDEN)
     torch.testing.assert_close(made.compiled_form.run(7, {"x": x, "h": h})["h"], made.run(h, x)[0])
+
+
+X, STATE = torch.zeros(3, SIZE), torch.zeros(3, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("count", "changed", "said"),
+    [
+        (
+            3,
+            {"x": torch.zeros(SIZE, 3).t()},
+            r"input 'x': expected contiguous rows on the CPU, got strides \(1, 3\) on cpu",
+        ),
+        (3, {"x": X.double()}, r"input 'x': expected 3 rows of float32\[5\], got float64\[3, 5\]"),
+        (3, {"x": torch.zeros(3, SIZE + 2)}, r"input 'x': expected 3 rows of float32\[5\], got float32\[3, 7\]"),
+        (3, {"h": STATE[:2]}, r"input 'h': expected 3 rows of float32\[11\], got float32\[2, 11\]"),
+        (4, {}, r"input 'x': expected 4 rows of float32\[5\], got float32\[3, 5\]"),
+        (3, {"h": torch.zeros(3, HIDDEN, device="meta")}, r"input 'h': .*on the CPU, got strides \(11, 1\) on meta"),
+        (3, {"h": None}, r"input 'h': expected 3 rows of float32\[11\], got NoneType"),
+        (3, {"y": X}, r"expected inputs \['x', 'h'\], got \['x', 'h', 'y'\]"),
+        (3, {"x": RaggedRows(X, torch.arange(4))}, r"input 'x': expected float32\[5\], got RaggedRows"),
+        (0, {}, "num_rows: expected at least 1, got 0"),
+    ],
+)
+def test_a_compiled_form_reads_no_other_memory_than_the_rows_it_expects(count, changed, said) -> None:
+    form = cell(cells.GRUCell(SIZE, HIDDEN), {"x": NUMBERS, **H}).compiled_form
+    for call in (form.run, form.bind):
+        with pytest.raises(DefinitionError, match=said):
+            call(count, {"x": X, "h": STATE, **changed})
+
+
+@pytest.mark.parametrize(
+    ("rows_", "offsets", "said"),
+    [
+        (STATE, [0, 1, 4], r"input 'h': expected 4 rows of float32\[11\], got float32\[3, 11\]"),
+        (STATE, [1, 2, 3], r"input 'h': expected offsets from 0 that never fall, got \[1, 2, 3\]"),
+        (STATE, [0, 5, 3], r"input 'h': expected offsets from 0 that never fall, got \[0, 5, 3\]"),
+        (STATE, [0, 3], r"input 'h': expected 3 offsets of int64\[\], got int64\[2\]"),
+        (
+            STATE,
+            torch.tensor([0, 1, 3], dtype=torch.int32),
+            r"input 'h': expected 3 offsets of int64\[\], got int32\[3\]",
+        ),
+        (STATE.half(), [0, 1, 3], r"input 'h': expected 3 rows of float32\[11\], got float16\[3, 11\]"),
+        (STATE, None, r"input 'h': expected ragged float32\[11\], got Tensor"),
+    ],
+)
+def test_a_compiled_form_reads_no_other_memory_than_ragged_rows_have(rows_, offsets, said) -> None:
+    form = cell(cells.ChildSumTreeLSTMCell(SIZE, HIDDEN), {"x": NUMBERS, **CHILDREN}).compiled_form
+    good = RaggedRows(STATE, torch.tensor([0, 1, 3]))
+    assert form.run(2, {"x": X[:2], "h": good, "c": good}) is not None
+    bad = rows_ if offsets is None else RaggedRows(rows_, torch.as_tensor(offsets))
+    with pytest.raises(DefinitionError, match=said):
+        form.run(2, {"x": X[:2], "h": bad, "c": good})
 
 
 class OtherLogits(cells.Projection):
