@@ -227,8 +227,14 @@ def _refusal(module: object, error: Exception) -> NotCompiledError:
     if any(isinstance(cause, GuardOnDataDependentSymNode) for cause in causes):
         return NotCompiledError(Reason.BY_VALUES, detail)
     if "Constraints violated" in detail:
-        return NotCompiledError(Reason.FIXED_ROWS)
+        return NotCompiledError(Reason.FIXED_ROWS, _constraint(error))
     return NotCompiledError(Reason.NOT_EXPORTED, detail)
+
+
+def _constraint(error: Exception) -> str:
+    """What torch says of the rows, in short: the first of its points, without what it advises."""
+    points = [line.strip() for line in str(error).splitlines() if line.strip().startswith("- ")]
+    return "torch says: " + points[0].removeprefix("- ").partition(". ")[0] if points else ""
 
 
 def _check_operators(nodes: Iterable[Node]) -> None:
