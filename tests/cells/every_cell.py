@@ -287,7 +287,7 @@ class Subject(NamedTuple):
     def run(self, some: Sequence[Row]) -> Row:
         """One step on these rows."""
         with torch.inference_mode(self.mode.is_inference):
-            return self._named(self.cell.run(*batch_of(self.cell.inputs, some)))
+            return self._named(self.cell.run_step(*batch_of(self.cell.inputs, some)))
 
     def run_chains(self, chains: Sequence[Sequence[Row]], batch_sizes: list[int]) -> list[Row]:
         """All steps in one call; chains are from the longest to the shortest. The outputs of each step."""
@@ -372,7 +372,7 @@ def integers(exact: Cell, some: Sequence[Row], margin: float, generator: torch.G
     inputs, found = dict(zip(exact.inputs, batch_of(exact.inputs, some))), []
     for _ in range(MOST_STEPS if exact.has_steps else 1):
         noisy = {name: moved(value, margin, generator) for name, value in inputs.items()}
-        outputs = dict(zip(exact.outputs, exact.run(*noisy.values())))
+        outputs = dict(zip(exact.outputs, exact.run_step(*noisy.values())))
         found += [value.unflatten(0, (len(some), -1)) for value in outputs.values() if not value.is_floating_point()]
         inputs |= {name: outputs[output] for name, output in exact.carry.items()}
     return found

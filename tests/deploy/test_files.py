@@ -55,8 +55,10 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
 
 def get_routes() -> list[str]:
     """What answers to GET."""
-    guard = make_app(Door(Backend(Settings()), Measures(is_shared=False)))
-    return [route.path for route in guard._app._app.routes if "GET" in (getattr(route, "methods", None) or ())]
+    app: Any = make_app(Door(Backend(Settings()), Measures(is_shared=False)))
+    while not hasattr(app, "routes"):
+        app = app._app
+    return [route.path for route in app.routes if "GET" in (getattr(route, "methods", None) or ())]
 
 
 def test_the_container_runs_the_command_as_nobody_in_particular() -> None:
