@@ -186,6 +186,10 @@ class Directory:
 
     def given(self, order: Order, left: Left | None) -> None:
         """Takes in what a replica gave up; None: it did not have it."""
+        self._hand_on(order, left)
+
+    def _hand_on(self, order: Order, left: Left | None) -> None:
+        """Gives it to whoever waits for it."""
         given = self._awaited.get(order)
         if given is not None and not given.done():
             given.set_result(left)
@@ -207,7 +211,7 @@ class Directory:
         for order, left in sessions.items():
             owner = self._owners.get(order.key)
             if order in self._awaited:
-                self.given(order, left)
+                self._hand_on(order, left)  # not by ``given``, which an actor makes a coroutine
             elif owner is not None and (owner.replica, owner.grant) == (replica, order.grant):
                 self._parked[order.key] = Parked(left, now_s)
 

@@ -141,6 +141,21 @@ def test_a_replica_that_leaves_leaves_its_states_to_who_is_asked_next() -> None:
     run(story)
 
 
+def test_what_a_replica_leaves_goes_to_who_asks_for_it_though_an_actor_s_methods_are_coroutines() -> None:
+    async def story(replicas: Replicas) -> None:
+        await replicas.ask("one", is_start=True)
+        hearing = replicas.tasks["one"]
+        hearing.cancel()  # as one that leaves: it hears no orders any more
+        asking = asyncio.create_task(replicas.ask("two"))
+        while not replicas.directory._awaited:
+            await asyncio.sleep(0)
+        replicas.directory.given = lambda *_: asyncio.sleep(0)  # type: ignore[assignment]
+        replicas.leave("one")
+        assert await asyncio.wait_for(asking, 5) == b".."
+
+    run(story)
+
+
 def test_a_request_is_outside_of_a_state_only_if_nobody_began_it_who_had_the_state() -> None:
     async def story(replicas: Replicas) -> None:
         directory = replicas.directory
