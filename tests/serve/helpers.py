@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -141,3 +142,31 @@ def start(*models: str, options: Sequence[str] = (), environment: dict[str, str]
     """A server of models of ``tests.serve.models``, at a port that is free."""
     paths = [f"tests.serve.models:{model}" for model in models]
     return Server(["--port", "0", "--device", "cpu:1", *options, *paths], environment)
+
+
+def begun_websocket(server: Server, model: str, message: str, stack: ExitStack, headers: dict[str, str]) -> Any:
+    """A websocket whose first message is answered; one of two front ends may not have the engine's successor yet, and
+    closes it as one that may be tried again."""
+    from websockets.exceptions import ConnectionClosedError
+    from websockets.sync.client import connect
+
+    begun: list[Any] = []
+
+    def try_to_begin() -> bool:
+        address = f"ws://{server.address}/v1/models/{model}/session"
+        sock = stack.enter_context(connect(address, proxy=None, additional_headers=headers))
+        try:
+            assert asked(sock, message)["number"] == 0
+        except ConnectionClosedError as closed:
+            assert closed.rcvd is not None and closed.rcvd.code == 1012
+            return False
+        begun.append(sock)
+        return True
+
+    until(try_to_begin, f"a websocket of {model} is answered")
+    return begun[0]
+
+
+def asked(sock: Any, message: str) -> dict[str, Any]:
+    sock.send(message)
+    return json.loads(sock.recv(10))

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from tests.serve.helpers import WAIT_S, Server, start
+from tests.serve.helpers import WAIT_S, Server, asked, begun_websocket, start
 from tests.serve.models import DIE
 from tests.steps import HOLD
 from tests.waiting import until
@@ -263,19 +262,12 @@ def test_a_killed_engine_is_told_at_once_and_has_a_successor(small: Server) -> N
 
 
 def test_websockets_go_on_with_the_next_engine_and_lost_sessions_are_closed(small: Server) -> None:
-    connect = pytest.importorskip("websockets.sync.client").connect
+    pytest.importorskip("websockets")
     ask, lines = json.dumps({"request": [[8, 8]]}), len(small.lines)
-    until(small.is_ready, "it is ready")
     with ExitStack() as stack:
         stateless, session, left = (
-            stack.enter_context(
-                connect(f"ws://{small.address}/v1/models/{model}/session", proxy=None, additional_headers=HEADERS)
-            )
-            for model in ("chain", "kept", "kept")
+            begun_websocket(small, model, ask, stack, HEADERS) for model in ("chain", "kept", "kept")
         )
-        for sock in (stateless, session, left):
-            sock.send(ask)
-            assert json.loads(sock.recv(10))["number"] == 0
         (pid,) = children(small, "process.host")
         os.kill(pid, signal.SIGKILL)
         left.close()
@@ -284,13 +276,8 @@ def test_websockets_go_on_with_the_next_engine_and_lost_sessions_are_closed(smal
         stateless.send(ask)
         assert json.loads(stateless.recv(10))["type"] == "DeviceError"
         until(lambda: chain(small).status_code == 200, "its successor serves")
-        until(lambda: "results" in _asked(stateless, ask), "the websocket is served by it")
+        until(lambda: "results" in asked(stateless, ask), "the websocket is served by it")
     assert not [line for line in small.lines[lines:] if "Traceback" in line]
-
-
-def _asked(sock: Any, message: str) -> dict[str, Any]:
-    sock.send(message)
-    return json.loads(sock.recv(10))
 
 
 def test_a_killed_front_end_has_a_successor(small: Server) -> None:
