@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -24,6 +24,10 @@ def value_of(parameter: Message) -> Any:
     """What a parameter says; None: nothing."""
     kind = parameter.WhichOneof("parameter_choice")
     return None if kind is None else getattr(parameter, kind)
+
+
+class _ClientGoneError(Exception):
+    """Nobody is there to be answered; gRPC cancels the handler only behind that."""
 
 
 class GrpcStream:
@@ -67,11 +71,14 @@ class GrpcStream:
             async with self._turn(request), aclosing(self._answer(request)) as responses:
                 async for response in responses:
                     await self._say(service_pb2.ModelStreamInferResponse(infer_response=response))
+        except _ClientGoneError:
+            code = grpc.StatusCode.CANCELLED
         except Exception as error:
             code, words = status_of(error)
             told = service_pb2.ModelStreamInferResponse(error_message=words)
             told.infer_response.id = request.id
-            await self._say(told)
+            with suppress(_ClientGoneError):
+                await self._say(told)
         except asyncio.CancelledError:
             code = grpc.StatusCode.CANCELLED
             raise
@@ -86,5 +93,9 @@ class GrpcStream:
         return self._turns.setdefault((request.model_name, str(id)), asyncio.Lock()) if id else nullcontext()
 
     async def _say(self, response: Message) -> None:
+        """Raises _ClientGoneError."""
         async with self._writing:
-            await self._context.write(response)
+            try:
+                await self._context.write(response)
+            except grpc.aio.BaseError as error:
+                raise _ClientGoneError from error
