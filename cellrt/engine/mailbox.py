@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from weakref import WeakKeyDictionary
+
+
+class _Held(threading.local):
+    """Mailboxes whose loops this thread wakes when it has told everybody; None: it wakes each at once."""
+
+    mailboxes: list[Mailbox] | None = None
+
+
+_held = _Held()
 
 
 class Mailbox:
@@ -20,7 +31,18 @@ class Mailbox:
     def put(self, call: Callable[[], object]) -> None:
         """Has the loop call a function. Raises RuntimeError if the loop is closed."""
         self._calls.append(call)  # before the look: a loop that is about to call the others then sees this one
-        if not self._is_told:
+        if self._is_told:
+            return
+        if _held.mailboxes is None:
+            self._tell()
+            return
+        if (loop := self._loop()) is not None and loop.is_closed():
+            raise RuntimeError("the event loop is closed")
+        _held.mailboxes.append(self)
+
+    def wake(self) -> None:
+        """Wakes the loop if something waits for it that it was not told of. Raises RuntimeError if it is closed."""
+        if self._calls and not self._is_told:
             self._tell()
 
     def _tell(self) -> None:
@@ -40,6 +62,23 @@ class Mailbox:
         finally:
             if self._calls:  # one raised, or a signal's handler did: the others are called all the same
                 self._tell()
+
+
+@contextmanager
+def waking_at_the_end() -> Iterator[None]:
+    """What this thread puts into mailboxes inside wakes each loop once, at the end.
+
+    To wake a loop gives up the interpreter lock, and a loop that wakes takes it: whoever has more to tell then waits
+    for it as often as it tells.
+    """
+    outer, _held.mailboxes = _held.mailboxes, []
+    try:
+        yield
+    finally:
+        mailboxes, _held.mailboxes = _held.mailboxes, outer
+        for mailbox in mailboxes:
+            with suppress(RuntimeError):  # its loop was closed meanwhile: nobody waits there any more
+                mailbox.wake()
 
 
 _mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = WeakKeyDictionary()

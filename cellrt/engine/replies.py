@@ -12,6 +12,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.tables import HOST
 from cellrt.engine.future import Result
 from cellrt.engine.futures import Ends, finish_all
+from cellrt.engine.mailbox import waking_at_the_end
 from cellrt.engine.places import Places, Size
 from cellrt.engine.records import Bulk
 from cellrt.engine.statistics import Statistics
@@ -143,10 +144,12 @@ class Replies:
         At the end of a turn, as a client that wakes before can do nothing but wait for the interpreter lock; or as soon
         as all requests are answered, when there is nothing left to launch.
         """
-        if self._stepped:
-            self.stream()
-        while self._ended:
-            finish_all(*self._ended.pop(0))
+        if self._stepped or self._ended:
+            with waking_at_the_end():
+                if self._stepped:
+                    self.stream()
+                while self._ended:
+                    finish_all(*self._ended.pop(0))
 
     def refuse(self, bulk: Bulk, number: int, error: CellrtError) -> None:
         """Gives a request's place back, then tells its client of an error and runs its callbacks."""

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from cellrt.engine.mailbox import mailbox_of
+from cellrt.engine.mailbox import mailbox_of, waking_at_the_end
 
 
 async def test_all_that_many_threads_put_is_called() -> None:
@@ -56,3 +56,40 @@ def test_a_closed_loop_is_told_of() -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match="closed"):
             mailbox.put(lambda: None)
+
+
+async def test_a_loop_wakes_once_for_what_is_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, done, called, wakes = asyncio.get_running_loop(), asyncio.Event(), list[int](), list[int]()
+    mailbox, wake = mailbox_of(loop), loop.call_soon_threadsafe
+
+    def note_wake(*given: object) -> object:
+        wakes.append(len(mailbox._calls))
+        return wake(*given)  # type: ignore[arg-type]
+
+    def tell() -> None:
+        with pytest.raises(ZeroDivisionError), waking_at_the_end():
+            for number in range(5):
+                mailbox.put(lambda number=number: called.append(number))
+            mailbox.put(done.set)
+            raise ZeroDivisionError  # whoever was told wakes all the same
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "call_soon_threadsafe", note_wake)
+        thread = threading.Thread(target=tell)
+        thread.start()
+        await asyncio.wait_for(done.wait(), 10)
+    thread.join()
+    assert called == list(range(5)) and wakes == [6]
+
+
+def test_a_loop_that_is_closed_while_all_are_told_keeps_nobody_from_waking() -> None:
+    closed, open_ = asyncio.new_event_loop(), asyncio.new_event_loop()
+    done = asyncio.Event()
+    with waking_at_the_end():
+        mailbox_of(closed).put(lambda: None)
+        mailbox_of(open_).put(done.set)
+        closed.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            mailbox_of(closed).put(lambda: None)
+    open_.run_until_complete(asyncio.wait_for(done.wait(), 10))
+    open_.close()
