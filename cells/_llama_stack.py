@@ -20,7 +20,7 @@ from cellrt.cells._row_kernels import add_rows, gate_rows, norm_rows, turn_rows
 from cellrt.cells._weights import Derived, is_fusable, pack_with_bias
 from cellrt.cells.paged_attention import LayerPages, Mask, Pages, Spans, settings_of, task_of
 from cellrt.cells.transformer import Heads
-from cellrt.definition.compiled_form import nogil
+from cellrt.definition.compiled_form import is_settled, nogil
 from cellrt.kernels.paged_attention.pages import check, check_appended
 from cellrt.products.packed import FLOAT_BYTES, new_room, packed_numbers, project
 
@@ -80,15 +80,17 @@ class LayerWeights:
     def __init__(self) -> None:
         self._slots: list[tuple[dict[str, Any], str]] = []
         self._packed = Derived(self._pack)
+        self._last: tuple[NDArray[np.int64], list[Any]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
 
     def of(self, layers: nn.ModuleList) -> tuple[NDArray[np.int64], list[Any]]:
         """The words of each layer, and what they point to."""
-        if not self._slots:
-            self._slots = [slot for layer in layers for slot in _slots_of(layer)]
-        return self._packed.of(*[own[name] for own, name in self._slots])
+        if self._last is None or not is_settled(layers):  # to look at hundreds of weights takes a while
+            self._slots = self._slots or [slot for layer in layers for slot in _slots_of(layer)]
+            self._last = self._packed.of(*[own[name] for own, name in self._slots])
+        return self._last
 
     def _pack(self, *weights: Tensor | None) -> tuple[NDArray[np.int64], list[Any]]:
         each = len(self._slots) // (2 * len(LINEARS) + len(NORMS))

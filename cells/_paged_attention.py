@@ -45,18 +45,34 @@ def attend(constants, task):  # type: ignore[no-untyped-def]
     table_width, lengths, starts``: addresses but for the sizes; ``page_stride`` in numbers; ``starts`` may be 0, and
     here ``key`` and ``value``, which ``append`` reads. Shapes and types are as in ``cellrt.kernels.paged_attention``.
     """
-    heads, kv_heads = read_words(constants, 2)
+    heads, kv_heads, head_dim = read_words(constants, 3)
     nodes, offsets_at = read_words(task, 2)
     offsets = array_at(offsets_at, nodes + 1, np.int32)
-    tile = max(1, TILE_QUERIES // (heads // kv_heads))
+    group = heads // kv_heads
+    room = _new_room(max(TILE_QUERIES, group), head_dim)
+    tile = max(1, TILE_QUERIES // group)
     for node in range(nodes):
         for first in range(offsets[node], offsets[node + 1], tile):
             last = min(first + tile, offsets[node + 1])
-            _attend_tile(constants, task, node, first, last)
+            _attend_tile(constants, task, node, first, last, room)
 
 
 @nogil
-def _attend_tile(constants, task, node, first, last):  # type: ignore[no-untyped-def]
+def _new_room(queries, head_dim):  # type: ignore[no-untyped-def]
+    """Scratch memory of so many queries; one for all tiles, as most are small, and memory is soon what takes time.
+
+    What lies behind ``head_dim`` in ``lined`` stays zero.
+    """
+    width = (head_dim + LANES - 1) // LANES * LANES
+    numbers, sums = np.empty((queries, head_dim), np.float32), np.empty((queries, width), np.float32)
+    totals, highest = np.empty((queries, LANES), np.float32), np.empty(queries, np.float32)
+    limits, places = np.empty((queries, 2), np.int64), np.empty((2, 2, BLOCK_KEYS), np.int64)
+    turned, lined = np.empty((head_dim, BLOCK_KEYS), np.float32), np.zeros((BLOCK_KEYS, width), np.float32)
+    return numbers, sums, totals, highest, limits, places, turned, lined, np.empty((TILE_ROWS, BLOCK_KEYS), np.float32)
+
+
+@nogil
+def _attend_tile(constants, task, node, first, last, room):  # type: ignore[no-untyped-def]
     """Attention of some rows of a node.
 
     With few rows all heads go over the keys together, so that memory is read in its order; with many each head by
@@ -66,33 +82,29 @@ def _attend_tile(constants, task, node, first, last):  # type: ignore[no-untyped
     queries = (last - first) * (heads // kv_heads)
     together = min(kv_heads, max(1, TILE_QUERIES // queries))
     for head in range(0, kv_heads, together):
-        _attend_heads(constants, task, node, first, last, head, min(together, kv_heads - head))
+        _attend_heads(constants, task, node, first, last, head, min(together, kv_heads - head), room)
 
 
 @nogil
-def _attend_heads(constants, task, node, first, last, first_head, num_heads):  # type: ignore[no-untyped-def]
-    """Attention of some rows of a node, with some heads of the keys."""
+def _attend_heads(constants, task, node, first, last, first_head, num_heads, room):  # type: ignore[no-untyped-def]
+    """Attention of some rows of a node, with some heads of the keys. Its queries are in the order of their heads."""
     heads, kv_heads, head_dim, kind, causal, window, _, bias, reach = read_words(constants, 9)
     nodes, _, positions_at, query, out, _, _, _, _, _, _, _, _, lengths = read_words(task, 14)
     group, count = heads // kv_heads, last - first
-    width = (head_dim + LANES - 1) // LANES * LANES
     positions = array_at(positions_at + 4 * first, count, np.int32)
     length = array_at(lengths, nodes, np.int32)[node]
-    limits = _find_limits(positions, group, length, causal, window)
     queries, head_bytes = count * group, _bytes(kind) * head_dim
-    numbers = np.empty((num_heads, queries, head_dim), np.float32)
-    sums = np.zeros((num_heads, queries, width), np.float32)
-    totals = np.zeros((num_heads, queries, LANES), np.float32)
-    highest = np.full((num_heads, queries), -np.inf, np.float32)
-    places, ahead = np.empty((2, BLOCK_KEYS), np.int64), np.empty((2, BLOCK_KEYS), np.int64)
-    turned = np.empty((head_dim, BLOCK_KEYS), np.float32)
-    lined = np.zeros((BLOCK_KEYS, width), np.float32)
-    scores = np.empty((TILE_ROWS, BLOCK_KEYS), np.float32)
+    numbers, sums, totals, highest, limits, both_places, turned, lined, scores = room
+    width = sums.shape[1]
+    _find_limits(positions, group, length, causal, window, limits)
+    limits, places, ahead = limits[:queries], both_places[0], both_places[1]
+    sums[: num_heads * queries], totals[: num_heads * queries] = 0, 0
+    highest[: num_heads * queries] = -np.inf
     factor = np.float32(array_at(constants + 8 * 6, 1, np.float64)[0] * LOG2_E)
     for head in range(num_heads):
         for row in range(count):
             start = query + head_bytes * ((first + row) * heads + (first_head + head) * group)
-            read_row(kind, start, numbers[head, row * group :].ctypes.data, group * head_dim, factor)
+            read_row(kind, start, numbers[head * queries + row * group :].ctypes.data, group * head_dim, factor)
     begin, end = limits[:, 0].min() // BLOCK_KEYS * BLOCK_KEYS, limits[:, 1].max()
     if begin < end:
         _find_places(constants, task, node, begin, length - begin, ahead)
@@ -108,36 +120,36 @@ def _attend_heads(constants, task, node, first, last, first_head, num_heads):  #
                 _fetch_block(ahead, (first_head + head) * head_bytes, head_bytes)
             _load_block(kind, head_dim, keys, places, (first_head + head) * head_bytes, turned, lined)
             for row in range(0, queries, TILE_ROWS):
-                rows = min(TILE_ROWS, queries - row)
+                rows, begun = min(TILE_ROWS, queries - row), head * queries + row
                 if not _is_seen(limits[row : row + rows], block):
                     continue
                 multiply_scores(
-                    rows, numbers[head, row:].ctypes.data, head_dim, turned.ctypes.data, BLOCK_KEYS, head_dim,
+                    rows, numbers[begun:].ctypes.data, head_dim, turned.ctypes.data, BLOCK_KEYS, head_dim,
                     scores.ctypes.data, BLOCK_KEYS,
                 )  # fmt: skip
                 if bias != 0:
                     _add_bias(scores[:rows], positions, bias, reach, (first_head + head) * group, group, row, block)
                 for one in range(rows):
-                    at = row + one
+                    at = begun + one
                     shrink = soften(
-                        scores[one:].ctypes.data, limits[at, 0] - block, limits[at, 1] - block,
-                        highest[head, at:].ctypes.data, totals[head, at:].ctypes.data,
+                        scores[one:].ctypes.data, limits[row + one, 0] - block, limits[row + one, 1] - block,
+                        highest[at:].ctypes.data, totals[at:].ctypes.data,
                     )  # fmt: skip
                     if shrink != 1:
-                        scale_rows(sums[head, at:].ctypes.data, width, shrink)
-                add_values(rows, scores.ctypes.data, lined.ctypes.data, width, keys, sums[head, row:].ctypes.data)
+                        scale_rows(sums[at:].ctypes.data, width, shrink)
+                add_values(rows, scores.ctypes.data, lined.ctypes.data, width, keys, sums[begun:].ctypes.data)
     for head in range(num_heads):
         for row in range(queries):
-            total = sum_lanes(totals[head, row:].ctypes.data)
+            at = head * queries + row
+            total = sum_lanes(totals[at:].ctypes.data)
             target = (first + row // group) * heads + (first_head + head) * group + row % group
             part = np.float32(0) if total == 0 else np.float32(1) / total
-            write_row(kind, sums[head, row:].ctypes.data, out + head_bytes * target, head_dim, part)
+            write_row(kind, sums[at:].ctypes.data, out + head_bytes * target, head_dim, part)
 
 
 @nogil
-def _find_limits(positions, group, length, causal, window):  # type: ignore[no-untyped-def]
-    """The first key that each query of a tile sees, and the one behind its last: ``[queries, 2]``."""
-    limits = np.empty((positions.size * group, 2), np.int64)
+def _find_limits(positions, group, length, causal, window, limits):  # type: ignore[no-untyped-def]
+    """Writes the first key that each query of a tile sees, and the one behind its last: ``[queries, 2]``."""
     for row in range(positions.size):
         low, high = 0, length
         if causal:
@@ -146,7 +158,6 @@ def _find_limits(positions, group, length, causal, window):  # type: ignore[no-u
             low, high = max(low, positions[row] - window + 1), min(high, positions[row] + window)
         limits[row * group : (row + 1) * group, 0] = min(low, high)
         limits[row * group : (row + 1) * group, 1] = high
-    return limits
 
 
 @nogil

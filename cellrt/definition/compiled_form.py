@@ -29,6 +29,7 @@ from cellrt.core.jit import nogil, watch_callees
 from cellrt.core.memory import as_pointer, read_float, read_word, read_words, write_word
 from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
 from cellrt.definition.attention_operator import APPEND, ATTEND
+from cellrt.definition.snapshot import is_settled
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, describe, plain
 from cellrt.definition.traced_pages import KERNELS, TracedPages, attend_span, is_traced
 from cellrt.errors import DefinitionError
@@ -51,6 +52,7 @@ __all__ = [
     "as_pointer",
     "attend_span",
     "batch_sizes",
+    "is_settled",
     "is_traced",
     "nogil",
     "port_address",

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ from cellrt.errors import DefinitionError
 
 Value = TypeVar("Value")
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_SETTLED: WeakSet[nn.Module] = WeakSet()
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 """Where a module has functions that run with it."""
 
@@ -54,12 +56,19 @@ def replica_of(definition: Callable[..., Any]) -> Callable[..., Any]:
     modules = [part for part in _parts_of_copy(definition) if isinstance(part, nn.Module)]
     weights = {id(tensor): tensor for module in modules for tensor in weights_of(module).values()}
     with torch.inference_mode():
-        return copy.deepcopy(definition, {**weights, **_code_in(_parts_of_copy(definition))})
+        made = copy.deepcopy(definition, {**weights, **_code_in(_parts_of_copy(definition))})
+    _SETTLED.update(part for part in _parts_of_copy(made) if isinstance(part, nn.Module))
+    return made
 
 
 def copy_of(definition: Value) -> Value:
     """A copy of a snapshot, weights and all."""
     return copy.deepcopy(definition, _code_in(_parts_of_copy(definition)))
+
+
+def is_settled(module: nn.Module) -> bool:
+    """Whether a module is part of a snapshot or of a replica: its weights are what they were when it was first used."""
+    return module in _SETTLED
 
 
 def weights_of(definition: Callable[..., Any]) -> dict[str, torch.Tensor]:
@@ -299,6 +308,7 @@ def _settle(definition: object) -> None:
             part.eval().requires_grad_(False)
             for module in part.modules():
                 _register_tensors(module)
+                _SETTLED.add(module)
         elif isinstance(part, torch.Tensor) and part.requires_grad:
             part.requires_grad_(False)
 

@@ -37,10 +37,13 @@ FLOAT_BYTES = 4
 CHUNK_ROWS = 96
 """Rows that go through all panels together: their inputs stay in the second-level cache."""
 
-_BLOCK_DEPTH, _SHORT_BLOCK_DEPTH, _HALVES_DEPTH = 128, 48, 192
-"""Where rows are more than a tile, the depth is cut into blocks of this size: so much of a panel stays in the nearest
-cache while all rows go over it. Two tiles are over it soon, and what they fetch meanwhile is little. Two halves of the
-columns read nothing twice: their blocks are as long as what was fetched stays in the second cache."""
+_BLOCK_BYTES = 1 << 14
+"""Where rows are more than a tile, the depth is cut into equal blocks of at most so much of a panel: it stays in the
+nearest cache while all rows go over it, with what they fetch of the next."""
+_LONG_BLOCK_BYTES = 1 << 15
+"""For rows of more tiles, which compute longer than memory takes: each block costs them a look at their sums."""
+_AHEAD_BYTES = 1 << 13
+"""So far behind what it reads one tile by itself fetches."""
 
 _LINEAR_GROUPS = 4
 
@@ -149,6 +152,17 @@ def touch(typing_context: Any, address: Any, size: Any) -> Any:
     return types.void(types.intp, types.intp), generate
 
 
+def _depth_of(num_bytes: int, groups: int) -> int:
+    """How many of the ``depth`` rows of a panel are so many bytes."""
+    return num_bytes // (groups * LANES * FLOAT_BYTES)
+
+
+@nogil
+def _equal_part(depth, most):  # type: ignore[no-untyped-def]
+    """The size of equal parts of the depth, of at most so many rows each."""
+    return -(-depth // -(-depth // most))
+
+
 def _product(groups: int) -> Any:
     """What adds ``x @ panel`` to ``tile`` ``[rows, groups, LANES]``, for so many groups; ``stride`` is that of ``x``.
 
@@ -156,17 +170,17 @@ def _product(groups: int) -> Any:
     """
     width, most, row_lines = groups * LANES, rows_of_tile(groups), lines_of_row(groups)
     half_lines = -(-row_lines // 2)
+    most_depth, long_depth = _depth_of(_BLOCK_BYTES, groups), _depth_of(_LONG_BLOCK_BYTES, groups)
 
     @nogil
     def multiply(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
         tiles = -(-rows // most)
         if tiles == 1:
-            multiply_rows(groups, 0, rows, x, stride, panel, width, depth, tile, width, 0, panel)
+            ahead = panel + _AHEAD_BYTES
+            multiply_rows(groups, 0, rows, x, stride, panel, width, depth, tile, width, row_lines, ahead)
             return
-        if tiles == 2:
-            block, lines = _SHORT_BLOCK_DEPTH, half_lines
-        else:
-            block, lines = _BLOCK_DEPTH, half_lines if tiles == 3 else 1
+        few = tiles <= 3
+        lines, block = half_lines if few else 1, _equal_part(depth, most_depth if few else long_depth)
         for start in range(0, depth, block):
             size = min(block, depth - start)
             weights = panel + start * width * FLOAT_BYTES
@@ -184,6 +198,7 @@ def _product(groups: int) -> Any:
 
 _multiply_four, multiply_three = _product(4), _product(3)
 _MOST, _MOST_IN_HALVES, _HALF_LINES = rows_of_tile(4), rows_of_tile(HALF_GROUPS), lines_of_row(HALF_GROUPS)
+_HALVES_DEPTH = _depth_of(_BLOCK_BYTES, 4)
 
 
 @nogil
@@ -194,8 +209,9 @@ def multiply_four(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyp
         return
     width = 4 * LANES
     half = HALF_GROUPS * LANES * FLOAT_BYTES
-    for start in range(0, depth, _HALVES_DEPTH):
-        size = min(_HALVES_DEPTH, depth - start)
+    block = _equal_part(depth, _HALVES_DEPTH)
+    for start in range(0, depth, block):
+        size = min(block, depth - start)
         begin, weights = x + start * FLOAT_BYTES, panel + start * width * FLOAT_BYTES
         for k in range(2):
             place, sums = weights + k * half, tile + k * half

@@ -40,13 +40,12 @@ def shapes_of(groups: int) -> list[tuple[int, int]]:
     """The shapes of tiles of so many vectors a row: how many rows, and how many cache lines each of the ``depth``
     fetches.
 
-    One tile by itself fetches nothing: it reads its weights in their order, and memory sees what comes. Of two or
-    three each fetches half of what comes next, of more one line; rows are shared out evenly, so that a tile has at
-    least half of the most. Two tiles may also be the halves of the columns, with all rows: each fetches as many lines
-    as it reads.
+    One tile by itself fetches as much as it reads, a little ahead. Of two or three each fetches half of what comes
+    next, of more one line; rows are shared out evenly, so that a tile has at least half of the most. Two tiles may also
+    be the halves of the columns, with all rows: each fetches as many lines as it reads.
     """
     most, lines = rows_of_tile(groups), lines_of_row(groups)
-    shapes = {(rows, 0) for rows in range(1, most + 1)}
+    shapes = {(rows, lines) for rows in range(1, most + 1)}
     shapes |= {(rows, fetched) for rows in range((most + 1) // 2, most + 1) for fetched in (-(-lines // 2), 1)}
     if groups == HALF_GROUPS:
         shapes |= {(rows, lines) for rows in range(rows_of_tile(2 * groups) + 1, most + 1)}
@@ -67,7 +66,7 @@ def _emit_tile(builder: Any, rows: int, groups: int, is_fresh: bool, lines: int,
         at = _row(builder, panel, stride, loop.index)
         for line in range(lines):
             number = builder.add(builder.mul(loop.index, _INDEX(lines)), _INDEX(line))
-            fetch_line(builder, builder.add(ahead, builder.mul(number, _INDEX(LINE_BYTES))), 2)
+            fetch_line(builder, builder.add(ahead, builder.mul(number, _INDEX(LINE_BYTES))), 3)
 
         def value_of(row: int) -> Any:
             place = builder.gep(builder.inttoptr(starts[row], ir.FloatType().as_pointer()), [loop.index])

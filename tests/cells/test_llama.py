@@ -4,10 +4,13 @@ import pytest
 import torch
 from torch.nn.functional import silu, softmax
 
+from cellrt.cells._weights import Derived
+from cellrt.cells.language_models import language_model
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.llama_weights import llama_from_gguf, llama_from_transformers, neighbours_to_halves
 from cellrt.cells.paged_attention import LayerPages, Pages
 from cellrt.cells.positions import Llama3Scaling, YarnScaling
+from cellrt.definition.compiled_form import is_settled
 from cellrt.errors import DefinitionError
 from tests.cells.positions_oracle import (
     llama3_frequencies,
@@ -299,3 +302,16 @@ def test_pages_of_layers_lie_where_their_addresses_say():
     layers = LayerPages(pages, torch.zeros(2, 3, dtype=torch.int32), torch.ones(2, dtype=torch.int32))
     assert [[each.keys.data_ptr(), each.values.data_ptr()] for each in layers] == layers.addresses().tolist()
     assert len(layers[1:3]) == 2 and layers[1:3][0].keys.data_ptr() == layers[1].keys.data_ptr()
+
+
+def test_a_cell_looks_at_its_own_weights_once(monkeypatch):
+    model = small()
+    cell = language_model(model, end_token=-1, page_size=4)
+    layers = [owner.model.layers for owner in (cell.module, cell.replica().module)]
+    assert not is_settled(model.layers) and all(map(is_settled, layers))
+    looks = []
+    monkeypatch.setattr(Derived, "of", lambda own, *weights: looks.append(own) or (own, weights))
+    for _ in range(3):
+        for its in layers:
+            its.weights.of(its)
+    assert len(looks) == len(layers)
