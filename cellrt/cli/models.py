@@ -44,7 +44,8 @@ def read_requests(model: Unfolder, path: Path | None, count: int) -> list[Any]:
     if path is None:
         return [model.example] * count
     from cellrt.core.processor import Processor
-    from cellrt.engine.registry import Discovery, Registry
+    from cellrt.engine.discovery import Discovery
+    from cellrt.engine.registry import Registry
     from cellrt.serve.described import request_form
     from cellrt.serve.forms import checked
     from cellrt.serve.settings import Limits

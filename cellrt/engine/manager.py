@@ -311,9 +311,9 @@ class Manager:
 
     def _complete(self, location: int, done: Done) -> None:
         if done.failures:
-            requests = self._requests_of(done.task)
+            whose, failed = self._processor.rows_in_flight(done.task), self._processor.counts_of(done.task)[0]
             for failure in done.failures:
-                self._requests.note_failure(requests[failure.row], failure.error)
+                self._requests.note_failure(*whose[failure.row], self._registry.types[failed], failure.error)
         notices = self._processor.complete(done.task, done.busy_ns)
         row, (type_id, rows, positions) = self._processor.tables.tasks[done.task], self._processor.counts_of(done.task)
         steps = 0 if done.failures else int(row["steps"])

@@ -16,9 +16,10 @@ from cellrt.definition.row_wise import warn_if_it_raises, warn_unless_row_wise
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.announce import announced
 from cellrt.engine.compiling import CellCompiler
+from cellrt.engine.discovery import Discovery
 from cellrt.engine.places import QueueLimit
 from cellrt.engine.priorities import default_priorities
-from cellrt.engine.registry import Discovery, Model, Registry
+from cellrt.engine.registry import Model, Registry
 from cellrt.errors import DefinitionError, EngineClosedError, RequestTooLargeError
 from cellrt.graph.forgotten import cells_that_forget
 from cellrt.graph.results import Recorded

@@ -13,19 +13,16 @@ import numpy as np
 
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
-from cellrt.core.program import rename_types
 from cellrt.core.sized_template import SizedTemplate, Template
-from cellrt.core.tables import NUM_PERMANENT
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.places import NO_LIMIT, Places, QueueLimit
 from cellrt.engine.template_cache import MAX_CACHED_BYTES, TemplateCache
 from cellrt.engine.together import Reader
-from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
+from cellrt.errors import RequestError, RequestTooLargeError
 from cellrt.graph.known import Alike, KnownGraphs
 from cellrt.graph.results import Recorded, ResultLayout, StateLayout
-from cellrt.graph.slots import check_key
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.cell_type import CellType
 
@@ -36,6 +33,7 @@ class Plan:
     """What runs for requests of one graph; shared by them.
 
     Attributes:
+        program: what they recorded (``core/program.py``).
         template, results, states: what they have in common.
         readers: of their results; graphs whose results lie alike, whatever their lengths, have the same.
         answered_with: plans that have the same object may be answered together: the graphs differ in lengths alone.
@@ -51,6 +49,7 @@ class Plan:
         "kindred",
         "num_bytes",
         "num_nodes",
+        "program",
         "readers",
         "results",
         "states",
@@ -61,14 +60,13 @@ class Plan:
     def __init__(
         self,
         template: SizedTemplate,
-        results: tuple[ResultLayout, ...],
-        states: tuple[StateLayout, ...],
+        recorded: Recorded,
         readers: Sequence[Reader],
         answered_with: object,
     ) -> None:
-        self.template, self.results, self.states, self.readers = template, results, states, readers
-        self.answered_with = answered_with
-        self.stepped = [reader for reader, layout in zip(readers, results) if not layout.is_single]
+        self.template, self.readers, self.answered_with = template, readers, answered_with
+        self.program, self.results, self.states = recorded.program, recorded.results, recorded.states
+        self.stepped = [reader for reader, layout in zip(readers, self.results) if not layout.is_single]
         """Readers of the results that a stream gets step by step."""
         self.kindred = template.template if template.lengths.size else None
         self.num_nodes, self.num_bytes = template.num_steps, template.num_bytes
@@ -203,74 +201,6 @@ class Registry:
         return {types[identity]: self._type_ids.get(identity) for identity in types if types[identity] in unused}
 
 
-class Discovery:
-    """What a model's example needs, and what of it a registry lacks.
-
-    Kinds and constants get the ids that they will have once the new ones are added, cells their numbers in ``cells``.
-    """
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self.max_nodes = registry.max_nodes
-        self.cells: list[Cell] = []
-        """Each once."""
-        self._numbers: dict[str, int] = {}
-        self._kind_ids, self._constants = dict(registry.kind_ids), dict(registry.constants)
-        self._num_constants = Counter(kind for kind, _ in self._constants)
-
-    def unfold(self, unfolder: Unfolder) -> Recorded:
-        """Unfolds a model's example and notes its cells. Raises DefinitionError if it does not unfold."""
-        try:
-            recorded = unfolder.record(self, unfolder.example)
-        except RequestError as error:
-            raise DefinitionError(f"the example request does not unfold: {error}") from error
-        check_key(unfolder, self, recorded)
-        for cell in unfolder.cells:
-            self.cell_type(cell)
-        return recorded
-
-    def with_types(self, recorded: Recorded, types: Mapping[str, int]) -> Recorded:
-        """What was recorded with this as binding, as with a model of these types."""
-        ids = [types[cell.identity] for cell in self.cells]
-        program = np.frombuffer(recorded.program, np.int32)
-        renamed = rename_types(program, [len(cell.inputs) for cell in self.cells], ids)
-        return recorded._replace(program=renamed.tobytes())
-
-    def cell_type(self, cell: Cell) -> int:
-        """Number of a cell; equal cells share one."""
-        if cell.identity not in self._numbers:
-            self._numbers[cell.identity] = len(self.cells)
-            self.cells.append(cell)
-            for spec in (*cell.inputs.values(), *cell.outputs.values()):
-                if not spec.span:
-                    self.kind(spec)
-        return self._numbers[cell.identity]
-
-    def kind(self, spec: RowSpec) -> int:
-        """Kind of a row spec."""
-        return self._kind_ids.setdefault(spec.stored, len(self._kind_ids))
-
-    def constant_row(self, kind: int, content: bytes) -> int:
-        """Permanent row of a constant, or -1 if there is none left."""
-        key = kind, content
-        if key not in self._constants:
-            if self._num_constants[kind] == NUM_PERMANENT - 1:
-                return -1
-            self._num_constants[kind] += 1
-            self._constants[key] = self._num_constants[kind]
-        return self._constants[key]
-
-    @property
-    def new_kinds(self) -> list[RowSpec]:
-        """Row specs that the registry lacks, in order of their kinds."""
-        return [spec for spec in self._kind_ids if spec not in self._registry.kind_ids]
-
-    @property
-    def new_constants(self) -> list[tuple[int, bytes, int]]:
-        """(kind, bits, row) of constants that the registry lacks."""
-        return [(*key, row) for key, row in self._constants.items() if key not in self._registry.constants]
-
-
 @dataclass(eq=False, slots=True)
 class Origin:
     """Where a registered model came from, noted by whoever knows; a model keeps it when its cells get other forms."""
@@ -363,12 +293,12 @@ class Model:
             return self._plan_without_lengths(template, recorded)
         known = self._latest.get(template.template)
         if known is not None and known.results == recorded.results:
-            return Plan(template, recorded.results, recorded.states, known.readers, known)
+            return Plan(template, recorded, known.readers, known)
         kinds = self._registry.kinds
         made = _Answers(recorded.results, [Reader(layout, kinds[layout.kind]) for layout in recorded.results])
         if known is None or not known.goes_with(recorded.results):
             known = self._latest[template.template] = made
-        return Plan(template, recorded.results, recorded.states, made.readers, known)
+        return Plan(template, recorded, made.readers, known)
 
     def _plan_without_lengths(self, template: SizedTemplate, recorded: Recorded) -> Plan:
         """Requests whose results lie alike are answered together, whatever their graphs: trees, of which only the root
@@ -380,7 +310,7 @@ class Model:
             if len(self._alike) >= MAX_ALIKE:
                 self._alike = {}
             self._alike[recorded.results] = known
-        return Plan(template, recorded.results, recorded.states, known.readers, known)
+        return Plan(template, recorded, known.readers, known)
 
     def _compile(self, program: bytes) -> SizedTemplate:
         try:

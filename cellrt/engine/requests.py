@@ -17,6 +17,7 @@ from cellrt.core.notices import Notices
 from cellrt.core.processor import Processor
 from cellrt.core.room import has_rows
 from cellrt.engine.admission import Admission, Asking
+from cellrt.engine.blame import explained
 from cellrt.engine.records import ALONE, Arrival, Asked, Bulk, SessionRecord
 from cellrt.engine.replies import Replies
 from cellrt.engine.sessions import Sessions
@@ -24,6 +25,7 @@ from cellrt.engine.turns import Call
 from cellrt.engine.waiting import Deadlines, WaitingRequests
 from cellrt.errors import CancelledError, CellError, CellrtError, DeadlineError, InternalError, RequestTooLargeError
 from cellrt.worker.arenas import Arenas
+from cellrt.worker.cell_type import CellType
 
 ADMITTED_TOGETHER = 1024
 """Most requests in one call: it keeps the interpreter lock for a fraction of a millisecond."""
@@ -188,7 +190,7 @@ class Requests:
         if done:
             self._finish(done)
 
-    def note_failure(self, id: int, error: CellError) -> None:
+    def note_failure(self, id: int, subgraph: int, cell_type: CellType, error: CellError) -> None:
         """Takes in why a row of a request failed, maybe as others did; the processor's notice follows."""
         bulk = self._bulks[id]
         if bulk is not None:
@@ -196,8 +198,8 @@ class Requests:
             bulk.errors = bulk.errors or {}
             if number not in bulk.errors:
                 whose = bulk.session_of(number) or f"model {bulk.model.name!r}"
-                named = bulk.errors[number] = CellError(f"{whose}: {error}")
-                named.__cause__ = error if error.__cause__ is None else error.__cause__
+                at = self._processor.tables, subgraph
+                bulk.errors[number] = explained(error, whose, cell_type, bulk.plan(number).program, *at)
 
     def cancel(self, arrival: Arrival, place: int) -> None:
         """Ends a request whose client gave it up, if it has not ended; ``place``: among those of its arrival."""

@@ -95,7 +95,7 @@ class _Reading:
         for name in cell.inputs:
             mode, value = self._words[at : at + 2]
             size = 2 + value if mode in (LIST, EACH) else WORDS_OF_INPUT.get(mode, 2)
-            self._used.update(_read_by(self._words[at : at + size], length))
+            self._used.update(read_by(self._words[at : at + size], length))
             is_fresh &= name not in cell.carry or (mode == FIXED and value in self._zeros)
             at += size
         if is_fresh:
@@ -106,7 +106,7 @@ class _Reading:
         return at
 
 
-def _read_by(words: list[int], length: int) -> Iterable[int]:
+def read_by(words: list[int], length: int) -> Iterable[int]:
     """The values that an input of a unit reads, by its words."""
     mode, base = words[:2]
     if mode in (FIXED, CARRY, NEXT, SAME):

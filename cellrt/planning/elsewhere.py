@@ -15,7 +15,8 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from cellrt.core.processor import Processor
-from cellrt.engine.registry import Discovery, Registry
+from cellrt.engine.discovery import Discovery
+from cellrt.engine.registry import Registry
 from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process.imports import environment, python

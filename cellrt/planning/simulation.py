@@ -18,7 +18,8 @@ from cellrt.core.processor import Processor
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.simulate import Arrival, simulate
 from cellrt.core.sized_template import SizedTemplate
-from cellrt.engine.registry import Discovery, Model, Registry
+from cellrt.engine.discovery import Discovery
+from cellrt.engine.registry import Model, Registry
 from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.planning.profile import HostCosts, Profile

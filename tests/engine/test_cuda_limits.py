@@ -12,7 +12,7 @@ from cellrt import cells
 from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, ragged, rows
-from cellrt.errors import CellError
+from cellrt.errors import CellError, RequestError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.dry import DryDevice, DryDeviceError
 from cellrt.worker.device.executor import DeviceOptions
@@ -65,7 +65,9 @@ class SumOfWords(Words):
         return torch.zeros(len(tokens.offsets) - 1, WIDTH).index_add_(0, index, self.table(tokens.values))
 
 
-def only_the_third_fails(model: Unfolder, requests: list[object], **options: object) -> None:
+def only_the_third_fails(
+    model: Unfolder, requests: list[object], fault: type = RequestError, **options: object
+) -> None:
     """Twice, so that the second time what was captured is repeated."""
     engine = device_engine("dry", 1, DeviceOptions(ring_bytes=1 << 16, capture_after=1, **options), settings=RUNS)
     engine.register(model, warm_up=False)
@@ -73,7 +75,7 @@ def only_the_third_fails(model: Unfolder, requests: list[object], **options: obj
         for k, future in enumerate(engine.submit_many(model.name, requests)):
             error = error_of(future)
             if k == 2:
-                assert type(error) is CellError and "outside what the cell indexes" in str(error)
+                assert type(error) is fault and "outside what the cell indexes" in str(error)
             else:
                 assert error is None
                 assert all(value.isfinite().all() for value in future.result(WAIT_S).values())
@@ -97,7 +99,7 @@ def test_a_token_that_a_cell_made(options):
     following = cell(lambda token: token + 3, {"token": TOKEN}, max_batch=8)
     made = cell(Words(), {"token": TOKEN}, max_batch=8)
     model = Unfolder("words", lambda graph, request: made(token=following(token=request)), 1)
-    only_the_third_fails(model, [1, 2, 5, 3], **options)
+    only_the_third_fails(model, [1, 2, 5, 3], CellError, **options)
 
 
 @as_it_is_or_compiled
@@ -107,7 +109,7 @@ def test_a_token_that_a_loop_carries(options):
     def unfold(graph, request):
         return {"last": graph.loop(made, until="stop", max_steps=9, token=request).last.token}
 
-    only_the_third_fails(Unfolder("walk", unfold, 1), [1, 0, 4, 2], **options)
+    only_the_third_fails(Unfolder("walk", unfold, 1), [1, 0, 4, 2], CellError, **options)
 
 
 def test_a_token_in_a_list():

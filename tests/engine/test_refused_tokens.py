@@ -8,7 +8,10 @@ from torch import Tensor, nn
 
 import cellrt
 from cellrt.definition.lookup import Refused, RefusedLookup, read_refused
-from cellrt.errors import CellError
+from cellrt.engine.blame import BEYOND_LIMITS
+from cellrt.errors import CellError, RequestError, http_status
+from cellrt.worker.device.checks import error_of
+from cellrt.worker.device.signature import OUTSIDE
 from tests.engine.helpers import WAIT_S, small_engine
 
 TOKENS, POSITIONS, LAST = 6, 50, 9
@@ -51,9 +54,9 @@ def engine():
 )
 def test_an_error_names_the_table_that_refused(engine, scale, tokens, told):
     good = engine.submit(f"by {scale}", [1, 2])
-    with pytest.raises(CellError) as raised:
+    with pytest.raises(RequestError if told.startswith("input") else CellError) as raised:
         engine.submit(f"by {scale}", tokens).result(WAIT_S)
-    assert str(raised.value).endswith(f"({told})")
+    assert str(raised.value).rstrip(")").endswith(told)
     assert good.result(WAIT_S)["h"].isfinite().all()
 
 
@@ -98,6 +101,88 @@ def test_equal_tokens_of_another_input_are_not_blamed(request_, told):
 
     with small_engine() as engine:
         engine.register(model, warm_up=False)
-        with pytest.raises(CellError) as raised:
+        with pytest.raises(RequestError) as raised:
             engine.submit("two", request_).result(WAIT_S)
-    assert str(raised.value).endswith(f"({told})")
+    assert str(raised.value).endswith(told)
+
+
+class Next(nn.Module):
+    """Adds 1 to a token; looks up the next one, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(TOKENS, 4)
+
+    def forward(self, token: Tensor) -> dict[str, Tensor]:
+        return {"token": token + 1 + 0 * self.words(token).sum(-1).long()}
+
+
+@pytest.fixture(scope="module")
+def adding():
+    """An engine with models of a cell that adds 1 to a token: see their docstrings."""
+    add = cellrt.cell(Next(), {"token": cellrt.token}, name="add")
+
+    @cellrt.unfold("twice", example=1)
+    def twice(graph, token):
+        """Of a token that the request gives, and of what came of it."""
+        return {"token": add(token=add(token=token).token).token}
+
+    @cellrt.unfold("listed", example=[1, 2])
+    def listed(graph, tokens):
+        """Of tokens that the request gives, one by one."""
+        return {str(k): add(token=token).token for k, token in enumerate(tokens)}
+
+    @cellrt.unfold("constant", example=1)
+    def constant(graph, steps):
+        """Of tokens that it computes."""
+        return {"token": graph.loop(add, token=0, max_steps=steps).last.token}
+
+    with small_engine() as engine:
+        for model in (twice, listed, constant):
+            engine.register(model, warm_up=False)
+        yield engine
+
+
+def test_a_token_that_the_request_gave_is_its_own_fault(adding):
+    told = f"model 'listed': cell 'add', input 'token': expected tokens from 0 to {TOKENS - 1}, got {TOKENS}"
+    with pytest.raises(RequestError) as raised:
+        adding.submit("listed", [1, TOKENS]).result(WAIT_S)
+    assert (str(raised.value), http_status(raised.value)) == (told, 400)
+    assert isinstance(raised.value.__cause__, IndexError)
+
+
+@pytest.mark.parametrize(("model", "request_"), [("twice", TOKENS - 1), ("constant", TOKENS + 2)])
+def test_a_token_that_a_cell_computed_is_the_cell_s_fault(adding, model, request_):
+    with pytest.raises(CellError, match=str(TOKENS)):
+        adding.submit(model, request_).result(WAIT_S)
+
+
+class Says(nn.Module):
+    """The token after each of a request's, and then after its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(TOKENS, 4)
+
+    def forward(self, token: Tensor, rows: Tensor, said: cellrt.PagedRows) -> dict[str, Tensor]:
+        said.append(self.words(token))
+        return {"token": token + 1}
+
+
+@pytest.mark.parametrize(("tokens", "fault"), [([1, TOKENS], RequestError), ([1, TOKENS - 2], CellError)])
+def test_a_token_of_a_prompt_is_the_request_s_fault_and_what_comes_after_the_cell_s(tokens, fault):
+    says = cellrt.cell(Says(), {"token": cellrt.token, "rows": cellrt.span(), "said": cellrt.grows(4)})
+
+    @cellrt.unfold("says", example=[1, 2])
+    def model(graph, tokens):
+        return {"token": graph.loop(says, token=tokens, said=graph.pages(says), max_steps=3).token}
+
+    with small_engine() as engine:
+        engine.register(model, warm_up=False)
+        with pytest.raises(fault, match=f"input 'token': expected tokens from 0 to {TOKENS - 1}, got {TOKENS}"):
+            engine.submit("says", tokens).result(WAIT_S)
+
+
+def test_what_a_device_says_of_a_number_is_known():
+    cell = cellrt.cell(Next(), {"token": cellrt.token})
+    assert BEYOND_LIMITS in str(error_of(cell, OUTSIDE))

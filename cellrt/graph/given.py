@@ -1,0 +1,68 @@
+"""Which inputs of a cell a request gives by itself: what is wrong with a number there is the request's fault."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+
+from cellrt.core.program import (
+    EACH,
+    FIXED,
+    LEADS,
+    LIST,
+    NUM_WORDS,
+    NUM_WORDS_BEFORE_INPUTS,
+    OP_CHAIN,
+    OP_CONSTANT,
+    OP_EXTERNAL,
+    OP_MEMBER,
+    OP_STATE,
+    RANGE,
+    STEP,
+    WORDS_OF_INPUT,
+)
+from cellrt.graph.forgotten import read_by
+
+AS_GIVEN = frozenset((FIXED, STEP, EACH, LIST, RANGE))
+"""Modes of inputs whose sources are all named; others read what was computed, if not at the first step."""
+
+
+def are_given(
+    program: bytes,
+    ports: Sequence[tuple[int, int]],
+    cell_type: int,
+    places: Collection[int],
+    is_leading: bool = False,
+) -> bool:
+    """Whether all that a graph's nodes of a cell type read as certain inputs came with the request.
+
+    Args:
+        program: of ``core/program.py``.
+        ports: of each cell type, by number, how many inputs and outputs it has.
+        cell_type, places: whose inputs, and which, by their places.
+        is_leading: of a loop whose first step reads several rows, whether these are meant, and not the steps after.
+    """
+    modes = AS_GIVEN | {LEADS} if is_leading else AS_GIVEN
+    words, given, at, num_values = array("i", program).tolist(), set[int](), 0, 0
+    while at < len(words):
+        op = words[at]
+        if op in NUM_WORDS:
+            count = words[at + 2] if op == OP_EXTERNAL else op in (OP_CONSTANT, OP_STATE)
+            if op == OP_EXTERNAL:
+                given.update(range(num_values, num_values + count))
+            at, num_values = at + NUM_WORDS[op], num_values + count
+            continue
+        number, length, others = words[at + 1], words[at + 2], max(0, -words[at + 4]) if op == OP_MEMBER else 0
+        at += NUM_WORDS_BEFORE_INPUTS[op]
+        is_asked = cell_type in (number, *words[at : at + others])
+        at += others
+        num_inputs, num_outputs = ports[number]
+        for place in range(num_inputs):
+            mode = words[at]
+            end = at + (2 + words[at + 1] if mode in (LIST, EACH) else WORDS_OF_INPUT.get(mode, 2))
+            is_given = mode in modes and given.issuperset(read_by(words[at:end], length))
+            if is_asked and place in places and not is_given:
+                return False
+            at = end
+        num_values += num_outputs * (length if op == OP_CHAIN else 1)
+    return True
