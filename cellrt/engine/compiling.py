@@ -52,24 +52,29 @@ class CellCompiler:
         self._lacks_compiler = False
         """Whether the log has it."""
 
-    def forms_of(self, cells: Sequence[Cell]) -> dict[str, CompiledForm | None]:
+    def forms_of(
+        self, cells: Sequence[Cell], note_done: Callable[[], None] = lambda: None
+    ) -> dict[str, CompiledForm | None]:
         """The forms that there are of cells, by identity; None: it runs as its module does. In mode "wait" they are
-        compiled now.
+        compiled now. ``note_done`` is called once for each cell that is not waited for any more.
 
         Raises DefinitionError if a module has a form of its own that cannot be made.
         """
         with self._lock:
             unknown = [cell for cell in cells if cell.identity not in self._forms]
         eager: list[Cell] = []
+        for _ in range(len(cells) - len(unknown)):
+            note_done()
         for cell in unknown:
             form = cell.compiled_form
-            if form is not None or self._mode != "wait":  # who waits may be interrupted: then nothing is known of it
-                self._note(cell, form, OFF if self._mode == "off" else WAITS)
             if form is None:
                 eager.append(cell)
+            if form is not None or self._mode != "wait":  # who waits may be interrupted: then nothing is known of it
+                self._note(cell, form, OFF if self._mode == "off" else WAITS)
+                note_done()
         if eager and self._mode == "wait":
             for _ in self._compile(eager):
-                pass
+                note_done()
         elif eager and self._mode == "background":
             self._ask(eager)
         with self._lock:

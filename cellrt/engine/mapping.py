@@ -13,6 +13,7 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from cellrt.engine.announce import progress_bar
 from cellrt.engine.future import RequestFuture
 from cellrt.errors import CellrtError, RequestError
 
@@ -305,10 +306,6 @@ def _bar(options: MapOptions, requests: object) -> AbstractContextManager[Callab
 
 @contextmanager
 def _shown_bar(label: str, requests: object) -> Iterator[Callable[[], object]]:
-    from rich.console import Console  # here: a bare machine with a GPU need not have it
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with progress_bar() as progress:
         task = progress.add_task(label, total=len(requests) if isinstance(requests, Sized) else None)
         yield partial(progress.advance, task)

@@ -1,0 +1,91 @@
+"""Work that may take long says so: in the log, and on a terminal by a bar."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from cellrt import cell, unfold
+from cellrt.definition.aot.refusal import NotCompiledError, Reason
+from cellrt.engine import compiling, registration
+from cellrt.engine.announce import announced
+from tests.engine.helpers import close_and_check, small_engine
+from tests.waiting import WAIT_S, until
+
+SAID = "cells are compiled"
+
+
+class Terminal(io.StringIO):
+    """What is written to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal_in(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """The standard error as a terminal; in the test itself, as pytest sets it anew after fixtures."""
+    made = Terminal()
+    monkeypatch.setattr(sys, "stderr", made)
+    return made
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.WARNING, "cellrt")
+    return caplog
+
+
+def test_a_bar_on_a_terminal_says_how_far_steps_are(
+    monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    terminal = terminal_in(monkeypatch)
+    with announced(SAID, num_steps=3, quiet_s=0) as advance:
+        advance()
+        until(lambda: SAID in terminal.getvalue() and "1/3" in terminal.getvalue(), "the bar is there")
+        advance()
+        until(lambda: "2/3" in terminal.getvalue(), "it goes on")
+    assert not log.messages
+
+
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_elsewhere_and_of_one_step_the_log_tells(num_steps: int, log: pytest.LogCaptureFixture) -> None:
+    with announced(SAID, num_steps, quiet_s=0):
+        until(lambda: log.messages == [SAID], "the log has it")
+
+
+def test_nothing_is_said_of_what_is_over_soon(monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture) -> None:
+    terminal = terminal_in(monkeypatch)
+    with announced(SAID, num_steps=1) as advance:
+        advance()
+    assert not terminal.getvalue() and not log.messages
+
+
+def test_who_waits_for_compilers_sees_how_many_cells_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, goes_on = terminal_in(monkeypatch), threading.Event()
+
+    def compile_slowly(cells: Sequence[Any], _: object) -> Iterator[Exception]:
+        for place, _ in enumerate(cells):
+            assert place == 0 or goes_on.wait(WAIT_S)
+            yield NotCompiledError(Reason.NO_COMPILER)
+
+    monkeypatch.setattr(compiling, "compile_cells", compile_slowly)
+    monkeypatch.setattr(registration, "announced", partial(announced, quiet_s=0))
+    cells = [cell(lambda x, k=k: x + k, {"x": 2}, name=f"add {k}") for k in range(2)]
+    model = unfold("sums", example=torch.zeros(2))(lambda graph, x: cells[1](x=cells[0](x=x).output))
+    engine = small_engine(compile="wait")
+    registering = threading.Thread(target=engine.register, args=(model,), kwargs={"warm_up": False})
+    registering.start()
+    try:
+        until(lambda: "cells of 'sums'" in terminal.getvalue() and "1/2" in terminal.getvalue(), "the bar is there")
+    finally:
+        goes_on.set()
+        registering.join(WAIT_S)
+    close_and_check(engine)
