@@ -311,19 +311,19 @@ class Engine(Serving):
         return CellGraph(recorded.program, {made.id: made.cell for made in list(self._registry.types.values())})
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Waits until every submitted request has ended and its callbacks have run.
-
-        False after ``timeout`` seconds, and if the engine failed. Raises RequestError in a future's callback.
-        """
-        self._manager.refuse_in_callback()
+        """Waits until every submitted request has ended and its callbacks have run; False after ``timeout`` seconds, or
+        if the engine failed. Waits for nothing in a forked process. Raises RequestError in a future's callback."""
         _check_timeout(timeout)
         return self._manager.drain(timeout)
 
     def close(self, timeout: float = 30.0) -> None:
         """Ends the engine: requests that are not done end with EngineClosedError; threads end. May be called twice.
 
-        Waits at most ``timeout`` seconds in all for a cell that runs; its thread then ends after it.
+        Waits at most ``timeout`` seconds in all for a cell that runs; its thread then ends after it. In a forked
+        process nothing ends: the engine is the parent's.
         """
+        if self._manager.turns.is_parents:
+            return
         self._manager.refuse_in_callback()
         _check_timeout(timeout)
         with self._manager.turns.gate:

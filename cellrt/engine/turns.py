@@ -88,7 +88,8 @@ class Turns:
     ) -> None:
         self.gate = threading.RLock()  # reentrant: a callback may submit
         self.stopped: CellrtError | None = None
-        self._is_parents = False
+        self.is_parents = False
+        """Whether this is a forked process, which has none of the threads."""
         self._workers, self._step, self._next_moment_s, self._end = workers, step, next_moment_s, end
         self._inbox: deque[object] = deque()
         self._alarm: SimpleQueue[None] = SimpleQueue()
@@ -112,7 +113,7 @@ class Turns:
     def refuse_in_callback(self) -> None:
         """Raises RequestError if the calling thread has the turn: then it is in a future's callback, and would wait for
         itself. Raises EngineClosedError in a forked process, where it would wait for nobody."""
-        if self._is_parents:
+        if self.is_parents:
             raise EngineClosedError(str(self.stopped))
         if self._holder == threading.get_ident():
             raise RequestError("a future's callback cannot wait for its engine: call this from another thread")
@@ -215,7 +216,7 @@ class Turns:
         """In a forked process: leaves the engine to the parent."""
         self.gate = threading.RLock()  # a thread that is not here may have held it
         self.stopped = EngineClosedError("this engine is the parent's: make an engine in each process")
-        self._is_parents = True
+        self.is_parents = True
 
     def _keep_time(self) -> None:
         """The timekeeper: takes a turn at each deadline and alarm, until ``stop``; then ends what is left."""

@@ -219,8 +219,6 @@ def test_in_a_forked_process_an_engine_refuses_and_is_never_waited_for(engine):
         under_way[0].result,
         under_way.results,
         lambda: list(streamed),
-        engine.drain,
-        engine.close,
     )
     if (pid := os.fork()) == 0:
         signal.alarm(int(WAIT_S))  # a process that hangs ends by it
@@ -239,3 +237,21 @@ def test_in_a_forked_process_an_engine_refuses_and_is_never_waited_for(engine):
     holder.join()
     streamed.close()
     assert_same(under_way[0].result(WAIT_S), run_one_by_one(CHAIN, long))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_process_leaves_the_block_of_an_engine_in_peace_and_the_parent_goes_on(engine):
+    under_way = engine.submit("chain", torch.ones(2000, WIDTH) / 8)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(int(WAIT_S))  # a process that hangs ends by it
+        status = 1
+        try:
+            with engine:
+                pass
+            engine.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert_same(under_way.result(WAIT_S), run_one_by_one(CHAIN, torch.ones(2000, WIDTH) / 8))
