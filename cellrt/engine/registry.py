@@ -196,8 +196,12 @@ class Registry:
         for type_id in unused:
             made = self.types.pop(type_id)
             del self._num_users[type_id]
-            if self._type_ids.get(made.cell.identity) == type_id:  # not if one in another form came, and went first
-                del self._type_ids[made.cell.identity]
+            identity = made.cell.identity
+            if self._type_ids[identity] == type_id:
+                del self._type_ids[identity]
+                for other in self.types.values():  # in an older form, with requests that go on
+                    if other.cell.identity == identity:
+                        self._type_ids[identity] = other.id
         return {types[identity]: self._type_ids.get(identity) for identity in types if types[identity] in unused}
 
 

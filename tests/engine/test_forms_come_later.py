@@ -93,6 +93,7 @@ def test_a_request_ends_in_the_form_it_began_with_and_a_later_one_has_the_new_on
     engine.unregister("held")  # now the older request alone has the cell
     until(lambda: form_of(engine) != STUB, "nobody has the new form any more")
     assert form_of(engine) == f"eager: {compiling.BEGAN_BEFORE}"
+    assert engine.statistics()["cells"]["step"]["nodes"] == 3, "what ran in the new form is not forgotten"
     gate.open.set()
     assert_gives(held.result(WAIT_S), own, x)
     close_and_check(engine)
