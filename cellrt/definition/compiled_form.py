@@ -29,8 +29,9 @@ from cellrt.core.jit import nogil, watch_callees
 from cellrt.core.memory import as_pointer, read_float, read_word, read_words, write_word
 from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
 from cellrt.definition.attention_operator import APPEND, ATTEND
+from cellrt.definition.form_inputs import check_inputs
 from cellrt.definition.snapshot import is_settled
-from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, describe, plain
+from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
 from cellrt.definition.traced_pages import KERNELS, TracedPages, attend_span, is_traced
 from cellrt.errors import DefinitionError
 
@@ -79,7 +80,6 @@ compute in plain torch: so one can measure what their kernels are worth."""
 
 DONE, REFUSED = 0, 1
 """What a task function returns."""
-_OFFSETS = RowSpec((), torch.int64)
 _SIGNATURE = numba.int64(numba.int64, numba.int64)
 
 
@@ -158,7 +158,7 @@ class CompiledForm(NamedTuple):
 
     def bind(self, num_rows: int, inputs: Mapping[str, CellInput]) -> tuple[Callable[[], int], dict[str, torch.Tensor]]:
         """As ``run``, to be called any number of times: a call that returns DONE or REFUSED, and what it writes to."""
-        _check_inputs(self.inputs, num_rows, inputs)
+        check_inputs(self.inputs, num_rows, inputs)
         sizes = np.array([num_rows])
         given, offsets = [], []
         for name in self.inputs:
@@ -179,38 +179,6 @@ class CompiledForm(NamedTuple):
             return done if held else REFUSED
 
         return call, outputs
-
-
-def _check_inputs(specs: Mapping[str, RowSpec], num_rows: int, inputs: Mapping[str, CellInput]) -> None:
-    """Raises DefinitionError for inputs whose memory does not hold just these rows: who sees addresses looks no more.
-
-    Tasks of an engine, whose rows are gathered for the form, do not come here.
-    """
-    if type(num_rows) is not int or num_rows < 1:
-        raise DefinitionError(f"num_rows: expected at least 1, got {num_rows!r}")
-    if inputs.keys() != specs.keys():
-        raise DefinitionError(f"expected inputs {list(specs)}, got {list(inputs)}")
-    for name, spec in specs.items():
-        value, count = inputs[name], num_rows
-        if isinstance(value, RaggedRows) != spec.ragged:
-            raise DefinitionError(f"input {name!r}: expected {spec}, got {type(value).__name__}")
-        if isinstance(value, RaggedRows):
-            _check_rows(name, "offsets", value.offsets, num_rows + 1, _OFFSETS)
-            if int(value.offsets[0]) != 0 or bool((value.offsets.diff() < 0).any()):
-                found = value.offsets.tolist()
-                raise DefinitionError(f"input {name!r}: expected offsets from 0 that never fall, got {found}")
-            count = int(value.offsets[-1])
-            value = value.values
-        _check_rows(name, "rows", value, count, spec.stored)
-
-
-def _check_rows(name: str, what: str, value: object, count: int, spec: RowSpec) -> None:
-    if not isinstance(value, torch.Tensor) or value.shape != (count, *spec.shape) or value.dtype != spec.dtype:
-        got = describe(value) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise DefinitionError(f"input {name!r}: expected {count} {what} of {spec}, got {got}")
-    if not value.is_cpu or not value.is_contiguous():
-        got = f"strides {value.stride()} on {value.device}"
-        raise DefinitionError(f"input {name!r}: expected contiguous {what} on the CPU, got {got}")
 
 
 @nogil

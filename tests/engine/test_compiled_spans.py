@@ -194,6 +194,16 @@ def test_a_form_gives_and_appends_what_its_module_does(forms: Forms, make) -> No
     check_form(make(), forms.of(make()), 2e-3 if make is awkward else 1e-5)
 
 
+def test_a_form_reads_no_other_memory_than_that_of_its_pages(forms: Forms) -> None:
+    made, form = decoder(), forms.of(decoder())
+    inputs = dict(zip(made.inputs, random_nodes(made.inputs.values(), 2, 3, 0, torch.Generator())))
+    assert form.run(6, inputs) is not None
+    kv = inputs["kv"]
+    assert isinstance(kv, PagedRows)
+    with pytest.raises(cellrt.DefinitionError, match="input 'kv': expected tables of pages 0 to 1"):
+        form.run(6, {**inputs, "kv": kv._replace(tables=kv.tables + 2)})
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", READY_MADE)
 def test_our_own_layers_can_be_traced(make) -> None:

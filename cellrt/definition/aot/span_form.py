@@ -18,6 +18,7 @@ from cellrt.definition.aot.run_step import MOST_DIMS
 from cellrt.definition.compiled_form import DONE, CompiledForm
 from cellrt.definition.computation import Computation, count_rows
 from cellrt.definition.examples import random_nodes
+from cellrt.definition.form_inputs import check_inputs
 from cellrt.definition.row_wise import is_close
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, copy_input
@@ -52,7 +53,15 @@ class SpanForm(CompiledForm):
     """The form of a cell with pages or spans: a task's tensors are handed to the library as they are."""
 
     def run(self, num_rows: int, inputs: Mapping[str, CellInput]) -> dict[str, torch.Tensor] | None:
-        """One step on CPU tensors; appends to pages what the module would. None if the library refuses."""
+        """One step on contiguous CPU tensors; appends to pages what the module would. None if the library refuses.
+
+        Raises DefinitionError for other inputs than the form reads.
+        """
+        check_inputs(self.inputs, num_rows, inputs)
+        return self.run_gathered(num_rows, inputs)
+
+    def run_gathered(self, num_rows: int, inputs: Mapping[str, CellInput]) -> dict[str, torch.Tensor] | None:
+        """As ``run``, of what a worker has gathered for the form: nothing is looked at."""
         call = self.keeps
         assert isinstance(call, _Call)
         given = [value if value.is_contiguous() else value.contiguous() for value in flatten(inputs.values())]

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.core.task_layout import TaskView
+from cellrt.definition.aot.span_form import SpanForm
 from cellrt.definition.bits import as_bits
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
@@ -34,7 +35,7 @@ class SpanAttempt(Attempt[CpuOutcome]):
         mode: CellMode,
         form: CompiledForm | None,
     ) -> None:
-        self._form = form
+        self._form = form if isinstance(form, SpanForm) else None
         self.cell, self.num_rows, self.mode = cell, len(task.spans) - 1, mode
         self._gather, self._count, self._offsets = gather, task.num_rows, task.spans.copy()
 
@@ -58,7 +59,7 @@ class SpanAttempt(Attempt[CpuOutcome]):
 
     def _run(self, inputs: list[CellInput], count: int) -> list[torch.Tensor]:
         if self._form is not None:
-            made = self._form.run(count, dict(zip(self.cell.inputs, inputs)))
+            made = self._form.run_gathered(count, dict(zip(self.cell.inputs, inputs)))
             if made is not None:
                 return [made[name] for name in self.cell.outputs]
         return plain_outputs(self.cell, self.cell.run_step(*inputs), count, CPU)
