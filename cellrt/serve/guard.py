@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +23,10 @@ HARMLESS = ("GET", "HEAD")
 """Methods that change nothing: pages of any origin may use them, and cannot read the answer."""
 LONGEST_ORIGIN = 60
 """So much of an origin an error says; a websocket has 123 bytes for it."""
+NEEDS_KEY = "a key is needed: Authorization: Bearer KEY, or X-API-Key"
+BY_BEARER = (b"www-authenticate", b"Bearer")
+DENIAL = "websocket.http.response"
+"""The extension of ASGI by which a websocket is answered before it is one, and its messages."""
 log = logging.getLogger("cellrt")
 
 
@@ -47,9 +51,9 @@ class Guard:
         elif scope["type"] != "websocket":
             await self._count(scope, receive, send)
         elif (foreign := self._foreign_origin(scope)) is not None:
-            await send({"type": "websocket.close", "code": 1008, "reason": _said_of(foreign)})
+            await _deny(scope, send, 403, _foreign(foreign))
         elif not self._knows(scope):
-            await send({"type": "websocket.close", "code": 1008, "reason": "a key is needed"})
+            await _deny(scope, send, 401, _told("Unauthorized", NEEDS_KEY), BY_BEARER)
         else:
             await self._app(scope, receive, send)
 
@@ -65,11 +69,11 @@ class Guard:
 
         try:
             if scope["method"] not in HARMLESS and (foreign := self._foreign_origin(scope)) is not None:
-                await _answer(note, 403, {"error": _said_of(foreign), "type": "Forbidden"})
+                await _answer(note, 403, _foreign(foreign))
             elif self._knows(scope):
                 await self._app(scope, receive, note)
             else:
-                await _refuse(note)
+                await _answer(note, 401, _told("Unauthorized", NEEDS_KEY), BY_BEARER)
         except asyncio.CancelledError:  # the server ends: see CUT_OFF
             if not status:
                 await error_answer(EngineClosedError(CUT_OFF))(scope, receive, note)
@@ -97,16 +101,25 @@ class Guard:
         return next(foreign, None)
 
 
-def _said_of(origin: str) -> str:
-    return f"Origin: pages of {origin[:LONGEST_ORIGIN]!r} may not do this at this server"
+def _foreign(origin: str) -> Mapping[str, str]:
+    return _told("Forbidden", f"Origin: pages of {origin[:LONGEST_ORIGIN]!r} may not do this at this server")
 
 
-async def _refuse(send: Send) -> None:
-    told = {"error": "a key is needed: Authorization: Bearer KEY, or X-API-Key", "type": "Unauthorized"}
-    await _answer(send, 401, told, (b"www-authenticate", b"Bearer"))
+def _told(kind: str, error: str) -> Mapping[str, str]:
+    return {"error": error, "type": kind}
 
 
-async def _answer(send: Send, status: int, told: object, *headers: tuple[bytes, bytes]) -> None:
-    start = {"type": "http.response.start", "status": status}
+async def _deny(scope: Scope, send: Send, status: int, told: Mapping[str, str], *headers: tuple[bytes, bytes]) -> None:
+    """Refuses a websocket with an answer of HTTP, or, where the server has no such thing, with a reason to close."""
+    if DENIAL in (scope.get("extensions") or ()):
+        await _answer(send, status, told, *headers, what=DENIAL)
+    else:
+        await send({"type": "websocket.close", "code": 1008, "reason": told["error"]})
+
+
+async def _answer(
+    send: Send, status: int, told: Mapping[str, str], *headers: tuple[bytes, bytes], what: str = "http.response"
+) -> None:
+    start = {"type": f"{what}.start", "status": status}
     await send({**start, "headers": [(b"content-type", b"application/json"), *headers]})
-    await send({"type": "http.response.body", "body": encode(told)})
+    await send({"type": f"{what}.body", "body": encode(told)})

@@ -68,6 +68,17 @@ def test_nothing_but_health_and_empty_pages_is_open_without_a_key(small: Server,
         assert stranger.get("/v2/health/ready").status_code == 200
 
 
+def test_a_websocket_without_a_key_is_told_why_it_is_refused(small: Server) -> None:
+    refused = pytest.importorskip("websockets.exceptions").InvalidStatus
+    connect = pytest.importorskip("websockets.sync.client").connect
+    with pytest.raises(refused) as raised, connect(f"ws://{small.address}/v1/models/chain/session", proxy=None):
+        pass
+    answer = raised.value.response
+    told = {"error": "a key is needed: Authorization: Bearer KEY, or X-API-Key", "type": "Unauthorized"}
+    assert (answer.status_code, json.loads(answer.body)) == (401, told)
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
 def test_either_header_has_the_key(small: Server) -> None:
     assert chain(small).status_code == 200
     assert httpx.get(f"{small.url}/v2/models/chain", headers={"x-api-key": KEY}).status_code == 200
