@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from cellrt.serve.settings import Limits, Settings
 
 API_KEY, MODELS = "CELLRT_SERVE_API_KEY", "CELLRT_SERVE_MODELS"
-SEVERAL = ("models", "api_key", "profile")
+ORIGINS = ["CELLRT_SERVE_ALLOWED_ORIGIN", "CELLRT_SERVE_ALLOWED_ORIGINS"]
+SEVERAL = ("models", "api_key", "allowed_origin", "profile")
 """What may be given several times."""
 MAX_LIMIT = 1 << 48
 """Of what a file limits: no client's request comes near it, and it is a number to every part of a server."""
@@ -103,6 +104,14 @@ def _max_batch(profiles: list[Path], num_models: int) -> tuple[dict[str, int], .
     return tuple({cell.name: cell.max_batch for cell in each} for each in cells)
 
 
+def _origins(given: list[str]) -> tuple[str, ...]:
+    """As browsers write them. Raises DefinitionError for what none ever writes, such as a page's whole address."""
+    for origin in given:
+        if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin, re.IGNORECASE):
+            raise DefinitionError(f"--allowed-origin: expected an origin, such as https://a.example, got {origin!r}")
+    return tuple(origin.lower() for origin in given)
+
+
 def workers_of(device: str) -> int | tuple[str, ...] | None:
     """What an engine takes, from ``cpu``, ``cpu:4``, ``cpu:process,cpu:process`` or ``cuda:0,cuda:1``."""
     if numbered := re.fullmatch(r"cpu(?::([1-9]\d*))?", device):
@@ -147,6 +156,12 @@ def serve(
     api_key: Annotated[
         list[str] | None, typer.Option(help="One of them must come with each request. Better in the environment.")
     ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar=ORIGINS, help="Of another server, https://a.example, whose pages may do what changes something."
+        ),
+    ] = None,
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds for what was begun, at the end.")] = 20.0,
     timeline: Annotated[int, typer.Option(min=0, help="Tasks and requests that /debug remembers; 0: none.")] = 2000,
     spans: Annotated[
@@ -187,6 +202,7 @@ def serve(
             max_queued_rows=max_queued_rows,
             max_queued_rows_per_model=max_queued_rows_per_model,
             api_keys=tuple(api_key or ()),
+            allowed_origins=_origins(allowed_origin or []),
             drain_s=drain_s,
             timeline=timeline,
             spans=spans.value,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
@@ -28,9 +27,6 @@ from cellrt.serve.shortcut import Shortcut
 
 FIRST_S = 30.0
 """How long connections wait for a front end's first sight of the engine; then they are told that there is none."""
-
-ALLOWED_ORIGINS = "CELLRT_SERVE_ALLOWED_ORIGINS"
-"""In the environment: origins whose pages may do what changes something, separated by blanks."""
 
 LONGEST_PATH = 200
 """So much of a path that is not there an error says."""
@@ -58,8 +54,8 @@ def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -
         lifespan=connected,
     )
     often = {("v1", "infer"): native.native_infer, ("v2", "infer"): oip.infer, ("v2", "generate"): oip.generate}
-    origins = os.environ.get(ALLOWED_ORIGINS, "").lower().split()
-    return Guard(wrap(Decompressed(Shortcut(app, often))), Keys(backend.settings.api_keys), door.measures, origins)
+    keys, origins = Keys(backend.settings.api_keys), backend.settings.allowed_origins
+    return Guard(wrap(Decompressed(Shortcut(app, often))), keys, door.measures, origins)
 
 
 @asynccontextmanager

@@ -49,6 +49,7 @@ class Settings:
         max_queued_per_model: requests of one model that may be; None: as many as of all.
         max_queued_rows, max_queued_rows_per_model: the same of the rows of all their nodes; None: any number.
         api_keys: one of them must come with each request, unless there are none.
+        allowed_origins: of other servers, in lower case, whose pages may do what changes something.
         drain_s: how long requests may take to end when the server is told to.
         timeline: tasks and requests that are remembered for ``/debug``; 0: none, and no such pages.
         spans: "requests": OpenTelemetry's spans of the requests that ask for them; "tasks": with their tasks; "off".
@@ -69,6 +70,7 @@ class Settings:
     max_queued_rows: int | None = None
     max_queued_rows_per_model: int | None = None
     api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     drain_s: float = 20.0
     timeline: int = 2000
     spans: str = "off"

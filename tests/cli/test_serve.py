@@ -75,6 +75,25 @@ def test_the_environment_may_name_the_models(told: list[Any], tmp_path: Path) ->
     assert [settings.models for settings in told] == [(MODEL, "cellrt.demo.g2p:make_g2p"), (MODEL,)]
 
 
+@pytest.mark.parametrize("name", ["ALLOWED_ORIGIN", "ALLOWED_ORIGINS"])
+def test_origins_come_from_options_the_environment_or_a_file(told: list[Any], tmp_path: Path, name: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text("allowed-origin = ['https://A.example', 'https://b.example:81']\n")
+    serve(MODEL, "--config", path)
+    serve(MODEL, "--config", path, env={f"CELLRT_SERVE_{name}": "https://c.example http://[::1]:8"})
+    serve(MODEL, "--allowed-origin", "https://d.example", "--allowed-origin", "https://e.example")
+    assert [settings.allowed_origins for settings in told] == [
+        ("https://a.example", "https://b.example:81"),
+        ("https://c.example", "http://[::1]:8"),
+        ("https://d.example", "https://e.example"),
+    ]
+
+
+@pytest.mark.parametrize("origin", ["a.example", "https://a.example/page", "https://"])
+def test_what_is_no_origin_is_refused(told: list[Any], origin: str) -> None:
+    assert "--allowed-origin: expected an origin" in serve(MODEL, "--allowed-origin", origin, status=1)
+
+
 def test_the_defaults_are_of_this_machine_alone(told: list[Any]) -> None:
     serve(MODEL)
     assert told[0].host == "127.0.0.1" and told[0].workers is None and told[0].api_keys == ()

@@ -13,7 +13,7 @@ FOREIGN, ALLOWED = "http://evil.example", "https://app.example"
 
 @pytest.fixture(scope="module")
 def server():
-    with start("letters", environment={"CELLRT_SERVE_ALLOWED_ORIGINS": f"https://b.example {ALLOWED}"}) as made:
+    with start("letters", options=["--allowed-origin", "https://b.example", "--allowed-origin", ALLOWED]) as made:
         yield made
 
 
