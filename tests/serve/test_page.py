@@ -1,4 +1,4 @@
-"""The pages in a real browser: they show what the server does, and load nothing from elsewhere."""
+"""The pages show what the server does, and load nothing from elsewhere; in a real browser, but for one script."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from cellrt.serve import openapi
 from tests.serve.conftest import MODELS
 from tests.serve.helpers import Server
 
 NODE, CHROMIUM = shutil.which("node"), shutil.which("chromium")
-SCRIPT = Path(__file__).parent / "page.cjs"
+SCRIPT, DOCS_SCRIPT = (Path(__file__).parent / name for name in ("page.cjs", "docs_page.cjs"))
 
 
 @pytest.fixture
@@ -35,3 +36,23 @@ def test_pages_show_what_the_server_does(server: Server, node: str) -> None:
     seen = json.loads(done.stdout)
     assert set(seen["models"]) == set(MODELS)
     assert seen["isDrawn"] and not seen["errors"] and not seen["elsewhere"]
+
+
+@pytest.mark.skipif(NODE is None, reason="needs node: apt install nodejs")
+def test_the_page_asks_for_what_stands_in_an_address() -> None:
+    paths = openapi.document([], has_keys=False)["paths"]
+    chosen = ("/debug/requests/{id}", "/debug/timeline", "/v2/repository/models/{model}/unload")
+    description = {"paths": {path: paths[path] for path in chosen}, "components": {"schemas": {}}}
+    page = (Path(openapi.__file__).parent / "docs.html").read_text()
+    given = json.dumps([page, description])
+    done = subprocess.run([str(NODE), str(DOCS_SCRIPT)], input=given, capture_output=True, text=True, timeout=60)
+    assert not done.stderr
+    asked = [each for each in json.loads(done.stdout) if not each.startswith("200 ")]
+    assert asked == [
+        "/debug/timeline",
+        "id is needed",
+        "model is needed",
+        "/debug/requests/a%2Fb%20c",
+        "/debug/timeline?count=a%2Fb+c",
+        "/v2/repository/models/a%2Fb%20c/unload",
+    ]
