@@ -17,15 +17,15 @@ from ray import serve
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cellrt.errors import CellrtError, RequestError
+from cellrt.errors import CellrtError
 from cellrt.ray.calls import Answer, Call, key_of
+from cellrt.ray.front_app import front_app, read_call
 from cellrt.ray.kept import kept_directory
 from cellrt.ray.repeating import MOST_TRIES, TRY_AFTER_S, ReplicaDiedError, answer_of, of_death
 from cellrt.serve.door import told
-from cellrt.serve.http import error_response, json_response, read_body
+from cellrt.serve.http import error_response, json_response
 from cellrt.serve.keys import Keys
 from cellrt.serve.oip import encode
 from cellrt.serve.settings import Settings
@@ -42,7 +42,7 @@ class Front:
     async def answer(self, request: Request) -> Response:
         """Answers a request."""
         try:
-            call = await self._read(request)
+            call = await read_call(request, self._limits.max_body_bytes)
             if call.is_stream:
                 return await self._stream(call)
             answer = await self._ask(call)
@@ -55,16 +55,6 @@ class Front:
         if not self._keys.came_with(request.headers):
             return json_response({"error": "a key is needed", "type": "Unauthorized"}, 401)
         return json_response(await self._directory.counts.remote())
-
-    async def _read(self, request: Request) -> Call:
-        """The request. Raises RequestTooLargeError, RequestError."""
-        body = await read_body(request, self._limits.max_body_bytes)
-        scope = request.scope
-        headers, id = tuple(request.headers.raw), uuid.uuid4().hex
-        call = Call(scope["method"], scope["path"], scope["query_string"], headers, body, id)
-        if call.changes_models:
-            raise RequestError("models of an application of Ray Serve change when it is deployed anew: serve.run")
-        return call
 
     async def _ask(self, call: Call) -> Answer:
         """A replica's answer: see ``repeating``."""
@@ -154,29 +144,7 @@ class Front:
 
 def make_front() -> Starlette:
     """The ASGI application of the replica of ``Front`` in this process."""
-
-    def front() -> Any:
-        return serve.get_replica_context().servable_object
-
-    async def answer(request: Request) -> Response:
-        response: Response = await front().answer(request)
-        return response
-
-    async def overview(request: Request) -> Response:
-        response: Response = await front().overview(request)
-        return response
-
-    async def converse(socket: WebSocket) -> None:
-        await front().converse(socket)
-
-    methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
-    return Starlette(
-        routes=[
-            Route("/debug/replicas", overview),
-            WebSocketRoute("/v1/models/{model}/session", converse),
-            Route("/{path:path}", answer, methods=methods),
-        ]
-    )
+    return front_app(lambda: serve.get_replica_context().servable_object)
 
 
 @contextmanager

@@ -1,0 +1,64 @@
+"""The ASGI application of a front. Bodies are decompressed here: the session that a request is in stands in them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from cellrt.errors import RequestError
+from cellrt.ray.calls import Call
+from cellrt.serve.content_encoding import Decompressed
+from cellrt.serve.http import read_body
+
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
+
+
+class Answering(Protocol):
+    """What answers: ``Front``."""
+
+    async def answer(self, request: Request) -> Response:
+        """Answers a request."""
+
+    async def overview(self, request: Request) -> Response:
+        """What the directory counts."""
+
+    async def converse(self, socket: WebSocket) -> None:
+        """Serves a websocket."""
+
+
+def front_app(front: Callable[[], Answering]) -> Starlette:
+    """The application; ``front``: who answers, asked for at each request."""
+
+    async def answer(request: Request) -> Response:
+        return await front().answer(request)
+
+    async def overview(request: Request) -> Response:
+        return await front().overview(request)
+
+    async def converse(socket: WebSocket) -> None:
+        await front().converse(socket)
+
+    routes = [
+        Route("/debug/replicas", overview),
+        WebSocketRoute("/v1/models/{model}/session", converse),
+        Route("/{path:path}", answer, methods=METHODS),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(Decompressed)])
+
+
+async def read_call(request: Request, max_body_bytes: int) -> Call:
+    """A request as it goes to a replica. Raises RequestTooLargeError, RequestError."""
+    body = await read_body(request, max_body_bytes)
+    scope, headers = request.scope, tuple(request.headers.raw)
+    call = Call(scope["method"], scope["path"], scope["query_string"], headers, body, uuid.uuid4().hex)
+    if call.changes_models:
+        raise RequestError("models of an application of Ray Serve change when it is deployed anew: serve.run")
+    return call
