@@ -7,8 +7,11 @@ import importlib.util
 import inspect
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import cellrt
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
@@ -18,11 +21,7 @@ def has_main(path: Path) -> bool:
     return any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in body)
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in sorted(EXAMPLES.glob("*.py")) if has_main(path)], ids=lambda p: p.stem
-)
-def test_example_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     name = f"example_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -30,8 +29,29 @@ def test_example_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(EXAMPLES.glob("*.py")) if has_main(path)], ids=lambda p: p.stem
+)
+def test_example_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = loaded(path, monkeypatch)
     is_quick = "quick" in inspect.signature(module.main).parameters
     try:
         assert module.main(**({"quick": True} if is_quick else {})) in (None, 0)
     except SystemExit as error:  # what it needs is not there
         assert "python examples/" in str(error.code)
+
+
+def test_the_first_example_says_why_it_may_take_minutes_before_it_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def begin() -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(cellrt, "Engine", begin)
+    with pytest.raises(InterruptedError):
+        loaded(EXAMPLES / "quickstart.py", monkeypatch).main()
+    assert "compiles the scheduler" in capsys.readouterr().out
