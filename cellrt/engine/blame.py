@@ -36,7 +36,7 @@ def explained(
     if refused:
         ports = list(zip(tables.types["num_inputs"].tolist(), tables.types["num_outputs"].tolist()))
         places = [place for place, name in enumerate(cell_type.cell.inputs) if name in inputs]
-        if are_given(program, ports, cell_type.id, places, _is_leading(tables, subgraph)):
+        if places and are_given(program, ports, cell_type.id, places, _is_leading(tables, subgraph)):
             told = RequestError(f"{whose}: cell {cell_type.cell.name!r}, {refused}")
     told.__cause__ = error if error.__cause__ is None else error.__cause__
     return told

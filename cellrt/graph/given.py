@@ -52,7 +52,8 @@ def are_given(
                 given.update(range(num_values, num_values + count))
             at, num_values = at + NUM_WORDS[op], num_values + count
             continue
-        number, length, others = words[at + 1], words[at + 2], max(0, -words[at + 4]) if op == OP_MEMBER else 0
+        number, length = words[at + 1], words[at + 2] if op == OP_CHAIN else 1
+        others = max(0, -words[at + 4]) if op == OP_MEMBER else 0
         at += NUM_WORDS_BEFORE_INPUTS[op]
         is_asked = cell_type in (number, *words[at : at + others])
         at += others
@@ -60,9 +61,9 @@ def are_given(
         for place in range(num_inputs):
             mode = words[at]
             end = at + (2 + words[at + 1] if mode in (LIST, EACH) else WORDS_OF_INPUT.get(mode, 2))
-            is_given = mode in modes and given.issuperset(read_by(words[at:end], length))
-            if is_asked and place in places and not is_given:
+            its = words[at:end]
+            if is_asked and place in places and not (mode in modes and given.issuperset(read_by(its, length))):
                 return False
             at = end
-        num_values += num_outputs * (length if op == OP_CHAIN else 1)
+        num_values += num_outputs * length
     return True

@@ -157,6 +157,28 @@ def test_a_token_that_a_cell_computed_is_the_cell_s_fault(adding, model, request
         adding.submit(model, request_).result(WAIT_S)
 
 
+class Own(nn.Module):
+    """Says of its own accord that it was given a bad token, as an input that it has not."""
+
+    def forward(self, token: Tensor) -> Tensor:
+        if (token > TOKENS).any():
+            raise IndexError("no (input 'word': expected tokens from 0 to 5, got 9)")
+        return token
+
+
+def test_a_cell_that_names_no_input_of_its_own_blames_nobody():
+    own = cellrt.cell(Own(), {"token": cellrt.token}, name="own")
+
+    @cellrt.unfold("own", example=1)
+    def model(graph, token):
+        return {"token": own(token=token).output}
+
+    with small_engine() as engine:
+        engine.register(model, warm_up=False)
+        with pytest.raises(CellError, match="expected tokens"):
+            engine.submit("own", TOKENS + 1).result(WAIT_S)
+
+
 class Says(nn.Module):
     """The token after each of a request's, and then after its own."""
 
