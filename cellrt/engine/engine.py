@@ -24,11 +24,11 @@ from cellrt.engine.options import check_instance, check_numbers, check_workers
 from cellrt.engine.places import QueueLimit
 from cellrt.engine.registration import ArenaBytes, Registrar
 from cellrt.engine.registry import Model, Registry
-from cellrt.engine.serving import Serving
+from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
 from cellrt.engine.session import Session, records_of
 from cellrt.engine.sessions import SessionLimits
 from cellrt.engine.stream import Channel
-from cellrt.engine.submission import Submission, check_seconds
+from cellrt.engine.submission import Submission
 from cellrt.engine.trace import Trace
 from cellrt.errors import DefinitionError, EngineClosedError, RequestError, UnknownModelError
 from cellrt.graph.unfolder import Unfolder
@@ -166,7 +166,7 @@ class Engine(Serving):
 
     def register(
         self,
-        unfolder: Unfolder,
+        model: Unfolder,
         *,
         priorities: dict[str, int] | None = None,
         warm_up: bool = True,
@@ -178,7 +178,7 @@ class Engine(Serving):
         """Registers a model: unfolds its example, adds its cells, allocates arenas, measures its cells.
 
         Args:
-            unfolder: as made by ``cellrt.unfold``.
+            model: as made by ``cellrt.unfold``.
             priorities: cell priorities by cell name, over the cells' own and the default from the type graph.
             warm_up: run each new cell at a few batch sizes, so that the scheduler knows its step time; a RuntimeWarning
                 tells of one whose rows influence each other (see ``Cell.check_row_wise``).
@@ -188,21 +188,20 @@ class Engine(Serving):
             replace: take the place of the model of that name, to serve new weights, say: requests from now on go to
                 this one; those before, and sessions that are open, go on with the old one to their end. None is lost.
 
-        Raises DefinitionError if the example does not unfold, or ``priorities`` or ``max_batch`` name no cell of it;
-        EngineClosedError.
+        Raises DefinitionError if the example does not unfold, or ``priorities`` or ``max_batch`` name no cell of it, or
+        an option is no such thing; EngineClosedError.
         """
-        if not isinstance(unfolder, Unfolder):
-            raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(unfolder).__name__}")
+        if not isinstance(model, Unfolder):
+            raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(model).__name__}")
+        check_registration(priorities, warm_up, max_queue, max_queue_rows, max_batch, replace)
         limit = QueueLimit(max_queue, max_queue_rows)
-        check_numbers(**{f"max_queue of {what}": value for what, value in limit._asdict().items() if value is not None})
-        check_numbers(**(max_batch or {}))
         with self._register_lock:
-            known = self._models.get(unfolder.name)
+            known = self._models.get(model.name)
             if known is not None and not replace:
-                raise DefinitionError(f"a model {unfolder.name!r} is registered already (see replace=True)")
-            model = self._registrar.prepare(unfolder, priorities or {}, warm_up, limit, max_batch or {})
+                raise DefinitionError(f"a model {model.name!r} is registered already (see replace=True)")
+            made = self._registrar.prepare(model, priorities or {}, warm_up, limit, max_batch or {})
             with self._manager.turns.gate:
-                self._models[unfolder.name] = model
+                self._models[model.name] = made
             if known is not None:
                 self._manager.turns.call(lambda: self._manager.retire(known, None))
             if self._freeze:
@@ -313,10 +312,11 @@ class Engine(Serving):
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until every submitted request has ended and its callbacks have run; False after ``timeout`` seconds, or
         if the engine failed. Waits for nothing in a forked process. Raises RequestError in a future's callback."""
-        _check_timeout(timeout)
+        if timeout is not None:
+            check_timeout(timeout)
         return self._manager.drain(timeout)
 
-    def close(self, timeout: float = 30.0) -> None:
+    def close(self, timeout: float = CLOSE_S) -> None:
         """Ends the engine: requests that are not done end with EngineClosedError; threads end. May be called twice.
 
         Waits at most ``timeout`` seconds in all for a cell that runs; its thread then ends after it. In a forked
@@ -325,7 +325,7 @@ class Engine(Serving):
         if self._manager.turns.is_parents:
             return
         self._manager.refuse_in_callback()
-        _check_timeout(timeout)
+        check_timeout(timeout)
         with self._manager.turns.gate:
             self._manager.is_closing = True
         self._compiler.close()
@@ -368,7 +368,6 @@ class Engine(Serving):
             raise DefinitionError("timeline: make the engine with trace=True")
         return self._manager.turns.call(self._manager.take_timeline)
 
-    @property
     def has_workers(self) -> bool:
         """Whether a worker lives, and the engine; else no requests are taken."""
         return self._manager.has_workers and not self._manager.has_failed
@@ -393,8 +392,3 @@ def _trace_of(wanted: bool | int) -> Trace | None:
         return Trace() if wanted else None
     check_numbers(trace=wanted)
     return Trace(wanted)
-
-
-def _check_timeout(timeout: float | None) -> None:
-    if timeout is not None and timeout != 0:
-        check_seconds("timeout", timeout)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from cellrt.definition.declaration import check_priority
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.futures import Futures
 from cellrt.engine.mapping import IN_FLIGHT, MapOptions, mapped, mapped_async
+from cellrt.engine.options import check_numbers
 from cellrt.engine.stream import Channel, Stream
-from cellrt.errors import RequestError
+from cellrt.engine.submission import check_seconds
+from cellrt.errors import DefinitionError, RequestError
+
+CLOSE_S = 30.0
 
 
 class Serving(ABC):
@@ -32,7 +37,7 @@ class Serving(ABC):
         """Waits until every request has ended; False after ``timeout`` seconds."""
 
     @abstractmethod
-    def close(self) -> None:
+    def close(self, timeout: float = CLOSE_S) -> None:
         """Ends it: requests that are not done end with EngineClosedError. May be called twice."""
 
     @abstractmethod
@@ -101,6 +106,7 @@ class Serving(ABC):
             requests: what the model's unfolder takes, each.
             sessions: the session of each request (see ``session``), all different: many clients' next steps at once.
         """
+        _check_iterable("requests", requests, Iterable)
         together = list(requests)
         if sessions is None:
             return Futures.of(self._submit(model, together, deadline, priority, wait))
@@ -171,7 +177,7 @@ class Serving(ABC):
 
         Leaving the iteration cancels what is in flight. Raises what ``submit`` raises.
         """
-        _check_iterable(requests, Iterable)
+        _check_iterable("map", requests, Iterable)
         options = MapOptions(max_in_flight, ordered, return_errors, progress)
         return mapped(lambda together: self._submit(model, together, deadline, priority, True), requests, options)
 
@@ -188,7 +194,7 @@ class Serving(ABC):
         priority: int = 1,
     ) -> AsyncIterator[Any]:
         """As ``map``, for ``async for``; the requests may come asynchronously too."""
-        _check_iterable(requests, Iterable | AsyncIterable)
+        _check_iterable("map", requests, Iterable | AsyncIterable)
         options = MapOptions(max_in_flight, ordered, return_errors, progress)
 
         async def submit(together: Sequence[Any]) -> Sequence[RequestFuture]:
@@ -201,6 +207,37 @@ class Serving(ABC):
         return future.cancel()
 
 
-def _check_iterable(requests: object, kind: Any) -> None:
+def _check_iterable(what: str, requests: object, kind: Any) -> None:
     if not isinstance(requests, kind):
-        raise RequestError(f"map: expected an iterable of requests, got {type(requests).__name__}")
+        raise RequestError(f"{what}: expected an iterable of requests, got {type(requests).__name__}")
+
+
+def check_timeout(timeout: object) -> None:
+    """Raises RequestError unless it is 0 or a number of seconds above."""
+    if timeout != 0 or isinstance(timeout, bool):
+        check_seconds("timeout", timeout)
+
+
+def check_registration(
+    priorities: object, warm_up: object, max_queue: object, max_queue_rows: object, max_batch: object, replace: object
+) -> None:
+    """Raises DefinitionError unless these are options of ``register``."""
+    for name, value in (("warm_up", warm_up), ("replace", replace)):
+        if not isinstance(value, bool):
+            raise DefinitionError(f"{name}: expected True or False, got {value!r:.80}")
+    limits = {"max_queue": max_queue, "max_queue_rows": max_queue_rows}
+    check_numbers(**{name: limit for name, limit in limits.items() if limit is not None})
+    for cell, rows in _by_cell("max_batch", max_batch):
+        check_numbers(**{f"max_batch of {cell!r}": rows})
+    for cell, priority in _by_cell("priorities", priorities):
+        if check_priority(cell, priority) is None:
+            raise DefinitionError(f"priorities: expected an integer for {cell!r}, got None")
+
+
+def _by_cell(name: str, given: object) -> Iterable[tuple[str, object]]:
+    """Cells by name with what is given for each. Raises DefinitionError if it is no such dict, nor None."""
+    if given is None:
+        return ()
+    if isinstance(given, Mapping) and all(isinstance(cell, str) for cell in given):
+        return given.items()
+    raise DefinitionError(f"{name}: expected a dict by cell name, got {given!r:.80}")

@@ -124,7 +124,7 @@ class Session:
         from safetensors.torch import load
 
         try:
-            tensors = load(state)
+            tensors = load(state_bytes(state))
         except (SafetensorError, KeyError, TypeError) as error:
             raise SessionError(f"{self._record}: not a session's state: {error}") from None
         saved: list[NDArray[Any]] = []
@@ -177,6 +177,13 @@ def own_sessions(
             raise RequestError(f"sessions[{place}]: {session} is one of another {owner}")
         own.append(session)
     return own
+
+
+def state_bytes(state: object) -> bytes:
+    """What ``export`` gave, in whatever holds bytes. Raises SessionError if it is nothing such."""
+    if isinstance(state, bytes | bytearray | memoryview):
+        return bytes(state)
+    raise SessionError(f"not a session's state: expected the bytes that export gave, got {type(state).__name__}")
 
 
 def records_of(sessions: Sequence[object], engine: object, model: str) -> list[SessionRecord]:

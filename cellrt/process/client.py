@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from cellrt.engine.future import RequestFuture
-from cellrt.engine.options import check_numbers
-from cellrt.engine.serving import Serving
+from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
+from cellrt.engine.session import state_bytes
 from cellrt.engine.stream import Channel
 from cellrt.engine.submission import check_priority, check_seconds
 from cellrt.errors import EngineClosedError, RequestError, UnknownModelError
@@ -52,7 +52,9 @@ class Client(Serving):
 
     def __init__(self, address: str, *, timeout: float = CONNECT_S) -> None:
         self.address = addresses.check_address(address)
-        self._link = Link(welcomed(addresses.connect(address, check_seconds("timeout", timeout)), timeout))
+        wire, told = welcomed(addresses.connect(address, check_seconds("timeout", timeout)), timeout)
+        self._has_timeline = bool(told["has_timeline"])
+        self._link = Link(wire)
         self._bindings: dict[str, Binding] = {}
         self._by_number: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionary()
         self._unfolders: dict[tuple[str, int], Unfolder] = {}
@@ -92,15 +94,15 @@ class Client(Serving):
         client imports it when it first submits: only then is it said if it cannot.
         """
         source = source_of(model)
-        limits: dict[str, Any] = {"max_queue": max_queue, "max_queue_rows": max_queue_rows}
-        check_numbers(**{name: limit for name, limit in limits.items() if limit is not None})
+        check_registration(priorities, warm_up, max_queue, max_queue_rows, max_batch, replace)
         self._link.call(
             "register",
             source=source.text,
-            priorities=priorities or {},
+            priorities=dict(priorities or {}),
             warm_up=warm_up,
-            **limits,
-            max_batch=max_batch,
+            max_queue=max_queue,
+            max_queue_rows=max_queue_rows,
+            max_batch=dict(max_batch or {}),
             replace=replace,
         )
 
@@ -168,6 +170,11 @@ class Client(Serving):
         counts: dict[str, Any] = self._link.call("statistics").value
         return counts | {"workers": {int(location): its for location, its in counts["workers"].items()}}
 
+    @property
+    def has_timeline(self) -> bool:
+        """Whether the engine was made with ``trace``."""
+        return self._has_timeline
+
     def has_workers(self) -> bool:
         """Whether the engine has a worker that lives; without one it takes no requests."""
         return bool(self._link.call("has_workers").value)
@@ -181,12 +188,19 @@ class Client(Serving):
 
         Raises RequestError in a future's callback.
         """
-        return self._link.drain(None if timeout is None else max(0.0, float(timeout)))
-
-    def close(self) -> None:
-        """Leaves: requests that are not done end with EngineClosedError. The engine goes on. May be called twice."""
         self._link.refuse_in_callback()
-        self._link.close(EngineClosedError("the client is closed"))
+        if timeout is not None:
+            check_timeout(timeout)
+        return self._link.drain(timeout)
+
+    def close(self, timeout: float = CLOSE_S) -> None:
+        """Leaves: requests that are not done end with EngineClosedError. The engine goes on. May be called twice.
+
+        Waits at most ``timeout`` seconds for a callback that runs.
+        """
+        self._link.refuse_in_callback()
+        check_timeout(timeout)
+        self._link.close(EngineClosedError("the client is closed"), timeout)
 
     def ask_to_cancel(self, future: RequestFuture) -> None:
         """Has a request ended early, if it has not ended; for futures."""
@@ -345,11 +359,11 @@ class Client(Serving):
         while True:
             value = self._link.call(
                 "open",
-                state or b"",
+                b"" if state is None else state_bytes(state),
                 model=model,
                 id=id,
                 has_state=state is not None,
-                must_be_open=must_be_open,
+                must_be_open=bool(must_be_open),
                 known=list(self._by_number),
             ).value
             with self._bind_lock:

@@ -6,7 +6,8 @@ import inspect
 from typing import Any
 
 from cellrt.engine.engine import Engine
-from cellrt.errors import DefinitionError
+from cellrt.engine.serving import CLOSE_S, check_timeout
+from cellrt.errors import DefinitionError, EngineClosedError
 from cellrt.process import address as addresses
 from cellrt.process.client import Client
 from cellrt.process.starting import Started
@@ -44,8 +45,13 @@ class EngineProcess(Client):
         """Of the engine's process."""
         return self._started.process.pid
 
-    def close(self) -> None:
-        """Ends the engine, for all clients; what is not done ends with EngineClosedError. May be called twice."""
+    def close(self, timeout: float = CLOSE_S) -> None:
+        """Ends the engine, for all clients; what is not done ends with EngineClosedError. May be called twice.
+
+        A process that has not ended after ``timeout`` seconds is killed.
+        """
         self._link.refuse_in_callback()
-        self._started.end()
+        check_timeout(timeout)
+        self._link.expect_end(EngineClosedError("the engine is closed"))
+        self._started.end_within(timeout)
         super().close()

@@ -82,7 +82,7 @@ class Doorkeeper:
             wait_s = self._room.until_end_s()
             if self.ends_without_workers:
                 wait_s = LOOK_EVERY_S if wait_s is None else min(wait_s, LOOK_EVERY_S)
-                self.is_closing = not self.engine.has_workers
+                self.is_closing = not self.engine.has_workers()
             for fd, _ in self._epoll.poll(wait_s):
                 if fd == self._listener.fileno():
                     self._welcome()
@@ -189,7 +189,8 @@ class Doorkeeper:
                 sock.close()
                 return
             fds += [memory.make(REGION_BYTES), memory.make(REGION_BYTES)]
-            socket.send_fds(sock, [json.dumps({"version": PROTOCOL}).encode()], fds)
+            head = {"version": PROTOCOL, "has_timeline": self.engine.has_timeline}
+            socket.send_fds(sock, [json.dumps(head).encode()], fds)
             incoming, outgoing = fds
             guest = Guest(self, Wire(sock, os.dup(outgoing), os.dup(incoming)))
         except BrokenPipeError:  # it did not wait until the models were registered

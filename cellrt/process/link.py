@@ -195,7 +195,6 @@ class Link:
 
     def drain(self, timeout: float | None) -> bool:
         """Waits until all requests have ended; False after so many seconds."""
-        self.refuse_in_callback()
         with self._empty:
             return self._empty.wait_for(lambda: not self._pending, timeout)
 
@@ -204,13 +203,17 @@ class Link:
         self._closing = self._closing or EngineClosedError("the client was dropped")
         self._wire.end()
 
-    def close(self, reason: CellrtError) -> None:
-        """Ends the connection; what has not ended ends with this error."""
+    def expect_end(self, reason: CellrtError) -> None:
+        """Has what has not ended when the connection ends end with this error."""
         self._closing = self._closing or reason
+
+    def close(self, reason: CellrtError, timeout: float) -> None:
+        """Ends the connection; what has not ended ends with this error. Waits so long for a callback that runs."""
+        self.expect_end(reason)
         self._lost = self._lost or reason
         self._wire.end()
         if threading.current_thread() is not self._reader:
-            self._reader.join(STALL_S)
+            self._reader.join(timeout)
 
     def forget_fork(self) -> None:
         """In a forked process: leaves the connection to the parent."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
-from cellrt.engine.session import own_sessions
+from cellrt.engine.session import own_sessions, state_bytes
 from cellrt.engine.stream import Channel, Stream
 from cellrt.errors import DeviceError, EngineClosedError
 from cellrt.process.binding import Binding
@@ -83,7 +83,7 @@ class RemoteSession:
 
     def restore(self, state: bytes) -> None:
         """As ``Session.restore``."""
-        self._link.call("restore", bytes(state), session=self._number)
+        self._link.call("restore", state_bytes(state), session=self._number)
 
     def close(self) -> None:
         """As ``Session.close``."""

@@ -65,6 +65,11 @@ class Started:
             self.end()
             raise DeviceError(f"the engine's process did not start: {error}") from error
 
+    def end_within(self, seconds: float) -> None:
+        """Has it end in good order, or kills it after so long; may be called twice."""
+        _end(self.process, self._lifeline, seconds)
+        self.end.detach()
+
     def wait(self) -> None:
         """Waits until its engine is there, with its models. Raises DefinitionError, DeviceError; then it has ended."""
         try:
@@ -95,11 +100,11 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def _end(process: subprocess.Popen[bytes], lifeline: socket.socket) -> None:
+def _end(process: subprocess.Popen[bytes], lifeline: socket.socket, seconds: float = END_S) -> None:
     """Has the process end, and waits for it."""
     lifeline.close()
     try:
-        process.wait(END_S)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -22,13 +22,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cellrt.errors import DeviceError, OverloadError
 from cellrt.process import memory, short_calls
 from cellrt.process.memory import Part
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Of both ends; they are of one version of cellrt."""
 REGION_BYTES = 4 << 20
 """Memory for the bodies of one direction; only what is written to takes any."""
@@ -260,24 +260,28 @@ def _close_all(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _version_in(packet: bytes) -> object:
+def _head_of(packet: bytes) -> dict[str, Any]:
     with suppress(ValueError):
         head = json.loads(packet)
-        return head.get("version") if isinstance(head, dict) else None
-    return None
+        return head if isinstance(head, dict) else {}
+    return {}
 
 
-def welcomed(sock: socket.socket, timeout: float) -> Wire:
-    """A client's end of a connection, once the engine's process has sent its memory. Raises DeviceError."""
+def welcomed(sock: socket.socket, timeout: float) -> tuple[Wire, dict[str, Any]]:
+    """A client's end of a connection, once the engine's process has sent its memory, and what it told with that.
+
+    Raises DeviceError.
+    """
     fds: list[int] = []
     try:
         sock.settimeout(timeout)
         packet, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES, 2)
-        if _version_in(packet) != PROTOCOL or len(fds) != 2:
+        head = _head_of(packet)
+        if head.get("version") != PROTOCOL or len(fds) != 2:
             raise DeviceError(f"what listens there is no engine's process of this version: {packet[:80]!r}")
         outgoing, incoming = fds
         fds = []
-        return Wire(sock, outgoing, incoming)
+        return Wire(sock, outgoing, incoming), head
     except OSError as error:
         sock.close()
         raise DeviceError(f"the engine's process did not answer: {error}") from None

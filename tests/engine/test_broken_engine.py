@@ -44,7 +44,7 @@ def test_an_engine_that_failed_refuses_and_does_not_say_that_it_drained(monkeypa
     engine.register(CHAIN, warm_up=False)
     break_at_the_next_completion(monkeypatch)
     assert type(error_of(engine.submit("chain", STEPS))) is InternalError
-    assert not engine.has_workers  # whoever looks after it starts another
+    assert not engine.has_workers()  # whoever looks after it starts another
     with pytest.raises(EngineClosedError, match="a fault of the engine's own"):
         engine.submit("chain", STEPS)
     with pytest.raises(EngineClosedError):

@@ -1,0 +1,153 @@
+"""An engine and its form in a process of its own have the same methods, and refuse the same with the same errors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cellrt.engine.engine import Engine
+from cellrt.engine.session import Session
+from cellrt.errors import DefinitionError, RequestError, SessionError, UnknownModelError
+from cellrt.process.client import Client
+from cellrt.process.engine_process import EngineProcess
+from cellrt.process.remote_session import RemoteSession
+from tests.engine.helpers import WAIT_S, small_engine
+from tests.process import models
+from tests.process.helpers import start, steps
+
+ENGINES_ALONE = {
+    "graph": "needs the engine's own types of cells",
+    "timeline": "an object of the engine's; clients have `timeline_events`, which is bytes",
+}
+"""What clients do not have, and why."""
+FORMS = ((Engine, Client), (Engine, EngineProcess), (Session, RemoteSession))
+
+
+def face(kind: type) -> dict[str, object]:
+    """Each public name of a class: what it is, and what it takes."""
+    made: dict[str, object] = {}
+    for name in dir(kind):
+        value = inspect.getattr_static(kind, name)
+        if name.startswith("_") or name in ENGINES_ALONE:
+            continue
+        if not inspect.isfunction(value):
+            made[name] = type(value)
+            continue
+        taken = [(each.name, each.kind, each.default) for each in inspect.signature(value).parameters.values()]
+        made[name] = inspect.iscoroutinefunction(value), taken
+    return made
+
+
+@pytest.mark.parametrize(("here", "apart"), FORMS)
+def test_every_public_name_is_there_in_both_forms_and_takes_the_same(here, apart):
+    expected, found = face(here), face(apart)
+    assert {name: found.get(name) for name in expected} == expected
+
+
+@pytest.fixture(scope="module", params=["here", "apart"])
+def engine(request) -> Iterator[Engine | EngineProcess]:
+    made: Engine | EngineProcess = small_engine(trace=True) if request.param == "here" else start(trace=True)
+    with made:
+        made.register(models.chain, warm_up=False)
+        made.register(models.kept, warm_up=False)
+        yield made
+
+
+KEPT = "kept"
+WRONG: dict[str, tuple[Callable[[Any], object], type[Exception]]] = {
+    "a model that is none": (lambda engine: engine.register(3), DefinitionError),
+    "a model that is registered": (lambda engine: engine.register(models.chain), DefinitionError),
+    "a number as priorities": (lambda engine: engine.register(models.loop, priorities=5), DefinitionError),
+    "a list as priorities": (lambda engine: engine.register(models.loop, priorities=["step"]), DefinitionError),
+    "priorities by number": (lambda engine: engine.register(models.loop, priorities={1: 2}), DefinitionError),
+    "a text as a priority": (lambda engine: engine.register(models.loop, priorities={"count": "1"}), DefinitionError),
+    "no priority": (lambda engine: engine.register(models.loop, priorities={"count": None}), DefinitionError),
+    "a large priority": (lambda engine: engine.register(models.loop, priorities={"count": 1 << 40}), DefinitionError),
+    "a priority of no cell": (lambda engine: engine.register(models.loop, priorities={"no": 1}), DefinitionError),
+    "what nobody can write down": (lambda engine: engine.register(models.loop, warm_up=object()), DefinitionError),
+    "a text as replace": (lambda engine: engine.register(models.chain, replace="yes"), DefinitionError),
+    "a number as max_batch": (lambda engine: engine.register(models.loop, max_batch=5), DefinitionError),
+    "max_batch by number": (lambda engine: engine.register(models.loop, max_batch={1: 5}), DefinitionError),
+    "a max_batch of 0": (lambda engine: engine.register(models.loop, max_batch={"count": 0}), DefinitionError),
+    "a max_batch of no cell": (lambda engine: engine.register(models.loop, max_batch={"no": 1}), DefinitionError),
+    "a text as max_queue": (lambda engine: engine.register(models.loop, max_queue="5"), DefinitionError),
+    "max_queue_rows of 0": (lambda engine: engine.register(models.loop, max_queue_rows=0), DefinitionError),
+    "a number to unregister": (lambda engine: engine.unregister(3), UnknownModelError),
+    "nobody to unregister": (lambda engine: engine.unregister("nobody"), UnknownModelError),
+    "a number as a model": (lambda engine: engine.submit(3, steps(1)), UnknownModelError),
+    "nobody": (lambda engine: engine.submit_many("nobody", []), UnknownModelError),
+    "a request that is none": (lambda engine: engine.submit("chain", object()), RequestError),
+    "a text as a priority of a request": (lambda engine: engine.submit("chain", steps(1), priority="1"), RequestError),
+    "a priority of 4": (lambda engine: engine.submit_many("chain", [], priority=4), RequestError),
+    "a text as a deadline": (lambda engine: engine.stream("chain", steps(1), deadline="1"), RequestError),
+    "a deadline of 0": (lambda engine: engine.submit_many("chain", [], deadline=0, wait=True), RequestError),
+    "max_unread of 0": (lambda engine: engine.stream("chain", steps(1), max_unread=0), RequestError),
+    "a number as requests": (lambda engine: engine.submit_many("chain", 5), RequestError),
+    "a number to map": (lambda engine: engine.map("chain", 5), RequestError),
+    "a number as sessions": (lambda engine: engine.submit_many(KEPT, [steps(1)], sessions=5), RequestError),
+    "one session for two": (lambda engine: engine.submit_many(KEPT, [steps(1)] * 2, sessions=["a"]), RequestError),
+    "what is no session": (lambda engine: engine.submit_many(KEPT, [steps(1)], sessions=["a"]), RequestError),
+    "a session of nobody": (lambda engine: engine.session("nobody"), UnknownModelError),
+    "a session of a number": (lambda engine: engine.session(3), UnknownModelError),
+    "a session without state": (lambda engine: engine.session("chain"), RequestError),
+    "a number as a session's id": (lambda engine: engine.session(KEPT, 7), RequestError),
+    "a session that is not open": (lambda engine: engine.session(KEPT, "no", must_be_open=True), SessionError),
+    "a number as a state": (lambda engine: engine.session(KEPT, state=0), SessionError),
+    "a text as a state": (lambda engine: engine.session(KEPT, state=""), SessionError),
+    "a list as a state": (lambda engine: engine.session(KEPT, state=[1, 2]), SessionError),
+    "no bytes as a state": (lambda engine: engine.session(KEPT, state=b""), SessionError),
+    "a number to restore": (lambda engine: engine.session(KEPT).restore(5), SessionError),
+    "nothing to restore": (lambda engine: engine.session(KEPT).restore(None), SessionError),
+    "a text as a drain's time": (lambda engine: engine.drain("1"), RequestError),
+    "a drain of less than no time": (lambda engine: engine.drain(-1), RequestError),
+    "a drain of no number": (lambda engine: engine.drain(float("nan")), RequestError),
+    "a drain of a truth": (lambda engine: engine.drain(False), RequestError),
+    "a text as a close's time": (lambda engine: engine.close("1"), RequestError),
+    "a close of less than no time": (lambda engine: engine.close(-1), RequestError),
+    "a close of no time": (lambda engine: engine.close(None), RequestError),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_the_same_error_in_both_forms(engine, wrong):
+    call, expected = WRONG[wrong]
+    with pytest.raises(Exception) as raised:
+        call(engine)
+    assert raised.type is expected
+
+
+async def test_what_is_wrong_for_a_coroutine_is_the_same_error_in_both_forms(engine):
+    for how in ({"deadline": 0}, {"priority": 4}, {"deadline": "1"}):
+        for wait in (False, True):
+            with pytest.raises(RequestError):
+                await engine.infer("chain", steps(1), wait=wait, **how)
+
+
+@pytest.mark.parametrize("form", [bytes, bytearray, memoryview])
+def test_a_state_is_taken_in_whatever_holds_bytes(engine, form):
+    with engine.session(KEPT) as session, engine.session(KEPT) as other:
+        session.submit(steps(2)).result(WAIT_S)
+        state = form(session.export())
+        expected = session.submit(steps(1)).result(WAIT_S)["last"]
+        with engine.session(KEPT, state=state) as moved:
+            assert moved.submit(steps(1)).result(WAIT_S)["last"].equal(expected)
+        other.restore(state)
+        assert other.submit(steps(1)).result(WAIT_S)["last"].equal(expected)
+
+
+def test_both_forms_tell_of_workers_and_the_timeline(engine):
+    assert engine.has_workers() is True
+    assert engine.has_timeline is True
+    assert engine.drain(0) in (True, False)
+
+
+def test_an_engines_process_that_does_not_end_in_time_is_killed():
+    with start() as engine:
+        engine.register(models.chain, warm_up=False)
+        future = engine.submit("chain", steps(1))
+        engine.close(0)
+        assert future.done()
+        assert engine._started.process.returncode is not None
