@@ -74,8 +74,7 @@ class Binding:
         unfolder, known: of this process, and the graphs that it is known to make.
         formats: of rows, by kind.
         states: what its sessions keep.
-        num_users: calls and sessions that unfold for it now; guarded by the client's lock.
-        is_outdated: whether the engine has another model of that name, or none.
+        users: who unfolds for it now: an object of each call, and of each session a weak reference, which goes with it.
         is_released: whether the engine was told that nothing unfolded for it will come any more.
     """
 
@@ -96,7 +95,8 @@ class Binding:
             for shape, dtype, page_size, page_dim in description["kinds"]
         ]
         self.states = tuple(StateLayout(*state) for state in description["states"])
-        self.num_users, self.is_outdated, self.is_released = 0, False, False
+        self.users: set[object] = set()
+        self.is_released = False
         self._types: dict[str, int] = description["types"]
         self._kinds = {each.spec: kind for kind, each in enumerate(self.formats)}
         self._constants = {(kind, digest): row for kind, digest, row in description["constants"]}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
@@ -28,6 +28,7 @@ from cellrt.process.source import source_of
 from cellrt.process.wire import welcomed
 
 CONNECT_S = 30.0
+T = TypeVar("T")
 
 
 def connect(address: str, *, timeout: float = CONNECT_S) -> Client:
@@ -162,8 +163,7 @@ class Client(Serving):
         One without an id belongs to this client and ends with it; others are open to every client that knows the id.
         ``must_be_open``: raise SessionError instead of opening a new one.
         """
-        number, key, binding = self._open(_check_name(model), id, state, must_be_open)
-        return RemoteSession(self._submit_for, self._link, number, key, binding)
+        return self._open(_check_name(model), id, state, must_be_open)
 
     def statistics(self) -> dict[str, Any]:
         """Counts so far, of all clients: as ``Engine.statistics``, and under ``clients`` how many there are."""
@@ -219,8 +219,10 @@ class Client(Serving):
         wait: bool,
         channel: Channel | None = None,
     ) -> Sequence[RequestFuture]:
-        with self._bound(_check_name(model)) as binding:
-            return self._submit_for(binding, requests, (), deadline, priority, wait, channel)
+        return self._bound(
+            _check_name(model),
+            lambda binding: self._submit_for(binding, requests, (), deadline, priority, wait, channel),
+        )
 
     def _submit_in(
         self,
@@ -274,8 +276,10 @@ class Client(Serving):
                 loop.call_soon_threadsafe(said.set)
 
         accepted = Awaited(wake)
-        with self._bound(_check_name(model)) as binding:
-            futures = self._hand_in(binding, requests, deadline, priority, None, (), accepted)
+        futures = self._bound(
+            _check_name(model),
+            lambda binding: self._hand_in(binding, requests, deadline, priority, None, (), accepted),
+        )
         try:
             if requests:
                 await said.wait()
@@ -323,18 +327,18 @@ class Client(Serving):
         if accepted.error is not None:
             raise accepted.error
 
-    @contextmanager
-    def _bound(self, model: str) -> Iterator[Binding]:
-        """A model's binding while one unfolds for it."""
+    def _bound(self, model: str, use: Callable[[Binding], T]) -> T:
+        """Calls a function with a model's binding, which is not given up meanwhile."""
+        user = object()
         while True:
             binding = self._bindings.get(model) or self._bind(model)
-            if self._link.begin(binding):
-                break
+            try:
+                if self._link.begin(binding, user):
+                    return use(binding)
+            finally:
+                binding.users.discard(user)  # here: before the first step of a function an interrupt may come
+                self._link.send_news()
             self._changes.forget(binding)
-        try:
-            yield binding
-        finally:
-            self._link.end(binding)
 
     def _bind(self, model: str) -> Binding:
         """Asks for what is needed to unfold for a model. Raises UnknownModelError, DefinitionError."""
@@ -352,8 +356,8 @@ class Client(Serving):
                 before = binding
         return found
 
-    def _open(self, model: str, id: str | None, state: bytes | None, must_be_open: bool) -> tuple[int, str, Binding]:
-        """Opens a session: its number, its id, and the binding of its model, which counts as used."""
+    def _open(self, model: str, id: str | None, state: bytes | None, must_be_open: bool) -> RemoteSession:
+        """Opens a session, which uses the binding of its model."""
         if id is not None and not isinstance(id, str):
             raise RequestError(f"session of model {model!r}: expected a str as id, got {id!r}")
         while True:
@@ -368,9 +372,14 @@ class Client(Serving):
             ).value
             with self._bind_lock:
                 binding = self._binding_of(value)
-            binding.is_outdated = binding.is_outdated or not value["is_current"]
-            if self._link.begin(binding):
-                return value["session"], value["id"], binding
+            user = object()
+            try:
+                if self._link.begin(binding, user):
+                    return RemoteSession(self._submit_for, self._link, value["session"], value["id"], binding)
+            finally:
+                binding.users.discard(user)
+                if not value["is_current"]:
+                    self._link.give_up(binding)
             id = value["id"]  # a binding that was given up meanwhile: it is described anew
 
     def _binding_of(self, value: Mapping[str, Any]) -> Binding:

@@ -4,6 +4,10 @@ Crossings between threads: whoever sends holds ``_lock``, but not while the engi
 reader thread alone takes answers in, and never waits for that process to read, so that an answer always gets through;
 what a callback submits is sent when there is room. What must be sent from where the lock cannot be waited for (a future
 that is dropped, the reader) is left as news, and the holder of the lock sends it after giving the lock back.
+
+An exception out of a signal's handler may come between any two steps of a caller. So the lock is taken by ``with`` on
+the lock itself, where nothing comes between taking it and the block that gives it back, and what a holder began and did
+not end is made good by the next one.
 """
 
 from __future__ import annotations
@@ -11,27 +15,24 @@ from __future__ import annotations
 import json
 import os
 import select
-import struct
 import threading
 import time
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from cellrt.engine.future import Owner, RequestFuture, finish_together
+from cellrt.engine.future import Owner, RequestFuture
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, OverloadError, RequestError
 from cellrt.graph.known import Alike
-from cellrt.process.awaited import Awaited
-from cellrt.process.binding import Binding, RowFormat
+from cellrt.process.awaited import Awaited, Bell
+from cellrt.process.binding import Binding
 from cellrt.process.blame import heard
 from cellrt.process.numbering import Numbering
-from cellrt.process.outcomes import Arrived, read_outcomes
-from cellrt.process.pending import Kindred, Pending, RemoteFuture
-from cellrt.process.recorded import LENGTH, Template, template_of
+from cellrt.process.pending import Kindred, Pending, RemoteFuture, Unanswered, copied
+from cellrt.process.recorded import LENGTH, template_of
 from cellrt.process.submissions import NO_DEADLINE, Submission, submission_parts
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
 from cellrt.worker.service_thread import ServiceThread
@@ -48,21 +49,19 @@ class Link:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._lock = threading.Lock()
-        self._pending: dict[int, Pending] = {}
-        self._awaited: dict[int, Awaited] = {}
-        """Calls by their number, and requests that wait for places by the number of their first; all from ``_next``."""
+        self._unanswered = Unanswered()
         self._next = 1
+        """The next number of a call or request."""
+        self._begun = range(0)
+        """Requests that the holder of the lock submits; without one, those of a holder that was interrupted."""
         self._numbering = Numbering()
         self._cancelled: deque[int] = deque()
-        self._outdated: deque[Binding] = deque()
-        self._unused: deque[Binding] = deque()
-        """Bindings, once for each who has done with them."""
-        self._postponed: list[Message] = []
-        """News for which there was no memory; they go with the next."""
-        self._empty = threading.Condition()
+        self._outdated: set[Binding] = set()
+        """Bindings to give up when nobody uses them."""
         self._closing: CellrtError | None = None
         self._lost: CellrtError | None = None
-        self._heard_end = threading.Event()
+        self._is_parents = False
+        self._heard_end = Bell()
         self.on_rebind: Callable[[str, list[int]], Binding | None] = lambda name, versions: None
         """Takes a model's binding out, if there is one, because the engine has another model or none."""
         self._reader = ServiceThread(self._read, "cellrt-client", self.leave)
@@ -75,7 +74,12 @@ class Link:
         return self._lost
 
     def refuse_in_callback(self) -> None:
-        """Raises RequestError in a future's callback: nobody else would hear what one waits for there."""
+        """Raises RequestError in a future's callback: nobody else would hear what one waits for there.
+
+        In a forked process, where nobody hears anything, EngineClosedError.
+        """
+        if self._is_parents:
+            self.refuse_if_lost()
         if threading.current_thread() is self._reader:
             raise RequestError("a future's callback cannot wait for its engine: call this from another thread")
 
@@ -86,33 +90,33 @@ class Link:
 
     def cancel(self, future: RequestFuture) -> None:
         """Has a request ended early that its client gave up; from anywhere, waits for nothing."""
-        self._give_up([future])
+        if isinstance(future, RemoteFuture):
+            self._give_up([future.id])
 
-    def _give_up(self, futures: Iterable[RequestFuture]) -> None:
-        ids = [future.id for future in futures if isinstance(future, RemoteFuture)]
-        gone = [id for id in ids if self._pending.pop(id, None) is not None]
-        if gone:
-            self._cancelled.extend(gone)
-            self._note_gone()
-            self._send_news()
+    def _give_up(self, ids: Iterable[int]) -> None:
+        self._cancelled.extend(self._unanswered.forget(ids))
+        self.send_news()
 
     def reset(self, session: int) -> None:
         """Makes a session new, after the requests submitted so far; waits for nothing."""
-        with self._sending():
-            self._wire.send([Message(Kind.RESET, (LENGTH.pack(session),))])
+        self._send(lambda: self._wire.send([Message(Kind.RESET, (LENGTH.pack(session),))]))
 
     def call(self, name: str, blob: bytes = b"", **arguments: Any) -> Awaited:
         """Calls a function of the engine's process (``calls.py``); returns what it does, or raises."""
         self.refuse_in_callback()
         answer = Awaited()
         number = 0
+
+        def write() -> None:
+            nonlocal number
+            number = self._take_number(answer)
+            text = json.dumps({"call": number, "name": name, "arguments": arguments}).encode()
+            self._wire.send([Message(Kind.CALL, (LENGTH.pack(len(text)), text, blob))])
+
         try:
-            with self._sending():
-                number = self._take_number(answer)
-                text = json.dumps({"call": number, "name": name, "arguments": arguments}).encode()
-                self._wire.send([Message(Kind.CALL, (LENGTH.pack(len(text)), text, blob))])
+            self._send(write)
         except BaseException as error:
-            self._awaited.pop(number, None)
+            self._unanswered.awaited.pop(number, None)
             if isinstance(error, TypeError | ValueError):
                 raise RequestError(f"{name}: expected arguments that JSON has, got {arguments!r:.200}") from error
             raise
@@ -140,63 +144,58 @@ class Link:
         count = sum([len(alike.places) for alike in groups])
         asked = [sessions[place] for alike in groups for place in alike.places] if sessions else ()
         deadline_s = NO_DEADLINE if deadline is None else float(deadline)
-        futures: dict[int, RequestFuture] = {}
+        futures: dict[int, RemoteFuture] = {}
         first = 0
+
+        def write() -> None:
+            nonlocal first
+            first = id = self._take_number(accepted, max(1, count))
+            how = deadline_s, priority, channel is not None, accepted is not None
+            head = Submission(first, count, asked, time.perf_counter_ns(), *how)
+            pending: dict[int, Pending] = {}
+            for template, alike in zip(templates, groups):
+                kindred = Kindred(template, binding.formats, channel)
+                for place in alike.places:
+                    future = futures[place] = RemoteFuture(owner, id)
+                    pending[id] = future, kindred
+                    id += 1
+            messages, numbers = self._numbering.number(templates)
+            messages.append(Message(Kind.SUBMIT, submission_parts(head, numbers, groups)))
+            self._begun = range(first, id)
+            self._unanswered.pending.update(pending)
+            self._wire.send(messages)
+            self._numbering.note_sent()
+            self._begun = range(0)
+
         try:
-            with self._sending():
-                first = self._take_number(accepted, max(1, count))
-                how = deadline_s, priority, channel is not None, accepted is not None
-                head = Submission(first, count, asked, time.perf_counter_ns(), *how)
-                id = first
-                for template, alike in zip(templates, groups):
-                    kindred = Kindred(template, binding.formats, channel)
-                    for place in alike.places:
-                        future = futures[place] = RemoteFuture(owner, id)
-                        self._pending[id] = future, kindred
-                        id += 1
-                self._send_submission(head, templates, groups)
+            self._send(write)
         except BaseException:  # it may have been sent: whatever comes of it finds nobody
-            self._awaited.pop(first, None)
-            self._give_up(futures.values())
+            self._unanswered.awaited.pop(first, None)
+            self._give_up([future.id for future in futures.values()])
             raise
         return [futures[place] for place in range(count)]
 
-    def _send_submission(self, head: Submission, templates: Sequence[Template], groups: Sequence[Alike]) -> None:
-        try:
-            messages, numbers = self._numbering.number(templates)
-            messages.append(Message(Kind.SUBMIT, submission_parts(head, numbers, groups)))
-            self._wire.send(messages)
-        except BaseException:
-            self._numbering.doubt()
-            raise
+    def begin(self, binding: Binding, user: object) -> bool:
+        """Adds one who unfolds for a binding; False if that was given up. Raises what ended the connection.
 
-    def begin(self, binding: Binding) -> bool:
-        """Counts one who unfolds for a binding; False if that was given up. Raises what ended the connection."""
+        Whoever does so takes itself out of the binding's users and sends the news.
+        """
         self.refuse_if_lost()
         with self._lock:
-            binding.num_users += not binding.is_released
-        self._send_news()
+            if not binding.is_released:
+                binding.users.add(user)
         return not binding.is_released
-
-    def end(self, binding: Binding) -> None:
-        """Counts one less; a binding that is outdated is given up after its last user; from anywhere."""
-        if not binding.is_outdated and self._lock.acquire(blocking=False):
-            binding.num_users -= 1
-            self._lock.release()
-        else:
-            self._unused.append(binding)
-        self._send_news()  # also: that it is outdated, if that was heard just now
 
     def give_up(self, binding: Binding) -> None:
         """Has a binding given up after its last user, because the engine has another model or none."""
-        binding.is_outdated = True
-        self._outdated.append(binding)
-        self._send_news()
+        if not binding.is_released:
+            self._outdated.add(binding)
+        self.send_news()
 
     def drain(self, timeout: float | None) -> bool:
         """Waits until all requests have ended; False after so many seconds."""
-        with self._empty:
-            return self._empty.wait_for(lambda: not self._pending, timeout)
+        self.send_news()  # and makes good what was interrupted
+        return self._unanswered.drain(timeout)
 
     def leave(self) -> None:
         """Has the connection end soon; from anywhere, waits for nothing."""
@@ -218,56 +217,75 @@ class Link:
     def forget_fork(self) -> None:
         """In a forked process: leaves the connection to the parent."""
         self._lost = EngineClosedError("this connection is the parent's: connect anew in the forked process")
+        self._is_parents = True
         self._wire.leave()
 
-    @contextmanager
-    def _sending(self) -> Iterator[None]:
-        """Holds the lock to send; then waits without it until the engine's process reads."""
+    def _send(self, write: Callable[[], None]) -> None:
+        """Calls a function with the lock, which sends; then waits without it until the engine's process reads."""
         self.refuse_if_lost()  # before the lock: in a forked process nobody may give it back
         try:
             with self._lock:
                 self.refuse_if_lost()
-                yield
+                self._make_good()
+                write()
             if self._wire.is_behind and threading.current_thread() is not self._reader:  # which reads, and then sends
                 self._wire.flush_within(STALL_S, self._lock)
         except BrokenWireError as error:
             if threading.current_thread() is not self._reader:
-                self._heard_end.wait(LAST_WORDS_S)  # it may have said why
+                self._heard_end.wait_for(lambda: self._lost is not None, LAST_WORDS_S)  # it may have said why
             self.refuse_if_lost()
             self._closing = self._closing or DeviceError(f"the engine's process is gone: {error}")
             self._wire.end()  # what was not read is not sent later
-            raise _copy(self._closing) from None
-        self._send_news()
+            raise copied(self._closing) from None
+        finally:
+            self.send_news()
 
-    def _send_news(self) -> None:
-        """Sends what was left as news; whoever holds the lock does so after giving it back."""
-        while (self._cancelled or self._outdated or self._unused) and self._lock.acquire(blocking=False):
-            try:
-                messages, self._postponed = self._postponed, []
-                cancelled = array("Q", _taken(self._cancelled))
-                if cancelled:
-                    messages.append(Message(Kind.CANCEL, (cancelled.tobytes(),)))
-                unused = _taken(self._unused)
-                for binding in unused:
-                    binding.num_users -= 1
-                for binding in {*unused, *_taken(self._outdated)}:
-                    if binding.is_outdated and not binding.num_users and not binding.is_released:
-                        binding.is_released = True
-                        messages.append(Message(Kind.RELEASE, (LENGTH.pack(binding.number),)))
-                if self._lost is None and messages:
-                    self._wire.send(messages)
-            except BrokenWireError:
-                pass  # the reader hears of it
-            except OverloadError:
-                self._postponed = messages
-            finally:
-                self._lock.release()
+    def send_news(self) -> None:
+        """Sends what was left as news, unless somebody has the lock: who does so after giving it back.
+
+        From anywhere: who has the lock waits for nobody, and this thread has it not if nobody has.
+        """
+        while self._has_news() and not self._lock.locked():
+            with self._lock:
+                self._make_good()
+                if not self._tell_news():
+                    return
+
+    def _has_news(self) -> bool:
+        is_unused = self._outdated and any(not binding.users for binding in list(self._outdated))
+        return bool(self._cancelled or self._begun or is_unused)
+
+    def _make_good(self) -> None:
+        """Gives up what an interrupted holder of the lock had begun to submit; under the lock."""
+        if self._begun:
+            self._cancelled.extend(self._unanswered.forget(self._begun))
+            self._begun = range(0)
+
+    def _tell_news(self) -> bool:
+        """Sends news, which are forgotten then; False if there is no memory for them now. Under the lock."""
+        cancelled = array("Q", list(self._cancelled))
+        released = [binding for binding in list(self._outdated) if not binding.users]
+        messages = [Message(Kind.CANCEL, (cancelled.tobytes(),))] if cancelled else []
+        for binding in released:
+            binding.is_released = True  # who comes now asks for another
+            messages.append(Message(Kind.RELEASE, (LENGTH.pack(binding.number),)))
+        try:
+            if self._lost is None:
+                self._wire.send(messages)
+        except BrokenWireError:
+            pass  # the reader hears of it
+        except OverloadError:
+            return False
+        self._outdated.difference_update(released)
+        for _ in cancelled:
+            self._cancelled.popleft()
+        return True
 
     def _take_number(self, awaited: Awaited | None, count: int = 1) -> int:
         """The first of so many numbers, under which somebody may wait."""
         number, self._next = self._next, self._next + count
         if awaited is not None:
-            self._awaited[number] = awaited
+            self._unanswered.awaited[number] = awaited
         return number
 
     def _read(self) -> None:
@@ -281,14 +299,12 @@ class Link:
                 poll.poll()
                 for kind, body in self._wire.receive():
                     self._take(kind, body)
-                if (self._wire.owes_word or self._wire.is_behind) and self._lock.acquire(blocking=False):
-                    try:
+                if (self._wire.owes_word or self._wire.is_behind) and not self._lock.locked():
+                    with self._lock:
                         if self._wire.owes_word:
                             self._wire.send(())
                         self._wire.flush()
-                    finally:
-                        self._lock.release()
-                    self._send_news()
+                self.send_news()
         except BrokenWireError as broken:
             error = self._closing or DeviceError(f"the engine's process is gone: {broken}")
         except BaseException as bug:
@@ -299,92 +315,22 @@ class Link:
     def _end(self, error: CellrtError) -> None:
         """Ends everything that waits for an answer. Who submits now is refused, or seen here."""
         self._lost = self._lost or error
-        self._heard_end.set()  # before the lock: its holder may wait for this
+        self._heard_end.ring()  # before the lock: its holder may wait for this
         with self._lock:
-            pending, self._pending = list(self._pending.values()), {}
-            awaited, self._awaited = list(self._awaited.values()), {}
             self._wire.close()
-        for one in awaited:
-            one.say(error=_copy(error))
-        for future, _ in pending:
-            future.finish(_copy(error))
-        self._note_gone()
+        self._unanswered.end(error)
 
     def _take(self, kind: int, body: memoryview) -> None:
         """Takes in one message."""
-        if kind == Kind.OUTCOMES:
-            self._take_outcomes(body)
-        elif kind == Kind.ERRORS:
-            for id, told in json.loads(bytes(body)):
-                self._take_error(id, heard(told))
-            self._note_gone()
-        elif kind == Kind.ACCEPTED:
-            self._say(*struct.unpack("<Q", body))
-        elif kind == Kind.ANSWER:
-            self._take_answer(body)
-        elif kind == Kind.REBIND:
+        if kind == Kind.REBIND:
             told = json.loads(bytes(body))
             binding = self.on_rebind(told["model"], told["versions"])
             if binding is not None:
                 self.give_up(binding)
         elif kind == Kind.CLOSING:
             self._closing = self._closing or heard(json.loads(bytes(body)))
-
-    def _known(self, id: int) -> tuple[Template, Sequence[RowFormat]] | None:
-        pending = self._pending.get(id)
-        return None if pending is None else (pending[1].template, pending[1].formats)
-
-    def _take_outcomes(self, body: memoryview) -> None:
-        """Hands streams their steps, then ends all that has ended."""
-        ended: list[RequestFuture] = []
-        arrived, steps = Arrived(), Arrived()
-        stepped: dict[Channel, None] = {}
-        for id, is_end, outcome in read_outcomes(body, self._known):
-            if is_end:
-                if (pending := self._pending.pop(id, None)) is not None:
-                    ended.append(pending[0])
-                    arrived.add(outcome)
-            elif (waiting := self._pending.get(id)) is not None and (channel := waiting[1].channel) is not None:
-                channel.put(steps, steps.add(outcome))
-                stepped[channel] = None
-        for channel in stepped:
-            channel.wake()
-        finish_together(enumerate(ended), arrived)
-        self._note_gone()
-
-    def _take_error(self, id: int, error: CellrtError) -> None:
-        self._say(id, error)
-        if (pending := self._pending.pop(id, None)) is not None:
-            pending[0].finish(error)
-
-    def _say(self, number: int, error: CellrtError | None = None) -> None:
-        if (awaited := self._awaited.pop(number, None)) is not None:
-            awaited.say(error=error)
-
-    def _take_answer(self, body: memoryview) -> None:
-        (size,) = LENGTH.unpack_from(body)
-        head = json.loads(bytes(body[LENGTH.size : LENGTH.size + size]))
-        if (awaited := self._awaited.pop(head["call"], None)) is not None:
-            error = heard(head["error"]) if head["error"] is not None else None
-            awaited.say(head["value"], bytes(body[LENGTH.size + size :]), error)
-
-    def _note_gone(self) -> None:
-        """Takes in that requests have ended."""
-        if not self._pending:
-            with self._empty:
-                self._empty.notify_all()
-
-
-def _taken(news: deque[Any]) -> list[Any]:
-    """Takes out what others left."""
-    return [news.popleft() for _ in range(len(news))]
-
-
-def _copy(error: CellrtError) -> CellrtError:
-    """An error for each who gets it: whoever raises one adds to it."""
-    copied = type(error)(str(error))
-    copied.__cause__ = error.__cause__
-    return copied
+        else:
+            self._unanswered.take(kind, body)
 
 
 _OPEN: weakref.WeakSet[Link] = weakref.WeakSet()

@@ -17,20 +17,22 @@ class Numbering:
         self._numbers: dict[Template, int] = {}
         self._num_bytes = 0
         self._is_in_doubt = False
+        """Whether the last messages may not have been sent: the next ones begin anew."""
 
-    def doubt(self) -> None:
-        """Takes in that the last messages may not have been sent: the next ones begin anew."""
-        self._is_in_doubt = True
+    def note_sent(self) -> None:
+        """Takes in that the last messages were sent."""
+        self._is_in_doubt = False
 
     def number(self, templates: Sequence[Template]) -> tuple[list[Message], list[int]]:
         """The numbers of templates, and the messages that tell the engine's process of new ones.
 
-        Unless these are sent, ``doubt`` must be called.
+        When these are sent, ``note_sent`` must be called.
         """
         messages: list[Message] = []
         if self._is_in_doubt or len(self._numbers) > self.MAX_TEMPLATES or self._num_bytes > self.MAX_BYTES:
-            self._numbers, self._num_bytes, self._is_in_doubt = {}, 0, False
+            self._numbers, self._num_bytes = {}, 0
             messages.append(Message(Kind.FORGET))
+        self._is_in_doubt = True
         numbers = []
         for template in templates:
             number = self._numbers.get(template)

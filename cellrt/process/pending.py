@@ -1,14 +1,21 @@
-"""What a client keeps of a request that runs in another process, until it has ended."""
+"""What a client has asked that is not answered: requests that run in another process, and calls."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import struct
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cellrt.engine.future import Owner, RequestFuture
+from cellrt.engine.future import Owner, RequestFuture, finish_together
 from cellrt.engine.stream import Channel
+from cellrt.errors import CellrtError
+from cellrt.process.awaited import Awaited, Bell
 from cellrt.process.binding import RowFormat
-from cellrt.process.recorded import Template
+from cellrt.process.blame import heard
+from cellrt.process.outcomes import Arrived, read_outcomes
+from cellrt.process.recorded import LENGTH, Template
+from cellrt.process.wire import Kind
 
 
 class RemoteFuture(RequestFuture):
@@ -29,3 +36,100 @@ class Kindred(NamedTuple):
 
 Pending = tuple[RemoteFuture, Kindred]
 """A request that has not ended."""
+
+
+class Unanswered:
+    """See the module. The one thread that hears answers takes them in; others add, forget and wait.
+
+    Attributes:
+        pending: requests by number.
+        awaited: calls by number, and requests that wait for places by the number of their first.
+    """
+
+    def __init__(self) -> None:
+        self.pending: dict[int, Pending] = {}
+        self.awaited: dict[int, Awaited] = {}
+        self._fewer = Bell()
+
+    def forget(self, ids: Iterable[int]) -> list[int]:
+        """Takes out requests, whatever comes of them; returns those of them that were there."""
+        gone = [id for id in ids if self.pending.pop(id, None) is not None]
+        self._note_gone()
+        return gone
+
+    def drain(self, timeout: float | None) -> bool:
+        """Waits until all requests have ended; False after so many seconds."""
+        return self._fewer.wait_for(lambda: not self.pending, timeout)
+
+    def end(self, error: CellrtError) -> None:
+        """Ends all that waits for an answer; nobody adds any more."""
+        pending, self.pending = list(self.pending.values()), {}
+        awaited, self.awaited = list(self.awaited.values()), {}
+        for one in awaited:
+            one.say(error=copied(error))
+        for future, _ in pending:
+            future.finish(copied(error))
+        self._note_gone()
+
+    def take(self, kind: int, body: memoryview) -> None:
+        """Takes in a message of results, errors or answers."""
+        if kind == Kind.OUTCOMES:
+            self._take_outcomes(body)
+        elif kind == Kind.ERRORS:
+            for id, told in json.loads(bytes(body)):
+                self._take_error(id, heard(told))
+            self._note_gone()
+        elif kind == Kind.ACCEPTED:
+            self._say(*struct.unpack("<Q", body))
+        elif kind == Kind.ANSWER:
+            self._take_answer(body)
+
+    def _known(self, id: int) -> tuple[Template, Sequence[RowFormat]] | None:
+        pending = self.pending.get(id)
+        return None if pending is None else (pending[1].template, pending[1].formats)
+
+    def _take_outcomes(self, body: memoryview) -> None:
+        """Hands streams their steps, then ends all that has ended."""
+        ended: list[RequestFuture] = []
+        arrived, steps = Arrived(), Arrived()
+        stepped: dict[Channel, None] = {}
+        for id, is_end, outcome in read_outcomes(body, self._known):
+            if is_end:
+                if (pending := self.pending.pop(id, None)) is not None:
+                    ended.append(pending[0])
+                    arrived.add(outcome)
+            elif (waiting := self.pending.get(id)) is not None and (channel := waiting[1].channel) is not None:
+                channel.put(steps, steps.add(outcome))
+                stepped[channel] = None
+        for channel in stepped:
+            channel.wake()
+        finish_together(enumerate(ended), arrived)
+        self._note_gone()
+
+    def _take_error(self, id: int, error: CellrtError) -> None:
+        self._say(id, error)
+        if (pending := self.pending.pop(id, None)) is not None:
+            pending[0].finish(error)
+
+    def _say(self, number: int, error: CellrtError | None = None) -> None:
+        if (awaited := self.awaited.pop(number, None)) is not None:
+            awaited.say(error=error)
+
+    def _take_answer(self, body: memoryview) -> None:
+        (size,) = LENGTH.unpack_from(body)
+        head = json.loads(bytes(body[LENGTH.size : LENGTH.size + size]))
+        if (awaited := self.awaited.pop(head["call"], None)) is not None:
+            error = heard(head["error"]) if head["error"] is not None else None
+            awaited.say(head["value"], bytes(body[LENGTH.size + size :]), error)
+
+    def _note_gone(self) -> None:
+        """Takes in that requests have ended."""
+        if not self.pending:
+            self._fewer.ring()
+
+
+def copied(error: CellrtError) -> CellrtError:
+    """An error for each who gets it: whoever raises one adds to it."""
+    made = type(error)(str(error))
+    made.__cause__ = error.__cause__
+    return made

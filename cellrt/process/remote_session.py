@@ -27,7 +27,8 @@ class RemoteSession:
 
     def __init__(self, submit: Submit, link: Link, number: int, id: str, binding: Binding) -> None:
         self._submit, self._link, self._number, self._id, self._binding = submit, link, number, id, binding
-        weakref.finalize(self, link.end, binding).atexit = False
+        weakref.finalize(self, link.send_news).atexit = False
+        binding.users.add(weakref.ref(self, binding.users.discard))  # later: so it goes first
 
     def __enter__(self) -> Self:
         return self

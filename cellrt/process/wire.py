@@ -5,6 +5,9 @@ and its place is free again once a later packet of the reader says so. So nobody
 process that ends is known at once by its socket. A packet there and back costs 10 us, an eventfd or a futex 7
 (``python -m benchmarks clients --only wake``).
 
+Packets are numbered: one whose sender was interrupted, and does not know whether it went out, goes out again, and is
+taken once.
+
 A body that finds no place, because it is large or the other end is slow, goes in memory of its own, whose descriptor
 travels with the packet. So nobody waits for a place either.
 """
@@ -78,8 +81,8 @@ class BrokenWireError(Exception):
     """The other end is gone, or does not keep to the protocol."""
 
 
-HEAD = struct.Struct("<Q")
-"""Of a packet: how many of the other's places were freed so far."""
+HEAD = struct.Struct("<QQ")
+"""Of a packet: its number, and how many of the other's places were freed so far."""
 PLACE = struct.Struct("<IiQQ")
 """Of a message: kind, which descriptor of the packet has its memory (-1: this direction's), begin and size there."""
 
@@ -94,6 +97,8 @@ class Wire:
         self._incoming = memory.view(incoming, writable=False)
         self._ring = memory.Ring(len(self._outgoing))
         self._num_freed_by_other = 0
+        self._last_made = self._last_taken = 0
+        """Numbers of packets; some may be left out."""
         self._num_read = self._num_read_bytes = self._num_told = self._num_told_bytes = 0
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._receiver = short_calls.Receiver(PACKET_BYTES, PACKET_MESSAGES)
@@ -128,7 +133,8 @@ class Wire:
                 fds.append([])
                 some = messages[first : first + PACKET_MESSAGES]
                 places = [PLACE.pack(kind, *self._place(parts, fds[-1])) for kind, parts in some]
-                packets.append(b"".join([HEAD.pack(num_read), *places]))
+                self._last_made += 1
+                packets.append(b"".join([HEAD.pack(self._last_made, num_read), *places]))
         except BaseException:
             self._ring.take_back(self._ring.num_held - num_held)
             for each in fds:
@@ -166,10 +172,7 @@ class Wire:
                 return False
             except OSError as error:
                 raise BrokenWireError(str(error)) from None
-            except BaseException:  # of a signal's handler: whether the packet went out, nobody knows
-                self.end()
-                raise
-            self._unsent.popleft()
+            self._unsent.popleft()  # who is interrupted before sends it again
             _close_all(fds)
         return True
 
@@ -215,7 +218,10 @@ class Wire:
         try:
             if len(packet) < HEAD.size or (len(packet) - HEAD.size) % PLACE.size:
                 raise BrokenWireError("the other end is gone" if not packet else "a packet of another protocol")
-            (self._num_freed_by_other,) = HEAD.unpack_from(packet)
+            number, num_freed = HEAD.unpack_from(packet)
+            if number <= self._last_taken:
+                return
+            self._last_taken, self._num_freed_by_other = number, num_freed
             for kind, which, begin, size in PLACE.iter_unpack(packet[HEAD.size :]):
                 yield kind, self._body(which, begin, size, fds)
                 if which < 0:
