@@ -7,8 +7,8 @@ cross, of cells their identities: a client whose cells have other weights than t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -41,11 +41,10 @@ class RowFormat:
         self.num_bytes = spec.num_bytes
 
 
-def described(number: int, model: Model, registry: Registry) -> dict[str, Any]:
-    """What a client must know of a model, as JSON has it; ``number`` is what messages call it."""
+def described(model: Model, registry: Registry) -> dict[str, Any]:
+    """What a client must know of a model, as JSON has it."""
     constants = [(kind, _digest(content), row) for (kind, content), row in dict(registry.constants).items()]
     return {
-        "number": number,
         "name": model.name,
         "source": model.origin.source.text,
         "version": model.origin.version,
@@ -63,7 +62,10 @@ def described(number: int, model: Model, registry: Registry) -> dict[str, Any]:
 class Binding:
     """A model of an engine elsewhere; a graph is built for it as for one here (``graph.recorder.Binding``).
 
+    Made by whoever hears of it, and quickly: it is imported when somebody first unfolds for it.
+
     Args:
+        number: what messages call it.
         description: see ``described``.
         unfolders: of this process, by name and version of the model: with compiled forms a model is described anew, and
             its file may be another by then.
@@ -71,24 +73,23 @@ class Binding:
     Attributes:
         number, name: of the model.
         version: how many models of that name there were, with this one.
-        unfolder, known: of this process, and the graphs that it is known to make.
+        unfolder, known: of this process, and the graphs that it is known to make; imported at first, which raises
+            UnknownModelError, DefinitionError.
         formats: of rows, by kind.
         states: what its sessions keep.
         users: who unfolds for it now: an object of each call, and of each session a weak reference, which goes with it.
         is_released: whether the engine was told that nothing unfolded for it will come any more.
     """
 
-    def __init__(self, description: Mapping[str, Any], unfolders: MutableMapping[tuple[str, int], Unfolder]) -> None:
-        self.number, self.name = int(description["number"]), str(description["name"])
+    def __init__(
+        self, number: int, description: Mapping[str, Any], unfolders: MutableMapping[tuple[str, int], Unfolder]
+    ) -> None:
+        self.number, self.name = number, str(description["name"])
         self.version = int(description["version"])
         self.source = ModelSource(description["source"])
-        its = self.name, self.version
-        self.unfolder = unfolders.get(its) or unfolders.setdefault(its, self.source.load())
-        if self.unfolder.name != self.name:
-            raise UnknownModelError(
-                f"model {self.name!r}: {self.source.text} is model {self.unfolder.name!r} in this process"
-            )
-        self.known = KnownGraphs(self.unfolder)
+        self._unfolders = unfolders
+        self._unfolder: Unfolder | None = None
+        self._known: KnownGraphs | None = None
         self.max_nodes = int(description["max_nodes"])
         self.formats = [
             RowFormat(RowSpec(tuple(shape), getattr(torch, dtype), page_size=page_size, page_dim=page_dim))
@@ -100,6 +101,36 @@ class Binding:
         self._types: dict[str, int] = description["types"]
         self._kinds = {each.spec: kind for kind, each in enumerate(self.formats)}
         self._constants = {(kind, digest): row for kind, digest, row in description["constants"]}
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the model is there to unfold with."""
+        return self._known is not None
+
+    def imported(self) -> Self:
+        """The binding, with its model imported. Raises UnknownModelError, DefinitionError."""
+        _ = self.known
+        return self
+
+    @property
+    def unfolder(self) -> Unfolder:
+        """See the class."""
+        if self._unfolder is None:
+            its = self.name, self.version
+            unfolder = self._unfolders.get(its) or self._unfolders.setdefault(its, self.source.load())
+            if unfolder.name != self.name:
+                raise UnknownModelError(
+                    f"model {self.name!r}: {self.source.text} is model {unfolder.name!r} in this process"
+                )
+            self._unfolder = unfolder
+        return self._unfolder
+
+    @property
+    def known(self) -> KnownGraphs:
+        """See the class."""
+        if self._known is None:
+            self._known = KnownGraphs(self.unfolder)
+        return self._known
 
     def cell_type(self, cell: Cell) -> int:
         """Type id of a cell. Raises RequestError if the model does not have it."""
@@ -122,32 +153,6 @@ class Binding:
     def constant_row(self, kind: int, content: bytes) -> int:
         """Permanent row of a constant, or -1: then it travels with the request."""
         return self._constants.get((kind, _digest(content)), -1) if self._constants else -1
-
-
-class Changes:
-    """Hears of models that were registered or taken out; holds no client, which may be dropped.
-
-    Args:
-        bindings: by name.
-        unfolders: by name and version. Those of versions that sessions go on with are kept: no file has them any more.
-    """
-
-    def __init__(self, bindings: dict[str, Binding], unfolders: dict[tuple[str, int], Unfolder]) -> None:
-        self._bindings, self._unfolders = bindings, unfolders
-        self.count = 0
-
-    def take_out(self, model: str, versions: Collection[int]) -> Binding | None:
-        """Takes out the binding of a model, if there is one: it is asked for anew; and versions that nobody uses."""
-        self.count += 1
-        for known in list(self._unfolders):
-            if known[0] == model and known[1] not in versions:
-                self._unfolders.pop(known, None)
-        return self._bindings.pop(model, None)
-
-    def forget(self, binding: Binding) -> None:
-        """Takes out a binding, unless there is another by now."""
-        if self._bindings.get(binding.name) is binding:
-            del self._bindings[binding.name]
 
 
 def _digest(content: bytes) -> str:

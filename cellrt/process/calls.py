@@ -48,15 +48,15 @@ class Calls:
 
     Args:
         engine: that they are about.
-        announce: tells every client that there is another model of a name, or none, and which versions are in use.
+        announce: tells every client what a function says to it, as JSON has it: that there is another model of a name.
         count_clients: how many there are.
     """
 
     def __init__(
-        self, engine: Engine, announce: Callable[[str, list[int]], None], count_clients: Callable[[], int]
+        self, engine: Engine, announce: Callable[[Callable[[Guest], object]], None], count_clients: Callable[[], int]
     ) -> None:
         self._engine, self._announce, self._count_clients = engine, announce, count_clients
-        self._register_lock = threading.Lock()
+        self._register_lock, self._tell_lock = threading.Lock(), threading.Lock()
         self._num_guests = 0
         engine._registrar.on_renewed = self._tell
         self._catalogue: dict[str, Entry] = {}
@@ -109,10 +109,25 @@ class Calls:
         self._tell(model.name)
 
     def _tell(self, name: str) -> None:
-        """Tells clients that there is another model of a name, or none; sessions may go on with those before it."""
-        used = {record.model for record in self._engine._manager.sessions if record.model.name == name}
-        now = self._engine._models.get(name)
-        self._announce(name, sorted({model.origin.version for model in (used if now is None else used | {now})}))
+        """Tells clients that there is another model of a name, or none; sessions may go on with those before it.
+
+        Those who unfold for it are told all that they need, so that a callback that submits has nothing to wait for.
+        """
+        with self._tell_lock:  # who is told last is told what there is
+            used = {record.model for record in self._engine._manager.sessions if record.model.name == name}
+            now = self._engine._models.get(name)
+            versions = sorted({model.origin.version for model in (used if now is None else used | {now})})
+            description: dict[str, Any] | None = None
+            if now is not None and now.origin.source is not None:  # else whoever registers it tells, too
+                description = described(now, self._engine._registry)
+
+            def news_for(guest: Guest) -> object:
+                its = None
+                if now is not None and description is not None and guest.wants(now):
+                    its = {"binding": guest.number_of(now), "description": description}
+                return {"model": name, "versions": versions, "now": its}
+
+            self._announce(news_for)
 
     def _load(self, guest: Guest, _: bytes, model: str) -> Answer:
         """Registers a model of the catalogue anew, from where it came: whoever has its requests goes on."""
@@ -137,7 +152,9 @@ class Calls:
         return None, b""
 
     def _bind(self, guest: Guest, _: bytes, model: str, known: list[int]) -> Answer:
-        return self._binding(guest, self._engine._submission.model(model), known), b""
+        value = self._binding(guest, self._engine._submission.model(model), known)
+        guest.names.add(model)
+        return value, b""
 
     def _binding(self, guest: Guest, model: Model, known: list[int]) -> dict[str, Any]:
         """What a client must know to unfold for a model: its description, unless it has that."""
@@ -148,7 +165,7 @@ class Calls:
         is_current = self._engine._models.get(model.name) is model
         description = None
         if number not in known:
-            description = described(number, model, self._engine._registry)
+            description = described(model, self._engine._registry)
         return {"binding": number, "is_current": is_current, "description": description}
 
     def _open(

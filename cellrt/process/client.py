@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -20,7 +20,8 @@ from cellrt.graph.known import Alike, record_at
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process import address as addresses
 from cellrt.process.awaited import Awaited
-from cellrt.process.binding import Binding, Changes
+from cellrt.process.binding import Binding
+from cellrt.process.bindings import Bindings
 from cellrt.process.link import Link
 from cellrt.process.pending import RemoteFuture
 from cellrt.process.remote_session import RemoteSession, parts_of
@@ -56,13 +57,10 @@ class Client(Serving):
         wire, told = welcomed(addresses.connect(address, check_seconds("timeout", timeout)), timeout)
         self._has_timeline = bool(told["has_timeline"])
         self._link = Link(wire)
-        self._bindings: dict[str, Binding] = {}
-        self._by_number: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionary()
-        self._unfolders: dict[tuple[str, int], Unfolder] = {}
+        self._bindings = Bindings()
         self._bind_lock = threading.Lock()
         self._number: int | None = None
-        self._changes = Changes(self._bindings, self._unfolders)
-        self._link.on_rebind = self._changes.take_out
+        self._link.on_rebind = self._bindings.change
         weakref.finalize(self, self._link.leave).atexit = False
 
     def __repr__(self) -> str:
@@ -131,11 +129,12 @@ class Client(Serving):
 
         Raises UnknownModelError, DefinitionError.
         """
-        return self._bindings.get(_check_name(model)) or self._bind(model)
+        return (self._bindings.by_name.get(_check_name(model)) or self._bind(model)).imported()
 
     def has_binding(self, model: str) -> bool:
-        """Whether ``binding`` and ``submit`` need not wait for the engine's process."""
-        return model in self._bindings
+        """Whether ``binding`` and ``submit`` need neither wait for the engine's process nor import the model."""
+        binding = self._bindings.by_name.get(model)
+        return binding is not None and binding.is_imported
 
     def number(self) -> int:
         """The client's number, with which the ids of its requests begin; the engine's process is asked once."""
@@ -331,29 +330,30 @@ class Client(Serving):
         """Calls a function with a model's binding, which is not given up meanwhile."""
         user = object()
         while True:
-            binding = self._bindings.get(model) or self._bind(model)
+            binding = self._bindings.by_name.get(model) or self._bind(model)
             try:
                 if self._link.begin(binding, user):
                     return use(binding)
             finally:
                 binding.users.discard(user)  # here: before the first step of a function an interrupt may come
                 self._link.send_news()
-            self._changes.forget(binding)
+            self._bindings.forget(binding)
 
     def _bind(self, model: str) -> Binding:
-        """Asks for what is needed to unfold for a model. Raises UnknownModelError, DefinitionError."""
-        before: Binding | None = None
+        """Asks for what is needed to unfold for a model. Raises UnknownModelError."""
         self._link.refuse_in_callback()  # before the lock: its holder waits for an answer that this thread hears
+        bindings, tried = self._bindings, list[Binding]()
         with self._bind_lock:
-            while (found := self._bindings.get(model)) is None:
-                changes = self._changes.count
-                answer = self._link.call("bind", model=model, known=list(self._by_number))
-                binding = self._bindings[model] = self._binding_of(answer.value)
-                if self._changes.count != changes:  # another may have taken its place meanwhile
-                    self._changes.forget(binding)
-                if before is not None and before is not binding:
-                    self._link.give_up(before)
-                before = binding
+            while (found := bindings.by_name.get(model)) is None:
+                num_changes, known = bindings.num_changes, bindings.all()
+                binding = bindings.told(self._link.call("bind", model=model, known=list(known)).value)
+                bindings.by_name.setdefault(model, binding)
+                if bindings.num_changes != num_changes:  # another may have taken its place meanwhile
+                    bindings.forget(binding)
+                tried.append(binding)
+        for binding in tried:
+            if binding is not found:
+                self._link.give_up(binding)
         return found
 
     def _open(self, model: str, id: str | None, state: bytes | None, must_be_open: bool) -> RemoteSession:
@@ -361,6 +361,7 @@ class Client(Serving):
         if id is not None and not isinstance(id, str):
             raise RequestError(f"session of model {model!r}: expected a str as id, got {id!r}")
         while True:
+            known = self._bindings.all()
             value = self._link.call(
                 "open",
                 b"" if state is None else state_bytes(state),
@@ -368,10 +369,9 @@ class Client(Serving):
                 id=id,
                 has_state=state is not None,
                 must_be_open=bool(must_be_open),
-                known=list(self._by_number),
+                known=list(known),
             ).value
-            with self._bind_lock:
-                binding = self._binding_of(value)
+            binding = self._bindings.told(value).imported()  # now: later its file may be another
             user = object()
             try:
                 if self._link.begin(binding, user):
@@ -381,13 +381,6 @@ class Client(Serving):
                 if not value["is_current"]:
                     self._link.give_up(binding)
             id = value["id"]  # a binding that was given up meanwhile: it is described anew
-
-    def _binding_of(self, value: Mapping[str, Any]) -> Binding:
-        """The binding that an answer tells of; under the lock."""
-        number = value["binding"]
-        binding = self._by_number.get(number) or Binding(value["description"], self._unfolders)
-        self._by_number[number] = binding
-        return binding
 
 
 def _check_name(model: object) -> str:

@@ -36,6 +36,8 @@ MAX_NUMBERS = 10_000
 """Requests of a guest whose numbers in the engine are remembered, where it keeps a timeline."""
 MIN_SESSIONS = 256
 """Sessions among which those that have ended are not looked for."""
+MAX_VERSIONS = 4
+"""Models of one name that a guest may have before it must ask for another."""
 MAX_UNSENT = 1 << 16
 """Messages and outcomes that a guest may leave unread before it is not listened to any more."""
 
@@ -72,6 +74,8 @@ class Guest:
         self.is_gone = False
         self.lock = threading.Lock()
         """Held to send, and to change what is given back in ``leave``."""
+        self.names: set[str] = set()
+        """Of models that it has asked for to unfold."""
         self.models: dict[int, Model] = {}
         """By the number of their binding; pinned."""
         self.sessions: dict[int, tuple[Session, bool]] = {}
@@ -261,6 +265,12 @@ class Guest:
             group.cancel(id)
         elif (patient := self._patient.pop(id, None)) is not None:
             patient.cancelled.add(id)
+
+    def wants(self, model: Model) -> bool:
+        """Whether it is told of a model unasked: it has unfolded for that name, and gives up those before it."""
+        with self.lock:
+            num_versions = sum(known.name == model.name for known in self.models.values())
+        return model.name in self.names and num_versions < MAX_VERSIONS
 
     def number_of(self, model: Model) -> int:
         """The number of a model's binding; the model stays as long as the guest has it."""

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -168,10 +168,9 @@ class Doorkeeper:
         """Sends what no turn has left to its end."""
         _send(self._with_news)
 
-    def _announce(self, model: str, versions: list[int]) -> None:
-        body = json.dumps({"model": model, "versions": versions}).encode()
+    def _announce(self, news_for: Callable[[Guest], object]) -> None:
         for guest in list(self._guests.values()):
-            guest.tell(Message(Kind.REBIND, (body,)))
+            guest.tell(Message(Kind.REBIND, (json.dumps(news_for(guest)).encode(),)))
         self.ring()
 
     def _welcome(self) -> None:

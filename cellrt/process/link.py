@@ -62,8 +62,8 @@ class Link:
         self._lost: CellrtError | None = None
         self._is_parents = False
         self._heard_end = Bell()
-        self.on_rebind: Callable[[str, list[int]], Binding | None] = lambda name, versions: None
-        """Takes a model's binding out, if there is one, because the engine has another model or none."""
+        self.on_rebind: Callable[[dict[str, Any]], Binding | None] = lambda news: None
+        """Takes in that the engine has another model of a name, or none; returns the binding whose time is over."""
         self._reader = ServiceThread(self._read, "cellrt-client", self.leave)
         _OPEN.add(self)
         self._reader.start()
@@ -323,8 +323,7 @@ class Link:
     def _take(self, kind: int, body: memoryview) -> None:
         """Takes in one message."""
         if kind == Kind.REBIND:
-            told = json.loads(bytes(body))
-            binding = self.on_rebind(told["model"], told["versions"])
+            binding = self.on_rebind(json.loads(bytes(body)))
             if binding is not None:
                 self.give_up(binding)
         elif kind == Kind.CLOSING:

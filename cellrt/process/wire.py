@@ -63,7 +63,8 @@ class Kind(IntEnum):
     ACCEPTED = 10
     """Of the engine: requests that waited for places have them."""
     REBIND = 11
-    """Of the engine: a model of that name was registered or taken out; which of its versions are in use."""
+    """Of the engine: a model of that name was registered or taken out; which of its versions are in use; what there is
+    now, for clients that unfolded for it."""
     CLOSING = 12
     """Of the engine: it closes in good order."""
     RESET = 13

@@ -59,6 +59,37 @@ def test_a_model_that_is_replaced_is_another_for_every_client_and_nothing_is_los
     until(lambda: engine.statistics()["cells"] == {}, "its cells are given up")
 
 
+def test_a_callback_may_submit_to_a_model_that_was_just_replaced(engine):
+    """As often as one likes, and to one that was taken out meanwhile and came back."""
+    engine.register(models.chain, warm_up=False)
+    with connect(engine.address) as client:
+        ended: list[object] = []
+        for make, expected in (("other_chain", {"only"}), ("chain", {"every", "last"})) * 2:
+            is_over = threading.Event()
+
+            def again(future, is_over=is_over, expected=expected) -> None:
+                try:
+                    ended.append(set(future.result()))
+                    if ended[-1] == expected:
+                        is_over.set()
+                    else:
+                        client.submit("chain", steps(2)).add_done_callback(again)
+                except BaseException as error:
+                    ended.append(error)
+                    is_over.set()
+
+            client.submit("chain", steps(2)).add_done_callback(again)
+            engine.register(f"{HERE}:{make}", warm_up=False, replace=True)
+            assert is_over.wait(WAIT_S)
+            assert ended[-1] == expected
+        engine.unregister("chain")
+        until(lambda: _is_unknown(client), "the client hears of it")
+        engine.register(models.chain, warm_up=False)
+        until(lambda: "chain" in client._bindings.by_name, "the client has it before anybody asks")
+    engine.unregister("chain")
+    until(lambda: engine.statistics()["cells"] == {}, "its cells are given up")
+
+
 def _is_unknown(client) -> bool:
     try:
         client.submit("chain", steps(1))
@@ -105,7 +136,7 @@ def test_a_client_goes_on_with_sessions_of_a_version_that_no_file_has_any_more(e
         path.write_text(FILE)
         one.register(f"{path}:make", replace=True)
         until(lambda: other.binding("mine").version == 3, "the other client hears of it")
-        assert [version for _, version in other._unfolders] == [3]
+        assert [version for _, version in other._bindings.unfolders] == [3]
         one.unregister("mine")
     until(lambda: engine.statistics()["cells"] == {}, "its cells are given up")
 

@@ -1,0 +1,64 @@
+"""A client's bindings: which it has for each model's name, as answers and the engine's news tell it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+from cellrt.graph.unfolder import Unfolder
+from cellrt.process.binding import Binding
+
+
+class Bindings:
+    """See the module. Holds no client, which may be dropped. Safe from any thread, and waits for none that waits.
+
+    Attributes:
+        by_name: those to unfold new requests for.
+        unfolders: by name and version. Those of versions that sessions go on with are kept: no file has them any more.
+        num_changes: how often the engine told of another model, or of one less.
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Binding] = {}
+        self.unfolders: dict[tuple[str, int], Unfolder] = {}
+        self.num_changes = 0
+        self._by_number: WeakValueDictionary[int, Binding] = WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def all(self) -> dict[int, Binding]:
+        """All by number; they stay as long as this dict does."""
+        return dict(self._by_number.items())
+
+    def told(self, value: Mapping[str, Any]) -> Binding:
+        """The binding that an answer or news tell of."""
+        number = int(value["binding"])
+        with self._lock:
+            binding = self._by_number.get(number)
+            if binding is None:
+                binding = self._by_number[number] = Binding(number, value["description"], self.unfolders)
+        return binding
+
+    def change(self, news: Mapping[str, Any]) -> Binding | None:
+        """Takes in that a model of a name was registered or taken out; returns the binding whose time is over.
+
+        The one that comes in its place is there from now on, if the engine told of it, and else asked for. Forgets
+        versions that nobody uses.
+        """
+        name, versions = news["model"], news["versions"]
+        self.num_changes += 1
+        for known in list(self.unfolders):
+            if known[0] == name and known[1] not in versions:
+                self.unfolders.pop(known, None)
+        before = self.by_name.get(name)
+        if news["now"] is not None:
+            self.by_name[name] = self.told(news["now"])
+        else:
+            self.by_name.pop(name, None)
+        return None if before is self.by_name.get(name) else before
+
+    def forget(self, binding: Binding) -> None:
+        """Takes out a binding, unless there is another by now."""
+        if self.by_name.get(binding.name) is binding:
+            self.by_name.pop(binding.name, None)
