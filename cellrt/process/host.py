@@ -191,7 +191,8 @@ class Doorkeeper:
             head = {"version": PROTOCOL, "has_timeline": self.engine.has_timeline}
             socket.send_fds(sock, [json.dumps(head).encode()], fds)
             incoming, outgoing = fds
-            guest = Guest(self, Wire(sock, os.dup(outgoing), os.dup(incoming)))
+            fds = []
+            guest = Guest(self, Wire(sock, outgoing, incoming))
         except BrokenPipeError:  # it did not wait until the models were registered
             sock.close()
             return

@@ -19,6 +19,7 @@ from tests.engine.helpers import WAIT_S, assert_same
 from tests.process import models
 from tests.process.helpers import steps
 from tests.process.test_wire import SIZE, pair
+from tests.waiting import until
 
 
 def no_memory(error: BaseException):
@@ -58,6 +59,7 @@ def test_messages_are_sent_all_or_none(monkeypatch):
 
 def test_a_client_for_whom_the_engine_has_no_descriptor_is_turned_away_and_others_are_served(served, client):
     before = resource.prlimit(served.pid, resource.RLIMIT_NOFILE)
+    until(lambda: client.statistics()["clients"] == 2, "those of other tests have left")
     open_files = len(os.listdir(f"/proc/{served.pid}/fd"))
     resource.prlimit(served.pid, resource.RLIMIT_NOFILE, (open_files, before[1]))
     try:
