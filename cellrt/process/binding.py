@@ -78,6 +78,7 @@ class Binding:
         formats: of rows, by kind.
         states: what its sessions keep.
         users: who unfolds for it now: an object of each call, and of each session a weak reference, which goes with it.
+        is_outdated: whether the engine has another model of that name, or none.
         is_released: whether the engine was told that nothing unfolded for it will come any more.
     """
 
@@ -97,7 +98,7 @@ class Binding:
         ]
         self.states = tuple(StateLayout(*state) for state in description["states"])
         self.users: set[object] = set()
-        self.is_released = False
+        self.is_outdated = self.is_released = False
         self._types: dict[str, int] = description["types"]
         self._kinds = {each.spec: kind for kind, each in enumerate(self.formats)}
         self._constants = {(kind, digest): row for kind, digest, row in description["constants"]}

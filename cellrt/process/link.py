@@ -188,6 +188,7 @@ class Link:
 
     def give_up(self, binding: Binding) -> None:
         """Has a binding given up after its last user, because the engine has another model or none."""
+        binding.is_outdated = True
         if not binding.is_released:
             self._outdated.add(binding)
         self.send_news()

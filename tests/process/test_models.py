@@ -104,6 +104,7 @@ def test_a_session_goes_on_with_the_model_that_it_was_opened_with(engine):
         session = client.session("kept")
         first = session.submit(steps(2)).result(WAIT_S)["last"]
         engine.register(models.kept, warm_up=False, replace=True)
+        until(lambda: client.session("kept", session.id)._binding.is_outdated, "it knows that there is another")
         assert session.submit(steps(1)).result(WAIT_S)["last"][0] > first[0]
         session.close()
     engine.unregister("kept")
