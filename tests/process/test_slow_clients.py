@@ -17,6 +17,7 @@ from cellrt.process import host as host_module
 from cellrt.process import memory
 from cellrt.process.client import connect
 from cellrt.process.host import Doorkeeper
+from cellrt.process.wire import HEAD
 from tests.engine.helpers import WAIT_S, assert_same, small_engine
 from tests.process import models
 from tests.process.helpers import held, steps
@@ -82,7 +83,7 @@ def test_a_slow_client_that_leaves_is_forgotten(doorkeeper):
 
 def test_a_client_that_talks_nonsense_is_seen_off_alone(doorkeeper, caplog):
     client = connect(doorkeeper.address)
-    for nonsense in (b"", b"x" * 33, b"\0" * 8 + b"\x63" + b"\0" * 23):
+    for nonsense in (b"", b"x" * 33, HEAD.pack(1, 0) + b"\x63" + b"\0" * 23):
         sock = addresses.connect(doorkeeper.address, WAIT_S)
         sock.recv(1000)
         sock.send(nonsense or b"?")

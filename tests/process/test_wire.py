@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellrt.process import memory
+from cellrt.process import memory, short_calls
 from cellrt.process.memory import Ring
-from cellrt.process.wire import PACKET_MESSAGES, BrokenWireError, Kind, Message, Wire
+from cellrt.process.wire import HEAD, PACKET_MESSAGES, BrokenWireError, Kind, Message, Wire
 from tests.process.helpers import holdings
 
 SIZE = 1 << 10
@@ -94,8 +94,28 @@ def test_a_reader_that_reads_nothing_is_waited_for_only_so_long():
     writer.close()
 
 
+def test_a_packet_whose_sender_was_interrupted_goes_out_again_and_is_taken_once(monkeypatch):
+    writer, reader = pair()
+
+    def send_and_be_interrupted(fd: int, packet: bytes) -> None:
+        send(fd, packet)
+        raise KeyboardInterrupt
+
+    send = short_calls.send
+    with monkeypatch.context() as patch:
+        patch.setattr(short_calls, "send", send_and_be_interrupted)
+        for body in (b"one", b"two"):
+            with pytest.raises(KeyboardInterrupt):
+                writer.send([Message(Kind.CALL, (body,))])
+    writer.send([Message(Kind.CALL, (b"three",))])
+    assert [bytes(body) for _, body in reader.receive()] == [b"one", b"two", b"three"]
+    for end in (writer, reader):
+        end.close()
+
+
 def test_what_does_not_keep_to_the_protocol_ends_the_connection():
-    for packet in (b"x", b"\0" * 9, b"\0" * 8 + b"\1\0\0\0" + b"\xff" * 20, b"\0" * 8 + b"\1\0\0\0" + b"\0" * 20):
+    head = HEAD.pack(1, 0) + b"\1\0\0\0"
+    for packet in (b"x", b"\0" * 17, head + b"\xff" * 20, head + b"\0" * 20):
         writer, reader = pair()
         writer.sock.send(packet)
         with pytest.raises(BrokenWireError):
