@@ -27,6 +27,7 @@ from cellrt.engine.registry import Model, Registry
 from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
 from cellrt.engine.session import Session, records_of
 from cellrt.engine.sessions import SessionLimits
+from cellrt.engine.statistics import forms_told
 from cellrt.engine.stream import Channel
 from cellrt.engine.submission import Submission
 from cellrt.engine.trace import Trace
@@ -159,10 +160,8 @@ class Engine(Serving):
         weakref.finalize(self, HEAP.release, id(self)).atexit = False
 
     def __repr__(self) -> str:
-        types = list(self._registry.types.values())
-        compiled = sum(made.form is not None for made in types)
-        models = f"models {list(self._models)}, {compiled} of {len(types)} cells compiled"
-        return f"Engine({self._processor.num_workers} workers, {models})"
+        forms = forms_told(dict(self._registry.types), self._compiler.why_eager)
+        return f"Engine({self._processor.num_workers} workers, models {list(self._models)}, {forms})"
 
     def register(
         self,

@@ -204,17 +204,13 @@ class Statistics:
         """
         with self._taking_in:
             self._take_in()
-        by_identity: dict[str, list[CellType]] = {}
-        for made in types.values():
-            by_identity.setdefault(made.cell.identity, []).append(made)
-        names = Counter(made[0].cell.name for made in by_identity.values())
         cells = {
-            made[0].cell.name if names[made[0].cell.name] == 1 else f"{made[0].cell.name} {identity[:8]}": {
+            name: {
                 **self._of_cell(made),
                 "ready": sum(ready(one.id) for one in made),
-                "form": f"{EAGER}: {why_eager(made[-1].cell)}" if made[-1].form is None else made[-1].form.origin,
+                "form": _form_of(made[-1], why_eager),
             }
-            for identity, made in by_identity.items()
+            for name, made in _by_name(types).items()
         }
         models = {
             name: {"unfinished": unfinished.get(name, 0), **self.by_model.get(name, Ends()).snapshot()}
@@ -237,6 +233,36 @@ class Statistics:
             "nodes": sum(self.steps[made.id] for made in types),
             "retried": sum(made.retries.count for made in types),
         }
+
+
+def forms_told(types: Mapping[int, CellType], why_eager: Callable[[Cell], str]) -> str:
+    """How many cells have a compiled form, then each form, or why there is none, with the cells of which it is so.
+
+    As ``Statistics.snapshot`` has them, which says what the arguments are.
+    """
+    newest = {name: made[-1] for name, made in _by_name(types).items()}
+    cells_of: dict[str, list[str]] = {}
+    for name, made in newest.items():
+        cells_of.setdefault(_form_of(made, why_eager), []).append(name)
+    compiled = sum(made.form is not None for made in newest.values())
+    each = [f"{', '.join(names)} {form}" for form, names in cells_of.items()]
+    return "; ".join([f"{compiled} of {len(newest)} cells compiled", *each])
+
+
+def _by_name(types: Mapping[int, CellType]) -> dict[str, list[CellType]]:
+    """The types of each cell, the newest last; those of one name are told apart by their identity."""
+    by_identity: dict[str, list[CellType]] = {}
+    for made in types.values():
+        by_identity.setdefault(made.cell.identity, []).append(made)
+    names = Counter(made[0].cell.name for made in by_identity.values())
+    return {
+        made[0].cell.name if names[made[0].cell.name] == 1 else f"{made[0].cell.name} {identity[:8]}": made
+        for identity, made in by_identity.items()
+    }
+
+
+def _form_of(made: CellType, why_eager: Callable[[Cell], str]) -> str:
+    return f"{EAGER}: {why_eager(made.cell)}" if made.form is None else made.form.origin
 
 
 def _percentiles(values: np.ndarray) -> dict[str, float]:

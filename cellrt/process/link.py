@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cellrt.engine.future import Owner, RequestFuture
+from cellrt.engine.mailbox import waking_at_the_end
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, OverloadError, RequestError
 from cellrt.graph.known import Alike
@@ -298,8 +299,9 @@ class Link:
             while True:
                 poll.modify(self._wire.fileno(), select.POLLIN | (select.POLLOUT if self._wire.is_behind else 0))
                 poll.poll()
-                for kind, body in self._wire.receive():
-                    self._take(kind, body)
+                with waking_at_the_end():
+                    for kind, body in self._wire.receive():
+                        self._take(kind, body)
                 if (self._wire.owes_word or self._wire.is_behind) and not self._lock.locked():
                     with self._lock:
                         if self._wire.owes_word:

@@ -350,3 +350,20 @@ def test_the_documented_example_runs_compiled() -> None:
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
         exec(compile(block, page.name, "exec"), names)
     assert "futures" in names
+
+
+def test_an_engine_says_in_which_form_each_cell_runs_and_why() -> None:
+    step = cell(cells.GRUCell(SIZE, HIDDEN), {"x": NUMBERS, **H}, name="step")
+    add, double = (
+        cell(lambda x, k=k: x * k + 1, {"x": NUMBERS}, name=name) for k, name in enumerate(("add", "double"))
+    )
+
+    @unfold("all", example=torch.zeros(SIZE))
+    def model(graph, x):
+        return {"h": step(x=double(x=add(x=x).output).output, h=torch.zeros(HIDDEN)).h}
+
+    engine = small_engine()
+    engine.register(model, warm_up=False)
+    forms = "1 of 3 cells compiled; add, double eager: compile is off; step written by hand"
+    assert repr(engine) == f"Engine(1 workers, models ['all'], {forms})"
+    close_and_check(engine)
