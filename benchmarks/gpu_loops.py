@@ -1,7 +1,8 @@
 """A decoder's loops on a GPU: its fused form beside its plain one, waiting for what says stop and going ahead of it.
 
-256 requests at once, greedy, of 64 tokens each, by an LSTM of 1024 units and a vocabulary of 10,000, TF32. Nothing
-stops before, so that each way computes the same. ``python -m benchmarks.gpu --only loops``.
+256 requests at once, of 64 tokens each, by an LSTM of 1024 units and a vocabulary of 10,000, TF32: greedy, and drawn
+with top-k and top-p, going ahead. Nothing stops before, so that each way computes the same.
+``python -m benchmarks.gpu --only loops``.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.gpu_busy import busy_share
 from benchmarks.record import Recorder
-from cellrt.cells.decoder import EmbeddingLSTMDecoder
-from cellrt.cells.output import NEVER
+from cellrt.cells.decoder import EmbeddingLSTMDecoder, SamplingDecoder
+from cellrt.cells.output import NEVER, Sample
 from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.engine.engine import Engine
@@ -43,20 +44,26 @@ def measure_loops(recorder: Recorder, device: str, quick: bool) -> None:
     size = Size(8, 50, 6, 4, 2) if device == "dry" else Size(1024, 10_000, 64, 256, 4 if quick else 20)
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = True
+    greedy = EmbeddingLSTMDecoder(size.vocabulary, size.hidden, size.hidden, NEVER)
+    drawn = SamplingDecoder(greedy, Sample(top_k=40, top_p=0.9))
     for is_fused in (True, False):
-        for ahead in (0, 1):
-            with _serving(device, size, is_fused, ahead) as engine:
-                case = f"decoder {'fused' if is_fused else 'plain'}, {'ahead' if ahead else 'waiting'}"
+        for name, module, ahead in (("decoder", greedy, 0), ("decoder", greedy, 1), ("drawing decoder", drawn, 1)):
+            with _serving(device, size, module, is_fused, ahead) as engine:
+                case = f"{name} {'fused' if is_fused else 'plain'}, {'ahead' if ahead else 'waiting'}"
                 _measure(recorder, device, engine, size, case)
 
 
 @contextmanager
-def _serving(device: str, size: Size, is_fused: bool, ahead: int) -> Iterator[Engine]:
-    module = EmbeddingLSTMDecoder(size.vocabulary, size.hidden, size.hidden, NEVER).eval().requires_grad_(False)
+def _serving(
+    device: str, size: Size, module: EmbeddingLSTMDecoder | SamplingDecoder, is_fused: bool, ahead: int
+) -> Iterator[Engine]:
+    module = module.eval().requires_grad_(False)
     made = cell(module, module.input_specs(), max_batch=size.batch, name="decoder")
+    given = {"seed": 1} if isinstance(module, SamplingDecoder) else {}
 
     def unfold(graph: Graph, token: int) -> dict[str, object]:
-        return {"tokens": graph.loop(made, until="stop", max_steps=size.steps, token=token).token}
+        inputs: dict[str, Any] = {"token": token, **given}
+        return {"tokens": graph.loop(made, until="stop", max_steps=size.steps, **inputs).token}
 
     options = DeviceOptions(ring_bytes=16 << 20, fused=is_fused)
     rows = 8 * size.batch * (size.steps + 4)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from cellrt import DefinitionError, RowSpec, rows
+from cellrt.cells._fused import choose_rows
 from cellrt.cells._gated import GatedModule
 from cellrt.cells._torch_layers import check_layers, find_layer
 from cellrt.cells._weights import check_one_dtype
 from cellrt.cells.gru import GRUCell
 from cellrt.cells.lstm import LSTMCell
 from cellrt.cells.output import NEVER, ProjectionArgmax
+
+if TYPE_CHECKING:
+    from cellrt.definition.fused import StepRows
 
 LOGITS, LOGPROB = "logits", "logprob"
 """The outputs of a decoder that are there if it was made with ``return_logits`` and ``return_logprobs``."""
@@ -74,6 +78,21 @@ class Decoder(nn.Module):
             wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
             made[LOGPROB] = wide.gather(1, token[:, None])[:, 0] - wide.logsumexp(dim=1)
         return made
+
+    def takes_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether ``advance_rows`` and ``choose_rows`` take a cell's rows, with the weights where they are."""
+        return False
+
+    def advance_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> StepRows:
+        """A step but for the choice by fused kernels, rows of arenas to rows of arenas.
+
+        Returns the rows that are projected to logits.
+        """
+        raise NotImplementedError
+
+    def choose_rows(self, top: StepRows, outputs: Mapping[str, StepRows]) -> None:
+        """The greedy choice, from such rows."""
+        choose_rows(self.projection.weight, self.projection.bias, self.end_token, {"h": top}, outputs)
 
     def _advance(self, token: Tensor, inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
         """The states after a step, and the row that is projected to logits."""

@@ -218,12 +218,32 @@ def sample_rows(
     top_p: float,
     inputs: Mapping[str, StepRows],
     outputs: Mapping[str, StepRows],
+    logits: Tensor | None = None,
 ) -> None:
-    """Sampling: rows ``logits``, ``seed`` and ``step`` of arenas to rows ``token`` and ``stop`` of arenas."""
+    """Sampling: rows ``logits``, ``seed`` and ``step`` of arenas to rows ``token`` and ``stop`` of arenas, and ``step``
+    if that is an output. ``logits`` are in order if they are given apart."""
     from cellrt.kernels.sample import Sampling, sample
 
-    given = {name: ArenaRows(*rows) for name, rows in (*inputs.items(), *outputs.items())}
-    sample(sampling=Sampling(end_token, temperature, top_k, top_p), **given)
+    given, made = ({name: ArenaRows(*rows) for name, rows in named.items()} for named in (inputs, outputs))
+    sample(
+        given["logits"] if logits is None else logits,
+        given["seed"],
+        given["step"],
+        Sampling(end_token, temperature, top_k, top_p),
+        made["token"],
+        made["stop"],
+        made.get("step"),
+    )
+
+
+def project_rows(weight: Tensor, bias: Tensor | None, h: StepRows) -> Tensor:
+    """The logits of rows of an arena, in order: ``[rows that there may be, num_tokens]``."""
+    from cellrt.kernels.project_logits import Projection, project_logits
+
+    rows = ArenaRows(*h)
+    logits = weight.new_empty(rows.most_rows, len(weight))
+    project_logits(rows, Projection(weight, bias, None, chosen_precision()), logits)
+    return logits
 
 
 def can_sample(inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
@@ -236,6 +256,13 @@ def can_sample(inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) ->
     expected = {"logits": logits, "seed": number, "step": number}
     made = {"token": number, "stop": rows(dtype=torch.bool)}
     return has_device() and dict(inputs) == expected and dict(outputs) == made
+
+
+def can_draw(weight: Tensor) -> bool:
+    """Whether the sampling kernels take as many tokens as a projection's weight has."""
+    from cellrt.kernels.sample import MOST_TOKENS
+
+    return len(weight) <= MOST_TOKENS
 
 
 def can_fuse(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from cellrt import DefinitionError, RaggedRows, RowSpec, rows
 from cellrt.cells._decoding import Decoder, check_parts
-from cellrt.cells._fused import can_fuse, choose_rows, of_layer, to_read
+from cellrt.cells._fused import can_draw, can_fuse, of_layer, project_rows, sample_rows, to_read
 from cellrt.cells._gated import check_batch_sizes, unroll
 from cellrt.cells._host import STOP, TOKEN, gru_decoder, lstm_decoder
 from cellrt.cells._recurrence import gru_decode, lstm_decode
@@ -30,7 +30,7 @@ from cellrt.cells._weights import are_float32_on_cpu, check_float32_on_cpu, chec
 from cellrt.cells.gru import EmbeddingGRUCell, GRUCell
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell
 from cellrt.cells.output import Sample
-from cellrt.definition.compiled_form import CompiledForm, TaskFunction
+from cellrt.definition.compiled_form import CompiledForm, TaskFunction, is_changed
 from cellrt.definition.fused import reads_outputs, reads_spans
 
 if TYPE_CHECKING:
@@ -155,14 +155,14 @@ class _EmbeddingDecoder(Decoder):
         )
         return {"token": token_out, "stop": token_out == self.end_token, **dict(zip(states, made, strict=True))}
 
-    def _takes(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether kernels take these rows: only with ``fold``, and without logits and logprobs."""
+    def takes_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """See ``Decoder.takes_rows``: only with ``fold``, and without logits and logprobs."""
         states = dict.fromkeys(self.states, rows(*self._state_shape))
         given, made = {"token": TOKEN, **states}, {"token": TOKEN, "stop": STOP, **states}
         return self.first.fold and self.returns_choice_alone and can_fuse(self, inputs, outputs, given, made)
 
-    def _run_layers(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
-        """One step, rows of arenas to rows of arenas: a kernel a layer, and those of the choice."""
+    def advance_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> StepRows:
+        """See ``Decoder.advance_rows``: a kernel a layer."""
         for layer, cell in enumerate((self.first, *self.others)):
             states = {name: of_layer(inputs[name], layer) for name in self.states}
             if layer == 0:
@@ -170,9 +170,7 @@ class _EmbeddingDecoder(Decoder):
             else:
                 given = {"x": to_read(of_layer(outputs["h"], layer - 1)), **states}
             cell._fused.run(cell, given, {name: of_layer(outputs[name], layer) for name in self.states})
-        projection = self.projection
-        top = {"h": of_layer(outputs["h"], self.num_layers - 1)}
-        choose_rows(projection.weight, projection.bias, self.end_token, top, outputs)
+        return of_layer(outputs["h"], self.num_layers - 1)
 
     def _compiled(self) -> CompiledForm | None:
         if not (self._has_kernel and are_float32_on_cpu(*self.parameters())):
@@ -220,13 +218,13 @@ class EmbeddingLSTMDecoder(_EmbeddingDecoder):
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
         """Whether ``run_rows`` takes these rows, with the weights where they are."""
-        return self._takes(inputs, outputs)
+        return self.takes_rows(inputs, outputs)
 
     @reads_spans
     @reads_outputs
     def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
         """One step by the fused kernels (``cellrt/definition/fused.py``)."""
-        self._run_layers(inputs, outputs)
+        self.choose_rows(self.advance_rows(inputs, outputs), outputs)
 
 
 class EmbeddingGRUDecoder(_EmbeddingDecoder):
@@ -249,13 +247,13 @@ class EmbeddingGRUDecoder(_EmbeddingDecoder):
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
         """Whether ``run_rows`` takes these rows, with the weights where they are."""
-        return self._takes(inputs, outputs)
+        return self.takes_rows(inputs, outputs)
 
     @reads_spans
     @reads_outputs
     def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
         """One step by the fused kernels (``cellrt/definition/fused.py``)."""
-        self._run_layers(inputs, outputs)
+        self.choose_rows(self.advance_rows(inputs, outputs), outputs)
 
 
 class SamplingDecoder(nn.Module):
@@ -280,6 +278,23 @@ class SamplingDecoder(nn.Module):
         """The inputs for ``cellrt.cell``: those of the decoder, ``seed`` and ``step``."""
         number = rows(dtype=torch.int64)
         return {**self.decoder.input_specs(), "seed": number, "step": number}
+
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether ``run_rows`` takes these rows: where the decoder's does, for a vocabulary that is not too large."""
+        given = {name: spec for name, spec in inputs.items() if name not in ("seed", "step")}
+        made = {name: spec for name, spec in outputs.items() if name != "step"}
+        own = inputs.get("seed"), inputs.get("step"), outputs.get("step")
+        if own != (TOKEN, TOKEN, TOKEN) or any(is_changed(part, "run_rows") for part in (self.decoder, self.sample)):
+            return False
+        return can_draw(self.decoder.projection.weight) and self.decoder.takes_rows(given, made)
+
+    @reads_spans
+    @reads_outputs
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
+        """One step by the fused kernels (``cellrt/definition/fused.py``)."""
+        top, sample = self.decoder.advance_rows(inputs, outputs), self.sample
+        logits = project_rows(self.decoder.projection.weight, self.decoder.projection.bias, top)
+        sample_rows(sample.end_token, sample.temperature, sample.top_k, sample.top_p, inputs, outputs, logits)
 
     def forward(
         self,

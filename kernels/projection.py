@@ -54,7 +54,17 @@ def choose_tile(num_rows: int, projection: Projection) -> ProjectionTile:
 
 def check_projection(h: ArenaRows, projection: Projection, token: ArenaRows, stop: ArenaRows) -> None:
     """Checks types, shapes, devices and layout; raises ValueError."""
-    weight, bias, stop_token, precision = projection
+    check_weights(h, projection)
+    weight, stop_token = projection.weight, projection.stop_token
+    check_numbers("token", token, TOKEN_TYPES, h, weight.device)
+    check_numbers("stop", stop, (torch.bool,), h, weight.device)
+    if stop_token is not None and not 0 <= stop_token < len(weight):
+        raise ValueError(f"the stop token {stop_token} is not in the vocabulary of {len(weight)}")
+
+
+def check_weights(h: ArenaRows, projection: Projection) -> None:
+    """The same of what is multiplied."""
+    weight, bias, _, precision = projection
     if weight.ndim != 2 or 0 in weight.shape or not weight.is_contiguous() or weight.dtype not in TYPES:
         raise ValueError(
             f"weight must be contiguous [vocabulary, hidden] of float32, bfloat16 or float16, got {weight.dtype} "
@@ -66,14 +76,10 @@ def check_projection(h: ArenaRows, projection: Projection, token: ArenaRows, sto
     if h.values.dtype != weight.dtype:
         raise ValueError(f"arena and weight must have the same dtype, got {h.values.dtype} and {weight.dtype}")
     check_rows("h", h, h, hidden, weight)
-    check_numbers("token", token, TOKEN_TYPES, h, weight.device)
-    check_numbers("stop", stop, (torch.bool,), h, weight.device)
     if bias is not None and bias.device != weight.device:
         raise ValueError(f"bias must be on {weight.device} as the weight is")
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-    if stop_token is not None and not 0 <= stop_token < vocabulary:
-        raise ValueError(f"the stop token {stop_token} is not in the vocabulary of {vocabulary}")
 
 
 def plain_logits(h: Tensor, projection: Projection) -> Tensor:

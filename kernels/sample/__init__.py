@@ -4,7 +4,8 @@ The token is where the cumulative distribution passes a uniform number, which is
 ``step`` (the mixing function of SplitMix64; Steele, Lea and Flood 2014). So it depends on the row's logits, seed and
 step alone. Logits are read where they are, by several programs a row; probabilities are summed as whole numbers, in
 multiples of 2**-40 of the largest, whose sums do not depend on the order. For top-k and top-p the least logit that is
-kept is found four bits at a time, in eight passes each over the logits, which stay in the L2 cache.
+kept is found four bits at a time, in eight passes each over the logits, which stay in the L2 cache. Rows of at most
+2,048 logits take one launch for all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from cellrt.kernels.arena_rows import ArenaRows, check_numbers, check_rows
 from cellrt.kernels.choose import uses_triton
@@ -43,28 +45,40 @@ class Sampling(NamedTuple):
 
 
 def sample(
-    logits: ArenaRows, seed: ArenaRows, step: ArenaRows, sampling: Sampling, token: ArenaRows, stop: ArenaRows
+    logits: ArenaRows | Tensor,
+    seed: ArenaRows,
+    step: ArenaRows,
+    sampling: Sampling,
+    token: ArenaRows,
+    stop: ArenaRows,
+    next_step: ArenaRows | None = None,
 ) -> None:
     """Writes a random token of each row to ``token``, and whether it is the end token to ``stop``.
 
-    ``logits`` names rows of an arena ``[capacity, tokens]`` of float32, bfloat16 or float16; the others numbers of
-    arenas ``[capacity]``: ``seed`` and ``step`` int64, ``token`` int32 or int64, ``stop`` bool. All have the same span,
-    or none. Negative rows of ``token`` and ``stop`` are not written; the others must be inside their arenas, which the
-    kernel cannot check. Between kernel and reference a token may differ where the uniform number is within rounding of
-    the bound of two. Raises ValueError.
+    ``logits`` names rows of an arena ``[capacity, tokens]`` of float32, bfloat16 or float16, or is a contiguous tensor
+    with a row for each that there may be, in order. The others name numbers of arenas ``[capacity]``: ``seed`` and
+    ``step`` int64, ``token`` int32 or int64, ``stop`` bool; ``next_step`` int64, which is given ``step + 1``. All have
+    the same span, or none. Negative rows of ``token``, ``stop`` and ``next_step`` are not written; the others must be
+    inside their arenas, which the kernel cannot check. Between kernel and reference a token may differ where the
+    uniform number is within rounding of the bound of two. Raises ValueError.
     """
-    values = logits.values
+    values = logits if isinstance(logits, Tensor) else logits.values
     if values.ndim != 2 or values.dtype not in TYPES or not 0 < values.shape[1] <= MOST_TOKENS:
         raise ValueError(f"logits must be rows of 1 to {MOST_TOKENS} numbers, got {values.dtype} {tuple(values.shape)}")
-    check_rows("logits", logits, logits, values.shape[1], values)
+    if not isinstance(logits, Tensor):
+        check_rows("logits", logits, logits, values.shape[1], values)
+    elif len(logits) < seed.most_rows or not logits.is_contiguous():
+        raise ValueError(f"logits must be contiguous, a row for each of {seed.most_rows}, got {tuple(logits.shape)}")
+    like = seed if isinstance(logits, Tensor) else logits
     for name, arena, dtypes in (
         *(("seed", seed, (torch.int64,)), ("step", step, (torch.int64,))),
         *(("token", token, TOKEN_TYPES), ("stop", stop, (torch.bool,))),
+        *([] if next_step is None else [("next_step", next_step, (torch.int64,))]),
     ):
-        check_numbers(name, arena, dtypes, logits, values.device)
+        check_numbers(name, arena, dtypes, like, values.device)
     if uses_triton(values):
         from cellrt.kernels.sample import triton
 
-        triton.sample(logits, seed, step, sampling, token, stop)
+        triton.sample(logits, seed, step, sampling, token, stop, next_step)
     else:
-        reference.sample(logits, seed, step, sampling, token, stop)
+        reference.sample(logits, seed, step, sampling, token, stop, next_step)

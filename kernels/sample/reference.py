@@ -18,15 +18,27 @@ GOLDEN, FIRST, SECOND = (number - (1 << 64) for number in (0x9E3779B97F4A7C15, 0
 
 
 def sample(
-    logits: ArenaRows, seed: ArenaRows, step: ArenaRows, sampling: Sampling, token: ArenaRows, stop: ArenaRows
+    logits: ArenaRows | Tensor,
+    seed: ArenaRows,
+    step: ArenaRows,
+    sampling: Sampling,
+    token: ArenaRows,
+    stop: ArenaRows,
+    next_step: ArenaRows | None = None,
 ) -> None:
     """As the operation; arguments are not checked."""
-    given, seed, step, token, stop = (on_host(arena, logits) for arena in (logits, seed, step, token, stop))
-    scaled = given.gather() / sampling.temperature
+    if isinstance(logits, ArenaRows):
+        logits = on_host(logits, seed).gather()
+    seed, step, token, stop = (on_host(arena, seed) for arena in (seed, step, token, stop))
+    steps = step.values[step.rows.long()]
+    scaled = logits[: len(steps)].float() / sampling.temperature
     cumulative = torch.where(kept(scaled, sampling), scaled.softmax(1), 0).double().cumsum(1)
-    target = uniform(seed.values[seed.rows.long()], step.values[step.rows.long()])[:, None] * cumulative[:, -1:]
+    target = uniform(seed.values[seed.rows.long()], steps)[:, None] * cumulative[:, -1:]
     chosen = (cumulative <= target).sum(1).clamp(max=scaled.shape[1] - 1)
-    for made, values in ((token, chosen), (stop, chosen == sampling.end_token)):
+    written = [(token, chosen), (stop, chosen == sampling.end_token)]
+    if next_step is not None:
+        written.append((on_host(next_step, next_step), steps + 1))
+    for made, values in written:
         made.values[made.rows[made.rows >= 0].long()] = values[made.rows >= 0].to(made.values.dtype)
 
 

@@ -1,10 +1,11 @@
 """Sampling in Triton: a program has a part of a row's logits, and each pass over them is a launch.
 
-*Most* finds each part's largest logit. A *narrowing* for top-k, and one for top-p, then finds the least logit that is
-kept. Logits are compared as integers that rise with them, of 32 bits; four bits of the least are settled at a pass:
-programs count (for top-p: weigh) what reaches each of 16 integers, and each program of the next pass adds up the counts
-of its row and takes the largest of the 16 that is reached by enough. At last each part is weighed, and one program a
-row draws: first the part, then the token.
+A row that is one part is drawn in a launch of its own, in which the least logit that is kept is settled bit by bit. Of
+several parts, *most* finds each part's largest logit. A *narrowing* for top-k, and one for top-p, then finds the least
+logit that is kept. Logits are compared as integers that rise with them, of 32 bits; four bits of the least are settled
+at a pass: programs count (for top-p: weigh) what reaches each of 16 integers, and each program of the next pass adds up
+the counts of its row and takes the largest of the 16 that is reached by enough. At last each part is weighed, and one
+program a row draws: first the part, then the token.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.gate_tiles import span_of
-from cellrt.kernels.projection_tiles import ordered, store_token
+from cellrt.kernels.projection_tiles import store_token
+from cellrt.kernels.sample.pieces import load_part, order, target_of, weigh
 
 if TYPE_CHECKING:
     from cellrt.kernels.sample import Sampling
@@ -27,31 +29,7 @@ PART = 2048
 PASSES = 8
 BITS = tl.constexpr(4)
 DIGITS = tl.constexpr(1 << 4)
-ONE = tl.constexpr(2.0**40)
-ROWS = ["p_rows", "p_span", "p_seed_rows", "p_step_rows", "p_token_rows", "p_stop_rows"]
-
-
-@triton.jit
-def load_part(p_logits, STRIDE, p_rows, first, row, part, temperature, TOKENS: tl.constexpr, PART: tl.constexpr):
-    """Scaled logits of a part of a row, -inf behind the last."""
-    o_tokens = part * PART + tl.arange(0, PART)
-    at = tl.load(p_rows + first + row).to(tl.int64)
-    b_logits = tl.load(p_logits + at * STRIDE + o_tokens, mask=o_tokens < TOKENS, other=float("-inf"))
-    return b_logits.to(tl.float32) / temperature
-
-
-@triton.jit
-def order(b_scaled):
-    """Integers from 0 to 2**32 - 1 that rise with the numbers."""
-    return ordered(b_scaled).to(tl.int64) + 0x80000000
-
-
-@triton.jit
-def weigh(b_scaled, largest):
-    """What a token weighs beside the most likely one, in multiples of 2**-40; nothing if it is not a number."""
-    b_weights = tl.exp(b_scaled - largest)
-    b_weights = tl.where(b_weights <= 1.0, b_weights, 0.0)
-    return (b_weights * ONE).to(tl.int64)
+ROWS = ["p_rows", "p_span", "p_seed_rows", "p_step_rows", "p_token_rows", "p_stop_rows", "p_next_rows"]
 
 
 @triton.jit
@@ -191,22 +169,6 @@ def weigh_kernel(
     tl.store(p_masses + row * parts + part, tl.sum(b_weights, axis=0))
 
 
-@triton.jit
-def mix(b_bits):
-    """SplitMix64's."""
-    b_bits = b_bits + 0x9E3779B97F4A7C15
-    b_bits = (b_bits ^ (b_bits >> 30)) * 0xBF58476D1CE4E5B9
-    b_bits = (b_bits ^ (b_bits >> 27)) * 0x94D049BB133111EB
-    return b_bits ^ (b_bits >> 31)
-
-
-@triton.jit
-def uniform(b_seed, b_step):
-    """A number of (0, 1) of 48 random bits."""
-    b_bits = mix(mix(b_seed.to(tl.uint64)) + b_step.to(tl.uint64) * 0x9E3779B97F4A7C15)
-    return ((b_bits >> 16).to(tl.float64) + 0.5) * (1.0 / 281474976710656.0)
-
-
 @triton.jit(do_not_specialize=["parts", "end_token"], do_not_specialize_on_alignment=ROWS)
 def draw_kernel(
     p_logits,
@@ -225,6 +187,8 @@ def draw_kernel(
     p_token_rows,
     p_stops,
     p_stop_rows,
+    p_nexts,
+    p_next_rows,
     parts,
     end_token,
     TOKENS: tl.constexpr,
@@ -236,12 +200,11 @@ def draw_kernel(
     first, num_rows = span_of(p_span, row + 1)
     if row >= num_rows:
         return
-    at = first + row + tl.zeros((1,), dtype=tl.int32)
-    b_seed = tl.load(p_seeds + tl.load(p_seed_rows + at))
-    b_step = tl.load(p_steps + tl.load(p_step_rows + at))
     o_parts = tl.arange(0, PARTS)
     b_masses = tl.load(p_masses + row * parts + o_parts, mask=o_parts < parts, other=0)
-    target = tl.max(uniform(b_seed, b_step), axis=0) * tl.sum(b_masses, axis=0).to(tl.float64)
+    target = target_of(
+        p_seeds, p_seed_rows, p_steps, p_step_rows, p_nexts, p_next_rows, first + row, tl.sum(b_masses, axis=0)
+    )
     b_is_before = tl.cumsum(b_masses, axis=0).to(tl.float64) <= target
     part = tl.minimum(tl.sum(b_is_before.to(tl.int32), axis=0), parts - 1)
     before = tl.sum(tl.where(o_parts < part, b_masses, 0), axis=0)
@@ -254,37 +217,105 @@ def draw_kernel(
     store_token(p_tokens, p_token_rows, p_stops, p_stop_rows, first + row, token, end_token)
 
 
+@triton.jit
+def least_kept(b_order, b_weights, enough):
+    """The largest integer that is reached by enough of what the numbers count or weigh."""
+    least = tl.sum(b_weights, axis=0) * 0
+    for bit in range(32):
+        bound = least + ((least * 0 + 1) << (31 - bit))
+        is_reached = tl.sum(tl.where(b_order >= bound, b_weights, 0), axis=0).to(tl.float64) >= enough
+        least = tl.where(is_reached, bound, least)
+    return least
+
+
+@triton.jit(do_not_specialize=["end_token"], do_not_specialize_on_alignment=ROWS)
+def draw_alone_kernel(
+    p_logits,
+    STRIDE: tl.constexpr,
+    p_rows,
+    p_span,
+    temperature,
+    top_k,
+    top_p,
+    p_seeds,
+    p_seed_rows,
+    p_steps,
+    p_step_rows,
+    p_tokens,
+    p_token_rows,
+    p_stops,
+    p_stop_rows,
+    p_nexts,
+    p_next_rows,
+    end_token,
+    HAS_TOP_K: tl.constexpr,
+    HAS_TOP_P: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """A program does all for a row that is one part."""
+    row = tl.program_id(0)
+    first, num_rows = span_of(p_span, row + 1)
+    if row >= num_rows:
+        return
+    b_scaled = load_part(p_logits, STRIDE, p_rows, first, row, 0, temperature, TOKENS, PART)
+    b_order, b_is_token = order(b_scaled), tl.arange(0, PART) < TOKENS
+    b_weights = tl.where(b_is_token, weigh(b_scaled, tl.max(b_scaled, axis=0)), 0)
+    if HAS_TOP_K:
+        least = least_kept(b_order, b_is_token.to(tl.int64), top_k)
+        b_weights = tl.where(b_order >= least, b_weights, 0)
+    if HAS_TOP_P:
+        enough = top_p * tl.sum(b_weights, axis=0).to(tl.float64)
+        b_weights = tl.where(b_order >= least_kept(b_order, b_weights, enough), b_weights, 0)
+    target = target_of(
+        p_seeds, p_seed_rows, p_steps, p_step_rows, p_nexts, p_next_rows, first + row, tl.sum(b_weights, axis=0)
+    )
+    b_is_before = tl.cumsum(b_weights, axis=0).to(tl.float64) <= target
+    token = tl.minimum(tl.sum(b_is_before.to(tl.int32), axis=0), TOKENS - 1)
+    store_token(p_tokens, p_token_rows, p_stops, p_stop_rows, first + row, token, end_token)
+
+
 def sample(
-    logits: ArenaRows, seed: ArenaRows, step: ArenaRows, sampling: Sampling, token: ArenaRows, stop: ArenaRows
+    logits: ArenaRows | Tensor,
+    seed: ArenaRows,
+    step: ArenaRows,
+    sampling: Sampling,
+    token: ArenaRows,
+    stop: ArenaRows,
+    next_step: ArenaRows | None = None,
 ) -> None:
     """Launches all passes; arguments are as in the operation, and are not checked."""
-    num_rows, tokens = logits.most_rows, logits.values.shape[1]
+    values, rows = (logits, None) if isinstance(logits, Tensor) else logits[:2]
+    num_rows, tokens = seed.most_rows, values.shape[1]
     if num_rows == 0:
         return
     part = min(PART, max(16, triton.next_power_of_2(tokens)))
     parts = triton.cdiv(tokens, part)
-    device = logits.values.device
-    most = torch.empty(num_rows, parts, device=device)
-    given = (logits.values, logits.values.stride(0), logits.rows, logits.span)
+    given = (values, values.stride(0), rows, seed.span)
+    drawn: list[Tensor | None] = [tensor for arena in (seed, step, token, stop) for tensor in arena[:2]]
+    drawn += [None, None] if next_step is None else next_step[:2]
     sizes = {"TOKENS": tokens, "PART": part}
+    has_top_k, has_top_p = 0 < sampling.top_k < tokens, sampling.top_p < 1
+    if parts == 1:
+        draw_alone_kernel[(num_rows,)](
+            *(*given, sampling.temperature, float(sampling.top_k), sampling.top_p, *drawn, sampling.end_token),
+            HAS_TOP_K=has_top_k,
+            HAS_TOP_P=has_top_p,
+            num_warps=8 if part > 1024 else 4,
+            **sizes,
+        )
+        return
+    most = torch.empty(num_rows, parts, device=values.device)
     most_kernel[(num_rows, parts)](*given, sampling.temperature, most, **sizes)
     sizes["PARTS"] = triton.next_power_of_2(parts)
     kept: Tensor | None = None
-    for needed, is_mass in ((float(sampling.top_k), False), (sampling.top_p, True)):
-        if needed < 1 if is_mass else 0 < needed < tokens:
+    for needed, is_mass, is_wanted in ((float(sampling.top_k), False, has_top_k), (sampling.top_p, True, has_top_p)):
+        if is_wanted:
             kept = _narrow(given, num_rows, parts, sampling.temperature, most, kept, needed, is_mass, sizes)
-    masses = torch.empty(num_rows, parts, dtype=torch.int64, device=device)
+    masses = torch.empty(num_rows, parts, dtype=torch.int64, device=values.device)
     weigh_kernel[(num_rows, parts)](*given, sampling.temperature, most, kept, masses, **sizes)
     draw_kernel[(num_rows,)](
-        *given,
-        sampling.temperature,
-        most,
-        kept,
-        masses,
-        *(tensor for arena in (seed, step, token, stop) for tensor in arena[:2]),
-        parts,
-        sampling.end_token,
-        **sizes,
+        *(*given, sampling.temperature, most, kept, masses, *drawn, parts, sampling.end_token), **sizes
     )
 
 

@@ -39,6 +39,14 @@ CHOICE = {"token": rows(dtype=torch.int64), "stop": rows(dtype=torch.bool)}
 UNTOUCHED = {torch.float32: torch.nan, torch.int64: -7, torch.bool: True}
 
 
+DRAWN = {"seed": rows(dtype=torch.int64), "step": rows(dtype=torch.int64)}
+NEXT = {"step": rows(dtype=torch.int64)}
+
+
+def drawing(decoder: Any, **options: Any) -> cells.SamplingDecoder:
+    return cells.SamplingDecoder(decoder, cells.Sample(END, temperature=0.9, **options))
+
+
 class Case(NamedTuple):
     """How to make a cell, its inputs and its outputs."""
 
@@ -66,6 +74,16 @@ CASES = {
         lambda: cells.EmbeddingLSTMDecoder(WORDS, SIZE, HIDDEN, END, num_layers=3), TOKEN | LAYERS, CHOICE | LAYERS
     ),
     "EmbeddingGRUDecoder": Case(lambda: cells.EmbeddingGRUDecoder(WORDS, SIZE, HIDDEN, END), TOKEN | H, CHOICE | H),
+    "SamplingDecoder": Case(
+        lambda: drawing(cells.EmbeddingLSTMDecoder(WORDS, SIZE, HIDDEN, END)),
+        TOKEN | DRAWN | STATE,
+        CHOICE | NEXT | STATE,
+    ),
+    "SamplingDecoder of layers": Case(
+        lambda: drawing(cells.EmbeddingGRUDecoder(WORDS, SIZE, HIDDEN, END, num_layers=3), top_k=4, top_p=0.8),
+        TOKEN | DRAWN | {"h": LAYERS["h"]},
+        CHOICE | NEXT | {"h": LAYERS["h"]},
+    ),
     "ProjectionArgmax": Case(lambda: cells.ProjectionArgmax(HIDDEN, TOKENS, END), H, CHOICE),
     "ProjectionArgmax without bias": Case(lambda: cells.ProjectionArgmax(HIDDEN, TOKENS, bias=False), H, CHOICE),
 }

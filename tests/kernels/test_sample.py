@@ -20,7 +20,7 @@ from cellrt.kernels.sample import MOST_TOKENS, Sampling, reference, sample
 from tests.effort import quickly
 from tests.engine.helpers import close_and_check
 from tests.engine.test_cuda_worker import device_engine, serve
-from tests.kernels.ahead import compile_everywhere, needs_compiler, recorded_launches
+from tests.kernels.ahead import Launch, compile_everywhere, needs_compiler, recorded_launches
 from tests.kernels.projections import UNTOUCHED, in_order, outputs
 
 END = 3
@@ -175,6 +175,23 @@ def test_spans_and_negative_rows_are_minded(device: str, is_reference: bool) -> 
     assert stops.tolist() == [True, expected[2].item() == END, True, expected[4].item() == END]
 
 
+@pytest.mark.parametrize("is_reference", quickly([False], of=[False, True]))
+@pytest.mark.parametrize("tokens", [40, 2100])
+def test_logits_may_be_in_order_and_the_next_step_is_told(device: str, tokens: int, is_reference: bool) -> None:
+    run = reference.sample if is_reference else sample
+    torch.manual_seed(5)
+    logits, seeds, steps = torch.randn(3, tokens, device=device), numbers(5, device), torch.arange(5, device=device)
+    expected, _ = draw(logits, KINDS[3], seeds[[4, 0, 2]], steps[[4, 0, 2]])
+    index = torch.tensor([9, 4, 0, 2, 9, 9, 9, 9], device=device)
+    to = torch.tensor([0, 3, -1, 1, 0, 0, 0, 0], device=device)
+    span = torch.tensor([1, 3], device=device)
+    (tokens_made, stops), (nexts, _) = outputs(4, device), outputs(4, device)
+    given = (ArenaRows(values, index, 3, span) for values in (seeds, steps))
+    run(logits, *given, KINDS[3], *(ArenaRows(values, to, 3, span) for values in (tokens_made, stops, nexts)))
+    assert tokens_made.tolist() == [UNTOUCHED, expected[2].item(), UNTOUCHED, expected[0].item()]
+    assert nexts.tolist() == [UNTOUCHED, 3, UNTOUCHED, 5]
+
+
 @pytest.mark.parametrize("worst", quickly([torch.nan], of=[torch.nan, torch.inf, -torch.inf]))
 def test_a_row_that_is_not_finite_draws_some_token_and_disturbs_nobody(device: str, worst: float) -> None:
     torch.manual_seed(4)
@@ -193,6 +210,7 @@ def test_a_row_that_is_not_finite_draws_some_token_and_disturbs_nobody(device: s
         ({"seed": torch.zeros(2)}, "seed must be contiguous torch.int64"),
         ({"step": torch.zeros(3, dtype=torch.int64)}, "step must name 2 rows, got 3"),
         ({"stop": torch.zeros(2)}, "stop must be contiguous torch.bool"),
+        ({"next_step": torch.zeros(2)}, "next_step must be contiguous torch.int64"),
     ],
 )
 def test_what_does_not_fit_is_refused(changed: dict[str, Tensor], message: str) -> None:
@@ -203,19 +221,36 @@ def test_what_does_not_fit_is_refused(changed: dict[str, Tensor], message: str) 
         sample(sampling=KINDS[0], **{name: in_order(value) for name, value in (good | changed).items()})
 
 
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_all_passes_compile_without_spills(dtype: torch.dtype) -> None:
+def launched(dtype: torch.dtype, tokens: int, sampling: Sampling, in_arena: bool) -> list[Launch]:
+    """The launches of a step of loops."""
     from cellrt.kernels.sample import triton
 
     number, span = torch.zeros(4, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-    logits = ArenaRows(torch.empty(4, 50_001, dtype=dtype, device="meta"), number, 4, span)
+    values = torch.empty(4, tokens, dtype=dtype, device="meta")
     stop = ArenaRows(torch.zeros(4, dtype=torch.bool), number, 4, span)
     drawn = ArenaRows(number, number, 4, span)
+    logits = ArenaRows(values, number, 4, span) if in_arena else values
     with recorded_launches() as launches:
-        triton.sample(logits, drawn, drawn, Sampling(END, 0.7, 40, 0.9), drawn, stop)
+        triton.sample(logits, drawn, drawn, sampling, drawn, stop, None if in_arena else drawn)
+    return launches
+
+
+@needs_compiler
+@pytest.mark.parametrize(("tokens", "count"), [(5, 1), (2048, 1), (2049, 21)])
+def test_a_row_that_is_one_part_takes_one_launch(tokens: int, count: int) -> None:
+    """With top-k and top-p."""
+    assert len(launched(torch.float32, tokens, KINDS[3], False)) == count
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("in_arena", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_passes_compile_without_spills(dtype: torch.dtype, in_arena: bool) -> None:
+    launches = launched(dtype, 50_001, Sampling(END, 0.7, 40, 0.9), in_arena)
     different = {launch.key: launch for launch in launches}
     assert len(launches) == 1 + 2 * 9 + 2 and len(different) == 7
+    for tokens in (74, 1025, 2048):
+        different |= {launch.key: launch for kind in KINDS for launch in launched(dtype, tokens, kind, in_arena)}
     for compiled in compile_everywhere(list(different.values())):
         assert compiled.stack_bytes == 0, compiled.name
