@@ -1,15 +1,16 @@
 """What must be shown on a GPU: completion, kernels against their floors, the LSTM of the paper's section 2.7, figures.
 
 ``python -m benchmarks.gpu [--quick] [--only PART] [--dry]`` runs everything, or some parts, on the first GPU and writes
-JSON lines and plots to ``benchmarks/results/<device>/``. A part is ``completion``, ``kernels``, ``lstm``, ``loops``
-(``gpu_loops.py``), ``figures``
-(``gpu_figures.py``: the paper's, about 8 minutes, 2 with ``--quick``) or one figure, such as ``2.7``. ``--dry`` runs
+JSON lines and plots to ``benchmarks/results/<device>/``. A part is ``completion``, ``kernels`` (the LSTM's step),
+``steps`` (the others), ``lstm``, ``loops`` (``gpu_loops.py``), ``figures`` (``gpu_figures.py``: the paper's, about 8
+minutes, 2 with ``--quick``) or one figure, such as ``2.7``. ``--dry`` runs
 the same code on the device "dry" with tiny sizes: its numbers mean nothing, and are kept nowhere. Without matplotlib
 there are no plots: ``gpu_plots.py`` draws the figures from the JSON lines elsewhere.
 
 The LSTM: hidden 1024, 24 steps, 512 chains at once, float32 by TF32 and bfloat16. Requests are word numbers, and the
-embedding is a cell on the device. *Ideal* is the same kernel in a bare loop captured as one CUDA graph, the embedded
-words being there; *cuDNN* is ``torch.nn.LSTM`` on the same batch.
+embedding is a cell on the device. Runs are as long as they are by default; one-step tasks are shown apart. *Ideal* is
+the same kernel in a bare loop, *cuDNN* is ``torch.nn.LSTM``, both on the same batch, which they embed first; the ideal
+is one CUDA graph.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
 from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.lstm_step import lstm_step
+from cellrt.kernels.tuning_cases import OPERATIONS
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.device.worker import CudaWorker
 
-PARTS = ("completion", "kernels", "lstm", "loops", "figures", *FIGURES)
+PARTS = ("completion", "kernels", "steps", "lstm", "loops", "figures", *FIGURES)
 VOCABULARY = 10_000
 WAIT_S = 120.0
 
@@ -68,9 +70,10 @@ def measure(recorder: Recorder, options: Options, device: str) -> None:
     """All parts on a device."""
     if options.has("completion"):
         gpu_completion.measure(recorder, device, 100 if options.quick else 1000)
-    if options.has("kernels"):
-        on = torch.device(_torch_name(device))
-        measure_kernels(recorder, on, measure_floors(recorder, on))
+    on = torch.device(_torch_name(device))
+    for part, operations in (("kernels", OPERATIONS[:1]), ("steps", OPERATIONS[1:])):
+        if options.has(part):
+            measure_kernels(recorder, on, measure_floors(recorder, on), operations)
     if options.has("lstm"):
         size = Size(1024, 24, 512, 4 if options.quick else 20) if device != "dry" else Size(8, 5, 4, 2)
         for dtype in (torch.float32, torch.bfloat16):
@@ -98,7 +101,7 @@ def measure_lstm(recorder: Recorder, device: str, size: Size, dtype: torch.dtype
     for way, seconds in baselines.items():
         recorder.add(f"lstm {name} {way}", "steps", rows / seconds, "steps/s", batch=size.batch)
     for way, settings in {
-        "runs": SchedulerSettings(join_budget_s=1.0, min_run_s=1.0),
+        "runs": SchedulerSettings(),
         "step by step": SchedulerSettings(runs=False),
     }.items():
         for is_fused in (True, False):
@@ -169,17 +172,20 @@ def _measure_engine(
 
 
 def _ideal(module: FusedLSTM, device: str, size: Size) -> float:
-    """Seconds of all steps of one batch in a bare loop of the kernel: a captured graph on a GPU."""
+    """Seconds of the words of one batch, embedded, and all its steps in a bare loop of the kernel: a captured graph on
+    a GPU."""
     on = torch.device(_torch_name(device))
     module = _copy(module).to(on)
     dtype = module.weight_hh.dtype
-    x = torch.randn(size.steps * size.batch, size.hidden, device=on).to(dtype)
+    table, words = _words(size, on, dtype)
+    x = torch.empty(size.steps * size.batch, size.hidden, dtype=dtype, device=on)
     h, c = (torch.zeros(2 * size.batch, size.hidden, dtype=dtype, device=on) for _ in range(2))
     packed = module.packed()
     halves = torch.arange(2 * size.batch, device=on).view(2, -1)
     positions = torch.arange(size.steps * size.batch, device=on).view(size.steps, -1)
 
     def steps() -> None:
+        torch.index_select(table, 0, words, out=x)
         for step in range(size.steps):
             read, write = halves[step % 2], halves[1 - step % 2]
             lstm_step(
@@ -192,18 +198,25 @@ def _ideal(module: FusedLSTM, device: str, size: Size) -> float:
                 precision=module.precision,
             )
 
-    return time_captured(steps, on)
+    with torch.inference_mode():
+        return time_captured(steps, on)
+
+
+def _words(size: Size, on: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """An embedding's table, and a batch's words, step by step."""
+    table = torch.randn(VOCABULARY, size.hidden, device=on).to(dtype)
+    return table, torch.randint(VOCABULARY, (size.steps * size.batch,), device=on)
 
 
 @torch.inference_mode()
 def _cudnn(device: str, size: Size, dtype: torch.dtype) -> float:
     on = torch.device(_torch_name(device))
     layer = nn.LSTM(size.hidden, size.hidden).to(on, dtype).eval()
-    x = torch.randn(size.steps, size.batch, size.hidden, device=on).to(dtype)
+    table, words = _words(size, on, dtype)
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = True
     try:
-        return time_calls(lambda: layer(x), on)
+        return time_calls(lambda: layer(table.index_select(0, words).view(size.steps, size.batch, -1)), on)
     finally:
         torch.backends.cudnn.allow_tf32 = before
 

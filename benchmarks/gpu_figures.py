@@ -34,8 +34,7 @@ from torch import Tensor, nn
 
 from benchmarks import chain, gpu_peers, seq2seq, tree, workloads
 from benchmarks.compare import Check
-from benchmarks.gpu_cells import FusedLSTM
-from benchmarks.gpu_kernels import lstm_step_call
+from benchmarks.gpu_kernels import step_call
 from benchmarks.gpu_peers import Peer
 from benchmarks.gpu_sweep import NUM_CHECKED, CellServer, Makers, Pace, Panel, opened, split, sweep
 from benchmarks.gpu_timing import time_calls, time_captured
@@ -105,13 +104,14 @@ class Setting:
 def step_times(setting: Setting) -> None:
     """Figure 2.3: time and throughput of an LSTM step by batch: cellrt's kernel and cuDNN, and torch on the CPU."""
     hidden, device, cpu = setting.scale.hidden, setting.torch_device, torch.device("cpu")
-    fused = FusedLSTM(hidden).to(device).requires_grad_(False)
     cudnn, on_cpu = nn.LSTM(hidden, hidden).to(device).eval(), nn.LSTMCell(hidden, hidden).eval()
     for rows in setting.scale.steps:
         x = torch.randn(rows, hidden)
         works: dict[tuple[str, str], Callable[[], float]] = {
             ("CPU", "torch"): partial(time_calls, partial(on_cpu, x), cpu, times=3),
-            ("GPU", "cellrt"): partial(time_captured, lstm_step_call(fused, rows)[0], device),
+            ("GPU", "cellrt"): partial(
+                time_captured, step_call("lstm_step", torch.float32, hidden, rows, device)[0], device
+            ),
             ("GPU", "cuDNN"): partial(time_captured, partial(cudnn, x[None].to(device)), device),
         }
         for (panel, name), time_of in works.items():

@@ -3,17 +3,17 @@ a large matrix product, both measured on the same device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from benchmarks.gpu_cells import FusedLSTM
 from benchmarks.gpu_timing import time_captured
 from benchmarks.record import Recorder
-from cellrt.kernels.arena_rows import ArenaRows
-from cellrt.kernels.lstm_step import lstm_step
+from cellrt.kernels.gate_weights import Precision
+from cellrt.kernels.tiles import choose_tile
+from cellrt.kernels.tuning_cases import OPERATIONS, Case, Use
 
 
 class Floors(NamedTuple):
@@ -39,15 +39,28 @@ def measure_floors(recorder: Recorder, device: torch.device) -> Floors:
     return Floors(rate, rates)
 
 
-def measure_kernels(recorder: Recorder, device: torch.device, floors: Floors) -> None:
-    """The LSTM step, and a gather as torch does it, at several numbers of rows."""
+class Cost(NamedTuple):
+    """Of a step that multiplies inputs as wide as its state: rows that it reads and writes for each of its rows, and
+    squares of weights."""
+
+    rows: int
+    squares: int
+
+
+COSTS = {"lstm_step": Cost(5, 8), "gru_step": Cost(3, 6), "tree_lstm_step": Cost(7, 15)}
+
+
+def measure_kernels(
+    recorder: Recorder, device: torch.device, floors: Floors, operations: Sequence[str] = OPERATIONS
+) -> None:
+    """Steps, and a gather as torch does it, at several numbers of rows."""
     hidden, sizes = (1024, (1, 8, 64, 256, 512, 1024)) if device.type == "cuda" else (8, (1, 4))
     for dtype in (torch.float32, torch.bfloat16):
-        module = FusedLSTM(hidden, dtype).to(device).requires_grad_(False)
-        for rows in sizes:
-            work, num_bytes, operations = lstm_step_call(module, rows)
-            floor_s = max(num_bytes / floors.bytes_per_s, operations / floors.operations_per_s[dtype])
-            _add(recorder, f"lstm_step {dtype}", rows, time_captured(work, device), floor_s)
+        for operation in operations:
+            for rows in sizes:
+                work, num_bytes, operations_made = step_call(operation, dtype, hidden, rows, device)
+                floor_s = max(num_bytes / floors.bytes_per_s, operations_made / floors.operations_per_s[dtype])
+                _add(recorder, f"{operation} {dtype}", rows, time_captured(work, device), floor_s)
         for rows in sizes:
             values = torch.zeros(4 * rows, hidden, dtype=dtype, device=device)
             index = torch.randperm(4 * rows, device=device)[:rows]
@@ -56,29 +69,18 @@ def measure_kernels(recorder: Recorder, device: torch.device, floors: Floors) ->
             _add(recorder, f"index_select {dtype}", rows, seconds, floor_s)
 
 
+def step_call(
+    operation: str, dtype: torch.dtype, hidden: int, rows: int, device: torch.device
+) -> tuple[Callable[[], object], float, float]:
+    """A step of so many rows with the tile that it takes, float32 by TF32: the call, the bytes it must move and its
+    operations."""
+    precision: Precision = "tf32" if dtype == torch.float32 else "ieee"
+    case = Case(Use(operation, dtype, precision, hidden, True), rows, str(device))
+    tile, cost = choose_tile(operation, case.weights, rows, precision), COSTS[operation]
+    num_bytes = (cost.rows * rows * hidden + cost.squares * hidden * hidden) * dtype.itemsize
+    return partial(case.launch, tile), num_bytes, 2.0 * rows * cost.squares * hidden * hidden
+
+
 def _add(recorder: Recorder, case: str, rows: int, seconds: float, floor_s: float) -> None:
     recorder.add(case, "time", seconds * 1e6, "us", rows=rows)
     recorder.add(case, "floor / time", floor_s / seconds, "ratio", rows=rows)
-
-
-def lstm_step_call(module: FusedLSTM, rows: int) -> tuple[Callable[[], object], float, float]:
-    """A step of so many rows: the call, the bytes it must move and its operations."""
-    weight = module.weight_hh
-    hidden, dtype, device = weight.shape[1], weight.dtype, weight.device
-    x, h, c = (torch.zeros(2 * rows, hidden, dtype=dtype, device=device) for _ in range(3))
-    read, write = torch.arange(2 * rows, device=device).view(2, -1)
-    packed = module.packed()
-
-    def work() -> None:
-        lstm_step(
-            packed,
-            x=ArenaRows(x, read),
-            h=ArenaRows(h, read),
-            c=ArenaRows(c, read),
-            h_out=ArenaRows(h, write),
-            c_out=ArenaRows(c, write),
-            precision=module.precision,
-        )
-
-    num_bytes = (5 * rows * hidden + 8 * hidden * hidden) * dtype.itemsize
-    return work, num_bytes, 2.0 * rows * 8 * hidden * hidden

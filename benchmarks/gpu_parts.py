@@ -82,6 +82,7 @@ FIRST = (
 SECOND = (
     Part("other steps and chains", 240, of_kinds(STEPS, RARE)),
     Part("other kernels", 120, tuple(tests(file) for file in OTHERS)),
+    benchmark("steps", 120),
     Part("serving", 120, (tests("tests/gpu/test_serving.py"), tests("tests/engine/test_compiled_cells.py"))),
     Part("decoders", 120, (tests("tests/engine/test_cuda_decoders.py"),)),
     benchmark("loops", 150, "--quick"),
