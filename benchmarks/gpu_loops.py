@@ -1,7 +1,8 @@
 """A decoder's loops on a GPU: its fused form beside its plain one, waiting for what says stop and going ahead of it.
 
-256 requests at once, of 64 tokens each, by an LSTM of 1024 units and a vocabulary of 10,000, TF32: greedy, and drawn
-with top-k and top-p, going ahead. Nothing stops before, so that each way computes the same.
+256 requests at once, of 64 tokens each, by an LSTM of 1024 units and a vocabulary of 10,000, TF32: greedy; drawn with
+top-k and top-p, and with attention to 24 embedded words, going ahead. Nothing stops before, so that each way computes
+the same.
 ``python -m benchmarks.gpu --only loops``.
 """
 
@@ -13,13 +14,16 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from benchmarks.gpu_busy import busy_share
 from benchmarks.record import Recorder
+from cellrt.cells.attention_decoder import AttentionLSTMDecoder
 from cellrt.cells.decoder import EmbeddingLSTMDecoder, SamplingDecoder
 from cellrt.cells.output import NEVER, Sample
 from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
+from cellrt.definition.spec import RowSpec
 from cellrt.engine.engine import Engine
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
@@ -27,6 +31,8 @@ from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.device.worker import CudaWorker
 
 WAIT_S = 120.0
+NUM_READ = 24
+Decoding = EmbeddingLSTMDecoder | SamplingDecoder | AttentionLSTMDecoder
 
 
 class Size(NamedTuple):
@@ -46,27 +52,33 @@ def measure_loops(recorder: Recorder, device: str, quick: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     greedy = EmbeddingLSTMDecoder(size.vocabulary, size.hidden, size.hidden, NEVER)
     drawn = SamplingDecoder(greedy, Sample(top_k=40, top_p=0.9))
+    attends = AttentionLSTMDecoder(size.vocabulary, size.hidden, size.hidden, NEVER, input_feeding=True)
+    ways: list[tuple[str, Decoding, int]] = [("decoder", greedy, 0), ("decoder", greedy, 1)]
+    ways += [("drawing decoder", drawn, 1), ("attending decoder", attends, 1)]
     for is_fused in (True, False):
-        for name, module, ahead in (("decoder", greedy, 0), ("decoder", greedy, 1), ("drawing decoder", drawn, 1)):
+        for name, module, ahead in ways:
             with _serving(device, size, module, is_fused, ahead) as engine:
                 case = f"{name} {'fused' if is_fused else 'plain'}, {'ahead' if ahead else 'waiting'}"
                 _measure(recorder, device, engine, size, case)
 
 
 @contextmanager
-def _serving(
-    device: str, size: Size, module: EmbeddingLSTMDecoder | SamplingDecoder, is_fused: bool, ahead: int
-) -> Iterator[Engine]:
+def _serving(device: str, size: Size, module: Decoding, is_fused: bool, ahead: int) -> Iterator[Engine]:
     module = module.eval().requires_grad_(False)
     made = cell(module, module.input_specs(), max_batch=size.batch, name="decoder")
-    given = {"seed": 1} if isinstance(module, SamplingDecoder) else {}
+    words = nn.Embedding(size.vocabulary, size.hidden)
+    embed = cell(words, {"input": RowSpec((), torch.int64)}, max_batch=size.batch * NUM_READ, name="embedding")
 
     def unfold(graph: Graph, token: int) -> dict[str, object]:
-        inputs: dict[str, Any] = {"token": token, **given}
+        inputs: dict[str, Any] = {"token": token}
+        if isinstance(module, SamplingDecoder):
+            inputs["seed"] = token
+        if isinstance(module, AttentionLSTMDecoder):
+            inputs["memory"] = graph.chain(embed, input=[token] * NUM_READ).output
         return {"tokens": graph.loop(made, until="stop", max_steps=size.steps, **inputs).token}
 
     options = DeviceOptions(ring_bytes=16 << 20, fused=is_fused)
-    rows = 8 * size.batch * (size.steps + 4)
+    rows = 8 * size.batch * (size.steps + NUM_READ + 4)
     settings = SchedulerSettings(loops_ahead=ahead)
     with Engine([device], settings=settings, device_options=options, arena_bytes=rows * 4 * size.hidden) as engine:
         engine.register(Unfolder("decode", unfold, 1))

@@ -15,7 +15,10 @@ FIRST_S = 540.0
 STEPS = tuple(f"tests/kernels/test_{name}.py" for name in ("lstm_step", "gru_step", "tree_lstm_step", "lstm_chain"))
 OTHERS = tuple(
     f"tests/kernels/test_{name}.py"
-    for name in ("project_argmax", "project_logits", "sample", "loop_rows", "paged_attention", "tuning")
+    for name in (
+        *("project_argmax", "project_logits", "sample", "loop_rows", "paged_attention", "tuning"),
+        *("ragged_attention", "combine_rows"),
+    )
 )
 USUAL = ("bfloat16", "tf32 and not tf32x3")
 """Kinds of numbers that serve; names in a test's id."""
@@ -85,7 +88,7 @@ SECOND = (
     benchmark("steps", 120),
     Part("serving", 120, (tests("tests/gpu/test_serving.py"), tests("tests/engine/test_compiled_cells.py"))),
     Part("decoders", 120, (tests("tests/engine/test_cuda_decoders.py"),)),
-    benchmark("loops", 150, "--quick"),
+    benchmark("loops", 200, "--quick"),
     Part("pages", 120, (tests("tests/engine/test_cuda_pages.py"),)),
     *(benchmark(figure, 120, "--quick") for figure in QUICK_FIGURES),
 )

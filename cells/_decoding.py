@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cellrt import DefinitionError, RowSpec, rows
-from cellrt.cells._fused import choose_rows
+from cellrt.cells._fused import choose_rows, of_layer, to_read
 from cellrt.cells._gated import GatedModule
 from cellrt.cells._torch_layers import check_layers, find_layer
 from cellrt.cells._weights import check_one_dtype
@@ -89,6 +89,15 @@ class Decoder(nn.Module):
         Returns the rows that are projected to logits.
         """
         raise NotImplementedError
+
+    def _advance_others(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> StepRows:
+        """The layers above the first by fused kernels; returns the rows of the top one's ``h``."""
+        cell: Any
+        for layer, cell in enumerate(self.others, start=1):
+            given = {name: of_layer(inputs[name], layer) for name in self.states}
+            given["x"] = to_read(of_layer(outputs["h"], layer - 1))
+            cell._fused.run(cell, given, {name: of_layer(outputs[name], layer) for name in self.states})
+        return of_layer(outputs["h"], self.num_layers - 1)
 
     def choose_rows(self, top: StepRows, outputs: Mapping[str, StepRows]) -> None:
         """The greedy choice, from such rows."""

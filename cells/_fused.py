@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -148,6 +149,19 @@ def _pack_gru(*parameters: Tensor) -> PackedWeights:
     from cellrt.kernels.gru_step import pack_weights
 
     return pack_weights(*parameters)
+
+
+def fed_step(states: tuple[str, ...], embedding_size: int) -> FusedStep:
+    """The step of an LSTM or GRU, by its states, whose input begins with an embedding: that is given as ``gates``, and
+    what is behind it, if anything is, as ``x``."""
+    step, pack = (_step_lstm, _pack_lstm) if "c" in states else (_step_gru, _pack_gru)
+    return FusedStep(step, partial(_pack_fed, pack, embedding_size), "weight_hh", "bias_hh", "weight_ih")
+
+
+def _pack_fed(
+    pack: Callable[..., PackedWeights], width: int, weight_hh: Tensor, bias_hh: Tensor | None, weight_ih: Tensor
+) -> PackedWeights:
+    return pack(weight_hh, bias_hh, weight_ih[:, width:] if weight_ih.shape[1] > width else None)
 
 
 def fused_tree_lstm() -> FusedStep:

@@ -15,17 +15,24 @@ ragged ``[key_size]``. ``graph.loop`` carries token, states and attended. See ``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from cellrt import DefinitionError, RaggedRows, RowSpec, ragged, rows
 from cellrt.cells._decoding import Decoder, check_parts
+from cellrt.cells._fused import MAX_GATES_BYTES, can_fuse, fed_step, gates_of_tokens, of_layer
+from cellrt.cells._fused_attention import FusedReading, fits
+from cellrt.cells._host import STOP, TOKEN
 from cellrt.cells._weights import copy_embedding
 from cellrt.cells.attention import AdditiveAttention, DotAttention, Linear
 from cellrt.cells.gru import GRUCell
 from cellrt.cells.lstm import LSTMCell
+from cellrt.definition.fused import reads_outputs, reads_ragged, reads_spans
+
+if TYPE_CHECKING:
+    from cellrt.definition.fused import StepRows
 
 Attention = DotAttention | AdditiveAttention
 
@@ -66,6 +73,7 @@ class _AttentionDecoder(Decoder):
         self.attention = DotAttention() if attention is None else attention
         self.combine = Linear(self.memory_size + hidden_size, hidden_size, bias=False)
         self.add_top(num_tokens, num_layers, bias)
+        self._fused_first, self._fused_reading = fed_step(self.states, embedding_size), FusedReading()
         _check_attention(type(self).__name__, self.attention, hidden_size, self.memory_size)
 
     @classmethod
@@ -154,6 +162,31 @@ class _AttentionDecoder(Decoder):
         attended = torch.tanh(self.combine(torch.cat([context, h], dim=-1)))
         return {**states, "attended": attended}, attended
 
+    def takes_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """See ``Decoder.takes_rows``: without logits and logprobs, and with keys if attention is additive."""
+        state, size = RowSpec(self._state_shape), self.hidden_size
+        made = {"token": TOKEN, "stop": STOP, **dict.fromkeys(self.states, state), "attended": rows(size)}
+        gates, dtype = self.recurrent.weight_ih.shape[0], self.projection.weight.dtype
+        table_bytes = (self.embedding.num_embeddings + 1) * gates * dtype.itemsize
+        return (
+            self.returns_choice_alone
+            and table_bytes <= MAX_GATES_BYTES
+            and not any(module._forward_hooks or module._forward_pre_hooks for module in self.modules())
+            and fits(self.attention, self.memory_size, "keys" in inputs)
+            and can_fuse(self, inputs, outputs, self.input_specs(), made)
+        )
+
+    def advance_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> StepRows:
+        """See ``Decoder.advance_rows``: a kernel a layer, one for what is read, one to combine it with the state."""
+        given, made = ({name: of_layer(each[name], 0) for name in self.states} for each in (inputs, outputs))
+        first, reading, others = self.recurrent, self._fused_reading, cast(Any, inputs)
+        table = reading.table(self.embedding.weight, first.weight_ih, first.bias_ih)
+        fed = {"x": inputs["attended"]} if self.input_feeding else {}
+        self._fused_first.run(first, {"gates": gates_of_tokens(table, inputs["token"]), **fed, **given}, made)
+        top = self._advance_others(inputs, outputs)
+        context = reading.read(self.attention, top, others["memory"], others.get("keys"))
+        return reading.combine(self.combine, context, top, outputs["attended"], self.input_feeding)
+
 
 def _check_attention(decoder: str, attention: object, hidden_size: int, memory_size: int) -> None:
     """Raises DefinitionError unless the attention takes these queries and rows."""
@@ -188,6 +221,17 @@ class AttentionGRUDecoder(_AttentionDecoder):
         """One step; of equal logits the lowest token wins on the fused path."""
         return self._step(token, {"h": h, "memory": memory, "keys": keys, "attended": attended})
 
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        return self.takes_rows(inputs, outputs)
+
+    @reads_spans
+    @reads_outputs
+    @reads_ragged
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
+        """One step of a loop by the fused kernels (``cellrt/definition/fused.py``)."""
+        self.choose_rows(self.advance_rows(inputs, outputs), outputs)
+
 
 class AttentionLSTMDecoder(_AttentionDecoder):
     """An LSTM decoder with attention: as ``AttentionGRUDecoder``, with the LSTM's ``c``."""
@@ -205,3 +249,14 @@ class AttentionLSTMDecoder(_AttentionDecoder):
     ) -> dict[str, Tensor]:
         """One step; of equal logits the lowest token wins on the fused path."""
         return self._step(token, {"h": h, "c": c, "memory": memory, "keys": keys, "attended": attended})
+
+    def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
+        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        return self.takes_rows(inputs, outputs)
+
+    @reads_spans
+    @reads_outputs
+    @reads_ragged
+    def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
+        """One step of a loop by the fused kernels (``cellrt/definition/fused.py``)."""
+        self.choose_rows(self.advance_rows(inputs, outputs), outputs)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from cellrt import DefinitionError, RaggedRows, RowSpec, rows
 from cellrt.cells._decoding import Decoder, check_parts
-from cellrt.cells._fused import can_draw, can_fuse, of_layer, project_rows, sample_rows, to_read
+from cellrt.cells._fused import can_draw, can_fuse, of_layer, project_rows, sample_rows
 from cellrt.cells._gated import check_batch_sizes, unroll
 from cellrt.cells._host import STOP, TOKEN, gru_decoder, lstm_decoder
 from cellrt.cells._recurrence import gru_decode, lstm_decode
@@ -31,7 +31,7 @@ from cellrt.cells.gru import EmbeddingGRUCell, GRUCell
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell
 from cellrt.cells.output import Sample
 from cellrt.definition.compiled_form import CompiledForm, TaskFunction, is_changed
-from cellrt.definition.fused import reads_outputs, reads_spans
+from cellrt.definition.fused import reads_outputs, reads_ragged, reads_spans
 
 if TYPE_CHECKING:
     from cellrt.definition.fused import StepRows
@@ -163,14 +163,9 @@ class _EmbeddingDecoder(Decoder):
 
     def advance_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> StepRows:
         """See ``Decoder.advance_rows``: a kernel a layer."""
-        for layer, cell in enumerate((self.first, *self.others)):
-            states = {name: of_layer(inputs[name], layer) for name in self.states}
-            if layer == 0:
-                given = self.first.with_gates({"token": inputs["token"], **states})
-            else:
-                given = {"x": to_read(of_layer(outputs["h"], layer - 1)), **states}
-            cell._fused.run(cell, given, {name: of_layer(outputs[name], layer) for name in self.states})
-        return of_layer(outputs["h"], self.num_layers - 1)
+        given, made = ({name: of_layer(each[name], 0) for name in self.states} for each in (inputs, outputs))
+        self.first._fused.run(self.first, self.first.with_gates({"token": inputs["token"], **given}), made)
+        return self._advance_others(inputs, outputs)
 
     def _compiled(self) -> CompiledForm | None:
         if not (self._has_kernel and are_float32_on_cpu(*self.parameters())):
@@ -290,6 +285,7 @@ class SamplingDecoder(nn.Module):
 
     @reads_spans
     @reads_outputs
+    @reads_ragged
     def run_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> None:
         """One step by the fused kernels (``cellrt/definition/fused.py``)."""
         top, sample = self.decoder.advance_rows(inputs, outputs), self.sample

@@ -61,8 +61,9 @@ class FusedModule(Protocol):
     On a GPU the runtime calls ``run_rows`` instead of ``forward`` for the steps of cell calls, chains and loops. It
     must do what ``forward`` does to the rows that ``inputs`` name, and put each output into the rows that ``outputs``
     name, on the current stream, without waiting for the device and without a shape that depends on values. No row is
-    both read and written in one call, and none is written twice. Ragged inputs and inputs from several places still use
-    ``forward``. If it raises, the task is run again through ``forward``, which finds the rows to blame.
+    both read and written in one call, and none is written twice. Inputs from several places still use ``forward``, and
+    so do ragged ones, but in loops of a form that ``reads_ragged``. If it raises, the task is run again through
+    ``forward``, which finds the rows to blame.
 
     Rows of a loop that have stopped read rows that they read before, and write none. A number outside what it indexes
     must do no harm: its row fails.
@@ -135,6 +136,22 @@ def is_reading_outputs(form: Callable[..., object]) -> bool:
     return getattr(form, OUTPUTS, False)
 
 
-SPANS, OUTPUTS = "_reads_spans", "_reads_outputs"
+def reads_ragged(form: Form) -> Form:
+    """Marks a ``run_rows``, which also ``reads_spans``, that takes ragged inputs in loops: each as ``RaggedRows``, the
+    same at every step.
+
+    There may be more nodes and more rows than there are: nodes behind the last have no rows, and nobody has the rows
+    behind theirs. All spans begin at 0.
+    """
+    setattr(form, RAGGED, True)
+    return form
+
+
+def is_reading_ragged(form: Callable[..., object]) -> bool:
+    """Whether it was marked."""
+    return getattr(form, RAGGED, False)
+
+
+SPANS, OUTPUTS, RAGGED = "_reads_spans", "_reads_outputs", "_reads_ragged"
 RunRows = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 RunChainRows = Callable[[RunSizes, Mapping[str, IndexedRows], Mapping[str, IndexedRows]], bool]

@@ -20,7 +20,7 @@ from cellrt.cells._fused import choose_rows, chosen_precision
 from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.fused import IndexedRows, RunSizes, is_reading_outputs
-from cellrt.definition.spec import RowSpec, rows
+from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
 from cellrt.engine.engine import Engine
 from cellrt.graph.graph import Graph
 from cellrt.graph.reference import run_one_by_one
@@ -41,6 +41,7 @@ UNTOUCHED = {torch.float32: torch.nan, torch.int64: -7, torch.bool: True}
 
 DRAWN = {"seed": rows(dtype=torch.int64), "step": rows(dtype=torch.int64)}
 NEXT = {"step": rows(dtype=torch.int64)}
+MEMORY, ATTENDED = {"memory": ragged(HIDDEN)}, {"attended": rows(HIDDEN)}
 
 
 def drawing(decoder: Any, **options: Any) -> cells.SamplingDecoder:
@@ -84,6 +85,28 @@ CASES = {
         TOKEN | DRAWN | {"h": LAYERS["h"]},
         CHOICE | NEXT | {"h": LAYERS["h"]},
     ),
+    "AttentionGRUDecoder": Case(
+        lambda: cells.AttentionGRUDecoder(WORDS, SIZE, HIDDEN, END), TOKEN | H | MEMORY, CHOICE | H | ATTENDED
+    ),
+    "AttentionLSTMDecoder of layers": Case(
+        lambda: cells.AttentionLSTMDecoder(
+            *(WORDS, SIZE, HIDDEN, END),
+            num_layers=3,
+            attention=cells.AdditiveAttention(HIDDEN, HIDDEN, 6),
+            input_feeding=True,
+        ),
+        TOKEN | LAYERS | ATTENDED | MEMORY | {"keys": ragged(6)},
+        CHOICE | LAYERS | ATTENDED,
+    ),
+    "SamplingDecoder with attention": Case(
+        lambda: drawing(
+            cells.AttentionGRUDecoder(
+                *(WORDS, SIZE, HIDDEN, END), attention=cells.DotAttention(HIDDEN, 4), memory_size=4, input_feeding=True
+            )
+        ),
+        TOKEN | DRAWN | H | ATTENDED | {"memory": ragged(4)},
+        CHOICE | NEXT | H | ATTENDED,
+    ),
     "ProjectionArgmax": Case(lambda: cells.ProjectionArgmax(HIDDEN, TOKENS, END), H, CHOICE),
     "ProjectionArgmax without bias": Case(lambda: cells.ProjectionArgmax(HIDDEN, TOKENS, bias=False), H, CHOICE),
 }
@@ -103,14 +126,25 @@ def arena(count: int, spec: RowSpec) -> Tensor:
     return torch.full((count + 3, *spec.shape), UNTOUCHED[spec.dtype], dtype=spec.dtype)
 
 
-def given_rows(spec: RowSpec, count: int, generator: torch.Generator) -> IndexedRows:
-    """Inputs in an arena; what nobody may read there is not a number, or no token."""
+def given_rows(spec: RowSpec, count: int, generator: torch.Generator) -> IndexedRows | RaggedRows:
+    """Inputs in an arena; what nobody may read there is not a number, or no token. Ragged ones have rows that nobody
+    has behind the others."""
+    if spec.ragged:
+        offsets = torch.tensor([0, *(node % 4 for node in range(count))]).cumsum(0)
+        return RaggedRows(torch.randn(int(offsets[-1]) + 2, *spec.shape, generator=generator), offsets)
     values, index = arena(count, spec), some_rows(count, generator)
     if spec.dtype == torch.int64:
         values[index] = torch.randint(WORDS, (count,), generator=generator)
     else:
         values[index] = torch.randn(count, *spec.shape, generator=generator)
     return IndexedRows(values, index)
+
+
+def as_given(value: IndexedRows | RaggedRows) -> Tensor | RaggedRows:
+    """An input as ``forward`` takes it."""
+    if isinstance(value, RaggedRows):
+        return value._replace(values=value.values[: value.offsets[-1]])
+    return value.values[value.rows]
 
 
 def check(name: str, count: int, unwritten: int = 0) -> None:
@@ -122,7 +156,7 @@ def check(name: str, count: int, unwritten: int = 0) -> None:
     inputs = {key: given_rows(spec, count, generator) for key, spec in case.inputs.items()}
     outputs = {key: IndexedRows(arena(count, spec), some_rows(count, generator)) for key, spec in case.outputs.items()}
     expected = {key: value.values.clone() for key, value in outputs.items()}
-    made = module(**{key: value.values[value.rows] for key, value in inputs.items()})
+    made = module(**{key: as_given(value) for key, value in inputs.items()})
     results = made if isinstance(made, dict) else made._asdict()
     left = torch.randperm(count, generator=generator)
     for key, (_, index) in outputs.items():

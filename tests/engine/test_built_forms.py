@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cellrt.definition.define import cell
 from cellrt.definition.fused import IndexedRows, RunSizes, SpannedRows
 from cellrt.definition.spans import PagedRows
-from cellrt.definition.spec import RowSpec, grows
+from cellrt.definition.spec import RaggedRows, RowSpec, grows
 from cellrt.kernels import lstm_chain, tiles
 from cellrt.kernels.loop_rows import LoopTask, begin, go_on
 from cellrt.kernels.paged_attention import Pages, Spans, append_pages, paged_attention
@@ -60,6 +60,12 @@ def spanned_rows(spec: RowSpec, words: Tensor, at: int, count: int) -> SpannedRo
     return SpannedRows(*served_rows(spec, words, at, MOST), count, words[at : at + 2])
 
 
+def ragged_rows(spec: RowSpec, count: int) -> RaggedRows:
+    """Of so many nodes."""
+    offsets = torch.zeros(count + 2, dtype=torch.int64)[1:]
+    return RaggedRows(torch.zeros(count % 7, *spec.shape, dtype=spec.dtype), offsets)
+
+
 @contextmanager
 def nothing_compiled_after_building(name: str) -> Iterator[PlacedCell]:
     """The cell of a case, whose kernels are launched inside in forms alone that were built before."""
@@ -80,7 +86,10 @@ def test_no_step_is_compiled_while_serving(name: str, words: Tensor) -> None:
     with nothing_compiled_after_building(name) as placed:
         for count in SERVED:
             for shift in (0, 1):
-                given = {key: spanned_rows(spec, words, shift, count) for key, spec in placed.cell.inputs.items()}
+                given = {
+                    key: ragged_rows(spec, count) if spec.ragged else spanned_rows(spec, words, shift, count)
+                    for key, spec in placed.cell.inputs.items()
+                }
                 made = {key: spanned_rows(spec, words, 7 + shift, count) for key, spec in placed.cell.outputs.items()}
                 placed.run_rows(given, made)
 

@@ -67,17 +67,17 @@ def planned_tiles(weights: PackedWeights, precision: Precision, shared_bytes: in
 
 
 def step_launches(operation: str, kind: Kind, hidden: int, inputs: str, limits: Limits) -> list[Launch]:
-    """The launches of a step that may happen on a device; ``inputs`` are "x", "gates" or none."""
+    """The launches of a step that may happen on a device; ``inputs`` are "x", "gates", both or none."""
     from cellrt.kernels.gru_step import triton as gru
     from cellrt.kernels.lstm_step import triton as lstm
     from cellrt.kernels.tree_lstm_step import triton as tree
 
     launch = {"lstm_step": lstm.lstm_step, "gru_step": gru.gru_step, "tree_lstm_step": tree.tree_lstm_step}[operation]
     dtype, precision = kind
-    weights = step_weights(operation, dtype, hidden, inputs == "x")
+    weights = step_weights(operation, dtype, hidden, "x" in inputs)
     given = {name: rows_of(dtype, hidden) for name in STATES[operation]}
-    if inputs:
-        given[inputs] = rows_of(dtype, GATES[operation] * hidden if inputs == "gates" else hidden)
+    for name in inputs.split():
+        given[name] = rows_of(dtype, GATES[operation] * hidden if name == "gates" else hidden)
     with recorded_launches() as launches:
         for tile in planned_tiles(weights, precision, limits.shared_bytes):
             launch(weights, precision=precision, tile=tile, **given)
@@ -124,6 +124,7 @@ def check(launches: list[Launch], architecture: int) -> None:
     ("operation", "inputs"),
     [
         *(("lstm_step", "x"), ("lstm_step", "gates"), ("gru_step", "x"), ("gru_step", "gates")),
+        *(("lstm_step", "x gates"), ("gru_step", "x gates")),
         *(("tree_lstm_step", "x"), ("tree_lstm_step", "")),
     ],
 )

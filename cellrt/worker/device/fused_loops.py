@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from cellrt.definition.fused import IndexedRows, SpannedRows, StepRows
+from cellrt.definition.spec import CellInput
 from cellrt.kernels.loop_rows import LoopRows, LoopTask, begin, go_on
 from cellrt.worker.blame import Failures
 from cellrt.worker.device.fused_reading import SPAN, CannotFuseError
@@ -82,12 +83,15 @@ class FusedLoopOperations(Operations):
             target = self._arena(signature.inputs[number].kind)[first : first + given.num_rows]
             target.copy_(source.index_select(0, self._slice(given.rows_at, given.num_rows)))
 
-    def _step_inputs(self, found: LoopRows) -> Mapping[str, StepRows]:
+    def _step_inputs(self, found: LoopRows) -> Mapping[str, StepRows | CellInput]:
         """The inputs of every step: which rows of state they are is written anew before each."""
-        inputs, carried = {}, list(self._carried)
+        inputs: dict[str, StepRows | CellInput] = {}
+        carried = list(self._carried)
         for number, (name, given) in enumerate(zip(self._placed.cell.inputs, self._signature.inputs)):
             if number in self._carried:
                 inputs[name] = self._rows(self._arena(given.kind), found.rows[carried.index(number)])
+            elif given.offsets_at != NOWHERE:
+                inputs[name] = self._gather(number, given)
             else:
                 source = given.sources[0]
                 values = self._rows_at(given.kind, self._specs[number], source)

@@ -104,6 +104,21 @@ class SpanLoopReader(LoopReader):
         return at
 
 
+class RaggedLoopReader(SpanLoopReader):
+    """The same of a form that takes ragged inputs, whose numbers of rows are padded, too."""
+
+    pads_ragged = True
+
+    def _input(self, number: int, kind: int, given: InputShape) -> InputSignature:
+        name = list(self._type.cell.inputs)[number]
+        if given.num_offsets < 0:
+            return super()._input(number, kind, given)
+        check_place(given._replace(num_offsets=NOWHERE), self._location)
+        if name in self._limits:
+            raise CannotFuseError
+        return TaskReader._input(self, number, kind, given)
+
+
 def keeps_steps(cell: Cell, limits: Mapping[str, Limits], name: str, every_step: bool) -> bool:
     """Whether an output of a loop has rows for every step: they are shown, or looked at in the end."""
     return (

@@ -111,6 +111,7 @@ class TaskReader:
 
     form = PLAIN
     is_fused = False
+    pads_ragged = False
     padding_steps = 1
     """Steps of a loop that the rows take which are padding."""
 
@@ -127,7 +128,7 @@ class TaskReader:
         self._location, self._type, self._shape, self._buffer = location, cell_type, shape, buffer
         self._arenas, self._limits = arenas, limits
         self._is_run = shape.steps > 1 and not shape.is_loop
-        self._pads = pads and not any(spec.ragged for spec in cell_type.cell.inputs.values())
+        self._pads = pads and (self.pads_ragged or not any(spec.ragged for spec in cell_type.cell.inputs.values()))
         self._num_words = 0
         self._operations: list[tuple[int, ...]] = []
         self._computed: list[tuple[int, Numbers]] = []

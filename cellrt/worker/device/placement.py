@@ -24,6 +24,7 @@ from cellrt.definition.fused import (
     SpannedRows,
     StepRows,
     is_reading_outputs,
+    is_reading_ragged,
     is_reading_spans,
 )
 from cellrt.definition.spec import CellInput, RowSpec
@@ -88,6 +89,7 @@ class PlacedCell:
         run_rows: its fused form, or the compiled one; None: it has neither.
         chains: its form for whole runs, if it has one.
         reads_spans: whether these find on the device how many rows there are.
+        reads_ragged: whether ``run_rows`` takes ragged inputs of loops.
         not_compiled: why it runs as it is where ``torch.compile`` was asked for; "": it does not.
         is_measured: whether ``run_rows`` is to be used only where it measures faster than the plain form.
         prefers_plain: whether the plain form did.
@@ -113,6 +115,7 @@ class PlacedCell:
         self.run_rows = _fused_form(self.cell) if forms.fused is not False else None
         self.chains = _chain_form(self.cell, forms.chains) if self.run_rows is not None else None
         self.reads_spans = _reads_spans(self.cell, self.run_rows, self.chains)
+        self.reads_ragged = self.run_rows is not None and is_reading_ragged(self.run_rows)
         if forms.backend is not None and self.run_rows is None:
             self._compile(forms.backend)
 
@@ -152,7 +155,12 @@ class PlacedCell:
         if run_rows is None:
             raise InternalError(f"cell {self.cell.name!r} has no fused form")
         given, made = self._example_rows(rows, False)
-        return lambda: run_rows(self._as_served(given), self._as_served(made))
+        ragged = {
+            name: value
+            for name, value in zip(self.cell.inputs, self.cell.example_inputs(rows, str(self.device)))
+            if self.cell.inputs[name].ragged and self.reads_ragged
+        }
+        return lambda: run_rows({**self._as_served(given), **ragged}, self._as_served(made))
 
     def authors_run(self, rows: int, steps: int) -> Callable[[], object]:
         """So many steps of so many rows of zeros by its author's ``steps``."""
@@ -300,7 +308,8 @@ class UnplacedCell(PlacedCell):
 
     def __init__(self, cell: Cell, error: BaseException) -> None:
         self.cell, self._error = cell, error
-        self.run_rows, self.chains, self.prefers_steps, self.reads_spans = None, None, False, False
+        self.run_rows, self.chains, self.prefers_steps = None, None, False
+        self.reads_spans, self.reads_ragged = False, False
         self.is_measured, self.prefers_plain, self.goes_by_steps, self._times = False, False, None, {}
         self.limits: Mapping[str, Limits] = {}
 

@@ -27,7 +27,7 @@ from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import launch, step_words, words
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.fused_reading import CannotFuseError, ChainReader, ExactSpanReader, FusedReader, SpanReader
-from cellrt.worker.device.loop_reading import LoopReader, SpanLoopReader
+from cellrt.worker.device.loop_reading import LoopReader, RaggedLoopReader, SpanLoopReader
 from cellrt.worker.device.node_reading import NodeReader
 from cellrt.worker.device.packing import Packing, TaskReader, Transfer
 from cellrt.worker.device.placement import PlacedCell
@@ -203,8 +203,7 @@ def _readers(placed: PlacedCell, buffer: Ints, captures: bool) -> list[type[Task
         return [NodeReader]
     is_run, is_fused = buffer[H_STEPS] > 1, placed.run_rows is not None and not placed.prefers_plain
     if buffer[H_IS_LOOP]:
-        loops: list[type[TaskReader]] = [SpanLoopReader if placed.reads_spans else LoopReader] if is_fused else []
-        return [*loops, TaskReader]
+        return [*([_loop_reader(placed)] if is_fused else []), TaskReader]
     if is_run and (buffer[H_STOP_OUTPUT] >= 0 or buffer[H_FLAGS] > 0):
         return [TaskReader]
     goes_by_steps = is_run and (not placed.cell.has_steps or (captures and placed.goes_by_steps))
@@ -218,3 +217,10 @@ def _readers(placed: PlacedCell, buffer: Ints, captures: bool) -> list[type[Task
     if placed.chains is not None:
         return [ChainReader, FusedReader, *plain]
     return plain if placed.prefers_steps and not goes_by_steps else [FusedStepsReader, FusedReader, *plain]
+
+
+def _loop_reader(placed: PlacedCell) -> type[TaskReader]:
+    """Of a fused form."""
+    if not placed.reads_spans:
+        return LoopReader
+    return RaggedLoopReader if placed.reads_ragged else SpanLoopReader

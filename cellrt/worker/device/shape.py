@@ -80,9 +80,10 @@ def rules_of(cell: Cell, form: int, pads: bool) -> NDArray[np.int64]:
     Args:
         cell: of the tasks.
         form: in which they run.
-        pads: whether numbers are rounded up, else only as the cell demands. Of ragged inputs none are.
+        pads: whether numbers are rounded up, else only as the cell demands. Of ragged inputs none are, but for loops in
+            a form to which the device says how many there are.
     """
-    pads = pads and not any(spec.ragged for spec in cell.inputs.values())
+    pads = pads and (form == LOOP or not any(spec.ragged for spec in cell.inputs.values()))
     sizes, has_pages = list(cell.batch_sizes), [spec.page_size > 0 for spec in cell.inputs.values()]
     numbers = form, pads, cell.max_batch, cell.max_batch_rows, len(cell.inputs), len(cell.outputs), len(sizes)
     return np.array([*numbers, *sizes, *has_pages], np.int64)
@@ -203,6 +204,8 @@ def _find_input(buffer, rules, shape, number, at):  # type: ignore[no-untyped-de
         num_offsets = buffer[record + layout.IN_ROWS] - offsets_at
         if num_offsets == rows + 1:
             num_offsets = shape[ROWS] + 1
+        if rules[PADS] and count > 0:
+            padded = max(LEAST_ROWS, _padded_size(count))
     elif count == rows:
         padded = shape[ROWS]
     elif count == buffer[layout.H_POSITIONS]:
