@@ -7,6 +7,7 @@ it. So this is all that the host does for a task but the time inside the driver,
 there are inputs and results, 7 without results.
 
 Steps over pages are of 512 loops, each with some 100 rows behind it in pages of 16, whose numbers go to the device.
+Steps that attend are of 512 loops, too, which read 24 rows of others each, whose numbers go along.
 
 Ragged runs, of rows of up to 24 steps, are begun once each: none has numbers that a task had before, but what was read
 and captured of others of about its size serves it. That of a user's own cell is launched step by step, a call of the
@@ -35,11 +36,11 @@ from benchmarks.options import Options
 from benchmarks.record import Recorder
 from benchmarks.stub_cuda import StubCuda
 from cellrt.core.settings import SchedulerSettings
-from cellrt.core.task_layout import H_NOTES, H_NUM_SPANS, H_ROWS, H_STEPS
+from cellrt.core.task_layout import H_IS_LOOP, H_NOTES, H_NUM_SPANS, H_ROWS, H_STEPS
 from cellrt.definition.define import cell
-from cellrt.definition.fused import IndexedRows, SpannedRows, reads_spans
+from cellrt.definition.fused import IndexedRows, SpannedRows, reads_ragged, reads_spans
 from cellrt.definition.spans import PagedRows
-from cellrt.definition.spec import grows, rows
+from cellrt.definition.spec import RaggedRows, grows, ragged, rows
 from cellrt.engine.engine import Engine
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
@@ -58,7 +59,8 @@ NUM_RAGGED = 60
 RAGGED, OWN = "a ragged run", "a ragged run of a user's own cell"
 RUNS = (RAGGED, OWN)
 OVER_PAGES = "steps over pages"
-KINDS = ("every token delivered", "nothing delivered", *RUNS, OVER_PAGES)
+ATTENDING, NUM_READ = "steps that attend", 24
+KINDS = ("every token delivered", "nothing delivered", *RUNS, OVER_PAGES, ATTENDING)
 READ_BEFORE, MADE, PAGE_SIZE = 100, 50, 16
 """So long do loops run that those that began first run beside the last."""
 WAIT_S = 120.0
@@ -116,8 +118,26 @@ class Spanned(Own):
     @reads_spans
     def run_rows(self, inputs: Mapping[str, SpannedRows], outputs: Mapping[str, SpannedRows]) -> None:
         """One step, rows of arenas to rows of arenas."""
-        given, made = ({name: _taken(rows) for name, rows in named.items()} for named in (inputs, outputs))
-        _copy_rows({name: IndexedRows(values, rows.clamp(min=0)) for name, (values, rows) in given.items()}, made)
+        _copy_spanned(inputs, outputs)
+
+
+class Attending(nn.Module):
+    """The same with a ragged input."""
+
+    def forward(self, token: Tensor, h: Tensor, memory: RaggedRows) -> Made:
+        """One step."""
+        return Made(h + 1, token)
+
+    @reads_spans
+    @reads_ragged
+    def run_rows(self, inputs: Mapping[str, SpannedRows], outputs: Mapping[str, SpannedRows]) -> None:
+        """One step, rows of arenas to rows of arenas."""
+        _copy_spanned({name: inputs[name] for name in ("token", "h")}, outputs)
+
+
+def _copy_spanned(inputs: Mapping[str, SpannedRows], outputs: Mapping[str, SpannedRows]) -> None:
+    given, made = ({name: _taken(rows) for name, rows in named.items()} for named in (inputs, outputs))
+    _copy_rows({name: IndexedRows(values, rows.clamp(min=0)) for name, (values, rows) in given.items()}, made)
 
 
 def _copy_rows(inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
@@ -151,9 +171,7 @@ def run(recorder: Recorder, options: Options) -> None:
 
 def measure(kind: str, is_direct: bool, repeats: int) -> dict[str, float]:
     """Median seconds of a task's beginning and collection, and of both."""
-    stub = StubCuda()
-    stub.note = lambda *accesses: None  # type: ignore[method-assign]  # it looks for no races here
-    with stub.installed(), _engine(kind, is_direct) as (executor, launches):
+    with serving(kind, is_direct) as (executor, launches):
         if executor.device.direct is not None:
             executor.device.direct[:5] = _do_nothing.address
         begins, collects = [], []
@@ -186,23 +204,45 @@ def _written(launch: Launch, buffer: NDArray[np.int32]) -> Launch:
 
 
 @contextmanager
-def _engine(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[Launch]]]:
-    """The executor of an idle engine that has captured its tasks, and some of those."""
-    is_ragged, delivers, grows_pages = kind in RUNS, kind != KINDS[1], kind == OVER_PAGES
+def serving(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[Launch]]]:
+    """On the stand-in, an idle engine's executor that has captured its tasks, and some of those."""
+    stub = StubCuda()
+    stub.note = lambda *accesses: None  # type: ignore[method-assign]  # it looks for no races here
+    with stub.installed(), _engine(kind, is_direct) as made:
+        yield made
+
+
+def _model(kind: str) -> Unfolder:
+    """What is served."""
     token = rows(dtype=torch.int64)
-    if grows_pages:
+    embed = cell(nn.Embedding(WORDS, 1), {"input": token}, max_batch=ROWS)
+    if kind == OVER_PAGES:
         made = cell(Grown(), {"token": token, "kv": grows(1, page_size=PAGE_SIZE)}, max_batch=ROWS, max_batch_rows=4096)
     else:
-        module = {RAGGED: Spanned, OWN: Own}.get(kind, Decoder)()
-        made = cell(module, {"token": token, "h": (HIDDEN,)}, max_batch=ROWS)
+        module = {RAGGED: Spanned, OWN: Own, ATTENDING: Attending}.get(kind, Decoder)()
+        inputs, carry = {"token": token, "h": rows(HIDDEN)}, {"h": "h"}
+        if kind == ATTENDING:
+            inputs["memory"], carry["token"] = ragged(1), "choice"
+        made = cell(module, inputs, carry=carry, max_batch=ROWS)
 
     def unfold(graph: Graph, request: list[int]) -> dict[str, object]:
-        if grows_pages:
+        if kind == OVER_PAGES:
             kv = graph.pages(made)
             graph.chain(made, token=request * READ_BEFORE, kv=kv)
             return {"tokens": graph.loop(made, token=0, kv=kv, max_steps=MADE, carry={"token": "choice"}).choice}
+        if kind == ATTENDING:
+            memory = graph.chain(embed, input=request[:1] * NUM_READ).output
+            return {"tokens": graph.loop(made, token=0, memory=memory, max_steps=STEPS).choice}
         chain = graph.chain(made, token=request)
-        return {"tokens": chain.choice} if delivers else {"h": chain.last.h}
+        return {"tokens": chain.choice} if kind != KINDS[1] else {"h": chain.last.h}
+
+    return Unfolder("decoder", unfold, [0, 0])
+
+
+@contextmanager
+def _engine(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[Launch]]]:
+    """The executor of an idle engine that has captured its tasks, and some of those."""
+    is_ragged, delivers, grows_pages, attends = kind in RUNS, kind != KINDS[1], kind == OVER_PAGES, kind == ATTENDING
 
     def open_device(name: str, options: DeviceOptions) -> CudaDevice:
         device = CudaDevice("cpu", "copy", options.direct)
@@ -214,6 +254,7 @@ def _engine(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[L
 
     def note(executor: DeviceExecutor, launch: Launch) -> Any:
         is_like_others = launch.buffer[H_NUM_SPANS] == (ROWS if grows_pages else 0)
+        is_like_others &= not attends or launch.buffer[H_IS_LOOP] != 0
         if launch.buffer[H_ROWS] == ROWS and (launch.buffer[H_STEPS] > 1) == is_ragged and is_like_others:
             launches.append(Launch(launch.task, launch.type_id, launch.buffer.copy()))
         return begin(executor, launch)
@@ -223,7 +264,7 @@ def _engine(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[L
         settings = SchedulerSettings(runs=is_ragged, join_budget_s=60.0, min_run_s=60.0)
         engine = Engine(["dry"], settings=settings, device_options=options, arena_bytes=64 << 20, max_queue=1 << 14)
     with engine:
-        engine.register(Unfolder("decoder", unfold, [0, 0]), warm_up=False)
+        engine.register(_model(kind), warm_up=False)
         draw = np.random.default_rng(1)
         if is_ragged:  # so that the scheduler knows how long a step takes
             engine.submit("decoder", [0]).result(WAIT_S)
@@ -231,7 +272,7 @@ def _engine(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[L
             for _ in range(NUM_RAGGED if is_ragged else 2):
                 if not is_ragged:
                     launches.clear()
-                usual = [1 if grows_pages else STEPS] * ROWS
+                usual = [1 if grows_pages or attends else STEPS] * ROWS
                 lengths = draw.integers(2, MOST_STEPS, size=ROWS) if is_ragged else usual
                 requests = [draw.integers(WORDS, size=length).tolist() for length in lengths]
                 for future in engine.submit_many("decoder", requests):

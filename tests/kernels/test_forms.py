@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cellrt.kernels.arena_rows import ArenaRows
+from cellrt.kernels.combine_rows import Combination, combine_rows
 from cellrt.kernels.gate_weights import PackedWeights
 from cellrt.kernels.gru_step import gru_step
 from cellrt.kernels.gru_step import pack_weights as pack_gru
@@ -20,7 +21,9 @@ from cellrt.kernels.lstm_step import lstm_step
 from cellrt.kernels.lstm_step import pack_weights as pack_lstm
 from cellrt.kernels.paged_attention import Pages, Spans, append_pages, paged_attention
 from cellrt.kernels.project_argmax import project_argmax
+from cellrt.kernels.project_logits import project_logits
 from cellrt.kernels.projection import Projection
+from cellrt.kernels.ragged_attention import Memory, ragged_attention
 from cellrt.kernels.sample import Sampling, sample
 from cellrt.kernels.tiles import ROW_CLASSES
 from cellrt.kernels.tree_lstm_step import pack_weights as pack_tree
@@ -113,6 +116,24 @@ def draw(count: int, shift: int) -> None:
     sample(arena(count, shift, 5000), *drawn, Sampling(3, 0.8, 1 + count % 50, 0.9), token, stop)
 
 
+def draw_in_order(count: int, shift: int) -> None:
+    """As a step of loops does, from logits that were just computed: a row that is one part."""
+    logits = torch.empty(count, 1500, dtype=torch.bfloat16)
+    project_logits(arena(count, shift), Projection(values(1500, HIDDEN)), logits)
+    drawn = (of_numbers(torch.int64, count, shift) for _ in range(2))
+    token, stop = made(count, shift)
+    sample(logits, *drawn, Sampling(3, 0.8, 2 + count % 50, 0.9), token, stop, of_numbers(torch.int64, count, shift))
+
+
+def read(count: int, shift: int) -> None:
+    """What decoders with attention do: additive scores, by a query in order, and dot scores, by rows of an arena."""
+    offsets, weight = numbers(count + 1, shift), values(HIDDEN, HIDDEN)
+    rows, keys = torch.empty(count % 9, HIDDEN, dtype=torch.bfloat16), torch.empty(count % 9, 512, dtype=torch.bfloat16)
+    ragged_attention(torch.empty(count, 512, dtype=torch.bfloat16), Memory(rows, offsets, keys, values(512)))
+    context = ragged_attention(arena(count, shift), Memory(rows, offsets))
+    combine_rows(context, arena(count, shift), Combination(weight, weight), arena(count, shift), context)
+
+
 def pages(count: int, shift: int) -> tuple[Pages, Spans]:
     of = functools.partial(numbers, dtype=torch.int32)
     keys = values(64, 16, 4, 64)
@@ -147,6 +168,8 @@ LAUNCHERS: dict[str, Launcher] = {
     "chain": run_chain,
     "argmax": choose,
     "sample": draw,
+    "sample in order": draw_in_order,
+    "read and combine": read,
     "attention": attend,
     "append": append,
     "loop": loop,
