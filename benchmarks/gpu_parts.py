@@ -17,7 +17,7 @@ OTHERS = tuple(
     f"tests/kernels/test_{name}.py"
     for name in (
         *("project_argmax", "project_logits", "sample", "loop_rows", "paged_attention", "tuning"),
-        *("ragged_attention", "combine_rows"),
+        *("ragged_attention", "combine_rows", "table_rows"),
     )
 )
 USUAL = ("bfloat16", "tf32 and not tf32x3")

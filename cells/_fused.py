@@ -189,9 +189,9 @@ def _pack_tree_lstm(weight_hh: Tensor, bias: Tensor, weight_ih: Tensor | None) -
 
 def gates_of_tokens(table: Tensor, token: StepRows) -> ArenaRows:
     """The rows of a table of gates that tokens name: its last, which ``fold_with_end`` made, for those outside."""
-    end = len(table) - 1
-    tokens = token.values.index_select(0, token.rows).clamp_(-1, end)
-    return ArenaRows(table, tokens.remainder_(end + 1), *token[2:])
+    from cellrt.kernels.table_rows import table_rows
+
+    return ArenaRows(table, table_rows(ArenaRows(*token), len(table) - 1), *token[2:])
 
 
 def of_layer(given: StepRows, layer: int) -> StepRows:

@@ -25,6 +25,7 @@ from cellrt.kernels.project_logits import project_logits
 from cellrt.kernels.projection import Projection
 from cellrt.kernels.ragged_attention import Memory, ragged_attention
 from cellrt.kernels.sample import Sampling, sample
+from cellrt.kernels.table_rows import table_rows
 from cellrt.kernels.tiles import ROW_CLASSES
 from cellrt.kernels.tree_lstm_step import pack_weights as pack_tree
 from cellrt.kernels.tree_lstm_step import tree_lstm_step
@@ -173,6 +174,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "attention": attend,
     "append": append,
     "loop": loop,
+    "table": lambda count, shift: table_rows(of_numbers(torch.int64, count, shift), count),
 }
 
 

@@ -1,0 +1,25 @@
+"""Which rows of a table numbers name, such as those of tokens in an embedding: the last for numbers that name none."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cellrt.kernels.arena_rows import ArenaRows, check_numbers
+from cellrt.kernels.choose import uses_triton
+from cellrt.kernels.table_rows import reference
+
+
+def table_rows(numbers: ArenaRows, end: int) -> Tensor:
+    """For each row of ``numbers`` its number, or ``end`` where that is not from 0 to ``end``: int64, one for each of
+    ``numbers.rows``.
+
+    ``numbers`` are rows of an arena of int64 ``[capacity]``, which must be inside it: a kernel cannot check that. With
+    a span, what is returned for rows outside it is anything. Raises ValueError for other types.
+    """
+    check_numbers("numbers", numbers, (torch.int64,), numbers, numbers.values.device)
+    if uses_triton(numbers.values):
+        from cellrt.kernels.table_rows import triton
+
+        return triton.table_rows(numbers, end)
+    return reference.table_rows(numbers, end)
