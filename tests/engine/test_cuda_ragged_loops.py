@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +14,14 @@ from cellrt.definition.fused import SpannedRows, reads_ragged, reads_spans
 from cellrt.definition.spec import RaggedRows, ragged
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.device.executor import DeviceOptions
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check
 from tests.engine.test_cuda_chains import write
+from tests.engine.test_cuda_device import stub, stub_engines  # noqa: F401 - fixtures
 from tests.engine.test_cuda_fused_loops import place, serving
 from tests.engine.test_cuda_loops import MOST_STEPS, NUMBER, Counted, ahead, count_freely
 from tests.engine.test_cuda_ragged import taken
-from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine
+from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, serve
 
 
 def sums_of(memory: RaggedRows) -> Tensor:
@@ -116,3 +119,19 @@ def test_loops_that_attend_to_any_number_of_rows_share_captures():
                 assert_same(future.result(WAIT_S), result)
         counts = engine.statistics()["workers"][1]
     assert counts["captures"] <= 15 and counts["replayed"] > 5 * counts["captures"] and module.plain == 0
+
+
+@pytest.mark.parametrize("encodes", [False, True])
+@pytest.mark.parametrize("direct", [False, True])
+def test_captured_loops_that_attend_race_with_nothing(stub_engines, direct, encodes):  # noqa: F811
+    options = DeviceOptions(ring_bytes=1 << 16, capture_after=1, direct=direct, fused=True)
+    engine = device_engine("dry", 1, options, settings=ahead(2, runs=False), debug=True)
+    model = model_of(make(Attends()), encodes)
+    engine.register(model, warm_up=False)
+    for _ in range(2):
+        serve(engine, model, [(3, 1), (0, 7), (7, 0), (9, 5)])
+    counts = engine.statistics()["workers"][1]
+    close_and_check(engine)
+    assert stub_engines.races == []
+    assert (stub_engines.num_launched > 0) == direct
+    assert counts["replayed"] > 5 and counts["unfused"] == 0
