@@ -23,6 +23,7 @@ OTHERS = tuple(
 USUAL = ("bfloat16", "tf32 and not tf32x3")
 """Kinds of numbers that serve; names in a test's id."""
 RARE = ("float16 and not bfloat16", "tf32x3", "ieee and float32", "not float16 and not float32")
+DECODERS = ("attends and not drawn", "drawn", "not attends and not drawn")
 QUICK_FIGURES = ("2.7", "2.9", "2.11", "2.13", "2.14", "2.15")
 
 
@@ -84,10 +85,10 @@ FIRST = (
 )
 SECOND = (
     Part("other steps and chains", 240, of_kinds(STEPS, RARE)),
-    Part("other kernels", 120, tuple(tests(file) for file in OTHERS)),
+    Part("other kernels", 180, tuple(tests(file) for file in OTHERS)),
     benchmark("steps", 120),
     Part("serving", 120, (tests("tests/gpu/test_serving.py"), tests("tests/engine/test_compiled_cells.py"))),
-    Part("decoders", 120, (tests("tests/engine/test_cuda_decoders.py"),)),
+    Part("decoders", 180, tuple(tests("-k", kind, "tests/engine/test_cuda_decoders.py") for kind in DECODERS)),
     benchmark("loops", 200, "--quick"),
     Part("pages", 120, (tests("tests/engine/test_cuda_pages.py"),)),
     *(benchmark(figure, 120, "--quick") for figure in QUICK_FIGURES),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from cellrt import RaggedRows
 from cellrt.cells._fused import chosen_precision, fold_with_end, project_rows
@@ -37,8 +38,8 @@ class FusedReading:
         span = ArenaRows(*h).span
         if isinstance(attention, AdditiveAttention):
             query = project_rows(attention.query.weight, attention.query.bias, h)
-            rows = Memory(memory.values, memory.offsets, None if keys is None else keys.values, attention.score)
-            return ragged_attention(query, rows, span)
+            key = linear(memory.values, attention.key.weight) if keys is None else keys.values
+            return ragged_attention(query, Memory(memory.values, memory.offsets, key, attention.score), span)
         rows = Memory(memory.values, memory.offsets)
         if attention.weight is None:
             return ragged_attention(ArenaRows(*h), rows, span)
@@ -57,13 +58,13 @@ class FusedReading:
         return h._replace(values=made, rows=torch.arange(len(made), device=made.device))
 
 
-def fits(attention: object, memory_size: int, has_keys: bool) -> bool:
+def fits(attention: object, memory_size: int) -> bool:
     """Whether the kernel takes such an attention: one of these kinds, of rows that are not too wide."""
     from cellrt.kernels.ragged_attention import MOST_NUMBERS
 
     if type(attention) is AdditiveAttention:
-        return has_keys and max(memory_size, len(attention.score)) <= MOST_NUMBERS
-    return type(attention) is DotAttention and not has_keys and memory_size <= MOST_NUMBERS
+        return max(memory_size, len(attention.score)) <= MOST_NUMBERS
+    return type(attention) is DotAttention and memory_size <= MOST_NUMBERS
 
 
 def _fold_part(embedding: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -98,6 +98,13 @@ CASES = {
         TOKEN | LAYERS | ATTENDED | MEMORY | {"keys": ragged(6)},
         CHOICE | LAYERS | ATTENDED,
     ),
+    "AttentionGRUDecoder without keys": Case(
+        lambda: cells.AttentionGRUDecoder(
+            *(WORDS, SIZE, HIDDEN, END), attention=cells.AdditiveAttention(HIDDEN, HIDDEN, 6, bias=True)
+        ),
+        TOKEN | H | MEMORY,
+        CHOICE | H | ATTENDED,
+    ),
     "SamplingDecoder with attention": Case(
         lambda: drawing(
             cells.AttentionGRUDecoder(
