@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
@@ -15,6 +16,7 @@ from cellrt.definition.spec import RaggedRows, ragged
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.executor import DeviceOptions
+from cellrt.worker.device.placement import PlacedCell
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check
 from tests.engine.test_cuda_chains import write
 from tests.engine.test_cuda_device import stub, stub_engines  # noqa: F401 - fixtures
@@ -135,3 +137,24 @@ def test_captured_loops_that_attend_race_with_nothing(stub_engines, direct, enco
     assert stub_engines.races == []
     assert (stub_engines.num_launched > 0) == direct
     assert counts["replayed"] > 5 and counts["unfused"] == 0
+
+
+class Scattered(TorchDispatchMode):
+    """Counts what is put into arenas."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function.overloadpacket is torch.ops.aten.index_copy_
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_plain_step_is_timed_with_what_a_task_does_around_it():
+    """As the fused one does it, with which it is compared."""
+    placed = PlacedCell(make(Attends()), torch.device("cpu"))
+    with torch.inference_mode(), Scattered() as seen:
+        placed.plain_step(4)()
+        assert seen.count == len(placed.cell.outputs)
+        placed.fused_step(4)()

@@ -133,16 +133,19 @@ class PlacedCell:
 
     def plain_step(self, rows: int) -> Callable[[], object]:
         """The same in the plain form: gathered from a tensor, computed and scattered, as a task does it."""
+        inputs = self.cell.example_inputs(rows, str(self.device))
+        if self.cell.has_spans:
+            return lambda: self.call(inputs)
         given, made = self._example_rows(rows, False)
+        ragged = {name: value for (name, spec), value in zip(self.cell.inputs.items(), inputs) if spec.ragged}
 
         def step() -> None:
-            outputs = self.call([value.values.index_select(0, value.rows) for value in given.values()])
+            taken = {name: one.values.index_select(0, one.rows) for name, one in given.items() if name not in ragged}
+            outputs = self.call([ragged[name] if name in ragged else taken[name] for name in given])
             for arena, output in zip(made.values(), outputs):
                 arena.values.index_copy_(0, arena.rows, output)
 
-        inputs = self.cell.example_inputs(rows, str(self.device))
-        is_by_row = not self.cell.has_spans and not any(spec.ragged for spec in self.cell.inputs.values())
-        return step if is_by_row else lambda: self.call(inputs)
+        return step
 
     def step_of_nodes(self, nodes: int, rows: int, keys: int) -> Callable[[], object]:
         """A step of a cell that is told which rows are of one node: see ``zero_nodes``."""
@@ -155,11 +158,8 @@ class PlacedCell:
         if run_rows is None:
             raise InternalError(f"cell {self.cell.name!r} has no fused form")
         given, made = self._example_rows(rows, False)
-        ragged = {
-            name: value
-            for name, value in zip(self.cell.inputs, self.cell.example_inputs(rows, str(self.device)))
-            if self.cell.inputs[name].ragged and self.reads_ragged
-        }
+        inputs = zip(self.cell.inputs.items(), self.cell.example_inputs(rows, str(self.device)))
+        ragged = {name: value for (name, spec), value in inputs if spec.ragged and self.reads_ragged}
         return lambda: run_rows({**self._as_served(given), **ragged}, self._as_served(made))
 
     def authors_run(self, rows: int, steps: int) -> Callable[[], object]:
