@@ -15,7 +15,7 @@ from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spans import PagedRows
 from cellrt.definition.spec import grows, token
-from cellrt.errors import CancelledError, CellError, RequestTooLargeError
+from cellrt.errors import CancelledError, CellError, RequestError, RequestTooLargeError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from cellrt.unfolders.completion import complete
@@ -311,7 +311,7 @@ def test_a_token_outside_the_embedding_fails_its_request_alone(device):
         engine.register(model, warm_up=False)
         requests = [[1, 2], [3, 7, 4], [5], [6, 0, 0]]
         futures = engine.submit_many("looks", requests)
-        assert [type(error_of(future)) for future in futures] == [type(None), CellError, type(None), type(None)]
+        assert [type(error_of(future)) for future in futures] == [type(None), RequestError, type(None), type(None)]
         for k in (0, 2, 3):
             assert_same(futures[k].result(), run_one_by_one(model, requests[k]))
     finally:
