@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import TypeVar
 from cellrt.core.processor import Processor
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
+from cellrt.engine.awaited import Awaited
 from cellrt.engine.crew import Crew
 from cellrt.engine.places import Places, QueueLimit, Room, Size
 from cellrt.engine.records import Arrival, Bulk, SessionRecord
@@ -77,7 +77,8 @@ class Manager:
         self.room = Room(self.turns.gate)
         self.is_closing = False
         """Whether requests are refused; changed under the gate."""
-        self.closed = threading.Event()
+        self.is_over = False
+        """Whether the last turn was taken: nothing ends any more."""
         self.sessions = Sessions(session_limits, processor, arenas)
         self.statistics = Statistics()
         self.after_turn: Callable[[], None] | None = None
@@ -91,7 +92,7 @@ class Manager:
         self._retired: list[Model] = []
         self.num_retired = 0
         """Models that were given up so far."""
-        self._drains: list[threading.Event] = []
+        self._drains: list[Awaited] = []
         self._next_ns: int | None = None
         """When a turn is due though nothing happens."""
 
@@ -208,8 +209,7 @@ class Manager:
 
     def drain(self, timeout: float | None) -> bool:
         """Waits until nothing is unfinished; False after so many seconds, or if the engine failed."""
-        drained = threading.Event()
-        end_s = None if timeout is None else time.monotonic() + timeout
+        drained, end_s = Awaited(), None if timeout is None else time.monotonic() + timeout
         try:
             if self.turns.call(lambda: self._note_drain(drained), A_TURN_S if timeout == 0 else timeout):
                 return True
@@ -348,9 +348,9 @@ class Manager:
                 for worker in self.workers:
                     worker.forget(type_id)
         while self._drains and self._is_drained():
-            self._drains.pop().set()
+            self._drains.pop().say()
 
-    def _note_drain(self, drained: threading.Event) -> bool:
+    def _note_drain(self, drained: Awaited) -> bool:
         """Whether nothing is unfinished; if something is, has the event set when that is over."""
         if not self._is_drained():
             self._drains.append(drained)
@@ -391,10 +391,10 @@ class Manager:
                 message.fail(EngineClosedError(str(error)))
         self._requests.abandon_all(error)
         self.sessions.fail_calls(EngineClosedError(str(error)))
-        self.closed.set()
+        self.is_over = True
         self.room.note_place()
         for drained in self._drains:
-            drained.set()
+            drained.say()
         self._crew.end()
         if self.after_turn is not None:
             self.after_turn()

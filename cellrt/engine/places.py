@@ -127,13 +127,13 @@ class Room:
         finally:
             self._wakes.remove(wake)
 
-    def wait(self, wanted: Sequence[tuple[Places, Size]], end_s: float | None, is_closed: threading.Event) -> None:
+    def wait(self, wanted: Sequence[tuple[Places, Size]], end_s: float | None, is_over: Callable[[], bool]) -> None:
         """Waits, holding the gate, until there are as many places in each queue as are wanted there.
 
         Args:
             wanted: of the engine and of models.
             end_s: when to give up, on the monotonic clock; None: never.
-            is_closed: set once nothing ends any more.
+            is_over: whether nothing ends any more.
 
         Raises RequestTooLargeError, DeadlineError, EngineClosedError.
         """
@@ -142,7 +142,7 @@ class Room:
             while not all(places.has_room(size) for places, size in wanted):
                 for places, size in wanted:
                     places.check_ever(size)
-                if is_closed.is_set():
+                if is_over():
                     raise EngineClosedError("the engine closed while a request waited for a place in its queue")
                 left_s = None if end_s is None else end_s - time.monotonic()
                 if left_s is not None and left_s <= 0:

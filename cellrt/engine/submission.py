@@ -192,7 +192,7 @@ class Submission:
         if not all(places.has_room(size) for places, size in wanted):
             manager.refuse_in_callback()
             end_s = None if deadline is None else time.monotonic() + check_seconds("deadline", deadline)
-            manager.room.wait(wanted, end_s, manager.closed)
+            manager.room.wait(wanted, end_s, lambda: manager.is_over)
             return None if end_s is None else max(TINY_S, end_s - time.monotonic())
         return deadline
 

@@ -28,6 +28,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
+from cellrt.engine.awaited import Awaited
 from cellrt.engine.future import SETTLING
 from cellrt.errors import CellrtError, EngineClosedError, InternalError, RequestError
 from cellrt.worker.base import Worker
@@ -41,7 +42,7 @@ class Call(Generic[T]):
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
-        self._done = threading.Event()
+        self._done = Awaited()
         self._results: list[T] = []
         self._error: BaseException | None = None
 
@@ -51,12 +52,12 @@ class Call(Generic[T]):
             self._results.append(self._function())
         except BaseException as error:
             self._error = error
-        self._done.set()
+        self._done.say()
 
     def fail(self, error: BaseException) -> None:
         """Ends the call with an error; called when there will be no turn for it."""
         self._error = error
-        self._done.set()
+        self._done.say()
 
     def result(self, timeout: float | None) -> T:
         """What the function returned or raised. Raises TimeoutError after ``timeout`` seconds."""

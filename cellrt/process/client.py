@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from cellrt.engine.awaited import Awaited
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
 from cellrt.engine.session import state_bytes
@@ -19,7 +20,6 @@ from cellrt.errors import EngineClosedError, RequestError, UnknownModelError
 from cellrt.graph.known import Alike, record_at
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process import address as addresses
-from cellrt.process.awaited import Awaited
 from cellrt.process.binding import Binding
 from cellrt.process.bindings import Bindings
 from cellrt.process.link import Link

@@ -23,12 +23,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from cellrt.engine.awaited import Awaited, Bell
 from cellrt.engine.future import Owner, RequestFuture
 from cellrt.engine.mailbox import waking_at_the_end
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, OverloadError, RequestError
 from cellrt.graph.known import Alike
-from cellrt.process.awaited import Awaited, Bell
 from cellrt.process.binding import Binding
 from cellrt.process.blame import heard
 from cellrt.process.numbering import Numbering

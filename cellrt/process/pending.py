@@ -7,10 +7,10 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from cellrt.engine.awaited import Awaited, Bell
 from cellrt.engine.future import Owner, RequestFuture, finish_together
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError
-from cellrt.process.awaited import Awaited, Bell
 from cellrt.process.binding import RowFormat
 from cellrt.process.blame import heard
 from cellrt.process.outcomes import Arrived, read_outcomes

@@ -67,7 +67,24 @@ def submit_in_a_session(engine: Engine) -> object:
     return engine.session("kept", "a").submit(STEPS)
 
 
-@pytest.mark.parametrize("call", [submit_one, submit_many, submit_and_cancel, submit_in_a_session])
+def drain(engine: Engine) -> object:
+    return engine.submit("chain", STEPS) and engine.drain(WAIT_S)
+
+
+def count(engine: Engine) -> object:
+    return engine.statistics()
+
+
+def export_a_session(engine: Engine) -> object:
+    session = engine.session("kept", "b")
+    session.submit(STEPS)
+    return session.export()
+
+
+CALLS = [submit_one, submit_many, submit_and_cancel, submit_in_a_session, drain, count, export_a_session]
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_an_interrupt_at_any_place_leaves_the_engine_whole(call):
     engine = small_engine()
     for model in (CHAIN, KEPT):

@@ -1,4 +1,4 @@
-"""What somebody waits for that the other end of a connection says.
+"""What somebody waits for that a turn, or the other end of a connection, says.
 
 Conditions and events of ``threading`` are none for this: an exception out of a signal's handler that comes while one is
 taken leaves its lock held, and whoever should wake the others then waits for it.
@@ -7,7 +7,7 @@ taken leaves its lock held, and whoever should wake the others then waits for it
 from __future__ import annotations
 
 import time
-from _thread import LockType, allocate_lock
+from _thread import TIMEOUT_MAX, LockType, allocate_lock
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -19,7 +19,7 @@ LOOK_EVERY_S = 0.5
 
 
 class Awaited:
-    """Something that the engine's process will say once; ``then`` is called by whoever hears it."""
+    """Something that will be said once; ``then`` is called by whoever says it."""
 
     def __init__(self, then: Callable[[], object] | None = None) -> None:
         self._unsaid = allocate_lock()
@@ -32,14 +32,18 @@ class Awaited:
     def say(self, value: Any = None, blob: bytes = b"", error: CellrtError | None = None) -> None:
         """Takes in what was said."""
         self.value, self.blob, self.error = value, blob, error
-        self._unsaid.release()
+        with suppress(RuntimeError):  # it was said before
+            self._unsaid.release()
         if self._then is not None:
             self._then()
 
-    def wait(self) -> None:
-        """Waits; the end of the connection says something too."""
-        with self._unsaid:
-            pass
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits; False if nothing was said within so many seconds. The end of an engine or a connection says something
+        too."""
+        if not self._unsaid.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), TIMEOUT_MAX)):
+            return False
+        self._unsaid.release()
+        return True
 
 
 class Bell:
