@@ -147,9 +147,9 @@ class Session:
     def close(self) -> None:
         """Ends the session after the requests submitted so far and frees its state; its id may be used anew.
 
-        Does nothing if it has ended.
+        Does nothing if it has ended, and in a forked process: the session is the parent's.
         """
-        if self._record.error is not None:
+        if self._record.error is not None or self._manager.turns.is_parents:
             return
         ended = SessionError(f"{self._record} is closed")
         self._manager.call_in(self._record, lambda sessions: sessions.end(self._record, ended))

@@ -185,8 +185,10 @@ class Client(Serving):
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until every request of this client has ended; False after ``timeout`` seconds.
 
-        Raises RequestError in a future's callback.
+        Waits for nothing in a forked process. Raises RequestError in a future's callback.
         """
+        if self._link.is_parents:
+            return self._link.drain(0)
         self._link.refuse_in_callback()
         if timeout is not None:
             check_timeout(timeout)
@@ -195,8 +197,10 @@ class Client(Serving):
     def close(self, timeout: float = CLOSE_S) -> None:
         """Leaves: requests that are not done end with EngineClosedError. The engine goes on. May be called twice.
 
-        Waits at most ``timeout`` seconds for a callback that runs.
+        Waits at most ``timeout`` seconds for a callback that runs. In a forked process nothing ends.
         """
+        if self._link.is_parents:
+            return
         self._link.refuse_in_callback()
         check_timeout(timeout)
         self._link.close(EngineClosedError("the client is closed"), timeout)

@@ -48,8 +48,10 @@ class EngineProcess(Client):
     def close(self, timeout: float = CLOSE_S) -> None:
         """Ends the engine, for all clients; what is not done ends with EngineClosedError. May be called twice.
 
-        A process that has not ended after ``timeout`` seconds is killed.
+        A process that has not ended after ``timeout`` seconds is killed. In a forked process nothing ends.
         """
+        if self._link.is_parents:
+            return
         self._link.refuse_in_callback()
         check_timeout(timeout)
         self._link.expect_end(EngineClosedError("the engine is closed"))

@@ -61,7 +61,8 @@ class Link:
         """Bindings to give up when nobody uses them."""
         self._closing: CellrtError | None = None
         self._lost: CellrtError | None = None
-        self._is_parents = False
+        self.is_parents = False
+        """Whether this is a process that was forked off the connection's."""
         self._heard_end = Bell()
         self.on_rebind: Callable[[dict[str, Any]], Binding | None] = lambda news: None
         """Takes in that the engine has another model of a name, or none; returns the binding whose time is over."""
@@ -79,7 +80,7 @@ class Link:
 
         In a forked process, where nobody hears anything, EngineClosedError.
         """
-        if self._is_parents:
+        if self.is_parents:
             self.refuse_if_lost()
         if threading.current_thread() is self._reader:
             raise RequestError("a future's callback cannot wait for its engine: call this from another thread")
@@ -196,7 +197,8 @@ class Link:
 
     def drain(self, timeout: float | None) -> bool:
         """Waits until all requests have ended; False after so many seconds."""
-        self.send_news()  # and makes good what was interrupted
+        if not self.is_parents:
+            self.send_news()  # and makes good what was interrupted
         return self._unanswered.drain(timeout)
 
     def leave(self) -> None:
@@ -219,7 +221,7 @@ class Link:
     def forget_fork(self) -> None:
         """In a forked process: leaves the connection to the parent."""
         self._lost = EngineClosedError("this connection is the parent's: connect anew in the forked process")
-        self._is_parents = True
+        self.is_parents = True
         self._wire.leave()
 
     def _send(self, write: Callable[[], None]) -> None:

@@ -88,7 +88,8 @@ class RemoteSession:
 
     def close(self) -> None:
         """As ``Session.close``."""
-        self._link.call("close", session=self._number)
+        if not self._link.is_parents:
+            self._link.call("close", session=self._number)
 
 
 def parts_of(sessions: Sequence[object], link: Link, model: str) -> list[tuple[Binding, int]]:

@@ -19,6 +19,7 @@ from tests.engine.models import RAISE, WIDTH, Gate, chain_model, loop_model, mak
 
 PLAIN, WITH_STEPS, COUNT = make_cells()
 CHAIN, LOOP = chain_model("chain", PLAIN), loop_model("loop", COUNT)
+KEPT = Unfolder("kept", lambda graph, x: {"h": graph.chain(PLAIN, keep=True, x=x).h}, torch.zeros(2, WIDTH))
 STREAMED = Unfolder("streamed", lambda graph, x: {"h": graph.chain(WITH_STEPS, x=x).h}, torch.zeros(2, WIDTH))
 
 
@@ -241,6 +242,8 @@ def test_in_a_forked_process_an_engine_refuses_and_is_never_waited_for(engine):
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_process_leaves_the_block_of_an_engine_in_peace_and_the_parent_goes_on(engine):
+    engine.register(KEPT, warm_up=False)
+    session = engine.session("kept")
     under_way = engine.submit("chain", torch.ones(2000, WIDTH) / 8)
     pid = os.fork()
     if pid == 0:
@@ -248,10 +251,11 @@ def test_a_forked_process_leaves_the_block_of_an_engine_in_peace_and_the_parent_
         status = 1
         try:
             with engine:
-                pass
+                session.close()
             engine.close()
             status = 0
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert_same(under_way.result(WAIT_S), run_one_by_one(CHAIN, torch.ones(2000, WIDTH) / 8))
+    session.submit(torch.ones(1, WIDTH)).result(WAIT_S)

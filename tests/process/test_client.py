@@ -226,7 +226,7 @@ def test_a_client_that_leaves_or_is_dropped_ends_its_own_requests_alone(served, 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_process_does_not_use_its_parents_connection_nor_wait_for_it(client):
     under_way = client.submit("chain", held())
-    calls = lambda: client.submit("chain", steps(1)), under_way.result, lambda: client.drain(), client.statistics
+    calls = lambda: client.submit("chain", steps(1)), under_way.result, client.statistics
     if (pid := os.fork()) == 0:
         signal.alarm(int(WAIT_S))  # a process that hangs ends by it
         refused = 0
@@ -239,6 +239,25 @@ def test_a_forked_process_does_not_use_its_parents_connection_nor_wait_for_it(cl
             os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == len(calls)
     client.submit("chain", steps(1)).result(WAIT_S)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_process_closes_nothing_of_its_parents(client):
+    session = client.session("kept", "forked")
+    before = session.submit(steps(2)).result(WAIT_S)
+    if (pid := os.fork()) == 0:
+        signal.alarm(int(WAIT_S))  # a process that hangs ends by it
+        status = 1
+        try:
+            with client, session:
+                pass
+            client.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    after = session.submit(steps(2)).result(WAIT_S)
+    assert not torch.equal(before["last"], after["last"]), "it goes on where it was"
 
 
 def test_nobody_listens_there(tmp_path):
