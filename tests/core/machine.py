@@ -12,6 +12,7 @@ from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
+from cellrt.core.room import has_rows
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
@@ -64,7 +65,9 @@ class Machine:
         """Admits a request if there is room."""
         template: SizedTemplate = self.processor.compile(np.array(request.graph.program, np.int32))
         self.sequence += 1
+        is_room = has_rows(self.processor.tables, template, session)
         admitted = self.processor.admit(template, self.sequence, lane, streamed, session)
+        assert is_room == (admitted is not None)
         if admitted is None:
             return False
         request.id, rows = admitted

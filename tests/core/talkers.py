@@ -135,14 +135,9 @@ class Talkers(PageMachine):
 
     def begin(self, talk: Talk) -> bool:
         """Admits a request if there is room."""
-        template = self.processor.compile(talk.program)
-        admitted = self.processor.admit(template, self.sequence + 1, session=talk.session)
-        if admitted is None:
+        talk.id, talk.results_at = self.admit(talk.program, talk.numbers, talk.session)
+        if talk.id < 0:
             return False
-        self.sequence += 1
-        talk.id, rows = admitted
-        self.rows[HOST, rows[: len(talk.numbers)]] = talk.numbers
-        talk.results_at = int(rows[-1])
         self.talking[talk.id] = talk
         if talk.session in self.saved:
             self.saved.remove(talk.session)

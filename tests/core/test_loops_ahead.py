@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.core import task_layout as layout
+from cellrt.core.completion import NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.moves import LEFT
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
+from cellrt.core.program import CARRY, FIXED, LIST, OP_EXTERNAL, OP_LOOP, OP_NODE, OP_RESULT
 from cellrt.core.record_layout import loop_limits
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.simulate import Arrival, simulate
@@ -22,7 +24,7 @@ from cellrt.core.tables import MAX_KINDS, ROW_MASK
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
 from tests.core.author import CELLS, Author
-from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, admit, loop, make_processor
+from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, add_tree, admit, loop, make_processor
 from tests.core.machine import Machine, Request
 from tests.core.test_properties import CONFIGURATIONS, interleave
 from tests.core.test_session_state import Conversation, KeepingAuthor, Play
@@ -283,6 +285,17 @@ def test_a_task_behind_a_stop_that_fails_does_no_harm():
     assert answer(processor, second, 0) == []
     assert processor.release([request]) == []
     assert processor.num_live == 0
+
+
+def test_a_worker_is_lost_with_a_request_that_is_to_read_what_its_loop_came_to():
+    processor = make_processor(2, settings=replace(ONE_BY_ONE, loops_ahead=1))
+    cell, reader = add_step(processor, 4), add_tree(processor, 4)
+    program = [OP_EXTERNAL, 0, 2, OP_LOOP, cell, 9, 0, FIXED, 0, CARRY, 1, OP_NODE, reader, LIST, 1, 2]
+    request = admit(processor, np.array([*program, OP_RESULT, 3, 1, 1], np.int32))
+    first, _ = send_all(processor)
+    assert answer(processor, first, -1) == [], "stopped, and a step behind that in flight"
+    assert list(processor.lose_worker(1)) == [(request, NOTICE_FAILED), (request, NOTICE_RELEASED)]
+    assert broken_rules(processor.tables) == []
 
 
 def test_steps_behind_a_stop_are_not_counted():

@@ -10,7 +10,6 @@ import random
 from dataclasses import dataclass, field
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -31,11 +30,11 @@ from cellrt.core.program import (
     PAGED,
     STEP,
 )
+from cellrt.core.room import has_rows
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
-from cellrt.errors import RequestTooLargeError
 from tests.core.author import PRIME
 from tests.core.graphs import ONE_BY_ONE, admit
 from tests.effort import examples
@@ -122,16 +121,25 @@ class PageMachine:
         self.sequence = self.num_suspended = 0
 
     def submit(self, request: Paged) -> bool:
-        template = self.processor.compile(request.program)
-        admitted = self.processor.admit(template, self.sequence + 1, session=request.session)
+        """Admits a request if there is room."""
+        request.id, request.results_at = self.admit(request.program, request.numbers, request.session)
+        if request.id >= 0:
+            self.live[request.id] = request
+        return request.id >= 0
+
+    def admit(self, program: NDArray[np.int32], given: list[int], session: int) -> tuple[int, int]:
+        """Admits a program if there is room, as is said before; returns its id (-1: there is none) and the place of its
+        first result."""
+        template = self.processor.compile(program)
+        is_room = has_rows(self.processor.tables, template, session)
+        admitted = self.processor.admit(template, self.sequence + 1, session=session)
+        assert is_room == (admitted is not None)
         if admitted is None:
-            return False
+            return -1, -1
         self.sequence += 1
-        request.id, rows = admitted
-        self.rows[HOST, rows[: len(request.numbers)]] = request.numbers
-        request.results_at = int(rows[-1])
-        self.live[request.id] = request
-        return True
+        request, rows = admitted
+        self.rows[HOST, rows[: len(given)]] = given
+        return request, int(rows[-1])
 
     def schedule(self, worker: int) -> int:
         """As the engine does: where nobody finds a page and nothing runs, the latest arrival lends its own."""
@@ -321,29 +329,6 @@ def test_a_session_goes_on_in_its_pages():
     machine.check()
 
 
-@pytest.mark.parametrize(("pages", "fits"), [(4, False), (5, True)])
-def test_what_needs_more_pages_than_a_worker_has_is_refused_and_what_needs_all_is_not(pages, fits):
-    machine = PageMachine(1, pages, 0)
-    session = machine.processor.open_session()
-    so_far: list[int] = []
-    play(machine, Paged(numbers(5, 1), session=session, so_far=so_far))
-    more = Paged(numbers(5, 2), session=session, so_far=so_far)
-    if fits:
-        play(machine, more)
-        assert more.end == NOTICE_DONE
-    else:
-        with pytest.raises(RequestTooLargeError):
-            machine.submit(more)
-        machine.check()
-
-
-def test_as_many_are_admitted_as_all_pages_hold_of_them_grown_to_their_ends():
-    machine = PageMachine(1, 10, 5)
-    requests = [Paged(numbers(9, k)) for k in range(4)]
-    assert [machine.submit(request) for request in requests] == [True, True, True, False]
-    machine.check()
-
-
 def test_who_found_no_page_at_one_worker_may_begin_at_another():
     machine = PageMachine(2, 10, 10)
     early, late = Paged(numbers(20, 1)), Paged(numbers(4, 2))
@@ -387,3 +372,27 @@ def test_a_chain_that_grows_while_a_task_is_formed_is_taken_once():
     rest = processor.schedule(1)
     assert processor.tables.tasks["rows"][rest[0]] == 2
     assert list(processor.complete(rest[0], 1000)) == [(0, NOTICE_DONE)]
+
+
+def test_a_token_that_somebody_waits_for_does_not_wait_for_a_long_input_that_came_before():
+    machine = PageMachine(1, 20, 0, max_rows=4)
+    long, short = Paged(numbers(9, 1)), Paged(numbers(1, 2))
+    assert machine.submit(long) and machine.submit(short)
+    machine.schedule(1)
+    machine.finish(1)
+    assert (long.end, short.end) == (-1, NOTICE_DONE)
+
+
+def test_a_worker_is_lost_with_the_requests_whose_pages_it_has():
+    machine = PageMachine(2, 20, 0)
+    request, other = Paged(numbers(9, 1)), Paged(numbers(9, 2))
+    for worker, its in enumerate((request, other), start=1):
+        assert machine.submit(its)
+        machine.schedule(worker)
+        machine.finish(worker)  # nothing of it is in flight, and no row of it but those in pages is there
+    lost = list(machine.processor.lose_worker(1))
+    assert lost == [(request.id, NOTICE_FAILED), (request.id, NOTICE_RELEASED)]
+    machine.check()
+    del machine.live[request.id]
+    machine.run_all([], random.Random(1))
+    assert other.end == NOTICE_DONE

@@ -205,3 +205,19 @@ def test_the_validator_finds_what_is_wrong_with_what_went_ahead(name):
     assert broken_rules(machine.processor.tables) == []
     damage(machine, machine.processor.tables.links)
     assert any(said in rule for rule in broken_rules(machine.processor.tables))
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_a_loop_that_begins_joins_the_tasks_of_its_worker_whatever_another_is_sent(ahead):
+    machine = Talkers(2, 40, 0, ahead)
+    first, second, third = (Talk(numbers(1, seed), limit=20, may_stop=False) for seed in range(3))
+    for worker, talk in enumerate((first, second), start=1):
+        assert machine.begin(talk)
+        while machine.schedule(worker):
+            assert len(machine.flights[worker - 1]) <= ahead + 1
+    assert machine.begin(third)
+    assert (machine.schedule(1), machine.schedule(2)) == (0, 0)
+    machine.finish(1)
+    assert machine.schedule(1) == 1
+    (_, buffer) = machine.flights[0][-1]
+    assert TaskView(buffer, 2, 2).num_rows == 2

@@ -10,9 +10,21 @@ from numpy.typing import NDArray
 
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
-from cellrt.core.program import CARRY, LIST, OP_CHAIN, OP_EXTERNAL, OP_KEEP, OP_NODE, OP_RESULT, OP_STATE, STEP
+from cellrt.core.program import (
+    CARRY,
+    LIST,
+    NOTHING,
+    OP_CHAIN,
+    OP_EXTERNAL,
+    OP_KEEP,
+    OP_NODE,
+    OP_RESULT,
+    OP_STATE,
+    STEP,
+)
 from cellrt.core.sized_template import SizedTemplate
-from tests.core.graphs import add_step, add_tree, chain, make_processor
+from cellrt.core.task_layout import TaskView
+from tests.core.graphs import add_step, add_tree, admit, chain, make_processor
 from tests.limits import SMALL
 
 LIMITS = {
@@ -97,3 +109,22 @@ def test_a_task_takes_no_more_nodes_than_its_buffer_has_room_for_the_inputs_of()
     (task,) = processor.schedule(1)
     rows, ints = int(processor.tables.tasks["rows"][task]), len(processor.task_buffer(task))
     assert rows == ints // (2 * count), "for each input its row, and a note of the row to give back"
+
+
+@pytest.mark.parametrize("inputs", [[Port(0, ragged=True)], [Port(0, ragged=True), Port(0, is_span=True)]])
+@pytest.mark.parametrize(
+    ("chains", "taken"), [([(8, 9_000), (8, 9_000)], [0, 0, 0]), ([(1, 9_000), (8, 15_000)], [0, 1])]
+)
+def test_a_task_takes_no_more_steps_of_chains_than_its_buffer_has_room_for_the_inputs_of(inputs, chains, taken):
+    """Each chain: its steps, and how many rows each of them reads, for each of which the buffer has two ints."""
+    processor = make_processor(limits=replace(SMALL, max_links=1 << 17))
+    cell, program, first = processor.add_type(inputs, [Port(0)], max_batch=8), [OP_EXTERNAL, 0, 4000], 4000
+    for steps, count in chains:
+        program += [OP_CHAIN, cell, steps, LIST, count, *(k % 4000 for k in range(count))]
+        program += [NOTHING, 0] * (len(inputs) - 1)
+    for steps, _ in chains:
+        program += [OP_RESULT, first, 1, steps]
+        first += steps
+    admit(processor, np.array(program, np.int32))
+    (task,) = processor.schedule(1)
+    assert (~TaskView(processor.task_buffer(task)).nodes).tolist() == taken

@@ -78,6 +78,15 @@ def test_a_layer_follows_the_one_below_step_by_step_on_the_same_worker():
     assert processor.num_live == 1, "done, and not read yet"
 
 
+def test_a_layer_follows_the_one_below_whatever_a_request_before_it_has_done():
+    processor = layered()
+    admit(processor, chain(LOWER, 1))
+    assert run(processor) == [LOWER]
+    complete_all(processor)
+    admit(processor, two_layers(2, 0, 1, 2))
+    assert [run(processor) for _ in range(4)] == [[LOWER], [UPPER], [LOWER], [UPPER]]
+
+
 def test_on_another_worker_a_layer_waits_until_the_step_below_is_done():
     processor = layered(workers=2)
     admit(processor, two_layers(3, 0, 1, 3))

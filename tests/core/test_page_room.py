@@ -1,0 +1,84 @@
+"""Who has room for his pages: as they are admitted, and in a task's buffer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cellrt.core import page_view
+from cellrt.core.completion import NOTICE_DONE
+from cellrt.core.ports import Port
+from cellrt.core.processor import Processor
+from cellrt.core.program import FIXED, OP_EXTERNAL, OP_LOOP, OP_PAGES, OP_RESULT_LAST, PAGED
+from cellrt.errors import RequestTooLargeError
+from tests.core.graphs import ONE_BY_ONE, admit
+from tests.core.test_pages import NUMBERS, PAGES, Paged, PageMachine, numbers, play
+from tests.limits import SMALL
+
+
+@pytest.mark.parametrize(("pages", "fits"), [(4, False), (5, True)])
+def test_what_needs_more_pages_than_a_worker_has_is_refused_and_what_needs_all_is_not(pages, fits):
+    machine = PageMachine(1, pages, 0)
+    session = machine.processor.open_session()
+    so_far: list[int] = []
+    play(machine, Paged(numbers(5, 1), session=session, so_far=so_far))
+    more = Paged(numbers(5, 2), session=session, so_far=so_far)
+    if fits:
+        play(machine, more)
+        assert more.end == NOTICE_DONE
+    else:
+        with pytest.raises(RequestTooLargeError):
+            machine.submit(more)
+        machine.check()
+
+
+def test_as_many_are_admitted_as_all_pages_hold_of_them_grown_to_their_ends():
+    machine = PageMachine(1, 10, 5)
+    requests = [Paged(numbers(9, k)) for k in range(4)]
+    assert [machine.submit(request) for request in requests] == [True, True, True, False]
+    machine.check()
+
+
+def with_sessions(machine: PageMachine, count: int, kept: int) -> list[Paged]:
+    """Requests of 9 numbers, each of a session that has read ``kept`` before."""
+    found = []
+    for k in range(count):
+        session, so_far = machine.processor.open_session(), list[int]()
+        assert session is not None
+        play(machine, Paged(numbers(kept, k), session=session, so_far=so_far))
+        found.append(Paged(numbers(9, count + k), session=session, so_far=so_far))
+    return found
+
+
+@pytest.mark.parametrize(("host_pages", "fits"), [(5, True), (4, False)])
+def test_of_sessions_that_have_pages_as_many_are_admitted_as_all_pages_hold_of_what_they_come_to(host_pages, fits):
+    machine = PageMachine(1, 10, host_pages)
+    requests = with_sessions(machine, 3, kept=1)  # a page each, and with what comes five
+    assert [machine.submit(request) for request in requests] == [True, True, fits]
+    machine.check()
+
+
+def test_what_sessions_bring_is_admitted_as_far_as_it_has_room_at_the_host():
+    machine = PageMachine(1, 30, 9)
+    requests = with_sessions(machine, 3, kept=7)
+    for request in requests:
+        machine.processor.drop_states(request.session, bring=True)
+        page_view.bring_pages(machine.processor.tables, request.session, 0, 7)
+    assert [machine.submit(request) for request in requests] == [True, True, False]
+    machine.check()
+
+
+def test_a_task_takes_no_more_requests_than_its_buffer_can_list_the_pages_of_that_they_may_come_to():
+    processor = Processor(1, replace(SMALL, max_places=1 << 17), ONE_BY_ONE)
+    processor.add_kind(16, 16)
+    processor.add_kind(50_000, 50_000, is_paged=True)
+    grows = Port(PAGES, page_size=1, appends=True)
+    cell = processor.add_type([Port(NUMBERS), grows], [Port(NUMBERS)], max_batch=4)
+    program = [OP_EXTERNAL, NUMBERS, 1, OP_PAGES, PAGES, 1, 0, OP_LOOP, cell, 25_000, -1, FIXED, 0, PAGED, 0]
+    for _ in range(3):
+        admit(processor, np.array([*program, OP_RESULT_LAST, 1], np.int32))
+    (task,) = processor.schedule(1)
+    assert len(processor.task_buffer(task)) == 1 << 16
+    assert processor.tables.tasks["rows"][task] == 2
