@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from cellrt.core.program import (
     CARRY,
@@ -15,7 +16,10 @@ from cellrt.core.program import (
     OP_RESULT_STEPS,
     STEP,
 )
+from cellrt.core.settings import SchedulerSettings
+from tests.core.author import CELLS, Graph
 from tests.core.graphs import add_step, make_processor
+from tests.core.machine import Machine, Request
 
 
 def test_results_of_several_requests_at_some_positions_are_those_of_each():
@@ -42,3 +46,21 @@ def test_a_template_counts_what_comes_what_goes_and_what_is_done():
     assert (template.num_externals, template.num_results, template.num_steps) == (6, 3 + 7 + 1, 3 + 7 + 1)
     assert template.num_places == template.num_results + template.num_externals, "a row of each that is read by step"
     assert template.most_refs == 2
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_every_step_of_a_chain_is_a_result_in_order_or_backwards_beside_one_of_a_node(backwards):
+    given = [5, 7, 11, 13]
+    program = [OP_EXTERNAL, 0, 4, OP_CHAIN, 0, 3, STEP, 0, 1, CARRY, 3, OP_NODE, 2, FIXED, 0, FIXED, 1]
+    state, steps = given[3], list[int]()
+    for x in given[:3]:
+        (state,) = CELLS[0]([x, state])
+        steps.append(state)
+    program += [OP_RESULT, 7, 1, 1, OP_RESULT, *((6, -1) if backwards else (4, 1)), 3]
+    expected = CELLS[2](list(given[:2])) + (steps[::-1] if backwards else steps)
+    machine, request = Machine(1, (4,) * len(CELLS), SchedulerSettings()), Request(Graph(program, given, expected))
+    assert machine.submit(request)
+    while machine.live:
+        machine.schedule(1)
+        machine.finish(1)
+    assert request.ends == ["done"]
