@@ -82,3 +82,17 @@ def test_a_task_takes_no_more_requests_than_its_buffer_can_list_the_pages_of_tha
     (task,) = processor.schedule(1)
     assert len(processor.task_buffer(task)) == 1 << 16
     assert processor.tables.tasks["rows"][task] == 2
+
+
+@pytest.mark.parametrize("sequences", [(5, 3), (3, 5)])
+def test_the_latest_arrival_lends_its_pages_wherever_in_the_tables_it_is(sequences):
+    machine = PageMachine(1, 20, 20)
+    for sequence in sequences:
+        machine.sequence = sequence
+        assert machine.submit(Paged(numbers(2), num_written=9))
+    for _ in range(4):
+        machine.schedule(1)
+        machine.finish(1)
+    assert machine.processor.suspend(1)
+    away = machine.processor.tables.requests["pages_away"][:2]
+    assert (away > 0).tolist() == [sequence == 5 for sequence in sequences]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import networkx as nx
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cellrt.core.partition import partition
+from cellrt.core.program import CARRY, FIXED, OP_CHAIN, OP_RESULT
+from cellrt.core.tables import MAX_TYPES
+from tests.core.graphs import compile_small, leaves
 
 
 @st.composite
@@ -60,3 +64,11 @@ def test_a_chain_with_a_reader_of_every_state_is_two_subgraphs():
     types = [0, 0, 0, 1, 1, 1]
     group, num_groups = cut(types, [[], [0], [1], [2], [1, 3], [0, 4]])
     assert (group, num_groups) == ([0, 0, 0, 1, 1, 1], 2)
+
+
+@pytest.mark.parametrize("count", [3, MAX_TYPES - 1, MAX_TYPES])
+def test_a_chain_is_a_subgraph_of_its_own_however_many_nodes_come_before_it(count):
+    program = [*leaves(1, count)[:-4].tolist(), OP_CHAIN, 0, 2, FIXED, 0, CARRY, count]
+    template = compile_small(np.array([*program, OP_RESULT, count + 2, 1, 1], np.int32))
+    assert template.arrays.subgraphs.size == count + 1
+    assert np.flatnonzero(template.arrays.subgraphs["record"] >= 0).tolist() == [count]

@@ -58,9 +58,25 @@ def test_every_step_of_a_chain_is_a_result_in_order_or_backwards_beside_one_of_a
         steps.append(state)
     program += [OP_RESULT, 7, 1, 1, OP_RESULT, *((6, -1) if backwards else (4, 1)), 3]
     expected = CELLS[2](list(given[:2])) + (steps[::-1] if backwards else steps)
-    machine, request = Machine(1, (4,) * len(CELLS), SchedulerSettings()), Request(Graph(program, given, expected))
+    play(Graph(program, given, expected))
+
+
+def play(graph: Graph) -> None:
+    """Runs a request alone, whose results must be those expected."""
+    machine, request = Machine(1, (4,) * len(CELLS), SchedulerSettings()), Request(graph)
     assert machine.submit(request)
     while machine.live:
         machine.schedule(1)
         machine.finish(1)
     assert request.ends == ["done"]
+
+
+def test_the_outputs_of_one_step_may_be_read_one_by_one_as_if_they_were_steps():
+    given = [5, 7]
+    program = [OP_EXTERNAL, 0, 2, OP_CHAIN, 1, 2, STEP, 0, 1, CARRY, 0, CARRY, 1]
+    program += [OP_CHAIN, 0, 3, STEP, 5, 1, CARRY, 0, OP_RESULT, 10, 1, 1]
+    made = CELLS[1]([5, 5, 7])
+    made, state = CELLS[1]([7, *made[:2]]), given[0]
+    for x in made:
+        (state,) = CELLS[0]([x, state])
+    play(Graph(program, given, [state]))
