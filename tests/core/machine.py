@@ -16,9 +16,13 @@ from cellrt.core.room import has_rows
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
+from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
 from tests.core.author import CELLS, Cell, Graph, stops
 from tests.limits import SMALL
+
+NOWHERE = -2
+"""The location of an input that reads constants alone."""
 
 
 @dataclass
@@ -158,9 +162,16 @@ class Machine:
                 inputs.append(self._read(source, int(buffer[at + position]), worker))
         return inputs
 
+    def _check_sources(self, buffer: NDArray[np.int32], num_inputs: int) -> None:
+        """An input has a location that there is, or none if it reads constants alone, which are the same everywhere."""
+        for source, count, at, _ in TaskView(buffer, num_inputs).inputs:
+            is_anywhere = source != MIXED and (buffer[at : at + count] < NUM_PERMANENT).all()
+            assert source == NOWHERE if is_anywhere else source == MIXED or HOST <= source < len(self.rows)
+
     def run(self, task: int, buffer: NDArray[np.int32], worker: int) -> int:
         """Executes a task on the rows, reading only its buffer; returns the nodes that ran, rows that failed apart."""
         cell = CELLS[int(self.processor.tables.tasks["cell_type"][task])]
+        self._check_sources(buffer, len(cell.carry))
         rows, steps, is_loop = (int(buffer[k]) for k in (layout.H_ROWS, layout.H_STEPS, layout.H_IS_LOOP))
         for row, (request_id, _) in enumerate(self.processor.rows_in_flight(task)):
             request = self.live[request_id]
