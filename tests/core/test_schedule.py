@@ -313,6 +313,18 @@ def test_a_run_takes_nodes_each_of_which_carries_the_state_of_the_one_before():
     assert processor.tables.tasks["steps"][task] == 5
 
 
+@pytest.mark.parametrize(("x", "h"), [(2, 1), (2, 2), (0, 1)])
+def test_a_run_takes_no_node_that_reads_the_one_before_otherwise_or_not_at_all(x, h):
+    processor = make_processor(settings=SchedulerSettings())
+    cell = add_step(processor, 4)
+    processor.set_step_time(cell, 1, STEP_S)
+    program = [OP_EXTERNAL, 0, 2, OP_NODE, cell, FIXED, 0, FIXED, 1, OP_NODE, cell, FIXED, x, FIXED, h]
+    admit(processor, np.array([*program, OP_RESULT, 2, 1, 2], np.int32))
+    while tasks := processor.schedule(1):
+        assert set(processor.tables.tasks["steps"][tasks].tolist()) == {1}
+        complete(processor, *tasks)
+
+
 def test_no_run_is_longer_than_the_longest():
     assert lengths(SchedulerSettings(join_budget_s=1e-5, max_run_s=1e-3), now_s=1.0) == [10, 10, 4]
     assert lengths(SchedulerSettings(join_budget_s=1e-3, max_run_s=1e-5), now_s=1.0) == [10, 10, 4]
