@@ -86,11 +86,13 @@ def test_the_rows_of_state_are_of_the_kind_of_their_output():
     assert needs.tolist() == [[0, 3], [2, 2]], "at a worker two rows of state; at the host what comes, and the result"
 
 
-def test_a_node_has_at_most_as_many_inputs_as_are_said_to_be_possible():
-    def many(count: int) -> NDArray[np.int32]:
-        listed = [k % 4000 for k in range(count)]
-        return np.array([OP_EXTERNAL, 0, 4000, OP_NODE, 1, LIST, count, *listed, OP_RESULT, 4000, 1, 1], np.int32)
+def many(count: int) -> NDArray[np.int32]:
+    """A node with so many inputs."""
+    listed = [k % 4000 for k in range(count)]
+    return np.array([OP_EXTERNAL, 0, 4000, OP_NODE, 1, LIST, count, *listed, OP_RESULT, 4000, 1, 1], np.int32)
 
+
+def test_a_node_has_at_most_as_many_inputs_as_are_said_to_be_possible():
     template, why = compile_with(many(20_000))
     assert why is not None
     assert not template.fits
@@ -98,6 +100,18 @@ def test_a_node_has_at_most_as_many_inputs_as_are_said_to_be_possible():
     assert "inputs" in why
     assert compile_with(many(most - 1))[1] is None
     assert not compile_with(many(most))[0].fits, "its number of inputs is a link too"
+
+
+def test_a_node_of_just_the_most_inputs_is_not_too_large_once_a_larger_batch_has_made_room_for_it():
+    processor = make_processor(limits=replace(SMALL, max_links=1 << 17))
+    add_step(processor, 4)
+    add_tree(processor, 4)
+    templates = [processor.compile(many(count)) for count in (17_988, 17_989)]
+    add_tree(processor, 1_200)
+    assert not any(template.fits for template in templates)
+    first, second = (processor.why_too_large(template, ["numbers"]) for template in templates)
+    assert first is None
+    assert "a node with 17990 inputs, at most 17989 are possible" in str(second)
 
 
 def test_a_task_takes_no_more_nodes_than_its_buffer_has_room_for_the_inputs_of():
