@@ -13,6 +13,7 @@ from cellrt.core.completion import NOTICE_FAILED
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
 from cellrt.core.program import CARRY, EACH, FIXED, LIST, OP_CHAIN, OP_EXTERNAL, OP_NODE, OP_RESULT, RANGE, STEP
+from cellrt.core.tables import MAX_KINDS
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, add_tree, admit, chain, make_processor, run
 
@@ -201,3 +202,23 @@ def test_state_that_two_inputs_carry_gives_its_rows_back_once():
             processor.complete(task, 0)
     processor.release([request])
     assert broken_rules(processor.tables) == []
+
+
+def test_a_step_of_a_chain_counts_no_reads_of_a_node_beside_it_that_reads_what_another_worker_has():
+    processor = make_processor(2, limits=replace(SMALL, max_nodes=8))
+    cell, plain = add_step(processor, 2, priority=1), add_tree(processor, 8)
+    maker = processor.add_type([Port(0)], [Port(0)], max_batch=1, priority=2)
+    admit(processor, chain(cell, 1))
+    program = [OP_EXTERNAL, 0, 1, OP_NODE, maker, FIXED, 0, *[OP_NODE, plain, LIST, 1, 0] * 5]  # all nodes there are
+    program += [OP_NODE, plain, LIST, 1, 1, OP_NODE, cell, FIXED, 1, FIXED, 0, OP_RESULT, 7, 1, 2]
+    admit(processor, np.array(program, np.int32))
+    assert run(processor, worker=2) == [maker]
+    complete_all(processor)
+    (task,) = processor.schedule(1)
+    assert [request for request, _ in processor.rows_in_flight(task)] == [0, 1]
+    complete_all(processor)
+    there = processor.tables.arenas[2 * MAX_KINDS]
+    assert there["capacity"] - there["num_free"] == 1, "one more node is to read it"
+    assert run(processor, worker=1) == [plain]
+    complete_all(processor)
+    assert there["capacity"] == there["num_free"]
