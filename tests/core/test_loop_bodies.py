@@ -192,6 +192,17 @@ def test_steps_behind_a_stop_count_nothing_and_the_request_ends_at_once():
     assert processor.num_live == 0
 
 
+def test_no_member_takes_a_step_behind_the_first_if_that_is_known_to_be_the_last():
+    processor = two_cells(ahead=1)
+    program = [OP_EXTERNAL, 0, 1]
+    for k, (cell, stop) in enumerate([(LOWER, 0), (UPPER, -1), (UPPER, -1)]):
+        program += [OP_MEMBER, cell, 9, stop, 2 - k, FIXED, 0, LAST, 0, 1 + k]
+    admit(processor, np.array([*program, OP_RESULT_LAST, 3], np.int32))
+    assert [run(processor), run(processor)] == [[LOWER], [UPPER]]
+    complete_oldest(processor, stops=True)
+    assert run(processor) == []
+
+
 def test_a_list_of_cells_goes_ahead_from_one_queue_to_the_next():
     processor = make_processor(limits=SMALL, settings=replace(ONE_BY_ONE, loops_ahead=1))
     for _ in range(3):

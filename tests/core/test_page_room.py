@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,10 @@ from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
 from cellrt.core.program import FIXED, OP_EXTERNAL, OP_LOOP, OP_PAGES, OP_RESULT_LAST, PAGED
+from cellrt.core.tables import HOST, MAX_KINDS, ROW_MASK
 from cellrt.errors import RequestTooLargeError
 from tests.core.graphs import ONE_BY_ONE, admit
-from tests.core.test_pages import NUMBERS, PAGES, Paged, PageMachine, numbers, play
+from tests.core.test_pages import NUMBERS, PAGE_SIZE, PAGES, Paged, PageMachine, numbers, play
 from tests.limits import SMALL
 
 
@@ -68,6 +70,28 @@ def test_what_sessions_bring_is_admitted_as_far_as_it_has_room_at_the_host():
         page_view.bring_pages(machine.processor.tables, request.session, 0, 7)
     assert [machine.submit(request) for request in requests] == [True, True, False]
     machine.check()
+
+
+def test_what_comes_back_to_a_worker_leaves_a_tenth_of_its_pages_to_those_that_run():
+    machine = PageMachine(1, 20, 20)
+    (back,) = with_sessions(machine, 1, kept=11)
+    machine.processor.drop_states(back.session, bring=True)
+    page_view.bring_pages(machine.processor.tables, back.session, 0, 11)
+    assert machine.submit(Paged(numbers(34)))
+    arena = machine.processor.tables.arenas[MAX_KINDS + PAGES]
+    while arena["num_free"] > 6:
+        machine.schedule(1)
+        machine.finish(1)
+    back.numbers = numbers(1)  # so that its step comes before those of the long input
+    assert machine.submit(back)
+    for k, handle in enumerate(page_view.request_pages(machine.processor.tables, back.id)[0]):
+        rows = back.so_far[k * PAGE_SIZE :][:PAGE_SIZE]
+        machine.pages[HOST, handle & ROW_MASK, : len(rows)] = rows
+    machine.schedule(1)  # it has six pages, for which there is room, and two stay free
+    machine.finish(1)
+    assert arena["num_free"] == 4 and machine.processor.tables.requests["pages_away"][back.id] == 6
+    machine.run_all([], random.Random(3))
+    assert back.end == NOTICE_DONE
 
 
 def test_a_task_takes_no_more_requests_than_its_buffer_can_list_the_pages_of_that_they_may_come_to():

@@ -80,3 +80,9 @@ def test_the_outputs_of_one_step_may_be_read_one_by_one_as_if_they_were_steps():
     for x in made:
         (state,) = CELLS[0]([x, state])
     play(Graph(program, given, [state]))
+
+
+def test_a_step_of_a_chain_that_carries_nothing_is_read_though_nothing_else_is_a_value():
+    program = [OP_EXTERNAL, 0, 3, OP_CHAIN, 2, 3, STEP, 0, 1, STEP, 0, 1, OP_NODE, 2, FIXED, 4, FIXED, 4]
+    (made,) = CELLS[2]([7, 7])
+    play(Graph([*program, OP_RESULT, 6, 1, 1], [5, 7, 11], CELLS[2]([made, made])))
