@@ -149,6 +149,26 @@ def test_steps_that_carry_nothing_are_rows_of_one_task_and_who_follows_takes_the
     assert processor.num_live == 1
 
 
+def read_at(step: int) -> NDArray[np.int32]:
+    """A chain of nine steps, of which a node reads one."""
+    program = [OP_EXTERNAL, 0, 10, OP_CHAIN, LOWER, 9, STEP, 0, 1, CARRY, 9, OP_NODE, 2, LIST, 1, 10 + step]
+    return np.array([*program, OP_RESULT, 19, 1, 1], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("program", "steps"),
+    [(chain(LOWER, 9), 8), (read_at(2), 2), (read_at(8), 8), (shown(9), 0), (two_layers(9, 0, 1, 9), 0)],
+    ids=["its last is a result", "its third is read", "its last is read", "all are results", "it is followed"],
+)
+def test_the_first_steps_of_a_chain_that_nobody_looks_at_are_known_to_only_hand_on_its_state(program, steps):
+    processor = layered()
+    add_tree(processor, 4)
+    request = admit(processor, program)
+    tables = processor.tables
+    first = int(tables.requests["first_subgraph"][request])
+    assert tables.links[int(tables.subgraphs["record"][first]) + record.PLAIN] == steps
+
+
 def test_a_worker_is_lost_with_the_requests_whose_sequences_it_has():
     processor = make_processor(2)
     plain = processor.add_type([Port(0)], [Port(0)], max_batch=4)
