@@ -48,7 +48,7 @@ class Cell(Computation):
 
     Attributes:
         name: for errors, pictures and statistics.
-        module: a snapshot of the module or function.
+        module: a snapshot of the module or function; nobody may write to its weights.
         inputs, outputs: row specs by name, in the order the module takes and returns them.
         carry: which output an input is carried from, from step to step of a chain or loop.
         identity: hex digest; equal identity = same cell type.

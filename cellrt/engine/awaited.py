@@ -42,7 +42,8 @@ class Awaited:
         too."""
         if not self._unsaid.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), TIMEOUT_MAX)):
             return False
-        self._unsaid.release()
+        with suppress(RuntimeError):  # it was said again meanwhile
+            self._unsaid.release()
         return True
 
 

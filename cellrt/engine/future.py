@@ -10,11 +10,12 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-from cellrt.engine.mailbox import mailbox_of
+from cellrt.engine.mailbox import call_unheld, mailbox_of
 from cellrt.errors import CancelledError
 
 Result = dict[str, torch.Tensor]
@@ -46,6 +47,10 @@ class Owner(Protocol):
 
     def refuse_in_callback(self) -> None:
         """Raises RequestError in a future's callback, where waiting for the engine would never end."""
+
+
+class Telling(partial[object]):
+    """A callback of ours: it tells somebody and is over, so that nobody need wake before it."""
 
 
 class RequestFuture(Future[Result]):
@@ -243,7 +248,10 @@ class RequestFuture(Future[Result]):
             except IndexError:
                 return
             try:
-                callback(self)
+                if isinstance(callback, Telling):
+                    callback(self)
+                else:
+                    call_unheld(partial(callback, self))
             except BaseException:  # whatever a client's own code raises, it must not reach the engine
                 logging.getLogger("cellrt").exception("a callback of %r raised", self)
 
@@ -294,5 +302,5 @@ def as_awaitable(future: RequestFuture) -> asyncio.Future[Result]:
             future.cancel()
 
     wrapper.add_done_callback(left)
-    future.add_done_callback(ended)
+    future.add_done_callback(Telling(ended))
     return wrapper

@@ -75,10 +75,29 @@ def waking_at_the_end() -> Iterator[None]:
     try:
         yield
     finally:
-        mailboxes, _held.mailboxes = _held.mailboxes, outer
-        for mailbox in mailboxes:
-            with suppress(RuntimeError):  # its loop was closed meanwhile: nobody waits there any more
-                mailbox.wake()
+        told, _held.mailboxes = _held.mailboxes, outer
+        _wake(told)
+
+
+def call_unheld(call: Callable[[], object]) -> None:
+    """Calls what may take its time, or wait for a loop: who was told before it wakes first, and who is told in it at
+    once."""
+    told = _held.mailboxes
+    if told is None:
+        call()
+        return
+    _wake(told)
+    _held.mailboxes = None
+    try:
+        call()
+    finally:
+        _held.mailboxes = told
+
+
+def _wake(told: list[Mailbox]) -> None:
+    while told:
+        with suppress(RuntimeError):  # its loop was closed meanwhile: nobody waits there any more
+            told.pop().wake()
 
 
 _mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = WeakKeyDictionary()

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from cellrt.engine.announce import progress_bar
-from cellrt.engine.future import RequestFuture
+from cellrt.engine.future import RequestFuture, Telling
 from cellrt.errors import CellrtError, RequestError
 
 IN_FLIGHT = 1024
@@ -73,9 +73,12 @@ class Flight:
             self._num_added += 1
             self._outcomes[number] = outcome
             if isinstance(outcome, RequestFuture):
-                outcome.add_done_callback(lambda _, number=number: self._note(number))  # type: ignore[misc]
+                outcome.add_done_callback(Telling(self._note_over, number))
             else:
                 self._note(number)
+
+    def _note_over(self, number: int, _: object) -> None:
+        self._note(number)
 
     def note_ended(self, number: int) -> None:
         """Takes in that a request has ended; by the thread, or in the loop, that takes."""

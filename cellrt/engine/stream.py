@@ -10,7 +10,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Self
 
-from cellrt.engine.future import RequestFuture, Result, Results
+from cellrt.engine.future import RequestFuture, Result, Results, Telling
 from cellrt.engine.mailbox import Mailbox, mailbox_of
 from cellrt.errors import OverloadError, RequestError
 
@@ -71,7 +71,7 @@ class Stream:
         self._channel = channel
         self._is_over = False
         channel.give_up = future.cancel
-        future.add_done_callback(lambda _: channel.end())
+        future.add_done_callback(Telling(lambda _: channel.end()))
 
     def result(self, timeout: float | None = None) -> Result:
         """All results, as of the request's future; waits for its end at most ``timeout`` seconds."""

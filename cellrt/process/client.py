@@ -16,7 +16,7 @@ from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_ti
 from cellrt.engine.session import state_bytes
 from cellrt.engine.stream import Channel
 from cellrt.engine.submission import check_priority, check_seconds
-from cellrt.errors import EngineClosedError, RequestError, UnknownModelError
+from cellrt.errors import CellrtError, EngineClosedError, RequestError, UnknownModelError
 from cellrt.graph.known import Alike, record_at
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process import address as addresses
@@ -375,7 +375,13 @@ class Client(Serving):
                 must_be_open=bool(must_be_open),
                 known=list(known),
             ).value
-            binding = self._bindings.told(value).imported()  # now: later its file may be another
+            try:
+                binding = self._bindings.told(value).imported()  # now: later its file may be another
+            except BaseException:  # nobody has this session
+                if id is None:
+                    with suppress(CellrtError):
+                        self._link.call("close", session=value["session"])
+                raise
             user = object()
             try:
                 if self._link.begin(binding, user):

@@ -28,11 +28,12 @@ class Numbering:
 
         When these are sent, ``note_sent`` must be called.
         """
+        begins_anew = self._is_in_doubt or len(self._numbers) > self.MAX_TEMPLATES or self._num_bytes > self.MAX_BYTES
+        self._is_in_doubt = True  # before anything changes: whoever is interrupted here has told nobody
         messages: list[Message] = []
-        if self._is_in_doubt or len(self._numbers) > self.MAX_TEMPLATES or self._num_bytes > self.MAX_BYTES:
+        if begins_anew:
             self._numbers, self._num_bytes = {}, 0
             messages.append(Message(Kind.FORGET))
-        self._is_in_doubt = True
         numbers = []
         for template in templates:
             number = self._numbers.get(template)

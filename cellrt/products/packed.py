@@ -159,8 +159,8 @@ def _depth_of(num_bytes: int, groups: int) -> int:
 
 @nogil
 def _equal_part(depth, most):  # type: ignore[no-untyped-def]
-    """The size of equal parts of the depth, of at most so many rows each."""
-    return -(-depth // -(-depth // most))
+    """The size of equal parts of the depth, of at most so many rows each, and at least one."""
+    return max(1, -(-depth // max(1, -(-depth // most))))
 
 
 def _product(groups: int) -> Any:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from cellrt.engine.future import RequestFuture, Result
+from cellrt.engine.future import RequestFuture, Result, Telling
 from cellrt.engine.mailbox import Mailbox, mailbox_of
 from cellrt.errors import CellrtError, RequestTooLargeError
 from cellrt.serve.backend import Backend
@@ -76,7 +76,7 @@ class Collector:
         for one, future in zip(together, futures):
             one.waiter.add_done_callback(partial(_left, future))
             alone = partial(self._hand_in_some, loop, model, deadline, priority, [one]) if len(together) > 1 else None
-            future.add_done_callback(partial(_note_end, mailbox_of(loop), one.waiter, alone))
+            future.add_done_callback(Telling(_note_end, mailbox_of(loop), one.waiter, alone))
 
 
 def _note_end(mailbox: Mailbox, waiter: Waiter, alone: Alone, future: Future[Result]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
+
+from cellrt.errors import DefinitionError
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Settings:
         max_queued_per_model: requests of one model that may be; None: as many as of all.
         max_queued_rows, max_queued_rows_per_model: the same of the rows of all their nodes; None: any number.
         api_keys: one of them must come with each request, unless there are none.
-        allowed_origins: of other servers, in lower case, whose pages may do what changes something.
+        allowed_origins: of other servers, whose pages may do what changes something; "null": of files and sandboxes.
         drain_s: how long requests may take to end when the server is told to.
         timeline: tasks and requests that are remembered for ``/debug``; 0: none, and no such pages.
         spans: "requests": OpenTelemetry's spans of the requests that ask for them; "tasks": with their tasks; "off".
@@ -78,6 +82,16 @@ class Settings:
     max_batch: tuple[dict[str, int], ...] = ()
     limits: Limits = Limits()
     address: str = ""
+
+    def __post_init__(self) -> None:
+        """Takes origins as browsers write them. Raises DefinitionError for what none writes, as a page's address."""
+        origins: Any = self.allowed_origins
+        for origin in [origins] if isinstance(origins, str) else origins:
+            is_one = isinstance(origin, str) and re.fullmatch(r"null|[a-z][a-z0-9+.-]*://[^/?#\s]+", origin.lower())
+            if not is_one or isinstance(origins, str):
+                told = f"expected an origin, such as https://a.example, got {origin!r:.80}"
+                raise DefinitionError(f"allowed origins: {told}{' instead of several' if is_one else ''}")
+        object.__setattr__(self, "allowed_origins", tuple(origin.lower() for origin in origins))
 
     def at(self, port: int) -> str:
         """An address of this server, as clients and gRPC write it."""

@@ -91,7 +91,7 @@ def test_origins_come_from_options_the_environment_or_a_file(told: list[Any], tm
 
 @pytest.mark.parametrize("origin", ["a.example", "https://a.example/page", "https://"])
 def test_what_is_no_origin_is_refused(told: list[Any], origin: str) -> None:
-    assert "--allowed-origin: expected an origin" in serve(MODEL, "--allowed-origin", origin, status=1)
+    assert "allowed origins: expected an origin" in serve(MODEL, "--allowed-origin", origin, status=1)
 
 
 def test_the_defaults_are_of_this_machine_alone(told: list[Any]) -> None:

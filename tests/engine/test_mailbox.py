@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from cellrt.engine.future import RequestFuture
 from cellrt.engine.mailbox import mailbox_of, waking_at_the_end
 
 
@@ -93,3 +94,20 @@ def test_a_loop_that_is_closed_while_all_are_told_keeps_nobody_from_waking() -> 
             mailbox_of(closed).put(lambda: None)
     open_.run_until_complete(asyncio.wait_for(done.wait(), 10))
     open_.close()
+
+
+async def test_who_was_told_before_a_clients_callback_wakes_before_it() -> None:
+    mailbox, future, woken = mailbox_of(asyncio.get_running_loop()), RequestFuture(None), threading.Event()
+    seen: list[bool] = []
+    future.add_done_callback(lambda _: seen.append(woken.wait(10)))
+
+    def tell() -> None:
+        with waking_at_the_end():
+            mailbox.put(woken.set)
+            future.finish({})
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    while thread.is_alive():
+        await asyncio.sleep(0.001)
+    assert seen == [True]

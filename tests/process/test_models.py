@@ -199,3 +199,26 @@ def test_an_address_that_is_taken_or_left_over(tmp_path):
         engine.register(models.chain, warm_up=False)
         client.submit("chain", steps(1)).result(WAIT_S)
     assert list(tmp_path.iterdir()) == []
+
+
+SOURCE = """
+import torch
+from cellrt.graph.unfolder import unfold
+from tests.steps import STEP, WIDTH
+
+@unfold("keeps", example=torch.zeros(2, WIDTH))
+def keeps(graph, x):
+    return {"last": graph.chain(STEP, keep=True, x=x).last.h}
+"""
+
+
+def test_a_session_of_a_model_that_its_client_cannot_import_does_not_stay_open(engine, tmp_path):
+    path = tmp_path / "keeps_model.py"
+    path.write_text(SOURCE)
+    engine.register(f"{path}:keeps", warm_up=False)
+    path.rename(tmp_path / "gone.py")
+    with connect(engine.address) as client:
+        for _ in range(2):
+            with pytest.raises(DefinitionError, match="keeps_model"):
+                client.session("keeps")
+        assert client.statistics()["sessions"]["open"] == 0

@@ -6,6 +6,8 @@ import socket
 
 import pytest
 
+from cellrt.errors import DefinitionError
+from cellrt.serve.settings import Settings
 from tests.serve.helpers import Server, start
 
 FOREIGN, ALLOWED = "http://evil.example", "https://app.example"
@@ -50,3 +52,10 @@ def test_a_websocket_needs_an_origin_of_its_own_or_none(server: Server, origin: 
     with socket.create_connection((host, int(port)), timeout=10) as sock:
         sock.sendall("\r\n".join([*head, "", ""]).encode())
         assert sock.recv(64).split()[1] == status
+
+
+def test_origins_are_several_and_are_taken_as_browsers_write_them() -> None:
+    assert Settings(allowed_origins=("https://A.example", "null")).allowed_origins == ("https://a.example", "null")
+    for wrong in ("https://a.example", ("https://a.example/page",), (5,)):
+        with pytest.raises(DefinitionError, match="expected an origin, such as"):
+            Settings(allowed_origins=wrong)  # type: ignore[arg-type]
