@@ -126,6 +126,8 @@ gpu-third:
 	$(GPU_RUN) third
 
 gpu-dry:
+	@$(GPU_PYTHON) -c "import torch, triton, numba, pytest, hypothesis" || \
+		{ echo "make .venv/.dev && make gpu-dry GPU_PYTHON=.venv/bin/python"; exit 1; }
 	$(GPU_PYTEST) -m "not slow" $(GPU_TESTS) tests/engine/test_ring.py
 	rm -rf build/gpu-dry
 	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu_run all --dry --out build/gpu-dry

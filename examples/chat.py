@@ -8,6 +8,7 @@ The session keeps the keys and values of all that was said, so each turn reads w
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import cellrt
 from cellrt.engine.session import Session
@@ -15,9 +16,10 @@ from models.talker import TO_INSTALL, Talker, load_talker, make_stand_in
 
 
 def typed() -> Iterator[str]:
-    """What the user types, line by line, up to an empty one."""
-    while text := input("> "):
-        yield text
+    """What the user types, line by line, up to an empty one or the end (Ctrl-D)."""
+    with suppress(EOFError):
+        while text := input("> "):
+            yield text
 
 
 def answer(session: Session, talker: Talker, text: str, made: list[int]) -> Iterator[str]:
@@ -48,4 +50,5 @@ def main(texts: Iterable[str] | None = None, quick: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    main(quick="--quick" in sys.argv)
+    with suppress(KeyboardInterrupt):  # Ctrl-C: enough
+        main(quick="--quick" in sys.argv)

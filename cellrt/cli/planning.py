@@ -35,9 +35,12 @@ def check(
     with failing_well():
         from cellrt.planning.checking import check as check_model
         from cellrt.process.named import source_of
-        from cellrt.serve.described import found_of
         from cellrt.serve.settings import Limits
 
+        try:
+            from cellrt.serve.described import found_of  # as a server describes requests
+        except ImportError as error:
+            raise DefinitionError(f"cellrt check needs more packages: pip install 'cellrt[serve]' ({error})") from None
         report = check_model(source_of(model), "wait" if compile else "off", partial(found_of, limits=Limits()))
     if as_json:
         typer.echo(json.dumps(report.as_json()))

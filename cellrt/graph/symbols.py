@@ -74,6 +74,9 @@ class Output(Handle):
     def __init__(self, graph: object, value: int, spec: RowSpec) -> None:
         self.graph, self.value, self.spec = graph, value, spec
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{self!r} has no {name!r}, as a tensor might have: {INSTEAD}")
+
     def __repr__(self) -> str:
         return f"Output({self.spec})"
 

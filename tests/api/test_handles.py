@@ -155,3 +155,12 @@ def test_a_loop_written_in_python_is_refused_where_it_decides(engine: Engine) ->
     serve(engine, model(function))
     with pytest.raises(RequestError, match=rf"model 'm': Output\(bool\[\]\) {REFUSED}"):
         engine.submit("m", lambda node: node.stop)
+
+
+@pytest.mark.parametrize("handle", ["Output", "constant"])
+def test_what_a_tensor_would_have_is_refused_with_what_to_do_instead(handle):
+    def unfold(graph: Graph, request: object) -> dict[str, object]:
+        return {"h": HANDLES[handle](graph).sum()}
+
+    with Engine() as engine, pytest.raises(DefinitionError, match="has no 'sum', as a tensor might have: values are"):
+        engine.register(model(unfold))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,11 @@ def test_check_reports_cells_graph_and_cost() -> None:
     assert [cell["name"] for cell in report["cells"]] == ["step"]
     assert report["results"] == {"every": [2, 2], "last": [2]} and report["lone_ms"] > 0
     assert "step" in run("check", MODEL)
+
+
+def test_check_says_what_to_install_where_a_server_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cellrt.serve.described", None)
+    assert "pip install 'cellrt[serve]'" in run("check", MODEL, status=1)
 
 
 def test_check_says_that_a_server_compiles_what_it_does_not(tmp_path: Path) -> None:
