@@ -8,9 +8,13 @@ it asked for. When the server ends it closes websockets at once, whatever they w
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
 
 MOST_HEAD_BYTES = 1 << 20
 """Of a request's line and headers together; what a read brings behind them is counted too."""
@@ -78,6 +82,12 @@ class HttpProtocol(HttpToolsProtocol):
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """One websocket; when the server ends, its session closes it after it has answered."""
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """As of its base, whose log takes a refusal with a body for an application that said nothing."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True
 
     def shutdown(self) -> None:
         """The server ends."""
