@@ -62,8 +62,8 @@ class FusedModule(Protocol):
     must do what ``forward`` does to the rows that ``inputs`` name, and put each output into the rows that ``outputs``
     name, on the current stream, without waiting for the device and without a shape that depends on values. No row is
     both read and written in one call, and none is written twice. Inputs from several places still use ``forward``, and
-    so do ragged ones, but in loops of a form that ``reads_ragged``. If it raises, the task is run again through
-    ``forward``, which finds the rows to blame.
+    so do ragged ones, but in loops and single steps of a form that ``reads_ragged``. If it raises, the task is run
+    again through ``forward``, which finds the rows to blame.
 
     Rows of a loop that have stopped read rows that they read before, and write none. A number outside what it indexes
     must do no harm: its row fails.
@@ -137,8 +137,8 @@ def is_reading_outputs(form: Callable[..., object]) -> bool:
 
 
 def reads_ragged(form: Form) -> Form:
-    """Marks a ``run_rows``, which also ``reads_spans``, that takes ragged inputs in loops: each as ``RaggedRows``, the
-    same at every step.
+    """Marks a ``run_rows``, which also ``reads_spans``, that takes ragged inputs in loops and single steps: each as
+    ``RaggedRows``, at every step of a loop the same.
 
     There may be more nodes and more rows than there are: nodes behind the last have no rows, and nobody has the rows
     behind theirs. All spans begin at 0.

@@ -111,6 +111,28 @@ def test_decoders_give_what_running_one_by_one_gives(kind, num_layers, settings,
     serve_decoder(kind, num_layers, settings)
 
 
+@pytest.mark.parametrize("kind", ["GRU attends", "LSTM is fed", "LSTM attends, additive", "LSTM attends and is drawn"])
+def test_single_steps_of_decoders_that_attend_run_by_kernels(kind, monkeypatch):
+    monkeypatch.setattr("cellrt.cells._fused.uses_triton", lambda weight: True)
+    made, _ = decoder_model(kind)
+
+    def unfold(graph, count):
+        given = {name: torch.full(spec.shape, count).to(spec.dtype) for name, spec in made.inputs.items()}
+        for name in {"memory", "keys"} & given.keys():
+            size = made.inputs[name].shape[0]
+            given[name] = torch.linspace(-1, 1, count * size).view(count, size)
+        first = made(**given)
+        second = made(**given | {name: getattr(first, name) for name in made.outputs if name in made.inputs})
+        return {"tokens": second.token, "h": second.h}
+
+    model = Unfolder("two", unfold, 2)
+    with serving(model, LONG_RUNS) as engine:
+        for _ in range(2):
+            serve(engine, model, [k % WORDS for k in range(6)])
+        counts = engine.statistics()["workers"][1]
+    assert counts["unfused"] == counts["plain_faster"] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_interpreted_kernels_decode_the_same():

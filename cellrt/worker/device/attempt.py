@@ -68,7 +68,14 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         gather: copies the task's inputs.
         stop: of a loop, the output that says stop, or -1.
         every: of a loop, which outputs are kept at every step; None: it is no loop.
+
+    Attributes:
+        tries_unpadded: whether the rows are tried once more without the padding if they fail with it.
+        padding_error: on which they were.
     """
+
+    tries_unpadded = False
+    padding_error: BaseException | None = None
 
     def __init__(
         self,
@@ -94,7 +101,20 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
 
     def run(self, first: int, end: int) -> DeviceOutcome:
         """See ``Attempt``."""
-        inputs = self._gather() if end - first == self.num_rows else self._take(first, end)
+        if end - first < self.num_rows:
+            return self._run(self._take(first, end))
+        try:
+            return self._run(self._gather())
+        except BaseException as error:
+            if not self.tries_unpadded:
+                raise
+            self.raise_if_lost(error)
+            self.padding_error = error
+        whole = self.nothing()
+        self.put(whole, first, end, self._run(self._take(first, end)))
+        return whole
+
+    def _run(self, inputs: Inputs) -> DeviceOutcome:
         if self._every is not None:
             return self._run_loop(inputs, self._every)
         sizes, values, _, outside, stopped = inputs

@@ -48,6 +48,9 @@ class Capturable(TorchDispatchMode):
         tags, packet = function.tags, function.overloadpacket
         if packet in _BY_INDEX:
             needs_values = any(index is not None and index.dtype in _MASKS for index in args[1])
+        elif packet is _ATEN.repeat_interleave:
+            is_counted = function is not packet.self_int
+            needs_values = is_counted and (kwargs or {}).get("output_size") is None
         else:
             needs_values = packet is _ATEN.is_nonzero or not _NEEDS_VALUES.isdisjoint(tags)
         if needs_values and any(given.device.type == self._type for given in _tensors((args, kwargs))):

@@ -161,8 +161,9 @@ class Captures:
         words: torch.Tensor,
         operations_of: Callable[[torch.Tensor], Work],
         has_download: bool,
-    ) -> None:
-        """Captures a signature's work. What cannot be captured runs as before; what loses the device raises.
+    ) -> bool:
+        """Captures a signature's work, unless that is refused (False). What is not captured runs as before; what loses
+        the device raises.
 
         ``words`` are those of a task that has just run. No row is read and written in one task, so a device that runs
         what it captures does it no harm.
@@ -175,7 +176,7 @@ class Captures:
             num_bytes = max(0, self._device.memory_in_use() - before)
             self._known[signature] = Capture(sides, num_bytes, self._num_asked)
 
-        self._try(signature, make)
+        return self._try(signature, make)
 
     def make_step(
         self, signature: Signature, steps: RunSteps, of_all: Signature, at: int, work_of: Callable[[torch.Tensor], Work]
@@ -201,8 +202,9 @@ class Captures:
 
         self._try(signature, make)
 
-    def _try(self, signature: Signature, make: Callable[[int], None]) -> None:
-        """Calls ``make`` with the memory that is in use; if it fails the signature is not captured."""
+    def _try(self, signature: Signature, make: Callable[[int], None]) -> bool:
+        """Calls ``make`` with the memory that is in use; if it fails the signature is not captured. False: it does what
+        cannot be captured."""
         before = self._device.memory_in_use()
         self._seen.pop(signature, None)
         self._known[signature] = None
@@ -210,6 +212,7 @@ class Captures:
             make(before)
         except NotCapturableError:
             self.counts["captures_refused"] += 1
+            return False
         except BaseException as error:  # the cell's own code runs meanwhile
             self._device.check()
             self._lost_bytes += max(0, self._device.memory_in_use() - before)
@@ -217,6 +220,7 @@ class Captures:
             logging.getLogger("cellrt").warning("a task was not captured and runs as it is: %s", describe_error(error))
         else:
             self.counts["captures"] += 1
+        return True
 
     def _side(self, words: torch.Tensor, operations_of: Callable[[torch.Tensor], Work], has_download: bool) -> Side:
         captured = self._device.capture(operations_of(words), not has_download)

@@ -16,7 +16,8 @@ from collections.abc import Callable
 import torch
 
 from cellrt.definition.fused import IndexedRows, RunSizes, SpannedRows, StepRows
-from cellrt.worker.blame import Failures, describe_error
+from cellrt.definition.spec import CellInput
+from cellrt.worker.blame import Failures, describe_error, take_rows
 from cellrt.worker.device.attempt import DeviceOutcome, Inputs
 from cellrt.worker.device.fused_reading import SPAN, CannotFuseError
 from cellrt.worker.device.operations import Counts, Operations
@@ -90,7 +91,10 @@ class FusedOperations(Operations):
             return inputs
         counts, carry = self._counts, self._placed.cell.carry
         ends = [counts.rows if name in carry else counts.positions for name in self._placed.cell.inputs]
-        values = [value[:end] for value, end in zip(inputs.values, ends) if isinstance(value, torch.Tensor)]
+        values = [
+            value[:end] if isinstance(value, torch.Tensor) else take_rows(value, range(end))
+            for value, end in zip(inputs.values, ends)
+        ]
         bad = None if inputs.bad is None else inputs.bad[: counts.positions]
         stopped = None if inputs.stopped is None else inputs.stopped[: counts.rows]
         return Inputs(counts.sizes, list(values), None, bad, stopped)
@@ -188,7 +192,7 @@ class FusedOperations(Operations):
             before, start = start, start + size
         return bad
 
-    def _step_input(self, number: int, step: int, before: int, start: int) -> StepRows:
+    def _step_input(self, number: int, step: int, before: int, start: int) -> StepRows | CellInput:
         """An input's rows at a step, whose positions begin at ``start``, those of the step before it at ``before``."""
         cell, given = self._placed.cell, self._signature.inputs[number]
         source = list(cell.inputs)[number]
@@ -196,6 +200,8 @@ class FusedOperations(Operations):
         if carried is not None and step > 0:
             made = self._signature.outputs[list(cell.outputs).index(carried)]
             return self._step_rows(self._arena(made.kind), made.rows_at, made.stores, step, before, is_state=True)
+        if given.offsets_at != NOWHERE:
+            return self._gather(number, given)
         rows = given.sources[0]
         values = self._rows_at(given.kind, self._specs[number], rows)
         first = 0 if carried is not None else start

@@ -19,6 +19,7 @@ from cellrt.worker.device import words
 from cellrt.worker.device.fused_reading import SPAN, CannotFuseError, check_place
 from cellrt.worker.device.limits import Limits
 from cellrt.worker.device.packing import Packing, TaskReader
+from cellrt.worker.device.ragged_reading import RaggedInputs
 from cellrt.worker.device.shape import LOOP, InputShape
 from cellrt.worker.device.signature import NOWHERE, InputSignature
 
@@ -104,19 +105,8 @@ class SpanLoopReader(LoopReader):
         return at
 
 
-class RaggedLoopReader(SpanLoopReader):
+class RaggedLoopReader(RaggedInputs, SpanLoopReader):
     """The same of a form that takes ragged inputs, whose numbers of rows are padded, too."""
-
-    pads_ragged = True
-
-    def _input(self, number: int, kind: int, given: InputShape) -> InputSignature:
-        name = list(self._type.cell.inputs)[number]
-        if given.num_offsets < 0:
-            return super()._input(number, kind, given)
-        check_place(given._replace(num_offsets=NOWHERE), self._location)
-        if name in self._limits:
-            raise CannotFuseError
-        return TaskReader._input(self, number, kind, given)
 
 
 def keeps_steps(cell: Cell, limits: Mapping[str, Limits], name: str, every_step: bool) -> bool:

@@ -84,7 +84,12 @@ class Operations:
         Rows on which the cell fails are noted in ``failures``; their outputs are zeros. With None the error is raised.
         """
         attempt = self._attempt(counts)
+        is_ragged = any(given.num_offsets for given in self._signature.inputs)
+        # Further nodes have ragged rows that no node was given: they may be what the cell fails on.
+        attempt.tries_unpadded = is_ragged and failures is not None and self._signature.sizes[0] > counts.rows
         outcome = attempt.run(0, attempt.num_rows) if failures is None else run_or_blame(attempt, failures)
+        if failures is not None and failures.split is None:
+            failures.split = attempt.padding_error
         for k, output in enumerate(self._signature.outputs):
             self._store(output, outcome.outputs[k])
             self._show(k, output, outcome)

@@ -112,6 +112,8 @@ class TaskReader:
     form = PLAIN
     is_fused = False
     pads_ragged = False
+    has_further = False
+    """Whether further nodes have rows of ragged inputs."""
     padding_steps = 1
     """Steps of a loop that the rows take which are padding."""
 
@@ -237,10 +239,11 @@ class TaskReader:
             sources = (self._source(kind, given, record),)
         if given.num_offsets < 0:
             return InputSignature(kind, given.num_rows, sources, NOWHERE, 0)
-        # The offsets lie right before the rows. Further nodes have no rows.
+        # The offsets lie right before the rows.
         offsets_at = self._room(given.num_offsets)
         fields = record + layout.IN_OFFSETS, record + layout.IN_ROWS, record + layout.IN_COUNT
-        self._operations.append((words.OFFSETS, offsets_at, *fields, given.num_offsets, 0))
+        end = given.num_rows if self.has_further else 0
+        self._operations.append((words.OFFSETS, offsets_at, *fields, given.num_offsets, end))
         return InputSignature(kind, given.num_rows, sources, offsets_at, given.num_offsets)
 
     def _source(self, kind: int, given: InputShape, record: int) -> Source:

@@ -89,7 +89,8 @@ class PlacedCell:
         run_rows: its fused form, or the compiled one; None: it has neither.
         chains: its form for whole runs, if it has one.
         reads_spans: whether these find on the device how many rows there are.
-        reads_ragged: whether ``run_rows`` takes ragged inputs of loops.
+        reads_ragged: whether ``run_rows`` takes ragged inputs.
+        pads_ragged: whether tasks of its plain form are padded: it has ragged inputs, and works padded and captured.
         not_compiled: why it runs as it is where ``torch.compile`` was asked for; "": it does not.
         is_measured: whether ``run_rows`` is to be used only where it measures faster than the plain form.
         prefers_plain: whether the plain form did.
@@ -116,6 +117,7 @@ class PlacedCell:
         self.chains = _chain_form(self.cell, forms.chains) if self.run_rows is not None else None
         self.reads_spans = _reads_spans(self.cell, self.run_rows, self.chains)
         self.reads_ragged = self.run_rows is not None and is_reading_ragged(self.run_rows)
+        self.pads_ragged = any(spec.ragged for spec in cell.inputs.values())
         if forms.backend is not None and self.run_rows is None:
             self._compile(forms.backend)
 
@@ -309,7 +311,7 @@ class UnplacedCell(PlacedCell):
     def __init__(self, cell: Cell, error: BaseException) -> None:
         self.cell, self._error = cell, error
         self.run_rows, self.chains, self.prefers_steps = None, None, False
-        self.reads_spans, self.reads_ragged = False, False
+        self.reads_spans, self.reads_ragged, self.pads_ragged = False, False, False
         self.is_measured, self.prefers_plain, self.goes_by_steps, self._times = False, False, None, {}
         self.limits: Mapping[str, Limits] = {}
 

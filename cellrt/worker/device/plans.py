@@ -31,6 +31,7 @@ from cellrt.worker.device.loop_reading import LoopReader, RaggedLoopReader, Span
 from cellrt.worker.device.node_reading import NodeReader
 from cellrt.worker.device.packing import Packing, TaskReader, Transfer
 from cellrt.worker.device.placement import PlacedCell
+from cellrt.worker.device.ragged_reading import RaggedReader, RaggedSpanReader
 from cellrt.worker.device.ring import pieces_of
 from cellrt.worker.device.shape import Shape, find_shape, room_for, rules_of, shape_of
 from cellrt.worker.device.signature import NOWHERE, Signature
@@ -201,15 +202,22 @@ def _readers(placed: PlacedCell, buffer: Ints, captures: bool) -> list[type[Task
     """How a task may be read, the best first: the last takes all. ``captures``: whether steps are captured."""
     if placed.cell.has_spans:
         return [NodeReader]
-    is_run, is_fused = buffer[H_STEPS] > 1, placed.run_rows is not None and not placed.prefers_plain
-    if buffer[H_IS_LOOP]:
-        return [*([_loop_reader(placed)] if is_fused else []), TaskReader]
+    is_loop, is_fused = buffer[H_IS_LOOP], placed.run_rows is not None and not placed.prefers_plain
+    is_run = buffer[H_STEPS] > 1 and not is_loop
+    plain: list[type[TaskReader]] = [TaskReader]
+    if placed.pads_ragged and captures and not is_run:
+        plain = [RaggedReader, TaskReader]
+    if is_loop:
+        return [_loop_reader(placed), *plain] if is_fused else plain
     if is_run and (buffer[H_STOP_OUTPUT] >= 0 or buffer[H_FLAGS] > 0):
         return [TaskReader]
     goes_by_steps = is_run and (not placed.cell.has_steps or (captures and placed.goes_by_steps))
-    plain: list[type[TaskReader]] = [StepsReader, TaskReader] if goes_by_steps else [TaskReader]
+    if goes_by_steps:
+        plain = [StepsReader, TaskReader]
     if not is_fused:
         return plain
+    if placed.reads_spans and placed.reads_ragged and not is_run:
+        return [RaggedSpanReader, *plain]
     if placed.reads_spans:
         return [SpanReader, ExactSpanReader, *plain]
     if not is_run:

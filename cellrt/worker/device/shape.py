@@ -21,12 +21,14 @@ from cellrt.definition.cell import Cell
 
 LEAST_ROWS = 16
 """Rows that a span may have at least: a kernel's programs have no fewer, so fewer cost it as much."""
+MOST_TIMES = 4
+"""A ragged input of a plain form has at most so many times its rows with those of further nodes, or is not padded."""
 
-PLAIN, FUSED, SPANS, RUN, NODES, LOOP = range(6)
+PLAIN, FUSED, SPANS, RUN, NODES, LOOP, RAGGED = range(7)
 """How a task is read: for the plain form of its cell, for one that reads and writes arena rows of which the host knows
 how many there are, or for one to which the device says that; or, a run, step by step in either of the first two; or, of
 a cell that is told which rows are of one node, for its plain form, with that; or, a loop's, for a form to which the
-device says how many rows there are."""
+device says how many rows there are; or, with ragged inputs, for a plain form, with further nodes that have rows."""
 
 # Rules: what a shape depends on besides the task; behind them the numbers of rows that the cell takes, if it names
 # them, and for each input whether it has pages. MOST_ROWS: a row a node; MOST_IN_PIECES: of nodes with more of them.
@@ -41,7 +43,7 @@ SHAPE_INPUT, SHAPE_OUTPUT = 3, 4
 
 class InputShape(NamedTuple):
     """Where an input's rows lie, how many there are with padding, and how many offsets, or -1. Of pages ``num_rows`` is
-    how many a node has at most."""
+    how many a node has at most; of a ragged one that cannot be padded -1."""
 
     source: int
     num_rows: int
@@ -80,10 +82,10 @@ def rules_of(cell: Cell, form: int, pads: bool) -> NDArray[np.int64]:
     Args:
         cell: of the tasks.
         form: in which they run.
-        pads: whether numbers are rounded up, else only as the cell demands. Of ragged inputs none are, but for loops in
-            a form to which the device says how many there are.
+        pads: whether numbers are rounded up, else only as the cell demands. With ragged inputs that takes a form to
+            which the device says how many rows there are, or one with further nodes.
     """
-    pads = pads and (form == LOOP or not any(spec.ragged for spec in cell.inputs.values()))
+    pads = pads and (form in (SPANS, LOOP, RAGGED) or not any(spec.ragged for spec in cell.inputs.values()))
     sizes, has_pages = list(cell.batch_sizes), [spec.page_size > 0 for spec in cell.inputs.values()]
     numbers = form, pads, cell.max_batch, cell.max_batch_rows, len(cell.inputs), len(cell.outputs), len(sizes)
     return np.array([*numbers, *sizes, *has_pages], np.int64)
@@ -173,6 +175,8 @@ def _find_numbers(buffer, rules, shape):  # type: ignore[no-untyped-def]
         elif rules[PADS]:
             rows, num_nodes = _pad_pieces(rules, rows, num_nodes)
         positions = rows
+    elif rules[FORM] == RAGGED:
+        rows = positions = _pad_rows(rules, rows + 1) if rows < rules[MOST_ROWS] else rows
     elif rules[FORM] == RUN:
         rows, steps, positions = _pad_rows(rules, rows), 0, _padded_size(positions)
     elif not is_packed:
@@ -190,6 +194,20 @@ def _count(rules, shape, count):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _pad_ragged(buffer, shape, offsets_at, count):  # type: ignore[no-untyped-def]
+    """How many rows a ragged input of a plain form has with those of further nodes: each of these has as many as the
+    last node, as what its other inputs say may be true of no fewer, and the last of them all that are left over. -1: it
+    has too many, or there can be no further node."""
+    rows = buffer[layout.H_ROWS]
+    further = shape[ROWS] - rows
+    if further <= 0:
+        return -1
+    of_last = buffer[offsets_at + rows] - buffer[offsets_at + rows - 1]
+    padded = max(LEAST_ROWS, _padded_size(count + further * of_last))
+    return padded if padded <= max(LEAST_ROWS, MOST_TIMES * count) else -1
+
+
+@compiled
 def _find_input(buffer, rules, shape, number, at):  # type: ignore[no-untyped-def]
     record = layout.HEADER + layout.INPUT * number
     source, count, offsets_at = (
@@ -204,7 +222,9 @@ def _find_input(buffer, rules, shape, number, at):  # type: ignore[no-untyped-de
         num_offsets = buffer[record + layout.IN_ROWS] - offsets_at
         if num_offsets == rows + 1:
             num_offsets = shape[ROWS] + 1
-        if rules[PADS] and count > 0:
+        if rules[FORM] == RAGGED and count > 0:
+            padded = _pad_ragged(buffer, shape, offsets_at, count)
+        elif rules[PADS] and count > 0:
             padded = max(LEAST_ROWS, _padded_size(count))
     elif count == rows:
         padded = shape[ROWS]
@@ -220,7 +240,7 @@ def _find_output(buffer, rules, shape, record, at):  # type: ignore[no-untyped-d
     is_loop = buffer[layout.H_IS_LOOP] != 0
     is_whole = stores == buffer[layout.H_ROWS if is_loop else layout.H_POSITIONS]
     padded = 0
-    if rules[FORM] == PLAIN or rules[FORM] == NODES or rules[FORM] == LOOP:
+    if rules[FORM] == PLAIN or rules[FORM] == NODES or rules[FORM] == LOOP or rules[FORM] == RAGGED:
         padded = (shape[ROWS] if is_loop else shape[POSITIONS]) if is_whole else _count(rules, shape, stores)
     if rules[FORM] == RUN:
         padded, is_whole = stores > 0, False

@@ -16,7 +16,8 @@ from cellrt.core.span_rows import fill_pages, fill_spans
 KIND, AT, FROM, WITH, COUNT, PADDED, EXTRA = range(7)
 COPY, OFFSETS, FILL, RANGE, TURNS, STORE, SHOW, LOOK_UP, SHIFT, SPANS, NODES, PAGES = range(12)
 """COPY: the numbers; behind them, up to PADDED, EXTRA or (REPEAT) the last of them.
-OFFSETS: the numbers up to the place that the field WITH has; behind them the number that COUNT has.
+OFFSETS: the numbers up to the place that the field WITH has; behind them the number that COUNT has. With EXTRA each of
+those behind is greater than the one before by as much as the last number is, and the last of all is EXTRA.
 FILL: EXTRA.
 RANGE: EXTRA and what follows it, COUNT in all; behind them -1.
 TURNS: of COUNT steps, which have as many rows as the numbers say, EXTRA and what follows it for the first, the third
@@ -47,6 +48,20 @@ def _fill(words, first, end, number):  # type: ignore[no-untyped-def]
 def _copy(words, at, task, source, count):  # type: ignore[no-untyped-def]
     for j in range(count):
         write_word(words, at + j, read_int(task, source + j))
+
+
+@compiled
+def _write_offsets(words, at, task, source, num_offsets, count, operation):  # type: ignore[no-untyped-def]
+    end, last = at + operation[PADDED], operation[EXTRA]
+    _copy(words, at, task, source, num_offsets)
+    if last == 0:
+        _fill(words, at + num_offsets, end, count)
+        return
+    of_last = count - read_int(task, source + num_offsets - 2)
+    for j in range(num_offsets, operation[PADDED]):
+        count += of_last
+        write_word(words, at + j, count)
+    write_word(words, end - 1, last)
 
 
 @compiled
@@ -158,9 +173,7 @@ def write_words(words, buffer, operations):  # type: ignore[no-untyped-def]
                 extra = read_word(words, at + count - 1)
             _fill(words, at + count, end, extra)
         elif kind == OFFSETS:
-            num_offsets = buffer[operation[WITH]] - source
-            _copy(words, at, task, source, num_offsets)
-            _fill(words, at + num_offsets, end, count)
+            _write_offsets(words, at, task, source, buffer[operation[WITH]] - source, count, operation)
         elif kind == RANGE:
             for j in range(count):
                 write_word(words, at + j, extra + j)

@@ -77,14 +77,17 @@ class Works:
                 return
             self.counts["eager"] += 1
             host_words = memory.up.host[words_bytes].view(torch.int64)
-            _operations(placed, signature, memory, words, host_words).run(counts, begun.failures)
-            if can_capture and not begun.failures and captures.is_due(signature):
-                captures.make(
+            failures = begun.failures
+            _operations(placed, signature, memory, words, host_words).run(counts, failures)
+            is_fit = failures.split is None or bool(failures)  # else all rows went well, but not together
+            if can_capture and not failures and captures.is_due(signature):
+                is_fit &= captures.make(
                     signature,
                     words,
                     lambda words: _captured(placed, signature, memory, counts, words),
                     begun.plan.has_download,
                 )
+            placed.pads_ragged &= is_fit or signature.fused
 
         return work
 
