@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import threading
 from typing import Any
 
 
@@ -9,6 +10,21 @@ def set_up() -> None:
     """Makes the first import of Triton in this process an interpreting one, and mends its product of bfloat16."""
     os.environ["TRITON_INTERPRET"] = "1"
     multiply_bfloat16_as_numbers()
+    interpret_one_at_a_time()
+
+
+def interpret_one_at_a_time() -> None:
+    """Which program runs, and what the language means, are the process's: while one thread times a kernel, as at
+    registration, one that another runs would read the first one's numbers."""
+    from triton.runtime.interpreter import GridExecutor
+
+    interpret, lock = GridExecutor.__call__, threading.RLock()
+
+    def interpret_alone(self: Any, *given: Any, **named: Any) -> Any:
+        with lock:
+            return interpret(self, *given, **named)
+
+    GridExecutor.__call__ = interpret_alone
 
 
 def multiply_bfloat16_as_numbers() -> None:
