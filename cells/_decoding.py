@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cellrt import DefinitionError, RowSpec, rows
-from cellrt.cells._fused import choose_rows, of_layer, to_read
+from cellrt.cells._fused import choose_rows, of_layer, project_rows, score_rows, to_read
 from cellrt.cells._gated import GatedModule
 from cellrt.cells._torch_layers import check_layers, find_layer
 from cellrt.cells._weights import check_one_dtype
@@ -101,7 +101,25 @@ class Decoder(nn.Module):
 
     def choose_rows(self, top: StepRows, outputs: Mapping[str, StepRows]) -> None:
         """The greedy choice, from such rows."""
+        if not self.returns_choice_alone:
+            self.score_rows(project_rows(self.projection.weight, self.projection.bias, top), outputs, self.end_token)
+            return
         choose_rows(self.projection.weight, self.projection.bias, self.end_token, {"h": top}, outputs)
+
+    def score_rows(self, logits: Tensor, outputs: Mapping[str, StepRows], end_token: int | None) -> None:
+        """What a step returns of its logits, in order, by a fused kernel: of the token that it has drawn or, with an
+        ``end_token``, of the greedy choice, which it makes."""
+        if end_token is not None or not self.returns_choice_alone:
+            score_rows(logits, outputs, end_token, self.return_logits, self.return_logprobs)
+
+    def are_asked_for(self, outputs: Mapping[str, RowSpec]) -> tuple[bool, dict[str, RowSpec]]:
+        """Whether a cell's outputs have what ``asked_for`` gives; and the others."""
+        weight = self.projection.weight
+        asked = {LOGITS: rows(len(weight), dtype=weight.dtype)} if self.return_logits else {}
+        if self.return_logprobs:
+            asked[LOGPROB] = rows(dtype=torch.float32)
+        others = {name: spec for name, spec in outputs.items() if name not in asked}
+        return asked.items() <= outputs.items(), others
 
     def _advance(self, token: Tensor, inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
         """The states after a step, and the row that is projected to logits."""

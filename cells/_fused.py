@@ -260,6 +260,20 @@ def project_rows(weight: Tensor, bias: Tensor | None, h: StepRows) -> Tensor:
     return logits
 
 
+def score_rows(
+    logits: Tensor, outputs: Mapping[str, StepRows], end_token: int | None, has_logits: bool, has_logprob: bool
+) -> None:
+    """What a decoder tells of logits, in order: rows ``logits`` and ``logprob`` of arenas, if it has these. With an
+    ``end_token`` the greedy choice first, to rows ``token`` and ``stop``."""
+    from cellrt.kernels.score_tokens import score_tokens
+
+    told = {"logits": has_logits, "logprob": has_logprob}
+    made = {name: ArenaRows(*rows) for name, rows in outputs.items()}
+    stop, end = (None, -1) if end_token is None else (made["stop"], end_token)
+    copies, logprob = (made[name] if is_told else None for name, is_told in told.items())
+    score_tokens(logits, made["token"], stop, end, copies, logprob)
+
+
 def can_sample(inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
     """Whether there is a device for it, and it takes these rows. A cell without weights is on no device of its own."""
     from cellrt.kernels.sample import MOST_TOKENS

@@ -163,18 +163,19 @@ class _AttentionDecoder(Decoder):
         return {**states, "attended": attended}, attended
 
     def takes_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """See ``Decoder.takes_rows``: without logits and logprobs."""
+        """See ``Decoder.takes_rows``."""
         state, size = RowSpec(self._state_shape), self.hidden_size
         made = {"token": TOKEN, "stop": STOP, **dict.fromkeys(self.states, state), "attended": rows(size)}
         given = {name: spec for name, spec in self.input_specs().items() if name != "keys" or name in inputs}
         gates, dtype = self.recurrent.weight_ih.shape[0], self.projection.weight.dtype
+        has_asked, others = self.are_asked_for(outputs)
         table_bytes = (self.embedding.num_embeddings + 1) * gates * dtype.itemsize
         return (
-            self.returns_choice_alone
+            has_asked
             and table_bytes <= MAX_GATES_BYTES
             and not any(module._forward_hooks or module._forward_pre_hooks for module in self.modules())
             and fits(self.attention, self.memory_size)
-            and can_fuse(self, inputs, outputs, given, made)
+            and can_fuse(self, inputs, others, given, made)
         )
 
     def advance_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> StepRows:

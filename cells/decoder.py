@@ -6,8 +6,8 @@ not the cell.
 
 Every decoder returns, if it is made with ``return_logits``, the ``logits`` ``[rows, num_tokens]`` of a step, and with
 ``return_logprobs`` the ``logprob`` ``[rows]`` of the token chosen, float32 (float64 for float64). Both are the model's
-own: a temperature, ``top_k`` and ``top_p`` do not act on them. A decoder with either runs in plain torch, because the
-compiled kernels do not keep logits; without them nothing is computed for them.
+own: a temperature, ``top_k`` and ``top_p`` do not act on them. On a CPU a decoder with either runs in plain torch,
+because the compiled kernels there do not keep logits; without them nothing is computed for them.
 """
 
 from __future__ import annotations
@@ -156,10 +156,11 @@ class _EmbeddingDecoder(Decoder):
         return {"token": token_out, "stop": token_out == self.end_token, **dict(zip(states, made, strict=True))}
 
     def takes_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """See ``Decoder.takes_rows``: only with ``fold``, and without logits and logprobs."""
+        """See ``Decoder.takes_rows``: only with ``fold``."""
         states = dict.fromkeys(self.states, rows(*self._state_shape))
         given, made = {"token": TOKEN, **states}, {"token": TOKEN, "stop": STOP, **states}
-        return self.first.fold and self.returns_choice_alone and can_fuse(self, inputs, outputs, given, made)
+        has_asked, others = self.are_asked_for(outputs)
+        return self.first.fold and has_asked and can_fuse(self, inputs, others, given, made)
 
     def advance_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> StepRows:
         """See ``Decoder.advance_rows``: a kernel a layer."""
@@ -291,6 +292,7 @@ class SamplingDecoder(nn.Module):
         top, sample = self.decoder.advance_rows(inputs, outputs), self.sample
         logits = project_rows(self.decoder.projection.weight, self.decoder.projection.bias, top)
         sample_rows(sample.end_token, sample.temperature, sample.top_k, sample.top_p, inputs, outputs, logits)
+        self.decoder.score_rows(logits, outputs, None)
 
     def forward(
         self,

@@ -61,12 +61,17 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     "LSTM attends, additive": lambda *sizes, **options: AttentionLSTMDecoder(
         *sizes, attention=AdditiveAttention(HIDDEN, 5, 6, bias=True), memory_size=5, **options
     ),
+    "LSTM tells": functools.partial(EmbeddingLSTMDecoder, return_logits=True, return_logprobs=True),
+    "GRU is drawn and tells": drawn(functools.partial(EmbeddingGRUDecoder, return_logprobs=True), temperature=2.0),
+    "GRU attends and tells": functools.partial(AttentionGRUDecoder, return_logprobs=True),
     "LSTM attends and is drawn": drawn(functools.partial(AttentionLSTMDecoder, input_feeding=True), top_p=0.9),
 }
 DECODERS = [("LSTM", 1), ("LSTM", 2), ("GRU", 1), ("LSTM drawn", 1), ("GRU drawn", 2)]
 DECODERS += [("GRU attends", 1), ("GRU attends", 2), ("LSTM is fed", 1), ("GRU attends, general", 1)]
 DECODERS += [("LSTM attends, additive", 1), ("LSTM attends and is drawn", 2)]
-INTERPRETED = [("LSTM", 2), ("GRU", 1), ("LSTM drawn", 1), ("LSTM attends, additive", 1)]
+DECODERS += [("LSTM tells", 2), ("GRU is drawn and tells", 1), ("GRU attends and tells", 1)]
+INTERPRETED = [("LSTM", 2), ("GRU", 1), ("LSTM drawn", 1), ("LSTM attends, additive", 1), ("LSTM tells", 1)]
+INTERPRETED += [("GRU is drawn and tells", 1)]
 every_decoder = pytest.mark.parametrize(("kind", "num_layers"), DECODERS)
 
 
@@ -87,7 +92,8 @@ def decoder_model(kind: str, num_layers: int = 1) -> tuple[Cell, Unfolder]:
                 token, *made.inputs[name].shape
             )
         loop = graph.loop(made, until="stop", max_steps=MOST_STEPS, token=token, **given)
-        return {"tokens": loop.token, **{name: getattr(loop.last, name) for name in module.states}}
+        told = {name: getattr(loop, name) for name in ("logits", "logprob") if name in made.outputs}
+        return {"tokens": loop.token, **told, **{name: getattr(loop.last, name) for name in module.states}}
 
     return made, Unfolder("decode", unfold, (0, 0.0))
 
@@ -173,6 +179,7 @@ class Launched(TorchDispatchMode):
 
 LAUNCHES = {"LSTM": 5, "LSTM drawn": 5, "GRU drawn": 5, "GRU attends": 8, "LSTM is fed": 7, "GRU attends, general": 9}
 LAUNCHES |= {"LSTM attends, additive": 9, "LSTM attends and is drawn": 7}
+LAUNCHES |= {"LSTM tells": 5, "GRU is drawn and tells": 6, "GRU attends and tells": 8}
 
 
 @needs_compiler

@@ -25,6 +25,7 @@ from cellrt.kernels.project_logits import project_logits
 from cellrt.kernels.projection import Projection
 from cellrt.kernels.ragged_attention import Memory, ragged_attention
 from cellrt.kernels.sample import Sampling, sample
+from cellrt.kernels.score_tokens import score_tokens
 from cellrt.kernels.table_rows import table_rows
 from cellrt.kernels.tiles import ROW_CLASSES
 from cellrt.kernels.tree_lstm_step import pack_weights as pack_tree
@@ -126,6 +127,13 @@ def draw_in_order(count: int, shift: int) -> None:
     sample(logits, *drawn, Sampling(3, 0.8, 2 + count % 50, 0.9), token, stop, of_numbers(torch.int64, count, shift))
 
 
+def score(count: int, shift: int) -> None:
+    """Of greedy choices and of what was drawn."""
+    logits, (token, stop) = torch.empty(count, 1500, dtype=torch.bfloat16), made(count, shift)
+    score_tokens(logits, token, stop, count % 9, arena(count, shift, 1500))
+    score_tokens(logits, token, logprob=of_numbers(torch.float32, count, shift))
+
+
 def read(count: int, shift: int) -> None:
     """What decoders with attention do: additive scores, by a query in order, and dot scores, by rows of an arena."""
     offsets, weight = numbers(count + 1, shift), values(HIDDEN, HIDDEN)
@@ -170,6 +178,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "argmax": choose,
     "sample": draw,
     "sample in order": draw_in_order,
+    "score": score,
     "read and combine": read,
     "attention": attend,
     "append": append,
