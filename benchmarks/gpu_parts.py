@@ -17,7 +17,7 @@ OTHERS = tuple(
     f"tests/kernels/test_{name}.py"
     for name in (
         *("project_argmax", "project_logits", "sample", "loop_rows", "paged_attention", "tuning"),
-        *("ragged_attention", "combine_rows", "table_rows"),
+        *("ragged_attention", "combine_rows", "table_rows", "score_tokens"),
     )
 )
 USUAL = ("bfloat16", "tf32 and not tf32x3")
@@ -90,7 +90,7 @@ SECOND = (
     Part("serving", 120, (tests("tests/gpu/test_serving.py"), tests("tests/engine/test_compiled_cells.py"))),
     Part("decoders", 180, tuple(tests("-k", kind, "tests/engine/test_cuda_decoders.py") for kind in DECODERS)),
     benchmark("loops", 200, "--quick"),
-    Part("pages", 120, (tests("tests/engine/test_cuda_pages.py"),)),
+    Part("pages", 120, tuple(tests(f"tests/engine/test_cuda_{name}.py") for name in ("pages", "ragged_steps"))),
     *(benchmark(figure, 120, "--quick") for figure in QUICK_FIGURES),
 )
 THIRD = (

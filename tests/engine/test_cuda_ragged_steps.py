@@ -29,7 +29,7 @@ from tests.engine.test_cuda_loops import MOST_STEPS, Counted, ahead, count_freel
 from tests.engine.test_cuda_ragged import taken
 from tests.engine.test_cuda_ragged_loops import make as make_loop_cell
 from tests.engine.test_cuda_ragged_loops import model_of as loops_of
-from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, serve
+from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, on_every_device, serve
 
 MOST_ROWS = 12
 REQUESTS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=8)
@@ -121,9 +121,9 @@ def model_of(made: Cell, encodes: bool) -> Unfolder:
     return Unfolder("pick", unfold, [2, 1])
 
 
-def one_by_one(options: DeviceOptions | None = None, **others: object) -> Engine:
+def one_by_one(options: DeviceOptions | None = None, device: str = "dry", **others: object) -> Engine:
     options = options or DeviceOptions(ring_bytes=1 << 18, capture_after=1, fused=True)
-    return device_engine("dry", 1, options, settings=SchedulerSettings(runs=False), **others)
+    return device_engine(device, 1, options, settings=SchedulerSettings(runs=False), **others)
 
 
 def counts_of(engine: Engine) -> dict[str, int]:
@@ -282,7 +282,8 @@ def test_captured_ragged_steps_race_with_nothing(stub_engines, kind, direct):  #
     assert (stub_engines.num_launched > 0) == direct and counts["replayed"] > 2
 
 
-def test_ready_made_cells_with_ragged_inputs_share_captures():
+@on_every_device
+def test_ready_made_cells_with_ragged_inputs_share_captures(device):
     """Trees of any number of children, and attention to any number of leaves, in plain torch."""
     torch.manual_seed(0)
     tree = cell(
@@ -302,7 +303,7 @@ def test_ready_made_cells_with_ragged_inputs_share_captures():
         root = tree(x=torch.ones(2, dtype=torch.float64), h=states, c=[leaf.c for leaf in leaves])
         return {"context": attention(h=root.h, memory=states).context}
 
-    model, engine = Unfolder("trees", unfold, 2), one_by_one()
+    model, engine = Unfolder("trees", unfold, 2), one_by_one(device=device)
     engine.register(model, warm_up=False)
     for count in (*range(1, 11), *range(1, 11)):
         serve(engine, model, [count])
