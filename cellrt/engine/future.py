@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from cellrt.engine.mailbox import call_unheld, mailbox_of
+from cellrt.engine.mailbox import hold, let_go, mailbox_of
 from cellrt.errors import CancelledError
 
 Result = dict[str, torch.Tensor]
@@ -247,13 +247,14 @@ class RequestFuture(Future[Result]):
                 callback = self._callbacks.pop(0)
             except IndexError:
                 return
+            is_ours = isinstance(callback, Telling)
+            told = None if is_ours else let_go()
             try:
-                if isinstance(callback, Telling):
-                    callback(self)
-                else:
-                    call_unheld(partial(callback, self))
+                callback(self)
             except BaseException:  # whatever a client's own code raises, it must not reach the engine
                 logging.getLogger("cellrt").exception("a callback of %r raised", self)
+            if not is_ours:
+                hold(told)
 
 
 def finish_together(ended: Iterable[tuple[int, RequestFuture]], results: Results) -> None:

@@ -79,19 +79,21 @@ def waking_at_the_end() -> Iterator[None]:
         _wake(told)
 
 
-def call_unheld(call: Callable[[], object]) -> None:
-    """Calls what may take its time, or wait for a loop: who was told before it wakes first, and who is told in it at
-    once."""
+def let_go() -> list[Mailbox] | None:
+    """Before what may take its time, or wait for a loop: wakes who was told before it; who is told in it wakes at once.
+
+    What it returns goes to ``hold`` behind that.
+    """
     told = _held.mailboxes
-    if told is None:
-        call()
-        return
-    _wake(told)
-    _held.mailboxes = None
-    try:
-        call()
-    finally:
-        _held.mailboxes = told
+    if told is not None:
+        _wake(told)
+        _held.mailboxes = None
+    return told
+
+
+def hold(told: list[Mailbox] | None) -> None:
+    """Goes on as before ``let_go``."""
+    _held.mailboxes = told
 
 
 def _wake(told: list[Mailbox]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import cellrt
-from cellrt import CellError, PagedRows
+from cellrt import PagedRows, RequestError
 from cellrt.cells import append_key_values, cross_attention, key_values
 from cellrt.cells.language_models import language_model
 from cellrt.cells.llama import Llama, LlamaSizes
@@ -318,7 +318,7 @@ def test_each_request_gets_its_own_answer_whatever_befalls_the_others(
         if k in cancelled and isinstance(error, cellrt.CancelledError):
             continue
         if k in wrong:
-            assert isinstance(error, CellError)
+            assert isinstance(error, RequestError)
         else:
             assert error is None and future.result(WAIT_S)["token"].tolist() == made.module.write(prompt, LIMIT)
     close_and_check(engine)
