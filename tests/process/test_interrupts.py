@@ -155,6 +155,7 @@ def live_in_a_storm(address: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.slow  # what is hit is chance; the test above goes through every place
 def test_a_client_lives_through_a_storm_of_signals_and_nobody_else_notices(engine):
     bystander = Bystander(engine.address)
     command = f"from tests.process.test_interrupts import live_in_a_storm; live_in_a_storm({engine.address!r})"
