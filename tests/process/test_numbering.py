@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
+from functools import partial
 
 import pytest
 
 from cellrt.process.numbering import Numbering
 from cellrt.process.recorded import Template, template_parts
 from cellrt.process.wire import Kind, Message
+from tests.engine.test_interrupts import interrupted_at
 
 FIRST, SECOND = (Template(0, program, (), (), ()) for program in (b"first---", b"second--"))
-
-
-class InterruptError(BaseException):
-    """What a signal's handler raises."""
 
 
 class Engine:
@@ -44,31 +40,10 @@ def test_a_client_that_is_interrupted_while_it_numbers_sends_what_the_engine_und
         numbering, engine = Numbering(), Engine()
         engine.take(numbering.number([FIRST])[0])
         numbering.note_sent()
-        is_interrupted = _interrupted(numbering, place)
+        is_interrupted = interrupted_at(place, partial(numbering.number, [SECOND]))
         for template in (SECOND, FIRST):
             messages, (number,) = numbering.number([template])
             engine.take(messages)
             numbering.note_sent()
             assert engine.knows(number, template), f"interrupted at {place}"
     assert place > 3
-
-
-def _interrupted(numbering: Numbering, place: int) -> bool:
-    """Numbers another template, interrupted at the ``place``-th place; False if there are not so many."""
-    seen = 0
-
-    def look(frame: FrameType, event: str, _: object) -> None:
-        nonlocal seen
-        if event in ("call", "c_return"):
-            seen += 1
-            if seen == place:
-                raise InterruptError
-
-    try:
-        sys.setprofile(look)
-        numbering.number([SECOND])
-    except InterruptError:
-        return True
-    finally:
-        sys.setprofile(None)
-    return False
