@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cellrt import Cell, PagedRows, cell, grows, rows, token
+from cellrt.cells._llama_step import LlamaStep
 from cellrt.cells._weights import is_eager, is_token
 from cellrt.cells.llama import Llama, LlamaLayers, LlamaSizes
 from cellrt.cells.paged_attention import LayerPages, Pages, Spans, TracedLayers
@@ -50,18 +51,22 @@ class GreedyLanguageModel(nn.Module):
     def __init__(self, model: Llama, end_token: int) -> None:
         super().__init__()
         self.model, self.end_token = model, end_token
+        self._in_one_call = LlamaStep(end_token)
 
     def forward(self, token: Tensor, kv: PagedRows) -> NextToken:
         """``token`` int64 ``[rows]``; ``kv`` rows ``[layers, 2, kv_heads, head_dim]``, in pages of dimension 2."""
+        if (made := self._in_one_call.run(self.model, token, kv)) is not None:
+            return NextToken(*made)
         rows = self.model(token, Spans(kv.offsets, kv.positions), pages_of_layers(kv))
         # Of single steps all are read, but for a few; and on a GPU nobody waits to know which of a prompt's are.
         if not is_traced(token) and (len(kv.tables) == len(token) or not is_token(token) or not is_eager(token)):
-            made = likeliest(self.model.logits(rows))
-            return NextToken(*made, made[0] == self.end_token)
+            best, logprob = likeliest(self.model.logits(rows))
+            return NextToken(best, logprob, best == self.end_token)
         chosen = kv.is_read.nonzero()[:, 0]
-        best, logprob = likeliest(self.model.logits(rows[chosen]))
-        made = torch.zeros_like(token).index_put((chosen,), best), rows.new_zeros(rows.shape[:1], dtype=torch.float32)
-        return NextToken(made[0], made[1].index_put((chosen,), logprob), made[0] == self.end_token)
+        some, its_logprob = likeliest(self.model.logits(rows[chosen]))
+        best, logprob = torch.zeros_like(token), rows.new_zeros(rows.shape[:1], dtype=torch.float32)
+        best, logprob = best.index_put((chosen,), some), logprob.index_put((chosen,), its_logprob)
+        return NextToken(best, logprob, best == self.end_token)
 
 
 def pages_of_layers(kv: PagedRows) -> LayerPages | TracedLayers:

@@ -1,0 +1,192 @@
+"""A whole step of Llama's family as one compiled call on a CPU: from tokens to the likeliest next ones.
+
+The parts are those that ``Llama`` and ``likeliest`` call, in the same order and with the same bits. What is saved is
+the Python between them, which is in no cache once a model's weights have gone through all, and the interpreter lock,
+which clients of the same process have meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cellrt import PagedRows
+from cellrt.cells._llama_stack import run_layers
+from cellrt.cells._recurrence import all_below
+from cellrt.cells._row_kernels import choose_likeliest, norm_rows
+from cellrt.cells._weights import are_float32_on_cpu, is_fusable, is_token
+from cellrt.cells.attention import Linear
+from cellrt.cells.llama import Llama, LlamaLayers
+from cellrt.cells.paged_attention import Mask, Pages, settings_of
+from cellrt.cells.row_layers import RMSNorm
+from cellrt.definition.compiled_form import array_at, is_settled, nogil, read_word, read_words
+from cellrt.products.packed import FLOAT_BYTES, copy, project
+
+
+@nogil
+def _choose(model, sizes, epsilon, x, rows, is_read, made):  # type: ignore[no-untyped-def]
+    """The last norm, the head and the choice, for those rows ``x`` ``[rows, hidden]`` that are read.
+
+    ``made`` has the addresses of tokens, log-probabilities and stop flags; of other rows the first two are 0.
+    """
+    hidden = sizes[1]
+    _, vocabulary, norm, head, bias, end_token = read_words(model, 6)
+    token, logprob = array_at(made[0], rows, np.int64), array_at(made[1], rows, np.float32)
+    stop, wanted = array_at(made[2], rows, np.uint8), array_at(is_read, rows, np.uint8)
+    count = 0
+    for row in range(rows):
+        count += wanted[row]
+    normed = np.empty(count * hidden, np.float32)
+    at = 0
+    for row in range(rows):
+        if wanted[row]:
+            target = normed.ctypes.data + at * FLOAT_BYTES
+            norm_rows(x + row * hidden * FLOAT_BYTES, norm, 1, hidden, epsilon, target)
+            at += hidden
+    logits = np.empty(count * vocabulary, np.float32)
+    project(normed.ctypes.data, count, hidden, head, bias, vocabulary, logits.ctypes.data)
+    best, chance = np.empty(count, np.int64), np.empty(count, np.float32)
+    choose_likeliest(logits.ctypes.data, count, vocabulary, best.ctypes.data, chance.ctypes.data)
+    at = 0
+    for row in range(rows):
+        token[row], logprob[row] = 0, 0
+        if wanted[row]:
+            token[row], logprob[row] = best[at], chance[at]
+            at += 1
+        stop[row] = token[row] == end_token
+    return normed.size + logits.size  # what is used here is not freed before
+
+
+@nogil
+def _run_step(step, task, layers, sizes, settings, epsilon):  # type: ignore[no-untyped-def]
+    """False if there is a token that has no embedding; then nothing was done.
+
+    ``step`` is as ``LlamaStep.run`` lays it out; ``layers``, ``sizes``, ``settings`` and ``task`` are as ``run_layers``
+    takes them.
+    """
+    tokens, rows, is_read, turns, keys, model = step[0], step[1], step[2], step[3], step[4], step[8]
+    hidden, table, vocabulary = sizes[1], read_word(model, 0), read_word(model, 1)
+    layer_bytes, value_bytes = read_word(model, 6), read_word(model, 7)
+    if not all_below(tokens, rows, vocabulary):
+        return False
+    x = np.empty(rows * hidden, np.float32)
+    for row in range(rows):
+        source = table + read_word(tokens, row) * hidden * FLOAT_BYTES
+        copy(x.ctypes.data + row * hidden * FLOAT_BYTES, source, hidden)
+    places = np.empty((sizes[0], 2), np.int64)
+    for layer in range(sizes[0]):
+        places[layer, 0] = keys + layer * layer_bytes
+        places[layer, 1] = places[layer, 0] + value_bytes
+    run_layers(layers, sizes, epsilon, x.ctypes.data, rows, task[2], turns, settings, task, places)
+    _choose(model, sizes, epsilon, x.ctypes.data, rows, is_read, step[5:8])
+    return x.size > 0
+
+
+class _Words(NamedTuple):
+    """What stays the same from step to step.
+
+    Attributes:
+        model: ``embedding, vocabulary, norm, head, bias, end_token, layer_bytes, value_bytes``: addresses and numbers,
+            and how far a layer's keys, and its values, lie behind the first layer's keys.
+        model_at: where these words are.
+        layers, sizes, settings: as ``run_layers`` takes them.
+        turns: of the layers' rotary positions.
+        page: the shape of a page.
+        keeps: what addresses point to.
+    """
+
+    model: NDArray[np.int64]
+    model_at: int
+    layers: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    settings: NDArray[np.int64]
+    turns: Callable[[int], Tensor]
+    page: tuple[int, ...]
+    keeps: object
+
+
+class LlamaStep:
+    """The step of one model, with the weights as the call reads them. Copies and pickles start empty."""
+
+    def __init__(self, end_token: int) -> None:
+        self._end_token = end_token
+        self._last: _Words | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._end_token,)
+
+    def run(self, model: Llama, token: Tensor, kv: PagedRows) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Next tokens int64, their log-probabilities float32, and whether they end the text, ``[rows]`` each; or None
+        for what only the modules take or refuse. Of rows that are not read, tokens and log-probabilities are 0."""
+        if type(model) is not Llama or not is_token(token) or kv.page_dim != 2 or not is_fusable(kv.pages):
+            return None
+        words = self._words_of(model, kv.pages)
+        if words is None or not _fits(token, kv):
+            return None
+        pages, tables, lengths, offsets, _, positions, is_read, _ = kv
+        rows, (nodes, width), page_size = token.shape[0], tables.shape, words.page[2]
+        made = torch.empty_like(token), torch.empty(rows), torch.empty(rows, dtype=torch.bool)
+        turns, keys = words.turns(width * page_size - 1), pages.data_ptr()
+        outputs = [value.data_ptr() for value in made]
+        step = [token.data_ptr(), rows, is_read.data_ptr(), turns.data_ptr(), keys, *outputs, words.model_at]
+        spans, lists = (nodes, offsets.data_ptr(), positions.data_ptr()), (tables.data_ptr(), width, lengths.data_ptr())
+        task = [*spans, *[0] * 6, page_size, pages.stride(0), *lists, 0]
+        epsilon = model.sizes.epsilon
+        is_done = _run_step(np.array(step), np.array(task), words.layers, words.sizes, words.settings, epsilon)
+        return made if is_done else None
+
+    def _words_of(self, model: Llama, pages: Tensor) -> _Words | None:
+        """None where a step cannot be one call."""
+        last = self._last
+        if last is not None and last.page == pages.shape[1:] and is_settled(model):
+            return last
+        sizes, heads = model.sizes, model.sizes.attention
+        page_size = pages.shape[3] if pages.dim() == 6 else 0
+        page = sizes.layers, 2, page_size, heads.num_kv_heads, heads.size
+        if pages.shape[1:] != page or not _is_plain(model):
+            return None
+        layers, kept = model.layers.weights.of(model.layers)
+        packed, added = model.head._packed.of(model.head.weight, model.head.bias)
+        table, norm = model.embedding.weight, model.norm.weight
+        where = table.data_ptr(), len(table), norm.data_ptr(), packed.address, added.data_ptr(), self._end_token
+        words = np.array([*where, FLOAT_BYTES * pages.stride(1), FLOAT_BYTES * pages.stride(2)])
+        numbers = sizes.layers, heads.hidden, sizes.inner, heads.heads, heads.num_kv_heads, heads.size
+        scale = heads.size**-0.5 if heads.scale is None else heads.scale
+        nowhere = torch.empty(0)
+        first = Pages(pages[:1, 0, 0], pages[:1, 0, 1], nowhere, nowhere)
+        settings = settings_of(heads.heads, first, Mask(True, sizes.window), scale)
+        layer: Any = model.layers[0]
+        keeps, turns = (kept, packed, added, table, norm), layer.attention.rotary.turns_up_to
+        self._last = _Words(words, words.ctypes.data, layers, np.array(numbers), settings, turns, page, keeps)
+        return self._last
+
+
+def _is_plain(model: Any) -> bool:
+    """Whether its modules are the family's own, with weights that the call can read, and nobody listens to them."""
+    parts = model.embedding, model.layers, model.norm, model.head
+    if tuple(map(type, parts)) != (nn.Embedding, LlamaLayers, RMSNorm, Linear):
+        return False
+    if model.embedding.max_norm is not None or not model.embedding.weight.is_contiguous():
+        return False
+    if not are_float32_on_cpu(model.embedding.weight, model.norm.weight, model.head.weight, model.head.bias):
+        return False
+    return not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def _fits(token: Tensor, kv: PagedRows) -> bool:
+    """Whether the rows that a step is given go together; a module says what is wrong."""
+    pages, tables, lengths, offsets, _, positions, is_read, _ = kv
+    (rows,), (nodes, _) = token.shape, tables.shape
+    if not pages.is_contiguous() or not rows or lengths.shape != (nodes,) or offsets.shape != (nodes + 1,):
+        return False
+    if positions.shape != (rows,) or is_read.shape != (rows,) or is_read.dtype is not torch.bool:
+        return False
+    for numbers in (tables, lengths, offsets, positions):
+        if numbers.dtype is not torch.int32 or not numbers.is_cpu or not numbers.is_contiguous():
+            return False
+    return token.is_contiguous() and is_read.is_contiguous()

@@ -1,0 +1,177 @@
+"""A step of a language model as one call: its bits are those of the modules, and what it does not take they do."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import cellrt
+from cellrt.cells._llama_step import LlamaStep
+from cellrt.cells.language_models import GreedyLanguageModel, language_model
+from cellrt.cells.llama import Llama
+from cellrt.definition.spans import PagedRows
+from cellrt.errors import RequestError
+from cellrt.unfolders.completion import complete
+from tests.cells.test_llama import small
+
+END, PAGE = 7, 4
+SPANS = [(20, 20), (6, 1), (5, 5), (40, 3), (1, 1)]
+"""Rows of each node, and how many of them are this step's."""
+
+
+def given(model: Llama, seed: int = 0) -> tuple[torch.Tensor, PagedRows]:
+    """Tokens and pages, in a mixed order, of a chunk of each of some texts, of which the last rows are read."""
+    draw = torch.Generator().manual_seed(seed)
+    sizes, width = model.sizes, 10
+    shape = sizes.layers, 2, PAGE, sizes.kv_heads, sizes.attention.size
+    pages = torch.randn(len(SPANS) * width, *shape, generator=draw)
+    tables = torch.randperm(len(pages), generator=draw).to(torch.int32).view(len(SPANS), width)
+    counts = torch.tensor([count for _, count in SPANS])
+    offsets = torch.tensor([0, *counts.cumsum(0)], dtype=torch.int32)
+    positions = torch.cat([torch.arange(length - count, length) for length, count in SPANS]).to(torch.int32)
+    lengths = torch.tensor([length for length, _ in SPANS], dtype=torch.int32)
+    nodes = torch.arange(len(SPANS), dtype=torch.int32).repeat_interleave(counts)
+    is_read = torch.zeros(len(positions), dtype=torch.bool)
+    is_read[offsets[1:].long() - 1] = True
+    tokens = torch.randint(0, sizes.vocabulary, (len(positions),), generator=draw)
+    return tokens, PagedRows(pages, tables, lengths, offsets, nodes, positions, is_read, 2)
+
+
+def by_modules(module: GreedyLanguageModel, token, kv, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(LlamaStep, "run", lambda *_: None)
+        return module(token, kv)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"window": 9}, {"norms_heads": True, "has_bias": True}, {"is_tied": False, "head_dim": 20}, {"hidden": 40}],
+)
+def test_one_call_gives_the_bits_of_the_modules(changed, monkeypatch):
+    model = small(**changed)
+    module = GreedyLanguageModel(model, END)
+    token, kv = given(model)
+    again = kv.copied()
+    wanted = by_modules(module, token, again, monkeypatch)
+    made = module._in_one_call.run(model, token, kv)
+    assert made is not None
+    for value, expected in zip(made, wanted, strict=True):
+        assert value.dtype == expected.dtype
+        assert torch.equal(value[kv.is_read], expected[kv.is_read])
+    assert torch.equal(kv.pages, again.pages)
+    assert len({*made[0].tolist()}) > 2
+
+
+@torch.inference_mode()
+def test_the_end_token_stops():
+    model = small()
+    token, kv = given(model)
+    likeliest = LlamaStep(-1).run(model, token, kv.copied())[0]
+    end = int(likeliest[kv.is_read][0])
+    stop = LlamaStep(end).run(model, token, kv)[2]
+    assert stop[kv.is_read].tolist() == (likeliest[kv.is_read] == end).tolist()
+
+
+@torch.inference_mode()
+def test_changed_weights_are_seen():
+    model = small(is_tied=False)
+    token, kv = given(model)
+    step = LlamaStep(END)
+    before = step.run(model, token, kv.copied())[1]
+    for weight in (model.head.weight, model.norm.weight, model.embedding.weight, model.layers[0].mlp.up.weight):
+        weight.data = 2 * weight.data
+        after = step.run(model, token, kv.copied())[1]
+        assert not torch.equal(before, after)
+        before = after
+
+
+def hooked(model):
+    model.norm.register_forward_hook(lambda *_: None)
+
+
+def scaled(model):
+    model.embedding.max_norm = 1.0
+
+
+def doubled(model):
+    model.double()
+
+
+class Other(Llama):
+    """May do anything."""
+
+
+def other(model):
+    model.__class__ = Other
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("change", [hooked, scaled, doubled, other])
+def test_a_model_that_does_something_else_goes_through_its_modules(change):
+    model = small()
+    token, kv = given(model)
+    change(model)
+    if change is doubled:
+        kv = kv._replace(pages=kv.pages.double())
+    assert LlamaStep(END).run(model, token, kv) is None
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda token, kv: (token.int(), kv),
+        lambda token, kv: (token[:-1], kv),
+        lambda token, kv: (token[:0], kv),
+        lambda token, kv: (token.clamp(min=40), kv),
+        lambda token, kv: (token - 40, kv),
+        lambda token, kv: (token, kv._replace(tables=kv.tables.long())),
+        lambda token, kv: (token, kv._replace(tables=kv.tables[:-1])),
+        lambda token, kv: (token, kv._replace(tables=kv.tables.t())),
+        lambda token, kv: (token, kv._replace(lengths=kv.lengths[1:])),
+        lambda token, kv: (token, kv._replace(offsets=kv.offsets[1:])),
+        lambda token, kv: (token, kv._replace(positions=kv.positions[1:])),
+        lambda token, kv: (token, kv._replace(is_read=kv.is_read[1:])),
+        lambda token, kv: (token, kv._replace(is_read=kv.is_read.int())),
+        lambda token, kv: (token, kv._replace(pages=kv.pages[:, :1])),
+        lambda token, kv: (token, kv._replace(pages=kv.pages[::2])),
+        lambda token, kv: (token, kv._replace(pages=kv.pages.half())),
+        lambda token, kv: (token, kv._replace(page_dim=1)),
+    ],
+)
+def test_other_rows_than_the_call_reads_are_left_to_the_modules(wrong):
+    model = small()
+    step, (token, kv) = LlamaStep(END), given(model)
+    assert step.run(model, token, kv.copied()) is not None
+    pages = kv.pages.clone()
+    assert step.run(model, *wrong(token, kv)) is None
+    assert torch.equal(kv.pages, pages)
+
+
+def test_gradients_are_those_of_the_modules():
+    model = small()
+    token, kv = given(model)
+    assert LlamaStep(END).run(model, token, kv) is None
+
+
+@torch.inference_mode()
+def test_copies_have_weights_of_their_own():
+    module = GreedyLanguageModel(small(), END)
+    token, kv = given(module.model)
+    wanted = module(token, kv.copied())
+    copies = [copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
+    module.model.norm.weight.data = 3 * module.model.norm.weight.data
+    for each in copies:
+        assert each._in_one_call._last is None
+        assert all(map(torch.equal, each(token, kv.copied()), wanted))
+
+
+def test_a_token_outside_the_vocabulary_is_named():
+    model = complete("lm", language_model(small(), END, page_size=PAGE), max_tokens=3)
+    with cellrt.Engine(1, page_bytes=1 << 22) as engine:
+        engine.register(model)
+        with pytest.raises(RequestError, match="expected tokens from 0 to 39, got 40"):
+            engine.submit("lm", {"prompt": [1, 40, 2], "max_tokens": 3}).result(30.0)
+        assert len(engine.submit("lm", {"prompt": [1, 39, 2], "max_tokens": 3}).result(30.0)["token"])
