@@ -100,7 +100,7 @@ class Cellrt:
             if embedding is not None:
                 embed = cellrt.cell(embedding, {"input": token}, name="embedding")
 
-        @cellrt.unfold("lstm", example=torch.zeros(2, size) if table is None else [0, 0])
+        @cellrt.unfold("lstm", example=torch.zeros(2, size) if table is None else [0, 0], key=len)
         def model(graph: cellrt.Graph, words: Any) -> dict[str, object]:
             if embed is not None:
                 words = graph.chain(embed, input=words).output

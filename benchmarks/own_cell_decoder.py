@@ -80,6 +80,11 @@ class Model(nn.Module):
         self.decoder, self.start = Decoder(self.table, hidden), Start(hidden)
 
 
+def _lengths(request: Words) -> tuple[int, int]:
+    """What a request's graph depends on."""
+    return len(request.words), request.steps
+
+
 def unfolder(model: Model) -> cellrt.Unfolder:
     """The model in cellrt."""
     hidden = model.table.embedding_dim
@@ -90,12 +95,14 @@ def unfolder(model: Model) -> cellrt.Unfolder:
     inputs = {"token": cellrt.token, "left": cellrt.token, "h": (2, hidden), "memory": cellrt.ragged(hidden)}
     decoder = cellrt.cell(model.decoder, inputs, name="decoder")
 
-    @cellrt.unfold("decode", example=Words([1, 2, 3], 4))
+    @cellrt.unfold("decode", example=Words([1, 2, 3], 4), key=_lengths)
     def decode(graph: cellrt.Graph, request: Words) -> dict[str, object]:
         encoded = encode(graph, request.words)
         memory = graph.chain(join, left=encoded.steps[0], right=encoded.steps[1]).output
         h = start(memory=memory).h
-        loop = graph.loop(decoder, until="stop", max_steps=MAX_STEPS, token=GO, left=request.steps, h=h, memory=memory)
+        loop = graph.loop(
+            decoder, until="stop", max_steps=MAX_STEPS, token=graph.constant(GO), left=request.steps, h=h, memory=memory
+        )
         return {"tokens": loop.token}
 
     return decode
@@ -151,7 +158,7 @@ def unfolder_in_parts(model: Model) -> cellrt.Unfolder:
     inputs = {"left": cellrt.token, "h": (hidden,), "memory": cellrt.ragged(hidden)}
     choice = cellrt.cell(Choice(model.decoder), inputs, name="choice")
 
-    @cellrt.unfold("decode", example=Words([1, 2, 3], 4))
+    @cellrt.unfold("decode", example=Words([1, 2, 3], 4), key=_lengths)
     def decode(graph: cellrt.Graph, request: Words) -> dict[str, object]:
         encoded = encode(graph, request.words)
         memory = graph.chain(join, left=encoded.steps[0], right=encoded.steps[1]).output
@@ -163,7 +170,7 @@ def unfolder_in_parts(model: Model) -> cellrt.Unfolder:
             chosen = choice(left=state.left, h=above, memory=memory)
             return {"first": below, "second": above, "token": chosen.token, "left": chosen.left, "stop": chosen.stop}
 
-        state = {"token": GO, "left": request.steps, "first": begin.first, "second": begin.second}
+        state = {"token": graph.constant(GO), "left": request.steps, "first": begin.first, "second": begin.second}
         return {"tokens": graph.loop(step, until="stop", max_steps=MAX_STEPS, **state).token}
 
     return decode

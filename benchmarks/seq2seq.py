@@ -62,7 +62,7 @@ class Cellrt:
         encode = cellrt.cell(encoder, inputs, name="encoder", max_batch=max_batch[0])
         decode = cellrt.cell(decoder, inputs, name="decoder", max_batch=max_batch[1])
 
-        @cellrt.unfold("translate", example=Pair([1, 2], 2))
+        @cellrt.unfold("translate", example=Pair([1, 2], 2), key=lambda pair: (len(pair.tokens), pair.steps))
         def translate(graph: cellrt.Graph, pair: Pair) -> dict[str, object]:
             source = graph.chain(encode, token=pair.tokens).last
             target = graph.loop(decode, max_steps=pair.steps, token=graph.constant(GO), h=source.h, c=source.c)

@@ -19,7 +19,7 @@ import numpy as np
 from cellrt.errors import RequestError
 from cellrt.graph.binding import Binding
 from cellrt.graph.results import Recorded
-from cellrt.graph.slots import Slot, collect, trace, without_tensors
+from cellrt.graph.slots import Slots, collect, trace, without_tensors
 from cellrt.graph.unfolder import Unfolder
 
 log = logging.getLogger("cellrt")
@@ -53,7 +53,7 @@ class _Known:
 
     def __init__(self) -> None:
         self.recorded: Recorded | None = None
-        self.slots: list[Slot] | None = None
+        self.slots: Slots | None = None
         self.count = 0
 
     def equals(self, recorded: Recorded) -> bool:

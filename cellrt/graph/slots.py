@@ -67,7 +67,25 @@ class Slot(NamedTuple):
         return bits.reshape(len(parts) * self.rows_shape[0], *self.rows_shape[1:])
 
 
-def collect(recorded: Recorded, slots: Sequence[Slot], requests: Sequence[Any]) -> Recorded | None:
+class Told(NamedTuple):
+    """A number that the key tells, and so the same in each request: its row."""
+
+    kind: int
+    row: NDArray[Any]
+
+    def rows_of_one(self, request: Any) -> NDArray[Any]:
+        """As of ``Slot``."""
+        return self.row.copy()
+
+    def rows(self, requests: Sequence[Any]) -> NDArray[Any]:
+        """As of ``Slot``."""
+        return np.concatenate([self.row] * len(requests))
+
+
+Slots = list[Slot | Told]
+
+
+def collect(recorded: Recorded, slots: Slots, requests: Sequence[Any]) -> Recorded | None:
     """What requests record whose graph was recorded and reads that; None if one of them does not fit it."""
     program, _, results, states = recorded
     try:
@@ -102,12 +120,14 @@ def check_key(unfolder: Unfolder, binding: Binding, recorded: Recorded) -> None:
         if where != CONSTANT:
             raise DefinitionError(
                 f"model {unfolder.name!r}: with a key, the graph may read tensors, arrays and lists of the request "
-                f"only as they are in it; {where} reads something else"
+                f"only as they are in it (in dicts, lists and tuples), and numbers that the key has; {where} reads "
+                "something else"
             )
 
 
-def trace(unfolder: Unfolder, binding: Binding, request: Any, recorded: Recorded) -> list[Slot] | None:
-    """What of a request its graph reads; None if that is not the request's own tensors, arrays and lists alone."""
+def trace(unfolder: Unfolder, binding: Binding, request: Any, recorded: Recorded) -> Slots | None:
+    """What of a request its graph reads; None if that is not the request's own tensors, arrays and lists alone, and
+    numbers of its key."""
     found = _Trace(unfolder, binding, request)
     if found.has_empty or not _is_told_by_key(unfolder, binding, request, recorded):
         return None
@@ -144,11 +164,13 @@ class _Trace:
     """Unfolds a copy of a request; ``slots`` are the parts that its graph reads, ``untraced`` names what is none."""
 
     def __init__(self, unfolder: Unfolder, binding: Binding, request: Any) -> None:
-        self.slots: list[Slot] = []
+        self.slots: Slots = []
         self.untraced: list[str] = []
         self.recorded: Recorded | None = None
         paths: dict[int, Path] = {}
         copy = _copy(request, (), paths)
+        key = None if unfolder.key is None else unfolder.key(copy)
+        told = [part for part in (key if isinstance(key, tuple) else (key,)) if type(part) in (_Int, _Float)]
         self.has_empty = _has_empty(copy)
         """Whether a part has no rows: nothing would tell whether a request has the like of it."""
         graph = _TracedGraph(binding)
@@ -158,10 +180,12 @@ class _Trace:
             return
         for (where, source, spec), (kind, rows) in zip(graph.given, self.recorded.externals):
             path = paths.get(id(source))
-            if path is None:
-                self.untraced.append(where)
-            else:
+            if path is not None:
                 self.slots.append(Slot(path, spec, kind, bits_of(spec, source).shape, rows.shape))
+            elif any(source is part for part in told):
+                self.slots.append(Told(kind, rows))
+            else:
+                self.untraced.append(where)
 
 
 class _TracedGraph(Graph):
@@ -199,23 +223,44 @@ class _TracedGraph(Graph):
         return super().constant(value, spec)
 
 
+class _Int(int):
+    """A number of a copied request: Python has one object for all small ones that are equal."""
+
+
+class _Float(float):
+    """As ``_Int``."""
+
+
 def _copy(value: Any, path: Path, paths: dict[int, Path]) -> Any:
-    """A part of a request as objects that nobody else has; ``paths`` gets where each is. Numbers stay what they are."""
+    """A part of a request as objects that nobody else has; ``paths`` gets where each is. In lists of nothing else,
+    numbers stay what they are."""
     made: Any
+    if type(value) in (int, float):
+        return _Int(value) if type(value) is int else _Float(value)
     if type(value) is torch.Tensor:
         made = value.detach()
     elif type(value) is np.ndarray:
         made = value.view()
     elif type(value) is dict:
         made = {key: _copy(item, (*path, key), paths) for key, item in value.items()}
-    elif type(value) in LISTS and value:
-        are_numbers = isinstance(value[0], NUMBERS)
-        items = list(value) if are_numbers else [_copy(item, (*path, k), paths) for k, item in enumerate(value)]
-        made = items if type(value) is list else tuple(items)
+    elif _is_list(value) and value:
+        are_numbers = type(value) in LISTS and all(isinstance(item, NUMBERS) for item in value)
+        items = value if are_numbers else [_copy(item, (*path, k), paths) for k, item in enumerate(value)]
+        made = _like(value, list(items))
     else:
         return value
     paths[id(made)] = path
     return made
+
+
+def _is_list(value: Any) -> bool:
+    """Whether it is a list or a tuple, of any names."""
+    return type(value) in LISTS or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
+def _like(value: Any, items: list[Any]) -> Any:
+    """These items as the list or tuple that ``value`` is."""
+    return value._make(items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def _has_empty(value: Any) -> bool:
@@ -223,7 +268,7 @@ def _has_empty(value: Any) -> bool:
         return 0 in value.shape
     if type(value) is dict:
         return any(map(_has_empty, value.values()))
-    return type(value) in LISTS and (not value or (not isinstance(value[0], NUMBERS) and any(map(_has_empty, value))))
+    return _is_list(value) and (not value or any(map(_has_empty, value)))
 
 
 def _with_other_numbers(value: Any, kind: type[int | float]) -> Any:
@@ -235,8 +280,8 @@ def _with_other_numbers(value: Any, kind: type[int | float]) -> Any:
         return value + value.dtype.type(1) if value.dtype.kind in ("f" if kind is float else "iu") else value
     if type(value) is dict:
         return {key: _with_other_numbers(item, kind) for key, item in value.items()}
-    if type(value) in LISTS:
-        return type(value)([_with_other_numbers(item, kind) for item in value])
+    if _is_list(value):
+        return _like(value, [_with_other_numbers(item, kind) for item in value])
     return value + 1 if type(value) is kind else value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -241,3 +241,49 @@ def test_a_wrong_request_of_a_known_key_gets_the_error_of_its_unfolding():
 def test_a_key_must_be_a_function():
     with pytest.raises(DefinitionError, match="expected a function of a request as key, got 3"):
         unfold("m", example=[1], key=3)  # type: ignore[arg-type]
+
+
+class Words(NamedTuple):
+    """A request with names."""
+
+    steps: int
+    words: list[int]
+
+
+def counted(graph: Graph, request: Words) -> dict[str, object]:
+    """As many words as there are, from a number on."""
+    return {"s": graph.chain(COUNT, n=request.words, s=request.steps).s}
+
+
+def lengths(request: Words) -> tuple[int, int]:
+    return len(request.words), request.steps
+
+
+def test_a_request_may_have_names_and_numbers_that_its_key_has():
+    calls = Counting(counted)
+    unfolder, binding = Unfolder("counted", calls, Words(4, [1, 2, 3]), key=lengths), Bound()
+    check_key(unfolder, binding, unfolder.record(binding, unfolder.example))
+    known, plain = KnownGraphs(unfolder), Unfolder("counted", counted, Words(4, [1, 2, 3]))
+    for word in range(6):
+        calls.count = 0
+        for request in (Words(3, [word, 8, 9]), Words(4, [word, 7, 6])):
+            same(known.record(binding, [request]), [plain.record(binding, request)])
+        assert word != 5 or not calls.count
+    many = [Words(steps, [steps, 1, 2]) for steps in (3, 4, 3, 3)]
+    together = {tuple(alike.places): alike for alike in known.record(binding, many)}
+    assert set(together) == {(0, 2, 3), (1,)}
+    for places, alike in together.items():
+        each = [plain.record(binding, many[place]).externals for place in places]
+        for k, (kind, found) in enumerate(alike.recorded.externals):
+            assert kind == each[0][k][0] and np.array_equal(found, np.concatenate([its[k][1] for its in each]))
+
+
+@pytest.mark.parametrize("steps", [3, 2])
+def test_a_number_that_only_equals_one_of_the_key_is_read_anew_each_time(steps):
+    unfolder, binding = Unfolder("counted", counted, Words(3, [1, 2, 3]), key=lambda one: len(one.words)), Bound()
+    known = KnownGraphs(unfolder)
+    for first in (steps, steps, steps, 7, steps, 8):
+        request = Words(first, [0] * steps)
+        same(known.record(binding, [request]), [unfolder.record(binding, request)])
+    with pytest.raises(DefinitionError, match="and numbers that the key has; cell 'COUNT|<lambda>'.* something else"):
+        check_key(unfolder, binding, unfolder.record(binding, unfolder.example))
