@@ -7,7 +7,7 @@ which clients of the same process have meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cellrt import PagedRows
-from cellrt.cells._llama_stack import run_layers
+from cellrt import PagedRows, RowSpec
+from cellrt.cells._llama_stack import LAYER_WORDS, run_layers
 from cellrt.cells._recurrence import all_below
 from cellrt.cells._row_kernels import choose_likeliest, norm_rows
 from cellrt.cells._weights import are_float32_on_cpu, is_fusable, is_token
@@ -24,8 +24,24 @@ from cellrt.cells.attention import Linear
 from cellrt.cells.llama import Llama, LlamaLayers
 from cellrt.cells.paged_attention import Mask, Pages, settings_of
 from cellrt.cells.row_layers import RMSNorm
-from cellrt.definition.compiled_form import array_at, is_settled, nogil, read_word, read_words
+from cellrt.definition.compiled_form import (
+    DONE,
+    REFUSED,
+    CompiledForm,
+    TaskFunction,
+    array_at,
+    is_settled,
+    nogil,
+    read_word,
+    read_words,
+)
+from cellrt.definition.span_form import AT, FIRST_TENSOR, SIZES, TENSOR, SpanForm
 from cellrt.products.packed import FLOAT_BYTES, copy, project
+
+MOST_POSITIONS = 1 << 13
+"""Rotary positions that a form has; a task with later ones runs through the modules, which have any."""
+NUM_TENSORS = 11
+"""``token``; of ``kv`` pages, tables, lengths, positions; offsets, nodes, which are read; and the outputs."""
 
 
 @nogil
@@ -87,6 +103,27 @@ def _run_step(step, task, layers, sizes, settings, epsilon):  # type: ignore[no-
     return x.size > 0
 
 
+@TaskFunction
+def _step_of_task(constants, task):  # type: ignore[no-untyped-def]
+    """``token``, ``kv`` -> ``token``, ``logprob``, ``stop``. ``constants`` are as ``LlamaStep.form`` lays them out."""
+    model, layers, num_layers, sizes, settings, _, turns, num_turns, page_size, page_stride = read_words(constants, 10)
+    epsilon = array_at(constants + 8 * 5, 1, np.float64)[0]
+    words = array_at(task + 8 * FIRST_TENSOR, (NUM_TENSORS, TENSOR), np.int64)
+    rows, nodes, width, positions = words[0, SIZES], words[2, SIZES], words[2, SIZES + 1], words[4, AT]
+    for position in array_at(positions, rows, np.int32):
+        if position >= num_turns:
+            return REFUSED
+    own = np.zeros(15, np.int64)
+    own[0], own[1], own[2] = nodes, words[5, AT], positions
+    own[9], own[10], own[11], own[12], own[13] = page_size, page_stride, words[2, AT], width, words[3, AT]
+    step = np.array(
+        [words[0, AT], rows, words[7, AT], turns, words[1, AT], words[8, AT], words[9, AT], words[10, AT], model]
+    )
+    shape = (num_layers, LAYER_WORDS)
+    given = array_at(layers, shape, np.int64), array_at(sizes, 6, np.int64), array_at(settings, 9, np.int64)
+    return DONE if _run_step(step, own, *given, epsilon) else REFUSED
+
+
 class _Words(NamedTuple):
     """What stays the same from step to step.
 
@@ -139,6 +176,22 @@ class LlamaStep:
         epsilon = model.sizes.epsilon
         is_done = _run_step(np.array(step), np.array(task), words.layers, words.sizes, words.settings, epsilon)
         return made if is_done else None
+
+    def form(self, model: Llama, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> CompiledForm | None:
+        """The compiled form of a step, which what ``run`` leaves to the modules has none of."""
+        stored = inputs["kv"].stored
+        if stored.dtype is not torch.float32:
+            return None
+        words = self._words_of(model, torch.empty(1, *stored.shape))
+        if words is None:
+            return None
+        turns = words.turns(MOST_POSITIONS - 1)
+        epsilon = int(np.float64(model.sizes.epsilon).view(np.int64))
+        page_stride = int(np.prod(stored.shape))
+        constants = [words.model_at, words.layers.ctypes.data, len(words.layers), words.sizes.ctypes.data]
+        constants += [words.settings.ctypes.data, epsilon, turns.data_ptr(), len(turns), words.page[2], page_stride]
+        made = SpanForm.of(_step_of_task, inputs, outputs, np.array(constants), (words, turns))
+        return made._replace(is_batch_invariant=True)
 
     def _words_of(self, model: Llama, pages: Tensor) -> _Words | None:
         """None where a step cannot be one call."""

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cellrt import Cell, PagedRows, cell, grows, rows, token
+from cellrt import Cell, PagedRows, RowSpec, cell, grows, rows, token
 from cellrt.cells._llama_step import LlamaStep
 from cellrt.cells._weights import is_eager, is_token
 from cellrt.cells.llama import Llama, LlamaLayers, LlamaSizes
 from cellrt.cells.paged_attention import LayerPages, Pages, Spans, TracedLayers
 from cellrt.cells.row_layers import likeliest
-from cellrt.definition.compiled_form import TracedPages, is_traced
+from cellrt.definition.compiled_form import CompiledForm, TracedPages, is_traced
 
 
 class NextToken(NamedTuple):
@@ -46,11 +46,12 @@ class GreedyLanguageModel(nn.Module):
     Args:
         model: copied when the cell is made.
         end_token: the one that ends a text.
+        page_size: rows of a page; without, the module has no compiled form.
     """
 
-    def __init__(self, model: Llama, end_token: int) -> None:
+    def __init__(self, model: Llama, end_token: int, page_size: int | None = None) -> None:
         super().__init__()
-        self.model, self.end_token = model, end_token
+        self.model, self.end_token, self._page_size = model, end_token, page_size
         self._in_one_call = LlamaStep(end_token)
 
     def forward(self, token: Tensor, kv: PagedRows) -> NextToken:
@@ -67,6 +68,23 @@ class GreedyLanguageModel(nn.Module):
         best, logprob = torch.zeros_like(token), rows.new_zeros(rows.shape[:1], dtype=torch.float32)
         best, logprob = best.index_put((chosen,), some), logprob.index_put((chosen,), its_logprob)
         return NextToken(best, logprob, best == self.end_token)
+
+    def compiled_form(self) -> CompiledForm | None:
+        """The step without Python; None where only the modules can take it."""
+        if self._page_size is None or type(self.model) is not Llama:
+            return None
+        made = {"token": TOKEN, "logprob": LOGPROB, "stop": STOP}
+        return self._in_one_call.form(self.model, {"token": TOKEN, "kv": _kv_of(self.model, self._page_size)}, made)
+
+
+TOKEN, LOGPROB, STOP = rows(dtype=torch.int64), rows(dtype=torch.float32), rows(dtype=torch.bool)
+
+
+def _kv_of(model: Llama, page_size: int) -> RowSpec:
+    """The keys and values of all layers as one growing state."""
+    sizes, heads = model.sizes, model.sizes.attention
+    shape = sizes.layers, 2, heads.num_kv_heads, heads.size
+    return grows(*shape, dtype=model.embedding.weight.dtype, page_size=page_size, page_dim=2)
 
 
 def pages_of_layers(kv: PagedRows) -> LayerPages | TracedLayers:
@@ -95,13 +113,9 @@ def language_model(
         max_batch: most requests of a task.
         max_batch_rows: most tokens of a task; longer prompts are read in pieces.
     """
-    heads, dtype = model.sizes.attention, model.embedding.weight.dtype
-    state = grows(
-        *(model.sizes.layers, 2, heads.num_kv_heads, heads.size), dtype=dtype, page_size=page_size, page_dim=2
-    )
     return cell(
-        GreedyLanguageModel(model, end_token),
-        {"token": token, "kv": state},
+        GreedyLanguageModel(model, end_token, page_size),
+        {"token": token, "kv": _kv_of(model, page_size)},
         name=name,
         max_batch=max_batch,
         max_batch_rows=max_batch_rows,

@@ -83,12 +83,12 @@ def run_task(buffer, ports, num_inputs, own, host, kernel, constants, scratch):
         values = read_word(task, FIRST_INPUT + k)
         put(buffer, ports[k], own, host, values, values)
     if stop >= 0:
-        _note_stops(buffer, read_word(task, FIRST_INPUT + stop))
+        note_stops(buffer, read_word(task, FIRST_INPUT + stop))
     return DONE
 
 
 @compiled
-def _note_stops(buffer, flags):
+def note_stops(buffer, flags):
     """Answers which rows said stop at their first step: those that are of loops of several cells take no more."""
     for row in range(buffer[layout.H_ROWS]):
         length = buffer[buffer[layout.H_LENGTHS] + row]

@@ -16,6 +16,7 @@ from cellrt.core.copying import (
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
+from cellrt.core.run_span_task import run_span_task
 from cellrt.core.run_task import run_task
 from cellrt.core.settings import Limits
 from cellrt.core.span_rows import most_pages, unpack_pages, unpack_spans
@@ -57,7 +58,9 @@ def warm_up() -> None:
     unpack_spans(buffer, 0, 0, none, none, none.astype(np.bool_))
     unpack_pages(buffer, 0, np.zeros((0, most_pages(buffer, 0)), np.int32), none, none)
     # Asks for scratch, and so runs nothing.
-    run_task(np.zeros(HEADER, np.int32), np.zeros((0, 8), np.int64), 0, 1, 0, 0, 0, np.zeros(0, np.uint8))
+    ports, scratch = np.zeros((0, 8), np.int64), np.zeros(0, np.uint8)
+    run_task(np.zeros(HEADER, np.int32), ports, 0, 1, 0, 0, 0, scratch)
+    run_span_task(np.zeros(HEADER, np.int32), ports, 0, 1, 0, 0, 0, np.zeros(1, np.int64), 0, scratch)
     for get, get_of, move in (
         (get_rows, get_rows_of, move_rows),
         (get_rows_nogil, get_rows_of_nogil, move_rows_nogil),

@@ -5,17 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from cellrt.core.memory import call_status
-from cellrt.definition.aot.run_step import CONTAINER, DELETE, INPUTS, MOST_DIMS, RUN, SHARE, WEIGHTS, new_tensor
+from cellrt.core.run_span_task import AT, DIMS, DTYPE, FIRST_TENSOR, SIZES, STRIDES, TENSOR
+from cellrt.definition.aot.run_step import CONTAINER, DELETE, INPUTS, RUN, SHARE, WEIGHTS, new_tensor
 from cellrt.definition.compiled_form import DONE, REFUSED, TaskFunction, read_word
 
 FIRST_WEIGHT = INPUTS
 """The constants are the first of those of ``run_step.py``; then come the weights' handles."""
-
-# A tensor, in int64 words: where it lies, torch's number of the dtype, how many dimensions; sizes, then strides.
-AT, DTYPE, DIMS, SIZES = range(4)
-STRIDES = SIZES + MOST_DIMS
-TENSOR = STRIDES + MOST_DIMS
-FIRST_TENSOR = 1
 
 
 @TaskFunction

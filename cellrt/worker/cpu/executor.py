@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cellrt.core.run_span_task import APPENDED_PAGES, PAGES, SPAN, run_span_task
 from cellrt.core.run_task import run_task
 from cellrt.core.span_rows import most_pages, unpack_pages, unpack_spans
 from cellrt.core.tables import HOST, MIXED
@@ -22,6 +23,7 @@ from cellrt.core.task_layout import TaskView, input_record_at, output_record_at
 from cellrt.core.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.span_form import SpanForm
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows
 from cellrt.errors import CellError
@@ -34,20 +36,25 @@ from cellrt.worker.torch_state import CellMode
 
 
 class CompiledCell(NamedTuple):
-    """A cell type with a compiled form, as ``run_task`` takes it."""
+    """A cell type with a compiled form, as ``run_task`` takes it, or with ``words`` and ``least_rows`` as
+    ``run_span_task`` does."""
 
     ports: NDArray[np.int64]
     num_inputs: int
     function: int
     constants: int
     keeps: CompiledForm
+    words: NDArray[np.int64] | None = None
+    least_rows: int = 0
 
 
-def _compiled_cell(cell_type: CellType, arenas: list[Arenas]) -> CompiledCell | None:
+def _compiled_cell(cell_type: CellType, location: int, arenas: list[Arenas]) -> CompiledCell | None:
     """Where the compiled form of a cell type finds everything; None if it has none."""
     cell = cell_type.cell
     form = cell_type.form
-    if form is None or cell.has_spans or any(cell.outputs[name].dtype != torch.float32 for name in cell.finite):
+    if form is None or any(cell.outputs[name].dtype != torch.float32 for name in cell.finite):
+        return None
+    if cell.has_spans and not isinstance(form, SpanForm):
         return None
     inputs, outputs = list(cell.inputs), list(cell.outputs)
     ports = np.zeros((len(inputs) + len(outputs), FIRST_ARENA + len(arenas)), np.int64)
@@ -61,7 +68,15 @@ def _compiled_cell(cell_type: CellType, arenas: list[Arenas]) -> CompiledCell | 
         port[RECORD], port[ROW_BYTES] = output_record_at(len(inputs), k), spec.num_bytes
         port[FLAG] = name in cell.finite
         port[FIRST_ARENA:] = [at[cell_type.output_kinds[k]].data_ptr() for at in arenas]
-    return CompiledCell(ports, len(inputs), form.function.address, form.constants.ctypes.data, form)
+    made = CompiledCell(ports, len(inputs), form.function.address, form.constants.ctypes.data, form)
+    if not isinstance(form, SpanForm):
+        return made
+    num_pages: dict[str, int] = {}
+    for port, (name, spec) in zip(ports, form.inputs.items()):
+        port[FLAG] = APPENDED_PAGES if spec.appends else PAGES if spec.page_size else SPAN if spec.span else spec.ragged
+        if spec.page_size:
+            num_pages[name] = len(arenas[location][cell_type.input_kinds[inputs.index(name)]])
+    return made._replace(words=form.words_with(num_pages), least_rows=form.least_rows)
 
 
 class Executor:
@@ -80,7 +95,7 @@ class Executor:
     def execute(self, type_id: int, buffer: NDArray[np.int32]) -> list[Failure]:
         """Runs the task in ``buffer``; writes results, done steps and failure flags. Returns the failed rows."""
         if type_id not in self._compiled:
-            self._compiled[type_id] = _compiled_cell(self._types[type_id], self._arenas)
+            self._compiled[type_id] = _compiled_cell(self._types[type_id], self._location, self._arenas)
         compiled = self._compiled[type_id]
         if compiled is not None and self._run_compiled(compiled, buffer):
             return []
@@ -93,9 +108,11 @@ class Executor:
 
     def _run_compiled(self, cell: CompiledCell, buffer: NDArray[np.int32]) -> bool:
         """Runs a task in one compiled call; False if the cell's form refused it."""
-        ports, num_inputs, function, constants, _ = cell
+        ports, num_inputs, function, constants, _, words, least_rows = cell
+        what = buffer, ports, num_inputs, self._location, HOST, function, constants
         while True:
-            done = run_task(buffer, ports, num_inputs, self._location, HOST, function, constants, self._scratch)
+            scratch = self._scratch
+            done = run_task(*what, scratch) if words is None else run_span_task(*what, words, least_rows, scratch)
             if done <= 0:
                 return bool(done == DONE)
             self._scratch = np.empty(2 * done, np.uint8)

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.core.task_layout import TaskView
-from cellrt.definition.aot.span_form import SpanForm
 from cellrt.definition.bits import as_bits
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.span_form import SpanForm
 from cellrt.definition.spans import PagedRows, Spans, taken_rows
 from cellrt.definition.spec import CellInput
 from cellrt.worker.blame import Attempt, take_rows

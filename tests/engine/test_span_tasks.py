@@ -1,0 +1,61 @@
+"""A task of a cell with pages or spans in one compiled call leaves behind what the module leaves, bit by bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cellrt
+from cellrt.cells.language_models import language_model
+from cellrt.core.task_layout import TaskView
+from cellrt.unfolders import complete
+from cellrt.worker.cpu.executor import Executor
+from tests.engine.helpers import WAIT_S
+from tests.unfolders.language_models import draw_prompt, small_llama
+
+
+class BothWays:
+    """Has every task run by its module first, then, from the same memory, in one call; what each leaves is compared."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows: list[tuple[int, int]] = []
+        """Of each task its nodes and rows."""
+        in_one_call = Executor._run_compiled
+
+        def run(executor: Executor, cell: Any, buffer: np.ndarray) -> bool:
+            before, by_module = self._memory(executor), buffer.copy()
+            cell_type = next(each for each in executor._types.values() if each.form is cell.keeps)
+            assert not executor._run_module(replace(cell_type, form=None), by_module)
+            wanted = self._memory(executor)
+            for arena, held in zip(self._arenas(executor), before):
+                arena[:] = held
+            assert in_one_call(executor, cell, buffer)
+            assert np.array_equal(buffer, by_module)
+            assert all(map(np.array_equal, self._memory(executor), wanted))
+            view = TaskView(buffer)
+            self.rows.append((len(view.spans) - 1, view.num_rows))
+            return True
+
+        monkeypatch.setattr(Executor, "_run_compiled", run)
+
+    def _arenas(self, executor: Executor) -> list[np.ndarray]:
+        return [each for arenas in executor._arenas for each in arenas._bytes]
+
+    def _memory(self, executor: Executor) -> list[np.ndarray]:
+        return [each.copy() for each in self._arenas(executor)]
+
+
+def test_prompts_pieces_and_single_steps_of_a_language_model(monkeypatch):
+    both = BothWays(monkeypatch)
+    cell = language_model(small_llama(), 39, page_size=4, max_batch_rows=8, max_batch=4)
+    with cellrt.Engine(1, page_bytes=1 << 16, arena_bytes=1 << 16) as engine:
+        engine.register(complete("lm", cell, max_tokens=9))
+        asked = [{"prompt": draw_prompt(k, length), "max_tokens": 9} for k, length in enumerate((1, 9, 3, 21, 2, 8))]
+        futures = engine.submit_many("lm", asked)
+        engine.submit("lm", asked[3]).cancel()
+        assert all(len(each["token"]) for each in futures.results(WAIT_S))
+        assert "language model written by hand" in repr(engine)
+    assert any(nodes < rows for nodes, rows in both.rows) and any(nodes == rows > 1 for nodes, rows in both.rows)
