@@ -368,8 +368,9 @@ class Engine(Serving):
         return self._manager.turns.call(self._manager.take_timeline)
 
     def has_workers(self) -> bool:
-        """Whether a worker lives, and the engine; else no requests are taken."""
-        return self._manager.has_workers and not self._manager.has_failed
+        """Whether a worker lives, and the engine; else no requests are taken. False in a forked process."""
+        manager = self._manager
+        return manager.has_workers and not (manager.has_failed or manager.turns.is_parents)
 
     @property
     def has_timeline(self) -> bool:

@@ -175,8 +175,8 @@ class Client(Serving):
         return self._has_timeline
 
     def has_workers(self) -> bool:
-        """Whether the engine has a worker that lives; without one it takes no requests."""
-        return bool(self._link.call("has_workers").value)
+        """Whether the engine has a worker that lives; without one it takes no requests. False in a forked process."""
+        return not self._link.is_parents and bool(self._link.call("has_workers").value)
 
     def check(self) -> None:
         """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""

@@ -259,3 +259,15 @@ def test_a_forked_process_leaves_the_block_of_an_engine_in_peace_and_the_parent_
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert_same(under_way.result(WAIT_S), run_one_by_one(CHAIN, torch.ones(2000, WIDTH) / 8))
     session.submit(torch.ones(1, WIDTH)).result(WAIT_S)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_an_engine_has_no_workers_in_a_forked_process(engine):
+    if (pid := os.fork()) == 0:
+        status = 2
+        try:
+            status = int(engine.has_workers())
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert engine.has_workers()

@@ -260,6 +260,19 @@ def test_a_forked_process_closes_nothing_of_its_parents(client):
     assert not torch.equal(before["last"], after["last"]), "it goes on where it was"
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_client_has_no_workers_in_a_forked_process(client):
+    if (pid := os.fork()) == 0:
+        signal.alarm(int(WAIT_S))  # a process that hangs ends by it
+        status = 2
+        try:
+            status = int(client.has_workers())
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert client.has_workers()
+
+
 def test_nobody_listens_there(tmp_path):
     for address in ("@nobody-listens-there", str(tmp_path / "nobody")):
         with pytest.raises(DeviceError, match="no engine's process takes clients"):
