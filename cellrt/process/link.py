@@ -3,7 +3,8 @@
 Crossings between threads: whoever sends holds ``_lock``, but not while the engine's process reads nothing. The one
 reader thread alone takes answers in, and never waits for that process to read, so that an answer always gets through;
 what a callback submits is sent when there is room. What must be sent from where the lock cannot be waited for (a future
-that is dropped, the reader) is left as news, and the holder of the lock sends it after giving the lock back.
+that is dropped, the reader) is left as news, and the holder of the lock sends it after giving the lock back. What finds
+no room then, and nobody waits for, the reader sends when there is some.
 
 An exception out of a signal's handler may come between any two steps of a caller. So the lock is taken by ``with`` on
 the lock itself, where nothing comes between taking it and the block that gives it back, and what a holder began and did
@@ -21,6 +22,7 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from cellrt.engine.awaited import Awaited, Bell
@@ -45,7 +47,7 @@ LAST_WORDS_S = 1.0
 
 
 class Link:
-    """See the module. ``sock``: connected, with what ``WELCOME`` brought."""
+    """See the module. Takes over the wire. Raises DeviceError if there is no descriptor to wait with."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -66,6 +68,7 @@ class Link:
         self._heard_end = Bell()
         self.on_rebind: Callable[[dict[str, Any]], Binding | None] = lambda news: None
         """Takes in that the engine has another model of a name, or none; returns the binding whose time is over."""
+        self._poll = _poll_of(wire)
         self._reader = ServiceThread(self._read, "cellrt-client", self.leave)
         _OPEN.add(self)
         self._reader.start()
@@ -223,6 +226,7 @@ class Link:
         self._lost = EngineClosedError("this connection is the parent's: connect anew in the forked process")
         self.is_parents = True
         self._wire.leave()
+        self._poll.close()
 
     def _send(self, write: Callable[[], None]) -> None:
         """Calls a function with the lock, which sends; then waits without it until the engine's process reads."""
@@ -247,13 +251,21 @@ class Link:
     def send_news(self) -> None:
         """Sends what was left as news, unless somebody has the lock: who does so after giving it back.
 
-        From anywhere: who has the lock waits for nobody, and this thread has it not if nobody has.
+        From anywhere: who has the lock waits for nobody, and this thread has it not if nobody has. What finds no room
+        the reader sends.
         """
         while self._has_news() and not self._lock.locked():
             with self._lock:
                 self._make_good()
                 if not self._tell_news():
-                    return
+                    break
+        if self._wire.is_behind:
+            self._watch(select.EPOLLIN | select.EPOLLOUT)
+
+    def _watch(self, what: int) -> None:
+        """What the reader waits for, from now on, though it waits already; from any thread."""
+        with suppress(OSError, ValueError):  # the connection is closed
+            self._poll.modify(self._wire.fileno(), what)
 
     def _has_news(self) -> bool:
         is_unused = self._outdated and any(not binding.users for binding in list(self._outdated))
@@ -294,13 +306,11 @@ class Link:
 
     def _read(self) -> None:
         """The reader thread: hears answers until the connection ends, then ends what is left."""
-        poll = select.poll()
         error: CellrtError
         try:
-            poll.register(self._wire.fileno(), select.POLLIN)
             while True:
-                poll.modify(self._wire.fileno(), select.POLLIN | (select.POLLOUT if self._wire.is_behind else 0))
-                poll.poll()
+                if any(what & select.EPOLLOUT for _, what in self._poll.poll()):
+                    self._watch(select.EPOLLIN)  # before it is looked whether anything waits, which others see to after
                 with waking_at_the_end():
                     for kind, body in self._wire.receive():
                         self._take(kind, body)
@@ -323,6 +333,7 @@ class Link:
         self._heard_end.ring()  # before the lock: its holder may wait for this
         with self._lock:
             self._wire.close()
+            self._poll.close()
         self._unanswered.end(error)
 
     def _take(self, kind: int, body: memoryview) -> None:
@@ -335,6 +346,17 @@ class Link:
             self._closing = self._closing or heard(json.loads(bytes(body)))
         else:
             self._unanswered.take(kind, body)
+
+
+def _poll_of(wire: Wire) -> select.epoll:
+    """What waits for a wire to be read; what it waits for may be changed while it does."""
+    try:
+        poll = select.epoll()
+    except OSError as error:
+        wire.close()
+        raise DeviceError(f"no descriptor to wait for the engine's process with: {error}") from None
+    poll.register(wire.fileno(), select.EPOLLIN)
+    return poll
 
 
 _OPEN: weakref.WeakSet[Link] = weakref.WeakSet()

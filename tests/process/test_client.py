@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -31,7 +32,7 @@ from cellrt.process.source import ModelSource
 from tests.engine.helpers import WAIT_S, assert_same, error_of
 from tests.process import models
 from tests.process.helpers import held, steps
-from tests.steps import RAISE, WIDTH
+from tests.steps import HOLD_LONG, RAISE, WIDTH
 from tests.waiting import until
 
 TOO_MANY = 40_000
@@ -137,6 +138,20 @@ def test_cancelling_and_deadlines(client):
     assert isinstance(error_of(late), DeadlineError)
     assert client.cancel(first)
     assert client.drain(WAIT_S)
+
+
+def test_a_cancellation_that_finds_the_socket_full_is_sent_when_there_is_room(served, client):
+    client._link._wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)  # as little as there can be
+    futures = client.submit_many("chain", [torch.full((400, WIDTH), HOLD_LONG)] * 20)  # longer than anybody waits
+    until(lambda: served.statistics()["unfinished"] == len(futures), "they are there")
+    os.kill(served.pid, signal.SIGSTOP)
+    try:
+        for future in futures:
+            future.cancel()
+        assert client._link._wire.is_behind
+    finally:
+        os.kill(served.pid, signal.SIGCONT)
+    until(lambda: served.statistics()["unfinished"] == 0, "all are cancelled, though their client sends nothing else")
 
 
 def test_sessions_go_on_where_they_were(served, client):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import select
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +24,7 @@ from tests.waiting import until
 
 
 def no_memory(error: BaseException):
-    def make(size: int) -> int:
+    def make(*_: int) -> int:
         raise error
 
     return make
@@ -71,6 +72,14 @@ def test_a_client_for_whom_the_engine_has_no_descriptor_is_turned_away_and_other
         resource.prlimit(served.pid, resource.RLIMIT_NOFILE, before)
     with connect(served.address) as other:
         assert other.submit("chain", steps(3)).result(WAIT_S)
+
+
+def test_a_client_without_a_descriptor_to_wait_with_is_not_made(served, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(select, "epoll", no_memory(AT_THE_LIMIT))
+        with pytest.raises(DeviceError, match="open files"):
+            connect(served.address)
+    until(lambda: served.statistics()["clients"] == 1, "the engine's process has seen it off")
 
 
 def test_a_submission_that_waited_and_cannot_be_handed_in_fails_alone():
