@@ -6,14 +6,17 @@ is looked at; a request that does not fail costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from cellrt.core.record_layout import DONE, LEAD
-from cellrt.core.tables import LOOP, Tables
+import numpy as np
+
+from cellrt.core.record_layout import AT, CARRY, DONE, HEADER, INPUT, LAST, LEAD, MODE
+from cellrt.core.tables import HOST, LOCATION_SHIFT, LOOP, MEMBER, ROW_MASK, Tables
 from cellrt.definition.cell import Cell
 from cellrt.definition.lookup import read_refused
 from cellrt.errors import CellError, CellrtError, RequestError
 from cellrt.graph.given import are_given
+from cellrt.worker.arenas import Arenas
 from cellrt.worker.cell_type import CellType
 
 BEYOND_LIMITS = "a number of an integer input is outside what the cell indexes with it"
@@ -21,7 +24,13 @@ BEYOND_LIMITS = "a number of an integer input is outside what the cell indexes w
 
 
 def explained(
-    error: CellError, whose: object, cell_type: CellType, program: bytes, tables: Tables, subgraph: int
+    error: CellError,
+    whose: object,
+    cell_type: CellType,
+    program: bytes,
+    tables: Tables,
+    subgraph: int,
+    host: Arenas,
 ) -> CellrtError:
     """The error that the client is told: RequestError if the cell refused what the request itself gave, else CellError.
 
@@ -30,30 +39,46 @@ def explained(
         whose: the session or model, for the error.
         program: of the request's graph.
         tables, subgraph: of the processor, where the task that failed is not complete yet, and where the row is.
+        host: the rows that came with requests.
     """
-    refused, inputs = _refused(cell_type.cell, str(error))
+    refused, inputs, token = _refused(cell_type.cell, str(error))
     told: CellrtError = CellError(f"{whose}: {error}")
     if refused:
         ports = list(zip(tables.types["num_inputs"].tolist(), tables.types["num_outputs"].tolist()))
         places = [place for place, name in enumerate(cell_type.cell.inputs) if name in inputs]
-        if places and are_given(program, ports, cell_type.id, places, _is_leading(tables, subgraph)):
+        is_first = bool(places) and _is_first(tables, subgraph, host, cell_type.input_kinds, places[0], token)
+        if places and are_given(program, ports, cell_type.id, places, is_first):
             told = RequestError(f"{whose}: cell {cell_type.cell.name!r}, {refused}")
     told.__cause__ = error if error.__cause__ is None else error.__cause__
     return told
 
 
-def _refused(cell: Cell, said: str) -> tuple[str, Collection[str]]:
-    """What an error says of a number that the cell was given, and of which inputs it may be; or nothing."""
+def _refused(cell: Cell, said: str) -> tuple[str, Collection[str], int | None]:
+    """What an error says of a number that the cell was given, of which inputs it may be, and which if it says so; or
+    nothing."""
     if (refused := read_refused(said)) is not None:
-        return str(refused), (refused.input,)
+        return str(refused), (refused.input,), refused.token
     if BEYOND_LIMITS in said:
         numbers = [name for name, spec in cell.inputs.items() if not (spec.dtype.is_floating_point or spec.has_nodes)]
-        return BEYOND_LIMITS, numbers
-    return "", ()
+        return BEYOND_LIMITS, numbers, None
+    return "", (), None
 
 
-def _is_leading(tables: Tables, subgraph: int) -> bool:
-    """Whether the next rows of a loop to be done are those that its first step reads, such as a prompt's."""
-    row = tables.subgraphs[subgraph]
-    record = int(row["record"])
-    return bool(row["what"] == LOOP and tables.links[record + DONE] <= tables.links[record + LEAD])
+def _is_first(tables: Tables, subgraph: int, host: Arenas, kinds: Sequence[int], place: int, token: int | None) -> bool:
+    """Whether a loop failed by what its first step reads, such as the rows of a prompt.
+
+    Of several rows this is one task. A single one runs with the steps after it: there it failed by a number that the
+    request brought, as the number shows.
+    """
+    row, links = tables.subgraphs[subgraph], tables.links
+    at, is_loop = int(row["record"]), row["what"] == LOOP
+    if not (is_loop or row["what"] == MEMBER):
+        return False
+    done, lead = int(links[at + DONE]), int(links[at + LEAD]) if is_loop else 0
+    begin = at + HEADER + INPUT * place
+    if lead > 0 or done > 0 or links[begin + MODE] not in (CARRY, LAST):
+        return done <= lead
+    handle = int(tables.values["row"][links[begin + AT]])
+    if token is None or handle >> LOCATION_SHIFT != HOST:
+        return False
+    return token in host.get_bits(kinds[place], np.array([handle & ROW_MASK], np.int32))

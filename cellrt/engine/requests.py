@@ -16,6 +16,7 @@ from cellrt.core.moves import LiveState
 from cellrt.core.notices import Notices
 from cellrt.core.processor import Processor
 from cellrt.core.room import has_rows
+from cellrt.core.tables import HOST
 from cellrt.engine.admission import Admission, Asking
 from cellrt.engine.blame import explained
 from cellrt.engine.records import ALONE, Arrival, Asked, Bulk, SessionRecord
@@ -50,7 +51,7 @@ class Requests:
         deadlines: Deadlines,
     ) -> None:
         self._processor, self._sessions, self._replies = processor, sessions, replies
-        self._admission = Admission(processor, arenas, sessions)
+        self._admission, self._host = Admission(processor, arenas, sessions), arenas[HOST]
         self._unanswered: dict[Bulk, None] = {}
         """Bulks with requests that are not answered."""
         self._bulks: list[Bulk | None] = [None] * processor.limits.max_requests
@@ -198,7 +199,7 @@ class Requests:
             bulk.errors = bulk.errors or {}
             if number not in bulk.errors:
                 whose = bulk.session_of(number) or f"model {bulk.model.name!r}"
-                at = self._processor.tables, subgraph
+                at = self._processor.tables, subgraph, self._host
                 bulk.errors[number] = explained(error, whose, cell_type, bulk.plan(number).program, *at)
 
     def cancel(self, arrival: Arrival, place: int) -> None:

@@ -6,10 +6,13 @@ from array import array
 from collections.abc import Collection, Sequence
 
 from cellrt.core.program import (
+    CARRY,
     EACH,
     FIXED,
+    LAST,
     LEADS,
     LIST,
+    NEXT,
     NUM_WORDS,
     NUM_WORDS_BEFORE_INPUTS,
     OP_CHAIN,
@@ -25,6 +28,10 @@ from cellrt.graph.forgotten import read_by
 
 AS_GIVEN = frozenset((FIXED, STEP, EACH, LIST, RANGE))
 """Modes of inputs whose sources are all named; others read what was computed, if not at the first step."""
+BEGUN = frozenset((CARRY, NEXT, LAST))
+"""Modes of inputs of which one value is named, for the first step."""
+AT_FIRST = BEGUN | {LEADS}
+"""Modes of inputs whose sources are all named for the first step."""
 
 
 def are_given(
@@ -32,7 +39,7 @@ def are_given(
     ports: Sequence[tuple[int, int]],
     cell_type: int,
     places: Collection[int],
-    is_leading: bool = False,
+    is_first: bool = False,
 ) -> bool:
     """Whether all that a graph's nodes of a cell type read as certain inputs came with the request.
 
@@ -40,9 +47,9 @@ def are_given(
         program: of ``core/program.py``.
         ports: of each cell type, by number, how many inputs and outputs it has.
         cell_type, places: whose inputs, and which, by their places.
-        is_leading: of a loop whose first step reads several rows, whether these are meant, and not the steps after.
+        is_first: of loops, whether their first step is meant, and not the steps after.
     """
-    modes = AS_GIVEN | {LEADS} if is_leading else AS_GIVEN
+    modes = AS_GIVEN | AT_FIRST if is_first else AS_GIVEN
     words, given, at, num_values = array("i", program).tolist(), set[int](), 0, 0
     while at < len(words):
         op = words[at]
@@ -61,8 +68,8 @@ def are_given(
         for place in range(num_inputs):
             mode = words[at]
             end = at + (2 + words[at + 1] if mode in (LIST, EACH) else WORDS_OF_INPUT.get(mode, 2))
-            its = words[at:end]
-            if is_asked and place in places and not (mode in modes and given.issuperset(read_by(its, length))):
+            read = words[at + 1 : at + 2] if mode in BEGUN else read_by(words[at:end], length)
+            if is_asked and place in places and not (mode in modes and given.issuperset(read)):
                 return False
             at = end
         num_values += num_outputs * length

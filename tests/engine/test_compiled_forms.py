@@ -16,7 +16,7 @@ from cellrt import cells
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, ragged, rows
-from cellrt.errors import CellError, DefinitionError
+from cellrt.errors import CellError, DefinitionError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder, unfold
 from cellrt.worker.cpu.executor import Executor
@@ -215,7 +215,7 @@ def test_a_token_that_does_not_exist_is_left_to_the_module(monkeypatch) -> None:
     good, bad, other = engine.submit_many("loop", [1, TOKENS, 3])
     assert_same(good.result(60), run_one_by_one(model, 1))
     assert_same(other.result(60), run_one_by_one(model, 3))
-    with pytest.raises(CellError, match=f"expected tokens from 0 to {TOKENS - 1}, got {TOKENS}"):
+    with pytest.raises(RequestError, match=f"expected tokens from 0 to {TOKENS - 1}, got {TOKENS}"):
         bad.result(60)
     close_and_check(engine)
 

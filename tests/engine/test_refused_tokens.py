@@ -120,7 +120,7 @@ class Next(nn.Module):
 @pytest.fixture(scope="module")
 def adding():
     """An engine with models of a cell that adds 1 to a token: see their docstrings."""
-    add = cellrt.cell(Next(), {"token": cellrt.token}, name="add")
+    add, again = (cellrt.cell(Next(), {"token": cellrt.token}, name=name) for name in ("add", "again"))
 
     @cellrt.unfold("twice", example=1)
     def twice(graph, token):
@@ -137,21 +137,42 @@ def adding():
         """Of tokens that it computes."""
         return {"token": graph.loop(add, token=0, max_steps=steps).last.token}
 
+    @cellrt.unfold("looped", example=(1, 2))
+    def looped(graph, request):
+        """Of a token that the request gives, and of those that it computes then."""
+        token, steps = request
+        return {"token": graph.loop(add, token=token, max_steps=steps).last.token}
+
+    @cellrt.unfold("in two", example=1)
+    def in_two(graph, token):
+        """As ``looped``, where a step is two cells."""
+
+        def step(_, state):
+            return {"token": add(token=again(token=state.token).token).token}
+
+        return {"token": graph.loop(step, token=token, max_steps=TOKENS).last.token}
+
     with small_engine() as engine:
-        for model in (twice, listed, constant):
+        for model in (twice, listed, constant, looped, in_two):
             engine.register(model, warm_up=False)
         yield engine
 
 
-def test_a_token_that_the_request_gave_is_its_own_fault(adding):
-    told = f"model 'listed': cell 'add', input 'token': expected tokens from 0 to {TOKENS - 1}, got {TOKENS}"
+@pytest.mark.parametrize(
+    ("model", "request_", "cell"),
+    [("listed", [1, TOKENS], "add"), ("looped", (TOKENS, 9), "add"), ("in two", TOKENS, "again")],
+)
+def test_a_token_that_the_request_gave_is_its_own_fault(adding, model, request_, cell):
+    told = f"model {model!r}: cell {cell!r}, input 'token': expected tokens from 0 to {TOKENS - 1}, got {TOKENS}"
     with pytest.raises(RequestError) as raised:
-        adding.submit("listed", [1, TOKENS]).result(WAIT_S)
+        adding.submit(model, request_).result(WAIT_S)
     assert (str(raised.value), http_status(raised.value)) == (told, 400)
     assert isinstance(raised.value.__cause__, IndexError)
 
 
-@pytest.mark.parametrize(("model", "request_"), [("twice", TOKENS - 1), ("constant", TOKENS + 2)])
+@pytest.mark.parametrize(
+    ("model", "request_"), [("twice", TOKENS - 1), ("constant", TOKENS + 2), ("looped", (1, TOKENS)), ("in two", 1)]
+)
 def test_a_token_that_a_cell_computed_is_the_cell_s_fault(adding, model, request_):
     with pytest.raises(CellError, match=str(TOKENS)):
         adding.submit(model, request_).result(WAIT_S)
@@ -191,7 +212,9 @@ class Says(nn.Module):
         return {"token": token + 1}
 
 
-@pytest.mark.parametrize(("tokens", "fault"), [([1, TOKENS], RequestError), ([1, TOKENS - 2], CellError)])
+@pytest.mark.parametrize(
+    ("tokens", "fault"), [([1, TOKENS], RequestError), ([TOKENS], RequestError), ([1, TOKENS - 2], CellError)]
+)
 def test_a_token_of_a_prompt_is_the_request_s_fault_and_what_comes_after_the_cell_s(tokens, fault):
     says = cellrt.cell(Says(), {"token": cellrt.token, "rows": cellrt.span(), "said": cellrt.grows(4)})
 
