@@ -17,7 +17,7 @@ from cellrt.definition.bits import NUMPY_DTYPES
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.registry import Model, Registry
-from cellrt.errors import RequestError, UnknownModelError
+from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.graph.known import KnownGraphs
 from cellrt.graph.results import StateLayout
 from cellrt.graph.unfolder import Unfolder
@@ -118,13 +118,22 @@ class Binding:
         """See the class."""
         if self._unfolder is None:
             its = self.name, self.version
-            unfolder = self._unfolders.get(its) or self._unfolders.setdefault(its, self.source.load())
+            unfolder = self._unfolders.get(its) or self._unfolders.setdefault(its, self._load())
             if unfolder.name != self.name:
                 raise UnknownModelError(
                     f"model {self.name!r}: {self.source.text} is model {unfolder.name!r} in this process"
                 )
             self._unfolder = unfolder
         return self._unfolder
+
+    def _load(self) -> Unfolder:
+        try:
+            return self.source.load()
+        except DefinitionError as error:  # the engine's process could
+            raise DefinitionError(
+                f"{error}; a client imports the model for itself, from where its imports look: the folder of its "
+                "program (of python -m the working folder), PYTHONPATH, and what is installed"
+            ) from error
 
     @property
     def known(self) -> KnownGraphs:

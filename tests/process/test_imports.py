@@ -47,6 +47,22 @@ def test_a_file_imports_what_lies_beside_it_in_the_engines_process_and_here(tmp_
         assert engine.submit("helped", torch.ones(2)).result(WAIT_S)["y"].tolist() == [2, 2]
 
 
+def test_a_client_that_cannot_import_a_model_says_that_it_imports_it_for_itself_and_from_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(folder(tmp_path)))
+        engine = start()
+    told = (
+        "model 'imports_model:helped': ModuleNotFoundError: No module named 'imports_model'.* PYTHONPATH .*; "
+        "a client imports the model for itself, .* working folder"
+    )
+    with engine:
+        engine.register("imports_model:helped", warm_up=False)
+        with pytest.raises(DefinitionError, match=told):
+            engine.submit("helped", torch.ones(2))
+
+
 def test_a_module_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder(tmp_path))
     assert ModelSource(source_of("imports_model:helped")).load().name == "helped"
