@@ -109,8 +109,8 @@ class Replica:
                 return {}
             frame: Frame = read_frame(described, message)
             how = oip.Parameters(frame.deadline_s, int(frame.priority), sequence)
-            results, _ = await self._door.infer(described, frame.request, how, asyncio.Event().wait)
-            return {"results": as_json(results)}
+            answer = await self._door.infer(described, frame.request, how, asyncio.Event().wait)
+            return {"results": as_json(answer.results)}
         except CellrtError as error:
             return told(error)
 

@@ -9,11 +9,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.stream import Stream
 from cellrt.errors import CancelledError, CellError, CellrtError, OverloadError, RequestError, SessionError, http_status
+from cellrt.process.remote_session import RemoteSession
 from cellrt.serve.backend import Backend
 from cellrt.serve.blame import explained
 from cellrt.serve.collector import Collector
@@ -30,6 +31,20 @@ SEEN: ContextVar[list[str] | None] = ContextVar("SEEN", default=None)
 """A list for the requests that are answered in this context, by what ``/debug`` knows them by; None: nobody asks."""
 Gone = Callable[[], Awaitable[object]]
 """Waits until the client is gone."""
+
+
+class Answer(NamedTuple):
+    """What a request came to.
+
+    Attributes:
+        results: by name.
+        version: of the model that computed them; an open session goes on with that it began with.
+        id: what ``/debug`` knows the request by.
+    """
+
+    results: Result
+    version: str
+    id: str
 
 
 class Door:
@@ -50,8 +65,8 @@ class Door:
         self.backend.drain()
         self.draining.set()
 
-    async def infer(self, described: Described, request: Any, how: Parameters, gone: Gone) -> tuple[Result, str]:
-        """The results of a request, and what ``/debug`` knows it by. Raises what ``Engine.infer`` raises."""
+    async def infer(self, described: Described, request: Any, how: Parameters, gone: Gone) -> Answer:
+        """The answer to a request. Raises what ``Engine.infer`` raises."""
         with self.counted(described.name), blamed(described, request):
             if how.sequence is None:
                 waiter = self.collector.submit(described.name, request, how.deadline, how.priority)
@@ -59,15 +74,18 @@ class Door:
                 id = self._note(future)
                 if isinstance(outcome, CellrtError):
                     raise outcome
-                return outcome, id
+                return Answer(outcome, described.version, id)
             async with self._in_session(described, how) as session:
                 future = session.submit(request, deadline=how.deadline, priority=how.priority)
                 id = self._note(future)
-                return await unless_gone(as_awaitable(future), gone), id
+                return Answer(await unless_gone(as_awaitable(future), gone), _version_of(session), id)
 
     @asynccontextmanager
-    async def stream(self, described: Described, request: Any, how: Parameters) -> AsyncIterator[Stream]:
-        """The steps of a request; leaving gives it up. Raises what ``Engine.stream`` raises."""
+    async def stream(self, described: Described, request: Any, how: Parameters) -> AsyncIterator[tuple[Stream, str]]:
+        """The steps of a request, and the version of the model that computes them; leaving gives it up.
+
+        Raises what ``Engine.stream`` raises.
+        """
         limits = self.backend.settings.limits
         with self.counted(described.name), blamed(described, request), self.place_of_stream():
             if how.sequence is None:
@@ -80,14 +98,14 @@ class Door:
                     max_unread=limits.max_unread,
                 ) as stream:
                     self._note(stream.future)
-                    yield stream
+                    yield stream, described.version
                 return
             async with self._in_session(described, how) as session:
                 with session.stream(
                     request, deadline=how.deadline, priority=how.priority, max_unread=limits.max_unread
                 ) as stream:
                     self._note(stream.future)
-                    yield stream
+                    yield stream, _version_of(session)
 
     @contextmanager
     def place_of_stream(self) -> Iterator[None]:
@@ -104,7 +122,7 @@ class Door:
             self.measures.streams.dec()
 
     @asynccontextmanager
-    async def _in_session(self, described: Described, how: Parameters) -> AsyncIterator[Any]:
+    async def _in_session(self, described: Described, how: Parameters) -> AsyncIterator[RemoteSession]:
         """The session that a request belongs to; closed after it if it is the last."""
         if how.sequence is None:
             raise RequestError("the request is in no sequence")
@@ -139,6 +157,10 @@ class Door:
     def trace_id(self, future: RequestFuture) -> str:
         """What ``/debug/requests/...`` knows a request by."""
         return self.backend.trace_id(future)
+
+
+def _version_of(session: RemoteSession) -> str:
+    return str(session._binding.version)
 
 
 @contextmanager

@@ -145,8 +145,8 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         left_s = context.time_remaining()
         if left_s is not None and (how.deadline is None or left_s < how.deadline):
             how = how._replace(deadline=max(left_s, 1e-6))
-        results, _ = await self._door.infer(described, given, how, _never_gone)
-        return _response(described, request, results)
+        results, version, _ = await self._door.infer(described, given, how, _never_gone)
+        return _response(version, request, results)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Message], context: Context) -> None:  # noqa: N802
         """A stream of requests; an error is a response, and the stream goes on."""
@@ -157,15 +157,15 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         """The responses to a request of a stream."""
         described, given, how = await self._read(request)
         if not request.parameters["stream"].bool_param:
-            results, _ = await self._door.infer(described, given, how, _never_gone)
-            yield _response(described, request, results)
+            results, version, _ = await self._door.infer(described, given, how, _never_gone)
+            yield _response(version, request, results)
             return
         note_first = self._door.measures.first_result_of(described.name)
-        async with self._door.stream(described, given, how) as stream:
+        async with self._door.stream(described, given, how) as (stream, version):
             async for step in stream:
                 note_first()
-                yield _response(described, request, step)
-        last = _response(described, request, {})
+                yield _response(version, request, step)
+        last = _response(version, request, {})
         last.parameters["triton_final_response"].bool_param = True
         yield last
 
@@ -209,8 +209,8 @@ def _tensor(given: Message, info: TensorInfo, raw: bytes | None, max_items: int)
     return values if info.datatype == BYTES else array_of(values, DATATYPES[info.datatype], where).reshape(shape)
 
 
-def _response(described: Described, request: Message, results: Result) -> Message:
-    response = service_pb2.ModelInferResponse(model_name=described.name, model_version=described.version, id=request.id)
+def _response(version: str, request: Message, results: Result) -> Message:
+    response = service_pb2.ModelInferResponse(model_name=request.model_name, model_version=version, id=request.id)
     wanted = [output.name for output in request.outputs]
     for name, tensor in results.items():
         if not wanted or name in wanted:

@@ -124,13 +124,13 @@ class NativeDoor:
         given = described.read_json(message.request)
         if message.stream:
             return EventStream(self._events(described, given, how), self._limits.write_timeout_s, {})
-        results, id = await self._door.infer(described, given, how, gone(request.receive))
-        answer = {"model": described.name, "version": described.version, "results": as_json(results)}
+        results, version, id = await self._door.infer(described, given, how, gone(request.receive))
+        answer = {"model": described.name, "version": version, "results": as_json(results)}
         return json_response(answer, request_id=id)
 
     async def _events(self, described: Described, given: Any, how: oip.Parameters) -> AsyncIterator[bytes]:
         note_first = self._door.measures.first_result_of(described.name)
-        async with self._door.stream(described, given, how) as stream:
+        async with self._door.stream(described, given, how) as (stream, _):
             async for step in stream:
                 note_first()
                 yield oip.encode({"step": as_json(step)})

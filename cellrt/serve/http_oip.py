@@ -71,8 +71,9 @@ class OipDoor:
         body = await read_body(request, self._limits.max_body_bytes)
         described = await self._described(request)
         inference = oip.read_request(described, body, request.headers.get(oip.HEADER_LENGTH))
-        results, id = await self._door.infer(described, inference.request, inference.parameters, gone(request.receive))
-        content, json_size = oip.write_response(described, inference, results)
+        how = inference.parameters
+        results, version, id = await self._door.infer(described, inference.request, how, gone(request.receive))
+        content, json_size = oip.write_response(described.name, version, inference, results)
         headers = {REQUEST_ID: id} if id else {}
         if json_size is None:
             return Response(content, 200, headers, "application/json")
@@ -82,9 +83,9 @@ class OipDoor:
     async def generate(self, request: Request) -> Response:
         """A request as one object of input names and values; the answer has the outputs by name."""
         described, given, how, id = await self._read_generate(request)
-        results, trace_id = await self._door.infer(described, given, how, gone(request.receive))
+        results, version, trace_id = await self._door.infer(described, given, how, gone(request.receive))
         values = {name: oip.as_value(tensor) for name, tensor in results.items()}
-        return json_response({**_head(described, id), **values}, request_id=trace_id)
+        return json_response({**_head(described.name, version, id), **values}, request_id=trace_id)
 
     async def generate_stream(self, request: Request) -> Response:
         """As ``generate``, but an event for each step."""
@@ -92,13 +93,13 @@ class OipDoor:
 
         async def events() -> AsyncIterator[bytes]:
             begin_s, is_first = time.perf_counter(), True
-            async with self._door.stream(described, given, how) as stream:
+            async with self._door.stream(described, given, how) as (stream, version):
                 async for step in stream:
                     if is_first:
                         is_first = False
                         self._door.measures.first_result.labels(described.name).observe(time.perf_counter() - begin_s)
                     values = {name: oip.as_value(tensor) for name, tensor in step.items()}
-                    yield oip.encode({**_head(described, id), **values})
+                    yield oip.encode({**_head(described.name, version, id), **values})
 
         return EventStream(events(), self._limits.write_timeout_s, {})
 
@@ -221,8 +222,8 @@ def _overrides(parameters: Mapping[str, Any]) -> bool:
     return any(name == "config" or name.startswith("file:") for name in parameters)
 
 
-def _head(described: Described, id: str) -> dict[str, str]:
-    return {"model_name": described.name, "model_version": described.version, **({"id": id} if id else {})}
+def _head(name: str, version: str, id: str) -> dict[str, str]:
+    return {"model_name": name, "model_version": version, **({"id": id} if id else {})}
 
 
 def _entry(entry: Mapping[str, Any], why_unserved: str) -> dict[str, Any]:

@@ -264,19 +264,20 @@ def _flag(given: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def write_response(described: Described, inference: Inference, results: Result) -> tuple[bytes, int | None]:
-    """A response's body, and the length of its JSON if tensors follow it as bytes."""
+def write_response(name: str, version: str, inference: Inference, results: Result) -> tuple[bytes, int | None]:
+    """A response's body, and the length of its JSON if tensors follow it as bytes; ``name``, ``version``: of the model
+    that computed the results."""
     outputs, blobs = [], []
-    for name in inference.outputs or results:
-        tensor = results[name]
-        output: dict[str, Any] = {"name": name, "datatype": NAMES[tensor.dtype], "shape": list(tensor.shape)}
-        if inference.binary is None or name in inference.binary:
+    for key in inference.outputs or results:
+        tensor = results[key]
+        output: dict[str, Any] = {"name": key, "datatype": NAMES[tensor.dtype], "shape": list(tensor.shape)}
+        if inference.binary is None or key in inference.binary:
             blobs.append(to_bytes(tensor))
             output["parameters"] = {"binary_data_size": len(blobs[-1])}
         else:
             output["data"] = to_list(tensor.reshape(-1))
         outputs.append(output)
-    message: dict[str, Any] = {"model_name": described.name, "model_version": described.version}
+    message: dict[str, Any] = {"model_name": name, "model_version": version}
     if inference.id:
         message["id"] = inference.id
     text = _encoder.encode({**message, "outputs": outputs})

@@ -223,6 +223,20 @@ def test_a_request_may_be_answered_step_by_step(server: Server) -> None:
     assert got[3].get_response().parameters["triton_final_response"].bool_param
 
 
+def test_a_session_that_goes_on_with_old_weights_is_answered_with_their_version(server: Server, client) -> None:
+    inputs = [tensor("x", np.ones((1, 1), np.float32))]
+    (old,) = client.get_model_metadata("summed").versions
+    begun = client.infer("summed", inputs, sequence_id="grpc", sequence_start=True).get_response()
+    client.load_model("summed")
+    after = client.infer("summed", inputs, sequence_id="grpc").get_response()
+    with stream_to(server) as (streaming, answers):
+        streaming.async_stream_infer("summed", inputs, sequence_id="grpc", parameters={"stream": True})
+        streamed = [answers.get(timeout=WAIT_S)[0].get_response() for _ in range(2)]
+    last = client.infer("summed", inputs, sequence_id="grpc", sequence_end=True).get_response()
+    assert [each.model_version for each in (begun, after, *streamed, last)] == [old] * 5
+    assert client.infer("summed", inputs).get_response().model_version == str(int(old) + 1)
+
+
 def test_streams_that_are_left_free_their_requests_without_a_word(server: Server) -> None:
     for _ in range(24):  # gRPC cancels the handler now before a response is written, now behind that
         with stream_to(server) as (client, answers):

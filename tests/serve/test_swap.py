@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import sys
 import threading
 import weakref
@@ -20,6 +21,7 @@ from tests.serve.helpers import WAIT_S, Server
 from tests.waiting import until
 
 PATH = "/v1/models/scaled/infer"
+PATH_OF_SUMS = "/v1/models/summed/infer"
 
 
 def test_weights_are_swapped_without_dropping_a_request(server: Server, weight_file: Path) -> None:
@@ -57,7 +59,7 @@ def test_weights_are_swapped_without_dropping_a_request(server: Server, weight_f
 def test_a_session_that_is_begun_anew_has_the_new_weights(server: Server, weight_file: Path) -> None:
     def send(**how: object) -> list[list[float]]:
         sent = {"request": [[1]], "session": "swapped", **how}
-        answer = server.post("/v1/models/summed/infer", sent)
+        answer = server.post(PATH_OF_SUMS, sent)
         assert answer.status_code == 200, answer.text
         return answer.json()["results"]["h"]
 
@@ -71,6 +73,28 @@ def test_a_session_that_is_begun_anew_has_the_new_weights(server: Server, weight
     assert send() == [[4]], "what is under way ends with the old"
     assert [send(start=True), send(), send(start=True, end=True)] == [[[100]], [[200]], [[100]]]
     assert server.statistics()["sessions"]["open"] == 0
+
+
+def test_a_session_that_goes_on_with_old_weights_is_answered_with_their_version(server: Server) -> None:
+    def told(is_start: bool = False) -> list[str]:
+        """The versions that the doors name, after another."""
+        in_sequence = {"parameters": {"sequence_id": "old", "sequence_start": is_start}}
+        x = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+        streamed = server.post("/v2/models/summed/generate_stream", {"x": [[1]], **in_sequence}).text
+        return [
+            server.post("/v2/models/summed/infer", {"inputs": [x], **in_sequence}).json()["model_version"],
+            server.post("/v2/models/summed/generate", {"x": [[1]], **in_sequence}).json()["model_version"],
+            server.post(PATH_OF_SUMS, {"request": [[1]], "session": "old", "start": is_start}).json()["version"],
+            json.loads(streamed.removeprefix("data: "))["model_version"],
+        ]
+
+    assert server.post("/v2/repository/models/summed/load", {}).status_code == 200
+    old = server.http.get("/v2/models/summed").json()["versions"][0]
+    assert told(is_start=True) == [old] * 4
+    assert server.post("/v2/repository/models/summed/load", {}).status_code == 200
+    assert told() == [old] * 4
+    assert told(is_start=True) == [str(int(old) + 1)] * 4
+    assert server.post(PATH_OF_SUMS, {"request": [[1]], "session": "old", "end": True}).status_code == 200
 
 
 async def test_loads_keep_nobody_else_waiting() -> None:
