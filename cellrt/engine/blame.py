@@ -75,10 +75,12 @@ def _is_first(tables: Tables, subgraph: int, host: Arenas, kinds: Sequence[int],
     if not (is_loop or row["what"] == MEMBER):
         return False
     done, lead = int(links[at + DONE]), int(links[at + LEAD]) if is_loop else 0
-    begin = at + HEADER + INPUT * place
-    if lead > 0 or done > 0 or links[begin + MODE] not in (CARRY, LAST):
+    if lead > 0 or done > 0:
         return done <= lead
+    begin = at + HEADER + INPUT * place
+    if token is None or links[begin + MODE] not in (CARRY, LAST):
+        return False
     handle = int(tables.values["row"][links[begin + AT]])
-    if token is None or handle >> LOCATION_SHIFT != HOST:
+    if handle >> LOCATION_SHIFT != HOST:
         return False
     return token in host.get_bits(kinds[place], np.array([handle & ROW_MASK], np.int32))

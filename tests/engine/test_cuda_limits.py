@@ -57,6 +57,13 @@ class Walks(nn.Module):
         return Walk(self.table[token], token == self.last)
 
 
+class WalksFrom(Walks):
+    """As ``Walks``, beside a number that stays as the request gave it."""
+
+    def forward(self, start: Tensor, token: Tensor) -> Walk:
+        return Walk(self.table[token] + 0 * self.table[start], token == self.last)
+
+
 class SumOfWords(Words):
     def forward(self, tokens: RaggedRows) -> Tensor:
         index = torch.repeat_interleave(
@@ -110,6 +117,15 @@ def test_a_token_that_a_loop_carries(options):
         return {"last": graph.loop(made, until="stop", max_steps=9, token=request).last.token}
 
     only_the_third_fails(Unfolder("walk", unfold, 1), [1, 0, 4, 2], CellError, **options)
+
+
+def test_a_token_that_a_loop_carries_is_not_taken_for_what_stays():
+    made = cell(WalksFrom(last=2), {"start": TOKEN, "token": TOKEN}, max_batch=8)
+
+    def unfold(graph, request):
+        return {"last": graph.loop(made, until="stop", max_steps=9, start=request, token=request).last.token}
+
+    only_the_third_fails(Unfolder("walk", unfold, 1), [1, 0, 4, 2], CellError)
 
 
 def test_a_token_in_a_list():
