@@ -33,8 +33,10 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=oip.LONGEST_ID)]
 SERVICE_RESTART, POLICY_VIOLATION = 1012, 1008
 """How a websocket is closed whose server ends, or whose session is lost; and one that cannot begin."""
 ENDING = "the server is about to end"
+UPGRADE = {"upgrade": "websocket", "connection": "upgrade"}
+"""What the answer says to a request that asks for no websocket where there is one; RFC 9110 wants both."""
 LONGEST_PATH = 200
-"""So much of a path that takes no websocket an error says."""
+"""So much of a path that takes no websocket, or nothing else, an error says."""
 MESSAGE_BYTES = 512
 """What a websocket's message takes beside its content, roughly, as long as it waits."""
 
@@ -104,6 +106,7 @@ class NativeDoor:
             Route("/v1/models", self.models),
             Route("/v1/models/{model}/infer", self.native_infer, methods=["POST"]),
             WebSocketRoute("/v1/models/{model}/session", self.session),
+            Route("/v1/models/{model}/session", self.not_upgraded),
             WebSocketRoute("/{path:path}", self.nowhere),
         ]
 
@@ -135,6 +138,13 @@ class NativeDoor:
                 note_first()
                 yield oip.encode({"step": as_json(step)})
         yield oip.encode({"done": True})
+
+    async def not_upgraded(self, request: Request) -> Response:
+        """A plain GET where a websocket is to be opened."""
+        path = request.url.path[:LONGEST_PATH]
+        answer = json_response(told(RequestError(f"{path} takes a websocket: upgrade the connection")), 426)
+        answer.headers.update(UPGRADE)
+        return answer
 
     async def nowhere(self, socket: WebSocket) -> None:
         """A websocket at a path that takes none."""

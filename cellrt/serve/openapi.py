@@ -91,6 +91,7 @@ def _common_paths() -> Schema:
             ],
         ),
         "/v1/models": _get("The models.", "503"),
+        "/v1/models/{model}/session": _get_websocket("Opens a websocket: see above.", parameters=[model]),
         "/v2": _get("What this server is."),
         "/v2/health/live": _get("Whether this front end answers."),
         "/v2/health/ready": _get_ready("Whether every model that is loaded can be served."),
@@ -182,6 +183,15 @@ def _get_ready(summary: str, *errors: str, parameters: Sequence[Schema] = ()) ->
     made = _get(summary, *errors, parameters=parameters)
     either = {"anyOf": [{"$ref": "#/components/schemas/Ready"}, {"$ref": "#/components/schemas/Error"}]}
     made["get"]["responses"]["503"] = _content("No.", either, "application/json")
+    return made
+
+
+def _get_websocket(summary: str, parameters: Sequence[Schema]) -> Schema:
+    """As ``_get`` of a path where a request that asks for no websocket is told to."""
+    made = _get(summary, parameters=parameters)
+    made["get"]["responses"] = {"101": {"description": "It is open."}, **_errors("401", "403")}
+    error = {"$ref": "#/components/schemas/Error"}
+    made["get"]["responses"]["426"] = _content("the connection is to be upgraded", error, "application/json")
     return made
 
 

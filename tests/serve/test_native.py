@@ -201,6 +201,18 @@ def test_a_websocket_that_is_nowhere_is_a_404_that_says_where_they_are(server: S
     assert "/v1/models/MODEL/session" in caught.value.response.body.decode()
 
 
+def test_a_plain_get_where_a_websocket_is_says_so(server: Server) -> None:
+    answer = server.http.get("/v1/models/kept/session")
+    assert (answer.status_code, answer.headers["upgrade"], answer.headers["connection"]) == (
+        426,
+        "websocket",
+        "upgrade",
+    )
+    told = {"error": "/v1/models/kept/session takes a websocket: upgrade the connection", "type": "RequestError"}
+    assert answer.json() == told
+    assert server.http.get("/v1/models/kept/session").status_code == 426, "the connection goes on"
+
+
 def test_messages_of_a_websocket_are_counted_and_its_first_result_is_timed(server: Server) -> None:
     def counts() -> list[float]:
         found = samples(server)

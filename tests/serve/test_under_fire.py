@@ -61,7 +61,8 @@ def chain(server: Server, **options: object) -> httpx.Response:
 )
 def test_nothing_but_health_and_empty_pages_is_open_without_a_key(small: Server, headers: dict[str, str]) -> None:
     with httpx.Client(base_url=small.url, headers={k: v.encode("latin-1") for k, v in headers.items()}) as stranger:
-        for path in ("/v2/models/chain", "/metrics", "/openapi.json", "/debug/timeline", "/nowhere"):
+        session = "/v1/models/chain/session"
+        for path in ("/v2/models/chain", "/metrics", "/openapi.json", "/debug/timeline", session, "/nowhere"):
             answer = stranger.get(path)
             assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
         assert stranger.get("/v2/health/live").status_code == 200
