@@ -45,7 +45,7 @@ def bench_serve(
 ) -> None:
     """Send requests at a rate (open loop), so many at once (closed loop), or at the times that a file has."""
     try:
-        from cellrt.planning.load import Load, arrival_times, check_reachable, send
+        from cellrt.planning.load import Load, arrival_times, check_served, send
     except ImportError as error:
         complaint(f"cellrt bench needs aiohttp: pip install 'cellrt[bench]' ({error})")
         raise typer.Exit(1) from error
@@ -68,10 +68,11 @@ def bench_serve(
         stream,
         {"authorization": f"Bearer {api_key}"} if api_key else {},
     )
+    asked = f"{base_url.rstrip('/')}/v2/models/{model}" if "{model}" in endpoint else load.url
     with failing_well():
         if save_result is not None:
             check_writable(save_result)
-        asyncio.run(check_reachable(load))
+        asyncio.run(check_served(asked, load.headers))
     with Progress(transient=True, disable=as_json) as bar:
         task = bar.add_task("requests", total=num_prompts)
         answers = asyncio.run(send(load, lambda count: bar.advance(task, count)))

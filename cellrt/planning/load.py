@@ -7,6 +7,7 @@ its results, E2EL a request's latency from when it was due.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from cellrt.errors import DefinitionError
 MOST_SAID = 500
 REACH_S = 10.0
 """How long a server may take to answer at all, before a load is put on it."""
+REFUSALS = (401, 404, 500)
+"""Answers after which each request of a load would be refused: no key, no such model, one that cannot be served."""
 MS = 1e3
 
 
@@ -90,15 +93,34 @@ def arrival_times(rate: float, count: int, burstiness: float, seed: int) -> list
     return times
 
 
-async def check_reachable(load: Load) -> None:
-    """Raises DefinitionError, with the address, if nothing at a load's address answers HTTP, whatever it answers."""
+async def check_served(url: str, headers: dict[str, str]) -> None:
+    """Asks once before a load is sent; ``url``: of the model's metadata, or of the load itself.
+
+    Raises DefinitionError, with the address, if nothing there answers HTTP, or if it answers in our words why it does
+    not serve that. What other servers answer to it says nothing of the load.
+    """
     timeout = aiohttp.ClientTimeout(total=REACH_S)
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(load.url):
-            pass
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+            session.get(url) as response,
+        ):
+            content = await response.read() if response.status in REFUSALS else b""
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         said = str(error) or f"no answer within {REACH_S:g} s"
-        raise DefinitionError(f"cannot reach {load.url}: {type(error).__name__}: {said}") from None
+        raise DefinitionError(f"cannot reach {url}: {type(error).__name__}: {said}") from None
+    if said := _refusal(content):
+        raise DefinitionError(f"nothing was sent: {url}: {said}")
+
+
+def _refusal(content: bytes) -> str:
+    """What a refusal in our words says; empty if it is none."""
+    try:
+        told = json.loads(content)
+    except ValueError:
+        return ""
+    is_ours = isinstance(told, dict) and isinstance(told.get("error"), str) and "type" in told
+    return told["error"] if is_ours else ""
 
 
 async def send(load: Load, progress: Callable[[int], None]) -> Answers:

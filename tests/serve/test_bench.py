@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -41,9 +43,43 @@ def test_a_trace_file_says_when(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_load_that_nobody_answers_fails(server: Server) -> None:
+    common = ["--model", "chain", "--base-url", server.url, "--request", "1", "--num-prompts", 3]
+    assert "'400': 3" in run("bench", "serve", *common, status=1)
+
+
+def test_a_model_that_is_not_there_is_said_before_the_load_is_sent(server: Server) -> None:
     common = ["--base-url", server.url, "--request", "1", "--num-prompts", 3]
     told = run("bench", "serve", "--model", "nobody", *common, status=1)
-    assert "'404': 3" in told and "model 'nobody' is not" in told
+    assert "nothing was sent" in told and "model 'nobody' is not" in told and "failed" not in told
+
+
+def test_an_address_that_names_its_model_needs_no_name_that_the_server_knows(server: Server) -> None:
+    common = ["--base-url", server.url, "--request", "[[1, 2]]", "--num-prompts", 3, "--json"]
+    sent = run("bench", "serve", "--model", "ours", "--endpoint", "/v1/models/chain/infer", *common)
+    assert json.loads(sent)["successful_requests"] == 3
+
+
+class Other(BaseHTTPRequestHandler):
+    """A server that knows nothing of the protocol, and answers what is posted to it."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_what_other_servers_have_not_keeps_no_load_from_them() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        common = ["--base-url", f"http://127.0.0.1:{other.server_port}", "--request", "1", "--num-prompts", 3, "--json"]
+        sent = run("bench", "serve", "--model", "any", *common)
+        other.shutdown()
+    assert json.loads(sent)["successful_requests"] == 3
 
 
 @pytest.mark.parametrize("place", ["nowhere/a.json", "."])
@@ -62,9 +98,9 @@ def test_a_server_that_is_not_there_is_said_with_its_address(url: str) -> None:
 
 
 def test_a_server_that_goes_away_is_said_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def reached(load: object) -> None: ...
+    async def reached(*_: object) -> None: ...
 
-    monkeypatch.setattr("cellrt.planning.load.check_reachable", reached)
+    monkeypatch.setattr("cellrt.planning.load.check_served", reached)
     common = ["--model", "chain", "--base-url", "http://127.0.0.1:9", "--request", "[[1, 2]]", "--num-prompts", 3]
     told = run("bench", "serve", *common, status=1)
     assert "'ClientConnectorError': 3" in told and "the first: http://127.0.0.1:9/v1/models/chain/infer" in told
