@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -18,12 +18,14 @@ class Bindings:
         by_name: those to unfold new requests for.
         unfolders: by name and version. Those of versions that sessions go on with are kept: no file has them any more.
         num_changes: how often the engine told of another model, or of one less.
+        on_change: called when it has, in the thread that hears it.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, Binding] = {}
         self.unfolders: dict[tuple[str, int], Unfolder] = {}
         self.num_changes = 0
+        self.on_change: Callable[[], object] = lambda: None
         self._by_number: WeakValueDictionary[int, Binding] = WeakValueDictionary()
         self._lock = threading.Lock()
 
@@ -56,6 +58,7 @@ class Bindings:
             self.by_name[name] = self.told(news["now"])
         else:
             self.by_name.pop(name, None)
+        self.on_change()
         return None if before is self.by_name.get(name) else before
 
     def forget(self, binding: Binding) -> None:

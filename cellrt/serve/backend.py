@@ -59,6 +59,9 @@ class Backend:
         self._has_workers = self._has_models = True
         self._unserved: dict[str, Unserved] = {}
         self._described: dict[str, Described] = {}
+        self._models_changed = asyncio.Event()
+        """Set by the engine's news, when a model was registered or taken out by whomever."""
+        self._looking = asyncio.Lock()
         self._num_gone = 0
         self._sessions: OrderedDict[tuple[str, str], RemoteSession] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
@@ -114,7 +117,10 @@ class Backend:
     async def _keep_described(self) -> None:
         """Describes what is loaded meanwhile, so that readiness is true of it; describing may take long."""
         while True:
-            await asyncio.sleep(ASK_EVERY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ASK_EVERY_S):
+                    await self._models_changed.wait()
+            self._models_changed.clear()
             client = self._client
             if client is not None and not client.is_lost:
                 try:
@@ -125,22 +131,27 @@ class Backend:
                     log.exception("a model cannot be described")
 
     async def _describe_new(self, client: Client) -> None:
-        entries = await asyncio.to_thread(client.models)
-        loaded = {entry["name"]: int(entry["version"]) for entry in entries if entry["is_loaded"]}
-        unserved = {}
-        for name, version in loaded.items():
+        for name, version in (await self._look_what_is_loaded(client)).items():
             known = self._unserved.get(name)
             if known is not None and known.version == version:
-                unserved[name] = known
                 continue
             try:
                 await self.model(name)
             except UnknownModelError:  # it was taken out meanwhile
                 pass
             except DefinitionError as error:
-                unserved[name] = self._note_unserved(name, version, error)
-        if client is self._client:
-            self._unserved, self._has_models = unserved, bool(loaded)
+                if client is self._client:
+                    self._note_unserved(name, version, error)
+
+    async def _look_what_is_loaded(self, client: Client) -> dict[str, int]:
+        """Versions of the models that are loaded, by name; readiness is true of them from now on."""
+        async with self._looking:  # who looked later is believed
+            entries = await asyncio.to_thread(client.models)
+            loaded = {entry["name"]: int(entry["version"]) for entry in entries if entry["is_loaded"]}
+            if client is self._client:
+                self._has_models = bool(loaded)
+                self._unserved = {name: each for name, each in self._unserved.items() if name in loaded}
+        return loaded
 
     def _note_unserved(self, name: str, version: int, error: DefinitionError) -> Unserved:
         """Takes in that a model cannot be served; the log has it once."""
@@ -169,6 +180,8 @@ class Backend:
                 raise
             log.debug("no engine yet: %s", error)
             return
+        hear = asyncio.get_running_loop().call_soon_threadsafe
+        client._bindings.on_change = partial(hear, self._models_changed.set)
         HEAP.freeze(id(self), self._num_gone)
         self._described, self._unserved, self._has_models = described, unserved, bool(loaded)
         self._client, self._has_workers = client, True
@@ -236,6 +249,7 @@ class Backend:
                         raise
                     finally:
                         self._locks.pop(name, None)
+        self._unserved.pop(name, None)
         described.check_version(version)
         return described
 
@@ -247,6 +261,17 @@ class Backend:
         """Calls a method of the client that waits for the engine's process."""
         method = partial(getattr(self.client, name), *args, **options)
         return await asyncio.get_running_loop().run_in_executor(self._slow if name in SLOW else None, method)
+
+    async def load(self, name: str) -> None:
+        """Registers a model of the index anew. Raises what ``Client.load`` and ``model`` raise."""
+        await self.call("load", name)
+        await self.model(name)
+        await self._look_what_is_loaded(self.client)
+
+    async def unload(self, name: str) -> None:
+        """Takes a model out; what it was asked before ends first. Raises what ``Client.unregister`` raises."""
+        await self.call("unregister", name)
+        await self._look_what_is_loaded(self.client)
 
     async def session(self, model: str, id: str, *, is_start: bool) -> RemoteSession:
         """A session: begun anew, or one that is open. Raises SessionError, RequestError, OverloadError.

@@ -130,13 +130,12 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         """Registers a model of the index anew."""
         if request.parameters:
             raise RequestError("models come from where the operator said: no config and no files are taken")
-        await self._backend.call("load", request.model_name)
-        await self._backend.model(request.model_name)
+        await self._backend.load(request.model_name)
         return service_pb2.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: Message, context: Context) -> Message:  # noqa: N802
         """Takes a model out."""
-        await self._backend.call("unregister", request.model_name)
+        await self._backend.unload(request.model_name)
         return service_pb2.RepositoryModelUnloadResponse()
 
     async def ModelInfer(self, request: Message, context: Context) -> Message:  # noqa: N802

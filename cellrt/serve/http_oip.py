@@ -205,8 +205,7 @@ class OipDoor:
         body = await read_body(request, self._limits.max_body_bytes)
         if body and _overrides(oip.decode(body, _load_requests).parameters):
             raise RequestError("models come from where the operator said: no config and no files are taken")
-        await self._backend.call("load", request.path_params["model"])
-        await self._described(request)
+        await self._backend.load(request.path_params["model"])
         return json_response({})
 
     async def unload(self, request: Request) -> Response:
@@ -214,7 +213,7 @@ class OipDoor:
         name = request.path_params["model"]
         if name not in {entry["name"] for entry in await self._backend.call("models")}:
             raise UnknownModelError(f"model {name!r} is not in the index")
-        await self._backend.call("unregister", name)
+        await self._backend.unload(name)
         return json_response({})
 
 

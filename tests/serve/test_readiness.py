@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -10,9 +11,14 @@ from typing import Any
 
 import pytest
 
+from cellrt import EngineProcess
+from cellrt.serve import backend
+from cellrt.serve.app import kept_connected
+from cellrt.serve.backend import Backend
+from cellrt.serve.settings import Settings
 from tests.serve.helpers import Server, start
 from tests.serve.test_under_fire import children
-from tests.waiting import until
+from tests.waiting import EVERY_S, until
 
 tritongrpc = pytest.importorskip("tritonclient.grpc")
 ASK = {"request": [[1, 0]]}
@@ -36,7 +42,7 @@ def server(weight_file: Path) -> Iterator[Server]:
 def said(server: Server) -> tuple[bool, bool, bool, bool]:
     """Whether the server and its model are ready, as both protocols have it."""
     http = [server.http.get(path).status_code for path in ("/v2/health/ready", "/v2/models/scaled/ready")]
-    assert set(http) <= {200, 503}
+    assert set(http) <= {200, 404, 503}
     with tritongrpc.InferenceServerClient(server.grpc_address) as client:
         grpc = client.is_server_ready(), client.is_model_ready("scaled")
     return http[0] == 200, http[1] == 200, *grpc
@@ -76,6 +82,28 @@ def test_a_server_whose_only_model_cannot_be_served_is_not_ready(server: Server,
 
 def test_a_server_is_not_ready_while_no_model_is_loaded(server: Server) -> None:
     assert server.post("/v2/repository/models/scaled/unload", {}).status_code == 200
-    until(lambda: not server.is_ready(), "it says so")
+    assert said(server) == (False, False, False, False), "it says so at once"
     assert entry(server)["reason"] == "unloaded" and load(server) == 200
-    until(server.is_ready, "it is ready again")
+    assert said(server) == (True,) * 4, "and that it is ready again"
+
+
+def test_a_front_end_hears_at_once_what_another_loads_and_unloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "ASK_EVERY_S", 1000.0)
+
+    async def is_ready(front_end: Backend, *, ready: bool) -> None:
+        async with asyncio.timeout(30.0):
+            while front_end.is_ready is not ready:
+                await asyncio.sleep(EVERY_S)
+
+    async def hear(engine: EngineProcess) -> None:
+        front_end = Backend(Settings(address=engine.address))
+        async with kept_connected(front_end):
+            await is_ready(front_end, ready=True)
+            await asyncio.to_thread(engine.unregister, "letters")
+            await is_ready(front_end, ready=False)
+            await asyncio.to_thread(engine.load, "letters")
+            await is_ready(front_end, ready=True)
+
+    with EngineProcess(workers=1) as engine:
+        engine.register("tests.serve.models:letters")
+        asyncio.run(hear(engine))
