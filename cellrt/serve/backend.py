@@ -29,7 +29,11 @@ ASK_EVERY_S = 0.5
 """How often the process is asked whether it has workers, and which models."""
 CONNECT_S = 5.0
 """How long one waits for an engine that is being started, before one looks again."""
-
+NOT_READY = (
+    "the server is not ready, and stays so: %d of %d models cannot be served (%s). Mend and load each anew (POST "
+    "/v2/repository/models/MODEL/load), take it out (.../unload), or start the server again"
+)
+"""What an operator is to do with models that the engine has and no front end can serve; the log has said why."""
 SLOW = ("load", "unregister")
 """Calls that take as long as a model does: each waits for the one before, and nothing else waits for them."""
 
@@ -185,6 +189,8 @@ class Backend:
         HEAP.freeze(id(self), self._num_gone)
         self._described, self._unserved, self._has_models = described, unserved, bool(loaded)
         self._client, self._has_workers = client, True
+        if unserved:
+            log.error(NOT_READY, len(unserved), len(loaded), ", ".join(unserved))
         self.is_connected.set()
 
     def _forget_engine(self) -> None:

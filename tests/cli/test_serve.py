@@ -283,6 +283,13 @@ def test_a_server_that_is_told_to_end_while_its_engine_loads_ends_at_once(
     assert time.monotonic() - begin_s < 4.0
 
 
+def test_a_server_whose_model_cannot_be_registered_ends_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text("import cellrt\nwrong = cellrt.unfold('wrong', example=0)(lambda graph, request: 1 / request)\n")
+    output = serve(path, "--port", 0, "--device", "cpu:1", "--compile", "off", status=1)
+    assert "model 'wrong': the unfolder raised ZeroDivisionError" in output and "serving at" not in output
+
+
 def test_a_port_that_is_taken_is_said_in_a_line() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -161,3 +161,15 @@ def test_a_model_that_a_load_makes_indescribable_is_unavailable_at_once(server: 
     file.write_text(RELOADED.format("int64"))
     assert server.post("/v2/repository/models/reloaded/load").status_code == 200
     until(lambda: unserved(server).keys() == INDESCRIBABLE.keys(), "it is served again")
+
+
+def test_a_server_none_of_whose_models_can_be_served_says_what_to_do_and_can_be_mended(tmp_path: Path) -> None:
+    path = tmp_path / "alone.py"
+    path.write_text(RELOADED.format("uint16"))
+    with Server(["--port", "0", "--device", "cpu:1", f"{path}:reloaded"], is_whole=False) as server:
+        told = "the server is not ready, and stays so: 1 of 1 models cannot be served (reloaded). Mend and load"
+        until(lambda: any(told in line for line in server.lines), "it says so")
+        assert not server.is_ready() and server.http.get("/v2/health/live").status_code == 200
+        path.write_text(RELOADED.format("int64"))
+        assert server.post("/v2/repository/models/reloaded/load").status_code == 200
+        assert server.is_ready() and infer(server, "reloaded", [0, 0]) == (200, {"b": 2})
