@@ -25,6 +25,7 @@ from cellrt.ray.front_app import front_app, read_call
 from cellrt.ray.kept import kept_directory
 from cellrt.ray.repeating import MOST_TRIES, TRY_AFTER_S, ReplicaDiedError, answer_of, of_death
 from cellrt.serve.door import told
+from cellrt.serve.guard import Gate
 from cellrt.serve.http import error_response, json_response
 from cellrt.serve.keys import Keys
 from cellrt.serve.oip import encode
@@ -32,10 +33,15 @@ from cellrt.serve.settings import Settings
 
 
 class Front:
-    """See the module. ``replicas``: the handle of their deployment."""
+    """See the module. ``replicas``: the handle of their deployment.
+
+    Attributes:
+        gate: says who may come in.
+    """
 
     def __init__(self, settings: Settings, replicas: Any) -> None:
-        self._limits, self._keys = settings.limits, Keys(settings.api_keys)
+        self._limits = settings.limits
+        self.gate = Gate(Keys(settings.api_keys), settings.allowed_origins)
         self._replicas = replicas
         self._directory = kept_directory(serve.get_replica_context().app_name)
 
@@ -52,8 +58,6 @@ class Front:
 
     async def overview(self, request: Request) -> Response:
         """What the directory counts."""
-        if not self._keys.came_with(request.headers):
-            return json_response({"error": "a key is needed", "type": "Unauthorized"}, 401)
         return json_response(await self._directory.counts.remote())
 
     async def _ask(self, call: Call) -> Answer:
@@ -98,9 +102,6 @@ class Front:
 
     async def converse(self, socket: WebSocket) -> None:
         """A session of a model: each message is a request, answered in their order with its number, one at a time."""
-        if not self._keys.came_with(socket.headers):
-            await socket.close(1008, "a key is needed")
-            return
         await socket.accept()
         given_id = socket.query_params.get("id", "")
         key = key_of(socket.path_params["model"], given_id or uuid.uuid4().hex)

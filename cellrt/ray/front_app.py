@@ -16,13 +16,16 @@ from starlette.websockets import WebSocket
 from cellrt.errors import RequestError
 from cellrt.ray.calls import Call
 from cellrt.serve.content_encoding import Decompressed
+from cellrt.serve.guard import Gate, no_websocket, refuse
 from cellrt.serve.http import read_body
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
 
 class Answering(Protocol):
-    """What answers: ``Front``."""
+    """What answers: ``Front``; who may come in where it answers itself, says its gate, and else a replica's."""
+
+    gate: Gate
 
     async def answer(self, request: Request) -> Response:
         """Answers a request."""
@@ -41,14 +44,24 @@ def front_app(front: Callable[[], Answering]) -> Starlette:
         return await front().answer(request)
 
     async def overview(request: Request) -> Response:
+        if refusal := front().gate.refusal(request.scope):
+            return refusal.response()
         return await front().overview(request)
 
     async def converse(socket: WebSocket) -> None:
-        await front().converse(socket)
+        if refusal := front().gate.refusal(socket.scope):
+            await refuse(refusal, socket.scope, socket.receive, socket.send)
+        else:
+            await front().converse(socket)
+
+    async def converse_nowhere(socket: WebSocket) -> None:
+        refusal = front().gate.refusal(socket.scope) or no_websocket(socket.url.path)
+        await refuse(refusal, socket.scope, socket.receive, socket.send)
 
     routes = [
         Route("/debug/replicas", overview),
         WebSocketRoute("/v1/models/{model}/session", converse),
+        WebSocketRoute("/{path:path}", converse_nowhere),
         Route("/{path:path}", answer, methods=METHODS),
     ]
     return Starlette(routes=routes, middleware=[Middleware(Decompressed)])

@@ -17,7 +17,7 @@ from cellrt.errors import CellrtError, RequestError
 from cellrt.serve.backend import Backend
 from cellrt.serve.content_encoding import Decompressed
 from cellrt.serve.door import Door
-from cellrt.serve.guard import Guard
+from cellrt.serve.guard import Gate, Guard
 from cellrt.serve.http import error_response, json_response
 from cellrt.serve.http_native import NativeDoor
 from cellrt.serve.http_oip import OipDoor
@@ -54,8 +54,8 @@ def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -
         lifespan=connected,
     )
     often = {("v1", "infer"): native.native_infer, ("v2", "infer"): oip.infer, ("v2", "generate"): oip.generate}
-    keys, origins = Keys(backend.settings.api_keys), backend.settings.allowed_origins
-    return Guard(wrap(Decompressed(Shortcut(app, often))), keys, door.measures, origins)
+    gate = Gate(Keys(backend.settings.api_keys), backend.settings.allowed_origins)
+    return Guard(wrap(Decompressed(Shortcut(app, often))), gate, door.measures)
 
 
 @asynccontextmanager

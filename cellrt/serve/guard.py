@@ -6,87 +6,69 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cellrt.errors import EngineClosedError
+from cellrt.errors import EngineClosedError, RequestError
 from cellrt.serve.door import SEEN
-from cellrt.serve.http import CUT_OFF, error_answer
+from cellrt.serve.http import CUT_OFF, error_answer, json_response
 from cellrt.serve.keys import Keys
 from cellrt.serve.measures import Measures
-from cellrt.serve.oip import encode
 
 OPEN = ("/v2/health/live", "/v2/health/ready", "/", "/docs")
 """What needs no key: the pages are empty without one."""
 HARMLESS = ("GET", "HEAD")
 """Methods that change nothing: pages of any origin may use them, and cannot read the answer."""
 LONGEST_ORIGIN = 60
-"""So much of an origin an error says; a websocket has 123 bytes for it."""
+"""So much of an origin an error says."""
+LONGEST_PATH = 200
+"""So much of a path that takes no websocket an error says."""
+LONGEST_REASON = 123
+"""Bytes of the reason that a websocket is closed with."""
 NEEDS_KEY = "a key is needed: Authorization: Bearer KEY, or X-API-Key"
-BY_BEARER = (b"www-authenticate", b"Bearer")
 DENIAL = "websocket.http.response"
-"""The extension of ASGI by which a websocket is answered before it is one, and its messages."""
+"""The extension of ASGI by which a websocket is answered before it is one."""
 log = logging.getLogger("cellrt")
 
 
-class Guard:
-    """ASGI in front of ASGI.
+class Refusal(NamedTuple):
+    """Why who comes is not let in: status, type and text of the answer, and its headers."""
+
+    status: int
+    type: str
+    error: str
+    headers: Mapping[str, str] = {}
+
+    def response(self) -> Response:
+        """The answer."""
+        answer = json_response({"error": self.error, "type": self.type}, self.status)
+        answer.headers.update(self.headers)
+        return answer
+
+
+class Gate:
+    """Says who may come in.
 
     Args:
-        app: what it lets requests in to.
         keys: one of them must come with each request.
-        measures: counts answers.
         origins: of other servers, in lower case, whose pages may do what changes something, or open a websocket.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, measures: Measures, origins: Collection[str] = ()) -> None:
-        self._app, self._measures = app, measures
+    def __init__(self, keys: Keys, origins: Collection[str] = ()) -> None:
         self._keys, self._origins = keys, origins
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request in, or answers 401 or 403."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-        elif scope["type"] != "websocket":
-            await self._count(scope, receive, send)
-        elif (foreign := self._foreign_origin(scope)) is not None:
-            await _deny(scope, send, 403, _foreign(foreign))
-        elif not self._knows(scope):
-            await _deny(scope, send, 401, _told("Unauthorized", NEEDS_KEY), BY_BEARER)
-        else:
-            await self._app(scope, receive, send)
-
-    async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begin_s, status = time.perf_counter(), 0
-        SEEN.set([])
-
-        async def note(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            if scope["method"] not in HARMLESS and (foreign := self._foreign_origin(scope)) is not None:
-                await _answer(note, 403, _foreign(foreign))
-            elif self._knows(scope):
-                await self._app(scope, receive, note)
-            else:
-                await _answer(note, 401, _told("Unauthorized", NEEDS_KEY), BY_BEARER)
-        except asyncio.CancelledError:  # the server ends: see CUT_OFF
-            if not status:
-                await error_answer(EngineClosedError(CUT_OFF))(scope, receive, note)
-        except (Exception, SystemExit):  # a model's code may raise that too
-            log.exception("%s %s", scope["method"], scope["path"])
-            if not status:
-                await _answer(note, 500, {"error": "an error of the server; its log has it", "type": "InternalError"})
-        finally:
-            handler = getattr(scope.get("endpoint"), "__name__", "none")
-            self._measures.count_answer(handler, status, time.perf_counter() - begin_s)
-
-    def _knows(self, scope: Scope) -> bool:
-        return scope["path"] in OPEN or self._keys.came_with(Headers(scope=scope))
+    def refusal(self, scope: Scope) -> Refusal | None:
+        """Why a request or a websocket is not let in; None if it is."""
+        is_harmless = scope["type"] == "http" and scope["method"] in HARMLESS
+        if not is_harmless and (foreign := self._foreign_origin(scope)) is not None:
+            said = f"Origin: pages of {foreign[:LONGEST_ORIGIN]!r} may not do this at this server"
+            return Refusal(403, "Forbidden", said)
+        if scope["path"] in OPEN or self._keys.came_with(Headers(scope=scope)):
+            return None
+        return Refusal(401, "Unauthorized", NEEDS_KEY, {"www-authenticate": "Bearer"})
 
     def _foreign_origin(self, scope: Scope) -> str | None:
         """The origin of the page that a browser says sent this; None if it is the server's own or there is none."""
@@ -101,25 +83,70 @@ class Guard:
         return next(foreign, None)
 
 
-def _foreign(origin: str) -> Mapping[str, str]:
-    return _told("Forbidden", f"Origin: pages of {origin[:LONGEST_ORIGIN]!r} may not do this at this server")
+def no_websocket(path: str) -> Refusal:
+    """Of a websocket at a path that takes none."""
+    said = f"there is no websocket at {path[:LONGEST_PATH]}, but at /v1/models/MODEL/session"
+    return Refusal(404, RequestError.__name__, said)
 
 
-def _told(kind: str, error: str) -> Mapping[str, str]:
-    return {"error": error, "type": kind}
-
-
-async def _deny(scope: Scope, send: Send, status: int, told: Mapping[str, str], *headers: tuple[bytes, bytes]) -> None:
-    """Refuses a websocket with an answer of HTTP, or, where the server has no such thing, with a reason to close."""
-    if DENIAL in (scope.get("extensions") or ()):
-        await _answer(send, status, told, *headers, what=DENIAL)
+async def refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers who is not let in: a websocket too, or, where the server has no such thing, with a reason to close."""
+    if scope["type"] == "websocket" and DENIAL not in (scope.get("extensions") or ()):
+        reason = refusal.error.encode()[:LONGEST_REASON].decode(errors="ignore")
+        await send({"type": "websocket.close", "code": 1008, "reason": reason})
     else:
-        await send({"type": "websocket.close", "code": 1008, "reason": told["error"]})
+        await refusal.response()(scope, receive, send)
 
 
-async def _answer(
-    send: Send, status: int, told: Mapping[str, str], *headers: tuple[bytes, bytes], what: str = "http.response"
-) -> None:
-    start = {"type": f"{what}.start", "status": status}
-    await send({**start, "headers": [(b"content-type", b"application/json"), *headers]})
-    await send({"type": f"{what}.body", "body": encode(told)})
+class Guard:
+    """ASGI in front of ASGI.
+
+    Args:
+        app: what it lets requests in to.
+        gate: says which.
+        measures: counts answers.
+    """
+
+    def __init__(self, app: ASGIApp, gate: Gate, measures: Measures) -> None:
+        self._app, self._gate, self._measures = app, gate, measures
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets a request in, or answers 401 or 403."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._let_in(scope, receive, send)
+        else:
+            await self._count(scope, receive, send)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if refusal := self._gate.refusal(scope):
+            await refuse(refusal, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begin_s, status = time.perf_counter(), 0
+        SEEN.set([])
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._let_in(scope, receive, note)
+        except asyncio.CancelledError:  # the server ends: see CUT_OFF
+            if not status:
+                await error_answer(EngineClosedError(CUT_OFF))(scope, receive, note)
+        except (Exception, SystemExit):  # a model's code may raise that too
+            log.exception("%s %s", scope["method"], scope["path"])
+            if not status:
+                await refuse(FAILED, scope, receive, note)
+        finally:
+            handler = getattr(scope.get("endpoint"), "__name__", "none")
+            self._measures.count_answer(handler, status, time.perf_counter() - begin_s)
+
+
+FAILED = Refusal(500, "InternalError", "an error of the server; its log has it")

@@ -24,6 +24,7 @@ from cellrt.serve import oip
 from cellrt.serve.described import Described
 from cellrt.serve.door import Door, blamed, told
 from cellrt.serve.forms import TensorForm
+from cellrt.serve.guard import no_websocket, refuse
 from cellrt.serve.http import CUT_OFF, EventStream, gone, json_response, read_body
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6, description="It must be done so many seconds from now.")]
@@ -36,7 +37,7 @@ ENDING = "the server is about to end"
 UPGRADE = {"upgrade": "websocket", "connection": "upgrade"}
 """What the answer says to a request that asks for no websocket where there is one; RFC 9110 wants both."""
 LONGEST_PATH = 200
-"""So much of a path that takes no websocket, or nothing else, an error says."""
+"""So much of a path that takes nothing but a websocket an error says."""
 MESSAGE_BYTES = 512
 """What a websocket's message takes beside its content, roughly, as long as it waits."""
 
@@ -148,8 +149,7 @@ class NativeDoor:
 
     async def nowhere(self, socket: WebSocket) -> None:
         """A websocket at a path that takes none."""
-        said = f"there is no websocket at {socket.url.path[:LONGEST_PATH]}, but at /v1/models/MODEL/session"
-        await socket.send_denial_response(json_response(told(RequestError(said)), 404))
+        await refuse(no_websocket(socket.url.path), socket.scope, socket.receive, socket.send)
 
     async def session(self, socket: WebSocket) -> None:
         """A session of a model: each message is a request, answered in their order with its number."""

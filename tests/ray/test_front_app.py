@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -17,14 +18,19 @@ from starlette.websockets import WebSocket
 
 from cellrt.errors import CellrtError
 from cellrt.ray.front_app import front_app, read_call
+from cellrt.serve.guard import DENIAL, Gate
 from cellrt.serve.http import error_response
+from cellrt.serve.keys import Keys
 
 MOST_BYTES = 1000
+KEY = "a key"
 BODY = json.dumps({"request": 1, "session": "a", "stream": True}).encode()
 
 
 class Telling:
     """Answers with what it saw of a request."""
+
+    gate = Gate(Keys([KEY]))
 
     async def answer(self, request: Request) -> Response:
         try:
@@ -61,3 +67,36 @@ async def test_the_session_of_a_compressed_request_is_seen(encoding: str, encode
 )
 async def test_what_cannot_be_decompressed_goes_to_no_replica(body: bytes, encoding: str, status: int) -> None:
     assert (await post(body, encoding)).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status", "kind"),
+    [
+        ("/v1/models/m/session", {}, 401, "Unauthorized"),
+        ("/v1/models/m/session", {"x-api-key": KEY, "origin": "http://evil.example"}, 403, "Forbidden"),
+        ("/v1/models/m/sessions", {"x-api-key": KEY}, 404, "RequestError"),
+    ],
+)
+async def test_a_websocket_is_refused_as_a_request_is(
+    path: str, headers: dict[str, str], status: int, kind: str
+) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    scope = {"type": "websocket", "path": path, "query_string": b"", "extensions": {DENIAL: {}}}
+    pairs = [(name.encode(), value.encode()) for name, value in {"host": "test", **headers}.items()]
+    await front_app(Telling)({**scope, "headers": pairs}, receive, send)
+    start, body = sent
+    assert (start["type"], start["status"]) == (f"{DENIAL}.start", status)
+    assert json.loads(body["body"])["type"] == kind
+
+
+async def test_counts_of_replicas_need_a_key() -> None:
+    transport = httpx.ASGITransport(front_app(Telling))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        assert (await http.get("/debug/replicas")).json()["type"] == "Unauthorized"

@@ -187,6 +187,22 @@ def test_a_websocket_is_a_session_of_its_own(url: str) -> None:
             assert f'"number":{number},"results":{{"h":{expected}}}'.replace(" ", "") in str(socket.recv(WAIT_S))
 
 
+def test_a_websocket_of_a_page_of_another_origin_is_refused_as_a_request_is(url: str) -> None:
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
+    address = url.replace("http", "ws") + "/v1/models/kept/session"
+    with pytest.raises(InvalidStatus) as refused, connect(address, origin="http://evil.example"):
+        pass
+    answer = refused.value.response
+    assert answer.status_code == 403 and b"Origin: pages of" in answer.body
+
+
+def test_a_plain_get_where_a_websocket_is_says_so(url: str) -> None:
+    answer = httpx.get(f"{url}/v1/models/kept/session", timeout=WAIT_S, trust_env=False)
+    assert answer.status_code == 426 and answer.headers["upgrade"] == "websocket"
+
+
 def test_a_replica_whose_engine_dies_is_replaced(url: str) -> None:
     before = overview(url)["sessions"].keys()
     answer = httpx.post(f"{url}/v1/models/deadly/infer", json={"request": [[DIE, 0]]}, timeout=WAIT_S, trust_env=False)

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from cellrt.serve.guard import Guard
+from cellrt.serve.guard import LONGEST_REASON, Gate, Guard
 from cellrt.serve.keys import Keys
 from cellrt.serve.measures import Measures
-
-LONGEST_REASON = 123
-"""Bytes of it, as RFC 6455 has it."""
 
 
 @pytest.mark.parametrize(
@@ -28,7 +25,7 @@ def test_a_websocket_is_closed_with_the_reason(headers: list[tuple[bytes, bytes]
     async def nobody(*_: object) -> None:
         raise AssertionError("it was let in")
 
-    guard = Guard(nobody, Keys(["a key"]), Measures(is_shared=False))
+    guard = Guard(nobody, Gate(Keys(["a key"])), Measures(is_shared=False))
     scope = {"type": "websocket", "path": "/v1/models/a/session", "headers": headers}
     asyncio.run(guard(scope, nobody, send))  # type: ignore[arg-type]
     (close,) = sent
