@@ -5,8 +5,8 @@ in float32. 1, 8 and 32 requests come at once. "mixed": prompts of 8 to 64 token
 a third of that. Beside cellrt are transformers' continuous batching (that of ``generate_batch``) and padded
 ``generate``, of which only the tokens asked for are counted. "equal": all prompts and all answers have one length, and
 beside cellrt is the same cell called in a bare loop, which has nothing to schedule, to wait for, or to tell anybody.
-There cellrt also serves with its cell compiled (``Engine(compile="wait")``), in a process of its own, and without
-streams, answers as a whole. In both cases cellrt also serves the model as one cell a layer.
+There cellrt also serves in a process of its own, and without streams, answers as a whole. In both cases cellrt also
+serves the model as one cell a layer.
 "suspension": what a request that gives its pages up pays for each, copied to the host and back, or dropped and computed
 anew with the others of a prompt, in microseconds.
 "floor": a decoding step of 1 to 8 rows in a bare loop, beside what it takes at least: the larger of its weights over
@@ -76,8 +76,7 @@ class Figures(NamedTuple):
 
 
 class Cellrt:
-    """An engine with one worker, one that compiles its cells, and one in a process of its own that imports the model
-    from ``path``."""
+    """An engine with one worker, and one in a process of its own that imports the model from ``path``."""
 
     def __init__(self, model: Llama, max_tokens: int, path: str) -> None:
         self.cell = language_model(model, NO_END, page_size=PAGE_SIZE)
@@ -85,15 +84,12 @@ class Cellrt:
         self.engine.register(complete("lm", self.cell, max_tokens=max_tokens))
         layers = layered_language_model(model, NO_END, page_size=PAGE_SIZE)
         self.engine.register(complete("layers", layers, max_tokens=max_tokens))
-        self.compiling = cellrt.Engine(1, page_bytes=1 << 30, compile="wait")
-        self.compiling.register(complete("lm", self.cell, max_tokens=max_tokens))
         self.apart = cellrt.EngineProcess(1, page_bytes=1 << 30)
         self.apart.register(path)
 
     def close(self) -> None:
-        """Ends all."""
+        """Ends both."""
         self.apart.close()
-        self.compiling.close()
         self.engine.close()
 
     def serve(
@@ -323,7 +319,6 @@ def run(recorder: Recorder, options: Options) -> None:
             equal: dict[str, Server] = {
                 "bare loop": ours.serve_in_a_loop,
                 "cellrt": ours.serve,
-                "cellrt, compiled": partial(ours.serve, by=ours.compiling),
                 "cellrt, own process": partial(ours.serve, by=ours.apart),
                 "cellrt, not streamed": ours.answer,
                 **layers,
