@@ -103,25 +103,38 @@ def _run_step(step, task, layers, sizes, settings, epsilon):  # type: ignore[no-
     return x.size > 0
 
 
+@nogil
+def has_turns(positions, rows, num_turns):  # type: ignore[no-untyped-def]
+    """Whether a table of so many positions' turns has those of all rows."""
+    highest = 0
+    for position in array_at(positions, rows, np.int32):
+        highest = max(highest, position)
+    return highest < num_turns
+
+
+@nogil
+def task_words(tensors, page_size, page_stride):  # type: ignore[no-untyped-def]
+    """What ``run_layers`` takes as its ``task``, of the tensors of one: rows, those of ``kv``, offsets and so on."""
+    own = np.zeros(15, np.int64)
+    own[0], own[1], own[2] = tensors[2, SIZES], tensors[5, AT], tensors[4, AT]
+    own[9], own[10], own[11] = page_size, page_stride, tensors[2, AT]
+    own[12], own[13] = tensors[2, SIZES + 1], tensors[3, AT]
+    return own
+
+
 @TaskFunction
 def _step_of_task(constants, task):  # type: ignore[no-untyped-def]
     """``token``, ``kv`` -> ``token``, ``logprob``, ``stop``. ``constants`` are as ``LlamaStep.form`` lays them out."""
     model, layers, num_layers, sizes, settings, _, turns, num_turns, page_size, page_stride = read_words(constants, 10)
     epsilon = array_at(constants + 8 * 5, 1, np.float64)[0]
     words = array_at(task + 8 * FIRST_TENSOR, (NUM_TENSORS, TENSOR), np.int64)
-    rows, nodes, width, positions = words[0, SIZES], words[2, SIZES], words[2, SIZES + 1], words[4, AT]
-    for position in array_at(positions, rows, np.int32):
-        if position >= num_turns:
-            return REFUSED
-    own = np.zeros(15, np.int64)
-    own[0], own[1], own[2] = nodes, words[5, AT], positions
-    own[9], own[10], own[11], own[12], own[13] = page_size, page_stride, words[2, AT], width, words[3, AT]
-    step = np.array(
-        [words[0, AT], rows, words[7, AT], turns, words[1, AT], words[8, AT], words[9, AT], words[10, AT], model]
-    )
-    shape = (num_layers, LAYER_WORDS)
+    rows, shape = words[0, SIZES], (num_layers, LAYER_WORDS)
+    if not has_turns(words[4, AT], rows, num_turns):
+        return REFUSED
+    made = words[8, AT], words[9, AT], words[10, AT]
+    step = np.array([words[0, AT], rows, words[7, AT], turns, words[1, AT], made[0], made[1], made[2], model])
     given = array_at(layers, shape, np.int64), array_at(sizes, 6, np.int64), array_at(settings, 9, np.int64)
-    return DONE if _run_step(step, own, *given, epsilon) else REFUSED
+    return DONE if _run_step(step, task_words(words, page_size, page_stride), *given, epsilon) else REFUSED
 
 
 class _Words(NamedTuple):

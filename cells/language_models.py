@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cellrt import Cell, PagedRows, RowSpec, cell, grows, rows, token
+from cellrt.cells._llama_parts import embedding_form, head_form, layer_form
 from cellrt.cells._llama_step import LlamaStep
 from cellrt.cells._weights import is_eager, is_token
 from cellrt.cells.llama import Llama, LlamaLayers, LlamaSizes
@@ -87,6 +88,12 @@ def _kv_of(model: Llama, page_size: int) -> RowSpec:
     return grows(*shape, dtype=model.embedding.weight.dtype, page_size=page_size, page_dim=2)
 
 
+def _kv_of_layer(sizes: LlamaSizes, page_size: int, dtype: torch.dtype = torch.float32) -> RowSpec:
+    """Those of one layer."""
+    heads = sizes.attention
+    return grows(2, heads.num_kv_heads, heads.size, dtype=dtype, page_size=page_size, page_dim=1)
+
+
 def pages_of_layers(kv: PagedRows) -> LayerPages | TracedLayers:
     """The pages of each layer's keys and values, in place: what one layer has of a page lies together."""
     if isinstance(kv, TracedPages):
@@ -153,18 +160,28 @@ class Embedding(nn.Module):
         """``token`` int64 ``[rows]``."""
         return Hidden(self.embedding(token))
 
+    def compiled_form(self) -> CompiledForm | None:
+        """The same without Python."""
+        return embedding_form(self.embedding, {"token": TOKEN}, {"x": rows(self.embedding.embedding_dim)})
+
 
 class Layer(nn.Module):
     """One layer of a model, by itself."""
 
-    def __init__(self, sizes: LlamaSizes, layer: Any) -> None:
+    def __init__(self, sizes: LlamaSizes, layer: Any, page_size: int) -> None:
         super().__init__()
         self.layers = LlamaLayers(sizes, [layer])
+        self._sizes, self._page_size = sizes, page_size
 
     def forward(self, x: Tensor, kv: PagedRows) -> Hidden:
         """``x`` ``[rows, hidden]``; ``kv`` rows ``[2, kv_heads, head_dim]``, in pages of dimension 1."""
         pages = Pages(kv.pages[:, 0], kv.pages[:, 1], kv.tables, kv.lengths)
         return Hidden(self.layers(x.clone(), Spans(kv.offsets, kv.positions), [pages]))
+
+    def compiled_form(self) -> CompiledForm | None:
+        """The same without Python."""
+        x, sizes = rows(self._sizes.hidden), self._sizes
+        return layer_form(self.layers, sizes, {"x": x, "kv": _kv_of_layer(sizes, self._page_size)}, {"x": x})
 
 
 class Head(nn.Module):
@@ -179,6 +196,11 @@ class Head(nn.Module):
         made = likeliest(self.head(self.norm(x)))
         return NextToken(*made, made[0] == self.end_token)
 
+    def compiled_form(self) -> CompiledForm | None:
+        """The same without Python."""
+        made = {"token": TOKEN, "logprob": LOGPROB, "stop": STOP}
+        return head_form(self.norm, self.head, self.end_token, {"x": rows(self.head.in_features)}, made)
+
 
 def layered_language_model(
     model: Llama,
@@ -190,14 +212,13 @@ def layered_language_model(
     max_batch_rows: int = 256,
 ) -> LayeredModel:
     """The same model as ``language_model``, bit for bit, with a cell for each layer; the arguments are the same."""
-    heads, dtype = model.sizes.attention, model.embedding.weight.dtype
-    hidden = rows(model.sizes.hidden, dtype=dtype)
-    state = grows(2, heads.num_kv_heads, heads.size, dtype=dtype, page_size=page_size, page_dim=1)
+    dtype = model.embedding.weight.dtype
+    hidden, state = rows(model.sizes.hidden, dtype=dtype), _kv_of_layer(model.sizes, page_size, dtype)
     return LayeredModel(
         cell(Embedding(model), {"token": token}, name=f"{name}: embedding", max_batch=max_batch_rows),
         tuple(
             cell(
-                Layer(model.sizes, layer),
+                Layer(model.sizes, layer, page_size),
                 {"x": hidden, "kv": state},
                 name=f"{name}: layer {number}",
                 max_batch=max_batch,

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import cellrt
+from cellrt.cells import _llama_step
 from cellrt.cells._llama_step import LlamaStep
 from cellrt.cells.language_models import GreedyLanguageModel, language_model
 from cellrt.cells.llama import Llama
@@ -175,3 +176,20 @@ def test_a_token_outside_the_vocabulary_is_named():
         with pytest.raises(RequestError, match="expected tokens from 0 to 39, got 40"):
             engine.submit("lm", {"prompt": [1, 40, 2], "max_tokens": 3}).result(30.0)
         assert len(engine.submit("lm", {"prompt": [1, 39, 2], "max_tokens": 3}).result(30.0)["token"])
+
+
+def test_positions_that_the_form_has_no_turns_for_go_through_the_modules(monkeypatch):
+    prompt = torch.randint(0, 40, (1_100,), generator=torch.Generator().manual_seed(6)).tolist()
+
+    def tokens() -> list[int]:
+        with cellrt.Engine(1, page_bytes=1 << 20) as engine:
+            engine.register(complete("lm", language_model(small(), -1, page_size=PAGE), max_tokens=4))
+            return engine.submit("lm", {"prompt": prompt, "max_tokens": 4}).result(60.0)["token"].tolist()
+
+    wanted = tokens()
+    monkeypatch.setattr(_llama_step, "MOST_POSITIONS", 1)  # a table has 1,024 at least
+    runs = []
+    in_modules = LlamaStep.run
+    monkeypatch.setattr(LlamaStep, "run", lambda *given: runs.append(1) or in_modules(*given))
+    assert tokens() == wanted
+    assert len(runs) >= 4
