@@ -9,9 +9,9 @@ There cellrt also serves in a process of its own, and without streams, answers a
 serves the model as one cell a layer.
 "suspension": what a request that gives its pages up pays for each, copied to the host and back, or dropped and computed
 anew with the others of a prompt, in microseconds.
-"floor": a decoding step of 1 to 8 rows in a bare loop, beside what it takes at least: the larger of its weights over
-the bandwidth of a dot product of two vectors, as large together, and its operations over the rate of a product of 1,024
-rows and columns, torch's or ours, whichever is faster.
+"floor": a decoding step of 1 to 8 rows, in the form in which it is served and as ``cell.run`` has it, beside what it
+takes at least: the larger of its weights over the bandwidth of a dot product of two vectors, as large together, and its
+operations over the rate of a product of 1,024 rows and columns, torch's or ours, whichever is faster.
 ``products``: what it costs that a row's bits do not depend on its company, beside torch's products, in microseconds.
 
 All use one torch thread. Tokens/s is up to the last token of all; the time to the first token and the time per token
@@ -44,6 +44,7 @@ from cellrt.cells.attention import Linear
 from cellrt.cells.language_models import language_model, layered_language_model
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.llama_weights import llama_from_gguf
+from cellrt.definition.span_form import SpanForm
 from cellrt.definition.spans import PagedRows
 from cellrt.products.packed import new_room
 from cellrt.unfolders.completion import complete
@@ -225,13 +226,18 @@ def run_floor(recorder: Recorder, part: str, model: Llama, cell: cellrt.Cell, se
     half = new_room(numbers // 2 * 2).fill_(1.0).view(2, -1)  # in huge pages, as weights are: they are read faster
     square = torch.ones(SQUARE, SQUARE)
     ours = Linear(SQUARE, SQUARE, bias=False)
-    width = READ // PAGE_SIZE + 1
+    width, form = READ // PAGE_SIZE + 1, cell.compiled_form
     for rows in STEP_ROWS:
         pages = torch.zeros(rows * width, *cell.inputs["kv"].stored.shape)
         tables = torch.arange(rows * width, dtype=torch.int32).view(rows, width)
         kv, tokens = rows_of_step(pages, tables, READ, 1), torch.ones(rows, dtype=torch.int64)
+        run: Callable[[], object] = partial(cell.run, tokens, kv)
+        step = run
+        if isinstance(form, SpanForm):
+            step = partial(form.run_gathered, rows, {"token": tokens, "kv": kv})
         calls: dict[str, Callable[[], object]] = {
-            "step": partial(cell.run, tokens, kv),
+            "step": step,
+            "cell.run": run,
             "weights read": partial(torch.dot, *half),
             "torch's product": partial(torch.mm, square, square),
             "our product": partial(ours, square),
@@ -239,9 +245,11 @@ def run_floor(recorder: Recorder, part: str, model: Llama, cell: cellrt.Cell, se
         times = medians_us(calls, seconds)
         product_us = min(times["torch's product"], times["our product"]) * rows * numbers / SQUARE**3
         floor_us = max(times["weights read"], product_us)
-        for name, value in (("step", times["step"]), ("floor", floor_us), ("floor of its products", product_us)):
+        found = {name: times[name] for name in ("step", "cell.run")}
+        for name, value in (*found.items(), ("floor", floor_us), ("floor of its products", product_us)):
             recorder.add(f"{part}, floor", name, value, "us", rows=rows)
-        recorder.add(f"{part}, floor", "step / floor", times["step"] / floor_us, "ratio", rows=rows)
+        for name, value in found.items():
+            recorder.add(f"{part}, floor", f"{name} / floor", value / floor_us, "ratio", rows=rows)
 
 
 def run_products(recorder: Recorder, seconds: float) -> None:
