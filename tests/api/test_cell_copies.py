@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import cellrt
+from cellrt.definition.aot.program import plain_attributes
 from cellrt.errors import DefinitionError
 from cellrt.worker.device.moved import move
 from tests.api.models import SIZE
@@ -270,3 +271,14 @@ def test_what_a_function_notes_in_globals_is_everybodys() -> None:
     before = space["calls"]
     made.run(X)
     assert space["calls"] == before + 1 == len(space["log"])
+
+
+def of_a_size(x: Tensor) -> Tensor:
+    return x * SIZE
+
+
+def test_a_first_call_leaves_nothing_that_a_function_would_keep_between_calls() -> None:
+    made = cellrt.cell(of_a_size, {"x": SIZE})
+    before = plain_attributes(made.module)
+    made.run(X)
+    assert plain_attributes(made.module) == before

@@ -22,7 +22,7 @@ from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.bits import DTYPES
 from cellrt.definition.computation import Computation
 from cellrt.definition.exported import Exportable
-from cellrt.definition.snapshot import OF_EVERY_MODULE, weights_of
+from cellrt.definition.snapshot import OF_EVERY_MODULE, FunctionSnapshot, weights_of
 from cellrt.definition.traced_pages import PagesAreReadError, is_own, tracing
 
 EXAMPLE_ROWS, EXAMPLE_NODES = 7, 5
@@ -152,7 +152,7 @@ def _export(
     rows = Dim("rows", min=least_rows)
     inputs, sizes = _example(cell, rows, has_equal_values)
     memory = [torch.zeros(EXAMPLE_ROWS, *spec.shape, dtype=spec.dtype) for spec in cell.outputs.values()]
-    module, before = cell.module, _plain_attributes(cell.module)
+    module, before = cell.module, plain_attributes(cell.module)
     step = _WritingStep(cell, module, Exportable(cell, module, weights, cell.written))
     is_general = symbolic_config.patch(backed_size_oblivious=least_rows == 1 or cell.has_spans)  # type: ignore[attr-defined]
     try:
@@ -167,7 +167,7 @@ def _export(
         raise
     except Exception as error:
         raise _refusal(module, error) from error
-    if _plain_attributes(module) != before:
+    if plain_attributes(module) != before:
         raise NotCompiledError(Reason.MEMORY)
     program.example_inputs = None  # they hold the weights
     return program
@@ -204,15 +204,20 @@ def _example(cell: Computation, rows: Any, has_equal_values: bool) -> tuple[list
     return inputs, sizes
 
 
-def _plain_attributes(module: object) -> list[str]:
+def plain_attributes(module: object) -> list[str]:
     """What a module and its parts keep besides tensors and code."""
     parts = module.modules() if isinstance(module, nn.Module) else []
     return [
         f"{key}={value!r}"
         for part in parts
         for key, value in sorted(vars(part).items())
-        if isinstance(value, PLAIN) and key not in OF_EVERY_MODULE
+        if isinstance(value, PLAIN) and key not in OF_EVERY_MODULE and not _is_derived(part, key)
     ]
+
+
+def _is_derived(part: nn.Module, key: str) -> bool:
+    """Whether an attribute is what a function's copy makes of what it captured, when it is first called."""
+    return isinstance(part, FunctionSnapshot) and key in ("_made", "_globals")
 
 
 def _refusal(module: object, error: Exception) -> NotCompiledError:
