@@ -169,8 +169,7 @@ class _Trace:
         self.recorded: Recorded | None = None
         paths: dict[int, Path] = {}
         copy = _copy(request, (), paths)
-        key = None if unfolder.key is None else unfolder.key(copy)
-        told = [part for part in (key if isinstance(key, tuple) else (key,)) if type(part) in (_Int, _Float)]
+        told = _numbers_of_key(unfolder, copy)
         self.has_empty = _has_empty(copy)
         """Whether a part has no rows: nothing would tell whether a request has the like of it."""
         graph = _TracedGraph(binding)
@@ -221,6 +220,15 @@ class _TracedGraph(Graph):
         """See ``Graph.constant``."""
         self._source = CONSTANT, None
         return super().constant(value, spec)
+
+
+def _numbers_of_key(unfolder: Unfolder, copy: Any) -> list[object]:
+    """The copy's own numbers that its key has; none if the key does not take such numbers."""
+    try:
+        key = None if unfolder.key is None else unfolder.key(copy)
+    except Exception:
+        return []
+    return [part for part in (key if isinstance(key, tuple) else (key,)) if type(part) in (_Int, _Float)]
 
 
 class _Int(int):

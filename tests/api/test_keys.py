@@ -287,3 +287,13 @@ def test_a_number_that_only_equals_one_of_the_key_is_read_anew_each_time(steps):
         same(known.record(binding, [request]), [unfolder.record(binding, request)])
     with pytest.raises(DefinitionError, match="and numbers that the key has; cell 'COUNT|<lambda>'.* something else"):
         check_key(unfolder, binding, unfolder.record(binding, unfolder.example))
+
+
+def test_a_key_that_takes_plain_numbers_alone_is_no_error_of_a_request():
+    known, binding = (
+        KnownGraphs(Unfolder("counted", counted, Words(3, [1]), key=lambda one: {int: 1}[type(one.steps)])),
+        Bound(),
+    )
+    for _ in range(3):
+        (alike,) = known.record(binding, [Words(4, [1, 2])])
+        same([alike], [Unfolder("counted", counted, Words(3, [1])).record(binding, Words(4, [1, 2]))])
