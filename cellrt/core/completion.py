@@ -247,8 +247,8 @@ def _complete_loop(t, request, subgraph_id, done):
     """
     subgraph = t.subgraphs[subgraph_id]
     links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
-    after, lead = links[at + record.DONE], links[at + record.LEAD]
-    has_stopped = done < 0 and links[at + record.STOP] != record.NO_STOP and after > lead
+    after, lead, unseen = links[at + record.DONE], links[at + record.LEAD], links[at + record.UNSEEN]
+    has_stopped = done < 0 and links[at + record.STOP] != record.NO_STOP and after > unseen
     is_over = has_stopped or after == links[at + record.LENGTH]
     is_last = is_over or subgraph.in_flight == 0
     for output in range(cell_type.num_outputs):
@@ -261,9 +261,9 @@ def _complete_loop(t, request, subgraph_id, done):
                 _show(t, place)
             continue
         place -= lead
-        for step in range(max(after - abs(done), lead), after):
+        for step in range(max(after - abs(done), unseen), after):
             _show(t, place + step)
-        for step in range(max(after, lead), links[at + record.POSITION] if is_last else after):
+        for step in range(max(after, unseen), links[at + record.POSITION] if is_last else after):
             row = t.places[place + step] if t.places[place + step] >= 0 else PENDING - t.places[place + step]
             give_row(t, row, value.kind)
             t.places[place + step] = NO_ROW

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cellrt.core.buddy_allocator import make_blocks
-from cellrt.core.settings import Limits, SchedulerSettings
+from cellrt.core.settings import SUSPENSIONS, Limits, SchedulerSettings
 from cellrt.core.tables import NEVER, Tables, make_tables
 
 COPIED = ("max_tasks_to_submit", "fair_every", "early_release", "split", "gather", "runs", "order_by_arrival")
@@ -19,6 +19,7 @@ def empty_tables(limits: Limits, settings: SchedulerSettings, num_workers: int) 
     for name in COPIED:
         row[name] = getattr(settings, name)
     row["num_workers"], row["num_requests"], row["next_home"] = num_workers, limits.max_requests, NEVER
+    row["suspension"] = SUSPENSIONS.index(settings.suspension)
     row["join_budget_ns"] = settings.join_budget_s * 1e9
     row["max_run_ns"] = settings.max_run_s * 1e9
     min_run_s = MIN_RUN_S * min(num_workers, 2) if settings.min_run_s is None else settings.min_run_s

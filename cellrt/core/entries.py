@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from cellrt.core import admission, completion, lost_worker, pages, schedule, session_state
+from cellrt.core import admission, completion, lost_worker, schedule, session_state, suspension
 from cellrt.core.jit import entry, open_tables, open_template, short_entry
 
 _admit, _num_rows, _admit_many = admission.admit, admission.num_rows, admission.admit_many
 _finish_many, _copy_results = admission.finish_many, admission.copy_results
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_worker.lose_worker
 _result_rows = completion.result_rows
-_schedule, _drop_states, _suspend = schedule.schedule, session_state.drop_states, pages.suspend
+_schedule, _drop_states, _suspend = schedule.schedule, session_state.drop_states, suspension.suspend
 
 
 @short_entry
@@ -67,7 +67,7 @@ def schedule_tasks(at, worker, task_ids):
 
 @short_entry
 def suspend(at, worker):
-    """See ``pages.suspend``."""
+    """See ``suspension.suspend``."""
     return _suspend(open_tables(at), worker)
 
 

@@ -157,7 +157,7 @@ def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, en
                 _write_sequence(draft, program, types, uses, group, links, to, mode, base, stride, count)
                 if mode == LEADS:
                     links[to + record.MODE], links[to + record.SOURCE] = record.LEADS, program[word + 4]
-                    links[at + record.LEAD] = count - 1
+                    links[at + record.LEAD] = links[at + record.UNSEEN] = count - 1
             else:
                 links[to + record.MODE] = record.EACH if mode == STEP else record.MANY
                 links[to + record.AT], links[to + record.START] = first_link + end, count

@@ -20,7 +20,7 @@ def loop_step_output(t, task, subgraph, output, ahead, kind):
     links, at, to = t.links, subgraph.record, output_at(t, subgraph, output)
     value, handle, place = t.values[links[at + record.VALUES] + output], NO_ROW, -1
     step = links[at + record.POSITION] + ahead - links[at + record.LEAD]
-    if step < 0:
+    if step < links[at + record.UNSEEN] - links[at + record.LEAD]:
         return handle, place
     if links[to + record.IS_STATE]:
         goes_ahead = t.types[task.cell_type].ahead > 0

@@ -27,7 +27,7 @@ def send_run(t, subgraph_id, steps):
     """Notes that a task with so many steps of a loop was submitted; makes the next ready if it may go ahead."""
     links, at = t.links, t.subgraphs[subgraph_id].record
     links[at + record.POSITION] += steps
-    if links[at + record.POSITION] > links[at + record.LEAD]:
+    if links[at + record.POSITION] > links[at + record.UNSEEN]:
         links[at + record.NUM_SENT] += 1
     refresh(t, subgraph_id)
 
@@ -73,7 +73,7 @@ def write_flags(t, task, base, end):
             may_stop = _write_members_flags(t, t.subgraphs[~id], end + row, end + rows + row) or may_stop
             continue
         subgraph, at = t.subgraphs[~id], t.subgraphs[~id].record
-        is_step = t.links[at + record.POSITION] + before >= t.links[at + record.LEAD]
+        is_step = t.links[at + record.POSITION] + before >= t.links[at + record.UNSEEN]
         if not is_step or (t.links[at + record.STOP] == record.NO_STOP and task.is_loop == 0):
             continue
         may_stop = True
@@ -116,7 +116,7 @@ def note_run(t, subgraph, done, has_failed):
     if not has_failed:
         links[at + record.DONE] += abs(done)
         give_late_rows(t, subgraph)
-    is_step = links[at + record.DONE] > links[at + record.LEAD]
+    is_step = links[at + record.DONE] > links[at + record.UNSEEN]
     if not (is_step or has_failed):
         return True
     is_over = has_failed or (done < 0 and links[at + record.STOP] != record.NO_STOP)

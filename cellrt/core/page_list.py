@@ -16,4 +16,6 @@ KIND = 5
 PAGE_SIZE = 6
 SLOT = 7  # which of its session's states it is, or -1
 IS_BROKEN = 8  # 1 once a step of the request has failed: what comes after it does not count
-WORDS = 9
+AGAIN = 9  # the first of the places of what a loop reads once more whose pages were dropped; of a request's first list
+NUM_AGAIN = 10  # how many; 0: none
+WORDS = 11

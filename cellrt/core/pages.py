@@ -6,9 +6,10 @@ room at a worker for all that it may come to, and when pages run out (Pensieve s
 
 - A request that has none at a worker gets its first there only while a tenth of the arena stays free for those that
   run, and while no earlier one waits for its pages to come back.
-- If nobody can go on, the latest arrival is *suspended*: its pages move to the host (``suspend``). They come back, all
-  before its next step, as soon as they fit beside that tenth. What is suspended is always later than what goes on, and
-  a request that an empty arena has no room for is refused at once: so the oldest always finishes.
+- If nobody can go on, the latest arrival is *suspended* (``suspension.py``): its pages move to the host, or are dropped
+  where that is cheaper (``recomputation.py``). They come back, all before its next step, as soon as they fit beside
+  that tenth. What is suspended is always later than what goes on, and a request that an empty arena has no room for
+  is refused at once: so the oldest always finishes.
 
 All pages of a request that are at a worker are at one, its *home*. Pages go back when nothing of their request is in
 flight, so whoever takes one may write to it at once: what moves is written down in ``copies`` for the driver, who
@@ -21,8 +22,9 @@ from cellrt.core import page_list
 from cellrt.core import record_layout as record
 from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
 from cellrt.core.jit import compiled
-from cellrt.core.moves import DEAD, LIVE
-from cellrt.core.queue import refresh, rows_in_flight
+from cellrt.core.moves import DEAD
+from cellrt.core.queue import refresh
+from cellrt.core.recomputation import free_again, rows_again
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.span_arrays import fits_in_a_task
 from cellrt.core.tables import (
@@ -63,7 +65,7 @@ def begin_pages(t, request, session, template):
         links[at + page_list.BASE] = links[at + page_list.ROWS] = length
         links[at + page_list.CAPACITY] = pages_of(length + template.pages[k, 2], page_size)
         links[at + page_list.SLOT] = slot if session >= 0 else -1
-        links[at + page_list.HELD] = links[at + page_list.IS_BROKEN] = 0
+        links[at + page_list.HELD] = links[at + page_list.IS_BROKEN] = links[at + page_list.NUM_AGAIN] = 0
     if not fits_in_a_task(t, request, template):
         return NEVER_FITS
     for k in range(count):
@@ -171,6 +173,7 @@ def end_pages(t, request, is_whole):
         else:
             _free_block_of(t, at)
     if request.num_page_lists > 0:
+        free_again(t, request)
         if t.settings[0].next_home == request.sequence:
             t.settings[0].next_home = NEVER
         feed_all(t)
@@ -210,8 +213,9 @@ def claim_pages(t, subgraph, worker, count):
         return count
     if request.home == 0 and request.sequence > settings.next_home:
         return 0
-    if request.pages_away > 0:
-        if not _can_bring(t, request, worker):
+    again = rows_again(t, subgraph) if request.home == 0 else 0
+    if request.pages_away + again > 0:
+        if not _can_bring(t, request, worker, again):
             settings.next_home = request.sequence
             return 0
         _bring(t, request, worker)  # all, before any page is taken: there is room for these
@@ -229,12 +233,12 @@ def claim_pages(t, subgraph, worker, count):
         settings.next_home = NEVER
     if has_pages and request.home == 0:
         request.home = worker
-        _follow_home(t, request)
+        follow_home(t, request)
     return count
 
 
 @compiled
-def _follow_home(t, request):
+def follow_home(t, request):
     """Has the chains and loops of a request know where its pages are from now on."""
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
         if t.types[t.subgraphs[k].cell_type].has_spans:
@@ -242,8 +246,9 @@ def _follow_home(t, request):
 
 
 @compiled
-def _can_bring(t, request, worker):
-    """Whether there is room at a worker for all pages of a request that are at the host."""
+def _can_bring(t, request, worker, rows):
+    """Whether there is room at a worker for all pages of a request that are at the host, or that so many rows will fill
+    which were dropped."""
     if t.settings[0].num_copies + request.pages_away > MAX_COPIES:
         return False
     for k in range(request.num_page_lists):
@@ -254,7 +259,7 @@ def _can_bring(t, request, worker):
                 if other < k:
                     away = 0  # looked at already
                     break
-                away += _num_away(t, at)
+                away += max(pages_of(rows, t.links[at + page_list.PAGE_SIZE]), num_away(t, at))
         arena = t.arenas[worker * MAX_KINDS + kind]
         if away > 0 and not (_has_spare(arena, away) if request.home == 0 else away <= arena.num_free):
             return False
@@ -268,12 +273,12 @@ def _bring(t, request, worker):
         at = request.page_lists + page_list.WORDS * k
         for page in range(t.links[at + page_list.HELD]):
             if t.places[t.links[at + page_list.PLACE] + page] >> LOCATION_SHIFT == HOST:
-                _move(t, t.links[at + page_list.PLACE] + page, worker, t.links[at + page_list.KIND])
+                move_page(t, t.links[at + page_list.PLACE] + page, worker, t.links[at + page_list.KIND])
     request.pages_away = 0
 
 
 @compiled
-def _num_away(t, at):
+def num_away(t, at):
     """Pages of a list that are at the host."""
     away = 0
     for k in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
@@ -288,7 +293,7 @@ def _has_spare(arena, wanted):
 
 
 @compiled
-def _move(t, place, location, kind):
+def move_page(t, place, location, kind):
     """Moves the page at a place to another location, where one is free."""
     settings, target = t.settings[0], take_row(t, location, kind)
     at = 3 * settings.num_copies
@@ -309,68 +314,6 @@ def _extend(t, request, at, worker, rows):
     while links[at + page_list.HELD] < wanted and arena.num_free > 0:
         t.places[links[at + page_list.PLACE] + links[at + page_list.HELD]] = take_row(t, worker, kind)
         links[at + page_list.HELD] += 1
-
-
-@compiled
-def suspend(t, worker):
-    """Moves the pages of the latest arrival at a worker that has any for which there is room at the host, if another
-    has some there too and nothing of it is in flight. Returns whether any page moved."""
-    latest, holders = -1, 0
-    for request_id in range(t.settings[0].num_requests):
-        request = t.requests[request_id]
-        if request.state == LIVE and request.home == worker:
-            holders += 1
-            is_later = latest < 0 or request.sequence > t.requests[latest].sequence
-            if is_later and rows_in_flight(t, request) == 0 and _can_lend(t, request):
-                latest = request_id
-    if latest < 0 or (holders < 2 and not _others_starve(t, worker, t.requests[latest].sequence)):
-        return False
-    request, settings, moved = t.requests[latest], t.settings[0], 0
-    for k in range(request.num_page_lists):
-        at = request.page_lists + page_list.WORDS * k
-        kind = t.links[at + page_list.KIND]
-        for place in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
-            is_room = t.arenas[HOST * MAX_KINDS + kind].num_free > 0 and settings.num_copies < MAX_COPIES
-            if t.places[place] >> LOCATION_SHIFT != HOST and is_room:
-                _move(t, place, HOST, kind)
-                moved += 1
-    request.pages_away += moved
-    request.home = _home_of(t, request)
-    _follow_home(t, request)
-    feed_all(t)
-    return moved > 0
-
-
-@compiled
-def _can_lend(t, request):
-    """Whether a page of a request that is at a worker has room at the host."""
-    for k in range(request.num_page_lists):
-        at = request.page_lists + page_list.WORDS * k
-        has_room = t.arenas[HOST * MAX_KINDS + t.links[at + page_list.KIND]].num_free > 0
-        if has_room and _num_away(t, at) < t.links[at + page_list.HELD]:
-            return True
-    return False
-
-
-@compiled
-def _others_starve(t, worker, sequence):
-    """Whether an earlier request waits for pages that it holds at the host, or for its first ones."""
-    for request_id in range(t.settings[0].num_requests):
-        request = t.requests[request_id]
-        if request.state == LIVE and request.num_page_lists > 0 and request.home == 0 and request.sequence < sequence:
-            return True
-    return False
-
-
-@compiled
-def _home_of(t, request):
-    """The worker where pages of a request are, or 0."""
-    for k in range(request.num_page_lists):
-        at = request.page_lists + page_list.WORDS * k
-        for place in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
-            if t.places[place] >> LOCATION_SHIFT != HOST:
-                return t.places[place] >> LOCATION_SHIFT
-    return 0
 
 
 @compiled

@@ -299,7 +299,7 @@ class Processor:
         self._free_sessions.append(session)
 
     def suspend(self, worker: int) -> bool:
-        """Moves the pages of the latest arrival at a worker to the host, for others; False if there is none to move.
+        """Takes the pages of the latest arrival at a worker for others (``suspension.py``); False if none can be taken.
 
         Nothing may be in flight there.
         """

@@ -169,7 +169,7 @@ def refresh(t, subgraph_id):
         worker = home
     count = 0
     is_loop = subgraph.what != CHAIN
-    lead = links[at + record.LEAD] - links[at + record.POSITION] if is_loop else 0
+    lead = links[at + record.UNSEEN] - links[at + record.POSITION] if is_loop else 0
     waits = subgraph.in_flight > 0 and (links[at + record.KEEPS] or (is_loop and lead < 0))
     if waits and cell_type.ahead > 0 and subgraph.what == LOOP:
         waits = loop_tasks(t, subgraph) > cell_type.ahead
@@ -194,11 +194,11 @@ def refresh(t, subgraph_id):
 
 @compiled
 def loop_tasks(t, subgraph):
-    """Tasks in flight with steps of a loop of one cell. Those that have rows of its begin alone are none."""
+    """Tasks in flight with steps of a loop of one cell. Those that have rows alone that nobody sees are none."""
     links, at = t.links, subgraph.record
-    if links[at + record.POSITION] <= links[at + record.LEAD]:
+    if links[at + record.POSITION] <= links[at + record.UNSEEN]:
         return 0
-    return subgraph.in_flight - max(0, links[at + record.LEAD] - links[at + record.DONE])
+    return subgraph.in_flight - max(0, links[at + record.UNSEEN] - links[at + record.DONE])
 
 
 @inlined

@@ -19,10 +19,14 @@ mode::
     LAST   value AT before the first step; then output ``STRIDE`` of member ``SOURCE`` at the step before
     LEADS  the rows of places AT, AT + STRIDE, ... up to step ``LEAD``; then output ``SOURCE`` of the step before
 
+Where the pages of a loop were dropped (``recomputation.py``), its steps up to ``UNSEEN`` read the rows of the places
+from ``AGAIN`` on instead of what is carried.
+
 Of a cell that carries nothing all steps that are fed are ready at once, and each is a row of a task.
 
 The first step of a loop may read several rows, of a cell that is told which rows are of one node. Then those before
-the last count as steps here, ``LEAD`` of them, and are ready at once; nobody sees what they make.
+the last count as steps here, ``LEAD`` of them, and are ready at once; nobody sees what they make. So it is with the
+steps that a loop takes again.
 
 A loop of several cells, its *body*, has a record for each, a *member*. They go in step: nobody begins the next before
 all have done this one, or sent it where loops go ahead. So ``LENGTH`` is there the number of steps that are begun, and
@@ -67,7 +71,8 @@ LENGTH = 13  # steps; of a loop, at most
 PLAIN = 14  # of a chain: so many first steps only hand on its state; nobody looks at them or waits for them
 POSITION = 15
 DONE = 16  # steps that are complete
-HEADER = 17
+UNSEEN = 17  # of a loop of one cell: steps that only read: LEAD, or once its pages were dropped all done before that
+HEADER = 18
 
 IS_CHAIN = -2
 NO_STOP = -1
@@ -90,6 +95,7 @@ AT = 1
 STRIDE = 2
 START = 3
 DIRECTION = 4
+AGAIN = 4  # of what a loop carries: 0, or one more than the place of what step 0 reads
 SOURCE = 5
 INPUT = 6
 

@@ -101,6 +101,8 @@ def input_row(t, subgraph, port, step):
     if mode == record.EACH:
         return row_of(t, t.values[links[links[to + record.AT] + position]])
     if mode == record.LEADS or (mode == record.CARRY and position > 0):
+        if links[to + record.AGAIN] > 0 and position <= links[at + record.UNSEEN]:
+            return t.places[links[to + record.AGAIN] - 1 + position]
         return links[output_at(t, subgraph, links[to + record.SOURCE]) + record.ROW]
     if mode == record.SAME or (mode == record.LAST and position > 0):
         return member_row(t, links, to, position)

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cellrt.errors import DefinitionError
+
+SUSPENSIONS = ("cheaper", "copy", "recompute")
+"""What may become of the pages of a request that is suspended."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -44,6 +49,11 @@ class SchedulerSettings:
         loops_ahead: how many tasks (of loops of several cells: steps) a loop may be ahead of the first that is not
             complete, whose stop is not known yet; None: as many as its worker wants, which on a CPU is none, as it
             knows the stop at once.
+        suspension: what becomes of the pages of a request that lends them to others: ``copy`` has them wait at the
+            host, ``recompute`` drops them, and the steps that filled them run again, where that can be
+            (``recomputation.py``); ``cheaper`` does what takes less time as measured.
+
+    Raises DefinitionError for a suspension that is none of these.
     """
 
     max_tasks_to_submit: int = 5
@@ -58,3 +68,8 @@ class SchedulerSettings:
     split: bool = True
     gather: bool = True
     loops_ahead: int | None = None
+    suspension: str = "cheaper"
+
+    def __post_init__(self) -> None:
+        if self.suspension not in SUSPENSIONS:
+            raise DefinitionError(f"suspension: expected one of {', '.join(SUSPENSIONS)}, got {self.suspension!r}")

@@ -217,7 +217,7 @@ class _Simulator:
             at = int(tables.subgraphs["record"][subgraph])
             is_loop = tables.subgraphs["what"][subgraph] in (LOOP, MEMBER)
             row = int(tables.links[at + record.POSITION]) - left[subgraph]
-            leads.append(bool(is_loop and row < tables.links[at + record.LEAD]))
+            leads.append(bool(is_loop and row < tables.links[at + record.UNSEEN]))
             left[subgraph] -= 1
         return leads
 

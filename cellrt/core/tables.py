@@ -255,10 +255,7 @@ KIND = np.dtype(
     ]
 )
 LANE = np.dtype([("head", "i4"), ("tail", "i4"), ("served", "i4")], align=True)
-EVENT = np.dtype(
-    [("now_ns", "i8"), ("sequence", "i8"), ("task", "i8"), ("what", "i4"), ("detail", "i4")],
-    align=True,
-)
+EVENT = np.dtype([("now_ns", "i8"), ("sequence", "i8"), ("task", "i8"), ("what", "i4"), ("detail", "i4")], align=True)
 SETTINGS = np.dtype(
     [
         ("num_types", "i4"),
@@ -290,6 +287,8 @@ SETTINGS = np.dtype(
         ("arrival_gap_ns", "f8"),  # smoothed time between arrivals
         ("last_arrival_ns", "i8"),
         ("num_copies", "i4"),  # in ``copies``
+        ("suspension", "i4"),  # number of the setting in ``settings.SUSPENSIONS``
+        ("page_ns", "f4"),  # how long it takes to copy a page, as measured lately; 0: it is not known
         ("next_home", "i8"),  # the request, by its sequence, that gets pages at a worker before later ones do; or NEVER
     ],
     align=True,

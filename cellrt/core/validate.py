@@ -78,9 +78,10 @@ def _page_lists(t: Tables, request: int) -> list[NDArray[np.int32]]:
 
 
 def _page_blocks(t: Tables) -> list[tuple[int, int]]:
-    """(first place, places) of each block of pages, of requests and of sessions."""
+    """(first place, places) of each block of pages, and of what is read again, of requests and of sessions."""
     lists = [words for request in _live(t) for words in _page_lists(t, request)]
     blocks = [(int(words[page_list.PLACE]), int(words[page_list.CAPACITY])) for words in lists]
+    blocks += [(int(words[page_list.AGAIN]), int(words[page_list.NUM_AGAIN])) for words in lists]
     blocks += [(int(slot["place"]), int(slot["capacity"])) for slot in t.slots[t.slots["capacity"] > 0]]
     return [block for block in blocks if block[1]]
 

@@ -29,7 +29,7 @@ def record_rules(t: Tables, subgraph_id: int) -> list[str]:
     if int(subgraph["what"]) == MEMBER and cell_type["ahead"]:
         waits = 0 < t.links[int(t.links[at + record.BODY]) + record.STOPPED] <= position
     if int(subgraph["what"]) == LOOP:
-        lead = int(t.links[at + record.LEAD]) - position
+        lead = int(t.links[at + record.UNSEEN]) - position
         most, ahead = max(1, 1 + lead), int(cell_type["ahead"])
         waits = in_flight and (t.links[at + record.KEEPS] or lead < 0)
         waits = waits and (not ahead or _loop_tasks(t, subgraph) > ahead)
@@ -52,8 +52,8 @@ def record_rules(t: Tables, subgraph_id: int) -> list[str]:
 def _loop_tasks(t: Tables, subgraph: np.void) -> int:
     """Tasks in flight with steps of a loop of one cell."""
     links, at = t.links, int(subgraph["record"])
-    lead, position, done = (int(links[at + word]) for word in (record.LEAD, record.POSITION, record.DONE))
-    return int(subgraph["in_flight"]) - max(0, lead - done) if position > lead else 0
+    unseen, position, done = (int(links[at + word]) for word in (record.UNSEEN, record.POSITION, record.DONE))
+    return int(subgraph["in_flight"]) - max(0, unseen - done) if position > unseen else 0
 
 
 def _state_words(t: Tables, subgraph: np.void, output: int) -> list[int]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from time import perf_counter_ns
 
-from cellrt.core.page_view import is_starved, take_copies
+from cellrt.core.page_view import is_starved, note_copies, take_copies
 from cellrt.core.processor import Processor
 from cellrt.worker.base import Done, Launch, Worker
 
@@ -118,14 +119,21 @@ class Crew:
         tasks = self._processor.schedule(location, idle)
         if self._processor.has_pages:
             tasks = tasks or self._relieve(location, worker, idle)
-            for copied in take_copies(self._processor.tables):
-                self._copy(*copied)
+            self._copy_pages()
         if not tasks and (left_s := self._processor.left_s):
             worker.rest(LATE * left_s)
         for task in tasks:
             on_launch(task)
             worker.launch(task, self._processor.counts_of(task)[0], self._processor.task_buffer(task))
         return bool(tasks)
+
+    def _copy_pages(self) -> None:
+        """Copies the pages that move, and notes how long that takes."""
+        if copies := take_copies(self._processor.tables):
+            begin_ns = perf_counter_ns()
+            for copied in copies:
+                self._copy(*copied)
+            note_copies(self._processor.tables, len(copies), perf_counter_ns() - begin_ns)
 
     def _relieve(self, location: int, worker: Worker, idle: int) -> list[int]:
         """Where an idle worker has work but no pages for it, takes some from sessions and requests; returns the tasks

@@ -115,9 +115,16 @@ class Talkers(PageMachine):
     """The core with fake workers whose loops go ``ahead``. Each session has a list of what it must hold."""
 
     def __init__(
-        self, workers: int, pages: int, host_pages: int, ahead: int, max_rows: int = 4, max_batch: int = 4
+        self,
+        workers: int,
+        pages: int,
+        host_pages: int,
+        ahead: int,
+        max_rows: int = 4,
+        max_batch: int = 4,
+        suspension: str = "copy",
     ) -> None:
-        self.processor = Processor(workers, SMALL, SchedulerSettings(loops_ahead=ahead))
+        self.processor = Processor(workers, SMALL, SchedulerSettings(loops_ahead=ahead, suspension=suspension))
         self.processor.add_kind(1024, 1024)
         self.processor.add_kind(pages, host_pages, is_paged=True)
         grows = Port(PAGES, page_size=PAGE_SIZE, appends=True)
@@ -129,7 +136,7 @@ class Talkers(PageMachine):
         self.stopped = np.zeros((workers + 1, 2 + 2 * SMALL.max_subgraphs), np.bool_)
         self.talking: dict[int, Talk] = {}
         self.flights: list[list[tuple[int, NDArray[np.int32]]]] = [[] for _ in range(workers)]
-        self.sequence = self.num_suspended = self.num_masked = 0
+        self.sequence = self.num_suspended = self.num_masked = self.num_again = 0
         self.held: dict[int, list[int]] = {}
         self.saved: set[int] = set()
 
@@ -247,7 +254,10 @@ class Talkers(PageMachine):
                 talk.fails_after -= 1
                 view.has_failed[row] = talk.fails_after < 0
                 talk.has_failed = talk.has_failed or talk.fails_after < 0
-                talk.taken += not (talk.has_failed or is_embed)
+                if not (talk.has_failed or is_embed):
+                    taken = len(so_far) - len(self.held.get(talk.session, []))
+                    self.num_again += taken <= talk.taken
+                    talk.taken = max(talk.taken, taken)
                 ran += not view.has_failed[row]
                 has_stopped[row] = view.stop_output >= 0 and says_stop(made[row])
                 if view.stop_output >= 0:

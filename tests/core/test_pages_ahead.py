@@ -38,11 +38,12 @@ from tests.effort import examples
     count=st.integers(1, 5),
     keeps=st.booleans(),
     chaos=st.booleans(),
+    suspension=st.sampled_from(["copy", "recompute"]),
 )
 def test_whatever_stops_fails_and_is_given_up_ahead_each_session_holds_what_counts(
-    draw, workers, ahead, pages, host_pages, max_rows, count, keeps, chaos
+    draw, workers, ahead, pages, host_pages, max_rows, count, keeps, chaos, suspension
 ):
-    machine = Talkers(workers, pages, host_pages, ahead, max_rows)
+    machine = Talkers(workers, pages, host_pages, ahead, max_rows, suspension=suspension)
     sessions = [machine.processor.open_session() if keeps else -1 for _ in range(count)]
     turns = []
     for session in sessions:

@@ -7,7 +7,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
+from cellrt.engine.engine import Engine
 from cellrt.errors import CancelledError, DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.unfolders.completion import complete
@@ -29,6 +31,11 @@ THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=exampl
 
 def asked(seed: int, length: int, steps: int) -> dict[str, object]:
     return {"prompt": draw_prompt(seed, length), "max_tokens": steps}
+
+
+def suspending_engine(suspension: str) -> Engine:
+    settings = SchedulerSettings(suspension=suspension)
+    return small_engine(1, page_bytes=PAGE_BYTES, debug=True, arena_bytes=1 << 19, settings=settings)
 
 
 def assert_same_bits(actual, expected):
@@ -83,10 +90,11 @@ def test_texts_and_logprobs_are_bit_for_bit_those_of_the_request_alone(requests,
         close_and_check(engine)
 
 
+@pytest.mark.parametrize("suspension", ["copy", "recompute"])
 @pytest.mark.parametrize("cells", [CELLS[1, 8], LAYERS[1, 8]], ids=["one cell", "layers"])
-def test_requests_that_were_suspended_give_the_same_bits(cells):
+def test_requests_that_were_suspended_give_the_same_bits(cells, suspension):
     model = complete("lm", cells)
-    engine = small_engine(1, page_bytes=PAGE_BYTES, debug=True, arena_bytes=1 << 19)
+    engine = suspending_engine(suspension)
     suspended = watch_suspensions(engine)
     requests = [asked(seed, 20, 30) for seed in range(10)]
     try:
@@ -94,6 +102,25 @@ def test_requests_that_were_suspended_give_the_same_bits(cells):
         futures = [engine.submit("lm", request) for request in requests]
         for request, future in zip(requests, futures):
             assert_same_bits(future.result(WAIT_S), run_one_by_one(model, request))
+        assert any(suspended)
+        is_measured = engine._processor.tables.settings["page_ns"][0] > 0
+        assert is_measured == (suspension == "copy" or cells is LAYERS[1, 8])  # of layers pages are always copied
+    finally:
+        close_and_check(engine)
+
+
+@pytest.mark.parametrize("length", [1, 20])
+def test_a_stream_has_each_token_once_though_the_request_dropped_its_pages(length):
+    model = complete("lm", CELLS[1, 8])
+    engine = suspending_engine("recompute")
+    suspended = watch_suspensions(engine)
+    requests = [asked(seed, length, 40) for seed in range(10)]
+    try:
+        engine.register(model, warm_up=False)
+        streams = [engine.stream("lm", request) for request in requests]
+        for request, stream in zip(requests, streams):
+            told = [int(step["token"]) for step in stream]
+            assert told == run_one_by_one(model, request)["token"].tolist()
         assert any(suspended)
     finally:
         close_and_check(engine)

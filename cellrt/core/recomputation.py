@@ -1,0 +1,164 @@
+"""Pages that are dropped and computed again, where that takes less time than to copy them to the host and back.
+
+What a loop of one cell has appended follows from what its steps read, and that is there: what its first step read came
+with the request, what it carries from step to step is a result of every step. So a request that is suspended (Pensieve
+section 3.4.3.5) may give its pages back, and its loop begins anew as if all that it has made were part of its prompt
+(section 3.4.3.4, where dropped tokens are prepended to a request's prompt): as many rows a task as fit, which nobody
+sees. The step that was to come is then the first again that anybody sees.
+
+It can be done where that loop is the only one to touch pages, where they hold nothing of a session's, and where each
+input that is carried is a result of every step. Of all other requests pages are copied.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cellrt.core import page_list
+from cellrt.core import record_layout as record
+from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
+from cellrt.core.jit import compiled
+from cellrt.core.moves import QUEUED
+from cellrt.core.rows import give_row
+from cellrt.core.settings import SUSPENSIONS
+from cellrt.core.step_times import step_time
+from cellrt.core.tables import LOOP, NUM_PERMANENT, STEPS
+
+COPY, RECOMPUTE = SUSPENSIONS.index("copy"), SUSPENSIONS.index("recompute")
+
+
+@compiled
+def loop_of_pages(t, request):
+    """The loop that can fill a request's pages again, with nothing of the request in flight; -1 if there is none."""
+    for k in range(request.num_page_lists):
+        at = request.page_lists + page_list.WORDS * k
+        if t.links[at + page_list.BASE] + t.links[at + page_list.IS_BROKEN] > 0 or t.links[at + page_list.SLOT] >= 0:
+            return -1
+    found = -1
+    for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
+        if _has_pages(t, t.subgraphs[k]):
+            if found >= 0 or not _can_begin_anew(t, request, t.subgraphs[k]):
+                return -1
+            found = k
+    return found
+
+
+@compiled
+def _has_pages(t, subgraph):
+    """Whether a subgraph reads or appends to a growing state."""
+    cell_type = t.types[subgraph.cell_type]
+    for port in range(cell_type.first_port, cell_type.first_port + cell_type.num_inputs):
+        if t.ports[port].page_size > 0:
+            return True
+    return False
+
+
+@compiled
+def _can_begin_anew(t, request, subgraph):
+    """Whether a subgraph is a loop of one cell of which all is there that its steps have read."""
+    links, at = t.links, subgraph.record
+    if subgraph.what != LOOP or subgraph.state != QUEUED or links[at + record.BODY] != record.NO_BODY:
+        return False
+    if links[at + record.KEEPS] or links[at + record.DONE] == 0:
+        return False
+    for port in range(t.types[subgraph.cell_type].num_inputs):
+        to = at + record.HEADER + record.INPUT * port
+        if _is_carried(links, to):
+            value = t.values[links[at + record.VALUES] + links[to + record.SOURCE]]
+            if value.result < 0 or not value.bits & STEPS:
+                return False
+            first = request.first_place + value.result
+            for place in range(first, first + links[at + record.DONE] - links[at + record.LEAD]):
+                if t.places[place] < NUM_PERMANENT:
+                    return False
+    return True
+
+
+@compiled
+def _is_carried(links, to):
+    """Whether an input is what the step before made."""
+    return links[to + record.MODE] == record.LEADS or links[to + record.MODE] == record.CARRY
+
+
+@compiled
+def is_cheaper(t, request, loop):
+    """Whether to compute a request's pages again, by setting or because it takes less time than to copy them twice.
+
+    What was never measured is copied, which measures it.
+    """
+    settings, cell_type, at = t.settings[0], t.types[loop.cell_type], loop.record
+    if settings.suspension == COPY or settings.suspension == RECOMPUTE:
+        return settings.suspension == RECOMPUTE
+    rows = max(t.links[at + record.DONE], t.links[at + record.UNSEEN])
+    most = min(rows, cell_type.max_rows)
+    step_ns = step_time(t, loop.cell_type, most)
+    if step_ns <= 0 or settings.page_ns <= 0:
+        return False
+    pages = 0
+    for k in range(request.num_page_lists):
+        pages += t.links[request.page_lists + page_list.WORDS * k + page_list.HELD]
+    copied_ns = np.float64(settings.page_ns) * (2 * pages - request.pages_away)
+    return np.float64(step_ns) * ((rows + most - 1) // most) < copied_ns
+
+
+@compiled
+def begin_anew(t, request, loop):
+    """Has a loop begin anew and read again what it has read; False, with nothing changed, if there is no room for the
+    places of that."""
+    links, at = t.links, loop.record
+    first, length = request.page_lists, links[at + record.LENGTH]
+    carried = 0
+    for port in range(t.types[loop.cell_type].num_inputs):
+        carried += 1 if _is_carried(links, at + record.HEADER + record.INPUT * port) else 0
+    if carried > 0 and links[first + page_list.NUM_AGAIN] == 0:
+        place = allocate_block(t.blocks, PLACES, carried * length)
+        if place < 0:
+            return False
+        links[first + page_list.AGAIN], links[first + page_list.NUM_AGAIN] = place, carried * length
+    place = links[first + page_list.AGAIN]
+    for port in range(t.types[loop.cell_type].num_inputs):
+        to = at + record.HEADER + record.INPUT * port
+        if _is_carried(links, to):
+            links[to + record.AGAIN] = place + 1
+            _write_again(t, request, loop, to, place)
+            place += length
+    links[at + record.UNSEEN] = max(links[at + record.DONE], links[at + record.UNSEEN])
+    links[at + record.DONE] = links[at + record.POSITION] = 0
+    return True
+
+
+@compiled
+def _write_again(t, request, loop, to, place):
+    """Writes from a place on what a carried input has read behind the loop's begin, and reads at the next step."""
+    links, at = t.links, loop.record
+    value, lead = t.values[links[at + record.VALUES] + links[to + record.SOURCE]], links[at + record.LEAD]
+    for step in range(lead + 1, links[at + record.DONE] + 1):
+        t.places[place + step] = t.places[request.first_place + value.result + step - 1 - lead]
+
+
+@compiled
+def rows_again(t, subgraph):
+    """Rows that a chain or loop has to read before its pages hold what they held, with those of its next step; 0 where
+    none was dropped."""
+    at = subgraph.record
+    if subgraph.what != LOOP or t.links[at + record.UNSEEN] == t.links[at + record.LEAD]:
+        return 0
+    return t.links[at + record.UNSEEN] + 1
+
+
+@compiled
+def drop_list(t, at):
+    """Gives back the pages of a list."""
+    links = t.links
+    for place in range(links[at + page_list.PLACE], links[at + page_list.PLACE] + links[at + page_list.HELD]):
+        give_row(t, t.places[place], links[at + page_list.KIND])
+    links[at + page_list.HELD] = links[at + page_list.ROWS] = 0
+
+
+@compiled
+def free_again(t, request):
+    """Gives back the places of what a request's loop has read again."""
+    at = request.page_lists
+    if t.links[at + page_list.NUM_AGAIN] > 0:
+        free_block(t.blocks, PLACES, int(t.links[at + page_list.AGAIN]), int(t.links[at + page_list.NUM_AGAIN]))
+        t.links[at + page_list.NUM_AGAIN] = 0

@@ -1,0 +1,90 @@
+"""Who lends his pages when they run out at a worker: the latest arrival there (Pensieve section 3.4.3.5).
+
+Its pages are copied to the host, or dropped and computed again (``recomputation.py``).
+"""
+
+from __future__ import annotations
+
+from cellrt.core import page_list
+from cellrt.core.jit import compiled
+from cellrt.core.moves import LIVE
+from cellrt.core.pages import feed_all, follow_home, move_page, num_away
+from cellrt.core.queue import rows_in_flight
+from cellrt.core.recomputation import begin_anew, drop_list, is_cheaper, loop_of_pages
+from cellrt.core.tables import HOST, LOCATION_SHIFT, MAX_COPIES, MAX_KINDS
+
+
+@compiled
+def suspend(t, worker):
+    """Moves the pages of the latest arrival at a worker that has any for which there is room at the host, if another
+    has some there too and nothing of it is in flight; or drops them. Returns whether any page moved."""
+    latest, holders = -1, 0
+    for request_id in range(t.settings[0].num_requests):
+        request = t.requests[request_id]
+        if request.state == LIVE and request.home == worker:
+            holders += 1
+            is_later = latest < 0 or request.sequence > t.requests[latest].sequence
+            if is_later and rows_in_flight(t, request) == 0 and _can_lend(t, request):
+                latest = request_id
+    if latest < 0 or (holders < 2 and not _others_starve(t, worker, t.requests[latest].sequence)):
+        return False
+    request, settings, moved = t.requests[latest], t.settings[0], 0
+    loop = loop_of_pages(t, request)
+    if loop >= 0 and is_cheaper(t, request, t.subgraphs[loop]) and begin_anew(t, request, t.subgraphs[loop]):
+        _drop(t, request)
+        return True
+    for k in range(request.num_page_lists):
+        at = request.page_lists + page_list.WORDS * k
+        kind = t.links[at + page_list.KIND]
+        for place in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
+            is_room = t.arenas[HOST * MAX_KINDS + kind].num_free > 0 and settings.num_copies < MAX_COPIES
+            if t.places[place] >> LOCATION_SHIFT != HOST and is_room:
+                move_page(t, place, HOST, kind)
+                moved += 1
+    request.pages_away += moved
+    request.home = _home_of(t, request)
+    follow_home(t, request)
+    feed_all(t)
+    return moved > 0
+
+
+@compiled
+def _drop(t, request):
+    """Gives back all pages of a request, whose loop begins anew."""
+    for k in range(request.num_page_lists):
+        drop_list(t, request.page_lists + page_list.WORDS * k)
+    request.home = request.pages_away = 0
+    follow_home(t, request)
+    feed_all(t)
+
+
+@compiled
+def _can_lend(t, request):
+    """Whether a page of a request that is at a worker has room at the host."""
+    for k in range(request.num_page_lists):
+        at = request.page_lists + page_list.WORDS * k
+        has_room = t.arenas[HOST * MAX_KINDS + t.links[at + page_list.KIND]].num_free > 0
+        if has_room and num_away(t, at) < t.links[at + page_list.HELD]:
+            return True
+    return False
+
+
+@compiled
+def _others_starve(t, worker, sequence):
+    """Whether an earlier request waits for pages that it holds at the host, or for its first ones."""
+    for request_id in range(t.settings[0].num_requests):
+        request = t.requests[request_id]
+        if request.state == LIVE and request.num_page_lists > 0 and request.home == 0 and request.sequence < sequence:
+            return True
+    return False
+
+
+@compiled
+def _home_of(t, request):
+    """The worker where pages of a request are, or 0."""
+    for k in range(request.num_page_lists):
+        at = request.page_lists + page_list.WORDS * k
+        for place in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
+            if t.places[place] >> LOCATION_SHIFT != HOST:
+                return t.places[place] >> LOCATION_SHIFT
+    return 0
