@@ -3,19 +3,24 @@
 A GPT of 8 layers and hidden size 256 with learned positions; only its attention knows who a row belongs to. 1, 8 and 32
 requests come at once. "equal": all prompts have 32 tokens and all answers 96, so that a batch is never padded and
 nobody waits. "mixed": prompts of 4 to 32 and answers of 12 to 96; a bare loop pads prompts on the left and runs until
-the longest answer is made; only tokens asked for are counted. Parts: ``equal``, ``mixed``.
+the longest answer is made; only tokens asked for are counted.
+
+In parts ``equal`` and ``mixed`` all is in one process, which does nothing else. In ``apart`` (equal and mixed again)
+cellrt and the loop are in processes of their own: an engine with one worker or two; and as many loops, each with its
+share of the requests, which come as one batch. Their client is idle, or calculates in Python in another thread.
 
 A bare loop has nothing to schedule, to wait for, or to tell anybody: torch's attention over a cache that is allocated
 once, as it is and, all but that attention, through ``torch.compile`` with frozen weights. cellrt answers requests as
 a whole, or streams them; compiled, and as its module runs.
 
-All use one torch thread. Servers take turns; each figure is the median of the rounds. Tokens are compared first.
+All use one torch thread a worker. Servers take turns; each figure is the median of the rounds. Tokens are compared
+first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -24,17 +29,23 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import cellrt
+from benchmarks.client_load import Busy
 from benchmarks.compiled_peer import compiled_step, has_compiler
 from benchmarks.lm import Server, as_request, compare, draw_requests
 from benchmarks.lm_peers import Asked, Made
 from benchmarks.options import Options
+from benchmarks.process_server import ProcessServer
 from benchmarks.record import Recorder
+from benchmarks.server import Runner
 from cellrt.cells import cached_attention, key_values
 from cellrt.unfolders import complete
 from cellrt.worker.torch_state import torch_threads
 
 PARTS = ("equal", "mixed")
+APART = "apart"
 IN_FLIGHT = (1, 8, 32)
+LONGEST = 32, 96
+"""Tokens of a prompt and of an answer."""
 LAYERS, HEADS, SIZE, VOCABULARY, MOST_POSITIONS = 8, 8, 32, 1000, 256
 HIDDEN = HEADS * SIZE
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -133,29 +144,78 @@ def in_a_loop(step: Callable[..., Tensor], requests: Sequence[Asked]) -> list[Ma
     return made
 
 
+def draw_model() -> Decoder:
+    """The same weights in every process."""
+    torch.manual_seed(0)
+    return Decoder().eval()
+
+
+def served(model: Decoder | None = None) -> cellrt.Unfolder:
+    """The model in cellrt."""
+    state = key_values(HEADS, SIZE, layers=LAYERS)
+    inputs = {"token": cellrt.token, "kv": state}
+    cell = cellrt.cell(model or draw_model(), inputs, max_batch=64, max_batch_rows=1024)
+    return complete("own", cell, max_tokens=LONGEST[1])
+
+
+def loop_of_batches(is_compiled: bool, threads: int) -> Runner:
+    """For a process of its own, a request of which is a batch; its answer has the tokens of all, one behind another."""
+    torch.set_num_threads(threads)
+    model = draw_model()
+    step = compiled_step(model.in_batch) if is_compiled else model.in_batch
+
+    def run(batches: Sequence[Sequence[Asked]]) -> Iterator[tuple[int, Tensor]]:
+        for place, batch in enumerate(batches):
+            yield place, torch.tensor([token for one in in_a_loop(step, batch) for token in one.tokens])
+
+    return run
+
+
+class LoopsApart:
+    """Bare loops in processes of their own."""
+
+    def __init__(self, is_compiled: bool, workers: int) -> None:
+        self._workers, self._server = (
+            workers,
+            ProcessServer(partial(loop_of_batches, is_compiled), max_batch=1, workers=workers),
+        )
+        self.close = self._server.close
+
+    def answer(self, requests: Sequence[Asked]) -> list[Made]:
+        """All of them at once, shared out evenly."""
+        shares = [requests[k :: self._workers] for k in range(self._workers)]
+        made: list[Made] = [Made() for _ in requests]
+        futures = [self._server.submit(share) if share else None for share in shares]
+        for k, future in enumerate(futures):
+            tokens = iter(future.result().tolist() if future else ())
+            for one, asked in zip(made[k :: self._workers], shares[k], strict=True):
+                for _ in range(asked.steps):
+                    one.note(next(tokens))
+        return made
+
+
+def answer(engine: cellrt.Engine | cellrt.EngineProcess, requests: Sequence[Asked]) -> list[Made]:
+    """All of them at once, each answered when it is whole."""
+    made = [Made() for _ in requests]
+    results = engine.submit_many("own", [as_request(asked) for asked in requests]).results()
+    for one, result in zip(made, results):
+        for token in result["token"].tolist():
+            one.note(token)
+    return made
+
+
 class Cellrt:
     """Engines with one worker, one of which compiles the cell."""
 
-    def __init__(self, model: Decoder, max_tokens: int) -> None:
-        state = key_values(HEADS, SIZE, layers=LAYERS)
-        cell = cellrt.cell(model, {"token": cellrt.token, "kv": state}, max_batch=64, max_batch_rows=1024)
+    def __init__(self, model: Decoder) -> None:
         self.engines = {mode: cellrt.Engine(1, page_bytes=1 << 28, compile=mode) for mode in ("wait", "off")}
         for engine in self.engines.values():
-            engine.register(complete("own", cell, max_tokens=max_tokens))
+            engine.register(served(model))
 
     def close(self) -> None:
         """Ends them."""
         for engine in self.engines.values():
             engine.close()
-
-    def answer(self, mode: str, requests: Sequence[Asked]) -> list[Made]:
-        """All of them at once, each answered when it is whole."""
-        made = [Made() for _ in requests]
-        results = self.engines[mode].submit_many("own", [as_request(asked) for asked in requests]).results()
-        for one, result in zip(made, results):
-            for token in result["token"].tolist():
-                one.note(token)
-        return made
 
     def stream(self, requests: Sequence[Asked]) -> list[Made]:
         """All of them at once, each streamed to an event loop of this process."""
@@ -173,22 +233,49 @@ class Cellrt:
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Both cases, with each number in flight."""
-    torch.manual_seed(0)
-    model = Decoder().eval()
-    longest, rounds = ((32, 96), 3 if options.quick else 9)
+    """All parts."""
+    if any(map(options.has, PARTS)):
+        run_together(recorder, options)
+    if options.has(APART):
+        for workers in (1, 2):
+            run_apart(recorder, workers, 3 if options.quick else 9)
+
+
+def run_apart(recorder: Recorder, workers: int, rounds: int) -> None:
+    """Both cases in processes of their own, with each number in flight, and an idle and a busy client."""
+    with ExitStack() as ends:
+        engine = ends.enter_context(cellrt.EngineProcess(workers, page_bytes=1 << 28, compile="wait"))
+        engine.register(f"{__name__}:served")
+        servers: dict[str, Server] = {"cellrt": partial(answer, engine)}
+        for name, is_compiled in {"bare loop": False, "bare loop, torch.compile": True}.items():
+            if not is_compiled or has_compiler():
+                loops = LoopsApart(is_compiled, workers)
+                ends.callback(loops.close)
+                servers[name] = loops.answer
+        for is_busy in (False, True):
+            for case in PARTS:
+                for count in IN_FLIGHT:
+                    requests = draw_requests(count, VOCABULARY, LONGEST, case == "equal")
+                    name = f"{case}, workers: {workers}" + (", busy client" if is_busy else "")
+                    with Busy(is_busy):
+                        compare(recorder, name, servers, requests, rounds)
+
+
+def run_together(recorder: Recorder, options: Options) -> None:
+    """Both cases in this process, with each number in flight."""
+    model, rounds = draw_model(), 3 if options.quick else 9
     with torch_threads(1), ExitStack() as ends:
-        ours = Cellrt(model, longest[1])
+        ours = Cellrt(model)
         ends.callback(ours.close)
         servers: dict[str, Server] = {
             "bare loop": partial(in_a_loop, model.in_batch),
-            "cellrt": partial(ours.answer, "wait"),
+            "cellrt": partial(answer, ours.engines["wait"]),
             "cellrt, streamed": ours.stream,
-            "cellrt, eager": partial(ours.answer, "off"),
+            "cellrt, eager": partial(answer, ours.engines["off"]),
         }
         if has_compiler():
             servers["bare loop, torch.compile"] = partial(in_a_loop, compiled_step(model.in_batch))
         for case in filter(options.has, PARTS):
             for count in IN_FLIGHT:
-                requests = draw_requests(count, VOCABULARY, longest, case == "equal")
+                requests = draw_requests(count, VOCABULARY, LONGEST, case == "equal")
                 compare(recorder, case, servers, requests, rounds)

@@ -6,8 +6,8 @@ section 3.4.3.5) may give its pages back, and its loop begins anew as if all tha
 (section 3.4.3.4, where dropped tokens are prepended to a request's prompt): as many rows a task as fit, which nobody
 sees. The step that was to come is then the first again that anybody sees.
 
-It can be done where that loop is the only one to touch pages, where they hold nothing of a session's, and where each
-input that is carried is a result of every step. Of all other requests pages are copied.
+It can be done where that loop is the only one to touch pages, where a session keeps nothing of the request's, and where
+each input that is carried is a result of every step. Of all other requests pages are copied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cellrt.core.moves import QUEUED
 from cellrt.core.rows import give_row
 from cellrt.core.settings import SUSPENSIONS
 from cellrt.core.step_times import step_time
-from cellrt.core.tables import LOOP, NUM_PERMANENT, STEPS
+from cellrt.core.tables import LOOP, STEPS
 
 COPY, RECOMPUTE = SUSPENSIONS.index("copy"), SUSPENSIONS.index("recompute")
 
@@ -30,14 +30,12 @@ COPY, RECOMPUTE = SUSPENSIONS.index("copy"), SUSPENSIONS.index("recompute")
 @compiled
 def loop_of_pages(t, request):
     """The loop that can fill a request's pages again, with nothing of the request in flight; -1 if there is none."""
-    for k in range(request.num_page_lists):
-        at = request.page_lists + page_list.WORDS * k
-        if t.links[at + page_list.BASE] + t.links[at + page_list.IS_BROKEN] > 0 or t.links[at + page_list.SLOT] >= 0:
-            return -1
     found = -1
+    if request.session >= 0:
+        return found
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
         if _has_pages(t, t.subgraphs[k]):
-            if found >= 0 or not _can_begin_anew(t, request, t.subgraphs[k]):
+            if found >= 0 or not _can_begin_anew(t, t.subgraphs[k]):
                 return -1
             found = k
     return found
@@ -54,23 +52,17 @@ def _has_pages(t, subgraph):
 
 
 @compiled
-def _can_begin_anew(t, request, subgraph):
+def _can_begin_anew(t, subgraph):
     """Whether a subgraph is a loop of one cell of which all is there that its steps have read."""
     links, at = t.links, subgraph.record
-    if subgraph.what != LOOP or subgraph.state != QUEUED or links[at + record.BODY] != record.NO_BODY:
-        return False
-    if links[at + record.KEEPS] or links[at + record.DONE] == 0:
+    if subgraph.what != LOOP or subgraph.state != QUEUED:
         return False
     for port in range(t.types[subgraph.cell_type].num_inputs):
         to = at + record.HEADER + record.INPUT * port
         if _is_carried(links, to):
             value = t.values[links[at + record.VALUES] + links[to + record.SOURCE]]
-            if value.result < 0 or not value.bits & STEPS:
+            if not value.bits & STEPS:
                 return False
-            first = request.first_place + value.result
-            for place in range(first, first + links[at + record.DONE] - links[at + record.LEAD]):
-                if t.places[place] < NUM_PERMANENT:
-                    return False
     return True
 
 
@@ -84,21 +76,22 @@ def _is_carried(links, to):
 def is_cheaper(t, request, loop):
     """Whether to compute a request's pages again, by setting or because it takes less time than to copy them twice.
 
-    What was never measured is copied, which measures it.
+    Where no copy was ever measured, it is one.
     """
-    settings, cell_type, at = t.settings[0], t.types[loop.cell_type], loop.record
+    settings = t.settings[0]
     if settings.suspension == COPY or settings.suspension == RECOMPUTE:
         return settings.suspension == RECOMPUTE
-    rows = max(t.links[at + record.DONE], t.links[at + record.UNSEEN])
-    most = min(rows, cell_type.max_rows)
-    step_ns = step_time(t, loop.cell_type, most)
-    if step_ns <= 0 or settings.page_ns <= 0:
-        return False
-    pages = 0
+    pages, rows, most = 0, _rows_so_far(t, loop), t.types[loop.cell_type].max_rows
     for k in range(request.num_page_lists):
         pages += t.links[request.page_lists + page_list.WORDS * k + page_list.HELD]
-    copied_ns = np.float64(settings.page_ns) * (2 * pages - request.pages_away)
-    return np.float64(step_ns) * ((rows + most - 1) // most) < copied_ns
+    tasks_ns = np.float64(step_time(t, loop.cell_type, min(rows, most))) * ((rows + most - 1) // most)
+    return tasks_ns < np.float64(settings.page_ns) * 2 * pages
+
+
+@compiled
+def _rows_so_far(t, loop):
+    """Rows that a loop has taken, seen or not: if it is only taking them again, those before."""
+    return max(t.links[loop.record + record.DONE], t.links[loop.record + record.UNSEEN])
 
 
 @compiled
@@ -122,7 +115,7 @@ def begin_anew(t, request, loop):
             links[to + record.AGAIN] = place + 1
             _write_again(t, request, loop, to, place)
             place += length
-    links[at + record.UNSEEN] = max(links[at + record.DONE], links[at + record.UNSEEN])
+    links[at + record.UNSEEN] = _rows_so_far(t, loop)
     links[at + record.DONE] = links[at + record.POSITION] = 0
     return True
 
@@ -138,12 +131,9 @@ def _write_again(t, request, loop, to, place):
 
 @compiled
 def rows_again(t, subgraph):
-    """Rows that a chain or loop has to read before its pages hold what they held, with those of its next step; 0 where
-    none was dropped."""
-    at = subgraph.record
-    if subgraph.what != LOOP or t.links[at + record.UNSEEN] == t.links[at + record.LEAD]:
-        return 0
-    return t.links[at + record.UNSEEN] + 1
+    """Rows that a loop takes again before its pages hold what they held; 0 for chains, and where none was dropped."""
+    unseen = t.links[subgraph.record + record.UNSEEN]
+    return unseen if unseen > t.links[subgraph.record + record.LEAD] else 0
 
 
 @compiled
@@ -161,4 +151,3 @@ def free_again(t, request):
     at = request.page_lists
     if t.links[at + page_list.NUM_AGAIN] > 0:
         free_block(t.blocks, PLACES, int(t.links[at + page_list.AGAIN]), int(t.links[at + page_list.NUM_AGAIN]))
-        t.links[at + page_list.NUM_AGAIN] = 0

@@ -33,7 +33,7 @@ from cellrt.core.program import (
     SAME,
     STEP,
 )
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.tables import HOST, ROW_MASK
 from cellrt.core.task_layout import TaskView
 from tests.core.author import PRIME
@@ -62,6 +62,8 @@ class Talk:
     fails_after: int = NEVER
     """Rows that it takes before one fails."""
     gives_up: bool = False
+    carries: bool = False
+    """Its loop's first number is a value, no row of a sequence; there is one that leads."""
     session: int = -1
     id: int = -1
     results_at: int = -1
@@ -78,6 +80,7 @@ class Talk:
             program += [OP_CHAIN, SPEAK, read_by_chain, STEP, 0, 1, PAGED, 0]
         made = count + 2 * read_by_chain
         begin = [LEADS, read_by_chain, 1, self.leading, 0] if self.leading else [NEXT, made - 2, 0]
+        begin = [NEXT, read_by_chain, 0] if self.carries else begin
         program += [OP_LOOP, SPEAK, self.limit, 1 if self.may_stop else -1, *begin, PAGED, 0]
         return np.array([*program, OP_RESULT_STEPS, made, self.limit, OP_RESULT_LAST, made + 1], np.int32)
 
@@ -123,8 +126,9 @@ class Talkers(PageMachine):
         max_rows: int = 4,
         max_batch: int = 4,
         suspension: str = "copy",
+        limits: Limits = SMALL,
     ) -> None:
-        self.processor = Processor(workers, SMALL, SchedulerSettings(loops_ahead=ahead, suspension=suspension))
+        self.processor = Processor(workers, limits, SchedulerSettings(loops_ahead=ahead, suspension=suspension))
         self.processor.add_kind(1024, 1024)
         self.processor.add_kind(pages, host_pages, is_paged=True)
         grows = Port(PAGES, page_size=PAGE_SIZE, appends=True)

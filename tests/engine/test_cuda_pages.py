@@ -240,6 +240,25 @@ def test_pages_that_run_out_are_lent_and_come_back():
         close_and_check(engine)
 
 
+def test_pages_that_run_out_are_dropped_and_computed_again():
+    model, settings = complete("lm", small_cell(1, 8), max_tokens=40), SchedulerSettings(suspension="recompute")
+    options = {"page_bytes": 12_288, "arena_bytes": 1 << 19, "settings": settings, "debug": True}
+    engine = device_engine("dry", 1, DeviceOptions(dry_delay_s=2e-4), **options)
+    suspended = watch_suspensions(engine)
+    requests = [{"prompt": draw_prompt(seed, 1 + 2 * seed), "max_tokens": 30} for seed in range(10)]
+    try:
+        engine.register(model, warm_up=False)
+        futures = [engine.submit("lm", request) for request in requests]
+        for request, future in zip(requests, futures):
+            wanted, made = run_one_by_one(model, request), future.result(WAIT_S)
+            assert made["token"].tolist() == wanted["token"].tolist()
+            torch.testing.assert_close(made["logprob"], wanted["logprob"], rtol=1e-4, atol=1e-4)
+        assert any(suspended)
+        assert engine._processor.tables.settings["page_ns"][0] == 0  # nothing was copied
+    finally:
+        close_and_check(engine)
+
+
 def test_sessions_are_kept_evicted_exported_and_restored():
     model = totals(1, keep=True)
     engine = device_engine("dry", 2, CAPTURED, page_bytes=1, debug=True)
