@@ -41,8 +41,9 @@ from cellrt.cells import cached_attention, key_values
 from cellrt.unfolders import complete
 from cellrt.worker.torch_state import torch_threads
 
-PARTS = ("equal", "mixed")
+CASES = ("equal", "mixed")
 APART = "apart"
+PARTS = (*CASES, APART)
 IN_FLIGHT = (1, 8, 32)
 LONGEST = 32, 96
 """Tokens of a prompt and of an answer."""
@@ -234,7 +235,7 @@ class Cellrt:
 
 def run(recorder: Recorder, options: Options) -> None:
     """All parts."""
-    if any(map(options.has, PARTS)):
+    if any(map(options.has, CASES)):
         run_together(recorder, options)
     if options.has(APART):
         for workers in (1, 2):
@@ -253,7 +254,7 @@ def run_apart(recorder: Recorder, workers: int, rounds: int) -> None:
                 ends.callback(loops.close)
                 servers[name] = loops.answer
         for is_busy in (False, True):
-            for case in PARTS:
+            for case in CASES:
                 for count in IN_FLIGHT:
                     requests = draw_requests(count, VOCABULARY, LONGEST, case == "equal")
                     name = f"{case}, workers: {workers}" + (", busy client" if is_busy else "")
@@ -275,7 +276,7 @@ def run_together(recorder: Recorder, options: Options) -> None:
         }
         if has_compiler():
             servers["bare loop, torch.compile"] = partial(in_a_loop, compiled_step(model.in_batch))
-        for case in filter(options.has, PARTS):
+        for case in filter(options.has, CASES):
             for count in IN_FLIGHT:
                 requests = draw_requests(count, VOCABULARY, LONGEST, case == "equal")
                 compare(recorder, case, servers, requests, rounds)

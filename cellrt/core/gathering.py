@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
 from cellrt.core.queue import backlog_of, num_ready, num_ready_at
 from cellrt.core.step_times import step_time
-from cellrt.core.tables import NUM_PRIORITIES
+from cellrt.core.tables import CHAIN, NUM_LANES, NUM_PRIORITIES
 
 MOST_STEPS, MOST_OF_A_CHAIN = np.float32(12), np.float32(4)
 """A few rows wait for company no longer than so many of their steps take: of chains and loops fewer, as their tasks
 have many steps, and so cost fewer turns however small they are."""
+GAINS = np.float32(1.25)
+"""A step of all rows takes so many times as long as one of each worker's share, or they are not shared out."""
 
 
 @compiled
@@ -56,6 +59,8 @@ def wait_for_company(t, type_id, worker):
         return 0
     if has_pinned(t, type_id, worker) or busy_until(t, worker) > 0:
         return 0  # that can go nowhere else; and only a worker with nothing to do leaves anything
+    if t.types[type_id].has_spans and _gains_by_another_worker(t, type_id):
+        return 0
     steps = MOST_OF_A_CHAIN if t.types[type_id].carries else MOST_STEPS
     longest = int(min(np.float64(settings.join_budget_ns), np.float64(steps * step_time(t, type_id, rows))))
     soonest = longest + 1
@@ -64,6 +69,49 @@ def wait_for_company(t, type_id, worker):
         if end_ns > max(0, settings.now_ns - longest):  # one with nothing to do is as free as this one
             soonest = min(soonest, max(end_ns - settings.now_ns, longest // 4))
     return soonest if soonest <= longest else 0
+
+
+@compiled
+def _gains_by_another_worker(t, type_id):
+    """Whether chains and loops that no worker has yet, and those whose steps are at others now, are better shared out
+    with one worker more than all where they are: whoever begins at a worker stays there, as its pages do."""
+    steps, workers, seen = steps_without_a_worker(t, type_id), 1, 0
+    for k in range(t.tasks.size):
+        task = t.tasks[k]
+        if task.in_use and task.cell_type == type_id:
+            steps += t.ints[k * t.settings[0].buffer_ints + layout.H_NUM_SPANS]
+            workers += 1 if seen >> task.worker & 1 == 0 else 0
+            seen |= 1 << task.worker
+    return gains_by_sharing(t, type_id, steps, workers)
+
+
+@compiled
+def gains_by_sharing(t, type_id, steps, workers):
+    """Whether a step of all takes much longer than one of each worker's share. It does not where memory brings all
+    weights for either."""
+    share = (steps + workers - 1) // workers
+    return step_time(t, type_id, steps) >= GAINS * step_time(t, type_id, share)
+
+
+@compiled
+def steps_without_a_worker(t, type_id):
+    """Steps that are ready of a type's chains and loops that no worker has yet."""
+    steps = 0
+    for lane in range(NUM_LANES):
+        subgraph_id = t.lanes[type_id * NUM_LANES + lane].head
+        while subgraph_id >= 0:
+            subgraph = t.subgraphs[subgraph_id]
+            if subgraph.pinned == 0 and subgraph.num_ready > 0:
+                steps += steps_of_new(subgraph, subgraph.num_ready)
+            subgraph_id = subgraph.next
+    return steps
+
+
+@compiled
+def steps_of_new(subgraph, count):
+    """What ``count`` rows of a chain or loop count: of a loop its next steps, which are one a task, and not the rows
+    that it reads first."""
+    return count if subgraph.what == CHAIN else 1
 
 
 @compiled

@@ -1,18 +1,22 @@
 """Which chains and loops go into a task of a cell with spans, and with how many rows each.
 
 Loops and chains with one step come first, so that nobody who waits for his next token waits for a long input, then
-chains as far as rows and pages reach (ORCA section 4.2; Pensieve section 3.4.2 calls it unified scheduling).
+chains as far as rows and pages reach (ORCA section 4.2; Pensieve section 3.4.2 calls it unified scheduling). Those that
+no worker has yet are shared out among the workers with nothing to do, where that gains anything (``gathering.py``).
 """
 
 from __future__ import annotations
 
 from cellrt.core import record_layout as record
+from cellrt.core.gathering import gains_by_sharing, steps_of_new, steps_without_a_worker
 from cellrt.core.jit import compiled
 from cellrt.core.lane_order import first_lane, lane_at
 from cellrt.core.pages import claim_pages
 from cellrt.core.records import ragged_ints
 from cellrt.core.span_arrays import page_ints
 from cellrt.core.tables import LANES_PER_PRIORITY, NUM_LANES, NUM_PRIORITIES
+
+ALL = 1 << 30
 
 
 @compiled
@@ -25,7 +29,8 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
     cell_type, fair = t.types[type_id], first_lane(t, type_id, priority)
     first = (NUM_PRIORITIES - 1 - priority) * LANES_PER_PRIORITY
     rows = spans = used = priorities = 0
-    stop, singles = -1, 0
+    stop, singles, new = -1, 0, 0
+    most_new = _share_of_new(t, type_id)
     for are_long in range(2):
         for k in range(-1, NUM_LANES):
             lane_id = fair if k < 0 else lane_at(first, k)
@@ -41,6 +46,8 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
                     extra += ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
                     fits = rows == 0 or used + extra <= room
                     fits = fits and not (are_long and _is_taken(t, nodes_at, singles, subgraph_id))
+                    is_new = subgraph.pinned == 0
+                    fits = fits and (not is_new or new < most_new)
                     if fits and (stop < 0 or its_stop < 0 or stop == its_stop):
                         count = _rows_of(t, cell_type, subgraph, worker, cell_type.max_rows - rows)
                         if cell_type.num_ragged > 0:
@@ -49,12 +56,25 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
                         for each in range(count):
                             t.ints[nodes_at + rows + each] = ~subgraph_id
                         if count > 0:
+                            new += steps_of_new(subgraph, count) if is_new else 0
                             rows, spans, used, stop = rows + count, spans + 1, used + extra, max(stop, its_stop)
                             lane.served = cell_type.num_formed
                             priorities |= 1 << subgraph.priority
                 subgraph_id = subgraph.next
         singles = rows if not are_long else singles
     return rows, used, stop, priorities
+
+
+@compiled
+def _share_of_new(t, type_id):
+    """How many steps of chains and loops that no worker has yet one worker takes."""
+    settings = t.settings[0]
+    if settings.split == 0 or settings.idle_workers <= 1:
+        return ALL
+    steps = steps_without_a_worker(t, type_id)
+    if not gains_by_sharing(t, type_id, steps, settings.idle_workers):
+        return ALL
+    return (steps + settings.idle_workers - 1) // settings.idle_workers
 
 
 @compiled
