@@ -95,11 +95,14 @@ def gains_by_sharing(t, type_id, steps, workers):
 
 @compiled
 def steps_without_a_worker(t, type_id):
-    """Steps that are ready of a type's chains and loops that no worker has yet."""
-    steps = 0
-    for lane in range(NUM_LANES):
+    """Steps that are ready of a type's chains and loops that no worker has yet; or as many as fill all workers."""
+    steps = rows = 0
+    for priority in range(NUM_PRIORITIES):
+        rows += t.ready[backlog_of(type_id, priority), 0]
+    most = t.types[type_id].max_batch * t.settings[0].num_workers
+    for lane in range(NUM_LANES if rows > 0 else 0):
         subgraph_id = t.lanes[type_id * NUM_LANES + lane].head
-        while subgraph_id >= 0:
+        while subgraph_id >= 0 and steps < most:
             subgraph = t.subgraphs[subgraph_id]
             if subgraph.pinned == 0 and subgraph.num_ready > 0:
                 steps += steps_of_new(subgraph, subgraph.num_ready)
