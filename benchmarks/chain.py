@@ -29,19 +29,23 @@ from benchmarks.compare import (
     Makers,
     Plan,
     Server,
+    answers,
     closed,
     compare,
     draw,
     loops_per_second,
+    opened,
     progress,
 )
 from benchmarks.options import Options, are_there
 from benchmarks.packed import PackedLSTM
-from benchmarks.record import Recorder
+from benchmarks.record import Recorder, percentiles
 from benchmarks.server import Buckets, InOrder
 from cellrt.cells.lstm import EmbeddingLSTMCell, LSTMCell
 
-PARTS = ("fixed", "europarl", "brown")
+PARTS = ("fixed", "europarl", "brown", "rates")
+RATES = 1000, 2000, 3000
+"""Requests/s of the part of that name, which only runs if it is asked for: cellrt beside bare loops."""
 VOCABULARY = 10_000
 NUM_SENTENCES = 2_000
 WORKLOADS: dict[str, tuple[str, Callable[[int, int], workloads.Lengths]]] = {
@@ -202,8 +206,35 @@ def run(recorder: Recorder, options: Options) -> None:
                 made = servers(lstm, table, sentences, QUICK_SERVERS if options.quick else ALL_SERVERS)
                 case = f"H={hidden}, {title}"
                 points += compare(recorder, case, made, sentences, plan, partial(check, lstm, sentences)).points
+        if options.has("rates") and options.only:
+            at_rates(recorder, lstm, plan)
     if options.plot is not None:
         draw(points, options.plot)
+
+
+def at_rates(recorder: Recorder, lstm: torch.nn.LSTM, plan: Plan) -> None:
+    """Latencies over Europarl's lengths at fixed rates, the same arrivals for each server of a round."""
+    table, names = torch.randn(VOCABULARY, lstm.input_size), ("cellrt", "cellrt, folded", ONNX_LOOP, PACKED_LOOP)
+    sentences = draw_sentences(workloads.europarl_lengths(NUM_SENTENCES, 2), table, seed=2)
+    made = {name: make() for name, make in servers(lstm, table, sentences, names).items()}
+    try:
+        for name, server in made.items():
+            check(lstm, sentences, name, answers(server, sentences[:NUM_CHECKED]))
+            closed(server, sentences, NUM_SENTENCES, 64)
+        for rate in RATES:
+            found: dict[str, list[dict[str, float]]] = {name: [] for name in made}
+            for seed in range(plan.rounds):
+                arrivals = workloads.poisson_arrivals(rate, int(rate * plan.open_s), seed)
+                for name, server in made.items():
+                    latencies = opened(server, sentences, arrivals).latencies_s
+                    found[name].append(percentiles(np.asarray(latencies) * 1e3))
+            for name, rounds in found.items():
+                for quantile in ("p50", "p90", "p99"):
+                    value = statistics.median(each[quantile] for each in rounds)
+                    recorder.add(f"H={lstm.hidden_size}, rates", f"{name}: {quantile} at {rate}/s", value, "ms")
+    finally:
+        for server in made.values():
+            server.close()
 
 
 def check(lstm: torch.nn.LSTM, sentences: Sequence[Sentence], name: str, answers: Sequence[Any]) -> None:

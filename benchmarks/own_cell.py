@@ -1,7 +1,8 @@
 """Users' own cells: what AOTInductor's forms give, what an eager step costs, and four models beside padded torch.
 
 Parts: ``modules`` (twenty modules in a bare loop, eager and compiled: microseconds a step at several numbers of rows),
-``steps`` (what an eager step costs beyond the module's own call, in chains, loops and with ragged inputs), and each a
+``steps`` (what an eager step costs beyond the module's own call, in chains, loops and with ragged inputs), ``grain`` (a
+character model as nodes, with a key and without, and as one coarse cell: ``own_grain.py``), and each a
 model served by 1 and 2 workers, all servers in processes of their own: ``decoder`` (with attention), ``lstm`` (two
 layers, with attention), ``mlp`` (a plain step) and ``tree``. The quick run has 1 worker, and no busy client.
 What is not yet compiled is compiled first, 10 to 40 seconds each; the full run then takes about an hour on two cores.
@@ -21,10 +22,12 @@ from typing import Any
 import torch
 
 import cellrt
+from benchmarks import own_grain
 from benchmarks.client_load import Busy
+from benchmarks.compare import Plan, compare
 from benchmarks.options import Options
 from benchmarks.own_modules import MODULES
-from benchmarks.own_served import FULL, MODELS, QUICK, run_served
+from benchmarks.own_served import FULL, MAX_BATCH, MODELS, QUICK, run_served
 from benchmarks.record import Recorder
 from benchmarks.timing import medians_us
 from cellrt.definition.aot.form import compile_cell
@@ -34,7 +37,7 @@ from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.examples import random_inputs
 from cellrt.definition.spec import plain
 
-PARTS = ("modules", "steps", *MODELS)
+PARTS = ("modules", "steps", "grain", *MODELS)
 ROWS = (1, 8, 64, 512)
 QUICK_MODULES = ("MLP", "GRU stack", "ragged attention", "random")
 WIDTH, STEPS, MOST_S = 64, 24, 1.0
@@ -135,6 +138,17 @@ def run_steps(recorder: Recorder, quick: bool) -> None:
                 recorder.add(case, "module's call", statistics.median(calls), "us", **extra)
 
 
+def run_grain(recorder: Recorder, quick: bool) -> None:
+    """Throughput alone; what nodes with a key have of a coarse cell's."""
+    plan = Plan(rounds=1 if quick else 5, sample_s=2.0, loads=(), open_s=0.0, concurrencies=(MAX_BATCH,))
+    requests = own_grain.draw_requests()
+    check = partial(own_grain.check, requests)
+    peaks = compare(recorder, "grain", own_grain.servers(), requests, plan, check).peaks
+    for name in peaks:
+        if name != own_grain.COARSE:
+            recorder.add("grain", f"{own_grain.COARSE} / {name}", peaks[own_grain.COARSE] / peaks[name], "ratio")
+
+
 def _time_steps(
     model: cellrt.Unfolder, timed: TimedCalls, requests: Sequence[Any], workers: int, is_busy: bool
 ) -> tuple[float, float]:
@@ -159,4 +173,6 @@ def run(recorder: Recorder, options: Options) -> None:
         run_modules(recorder, options.quick)
     if options.has("steps"):
         run_steps(recorder, options.quick)
+    if options.has("grain"):
+        run_grain(recorder, options.quick)
     run_served(recorder, options, QUICK if options.quick else FULL)

@@ -17,7 +17,14 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("matplotlib")
 
 TINY = Plan(rounds=1, sample_s=0.01, loads=(0.2, 0.5), open_s=0.02, concurrencies=(4, 16))
-PARTS = [("chain", "fixed"), ("chain", "europarl"), ("chain", "brown"), ("seq2seq", "2k"), ("seq2seq", "30k")]
+PARTS = [
+    ("chain", "fixed"),
+    ("chain", "europarl"),
+    ("chain", "brown"),
+    ("chain", "rates"),
+    ("seq2seq", "2k"),
+    ("seq2seq", "30k"),
+]
 
 
 @pytest.mark.slow
@@ -34,12 +41,12 @@ def test_part_runs(name: str, part: str, quick: bool, tmp_path: Path, monkeypatc
     benchmark.run(recorder, Options(quick, plot, only=(part,), hidden=(8,), treebank=treebank))
     assert recorder.rows
     assert all(row["value"] > 0 for row in recorder.rows)
-    assert plot.exists() == (part not in ("fixed", "identical"))
+    assert plot.exists() == (part not in ("fixed", "identical", "rates"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("part", ["modules", "steps", "decoder", "lstm", "mlp", "tree"])
+@pytest.mark.parametrize("part", ["modules", "steps", "grain", "decoder", "lstm", "mlp", "tree"])
 def test_own_cell_runs(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_cell = importlib.import_module("benchmarks.own_cell")
     if part == "modules":  # the others start processes, which find the compiled scheduler in the usual place
