@@ -176,10 +176,8 @@ class LoopsApart:
     """Bare loops in processes of their own."""
 
     def __init__(self, is_compiled: bool, workers: int) -> None:
-        self._workers, self._server = (
-            workers,
-            ProcessServer(partial(loop_of_batches, is_compiled), max_batch=1, workers=workers),
-        )
+        self._workers = workers
+        self._server = ProcessServer(partial(loop_of_batches, is_compiled), max_batch=1, workers=workers)
         self.close = self._server.close
 
     def answer(self, requests: Sequence[Asked]) -> list[Made]:

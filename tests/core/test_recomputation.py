@@ -97,7 +97,7 @@ def steps(machine: Talkers, count: int) -> None:
 
 
 def two_with_pages(machine: Talkers) -> list[Talk]:
-    """Two requests that have read nine rows each."""
+    """Two requests, after seven tasks."""
     talks = [Talk(numbers(4, k), limit=14, leading=4, may_stop=False) for k in range(2)]
     assert all(machine.begin(talk) for talk in talks)
     steps(machine, 7)
@@ -159,7 +159,7 @@ def loop_record(machine: Talkers, talk: Talk) -> int:
 
 def test_pages_are_computed_again_once_all_of_them_fit():
     machine = Talkers(1, 11, 40, 0, 4, suspension="recompute")
-    early, late = two_with_pages(machine)  # five pages each; a tenth stays free
+    early, late = two_with_pages(machine)  # who hold nearly all pages between them, and a tenth stays free
     assert machine.processor.suspend(1)
     taken = early.taken
     steps(machine, 1)
