@@ -28,26 +28,32 @@ _INDEX = ir.IntType(64)
 
 
 @nogil
-def multiply_scores(rows, x, x_stride, panel, stride, depth, out, out_stride):  # type: ignore[no-untyped-def]
-    """Write ``x @ panel``, for a block of keys and at most ``TILE_ROWS`` rows."""
-    multiply_rows(GROUPS, 1, rows, x, x_stride, panel, stride, depth, out, out_stride, 0, None)
+def multiply_scores(rows, x, depth, panel, keys, out):  # type: ignore[no-untyped-def]
+    """Write ``x @ panel``, for ``keys`` of a block, in whole vectors, and at most ``TILE_ROWS`` rows: ``x`` ``[rows,
+    depth]``, ``panel`` ``[depth, BLOCK_KEYS]``, ``out`` ``[rows, BLOCK_KEYS]``."""
+    if keys > 2 * LANES:
+        multiply_rows(GROUPS, 1, rows, x, depth, panel, BLOCK_KEYS, depth, out, BLOCK_KEYS, 0, None)
+    elif keys > LANES:
+        multiply_rows(2, 1, rows, x, depth, panel, BLOCK_KEYS, depth, out, BLOCK_KEYS, 0, None)
+    else:
+        multiply_rows(1, 1, rows, x, depth, panel, BLOCK_KEYS, depth, out, BLOCK_KEYS, 0, None)
 
 
 @nogil
-def add_values(rows, weights, values, width, count, out):  # type: ignore[no-untyped-def]
-    """Add ``weights @ values`` to ``out``: ``weights`` ``[rows, BLOCK_KEYS]``, of which ``count``, ``values`` ``[count,
-    width]``, ``out`` ``[rows, width]``; the width is whole vectors."""
+def add_values(rows, weights, values, stride, count, out, width):  # type: ignore[no-untyped-def]
+    """Add ``weights @ values`` to ``out``: ``weights`` ``[rows, BLOCK_KEYS]``, of which ``count``, ``values``
+    ``[count, width]``, ``stride`` apart, ``out`` ``[rows, width]``; the width is whole vectors."""
     column = 0
     while column < width:
         left, at = (width - column) // LANES, 4 * column
         if left >= 4:
-            multiply_rows(4, 0, rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width, 0, None)
+            multiply_rows(4, 0, rows, weights, BLOCK_KEYS, values + at, stride, count, out + at, width, 0, None)
             column += 4 * LANES
         elif left >= 2:
-            multiply_rows(2, 0, rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width, 0, None)
+            multiply_rows(2, 0, rows, weights, BLOCK_KEYS, values + at, stride, count, out + at, width, 0, None)
             column += 2 * LANES
         else:
-            multiply_rows(1, 0, rows, weights, BLOCK_KEYS, values + at, width, count, out + at, width, 0, None)
+            multiply_rows(1, 0, rows, weights, BLOCK_KEYS, values + at, stride, count, out + at, width, 0, None)
             column += LANES
 
 

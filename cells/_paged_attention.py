@@ -2,8 +2,9 @@
 
 As in FlashAttention (Dao et al. 2022), a tile of query rows goes over the keys block by block and keeps the highest
 score and the sums so far. A block of keys is turned, and one of values lined up, in scratch memory that stays in the
-first-level cache; nothing of them is copied elsewhere, and the pages may lie anywhere. The query heads that share a
-head of the keys are rows of one tile.
+first-level cache; nothing of them is copied elsewhere, and the pages may lie anywhere. One tile alone, as of a step of
+one row, takes its values from the pages where it can. The query heads that share a head of the keys are rows of one
+tile.
 
 Blocks begin at multiples of ``BLOCK_KEYS`` of the position, whoever asks, and a row's own operations are the same in
 every tile. So a row's bits depend on its query, its position and the keys that it sees alone: not on its company in the
@@ -26,12 +27,16 @@ from cellrt.cells._attention_tile import (
     turn_rows,
     write_row,
 )
+from cellrt.core.memory import read_int
 from cellrt.definition.compiled_form import DONE, TaskFunction, array_at, nogil, read_float, read_words
 from cellrt.products.packed import fetch, touch
 from cellrt.products.vectors import FLOAT32, LANES
 
 TILE_QUERIES = 96
 """Rows of a tile, a row for each head: scores and sums of so many stay in the second-level cache."""
+LEAST_PAGE = 8
+"""Slots of a page from which on one tile takes its values from there; for less at once it takes longer than to line
+them up."""
 LOG2_E = 1.4426950408889634
 
 
@@ -89,13 +94,14 @@ def _attend_tile(constants, task, node, first, last, room):  # type: ignore[no-u
 def _attend_heads(constants, task, node, first, last, first_head, num_heads, room):  # type: ignore[no-untyped-def]
     """Attention of some rows of a node, with some heads of the keys. Its queries are in the order of their heads."""
     heads, kv_heads, head_dim, kind, causal, window, _, bias, reach = read_words(constants, 9)
-    nodes, _, positions_at, query, out, _, _, _, _, _, _, _, _, lengths = read_words(task, 14)
+    nodes, _, positions_at, query, out, _, _, _, _, page_size, _, _, _, lengths, starts = read_words(task, 15)
     group, count = heads // kv_heads, last - first
     positions = array_at(positions_at + 4 * first, count, np.int32)
     length = array_at(lengths, nodes, np.int32)[node]
     queries, head_bytes = count * group, _bytes(kind) * head_dim
     numbers, sums, totals, highest, limits, both_places, turned, lined, scores = room
     width = sums.shape[1]
+    takes_values = queries <= TILE_ROWS and kind == FLOAT32 and width == head_dim and page_size >= LEAST_PAGE
     _find_limits(positions, group, length, causal, window, limits)
     limits, places, ahead = limits[:queries], both_places[0], both_places[1]
     sums[: num_heads * queries], totals[: num_heads * queries] = 0, 0
@@ -116,28 +122,27 @@ def _attend_heads(constants, task, node, first, last, first_head, num_heads, roo
         if num_heads > 1:
             _touch_block(places, keys, first_head * head_bytes, num_heads * head_bytes)
         for head in range(num_heads):
+            offset = (first_head + head) * head_bytes
             if num_heads == 1 and block + BLOCK_KEYS < end:
-                _fetch_block(ahead, (first_head + head) * head_bytes, head_bytes)
-            _load_block(kind, head_dim, keys, places, (first_head + head) * head_bytes, turned, lined)
+                _fetch_block(ahead, offset, head_bytes)
+            _turn_keys(kind, head_dim, keys, places, offset, turned)
+            if not takes_values:
+                _line_up_values(kind, head_dim, keys, places, offset, lined)
             for row in range(0, queries, TILE_ROWS):
                 rows, begun = min(TILE_ROWS, queries - row), head * queries + row
                 if not _is_seen(limits[row : row + rows], block):
                     continue
-                multiply_scores(
-                    rows, numbers[begun:].ctypes.data, head_dim, turned.ctypes.data, BLOCK_KEYS, head_dim,
-                    scores.ctypes.data, BLOCK_KEYS,
-                )  # fmt: skip
+                query_rows = numbers[begun:].ctypes.data
+                multiply_scores(rows, query_rows, head_dim, turned.ctypes.data, keys, scores.ctypes.data)
                 if bias != 0:
                     _add_bias(scores[:rows], positions, bias, reach, (first_head + head) * group, group, row, block)
-                for one in range(rows):
-                    at = begun + one
-                    shrink = soften(
-                        scores[one:].ctypes.data, limits[row + one, 0] - block, limits[row + one, 1] - block,
-                        highest[at:].ctypes.data, totals[at:].ctypes.data,
-                    )  # fmt: skip
-                    if shrink != 1:
-                        scale_rows(sums[at:].ctypes.data, width, shrink)
-                add_values(rows, scores.ctypes.data, lined.ctypes.data, width, keys, sums[begun:].ctypes.data)
+                own = sums[begun : begun + rows]
+                _soften_tile(scores, limits[row : row + rows], block, highest[begun:], totals[begun:], own)
+                if takes_values:
+                    slot = block if starts == 0 else block + read_int(starts, node)
+                    _add_from_pages(scores, places[1], offset, kv_heads * head_dim, keys, slot, page_size, own)
+                else:
+                    add_values(rows, scores.ctypes.data, lined.ctypes.data, width, keys, own.ctypes.data, width)
     for head in range(num_heads):
         for row in range(queries):
             at = head * queries + row
@@ -178,14 +183,17 @@ def _find_places(constants, task, node, first, count, places):  # type: ignore[n
     at = first
     if starts != 0:
         at += array_at(starts, nodes, np.int32)[node]
-    page, slot, place = at // page_size, at % page_size, 0
-    for key in range(places.shape[1]):
-        if key < count:
-            place = _bytes(kind) * (table[page] * page_stride + slot * kv_heads * head_dim)
-            slot += 1
-            if slot == page_size:
-                page, slot = page + 1, 0
-        places[0, key], places[1, key] = keys + place, values + place
+    step, size = _bytes(kind) * kv_heads * head_dim, _bytes(kind) * page_stride
+    page, slot, key, place = at // page_size, at % page_size, 0, 0
+    count = min(count, places.shape[1])
+    while key < count:
+        place = table[page] * size + slot * step
+        for _ in range(min(page_size - slot, count - key)):
+            places[0, key], places[1, key] = keys + place, values + place
+            key, place = key + 1, place + step
+        page, slot = page + 1, 0
+    for rest in range(count, places.shape[1]):
+        places[0, rest], places[1, rest] = places[0, count - 1], places[1, count - 1]
 
 
 @nogil
@@ -211,12 +219,41 @@ def _touch_block(places, keys, offset, size):  # type: ignore[no-untyped-def]
 
 
 @nogil
-def _load_block(kind, head_dim, keys, places, offset, turned, lined):  # type: ignore[no-untyped-def]
-    """A head of a block's keys as columns, and of its values as rows, in float32; ``offset`` is where it begins."""
+def _turn_keys(kind, head_dim, keys, places, offset, turned):  # type: ignore[no-untyped-def]
+    """A head of a block's keys, in float32, as columns; ``offset`` is where it begins."""
     for key in range(0, keys, LANES):
         turn_rows(kind, places[0, key:].ctypes.data, offset, head_dim, turned[0, key:].ctypes.data)
+
+
+@nogil
+def _line_up_values(kind, head_dim, keys, places, offset, lined):  # type: ignore[no-untyped-def]
+    """A head of a block's values, in float32, as rows."""
     for key in range(keys):
         read_row(kind, places[1, key] + offset, lined[key:].ctypes.data, head_dim, np.float32(1))
+
+
+@nogil
+def _soften_tile(scores, limits, block, highest, totals, sums):  # type: ignore[no-untyped-def]
+    """Make a tile's scores weights, and scale what its rows have summed so far to their new highest scores."""
+    for row in range(limits.shape[0]):
+        low, high = limits[row, 0] - block, limits[row, 1] - block
+        at, total = highest[row:].ctypes.data, totals[row:].ctypes.data
+        shrink = soften(scores[row:].ctypes.data, low, high, at, total)
+        if shrink != 1:
+            scale_rows(sums[row:].ctypes.data, sums.shape[1], shrink)
+
+
+@nogil
+def _add_from_pages(weights, places, offset, stride, keys, slot, page_size, sums):  # type: ignore[no-untyped-def]
+    """``add_values`` of a block's float32 values where they lie, ``stride`` numbers apart in a page; the first is in
+    ``slot``, counted from the first page on."""
+    rows, width = sums.shape
+    key = 0
+    while key < keys:
+        count = min(page_size - (slot + key) % page_size, keys - key)
+        at = places[key] + offset
+        add_values(rows, weights[0, key:].ctypes.data, at, stride, count, sums.ctypes.data, width)
+        key += count
 
 
 @nogil
