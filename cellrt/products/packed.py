@@ -226,7 +226,7 @@ def project_strided(x, stride, rows, depth, weight, bias, columns, out):  # type
     Rows of ``x`` begin ``stride`` numbers apart. ``bias``: an address, or 0 for none.
     """
     width = 4 * LANES
-    scratch = np.zeros(CHUNK_ROWS * width, np.float32)
+    scratch = np.empty(min(rows, CHUNK_ROWS) * width, np.float32)
     for first in range(0, rows, CHUNK_ROWS):
         count = min(CHUNK_ROWS, rows - first)
         for column in range(0, columns, width):
