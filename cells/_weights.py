@@ -106,8 +106,13 @@ class Derived(Generic[Value]):
 
 
 def pack_with_bias(weight: Tensor, bias: Tensor | None, room: Tensor | None = None) -> tuple[PackedWeight, Tensor]:
-    """A plain linear layer for ``project``; ``room`` is as for ``pack_linear``."""
-    added = _bias_or_zeros(weight, bias)
+    """A plain linear layer for ``project``; ``room`` is as for ``pack_linear``.
+
+    Where there is no bias, an empty tensor: its address is 0, and no zeros are read, which are in no cache.
+    """
+    added = weight.new_empty(0) if bias is None else bias.detach().clone()
+    check_float32_on_cpu("the weight", weight)
+    check_float32_on_cpu("the bias", added)
     return pack_linear(weight, room), added
 
 
@@ -117,7 +122,10 @@ def pack_recurrent(gates: int) -> Callable[[Tensor, Tensor | None], tuple[Packed
 
 
 def _pack_recurrent(gates: int, weight: Tensor, bias: Tensor | None) -> tuple[PackedWeight, Tensor]:
-    return pack_gates(weight, gates), _bias_or_zeros(weight, bias)
+    check_float32_on_cpu("the weight", weight)
+    added = weight.new_zeros(weight.shape[0]) if bias is None else bias.detach().clone()
+    check_float32_on_cpu("the bias", added)
+    return pack_gates(weight, gates), added
 
 
 def fold_table(embedding: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -129,13 +137,6 @@ def check_float32_on_cpu(name: str, tensor: Tensor) -> None:
     """Raise TypeError for a weight that does not go with float32 inputs on a CPU."""
     if tensor.dtype is not torch.float32 or not tensor.is_cpu:
         raise TypeError(f"the inputs are float32 on cpu, but {name} is {tensor.dtype} on {tensor.device}")
-
-
-def _bias_or_zeros(weight: Tensor, bias: Tensor | None) -> Tensor:
-    check_float32_on_cpu("the weight", weight)
-    if bias is not None:
-        check_float32_on_cpu("the bias", bias)
-    return weight.new_zeros(weight.shape[0]) if bias is None else bias.detach().clone()
 
 
 def are_float32_on_cpu(*weights: Tensor | None) -> bool:
