@@ -72,7 +72,8 @@ def _new_room(queries, head_dim):  # type: ignore[no-untyped-def]
     numbers, sums = np.empty((queries, head_dim), np.float32), np.empty((queries, width), np.float32)
     totals, highest = np.empty((queries, LANES), np.float32), np.empty(queries, np.float32)
     limits, places = np.empty((queries, 2), np.int64), np.empty((2, 2, BLOCK_KEYS), np.int64)
-    turned, lined = np.empty((head_dim, BLOCK_KEYS), np.float32), np.zeros((BLOCK_KEYS, width), np.float32)
+    turned, lined = np.empty((head_dim, BLOCK_KEYS), np.float32), np.empty((BLOCK_KEYS, width), np.float32)
+    lined[:, head_dim:] = 0
     return numbers, sums, totals, highest, limits, places, turned, lined, np.empty((TILE_ROWS, BLOCK_KEYS), np.float32)
 
 

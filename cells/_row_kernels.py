@@ -11,7 +11,9 @@ import math
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from cellrt.definition.compiled_form import array_at, nogil
@@ -70,6 +72,39 @@ def _raise(typing_context: Any, x: Any, highest: Any) -> Any:
     return types.void(types.intp, types.intp), generate
 
 
+@intrinsic
+def _add_squares(typing_context: Any, x: Any, count: Any, sums: Any) -> Any:
+    """Write the sums of the squares of every ``LANES``th of ``count`` numbers, which are whole vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, count, sums = arguments
+        lanes, index = VectorBuilder(builder), ir.IntType(64)
+        total = cgutils.alloca_once(builder, lanes.type)
+        builder.store(lanes.constant(0.0), total)
+        with cgutils.for_range_slice(builder, index(0), count, index(LANES), index) as (place, _):
+            own = lanes.read(x, place)
+            builder.store(builder.fadd(builder.load(total), lanes.multiply(own, own)), total)
+        lanes.store(builder.load(total), sums)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 3), generate
+
+
+@intrinsic
+def _turn(typing_context: Any, x: Any, half: Any, pair: Any, turn: Any, out: Any) -> Any:
+    """Turn ``LANES`` pairs of a head from ``pair`` on; each has its other number ``half`` numbers behind."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, half, pair, turn, out = arguments
+        lanes, other = VectorBuilder(builder), builder.add(half, pair)
+        left, right, cosine, sine = (lanes.read(at, place) for at in (x, turn) for place in (pair, other))
+        lanes.write(builder.fsub(lanes.multiply(left, cosine), lanes.multiply(right, sine)), out, pair)
+        lanes.write(builder.fadd(lanes.multiply(right, cosine), lanes.multiply(left, sine)), out, other)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 5), generate
+
+
 @nogil
 def gate_rows(gate, up, rows, width, out):  # type: ignore[no-untyped-def]
     """``silu(gate) * up``, all three ``[rows, width]``."""
@@ -100,14 +135,11 @@ def add_rows(x, part, rows, width):  # type: ignore[no-untyped-def]
 def norm_rows(x, weight, rows, width, epsilon, out):  # type: ignore[no-untyped-def]
     """``x / sqrt(mean(x^2) + epsilon) * weight`` of each row (Zhang and Sennrich 2019)."""
     scale = array_at(weight, width, np.float32)
-    whole = width // LANES * LANES
+    whole, sums = width // LANES * LANES, np.empty(LANES, np.float32)
     for row in range(rows):
         own = array_at(x + row * width * FLOAT_BYTES, width, np.float32)
         made = array_at(out + row * width * FLOAT_BYTES, width, np.float32)
-        sums = np.zeros(LANES, np.float32)
-        for column in range(0, whole, LANES):
-            for lane in range(LANES):
-                sums[lane] += own[column + lane] * own[column + lane]
+        _add_squares(x + row * width * FLOAT_BYTES, whole, sums.ctypes.data)
         total = np.float32(0)
         for column in range(whole, width):
             total += own[column] * own[column]
@@ -133,14 +165,17 @@ def fill_turns(frequencies, half, amplitude, count, turns):  # type: ignore[no-u
 @nogil
 def turn_rows(x, positions, rows, heads, half, turns, out):  # type: ignore[no-untyped-def]
     """Heads ``[rows, heads, 2 * half]`` turned by the angles of their int32 ``positions``, from ``fill_turns``."""
-    size = 2 * half
+    size, whole = 2 * half, half // LANES * LANES
     position = array_at(positions, rows, np.int32)
     for row in range(rows):
-        turn = array_at(turns + position[row] * size * FLOAT_BYTES, size, np.float32)
+        angles = turns + position[row] * size * FLOAT_BYTES
+        turn = array_at(angles, size, np.float32)
         for head in range(row * heads, (row + 1) * heads):
-            own = array_at(x + head * size * FLOAT_BYTES, size, np.float32)
-            made = array_at(out + head * size * FLOAT_BYTES, size, np.float32)
-            for pair in range(half):
+            at = head * size * FLOAT_BYTES
+            for pair in range(0, whole, LANES):
+                _turn(x + at, half, pair, angles, out + at)
+            own, made = array_at(x + at, size, np.float32), array_at(out + at, size, np.float32)
+            for pair in range(whole, half):
                 left, right = own[pair], own[half + pair]
                 made[pair] = left * turn[pair] - right * turn[half + pair]
                 made[half + pair] = right * turn[pair] + left * turn[half + pair]
