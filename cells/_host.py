@@ -57,12 +57,12 @@ def choose_best(constants, task):  # type: ignore[no-untyped-def]
     units, weight, bias, columns, end_token = read_words(constants, 5)
     rows, token = read_word(task, POSITIONS), port_address(task, 1)
     project_best(port_address(task, 0), rows, units, weight, bias, columns, token)
-    _mark_stops(token, rows, end_token, port_address(task, 2))
+    mark_stops(token, rows, end_token, port_address(task, 2))
     return DONE
 
 
 @nogil
-def _mark_stops(token, rows, end_token, stop):  # type: ignore[no-untyped-def]
+def mark_stops(token, rows, end_token, stop):  # type: ignore[no-untyped-def]
     """Write to the bytes ``stop`` whether each of the tokens ends its sequence."""
     flags = carray(as_pointer(stop), rows, np.uint8)
     for row in range(rows):
@@ -136,7 +136,7 @@ def lstm_decoder(constants, task):  # type: ignore[no-untyped-def]
     if not all_below(token, sizes[0], tokens):
         return REFUSED
     lstm_decode(sizes, table, token, weight, bias, out_weight, out_bias, tokens, h, c, token_out, h_out, c_out, units)
-    _mark_stops(token_out, read_word(task, POSITIONS), end_token, stop)
+    mark_stops(token_out, read_word(task, POSITIONS), end_token, stop)
     return DONE
 
 
@@ -192,7 +192,7 @@ def gru_decoder(constants, task):  # type: ignore[no-untyped-def]
     if not all_below(token, sizes[0], tokens):
         return REFUSED
     gru_decode(sizes, table, token, weight, bias, out_weight, out_bias, tokens, h, token_out, h_out, units)
-    _mark_stops(token_out, read_word(task, POSITIONS), end_token, stop)
+    mark_stops(token_out, read_word(task, POSITIONS), end_token, stop)
     return DONE
 
 

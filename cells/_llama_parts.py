@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from cellrt import RowSpec
+from cellrt.cells._host import mark_stops
 from cellrt.cells._llama_stack import LAYER_WORDS, run_layers
-from cellrt.cells._llama_step import MOST_POSITIONS, has_turns, task_words
+from cellrt.cells._llama_step import MOST_POSITIONS, choose_tokens, has_turns, task_words
 from cellrt.cells._recurrence import all_below
-from cellrt.cells._row_kernels import choose_likeliest, norm_rows
 from cellrt.cells._weights import are_float32_on_cpu
 from cellrt.cells.attention import Linear
 from cellrt.cells.llama import LlamaLayers, LlamaSizes
@@ -33,7 +33,7 @@ from cellrt.definition.compiled_form import (
     read_words,
 )
 from cellrt.definition.span_form import AT, FIRST_TENSOR, SIZES, TENSOR, SpanForm
-from cellrt.products.packed import FLOAT_BYTES, copy, project
+from cellrt.products.packed import FLOAT_BYTES, copy
 
 LAYER_TENSORS = 9
 """``x``; of ``kv`` pages, tables, lengths, positions; offsets, nodes, which are read; and the output."""
@@ -108,14 +108,10 @@ def _choose(constants, task):  # type: ignore[no-untyped-def]
     hidden, norm, _, head, bias, vocabulary, end_token = read_words(constants, 7)
     epsilon = array_at(constants + 8 * 2, 1, np.float64)[0]
     rows, token = read_word(task, POSITIONS), port_address(task, 1)
-    normed, logits = np.empty(rows * hidden, np.float32), np.empty(rows * vocabulary, np.float32)
-    norm_rows(port_address(task, 0), norm, rows, hidden, epsilon, normed.ctypes.data)
-    project(normed.ctypes.data, rows, hidden, head, bias, vocabulary, logits.ctypes.data)
-    choose_likeliest(logits.ctypes.data, rows, vocabulary, token, port_address(task, 2))
-    stop = array_at(port_address(task, 3), rows, np.uint8)
-    for row in range(rows):
-        stop[row] = read_word(token, row) == end_token
-    return DONE if normed.size + logits.size > 0 else REFUSED  # what is used here is not freed before
+    x, logprob = port_address(task, 0), port_address(task, 2)
+    choose_tokens(x, rows, hidden, norm, epsilon, head, bias, vocabulary, token, logprob)
+    mark_stops(token, rows, end_token, port_address(task, 3))
+    return DONE
 
 
 def head_form(norm: RMSNorm, head: Linear, end_token: int, inputs: Rows, outputs: Rows) -> CompiledForm | None:

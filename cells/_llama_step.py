@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cellrt import PagedRows, RowSpec
+from cellrt.cells._host import mark_stops
 from cellrt.cells._llama_stack import LAYER_WORDS, run_layers
 from cellrt.cells._recurrence import all_below
 from cellrt.cells._row_kernels import choose_likeliest, norm_rows
@@ -45,37 +46,45 @@ NUM_TENSORS = 11
 
 
 @nogil
+def choose_tokens(x, rows, hidden, norm, epsilon, head, bias, vocabulary, tokens, logprobs):  # type: ignore[no-untyped-def]
+    """The last norm, the head and the choice: the likeliest token, int64, of each row ``x`` ``[rows, hidden]``, and its
+    log-probability."""
+    normed, logits = np.empty(rows * hidden, np.float32), np.empty(rows * vocabulary, np.float32)
+    norm_rows(x, norm, rows, hidden, epsilon, normed.ctypes.data)
+    project(normed.ctypes.data, rows, hidden, head, bias, vocabulary, logits.ctypes.data)
+    choose_likeliest(logits.ctypes.data, rows, vocabulary, tokens, logprobs)
+    return normed.size + logits.size  # what is used here is not freed before
+
+
+@nogil
 def _choose(model, sizes, epsilon, x, rows, is_read, made):  # type: ignore[no-untyped-def]
-    """The last norm, the head and the choice, for those rows ``x`` ``[rows, hidden]`` that are read.
+    """``choose_tokens`` of those rows ``x`` ``[rows, hidden]`` that are read.
 
     ``made`` has the addresses of tokens, log-probabilities and stop flags; of other rows the first two are 0.
     """
     hidden = sizes[1]
     _, vocabulary, norm, head, bias, end_token = read_words(model, 6)
     token, logprob = array_at(made[0], rows, np.int64), array_at(made[1], rows, np.float32)
-    stop, wanted = array_at(made[2], rows, np.uint8), array_at(is_read, rows, np.uint8)
+    wanted = array_at(is_read, rows, np.uint8)
     count = 0
     for row in range(rows):
         count += wanted[row]
-    normed = np.empty(count * hidden, np.float32)
+    read, best, chance = np.empty(count * hidden, np.float32), np.empty(count, np.int64), np.empty(count, np.float32)
     at = 0
     for row in range(rows):
         if wanted[row]:
-            target = normed.ctypes.data + at * FLOAT_BYTES
-            norm_rows(x + row * hidden * FLOAT_BYTES, norm, 1, hidden, epsilon, target)
-            at += hidden
-    logits = np.empty(count * vocabulary, np.float32)
-    project(normed.ctypes.data, count, hidden, head, bias, vocabulary, logits.ctypes.data)
-    best, chance = np.empty(count, np.int64), np.empty(count, np.float32)
-    choose_likeliest(logits.ctypes.data, count, vocabulary, best.ctypes.data, chance.ctypes.data)
+            copy(read.ctypes.data + at * hidden * FLOAT_BYTES, x + row * hidden * FLOAT_BYTES, hidden)
+            at += 1
+    places = best.ctypes.data, chance.ctypes.data
+    choose_tokens(read.ctypes.data, count, hidden, norm, epsilon, head, bias, vocabulary, places[0], places[1])
     at = 0
     for row in range(rows):
         token[row], logprob[row] = 0, 0
         if wanted[row]:
             token[row], logprob[row] = best[at], chance[at]
             at += 1
-        stop[row] = token[row] == end_token
-    return normed.size + logits.size  # what is used here is not freed before
+    mark_stops(made[0], rows, end_token, made[2])
+    return read.size  # what is used here is not freed before
 
 
 @nogil

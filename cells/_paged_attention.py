@@ -27,8 +27,7 @@ from cellrt.cells._attention_tile import (
     turn_rows,
     write_row,
 )
-from cellrt.core.memory import read_int
-from cellrt.definition.compiled_form import DONE, TaskFunction, array_at, nogil, read_float, read_words
+from cellrt.definition.compiled_form import DONE, TaskFunction, array_at, nogil, read_float, read_int, read_words
 from cellrt.products.packed import fetch, touch
 from cellrt.products.vectors import FLOAT32, LANES
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cellrt.core.jit import nogil, watch_callees
-from cellrt.core.memory import as_pointer, read_float, read_word, read_words, write_word
+from cellrt.core.memory import as_pointer, read_float, read_int, read_word, read_words, write_word
 from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
 from cellrt.definition.attention_operator import APPEND, ATTEND
 from cellrt.definition.form_inputs import check_inputs
@@ -58,6 +58,7 @@ __all__ = [
     "nogil",
     "port_address",
     "read_float",
+    "read_int",
     "read_word",
     "read_words",
     "write_word",

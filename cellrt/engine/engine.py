@@ -309,8 +309,10 @@ class Engine(Serving):
         return CellGraph(recorded.program, {made.id: made.cell for made in list(self._registry.types.values())})
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Waits until every submitted request has ended and its callbacks have run; False after ``timeout`` seconds, or
-        if the engine failed. Waits for nothing in a forked process. Raises RequestError in a future's callback."""
+        """Waits until every submitted request has ended, what ran for it too, and its callbacks have run; False after
+        ``timeout`` seconds, or if the engine failed. Waits for nothing in a forked process. Raises RequestError in a
+        future's callback. The end of a ``with`` waits so without limit: for a cell that hangs use ``close(timeout)``.
+        """
         if timeout is not None:
             check_timeout(timeout)
         return self._manager.drain(timeout)

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.modules.rnn import RNNCellBase
 
 from cellrt.core.processor import Processor
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.row_wise import warn_if_it_raises, warn_unless_row_wise
 from cellrt.definition.spec import RowSpec
+from cellrt.definition.trial import INSTEAD
 from cellrt.engine.announce import announced
 from cellrt.engine.compiling import CellCompiler
 from cellrt.engine.discovery import Discovery
@@ -126,7 +128,8 @@ class Registrar:
         return model
 
     def _warn_of_forgotten_states(self, model: str, recorded: Recorded, cells: list[Cell]) -> None:
-        """Tells once of each cell that a model calls as if it had no state; points at who called Engine.register."""
+        """Tells once of each cell that a model calls as if it had no state, and of torch's own that were given none;
+        points at who called Engine.register."""
         for cell in cells_that_forget(recorded.program, cells):
             if cell.identity not in self._told:
                 self._told.add(cell.identity)
@@ -134,6 +137,17 @@ class Registrar:
                     f"model {model!r}: cell {cell.name!r} is called several times, each time without its state "
                     f"{list(cell.carry)}, which then begins with zeros, and only the last call is used. Give each call "
                     f"what the one before made ({', '.join(f'{name}=...' for name in cell.carry)}), or use graph.chain",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+        for cell in cells:
+            module = cell.module
+            if isinstance(module, RNNCellBase) and len(cell.inputs) == 1 and cell.identity not in self._told:
+                self._told.add(cell.identity)
+                named = f"name its state, too: {{'input': {module.input_size}, 'hx': {module.hidden_size}}}"
+                warnings.warn(
+                    f"model {model!r}: cell {cell.name!r} has the one input {next(iter(cell.inputs))!r}, so each step "
+                    f"of torch's {type(module).__name__} begins with zeros; {INSTEAD.get(type(module), named)}",
                     RuntimeWarning,
                     stacklevel=4,
                 )

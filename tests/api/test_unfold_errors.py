@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from cellrt.definition.define import cell
 from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError, UnknownModelError, http_status
 from tests.api.mistakes import MISTAKES, OTHER, ROW, STEP, TOKEN, good
@@ -148,6 +150,19 @@ def test_a_state_that_every_call_forgets_is_told_once(function: Any) -> None:
             engine.register(model(function, torch.zeros(3, SIZE)), warm_up=False)
         assert [each.filename for each in told] == [__file__]
         engine.register(model(function, torch.zeros(3, SIZE), "again"), warm_up=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hint"),
+    [(nn.GRUCell, r"'input': 4, 'hx': 4"), (nn.RNNCell, r"'input': 4, 'hx': 4"), (nn.LSTMCell, r"cells\.LSTMCell")],
+)
+def test_a_recurrent_cell_of_torch_without_its_state_is_told_once(kind: type[nn.Module], hint: str) -> None:
+    step = cell(kind(SIZE, SIZE), {"input": SIZE})
+    name = next(iter(step.outputs))
+    served = model(lambda graph, words: {"h": getattr(graph.chain(step, input=words), name)}, torch.zeros(3, SIZE))
+    told = f"has the one input 'input', so each step .* with zeros; .*{hint}"
+    with small_engine(arena_bytes=1 << 20) as engine, pytest.warns(RuntimeWarning, match=told):
+        engine.register(served, warm_up=False)
 
 
 def carries(graph, words):
