@@ -159,10 +159,16 @@ def test_a_state_that_every_call_forgets_is_told_once(function: Any) -> None:
 def test_a_recurrent_cell_of_torch_without_its_state_is_told_once(kind: type[nn.Module], hint: str) -> None:
     step = cell(kind(SIZE, SIZE), {"input": SIZE})
     name = next(iter(step.outputs))
-    served = model(lambda graph, words: {"h": getattr(graph.chain(step, input=words), name)}, torch.zeros(3, SIZE))
-    told = f"has the one input 'input', so each step .* with zeros; .*{hint}"
-    with small_engine(arena_bytes=1 << 20) as engine, pytest.warns(RuntimeWarning, match=told):
-        engine.register(served, warm_up=False)
+
+    def chain(graph, words):
+        return {"h": getattr(graph.chain(step, input=words), name)}
+
+    what = f"has the one input 'input', so each step .* with zeros; .*{hint}"
+    with small_engine(arena_bytes=1 << 20) as engine:
+        with pytest.warns(RuntimeWarning, match=what) as told:
+            engine.register(model(chain, torch.zeros(3, SIZE)), warm_up=False)
+        assert [each.filename for each in told] == [__file__]
+        engine.register(model(chain, torch.zeros(3, SIZE), "again"), warm_up=False)
 
 
 def carries(graph, words):
