@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.gpu [--quick] [--only PART] [--dry]`` runs everything, or some parts, on the first GPU and writes
 JSON lines and plots to ``benchmarks/results/<device>/``. A part is ``completion``, ``kernels`` (the LSTM's step),
-``steps`` (the others), ``lstm``, ``loops`` (``gpu_loops.py``), ``figures`` (``gpu_figures.py``: the paper's, about 8
-minutes, 2 with ``--quick``) or one figure, such as ``2.7``. ``--dry`` runs
+``steps`` (the others), ``lstm``, ``loops`` (``gpu_loops.py``), ``lm`` (``gpu_lm.py``), ``figures``
+(``gpu_figures.py``: the paper's, about 8 minutes, 2 with ``--quick``) or one figure, such as ``2.7``. ``--dry`` runs
 the same code on the device "dry" with tiny sizes: its numbers mean nothing, and are kept nowhere. Without matplotlib
 there are no plots: ``gpu_plots.py`` draws the figures from the JSON lines elsewhere.
 
@@ -29,10 +29,11 @@ from benchmarks.gpu_busy import busy_share
 from benchmarks.gpu_cells import FusedLSTM
 from benchmarks.gpu_figures import FIGURES, measure_figures
 from benchmarks.gpu_kernels import measure_floors, measure_kernels
+from benchmarks.gpu_lm import measure_lm
 from benchmarks.gpu_loops import measure_loops
 from benchmarks.gpu_plots import can_draw, draw_figures
 from benchmarks.gpu_run import folder_of
-from benchmarks.gpu_timing import time_calls, time_captured
+from benchmarks.gpu_timing import time_calls, time_captured, wake
 from benchmarks.options import Options, find_treebank
 from benchmarks.record import Recorder
 from cellrt.core.settings import SchedulerSettings
@@ -47,7 +48,7 @@ from cellrt.kernels.tuning_cases import OPERATIONS
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.device.worker import CudaWorker
 
-PARTS = ("completion", "kernels", "steps", "lstm", "loops", "figures", *FIGURES)
+PARTS = ("completion", "kernels", "steps", "lstm", "loops", "lm", "figures", *FIGURES)
 VOCABULARY = 10_000
 WAIT_S = 120.0
 
@@ -71,6 +72,7 @@ def measure(recorder: Recorder, options: Options, device: str) -> None:
     if options.has("completion"):
         gpu_completion.measure(recorder, device, 100 if options.quick else 1000)
     on = torch.device(_torch_name(device))
+    wake(on)
     for part, operations in (("kernels", OPERATIONS[:1]), ("steps", OPERATIONS[1:])):
         if options.has(part):
             measure_kernels(recorder, on, measure_floors(recorder, on), operations)
@@ -80,6 +82,8 @@ def measure(recorder: Recorder, options: Options, device: str) -> None:
             measure_lstm(recorder, device, size, dtype)
     if options.has("loops"):
         measure_loops(recorder, device, options.quick)
+    if options.has("lm"):
+        measure_lm(recorder, device, options.quick)
     figures = [name for name in FIGURES if options.has("figures") or options.has(name)]
     try:
         measure_figures(recorder, device, options.treebank, quick=options.quick, names=figures)

@@ -90,6 +90,7 @@ SECOND = (
     Part("serving", 120, (tests("tests/gpu/test_serving.py"), tests("tests/engine/test_compiled_cells.py"))),
     Part("decoders", 180, tuple(tests("-k", kind, "tests/engine/test_cuda_decoders.py") for kind in DECODERS)),
     benchmark("loops", 200, "--quick"),
+    benchmark("lm", 200, "--quick"),
     Part("pages", 120, tuple(tests(f"tests/engine/test_cuda_{name}.py") for name in ("pages", "ragged_steps"))),
     *(benchmark(figure, 120, "--quick") for figure in QUICK_FIGURES),
 )

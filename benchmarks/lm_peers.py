@@ -123,8 +123,8 @@ def padded(reference: Any, requests: Sequence[Asked]) -> list[Made]:
     lengths = torch.tensor([len(each.prompt) for each in requests])
     mask = (torch.arange(width) >= width - lengths[:, None]).long()
     made = reference.generate(
-        tokens,
-        attention_mask=mask,
+        tokens.to(reference.device),
+        attention_mask=mask.to(reference.device),
         max_new_tokens=max(each.steps for each in requests),
         do_sample=False,
         stopping_criteria=StoppingCriteriaList([Clock()]),

@@ -41,7 +41,9 @@ class Access(NamedTuple):
 
 
 class StubStream:
-    """See ``torch.cuda.Stream``."""
+    """See ``torch.cuda.Stream``. Torch before 2.13 leaves weak references to one behind, so nobody may make one."""
+
+    __slots__ = ("_stub", "clock", "cuda_stream", "device")
 
     def __init__(self, stub: StubCuda, device: object = None, number: int | None = None) -> None:
         self._stub = stub

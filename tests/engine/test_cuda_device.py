@@ -251,10 +251,17 @@ def test_live_devices_share_no_stream():
         assert len(streams_of(first) | streams_of(second)) == 6
         with pytest.raises(DeviceError, match="no stream"):
             open_device()
-        del first
-        gc.collect()
+        first.close()
         third = open_device()
         assert streams_of(third).isdisjoint(streams_of(second))
+
+
+def test_a_device_that_is_gone_has_no_stream():
+    with StubCuda(num_streams=8).installed():
+        first, second = open_device(), open_device()
+        first.itself = first  # only a collection takes it away
+        del first
+        assert streams_of(open_device()).isdisjoint(streams_of(second))
 
 
 def test_steps_are_measured_with_their_own_device_current(stub, monkeypatch):

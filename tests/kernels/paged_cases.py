@@ -106,7 +106,7 @@ def expected(case: Case, scale: float) -> Tensor:
         if not places or first == last:
             continue
         key, value = (
-            torch.stack([numbers[pages.tables[node, page], slot] for page, slot in places], 1).double()
+            torch.stack([numbers[pages.tables[node, page], slot] for page, slot in places], 1).double().cpu()
             for numbers in (pages.keys, pages.values)
         )
         added = torch.stack([added_scores(p, length, mask, query.shape[1]) for p in spans.positions[first:last]], 1)

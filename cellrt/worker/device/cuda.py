@@ -35,7 +35,7 @@ class CudaDevice(Device):
     def __init__(self, name: str, completion: str | None = None, direct: bool = True) -> None:
         self.torch_device = torch.device(name)
         COMPILATIONS.watch_triton()
-        self._compute, self._up, self._down = (STREAMS.take(self.torch_device) for _ in range(3))
+        self._compute, self._up, self._down = (STREAMS.take(self.torch_device, self) for _ in range(3))
         self._peers: dict[torch.device, torch.cuda.Stream] = {}
         with torch.cuda.device(self.torch_device):
             self._uploaded, self._computed = torch.cuda.Event(), torch.cuda.Event()
@@ -195,7 +195,7 @@ class CudaDevice(Device):
         fetched = torch.empty((len(rows), *arena.shape[1:]), dtype=arena.dtype, device=self.torch_device)
         stream = self._peers.get(other)
         if stream is None:
-            stream = self._peers[other] = STREAMS.take(other)
+            stream = self._peers[other] = STREAMS.take(other, self)
         stream.wait_stream(self._compute)
         with torch.cuda.stream(stream):
             values = arena.index_select(0, rows.to(other, non_blocking=True))
@@ -226,4 +226,7 @@ class CudaDevice(Device):
             stream.synchronize()
 
     def close(self) -> None:
-        """Streams and memory go with the object."""
+        """Memory goes with the object, and its streams if a task is still on them; else they are free now."""
+        self.num_completed()
+        if not self._in_flight:
+            STREAMS.release(self)

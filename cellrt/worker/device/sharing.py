@@ -22,21 +22,41 @@ MOST_TRIES = 64
 
 
 class StreamPool:
-    """The streams of torch's pools that devices have: each as long as its object lives. Any thread may ask."""
+    """The streams of torch's pools that devices have. Any thread may ask.
+
+    No weak reference to a stream is made: torch before 2.13 does not clear those of CUDA's (its pull request 183403),
+    so that they would be read after the stream is gone.
+    """
 
     def __init__(self) -> None:
-        self._taken: WeakValueDictionary[tuple[torch.device, int], torch.cuda.Stream] = WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._owners: WeakValueDictionary[tuple[torch.device, int], object] = WeakValueDictionary()
+        self._lock = threading.RLock()
 
-    def take(self, device: torch.device) -> torch.cuda.Stream:
-        """A stream that nobody else took. Raises DeviceError if there is none left."""
+    def take(self, device: torch.device, owner: object) -> torch.cuda.Stream:
+        """A stream that nobody else has: the owner's until it releases it or is gone. Raises DeviceError if all are
+        taken."""
         with self._lock:
-            for _ in range(MOST_TRIES):
-                stream = torch.cuda.Stream(device)
-                if (device, stream.cuda_stream) not in self._taken:
-                    self._taken[device, stream.cuda_stream] = stream
-                    return stream
-        raise DeviceError(f"{device}: no stream of its pool is free; close other engines on it")
+            found = self._find(device)
+            if found is None:
+                gc.collect()  # owners that only a collection takes away
+                found = self._find(device)
+            if found is None:
+                raise DeviceError(f"{device}: no stream of its pool is free; close other engines on it")
+            self._owners[device, found.cuda_stream] = owner
+            return found
+
+    def release(self, owner: object) -> None:
+        """Others may take what this owner took."""
+        with self._lock:
+            for key in [key for key, taken_by in self._owners.items() if taken_by is owner]:
+                del self._owners[key]
+
+    def _find(self, device: torch.device) -> torch.cuda.Stream | None:
+        for _ in range(MOST_TRIES):
+            stream = torch.cuda.Stream(device)
+            if (device, stream.cuda_stream) not in self._owners:
+                return stream
+        return None
 
 
 STREAMS = StreamPool()
