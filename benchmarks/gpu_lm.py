@@ -14,6 +14,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,8 +118,10 @@ class Served:
 
     def _at(self, pages: Tensor, rows: PagedRows) -> PagedRows:
         """These rows on the device."""
-        moved = {name: value.to(self._on) for name, value in rows._asdict().items() if isinstance(value, Tensor)}
-        return rows._replace(**moved | {"pages": pages})
+        moved: dict[str, Any] = {
+            name: value.to(self._on) for name, value in rows._asdict().items() if isinstance(value, Tensor)
+        }
+        return rows._replace(**{**moved, "pages": pages})
 
 
 def captured(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
