@@ -32,13 +32,14 @@ SMOLLM = LlamaSizes(vocabulary=49_152, hidden=576, inner=1536, layers=30, heads=
 MODELS = {"135M": SMOLLM, "8M": RANDOM}
 TINY = {"tiny": LlamaSizes(vocabulary=32, hidden=16, inner=24, layers=2, heads=2, kv_heads=1)}
 PAGE_BYTES = 8 << 30
+MOST_ROWS = 1024
 
 
 class Served:
     """A model on a device: by an engine, and in a loop without one."""
 
     def __init__(self, model: Llama, device: str, longest: tuple[int, int]) -> None:
-        self.cell = language_model(model, NO_END, page_size=PAGE_SIZE, max_batch=128)
+        self.cell = language_model(model, NO_END, page_size=PAGE_SIZE, max_batch=128, max_batch_rows=MOST_ROWS)
         self.engine = cellrt.Engine([device], page_bytes=PAGE_BYTES if device != "dry" else 1 << 24)
         self.engine.register(complete("lm", self.cell, max_tokens=longest[1]))
         self._on = torch.device("cpu" if device == "dry" else device)
@@ -161,7 +162,7 @@ def measure_lm(recorder: Recorder, device: str, quick: bool) -> None:
             equal: dict[str, Server] = {"ideal": ours.loop, **mixed}
             if not is_dry and importlib.util.find_spec("transformers") is not None:
                 reference = make_reference(model).to(device, dtype)
-                peer = Continuous(reference, longest[1])
+                peer = Continuous(reference, longest[1], num_blocks=1024, max_batch_tokens=MOST_ROWS)
                 ends.callback(peer.close)
                 mixed |= {"transformers, continuous": peer.serve, "transformers, padded": partial(padded, reference)}
             for count in in_flight:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -77,11 +77,13 @@ def _their_name(name: str) -> str:
 class Continuous:
     """Continuous batching, as ``generate_batch`` does it, with a manager that stays."""
 
-    def __init__(self, reference: Any, max_tokens: int) -> None:
+    def __init__(self, reference: Any, max_tokens: int, num_blocks: int = 256, max_batch_tokens: int = 256) -> None:
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
         config = GenerationConfig(max_new_tokens=max_tokens, do_sample=False, eos_token_id=-1)
-        batching = ContinuousBatchingConfig(page_size=32, num_blocks=256, max_batch_tokens=256)
+        names = {field.name for field in fields(ContinuousBatchingConfig)}
+        page_size = {"page_size" if "page_size" in names else "block_size": 32}  # before 5.18
+        batching = ContinuousBatchingConfig(num_blocks=num_blocks, max_batch_tokens=max_batch_tokens, **page_size)
         self._manager = reference.init_continuous_batching(
             generation_config=config, continuous_batching_config=batching
         )

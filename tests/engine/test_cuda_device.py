@@ -3,7 +3,9 @@ notes which operations are ordered, and refuses what torch refuses."""
 
 from __future__ import annotations
 
+import functools
 import gc
+import weakref
 from itertools import product
 from typing import NamedTuple
 
@@ -239,6 +241,26 @@ def test_no_garbage_is_collected_during_a_capture(stub):
         device.capture(lambda: seen.append(gc.isenabled()))
     assert seen == [True, False]  # it ran once before
     assert gc.isenabled()
+
+
+class Keeper:
+    """Of a tensor that captured work reads."""
+
+    values = torch.arange(3)
+
+
+def test_what_captured_work_reads_lives_as_long_as_the_capture(stub):
+    device, keeper = open_device(), Keeper()
+    seen, result = weakref.ref(keeper), torch.zeros(3, dtype=torch.int64)
+    work = functools.partial(lambda kept: result.copy_(kept.values), keeper)
+    with device.entered():
+        captured = device.capture(work)
+    del work, keeper
+    gc.collect()
+    assert seen() is not None
+    del captured
+    gc.collect()
+    assert seen() is None
 
 
 def streams_of(device: CudaDevice) -> set[int]:

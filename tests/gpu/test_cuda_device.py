@@ -29,11 +29,12 @@ def wait(device, count):
 def test_tasks_are_counted_in_order_with_and_without_downloads(device):
     pinned = [device.pinned(LARGE) for _ in range(20)]
     values = torch.zeros(LARGE, dtype=torch.uint8, device="cuda:0")
+    sources = [torch.zeros_like(values) for _ in range(20)]  # they live as long as the downloads
 
     def task(k):
         values.fill_(k)
         if k % 3 == 0:
-            device.download(pinned[k], values.clone())
+            device.download(pinned[k], sources[k].copy_(values))
 
     for k in range(20):
         device.submit(lambda k=k: task(k), k % 3 == 0)

@@ -139,7 +139,7 @@ class CudaDevice(Device):
             except BaseException:
                 self._leave_pool()
                 raise
-        return Captured(graph.replay, graph.raw_cuda_graph_exec() if has_handle else 0)
+        return Captured(graph.replay, graph.raw_cuda_graph_exec() if has_handle else 0, work)
 
     @property
     def direct(self) -> NDArray[np.int64] | None:

@@ -36,11 +36,13 @@ def nothing() -> None:
 class Captured(NamedTuple):
     """What was captured: ``replay`` repeats it, inside ``work``.
 
-    With a ``handle`` compiled code can launch it instead, and does: then it is not replayed.
+    With a ``handle`` compiled code can launch it instead, and does: then it is not replayed. ``work`` is what was
+    captured: what it made beforehand is read at every replay, and must live as long.
     """
 
     replay: Work
     handle: int = 0
+    work: Work = nothing
 
 
 class DoneEvent(Protocol):
