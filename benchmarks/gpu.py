@@ -51,6 +51,7 @@ from cellrt.worker.device.worker import CudaWorker
 PARTS = ("completion", "kernels", "steps", "lstm", "loops", "lm", "figures", *FIGURES)
 VOCABULARY = 10_000
 WAIT_S = 120.0
+WARM_UPS = 3
 
 
 class Size(NamedTuple):
@@ -142,27 +143,25 @@ def _measure_engine(
         arena_bytes=max(1 << 20, rows * row_bytes),
         max_queue=1 << 16,
     ) as engine:
-        engine.register(Unfolder("chain", unfold, [0, 0]))
+        engine.register(Unfolder("chain", unfold, [0, 0], key=len))
         requests = torch.randint(VOCABULARY, (size.batch, size.steps)).tolist()
         worker = engine._manager.workers[0]
         if not isinstance(worker, CudaWorker):
             raise TypeError(f"{device} has no device worker")
-        for futures in [engine.submit_many("chain", requests) for _ in range(2)]:  # kernels, captures
-            for future in futures:
-                future.result(WAIT_S)
+        for _ in range(WARM_UPS):  # kernels, captures of all runs that so many waves make
+            for futures in [engine.submit_many("chain", requests) for _ in range(size.waves)]:
+                futures.results(WAIT_S)
         tasks, host_ns, busy_ns = worker.num_tasks, worker.host_ns, worker.busy_ns
         start = time.perf_counter()
         waves = [engine.submit_many("chain", requests) for _ in range(size.waves)]
         for futures in waves:
-            for future in futures:
-                future.result(WAIT_S)
+            futures.results(WAIT_S)
         seconds = (time.perf_counter() - start) / size.waves
         tasks, host_ns = worker.num_tasks - tasks, worker.host_ns - host_ns
         busy_s = (worker.busy_ns - busy_ns) / 1e9 / size.waves
 
         def wave() -> None:
-            for future in engine.submit_many("chain", requests):
-                future.result(WAIT_S)
+            engine.submit_many("chain", requests).results(WAIT_S)
 
         busy = None if device == "dry" else busy_share(wave, torch.device(device))
     name = f"{case} cellrt, {way}{'' if is_fused else ', plain cell'}"

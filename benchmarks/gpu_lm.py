@@ -161,8 +161,8 @@ def measure_lm(recorder: Recorder, device: str, quick: bool) -> None:
             mixed: dict[str, Server] = {"cellrt": ours.stream, "cellrt, not streamed": ours.answer}
             equal: dict[str, Server] = {"ideal": ours.loop, **mixed}
             if not is_dry and importlib.util.find_spec("transformers") is not None:
-                reference = make_reference(model).to(device, dtype)
-                peer = Continuous(reference, longest[1], num_blocks=1024, max_batch_tokens=MOST_ROWS)
+                reference, other = (make_reference(model).to(device, dtype) for _ in range(2))
+                peer = Continuous(other, longest[1], num_blocks=1024, max_batch_tokens=MOST_ROWS)
                 ends.callback(peer.close)
                 mixed |= {"transformers, continuous": peer.serve, "transformers, padded": partial(padded, reference)}
             for count in in_flight:

@@ -191,7 +191,8 @@ class StubCuda:
         functions = StubDriver(self)
         driver = patch("cellrt.worker.device.cuda.find_driver", lambda: functions.driver if self.has_driver else None)
         counter = patch("cellrt.worker.device.counters.CopiedCounter", lambda _: StubCounter(self))
-        with patch.multiple(torch.cuda, **names), ended, plain, driver, counter:
+        asleep = patch("torch.cuda._sleep", lambda cycles: None, create=True)
+        with patch.multiple(torch.cuda, **names), asleep, ended, plain, driver, counter:
             yield self
 
     @property

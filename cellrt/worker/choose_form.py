@@ -34,8 +34,8 @@ def choose_form(placed: PlacedCell, sizes: Sequence[int], elapsed: Callable[[Wor
     plain: dict[int, float] = {}
     try:
         for rows in sizes:
-            fused[rows] = _fastest(placed.fused_step(rows), elapsed)
-            plain[rows] = _fastest(placed.plain_step(rows), elapsed)
+            fused[rows] = fastest(placed.fused_step(rows), elapsed)
+            plain[rows] = fastest(placed.plain_step(rows), elapsed)
     except KeyboardInterrupt:
         raise
     except BaseException:  # whatever a cell raises
@@ -56,7 +56,7 @@ def choose_runs(placed: PlacedCell, elapsed: Callable[[Work], float], wait: Call
         return
     rows = cell.batch_sizes[-1] if cell.batch_sizes else min(EXAMPLE_ROWS, cell.max_batch)
     try:
-        steps_s = NUM_STEPS * _fastest(placed.example_step(rows), elapsed)
+        steps_s = NUM_STEPS * fastest(placed.example_step(rows), elapsed)
         run = placed.authors_run(rows, NUM_STEPS)
         run_s = min([_wall_time(run, wait) for _ in range(1 + NUM_SAMPLES)][1:])
     except KeyboardInterrupt:
@@ -76,7 +76,9 @@ def _wall_time(run: Callable[[], object], wait: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _fastest(step: Callable[[], object], elapsed: Callable[[Work], float]) -> float:
+def fastest(step: Callable[[], object], elapsed: Callable[[Work], float]) -> float:
+    """Seconds that the device has a step, which has run before: the fastest of a few."""
+
     def work() -> None:
         step()
 

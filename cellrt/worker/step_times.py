@@ -9,9 +9,8 @@ import torch
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.worker.build_forms import build_forms
-from cellrt.worker.choose_form import choose_form, choose_runs
-from cellrt.worker.device.device import Device, Work
-from cellrt.worker.device.placement import PlacedCell
+from cellrt.worker.choose_form import choose_form, choose_runs, fastest
+from cellrt.worker.device.device import Device
 from cellrt.worker.torch_state import torch_threads
 
 ROWS = (1, 8, 64, 512)
@@ -61,7 +60,8 @@ def _time_on_cpu(cell: Cell, form: CompiledForm | None, rows: int) -> float:
 
 @torch.inference_mode()
 def _measure_on(device: Device, cell: Cell) -> dict[int, float]:
-    """The same on a device: the cell is placed and, if asked for, compiled there; its kernels are loaded and tuned."""
+    """The same on a device, by its own clock: what recurs is captured, and then its launches take no time. The cell is
+    placed and, if asked for, compiled there; its kernels are loaded and tuned."""
     times: dict[int, float] = {}
     with device.beside() as wait:  # a kernel of Triton's goes to the device that the thread is on
         placed = device.placements.of(cell)
@@ -72,7 +72,7 @@ def _measure_on(device: Device, cell: Cell) -> dict[int, float]:
         choose_runs(placed, device.elapsed, wait)
         for rows in _sizes(cell):
             try:
-                times[rows] = _time_step(placed, rows, wait)
+                times[rows] = fastest(placed.example_step(rows), device.elapsed)
             except KeyboardInterrupt:
                 raise
             except BaseException:  # a cell may refuse zeros
@@ -80,15 +80,3 @@ def _measure_on(device: Device, cell: Cell) -> dict[int, float]:
             if times[rows] > LONG_S:
                 break
     return times
-
-
-def _time_step(placed: PlacedCell, rows: int, wait: Work) -> float:
-    """The fastest of a few."""
-    samples, step = [], placed.example_step(rows)
-    for _ in range(4):
-        wait()
-        start = time.perf_counter()
-        step()
-        wait()
-        samples.append(time.perf_counter() - start)
-    return min(samples)

@@ -17,6 +17,7 @@ from benchmarks.stub_cuda import StubCuda
 from benchmarks.stub_driver import StubCounter
 from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
+from cellrt.definition.fused import reads_spans
 from cellrt.definition.spec import rows
 from cellrt.errors import DeviceError
 from cellrt.graph.unfolder import Unfolder
@@ -76,6 +77,18 @@ class HalvesRows(nn.Module):
         x, h, out = inputs["x"], inputs["h"], outputs["h"]
         value = x.values.index_select(0, x.rows) + 0.5 * h.values.index_select(0, h.rows)
         out.values.index_copy_(0, torch.where(out.rows < 0, len(out.values) - 1, out.rows), value)
+
+
+class CountsSpans(nn.Module):
+    """Rows of arenas, however many the device says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+    @reads_spans
+    def run_rows(self, inputs, outputs):
+        (given,), (made,) = inputs.values(), outputs.values()
+        made.values.index_copy_(0, made.rows, given.values.index_select(0, given.rows) + 1)
 
 
 class CountsRows(nn.Module):
@@ -328,3 +341,11 @@ def test_two_workers_of_one_device_pass_rows_to_each_other_without_a_race(stub_e
     serve(engine, model, [[(name, 1), (other, 2)] for name, other in zip(names, names[1:] + names[:1])])
     close_and_check(engine)
     assert stub_engines.races == []
+
+
+def test_a_step_that_is_timed_brings_nothing_from_the_host(monkeypatch):
+    """That would wait for the device, whose time would then be that of the host's calls."""
+    made = cell(CountsSpans(), {"x": (WIDTH,)}, max_batch=8)
+    step = PlacedCell(made, torch.device("cpu"), Forms(fused=True)).fused_step(4)
+    monkeypatch.setattr(torch, "tensor", lambda *_, **__: pytest.fail("a tensor came from the host"))
+    step()
