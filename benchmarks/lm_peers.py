@@ -118,7 +118,7 @@ def padded(reference: Any, requests: Sequence[Asked]) -> list[Made]:
 
         def __call__(self, input_ids: Tensor, scores: Tensor, **others: Any) -> Tensor:
             times.append(time.perf_counter())
-            return torch.zeros(len(input_ids), dtype=torch.bool)
+            return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
     width = max(len(each.prompt) for each in requests)
     tokens = torch.tensor([[PADDING] * (width - len(each.prompt)) + each.prompt for each in requests])

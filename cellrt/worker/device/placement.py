@@ -162,9 +162,8 @@ class PlacedCell:
         given, made = self._example_rows(rows, False)
         inputs = zip(self.cell.inputs.items(), self.cell.example_inputs(rows, str(self.device)))
         ragged = {name: value for (name, spec), value in inputs if spec.ragged and self.reads_ragged}
-        # Not in the step: what comes from the host waits for the device, and would be timed.
         read, written = {**self._as_served(given), **ragged}, self._as_served(made)
-        return lambda: run_rows(read, written)
+        return lambda: run_rows(read, written)  # brings nothing from the host: that would wait, and be timed
 
     def authors_run(self, rows: int, steps: int) -> Callable[[], object]:
         """So many steps of so many rows of zeros by its author's ``steps``."""
