@@ -65,14 +65,35 @@ def warn_unless_row_wise(cell: Computation, depth: int) -> list[str]:
     mixed = mixed_outputs(cell)
     if mixed:
         outputs = ", ".join(map(repr, mixed))
+        why = (
+            "the rows of a batch influence each other, or it raises for one row alone, so results would depend on who "
+            "is batched with whom"
+        )
+        if not set(mixed).isdisjoint(_fickle_outputs(cell)):
+            why = "equal rows give other results at each call, as where a cell counts in an attribute or draws numbers"
         warnings.warn(
-            f"cell {cell.name!r}, output {outputs}: the rows of a batch influence each other, or it raises for one row "
-            "alone, so results would depend on who is batched with whom. A cell must compute each row from that row "
+            f"cell {cell.name!r}, output {outputs}: {why}. A cell must compute each row from that row "
             "alone (only a cell that is random on purpose may differ here)",
             RuntimeWarning,
             stacklevel=1 + depth,
         )
     return mixed
+
+
+@workers_modes()
+@torch.inference_mode(False)
+@torch.enable_grad()
+def _fickle_outputs(cell: Computation) -> set[str]:
+    """The outputs that differ between two calls on the same rows."""
+    inputs = random_inputs(cell.inputs.values(), min(TRIAL_ROWS, cell.max_batch), torch.Generator().manual_seed(0))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            one, other = _run(cell, inputs), _run(cell, inputs)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return set()
+    return {name for name, a, b in zip(cell.outputs, one, other) if not is_close(a, b)}
 
 
 def warn_if_it_raises(cell: Computation, depth: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from cellrt.graph.results import Recorded
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.arenas import Arenas, rows_for
+from cellrt.worker.blame import describe_error
 from cellrt.worker.device.device import Device
 from cellrt.worker.step_times import measure_steps
 
@@ -110,7 +111,7 @@ class Registrar:
                 self._shared.add(cell)
         forms = self._forms(unfolder.name, discovery.cells)
         times = self._prepare(discovery.cells, forms, warm_up)
-        memory = self._allocate(discovery.new_kinds)
+        memory = self._allocate(discovery)
         types, new = self._run_in_turn(lambda: self._add(discovery, forms, times, memory, max_batch))
         model = Model(unfolder, self._registry, self._processor, types, priorities, max_queue)
         model.states, model.max_batch = recorded.states, max_batch
@@ -198,12 +199,23 @@ class Registrar:
                 log.info("%s", cost_of(cell, found))
         return times
 
-    def _allocate(self, specs: Sequence[RowSpec]) -> dict[RowSpec, list[torch.Tensor]]:
+    def _allocate(self, discovery: Discovery) -> dict[RowSpec, list[torch.Tensor]]:
         """Memory of the kinds that are new, by location; takes long on a device, and no turn waits for it."""
-        return {
-            spec: [arenas.allocate(spec, rows) for arenas, rows in zip(self._arenas, self._num_rows(spec))]
-            for spec in specs
-        }
+        made = {}
+        for spec in discovery.new_kinds:
+            counts = self._num_rows(spec)
+            try:
+                made[spec] = [arenas.allocate(spec, rows) for arenas, rows in zip(self._arenas, counts)]
+            except (MemoryError, RuntimeError) as error:
+                cells = [
+                    cell.name for cell in discovery.cells if spec in (*cell.inputs.values(), *cell.outputs.values())
+                ]
+                needed = " and ".join(f"{rows * spec.num_bytes / 1e9:.1f} GB" for rows in counts)
+                raise DefinitionError(
+                    f"cells {cells}: there is no memory for {needed} of rows {spec} at the host and the workers, "
+                    f"{spec.num_bytes / 1e6:.0f} MB each (see Engine's arena_bytes): {describe_error(error)}"
+                ) from error
+        return made
 
     def _num_rows(self, spec: RowSpec) -> list[int]:
         """Rows of a kind at each location, the host first."""

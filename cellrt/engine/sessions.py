@@ -98,7 +98,7 @@ class Sessions:
 
         Raises OverloadError, RequestError, and SessionError if it would be new and ``must_be_open``.
         """
-        if not isinstance(key, str | None):
+        if not isinstance(key, str | None) or key == "":
             raise RequestError(f"session of model {model.name!r}: expected a str as id, got {key!r}")
         with self._lock:
             known = self._by_id.get((model.name, key)) if key is not None else None

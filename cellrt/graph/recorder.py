@@ -38,6 +38,16 @@ Source = object
 """What may be an input: an Output, a tensor or number of one row; a list of them for a ragged input."""
 
 
+class _Ended:
+    """What a graph has in place of its engine once it is whole."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RequestError("the graph was used after its unfolder returned; each request has a graph of its own")
+
+
+_ENDED: Any = _Ended()
+
+
 class Recorder:
     """The program of one request under construction, and the checks of every input that goes into it."""
 
@@ -54,6 +64,10 @@ class Recorder:
         self._loop_values: dict[int, int] = {}
         self._emitted: dict[int, None] = {}
         """Outputs of loops that other cells read at every step, in order."""
+
+    def end(self) -> None:
+        """Whoever adds anything from now on gets a RequestError: the request has its graph."""
+        self._binding = _ENDED
 
     # Most graphs have none of either, and a small one costs little more than making them.
     @cached_property

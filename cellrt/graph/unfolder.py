@@ -57,6 +57,7 @@ class Unfolder:
             ) from error
         finally:
             CURRENT_GRAPH.reset(token)
+            graph.end()
 
 
 def unfold(

@@ -34,10 +34,19 @@ BYTES = "BYTES"
 TOO_LARGE = ", got a number that is too large for it"
 _TAKEN: dict[str, tuple[set[type], type]] = {
     "b": ({bool}, np.bool_),
-    **dict.fromkeys("iu", ({bool, int}, np.int64)),
-    "f": ({bool, int, float}, np.float64),
+    **dict.fromkeys("iu", ({int}, np.int64)),
+    "f": ({int, float}, np.float64),
 }
 """What is taken for the kind of a NumPy dtype, and the widest of the kind, to see whether a number fits."""
+_CALLED = {
+    bool: "true or false",
+    str: "texts",
+    type(None): "null",
+    dict: "an object",
+    float: "numbers with a fraction",
+    int: "integers",
+}
+"""In a client's words."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -53,8 +62,11 @@ def leaves_of(value: Any, where: str) -> Leaves:
     """The leaves of nested lists. Raises RequestError unless all lists of a level are equally long."""
     level, shape = [value], []
     while list in (kinds := set(map(type, level))):
-        if len(kinds) > 1 or len(sizes := set(map(len, level))) > 1:
-            raise RequestError(f"{where}: expected lists of equal lengths")
+        if len(kinds) > 1:
+            raise RequestError(f"{where}: expected lists of equal lengths, got {_kind(kinds - {list})} beside a list")
+        if len(sizes := set(map(len, level))) > 1:
+            shown = " and ".join(map(str, sorted(sizes)[:2]))
+            raise RequestError(f"{where}: expected lists of equal lengths, got some of {shown}")
         shape.append(sizes.pop())
         level = level[0] if len(level) == 1 else list(chain.from_iterable(level))
     return Leaves(level, kinds, tuple(shape))
@@ -92,8 +104,7 @@ def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
 
 def _kind(types: set[type]) -> str:
     """What came instead, in a client's words."""
-    names = {bool: "true or false", int: "integers", float: "numbers with a fraction", str: "texts"}
-    return next((name for kind, name in names.items() if kind in types), "what is no number")
+    return next((name for kind, name in _CALLED.items() if kind in types), "what is no number")
 
 
 def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int], where: str) -> torch.Tensor:

@@ -42,19 +42,19 @@ def _sizes(cell: Cell) -> list[int]:
 
 @torch.inference_mode()
 def _time_on_cpu(cell: Cell, form: CompiledForm | None, rows: int) -> float:
-    inputs = cell.example_inputs(rows)
-    by_name = {} if form is None else dict(zip(cell.inputs, inputs))
     samples = []
-    for _ in range(3):
-        start = time.perf_counter()
-        try:
+    try:
+        inputs = cell.example_inputs(rows)
+        by_name = {} if form is None else dict(zip(cell.inputs, inputs))
+        for _ in range(3):
+            start = time.perf_counter()
             if form is None or form.run(rows, by_name) is None:
                 cell.run_step(*inputs)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # a cell may refuse zeros
-            return 0.0
-        samples.append(time.perf_counter() - start)
+            samples.append(time.perf_counter() - start)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a cell may refuse zeros, and so many rows may be more than there is memory
+        return 0.0
     return min(samples)
 
 

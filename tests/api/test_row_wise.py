@@ -33,6 +33,18 @@ def test_a_cell_that_mixes_its_rows_is_told(kind: str) -> None:
     assert told[0].filename == __file__
 
 
+def test_a_cell_that_counts_in_an_attribute_is_told_that() -> None:
+    class Counts(nn.Module):
+        count = 0
+
+        def forward(self, h):
+            self.count += 1
+            return {"y": h + self.count}
+
+    with pytest.warns(RuntimeWarning, match="output 'y': equal rows give other results at each call"):
+        assert cell(Counts(), ROW, name="counts").check_row_wise() == ["y"]
+
+
 BRANCHES = {
     "their sum": lambda h: h if h.sum() > 0 else -h,
     "the first": lambda h: h if h[0, 0] > 0 else -h,

@@ -104,6 +104,32 @@ def test_a_cell_called_outside_an_unfolder() -> None:
         STEP(x=ROW)
 
 
+def test_a_graph_that_is_used_after_its_unfolder_returned() -> None:
+    kept: list[Any] = []
+
+    def function(graph, x):
+        kept.append(graph)
+        return {"h": graph.chain(STEP, x=x).h}
+
+    with small_engine(arena_bytes=1 << 20) as engine:
+        engine.register(model(function, torch.ones(2, SIZE)), warm_up=False)
+    for write in (lambda graph: graph.call(STEP, x=ROW), lambda graph: graph.constant(1.0)):
+        with pytest.raises(RequestError, match="the graph was used after its unfolder returned"):
+            write(kept[0])
+
+
+def test_rows_for_which_there_is_no_memory_name_their_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("cellrt.worker.arenas.Arenas.allocate", allocate)
+    with (
+        small_engine(arena_bytes=1 << 20) as engine,
+        pytest.raises(DefinitionError, match=r"cells \['Recurrent'\]: there is no memory for .* GB of rows float32"),
+    ):
+        engine.register(model(lambda graph, write: write(graph), good), warm_up=False)
+
+
 def test_an_example_is_unfolded_once() -> None:
     unfolded: list[object] = []
 

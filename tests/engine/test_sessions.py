@@ -136,11 +136,12 @@ def test_a_session_may_outlive_its_engine():
     assert "count" in repr(session)
 
 
-def test_an_id_that_is_no_str_is_refused():
+@pytest.mark.parametrize("id", [7, ""])
+def test_what_is_no_id_is_refused(id):
     with small_engine() as engine:
         engine.register(COUNT_MODEL, warm_up=False)
-        with pytest.raises(RequestError, match="session of model 'count': expected a str as id, got 7"):
-            engine.session("count", 7)
+        with pytest.raises(RequestError, match=f"session of model 'count': expected a str as id, got {id!r}"):
+            engine.session("count", id)
         assert engine.statistics()["sessions"]["open"] == 0
 
 

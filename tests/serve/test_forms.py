@@ -83,7 +83,22 @@ def test_numbers_that_do_not_fit_are_refused(value: list[Any], dtype: torch.dtyp
 
 
 def test_integers_are_never_rounded() -> None:
-    assert array_of([2**53 + 1, 0.0, True], torch.int64, "x").tolist() == [2**53 + 1, 0, 1]
+    assert array_of([2**53 + 1, 0.0, 1], torch.int64, "x").tolist() == [2**53 + 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([1, True], "expected FP32, got true or false"),
+        ([None], "expected FP32, got null"),
+        ([{}], "expected FP32, got an object"),
+        ([[1], [2, 3]], "expected lists of equal lengths, got some of 1 and 2"),
+        ([[1], 2], "expected lists of equal lengths, got integers beside a list"),
+    ],
+)
+def test_what_is_no_array_of_numbers_is_told_by_what_came(given: object, message: str) -> None:
+    with pytest.raises(RequestError, match=rf"^x: {message}$"):
+        array_of(given, torch.float32, "x")
 
 
 def test_a_long_text_among_many_costs_no_more_than_it_is_long() -> None:
