@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
+from cellrt.errors import RequestError
 
 
 class Binding(Protocol):
@@ -21,3 +22,13 @@ class Binding(Protocol):
 
     def constant_row(self, kind: int, content: bytes) -> int:
         """Permanent row of a constant of that kind with those bits, or -1 if it has none and travels with requests."""
+
+
+class _Ended:
+    """What a graph has in place of its engine once it is whole."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RequestError("the graph was used after its unfolder returned; each request has a graph of its own")
+
+
+ENDED: Any = _Ended()

@@ -25,7 +25,7 @@ from cellrt.core.trees import PICK
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError, RequestTooLargeError
-from cellrt.graph.binding import Binding
+from cellrt.graph.binding import ENDED, Binding
 from cellrt.graph.children import child_word
 from cellrt.graph.growing import GrowingStates
 from cellrt.graph.results import StateLayout
@@ -36,16 +36,6 @@ from cellrt.graph.symbols import Handle, LoopSteps, Node, Output, Steps
 OF_A_LOOP = "; what a loop is given is the same at every step: a row for each step is for graph.chain"
 Source = object
 """What may be an input: an Output, a tensor or number of one row; a list of them for a ragged input."""
-
-
-class _Ended:
-    """What a graph has in place of its engine once it is whole."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RequestError("the graph was used after its unfolder returned; each request has a graph of its own")
-
-
-_ENDED: Any = _Ended()
 
 
 class Recorder:
@@ -66,8 +56,8 @@ class Recorder:
         """Outputs of loops that other cells read at every step, in order."""
 
     def end(self) -> None:
-        """Whoever adds anything from now on gets a RequestError: the request has its graph."""
-        self._binding = _ENDED
+        """Whoever adds anything from now on gets a RequestError."""
+        self._binding = ENDED
 
     # Most graphs have none of either, and a small one costs little more than making them.
     @cached_property
