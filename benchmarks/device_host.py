@@ -11,7 +11,7 @@ Steps that attend are of 512 loops, too, which read 24 rows of others each, whos
 
 Ragged runs, of rows of up to 24 steps, are begun once each: none has numbers that a task had before, but what was read
 and captured of others of about its size serves it. That of a user's own cell is launched step by step, a call of the
-driver each.
+driver each; so is another's until it has recurred often.
 
 ``torch's calls`` is the same with ``DeviceOptions(direct=False)``: copies by torch, on memory of the CPU, and graphs
 that do nothing.
@@ -56,8 +56,8 @@ LAUNCHED = {"direct": "compiled launch", "torch": "torch's calls"}
 ROWS, HIDDEN, STEPS, WORDS = 512, 256, 6, 1000
 MOST_STEPS = 25
 NUM_RAGGED = 60
-RAGGED, OWN = "a ragged run", "a ragged run of a user's own cell"
-RUNS = (RAGGED, OWN)
+RAGGED, BY_STEPS, OWN = "a ragged run", "a ragged run by steps", "a ragged run of a user's own cell"
+RUNS = (RAGGED, BY_STEPS, OWN)
 OVER_PAGES = "steps over pages"
 ATTENDING, NUM_READ = "steps that attend", 24
 KINDS = ("every token delivered", "nothing delivered", *RUNS, OVER_PAGES, ATTENDING)
@@ -219,7 +219,7 @@ def _model(kind: str) -> Unfolder:
     if kind == OVER_PAGES:
         made = cell(Grown(), {"token": token, "kv": grows(1, page_size=PAGE_SIZE)}, max_batch=ROWS, max_batch_rows=4096)
     else:
-        module = {RAGGED: Spanned, OWN: Own, ATTENDING: Attending}.get(kind, Decoder)()
+        module = {RAGGED: Spanned, BY_STEPS: Spanned, OWN: Own, ATTENDING: Attending}.get(kind, Decoder)()
         inputs, carry = {"token": token, "h": rows(HIDDEN)}, {"h": "h"}
         if kind == ATTENDING:
             inputs["memory"], carry["token"] = ragged(1), "choice"
@@ -259,7 +259,7 @@ def _engine(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[L
             launches.append(Launch(launch.task, launch.type_id, launch.buffer.copy()))
         return begin(executor, launch)
 
-    options = DeviceOptions(capture_after=1, direct=is_direct)
+    options = DeviceOptions(capture_after=1, whole_runs_after=0 if kind == RAGGED else 1 << 30, direct=is_direct)
     with patch("cellrt.engine.engine.open_device", open_device), patch.object(DeviceExecutor, "begin", note):
         settings = SchedulerSettings(runs=is_ragged, join_budget_s=60.0, min_run_s=60.0)
         engine = Engine(["dry"], settings=settings, device_options=options, arena_bytes=64 << 20, max_queue=1 << 14)

@@ -96,7 +96,8 @@ def make(module: nn.Module, **options: object) -> Cell:
 
 
 def options(**others: object) -> DeviceOptions:
-    return DeviceOptions(ring_bytes=1 << 16, **others)
+    """Runs go whole at once."""
+    return DeviceOptions(ring_bytes=1 << 16, whole_runs_after=0, **others)
 
 
 def chains_engine(made: Cell, chosen: DeviceOptions) -> Engine:

@@ -79,14 +79,18 @@ def make(module: nn.Module, **options: object) -> Cell:
 
 
 @contextmanager
-def serving(made: Cell, chains: bool | None, *, runs: bool = True, capture_after: int = 1) -> Iterator[Engine]:
+def serving(
+    made: Cell, chains: bool | None, *, runs: bool = True, capture_after: int = 1, whole_runs_after: int = 0
+) -> Iterator[Engine]:
     """An engine that serves the model "chain", in runs; one step was run before (see ``chains_engine``)."""
 
     def unfold(graph, x):
         chain = graph.chain(made, x=x)
         return {"every": chain.h, "last": chain.last.h}
 
-    options = DeviceOptions(ring_bytes=1 << 18, capture_after=capture_after, chains=chains)
+    options = DeviceOptions(
+        ring_bytes=1 << 18, capture_after=capture_after, chains=chains, whole_runs_after=whole_runs_after
+    )
     settings = RUNS if runs else SchedulerSettings(runs=False)
     engine = device_engine("dry", 1, options, settings=settings, arena_bytes=1 << 20)
     engine.register(Unfolder("chain", unfold, torch.zeros(2, WIDTH)), warm_up=False)
@@ -111,10 +115,17 @@ def captures_of(engine: Engine) -> Captures:
 
 
 @FEW
-@given(st.lists(LENGTHS, min_size=1, max_size=4), st.booleans(), st.sampled_from([1, 2]), st.sampled_from([[], ["h"]]))
-def test_ragged_runs_give_what_their_steps_give(tasks, chains, capture_after, finite):
-    with serving(make(Spanned(), finite=finite), chains, capture_after=capture_after) as engine:
-        for lengths in tasks:
+@given(
+    tasks=st.lists(LENGTHS, min_size=1, max_size=4),
+    chains=st.booleans(),
+    capture_after=st.sampled_from([1, 2]),
+    whole_runs_after=st.sampled_from([0, 1, 100]),
+    finite=st.sampled_from([[], ["h"]]),
+)
+def test_ragged_runs_give_what_their_steps_give(tasks, chains, capture_after, whole_runs_after, finite):
+    after = {"capture_after": capture_after, "whole_runs_after": whole_runs_after}
+    with serving(make(Spanned(), finite=finite), chains, **after) as engine:
+        for lengths in tasks + tasks:
             check(engine, lengths, CHAIN if chains and max(lengths) > 1 else STEP)
 
 
@@ -139,6 +150,26 @@ def test_a_few_captures_serve_all_ragged_runs(chains):
     assert captures <= 40 and replays >= 110
     more_captures, more_replays = count_captures(Spanned(), chains, 360)
     assert more_captures - captures <= 10 and more_replays - replays >= 160
+
+
+def whole_runs_of(engine: Engine) -> int:
+    """Runs that were captured as a whole."""
+    known = captures_of(engine)._known.items()
+    return sum(capture is not None and len(key.sizes) > 1 for key, capture in known)
+
+
+def test_runs_go_by_few_captured_steps_until_they_recur():
+    draw = random.Random(1)
+    with serving(make(Spanned()), False, whole_runs_after=5) as engine:
+        for count in range(1, MOST_ROWS + 1):
+            check(engine, [draw.randint(2, 9) for _ in range(count)], STEP)
+        counts = captures_of(engine).counts
+        # Steps of 16, 32 and 40 rows, first and later ones, and steps of their own.
+        assert whole_runs_of(engine) <= 3 and counts["captures"] <= 12 and counts["replayed"] > 20
+        before = whole_runs_of(engine)
+        for _ in range(7):
+            check(engine, [7, 7, 5], STEP)
+        assert whole_runs_of(engine) == before + 1
 
 
 class Own(nn.Module):

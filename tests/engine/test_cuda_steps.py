@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
+from cellrt.definition.fused import reads_spans
 from cellrt.definition.spec import rows
 from cellrt.errors import CellError, RequestError
 from cellrt.graph.reference import run_one_by_one
@@ -21,8 +22,9 @@ from cellrt.worker.device.executor import DeviceOptions
 from tests.effort import quickly
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of
 from tests.engine.models import WIDTH
-from tests.engine.test_cuda_chains import RUNS
+from tests.engine.test_cuda_chains import RUNS, write
 from tests.engine.test_cuda_device import HalvesRows, halve, stub, stub_engines  # noqa: F401 - fixtures
+from tests.engine.test_cuda_ragged import taken
 from tests.engine.test_cuda_worker import device_engine, serve
 
 STATE = {"x": (WIDTH,), "h": (WIDTH,)}
@@ -54,17 +56,35 @@ def watch_launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return codes
 
 
+class HalvesSpans(HalvesRows):
+    """The same, told by the device how many rows there are."""
+
+    @reads_spans
+    def run_rows(self, inputs, outputs):
+        x, h, out = taken(inputs["x"]), taken(inputs["h"]), taken(outputs["h"])
+        write(out, x.values[x.rows] + 0.5 * h.values[h.rows])
+
+
+FORMS = {
+    "plain": (HalvesRows, {"fused": False}),
+    "fused": (HalvesRows, {"fused": True}),
+    "spans": (HalvesSpans, {"fused": True}),
+    "spans, then whole": (HalvesSpans, {"fused": True, "whole_runs_after": 2}),
+}
+
+
 @pytest.mark.parametrize(
     ("form", "ring_bytes", "direct"),
     quickly(
-        [("plain", 1 << 18, False), ("fused", 4096, True)],
-        of=product(["plain", "fused"], [4096, 1 << 18], [False, True]),
+        [("plain", 1 << 18, False), ("fused", 4096, True), ("spans", 4096, True), ("spans, then whole", 1 << 18, True)],
+        of=product(FORMS, [4096, 1 << 18], [False, True]),
     ),
 )
 def test_captured_steps_give_what_their_nodes_give(stub_engines, monkeypatch, direct, ring_bytes, form):  # noqa: F811
     """Also where the first state comes from the host, and where nothing is brought back."""
-    options = DeviceOptions(ring_bytes=ring_bytes, capture_after=1, direct=direct, fused=form == "fused")
-    made = cell(HalvesRows(), STATE, max_batch=16)
+    module, chosen = FORMS[form]
+    options = DeviceOptions(ring_bytes=ring_bytes, capture_after=1, direct=direct, **chosen)
+    made = cell(module(), STATE, max_batch=16)
     engine = device_engine("dry", 1, options, settings=RUNS)
     launched = watch_launches(monkeypatch)
     models = [

@@ -99,6 +99,7 @@ class Captures:
         device: that captures.
         budget_bytes: device memory that captures may take in all; 0 captures nothing.
         after: how often a signature runs before it is captured, at least 1, which warms its cell up.
+        whole_after: how often a run that may go by steps does so before it is captured as a whole.
 
     Attributes:
         counts: ``captures`` made, ``captures_refused`` by work that cannot be captured, ``captures_failed`` on the
@@ -107,8 +108,12 @@ class Captures:
 
     COUNTED = ("replayed", "captures", "captures_refused", "captures_failed", "captures_evicted")
 
-    def __init__(self, device: Device, budget_bytes: int, after: int = 2) -> None:
+    def __init__(self, device: Device, budget_bytes: int, after: int = 2, whole_after: int = 0) -> None:
         self._device, self._budget_bytes, self._after = device, budget_bytes, max(1, after)
+        self._whole_after = whole_after
+        self._by_steps: Counter[Signature] = Counter()
+        self._refusing: set[int] = set()
+        """Cell types some of whose work was refused."""
         self._known: dict[Signature, Capture | CapturedSteps | None] = {}
         """Those that cannot be captured have none."""
         self._seen: OrderedDict[Signature, int] = OrderedDict()
@@ -130,6 +135,19 @@ class Captures:
             return None
         self.counts["replayed"] += 1
         return capture
+
+    def goes_whole(self, signature: Signature) -> bool:
+        """Whether a run that may go by steps is captured, cannot be, or has gone by steps often enough to be captured
+        now: a graph for each size of a run takes long to make, and saves little of a run."""
+        if signature in self._known or signature.type_id in self._refusing:
+            return True
+        if len(self._by_steps) > MAX_COUNTED:
+            self._by_steps.clear()
+        self._by_steps[signature] += 1
+        if self._by_steps[signature] <= self._whole_after:
+            return False
+        self._seen.setdefault(signature, self._after - 1)
+        return True
 
     def find_steps(self, signature: Signature) -> CapturedSteps | None:
         """What was captured of steps, by the signature of all."""
@@ -212,6 +230,7 @@ class Captures:
             make(before)
         except NotCapturableError:
             self.counts["captures_refused"] += 1
+            self._refusing.add(signature.type_id)
             return False
         except BaseException as error:  # the cell's own code runs meanwhile
             self._device.check()
@@ -234,6 +253,9 @@ class Captures:
         """Drops the captures of a cell type that no task has; while others are found and made."""
         for signature in [signature for signature in list(self._known) if signature.type_id == type_id]:
             self._known.pop(signature, None)
+        for signature in [signature for signature in list(self._by_steps) if signature.type_id == type_id]:
+            self._by_steps.pop(signature, None)
+        self._refusing.discard(type_id)
 
     def _has_room(self) -> bool:
         """Whether the budget allows one more, for which others may be dropped."""

@@ -48,6 +48,9 @@ class DeviceOptions:
             download. A task that needs more gets memory of its own.
         graph_bytes: device memory for captured CUDA graphs; 0 runs everything eagerly.
         capture_after: how often a task of the same signature runs eagerly before it is captured.
+        whole_runs_after: how often a run of the same signature goes over captured steps, of which there are few, before
+            it is captured as a whole, which takes longer than some such runs; of cells whose kernels read on the device
+            how many rows there are.
         fused: use ``run_rows`` of cells that have it: always, never, or (None) if it measures faster than their plain
             form in the geometric mean over numbers of rows.
         chains: use ``run_chain_rows`` of such cells for runs of several steps: always, never, or (None) where it
@@ -65,6 +68,7 @@ class DeviceOptions:
     ring_bytes: int = 32 << 20
     graph_bytes: int = 1 << 30
     capture_after: int = 2
+    whole_runs_after: int = 100
     fused: bool | None = None
     chains: bool | None = None
     compiled: bool = False
@@ -98,8 +102,9 @@ class DeviceExecutor:
             raise InternalError(f"location {location} has no arenas of a device")
         compiled.compile_all(np.zeros(1, np.int32))
         compile_shapes(np.zeros(1, np.int32))
-        self._captures = Captures(device, options.graph_bytes, options.capture_after)
-        self._plans = Plans(location, types, own, arenas[HOST], pads=options.graph_bytes > 0)
+        self._captures = Captures(device, options.graph_bytes, options.capture_after, options.whole_runs_after)
+        pads, whole = options.graph_bytes > 0, self._captures.goes_whole
+        self._plans = Plans(location, types, own, arenas[HOST], pads, whole)
         up, down = (Ring(device, options.ring_bytes) for _ in range(2))
         flags = torch.zeros(num_flags, dtype=torch.bool, device=device.torch_device)
         self._memory = Memory(device, location, arenas, up, down, flags)

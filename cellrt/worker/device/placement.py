@@ -61,19 +61,19 @@ class Forms(NamedTuple):
 
 
 class Chains:
-    """A cell's ``run_chain_rows``, and whether a run goes through it.
+    """A cell's ``run_chain_rows``, and whether a run goes through it (``always``; None: where that measures faster).
 
     The choice is kept for runs of about as many rows and steps; apart for tasks that are launched call by call and for
     those in captured graphs, where calls cost the host nothing.
     """
 
     def __init__(self, run: RunChainRows, always: bool | None) -> None:
-        self.run, self._always = run, always
+        self.run, self.always = run, always
         self._chosen: dict[tuple[int, int, bool], bool] = {}
 
     def find(self, sizes: Sequence[int], is_captured: bool) -> bool | None:
         """The choice for a run with these sizes, or None if there is none yet."""
-        return self._chosen.get(_run_class(sizes, is_captured)) if self._always is None else self._always
+        return self._chosen.get(_run_class(sizes, is_captured)) if self.always is None else self.always
 
     def keep(self, sizes: Sequence[int], is_captured: bool, choice: bool) -> None:
         """Makes the choice for such runs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ from cellrt.worker.device.ragged_reading import RaggedReader, RaggedSpanReader
 from cellrt.worker.device.ring import pieces_of
 from cellrt.worker.device.shape import Shape, find_shape, room_for, rules_of, shape_of
 from cellrt.worker.device.signature import NOWHERE, Signature
-from cellrt.worker.device.steps_reading import FusedStepsReader, StepsReader
+from cellrt.worker.device.steps_reading import FusedStepsReader, SpanStepsReader, StepsReader
 
 MAX_KNOWN = 8192
 ANSWER_BYTES = 4
@@ -68,6 +68,8 @@ class Plans:
         arenas: of the location.
         host: arenas of the host.
         pads: pad rows and counts to a few sizes, so that shapes recur; else only as the cell demands.
+        goes_whole: whether a run of that signature is captured as a whole, or is to be; else it goes by steps, which
+            need few captures. Asked once a task.
 
     Attributes:
         counts: tasks that were ``unfused``, which run through the plain form of a cell that has a fused one, as that
@@ -75,9 +77,16 @@ class Plans:
     """
 
     def __init__(
-        self, location: int, types: Mapping[int, CellType], arenas: DeviceArenas, host: Arenas, pads: bool
+        self,
+        location: int,
+        types: Mapping[int, CellType],
+        arenas: DeviceArenas,
+        host: Arenas,
+        pads: bool,
+        goes_whole: Callable[[Signature], bool],
     ) -> None:
         self._location, self._types, self._arenas, self._host, self._pads = location, types, arenas, host, pads
+        self._goes_whole = goes_whole
         self._known: dict[tuple[int, type[TaskReader], bytes], Plan | None] = {}
         """None: the task must be read otherwise."""
         self._rules: dict[tuple[int, int], tuple[NDArray[np.int64], int]] = {}
@@ -105,10 +114,15 @@ class Plans:
                         self._known.clear()
                         self._signatures.clear()
                     self._known[key] = plan
-            if plan is not None:
+            if plan is not None and self._is_taken(plan, reader, readers):
                 self.counts["unfused"] += readers[0].is_fused and not reader.is_fused
                 return plan
         raise InternalError(f"no form of cell type {type_id} takes a task")
+
+    def _is_taken(self, plan: Plan, reader: type[TaskReader], readers: list[type[TaskReader]]) -> bool:
+        """Whether a task goes as this reader has it, where another has it by steps."""
+        may_go_by_steps = reader is SpanReader and SpanStepsReader in readers and plan.packing.can_capture
+        return not may_go_by_steps or self._goes_whole(plan.packing.signature)
 
     def forget(self, type_id: int) -> None:
         """Drops what was read of tasks of a cell type; while the worker's thread reads those of others."""
@@ -219,7 +233,8 @@ def _readers(placed: PlacedCell, buffer: Ints, captures: bool) -> list[type[Task
     if placed.reads_spans and placed.reads_ragged and not is_run:
         return [RaggedSpanReader, *plain]
     if placed.reads_spans:
-        return [SpanReader, ExactSpanReader, *plain]
+        by_steps = is_run and captures and not (placed.chains is not None and placed.chains.always)
+        return [SpanReader, *([SpanStepsReader] if by_steps else []), ExactSpanReader, *plain]
     if not is_run:
         return [FusedReader, *plain]
     if placed.chains is not None:

@@ -1,8 +1,9 @@
 """The words of a run that goes step by step, in compiled code: a block of words for each step.
 
 What ``words.py`` writes for all positions of a run is spread over the blocks of its steps, each padded to the next size
-that a step may have. A block begins with where the next one is, in words of the ring. Before the first one lies where
-that is, and where the second is.
+that a step may have. A block begins with where the next one is, in words of the ring, and with the spans of its state
+and of its rows, for forms that read these (``SpannedRows``): both from its first row on, as many as it has. Before the
+first block lies where that is, and where the second is.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
 from cellrt.core.memory import read_int, read_word, start_of, write_word
 
-LINKS, HEAD = 2, 1
-"""Words before the first block, and at the beginning of each."""
+LINKS, SPANS_AT, HEAD = 2, 1, 5
+"""Words before the first block; in a block, the first of its spans, and all before its arrays."""
 
 # An array of a block: where its numbers are by position; where those of the first step are, of state, which later has
 # those of the step before; with what it is padded, and that number or where it is; of the ring's rows of results where
@@ -85,6 +86,9 @@ def spread_words(buffer, words, parts, sizes, ring, at):  # type: ignore[no-unty
         padded = sizes[size_class]
         following = at + HEAD + parts.shape[0] * padded
         write_word(ring, at, following)
+        for span_at in (at + SPANS_AT, at + SPANS_AT + 2):
+            write_word(ring, span_at, 0)
+            write_word(ring, span_at + 1, size)
         if step == 0:
             write_word(ring, link + 1, following)
         for k in range(parts.shape[0]):

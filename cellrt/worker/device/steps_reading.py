@@ -16,7 +16,7 @@ from cellrt.core.tables import HOST
 from cellrt.worker.device import step_words, words
 from cellrt.worker.device.fused_reading import CannotFuseError, FusedReader
 from cellrt.worker.device.packing import Packing, Part, RunSteps, TaskReader, Transfer
-from cellrt.worker.device.shape import RUN, InputShape, OutputShape, next_size
+from cellrt.worker.device.shape import LEAST_ROWS, RUN, InputShape, OutputShape, next_size
 from cellrt.worker.device.signature import NOWHERE, InputSignature, OutputSignature, Signature, Source
 
 
@@ -32,7 +32,7 @@ class StepsReader(TaskReader):
         self._parts: list[Part] = []
         self._part_of_input: dict[int, int] = {}
         self._scratch_used: dict[int, int] = {}
-        sizes = sizes_of_steps(self._type.cell.batch_sizes, self._type.cell.max_batch)
+        sizes = self._sizes_of_steps()
         if self._shape.rows > sizes[-1] or not self._pads:
             raise CannotFuseError
         packing = super().read()
@@ -42,6 +42,10 @@ class StepsReader(TaskReader):
             self._parts.append((signature.answers_at, NOWHERE, step_words.PAD_WORD, last, NOWHERE, 0, 0))
         steps = RunSteps(sizes, self._parts, self._step(signature, True), self._step(signature, False))
         return packing._replace(steps=steps)
+
+    def _sizes_of_steps(self) -> list[int]:
+        """The numbers of rows that a step may have."""
+        return sizes_of_steps(self._type.cell.batch_sizes, self._type.cell.max_batch)
 
     def _step(self, run: Signature, is_first: bool) -> Signature:
         """The signature of a step of one row, but for ``sizes``, as that of all steps."""
@@ -165,6 +169,18 @@ class FusedStepsReader(StepsReader, FusedReader):
         fields = record + layout.OUT_STORE_POSITIONS, record + layout.OUT_STORE_ROWS, record + layout.OUT_STORES
         self._operations.append((words.STORE, at, *fields, 0, 0))
         return at
+
+
+class SpanStepsReader(FusedStepsReader):
+    """Reads a run of a form to which the device says how many rows a step has."""
+
+    def _sizes_of_steps(self) -> list[int]:
+        """Few: programs behind the last row leave at once."""
+        most, least = self._type.cell.max_batch, min(LEAST_ROWS, self._type.cell.max_batch)
+        return sorted({least, *(min(1 << power, most) for power in range(least.bit_length(), most.bit_length() + 1))})
+
+    def _step(self, run: Signature, is_first: bool) -> Signature:
+        return super()._step(run, is_first)._replace(spans_at=step_words.SPANS_AT)
 
 
 def sizes_of_steps(batch_sizes: Sequence[int], max_batch: int) -> list[int]:
