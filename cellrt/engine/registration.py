@@ -207,9 +207,8 @@ class Registrar:
             try:
                 made[spec] = [arenas.allocate(spec, rows) for arenas, rows in zip(self._arenas, counts)]
             except (MemoryError, RuntimeError) as error:
-                cells = [
-                    cell.name for cell in discovery.cells if spec in (*cell.inputs.values(), *cell.outputs.values())
-                ]
+                kinds = {cell.name: [*cell.inputs.values(), *cell.outputs.values()] for cell in discovery.cells}
+                cells = [name for name, specs in kinds.items() if spec in [one.stored for one in specs]]
                 needed = " and ".join(f"{rows * spec.num_bytes / 1e9:.1f} GB" for rows in counts)
                 raise DefinitionError(
                     f"cells {cells}: there is no memory for {needed} of rows {spec} at the host and the workers, "

@@ -28,6 +28,8 @@ class _Ended:
     """What a graph has in place of its engine once it is whole."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         raise RequestError("the graph was used after its unfolder returned; each request has a graph of its own")
 
 

@@ -45,10 +45,8 @@ class TensorForm:
     may_be_empty: bool = False
 
     def schema(self) -> Schema:
-        """Nested arrays of numbers; true counts as 1."""
-        schema: Schema = (
-            {"type": ["boolean"]} if self.dtype == torch.bool else {"type": [_type_of(self.dtype), "boolean"]}
-        )
+        """Nested arrays of numbers."""
+        schema: Schema = {"type": "boolean" if self.dtype == torch.bool else _type_of(self.dtype)}
         for place, size in reversed(list(enumerate(self.shape))):
             is_least = place < len(self.shape) - 1 or not self.may_be_empty  # JSON cannot say how wide no rows are
             least, most = (size, size) if size >= 0 else (int(is_least), self.limits.max_steps)

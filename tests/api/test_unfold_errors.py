@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from cellrt.definition.define import cell
+from cellrt.definition.spec import ragged
 from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError, UnknownModelError, http_status
 from tests.api.mistakes import MISTAKES, OTHER, ROW, STEP, TOKEN, good
@@ -130,6 +131,9 @@ def test_rows_for_which_there_is_no_memory_name_their_cells(monkeypatch: pytest.
         ),
     ):
         engine.register(model(lambda graph, write: write(graph), good), warm_up=False)
+    summed = cell(lambda rows: {"out": rows.offsets.diff()[:, None].float()}, {"rows": ragged(7)}, name="summed")
+    with small_engine() as engine, pytest.raises(DefinitionError, match=r"cells \['summed'\]: there is no memory"):
+        engine.register(model(lambda graph, rows: {"out": graph.call(summed, rows=rows).out}, torch.ones(1, 7)))
 
 
 def test_an_example_is_unfolded_once() -> None:

@@ -291,6 +291,13 @@ def test_live_devices_share_no_stream():
         assert streams_of(third).isdisjoint(streams_of(second))
 
 
+def test_closing_a_device_that_is_lost_says_nothing_more_of_it(stub, monkeypatch):
+    device = open_device()
+    device.note_launched(False)
+    monkeypatch.setattr(device, "num_completed", lambda: (_ for _ in ()).throw(RuntimeError("CUDA error")))
+    device.close()
+
+
 def test_a_device_that_is_gone_has_no_stream():
     with StubCuda(num_streams=8).installed():
         first, second = open_device(), open_device()

@@ -117,7 +117,7 @@ def place(engine: Engine, made: Cell) -> None:
 
 @contextmanager
 def serving(model: Unfolder, settings: SchedulerSettings = LONG_RUNS, **options: Any) -> Iterator[Engine]:
-    chosen = DeviceOptions(**{"ring_bytes": 1 << 16, "capture_after": 1, **options})
+    chosen = DeviceOptions(**{"ring_bytes": 1 << 16, "capture_after": 1, "fused": True, **options})
     engine = device_engine("dry", 1, chosen, settings=settings)
     engine.register(model, warm_up=False)
     yield engine

@@ -49,7 +49,7 @@ class Spanned(nn.Module):
 
     @reads_spans
     def run_chain_rows(self, sizes: RunSizes, inputs: dict[str, IndexedRows], outputs: dict[str, IndexedRows]) -> bool:
-        most, h, first = sizes.numbers[0], inputs["h"].values[inputs["h"].rows], torch.zeros(1, dtype=torch.int64)
+        most, h, first = sizes.numbers[0], inputs["h"].values[inputs["h"].rows], torch.zeros_like(sizes.values[:1])
         for step in range(len(sizes.numbers)):
             span = torch.cat([first, sizes.values[step : step + 1]])
             x, out = (taken(SpannedRows(*given, most, span)) for given in (inputs["x"], outputs["h"]))
@@ -69,7 +69,7 @@ class Unmarked(Spanned):
 
 def taken(given: SpannedRows) -> IndexedRows:
     """A step's rows, and behind them -1, or what may be read: then row 0."""
-    numbers = torch.arange(given.most)
+    numbers = torch.arange(given.most, device=given.span.device)
     index = given.rows[(given.span[0] + numbers).clamp(max=len(given.rows) - 1)]
     return IndexedRows(given.values, torch.where(numbers < given.span[1], index, -1))
 
@@ -80,7 +80,7 @@ def make(module: nn.Module, **options: object) -> Cell:
 
 @contextmanager
 def serving(
-    made: Cell, chains: bool | None, *, runs: bool = True, capture_after: int = 1, whole_runs_after: int = 0
+    made: Cell, chains: bool | None, *, runs: bool = True, whole_runs_after: int = 0, **others: int
 ) -> Iterator[Engine]:
     """An engine that serves the model "chain", in runs; one step was run before (see ``chains_engine``)."""
 
@@ -88,9 +88,8 @@ def serving(
         chain = graph.chain(made, x=x)
         return {"every": chain.h, "last": chain.last.h}
 
-    options = DeviceOptions(
-        ring_bytes=1 << 18, capture_after=capture_after, chains=chains, whole_runs_after=whole_runs_after
-    )
+    given = {"ring_bytes": 1 << 18, "capture_after": 1, "whole_runs_after": whole_runs_after, **others}
+    options = DeviceOptions(fused=True, chains=chains, **given)
     settings = RUNS if runs else SchedulerSettings(runs=False)
     engine = device_engine("dry", 1, options, settings=settings, arena_bytes=1 << 20)
     engine.register(Unfolder("chain", unfold, torch.zeros(2, WIDTH)), warm_up=False)
@@ -170,6 +169,39 @@ def test_runs_go_by_few_captured_steps_until_they_recur():
         for _ in range(7):
             check(engine, [7, 7, 5], STEP)
         assert whole_runs_of(engine) == before + 1
+
+
+def eager_after(engine: Engine, repeats: int) -> int:
+    """Tasks that were not replayed, the last of so many equal runs apart."""
+    for _ in range(repeats):
+        check(engine, [7, 7, 5], STEP)
+    before = engine._manager.workers[0].counts()["eager"]
+    check(engine, [7, 7, 5], STEP)
+    return engine._manager.workers[0].counts()["eager"] - before
+
+
+def test_a_run_for_whose_capture_there_is_no_room_goes_on_by_steps():
+    with serving(make(Spanned()), False, whole_runs_after=5, graph_bytes=2048) as engine:
+        assert eager_after(engine, 14) == 0 and whole_runs_of(engine) == 0
+
+
+def test_a_run_that_waits_for_room_in_the_rings_counts_once():
+    """It is asked about at each try."""
+    tries = []
+    with serving(make(Spanned()), False, whole_runs_after=1000) as engine:
+        goes_whole = captures_of(engine).goes_whole
+        engine._manager.workers[0]._executor._plans._goes_whole = lambda key: (
+            [goes_whole(key), tries.append(key)] and (goes_whole(key))
+        )
+        for _ in range(3):
+            check(engine, [7, 7, 5], STEP)
+        assert captures_of(engine)._by_steps.total() == len(tries)
+
+
+def test_a_run_whose_capture_failed_goes_on_by_steps(monkeypatch):
+    with serving(make(Spanned()), False, whole_runs_after=5) as engine:
+        monkeypatch.setattr(Captures, "_side", lambda *_: pytest.fail("no memory"))
+        assert eager_after(engine, 14) == 0 and captures_of(engine).counts["captures_failed"] == 1
 
 
 class Own(nn.Module):

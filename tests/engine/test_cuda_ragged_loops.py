@@ -29,7 +29,9 @@ from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, serve
 def sums_of(memory: RaggedRows) -> Tensor:
     """Of each node's rows, without a look at any number."""
     nodes = len(memory.offsets) - 1
-    node = torch.bucketize(torch.arange(len(memory.values)), memory.offsets[1:], right=True)
+    node = torch.bucketize(
+        torch.arange(len(memory.values), device=memory.values.device), memory.offsets[1:], right=True
+    )
     return memory.values.new_zeros(nodes + 1, 2).index_add_(0, node, memory.values)[:nodes]
 
 

@@ -42,7 +42,7 @@ class Picked(NamedTuple):
 
 def nodes_of(items: RaggedRows) -> Tensor:
     """The node of each row; all of them are of some."""
-    nodes = torch.arange(len(items.offsets) - 1)
+    nodes = torch.arange(len(items.offsets) - 1, device=items.offsets.device)
     return torch.repeat_interleave(nodes, items.offsets.diff(), output_size=len(items.values))
 
 
@@ -93,7 +93,8 @@ class Fused(nn.Module):
     def run_rows(self, inputs: dict[str, SpannedRows | RaggedRows], outputs: dict[str, SpannedRows]) -> None:
         which, items, others = taken(inputs["which"]), inputs["items"], inputs["others"]
         numbers = which.values[which.rows.clamp(min=0)]
-        nodes = torch.bucketize(torch.arange(len(items.values)), items.offsets[1:], right=True)
+        rows = torch.arange(len(items.values), device=items.values.device)
+        nodes = torch.bucketize(rows, items.offsets[1:], right=True)
         sums = items.values.new_zeros(len(numbers) + 1, 2)
         sums = sums.index_add_(0, nodes.clamp(max=len(numbers)), items.values + 2 * others.values)[:-1]
         place = items.offsets[:-1] + numbers

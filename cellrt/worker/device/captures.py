@@ -20,6 +20,8 @@ from cellrt.worker.device.signature import Signature
 MAX_COUNTED = 4096
 STALE_AFTER = 1024
 """A capture that so many tasks did without gives way to another where memory is short."""
+ASKED_AGAIN = 16
+"""For a run that should be captured as a whole room is looked for again behind so many that went by steps."""
 
 
 @dataclass
@@ -112,6 +114,7 @@ class Captures:
         self._device, self._budget_bytes, self._after = device, budget_bytes, max(1, after)
         self._whole_after = whole_after
         self._by_steps: Counter[Signature] = Counter()
+        self._by_steps_now: Signature | None = None
         self._refusing: set[int] = set()
         """Cell types some of whose work was refused."""
         self._known: dict[Signature, Capture | CapturedSteps | None] = {}
@@ -137,17 +140,28 @@ class Captures:
         return capture
 
     def goes_whole(self, signature: Signature) -> bool:
-        """Whether a run that may go by steps is captured, cannot be, or has gone by steps often enough to be captured
-        now: a graph for each size of a run takes long to make, and saves little of a run."""
-        if signature in self._known or signature.type_id in self._refusing:
+        """Whether a run that may go by steps is captured, may not go by captured steps, or has gone by steps often
+        enough to be captured now: a graph for each size of a run takes long to make, and saves little of a run."""
+        self._by_steps_now = None
+        if signature.type_id in self._refusing:
             return True
-        if len(self._by_steps) > MAX_COUNTED:
-            self._by_steps.clear()
-        self._by_steps[signature] += 1
-        if self._by_steps[signature] <= self._whole_after:
+        if signature in self._known:
+            return self._known[signature] is not None  # else its capture failed; those of its steps are there
+        count = self._by_steps[signature]
+        if count < self._whole_after or (count - self._whole_after) % ASKED_AGAIN or not self._has_room():
+            self._by_steps_now = signature
             return False
-        self._seen.setdefault(signature, self._after - 1)
+        if count >= self._after:
+            self._seen.setdefault(signature, self._after - 1)
         return True
+
+    def note_run(self) -> None:
+        """A run was begun that goes by steps: that which was asked about last, if it may go whole."""
+        self._num_asked += 1
+        if self._by_steps_now is not None:
+            if len(self._by_steps) > MAX_COUNTED:
+                self._by_steps.clear()
+            self._by_steps[self._by_steps_now] += 1
 
     def find_steps(self, signature: Signature) -> CapturedSteps | None:
         """What was captured of steps, by the signature of all."""

@@ -227,6 +227,7 @@ class CudaDevice(Device):
 
     def close(self) -> None:
         """Memory goes with the object, and its streams if a task is still on them; else they are free now."""
-        self.num_completed()
-        if not self._in_flight:
-            STREAMS.release(self)
+        with suppress(RuntimeError):  # of a device that is lost
+            self.num_completed()
+            if not self._in_flight:
+                STREAMS.release(self)

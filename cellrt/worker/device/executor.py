@@ -150,11 +150,15 @@ class DeviceExecutor:
         begun = InFlight(launch, plan, self._memory.up, self._memory.down, slots, begun_ns)
         code = self._launch(begun)
         if code in (compiled.NO_ROOM, compiled.NOT_CAPTURED):
-            return self._submit(begun, placed)
-        if code:
+            if not self._submit(begun, placed):
+                return None
+        elif code:
             raise RuntimeError(f"CUDA driver error {code} where a task was launched")
-        self.device.note_launched(plan.has_download)
-        self._check_inputs(begun, placed.cell)
+        else:
+            self.device.note_launched(plan.has_download)
+            self._check_inputs(begun, placed.cell)
+        if plan.packing.steps is not None:
+            self._captures.note_run()
         return begun
 
     def collect(self, done: InFlight) -> list[Failure]:
@@ -186,13 +190,13 @@ class DeviceExecutor:
         self._captures.counts["replayed"] += code == 0
         return code
 
-    def _submit(self, begun: InFlight, placed: PlacedCell) -> InFlight | None:
-        """Has the device run a task call by call, or repeat what was captured of it."""
+    def _submit(self, begun: InFlight, placed: PlacedCell) -> bool:
+        """Has the device run a task call by call, or repeat what was captured of it; False: the rings have no room."""
         plan, buffer = begun.plan, begun.launch.buffer
         prepare = compiled.prepare_nogil if plan.is_large else compiled.prepare
         if not prepare(buffer, plan.arrays, begun.up.state, begun.down.state, begun.slots):
             if not (begun.up.is_empty and begun.down.is_empty):
-                return None
+                return False
             # What the rings can never hold gets memory of its own.
             pieces = plan.arrays[compiled.UP_PIECES], plan.arrays[compiled.DOWN_PIECES]
             begun.up, begun.down = (Ring(self.device, bytes_for(some)) for some in pieces)
@@ -203,7 +207,7 @@ class DeviceExecutor:
         before = COMPILATIONS.of_this_thread()
         self.device.submit(self._works.of(begun, placed), plan.has_download)
         self._counts["compilations"] += COMPILATIONS.of_this_thread() - before
-        return begun
+        return True
 
     def _write_computed(self, begun: InFlight) -> None:
         """Words and rows of a task whose inputs lie at several places."""

@@ -69,7 +69,7 @@ class Plans:
         host: arenas of the host.
         pads: pad rows and counts to a few sizes, so that shapes recur; else only as the cell demands.
         goes_whole: whether a run of that signature is captured as a whole, or is to be; else it goes by steps, which
-            need few captures. Asked once a task.
+            need few captures.
 
     Attributes:
         counts: tasks that were ``unfused``, which run through the plain form of a cell that has a fused one, as that

@@ -17,6 +17,7 @@ import torch
 
 from cellrt.errors import DeviceError
 
+_CAPTURING = threading.RLock()
 MOST_TRIES = 64
 """More than a pool of torch has streams."""
 
@@ -38,7 +39,8 @@ class StreamPool:
         with self._lock:
             found = self._find(device)
             if found is None:
-                gc.collect()  # owners that only a collection takes away
+                with _CAPTURING:
+                    gc.collect()  # owners that only a collection takes away
                 found = self._find(device)
             if found is None:
                 raise DeviceError(f"{device}: no stream of its pool is free; close other engines on it")
@@ -60,7 +62,6 @@ class StreamPool:
 
 
 STREAMS = StreamPool()
-_CAPTURING = threading.RLock()
 
 
 @contextmanager
