@@ -41,6 +41,21 @@ def test_a_capture_that_nobody_used_for_long_gives_way_where_memory_is_short(mon
     close_and_check(engine)
 
 
+def test_runs_by_steps_take_the_room_of_what_nobody_used_for_long(monkeypatch):
+    monkeypatch.setattr("cellrt.worker.device.captures.STALE_AFTER", 8)
+    model = chain_model("chain", cell(add_twice, {"x": (WIDTH,), "h": (WIDTH,)}, max_batch=64))
+    options = DeviceOptions(ring_bytes=1 << 16, capture_after=1, graph_bytes=2048)
+    engine = device_engine(
+        "dry", 1, options, settings=SchedulerSettings(join_budget_s=1e6, max_run_s=1e6, min_run_s=1e6)
+    )
+    engine.register(model, warm_up=False)
+    captures = engine._manager.workers[0]._executor._captures
+    for count in (1, 1, *[16] * 24):  # first and later steps of each
+        serve(engine, model, [torch.randn(3, WIDTH) for _ in range(count)])
+    assert captures.counts["captures_evicted"] > 0 and captures.counts["replayed"] > 8
+    close_and_check(engine)
+
+
 def test_statistics_say_what_became_of_tasks_on_a_device(monkeypatch):
     """Of a fused cell whose scratch rows do not suffice, and of what cannot be captured."""
     monkeypatch.setattr("cellrt.worker.device.arenas.MAX_SCRATCH_ROWS", 4)
