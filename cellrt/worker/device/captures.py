@@ -162,6 +162,7 @@ class Captures:
             if len(self._by_steps) > MAX_COUNTED:
                 self._by_steps.clear()
             self._by_steps[self._by_steps_now] += 1
+            self._by_steps_now = None  # the next may be of a cell that is not asked about
 
     def find_steps(self, signature: Signature) -> CapturedSteps | None:
         """What was captured of steps, by the signature of all."""
