@@ -10,7 +10,7 @@ there are no plots: ``gpu_plots.py`` draws the figures from the JSON lines elsew
 The LSTM: hidden 1024, 24 steps, 512 chains at once, float32 by TF32 and bfloat16. Requests are word numbers, and the
 embedding is a cell on the device. Runs are as long as they are by default; one-step tasks are shown apart. *Ideal* is
 the same kernel in a bare loop, *cuDNN* is ``torch.nn.LSTM``, both on the same batch, which they embed first; the ideal
-is one CUDA graph.
+is one CUDA graph. "own process": the engine has one, so that no client shares the worker's interpreter lock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -45,6 +45,7 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.lstm_step import lstm_step
 from cellrt.kernels.tuning_cases import OPERATIONS
+from cellrt.process.engine_process import EngineProcess
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.device.worker import CudaWorker
 
@@ -63,6 +64,9 @@ class Size(NamedTuple):
     waves: int
 
 
+LARGE, TINY = Size(1024, 24, 512, 20), Size(8, 5, 4, 2)
+
+
 def run(recorder: Recorder, options: Options) -> None:
     """See the module."""
     measure(recorder, options, "cuda:0" if torch.cuda.is_available() else "dry")
@@ -78,7 +82,7 @@ def measure(recorder: Recorder, options: Options, device: str) -> None:
         if options.has(part):
             measure_kernels(recorder, on, measure_floors(recorder, on), operations)
     if options.has("lstm"):
-        size = Size(1024, 24, 512, 4 if options.quick else 20) if device != "dry" else Size(8, 5, 4, 2)
+        size = TINY if device == "dry" else LARGE._replace(waves=4) if options.quick else LARGE
         for dtype in (torch.float32, torch.bfloat16):
             measure_lstm(recorder, device, size, dtype)
     if options.has("loops"):
@@ -111,6 +115,73 @@ def measure_lstm(recorder: Recorder, device: str, size: Size, dtype: torch.dtype
     }.items():
         for is_fused in (True, False):
             _measure_engine(recorder, device, module, size, ideal, settings, is_fused, f"lstm {name}", way)
+    _measure_apart(recorder, device, size, dtype, ideal, name)
+
+
+def model_of(module: FusedLSTM, size: Size) -> Unfolder:
+    """Requests are word numbers, whose embedding is a cell on the device; results: the last state."""
+    dtype = module.weight_hh.dtype
+    row = RowSpec((size.hidden,), dtype)
+    made = cell(module, {"x": row, "h": row, "c": row}, max_batch=size.batch, name="lstm")
+    words = nn.Embedding(VOCABULARY, size.hidden, dtype=dtype)
+    embed = cell(words, {"input": RowSpec((), torch.int64)}, max_batch=size.batch * size.steps, name="embedding")
+
+    def unfold(graph: Graph, request: list[int]) -> dict[str, object]:
+        return {"h": graph.chain(made, x=graph.chain(embed, input=request).output).last.h}
+
+    return Unfolder("chain", unfold, [0, 0], key=len)
+
+
+def served(size: Size, dtype: torch.dtype) -> Unfolder:
+    """The same with weights of its own, for an engine in a process of its own."""
+    torch.manual_seed(0)
+    return model_of(FusedLSTM(size.hidden, dtype).eval().requires_grad_(False), size)
+
+
+def served_tf32() -> Unfolder:
+    """See ``served``."""
+    return served(LARGE, torch.float32)
+
+
+def served_bfloat16() -> Unfolder:
+    """See ``served``."""
+    return served(LARGE, torch.bfloat16)
+
+
+def served_dry() -> Unfolder:
+    """See ``served``."""
+    return served(TINY, torch.float32)
+
+
+def engine_options(size: Size, dtype: torch.dtype, is_fused: bool = True) -> dict[str, Any]:
+    """Of an engine that serves the LSTM."""
+    rows = 4 * size.batch * (size.steps + 4)
+    return {
+        "device_options": DeviceOptions(ring_bytes=64 << 20, fused=is_fused),
+        "arena_bytes": max(1 << 20, rows * size.hidden * dtype.itemsize),
+        "max_queue": 1 << 16,
+    }
+
+
+def time_waves(engine: Engine | EngineProcess, requests: list[list[int]], waves: int) -> float:
+    """Seconds a wave, of so many that are handed in together."""
+    start = time.perf_counter()
+    for futures in [engine.submit_many("chain", requests) for _ in range(waves)]:
+        futures.results(WAIT_S)
+    return (time.perf_counter() - start) / waves
+
+
+def _measure_apart(recorder: Recorder, device: str, size: Size, dtype: torch.dtype, ideal_s: float, name: str) -> None:
+    """The engine in a process of its own, where no client shares the worker's interpreter lock."""
+    requests = torch.randint(VOCABULARY, (size.batch, size.steps)).tolist()
+    with EngineProcess([device], **engine_options(size, dtype)) as engine:
+        engine.register(f"benchmarks.gpu:served_{'dry' if device == 'dry' else name}")
+        for _ in range(WARM_UPS):
+            time_waves(engine, requests, size.waves)
+        seconds = time_waves(engine, requests, size.waves)
+    case = f"lstm {name} cellrt, runs, own process"
+    recorder.add(case, "steps", size.steps * size.batch / seconds, "steps/s", batch=size.batch)
+    recorder.add(case, "of the ideal, requests included", ideal_s / seconds, "ratio", batch=size.batch)
 
 
 def _measure_engine(
@@ -124,39 +195,17 @@ def _measure_engine(
     case: str,
     way: str,
 ) -> None:
-    dtype = module.weight_hh.dtype
-    row = RowSpec((size.hidden,), dtype)
-    made = cell(module, {"x": row, "h": row, "c": row}, max_batch=size.batch, name="lstm")
-    words = nn.Embedding(VOCABULARY, size.hidden, dtype=dtype)
-    embed = cell(words, {"input": RowSpec((), torch.int64)}, max_batch=size.batch * size.steps, name="embedding")
-
-    def unfold(graph: Graph, request: list[int]) -> dict[str, object]:
-        return {"h": graph.chain(made, x=graph.chain(embed, input=request).output).last.h}
-
-    row_bytes = size.hidden * dtype.itemsize
-    device_options = DeviceOptions(ring_bytes=64 << 20, fused=is_fused)
-    rows = 4 * size.batch * (size.steps + 4)
-    with Engine(
-        [device],
-        settings=settings,
-        device_options=device_options,
-        arena_bytes=max(1 << 20, rows * row_bytes),
-        max_queue=1 << 16,
-    ) as engine:
-        engine.register(Unfolder("chain", unfold, [0, 0], key=len))
+    options = engine_options(size, module.weight_hh.dtype, is_fused)
+    with Engine([device], settings=settings, **options) as engine:
+        engine.register(model_of(module, size))
         requests = torch.randint(VOCABULARY, (size.batch, size.steps)).tolist()
         worker = engine._manager.workers[0]
         if not isinstance(worker, CudaWorker):
             raise TypeError(f"{device} has no device worker")
         for _ in range(WARM_UPS):  # kernels, captures of all runs that so many waves make
-            for futures in [engine.submit_many("chain", requests) for _ in range(size.waves)]:
-                futures.results(WAIT_S)
+            time_waves(engine, requests, size.waves)
         tasks, host_ns, busy_ns = worker.num_tasks, worker.host_ns, worker.busy_ns
-        start = time.perf_counter()
-        waves = [engine.submit_many("chain", requests) for _ in range(size.waves)]
-        for futures in waves:
-            futures.results(WAIT_S)
-        seconds = (time.perf_counter() - start) / size.waves
+        seconds = time_waves(engine, requests, size.waves)
         tasks, host_ns = worker.num_tasks - tasks, worker.host_ns - host_ns
         busy_s = (worker.busy_ns - busy_ns) / 1e9 / size.waves
 
