@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import cellrt
+from benchmarks.gpu_timing import captured
 from benchmarks.lm import NO_END, PAGE_SIZE, RANDOM, Server, as_request, compare, draw_requests, rows_of_step
 from benchmarks.lm_peers import Asked, Continuous, Made, make_reference, padded
 from benchmarks.record import Recorder
@@ -98,7 +99,7 @@ class Served:
             single.lengths.add_(1)
             single.positions.add_(1)
 
-        step = captured(step, self._on)
+        make_step = captured(step, self._on)
 
         def run(requests: Sequence[Asked]) -> list[Made]:
             words.copy_(torch.tensor([token for asked in requests for token in asked.prompt]))
@@ -107,7 +108,7 @@ class Served:
             tokens.copy_(self._model(words, prompt)[0][last])
             found = [tokens.clone()]
             for _ in range(steps - 1):
-                step()
+                make_step()
                 found.append(tokens.clone())
             made = [Made() for _ in requests]
             for one, row in zip(made, torch.stack(found, 1).tolist()):
@@ -123,22 +124,6 @@ class Served:
             name: value.to(self._on) for name, value in rows._asdict().items() if isinstance(value, Tensor)
         }
         return rows._replace(**{**moved, "pages": pages})
-
-
-def captured(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Work as one CUDA graph, on a GPU."""
-    if device.type != "cuda":
-        return work
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            work()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            work()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    return graph.replay
 
 
 def measure_lm(recorder: Recorder, device: str, quick: bool) -> None:

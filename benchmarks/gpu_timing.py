@@ -24,27 +24,31 @@ def wake(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def time_captured(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of work, in one CUDA graph on a GPU, after a warm-up. Short work is repeated there, so that what it
-    reads may be in the device's cache."""
-    work()
+def captured(work: Callable[[], object], device: torch.device, repeats: int = 1) -> Callable[[], object]:
+    """Work so many times over as one CUDA graph on a GPU, after a warm-up; elsewhere as it is."""
     if device.type != "cuda":
-        return time_calls(work, device)
+        return work
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        work()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    once_s = time_calls(_capture(work, 1, stream), device)
-    return once_s if once_s > SHORT_S else time_calls(_capture(work, REPEATS, stream), device) / REPEATS
-
-
-def _capture(work: Callable[[], object], repeats: int, stream: torch.cuda.Stream) -> Callable[[], None]:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(repeats):
+        for _ in range(2):
             work()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(repeats):
+                work()
+    torch.cuda.current_stream(device).wait_stream(stream)
     return graph.replay
+
+
+def time_captured(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of work, in one CUDA graph on a GPU. Short work is repeated there, so that what it reads may be in the
+    device's cache."""
+    work()
+    once_s = time_calls(captured(work, device), device)
+    if device.type != "cuda" or once_s > SHORT_S:
+        return once_s
+    return time_calls(captured(work, device, REPEATS), device) / REPEATS
 
 
 def time_calls(work: Callable[[], object], device: torch.device, times: int = 20) -> float:
