@@ -9,7 +9,6 @@ transformers is installed. ``python -m benchmarks.gpu --only lm``.
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,7 +20,17 @@ from torch import Tensor
 
 import cellrt
 from benchmarks.gpu_timing import captured
-from benchmarks.lm import NO_END, PAGE_SIZE, RANDOM, Server, as_request, compare, draw_requests, rows_of_step
+from benchmarks.lm import (
+    NO_END,
+    PAGE_SIZE,
+    RANDOM,
+    Server,
+    answer_all,
+    compare,
+    draw_requests,
+    rows_of_step,
+    stream_all,
+)
 from benchmarks.lm_peers import Asked, Continuous, Made, make_reference, padded
 from benchmarks.record import Recorder
 from cellrt.cells.language_models import GreedyLanguageModel, language_model
@@ -46,29 +55,6 @@ class Served:
         self._on = torch.device("cpu" if device == "dry" else device)
         self._model = GreedyLanguageModel(model, NO_END).to(self._on).eval()
         self._loops: dict[tuple[int, int], Callable[[Sequence[Asked]], list[Made]]] = {}
-
-    def stream(self, requests: Sequence[Asked]) -> list[Made]:
-        """All at once, each streamed."""
-
-        async def one(asked: Asked) -> Made:
-            made = Made()
-            async for step in self.engine.stream("lm", as_request(asked)):
-                made.note(int(step["token"]))
-            return made
-
-        async def together() -> list[Made]:
-            return list(await asyncio.gather(*(one(asked) for asked in requests)))
-
-        return asyncio.run(together())
-
-    def answer(self, requests: Sequence[Asked]) -> list[Made]:
-        """All at once, each answered when it is whole."""
-        made = [Made() for _ in requests]
-        results = self.engine.submit_many("lm", [as_request(asked) for asked in requests]).results()
-        for one, result in zip(made, results):
-            for token in result["token"].tolist():
-                one.note(token)
-        return made
 
     def counts(self) -> tuple[int, int]:
         """Tasks that were replayed and eager so far."""
@@ -143,7 +129,10 @@ def measure_lm(recorder: Recorder, device: str, quick: bool) -> None:
         with ExitStack() as ends:
             ours = Served(model, device, longest)
             ends.callback(ours.engine.close)
-            mixed: dict[str, Server] = {"cellrt": ours.stream, "cellrt, not streamed": ours.answer}
+            mixed: dict[str, Server] = {
+                "cellrt": partial(stream_all, ours.engine),
+                "cellrt, not streamed": partial(answer_all, ours.engine),
+            }
             equal: dict[str, Server] = {"ideal": ours.loop, **mixed}
             if not is_dry and importlib.util.find_spec("transformers") is not None:
                 reference, other = (make_reference(model).to(device, dtype) for _ in range(2))
@@ -154,7 +143,7 @@ def measure_lm(recorder: Recorder, device: str, quick: bool) -> None:
                 for way, servers in (("mixed", mixed), ("equal", equal)):
                     requests = draw_requests(count, sizes.vocabulary, longest, way == "equal")
                     for _ in range(3):  # captures
-                        ours.answer(requests)
+                        answer_all(ours.engine, requests)
                     before = ours.counts()
                     compare(recorder, f"{case}, {way}", servers, requests, rounds, is_checked=is_exact)
                     replayed, eager = (now - was for now, was in zip(ours.counts(), before))

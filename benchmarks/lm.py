@@ -97,27 +97,11 @@ class Cellrt:
         self, requests: Sequence[Asked], name: str = "lm", by: cellrt.Engine | cellrt.EngineProcess | None = None
     ) -> list[Made]:
         """All of them at once, each streamed; "layers": as one cell a layer; ``by``: another engine than the first."""
-        engine = by or self.engine
-
-        async def one(asked: Asked) -> Made:
-            made = Made()
-            async for step in engine.stream(name, as_request(asked)):
-                made.note(int(step["token"]))
-            return made
-
-        async def together() -> list[Made]:
-            return list(await asyncio.gather(*(one(asked) for asked in requests)))
-
-        return asyncio.run(together())
+        return stream_all(by or self.engine, requests, name)
 
     def answer(self, requests: Sequence[Asked]) -> list[Made]:
         """All of them at once, each answered when it is whole."""
-        made = [Made() for _ in requests]
-        results = self.engine.submit_many("lm", [as_request(asked) for asked in requests]).results()
-        for one, result in zip(made, results):
-            for token in result["token"].tolist():
-                one.note(token)
-        return made
+        return answer_all(self.engine, requests)
 
     @torch.inference_mode()
     def serve_in_a_loop(self, requests: Sequence[Asked]) -> list[Made]:
@@ -136,6 +120,31 @@ class Cellrt:
                 one.note(token)
             first, rows = first + rows, 1
         return made
+
+
+def stream_all(engine: cellrt.Engine | cellrt.EngineProcess, requests: Sequence[Asked], name: str = "lm") -> list[Made]:
+    """All at once, each streamed."""
+
+    async def one(asked: Asked) -> Made:
+        made = Made()
+        async for step in engine.stream(name, as_request(asked)):
+            made.note(int(step["token"]))
+        return made
+
+    async def together() -> list[Made]:
+        return list(await asyncio.gather(*(one(asked) for asked in requests)))
+
+    return asyncio.run(together())
+
+
+def answer_all(engine: cellrt.Engine, requests: Sequence[Asked]) -> list[Made]:
+    """All at once, each answered when it is whole."""
+    made = [Made() for _ in requests]
+    results = engine.submit_many("lm", [as_request(asked) for asked in requests]).results()
+    for one, result in zip(made, results):
+        for token in result["token"].tolist():
+            one.note(token)
+    return made
 
 
 def as_request(asked: Asked) -> dict[str, torch.Tensor | int]:

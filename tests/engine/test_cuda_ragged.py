@@ -25,6 +25,7 @@ from cellrt.errors import CellError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.captures import Captures
 from cellrt.worker.device.executor import DeviceOptions
+from cellrt.worker.device.signature import Signature
 from tests.effort import quickly
 from tests.engine.helpers import WAIT_S, close_and_check, error_of
 from tests.engine.models import WIDTH
@@ -187,20 +188,25 @@ def test_a_run_for_whose_capture_there_is_no_room_goes_on_by_steps():
 
 def test_a_run_that_waits_for_room_in_the_rings_counts_once():
     """It is asked about at each try."""
-    tries = []
     with serving(make(Spanned()), False, whole_runs_after=1000) as engine:
-        goes_whole = captures_of(engine).goes_whole
-        engine._manager.workers[0]._executor._plans._goes_whole = lambda key: (
-            [goes_whole(key), tries.append(key)] and (goes_whole(key))
-        )
+        captures, plans, runs = captures_of(engine), engine._manager.workers[0]._executor._plans, []
+
+        def ask_twice(signature: Signature) -> bool:
+            runs.append(signature)
+            return captures.goes_whole(signature) or captures.goes_whole(signature)
+
+        plans._goes_whole = ask_twice
         for _ in range(3):
             check(engine, [7, 7, 5], STEP)
-        assert captures_of(engine)._by_steps.total() == len(tries)
+        assert captures._by_steps.total() == len(runs) > 0
 
 
 def test_a_run_whose_capture_failed_goes_on_by_steps(monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
     with serving(make(Spanned()), False, whole_runs_after=5) as engine:
-        monkeypatch.setattr(Captures, "_side", lambda *_: pytest.fail("no memory"))
+        monkeypatch.setattr(Captures, "_side", fail)
         assert eager_after(engine, 14) == 0 and captures_of(engine).counts["captures_failed"] == 1
 
 

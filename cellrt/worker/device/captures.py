@@ -114,7 +114,9 @@ class Captures:
         self._device, self._budget_bytes, self._after = device, budget_bytes, max(1, after)
         self._whole_after = whole_after
         self._by_steps: Counter[Signature] = Counter()
+        """How often a run of a signature that may be captured as a whole went by steps."""
         self._by_steps_now: Signature | None = None
+        """That of the run that was asked about last, if it goes by steps."""
         self._refusing: set[int] = set()
         """Cell types some of whose work was refused."""
         self._known: dict[Signature, Capture | CapturedSteps | None] = {}
