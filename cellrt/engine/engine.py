@@ -188,12 +188,13 @@ class Engine(Serving):
                 this one; those before, and sessions that are open, go on with the old one to their end. None is lost.
 
         Raises DefinitionError if the example does not unfold, or ``priorities`` or ``max_batch`` name no cell of it, or
-        an option is no such thing; EngineClosedError.
+        an option is no such thing; RequestError in a future's callback; EngineClosedError.
         """
         if not isinstance(model, Unfolder):
             raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(model).__name__}")
         check_registration(priorities, warm_up, max_queue, max_queue_rows, max_batch, replace)
         limit = QueueLimit(max_queue, max_queue_rows)
+        self._manager.refuse_in_callback()  # before the lock: whoever holds it waits for a turn
         with self._register_lock:
             known = self._models.get(model.name)
             if known is not None and not replace:
@@ -224,8 +225,9 @@ class Engine(Serving):
         """Takes a model out: its name is unknown from now on.
 
         Requests submitted before run to their end, then its sessions end with SessionError, and cells that no other
-        model uses are given up. Waits for none of it (see ``drain``). Raises UnknownModelError, EngineClosedError.
+        model uses are given up; nobody waits. Raises UnknownModelError, EngineClosedError, RequestError in a callback.
         """
+        self._manager.refuse_in_callback()
         with self._register_lock:
             known = self._submission.model(model)
             with self._manager.turns.gate:
@@ -275,8 +277,10 @@ class Engine(Serving):
             must_be_open: raise SessionError instead of opening a new one.
 
         Raises UnknownModelError, OverloadError if too many sessions are open, RequestError if the model keeps no state,
-        SessionError if ``state`` is not one of this model's cells.
+        SessionError if ``state`` is not one of this model's cells, and RequestError with one in a future's callback.
         """
+        if state is not None:
+            self._manager.refuse_in_callback()
         with self._manager.turns.gate:
             self._submission.refuse_if_closed()
             known = self._submission.model(model)

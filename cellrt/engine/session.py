@@ -152,7 +152,8 @@ class Session:
         if self._record.error is not None or self._manager.turns.is_parents:
             return
         ended = SessionError(f"{self._record} is closed")
-        self._manager.call_in(self._record, lambda sessions: sessions.end(self._record, ended))
+        with suppress(SessionError):  # what it was asked before may have ended it
+            self._manager.call_in(self._record, lambda sessions: sessions.end(self._record, ended))
 
 
 def _row_shape(layout: StateLayout, spec: RowSpec) -> tuple[int, ...]:

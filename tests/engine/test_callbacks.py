@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 import time
 from collections.abc import Callable
 
@@ -12,11 +13,15 @@ import torch
 
 from cellrt.engine.engine import Engine
 from cellrt.errors import RequestError
+from cellrt.graph.graph import Graph
+from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, chain_model, make_cells
 
-CHAIN = chain_model("chain", make_cells()[0])
+CELL = make_cells()[0]
+CHAIN = chain_model("chain", CELL)
 STEPS = torch.ones(2, WIDTH)
+KEPT = Unfolder("kept", lambda graph, x: {"h": graph.chain(CELL, keep=True, x=x).h}, STEPS)
 
 
 @pytest.fixture
@@ -51,15 +56,20 @@ WAITS: dict[str, Callable[[Engine], object]] = {
     "drain": lambda engine: engine.drain(),
     "close": lambda engine: engine.close(),
     "check": lambda engine: engine.check(),
-    "register": lambda engine: engine.register(chain_model("other", make_cells()[0])),
+    "register": lambda engine: engine.register(chain_model("other", CELL)),
+    "unregister": lambda engine: engine.unregister("chain"),
+    "a session from a state": lambda engine: engine.session("kept", state=b""),
 }
 
 
-@pytest.mark.parametrize("how", WAITS)
-def test_waiting_in_a_callback_raises_instead_of_waiting_for_ever(engine, how):
+def gate_of(engine: Engine) -> Gate:
     gate = Gate(WAIT_S)
     engine.register(gate.unfolder, warm_up=False)
-    held = engine.submit("gate", torch.ones(WIDTH))
+    return gate
+
+
+def errors_in_a_callback(engine: Engine, gate: Gate, how: str) -> list[BaseException]:
+    """What is raised where it is done in a callback; the gate opens."""
     errors: list[BaseException] = []
 
     def callback(_: object) -> None:
@@ -68,11 +78,42 @@ def test_waiting_in_a_callback_raises_instead_of_waiting_for_ever(engine, how):
         except BaseException as error:
             errors.append(error)
 
+    held = engine.submit("gate", torch.ones(WIDTH))
     held.add_done_callback(callback)
     gate.open.set()
     assert engine.drain(WAIT_S)
+    return errors
+
+
+@pytest.mark.parametrize("how", WAITS)
+def test_waiting_in_a_callback_raises_instead_of_waiting_for_ever(engine, how):
+    engine.register(KEPT, warm_up=False)
+    errors = errors_in_a_callback(engine, gate_of(engine), how)
     assert [type(error) for error in errors] == [RequestError], errors
     assert "callback" in str(errors[0])
+    assert engine.submit("chain", STEPS).result(WAIT_S)  # nothing of it has happened
+    assert engine.statistics()["sessions"]["open"] == 0
+
+
+@pytest.mark.parametrize("how", ["register", "unregister"])
+def test_a_callback_that_meets_a_registration_waits_for_none(engine, how):
+    gate, has_begun, may_end = gate_of(engine), threading.Event(), threading.Event()
+
+    def unfold(graph: Graph, request: torch.Tensor) -> dict[str, object]:
+        has_begun.set()
+        may_end.wait(WAIT_S)
+        return {"h": graph.chain(CELL, x=request).h}
+
+    slow = Unfolder("slow", unfold, STEPS)
+    thread = threading.Thread(target=lambda: engine.register(slow, warm_up=False))
+    thread.start()
+    assert has_begun.wait(WAIT_S)
+    errors = errors_in_a_callback(engine, gate, how)
+    assert [type(error) for error in errors] == [RequestError], errors
+    assert engine.submit("chain", STEPS).result(WAIT_S)
+    may_end.set()
+    thread.join(WAIT_S)
+    assert engine.submit("slow", STEPS).result(WAIT_S)
 
 
 def test_waiting_for_a_place_in_a_callback_raises():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import threading
 
 import pytest
 import torch
@@ -126,6 +127,19 @@ def test_leaving_with_closes_the_session_and_drops_its_state():
             assert again.submit(x).result(WAIT_S)["n"].tolist() == [1, 2]
             raise ZeroDivisionError
         assert engine.statistics()["sessions"]["open"] == 0
+
+
+def test_closing_a_session_that_ends_before_its_turn_comes_is_quiet():
+    with small_engine() as engine:
+        gate, x = Gate(WAIT_S), torch.ones(WIDTH)
+        held = lambda graph, x: {**COUNT_MODEL(graph, x), "held": gate.unfolder(graph, x)}  # noqa: E731
+        engine.register(Unfolder("held", held, torch.zeros(WIDTH)), warm_up=False)
+        with engine.session("held") as session:
+            future = session.submit(x)
+            assert gate.entered.wait(WAIT_S)
+            engine.unregister("held")  # ends it after what it was asked
+            threading.Timer(0.05, gate.open.set).start()
+        assert future.result(WAIT_S)
 
 
 def test_a_session_may_outlive_its_engine():
