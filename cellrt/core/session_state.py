@@ -156,6 +156,7 @@ def sessions_at(t: Tables, worker: int) -> list[int]:
     """Sessions without a live request that have state at a worker."""
     found = set((np.flatnonzero(t.slots["row"] >> LOCATION_SHIFT == worker) // MAX_STATES).tolist())
     for at in np.flatnonzero(t.slots["pages"]).tolist():
-        if t.places[t.slots["place"][at]] >> LOCATION_SHIFT == worker:
+        first, count = t.slots["place"][at], t.slots["pages"][at]
+        if (t.places[first : first + count] >> LOCATION_SHIFT == worker).any():
             found.add(at // MAX_STATES)
     return sorted(found)

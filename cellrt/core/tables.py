@@ -103,7 +103,7 @@ TYPE = np.dtype(
         ("first_port", "i4"),  # inputs, then outputs, in ``ports``
         ("ahead", "i4"),  # how many tasks a loop of it may be ahead of the first whose stop is not known
         ("num_running", "i4"),
-        ("num_formed", "i4"),
+        ("num_formed", "i8"),
         ("num_ragged", "i4"),  # inputs
         ("carries", "i4"),  # 1 if an input is carried: steps of a chain come one after the other
         ("per_row", "i4"),  # ints of buffer a row of a task needs at most, ragged inputs apart
@@ -254,7 +254,7 @@ KIND = np.dtype(
         ("is_paged", "i4"),
     ]
 )
-LANE = np.dtype([("head", "i4"), ("tail", "i4"), ("served", "i4")], align=True)
+LANE = np.dtype([("head", "i4"), ("tail", "i4"), ("served", "i8")], align=True)
 EVENT = np.dtype([("now_ns", "i8"), ("sequence", "i8"), ("task", "i8"), ("what", "i4"), ("detail", "i4")], align=True)
 SETTINGS = np.dtype(
     [

@@ -252,11 +252,14 @@ def test_a_type_of_low_priority_goes_first_once_it_has_waited_too_long(max_wait_
     assert processor.tables.requests["state"][low_request] == 0
 
 
+@pytest.mark.parametrize("num_before", [0, 2**31 - 3])
 @pytest.mark.parametrize("lanes", [[8], [3, 7, 15], [19]])
-def test_a_late_lane_of_a_policy_runs_within_fair_every_tasks(lanes):
+def test_a_late_lane_of_a_policy_runs_within_fair_every_tasks(lanes, num_before):
     fair_every = 4
     processor = make_processor(settings=replace(ONE_BY_ONE, fair_every=fair_every))
     cell = add_tree(processor, 4)
+    processor.tables.types["num_formed"][cell] = num_before
+    processor.tables.lanes["served"] = num_before
     late = {admit(processor, leaves(cell, 1), lane=lane) for lane in lanes}
     for _ in range(fair_every * (len(lanes) + 1)):
         while processor.tables.ready.sum() < 16:
