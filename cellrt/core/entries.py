@@ -9,7 +9,8 @@ _admit, _num_rows, _admit_many = admission.admit, admission.num_rows, admission.
 _finish_many, _copy_results = admission.finish_many, admission.copy_results
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_worker.lose_worker
 _result_rows = completion.result_rows
-_schedule, _drop_states, _suspend = schedule.schedule, session_state.drop_states, suspension.suspend
+_schedule, _drop_states = schedule.schedule, session_state.drop_states
+_is_stuck, _suspend = suspension.is_stuck, suspension.suspend
 
 
 @short_entry
@@ -63,6 +64,12 @@ def copy_results(at, request_ids, positions, arena, values):
 def schedule_tasks(at, worker, task_ids):
     """See ``schedule.schedule``."""
     return _schedule(open_tables(at), worker, task_ids)
+
+
+@short_entry
+def is_stuck(at, worker):
+    """See ``suspension.is_stuck``."""
+    return _is_stuck(open_tables(at), worker)
 
 
 @short_entry

@@ -152,7 +152,7 @@ def find_edges(draft, program, types, ports):
 
 
 @allocating
-def cut(draft, program, types, edges):
+def cut(draft, types, edges):
     """Returns (subgraph of each unit, number of subgraphs): a chain or loop has a type that nothing else has."""
     kinds = draft.unit_types.copy()
     for unit in range(kinds.size):
@@ -184,7 +184,7 @@ def _follows(draft, program, types, ports, unit, before):
 
 
 @compiled
-def _num_refs(draft, program, types, ports, unit):
+def _num_refs(draft, program, types, unit):
     """Links of a node's inputs: a ragged one is its count, then its values."""
     cell_type = types[draft.unit_types[unit]]
     at = inputs_at(program, draft.unit_at[unit])
@@ -236,7 +236,7 @@ def write_nodes(draft, program, types, ports, uses, edges, group, subgraphs):
     for unit in np.argsort(group, kind="mergesort"):
         if draft.unit_lengths[unit] == 0:
             new[unit] = num_nodes
-            refs = _num_refs(draft, program, types, ports, unit)
+            refs = _num_refs(draft, program, types, unit)
             num_links, most, num_nodes = num_links + refs + num_readers[unit], max(most, refs), num_nodes + 1
     nodes, links = make_rows(num_nodes, NODE), np.zeros(num_links, np.int32)
     at, before = 0, -1
@@ -247,7 +247,7 @@ def write_nodes(draft, program, types, ports, uses, edges, group, subgraphs):
         node, subgraph = nodes[k], subgraphs[group[unit]]
         node.subgraph, node.next_ready, node.first_link = group[unit], -1, at
         node.first_value = uses.rows[draft.unit_values[unit]]
-        node.num_refs = _num_refs(draft, program, types, ports, unit)
+        node.num_refs = _num_refs(draft, program, types, unit)
         _write_refs(draft, program, types, uses, unit, links, at)
         at += node.num_refs + num_readers[unit]
         subgraph.cell_type = draft.unit_types[unit]

@@ -154,7 +154,7 @@ def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, en
             base, stride = program[word + 1], program[word + 2]
             count = draft.unit_lengths[unit] if mode == STEP else program[word + 3]
             if is_inside(draft, program, types, base, stride, count):
-                _write_sequence(draft, program, types, uses, group, links, to, mode, base, stride, count)
+                _write_sequence(draft, types, uses, group, links, to, mode, base, stride, count)
                 if mode == LEADS:
                     links[to + record.MODE], links[to + record.SOURCE] = record.LEADS, program[word + 4]
                     links[at + record.LEAD] = links[at + record.UNSEEN] = count - 1
@@ -172,7 +172,7 @@ def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, en
 
 
 @compiled
-def _write_sequence(draft, program, types, uses, group, links, to, mode, base, stride, count):
+def _write_sequence(draft, types, uses, group, links, to, mode, base, stride, count):
     """Writes an input that reads a sequence: step by step, or ``count`` steps of it at every step."""
     sequence, start = place_of(draft, types, uses.first_sequences, base)
     maker = draft.makers[base]

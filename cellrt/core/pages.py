@@ -6,10 +6,11 @@ room at a worker for all that it may come to, and when pages run out (Pensieve s
 
 - A request that has none at a worker gets its first there only while a tenth of the arena stays free for those that
   run, and while no earlier one waits for its pages to come back.
-- If nobody can go on, the latest arrival is *suspended* (``suspension.py``): its pages move to the host, or are dropped
-  where that is cheaper (``recomputation.py``). They come back, all before its next step, as soon as they fit beside
-  that tenth. What is suspended is always later than what goes on, and a request that an empty arena has no room for
-  is refused at once: so the oldest always finishes.
+- If nobody who has pages can go on, the latest arrival is *suspended* (``suspension.py``): its pages move to the host,
+  or are dropped where that is cheaper (``recomputation.py``). They come back, all before its next step, as soon as they
+  fit beside that tenth; or, where the host took only some of them, beside one for each earlier request that has pages
+  there. What is suspended is always later than what goes on, and a request that an empty arena has no room for is
+  refused at once: so the oldest always finishes.
 
 All pages of a request that are at a worker are at one, its *home*. Pages go back when nothing of their request is in
 flight, so whoever takes one may write to it at once: what moves is written down in ``copies`` for the driver, who
@@ -22,7 +23,7 @@ from cellrt.core import page_list
 from cellrt.core import record_layout as record
 from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
 from cellrt.core.jit import compiled
-from cellrt.core.moves import DEAD
+from cellrt.core.moves import DEAD, LIVE
 from cellrt.core.queue import refresh
 from cellrt.core.recomputation import free_again, rows_again
 from cellrt.core.rows import give_row, take_row
@@ -251,6 +252,7 @@ def _can_bring(t, request, worker, rows):
     which were dropped."""
     if t.settings[0].num_copies + request.pages_away > MAX_COPIES:
         return False
+    kept = _num_before(t, request) if request.home > 0 else 0
     for k in range(request.num_page_lists):
         kind, away = t.links[request.page_lists + page_list.WORDS * k + page_list.KIND], 0
         for other in range(request.num_page_lists):
@@ -261,9 +263,21 @@ def _can_bring(t, request, worker, rows):
                     break
                 away += max(pages_of(rows, t.links[at + page_list.PAGE_SIZE]), num_away(t, at))
         arena = t.arenas[worker * MAX_KINDS + kind]
-        if away > 0 and not (_has_spare(arena, away) if request.home == 0 else away <= arena.num_free):
+        if away > 0 and not (_has_spare(arena, away) if request.home == 0 else away + kept <= arena.num_free):
             return False
     return True
+
+
+@compiled
+def _num_before(t, request):
+    """Earlier requests that have pages where a request has some. What it lent them in part does not come back before
+    each could take a page, or it would lend it again at once."""
+    count = 0
+    for request_id in range(t.settings[0].num_requests):
+        other = t.requests[request_id]
+        if other.state == LIVE and other.home == request.home and other.sequence < request.sequence:
+            count += 1
+    return count
 
 
 @compiled

@@ -25,6 +25,7 @@ from cellrt.core.entries import (
     copy_results,
     drop_states,
     finish_many,
+    is_stuck,
     lose_worker,
     result_rows,
     schedule_tasks,
@@ -298,10 +299,14 @@ class Processor:
         self.drop_states(session)
         self._free_sessions.append(session)
 
+    def is_stuck(self, worker: int) -> bool:
+        """Whether some work found no page at a worker, and nothing that has pages is in flight there or can go on."""
+        return bool(is_stuck(self._at, worker))
+
     def suspend(self, worker: int) -> bool:
         """Takes the pages of the latest arrival at a worker for others (``suspension.py``); False if none can be taken.
 
-        Nothing may be in flight there.
+        Only of one that has nothing in flight.
         """
         return bool(suspend(self._at, worker))
 

@@ -9,9 +9,24 @@ from cellrt.core import page_list
 from cellrt.core.jit import compiled
 from cellrt.core.moves import LIVE
 from cellrt.core.pages import feed_all, follow_home, move_page, num_away
-from cellrt.core.queue import rows_in_flight
+from cellrt.core.queue import num_ready, rows_in_flight
 from cellrt.core.recomputation import begin_anew, drop_list, is_cheaper, loop_of_pages
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MAX_COPIES, MAX_KINDS
+
+
+@compiled
+def is_stuck(t, worker):
+    """Whether nothing that has pages is in flight at a worker or can go on there, where some work found no page."""
+    for task_id in range(t.tasks.size):
+        task = t.tasks[task_id]
+        if task.in_use and task.worker == worker and t.types[task.cell_type].has_spans:
+            return False
+    is_starved = False
+    for type_id in range(t.settings[0].num_types):
+        if t.types[type_id].has_spans and num_ready(t, type_id, worker) > 0:
+            return False
+        is_starved = is_starved or (t.types[type_id].starved_at >> worker) & 1 > 0
+    return is_starved
 
 
 @compiled
@@ -26,7 +41,7 @@ def suspend(t, worker):
             is_later = latest < 0 or request.sequence > t.requests[latest].sequence
             if is_later and rows_in_flight(t, request) == 0 and _can_lend(t, request):
                 latest = request_id
-    if latest < 0 or (holders < 2 and not _others_starve(t, worker, t.requests[latest].sequence)):
+    if latest < 0 or (holders < 2 and not _others_starve(t, t.requests[latest].sequence)):
         return False
     request, settings, moved = t.requests[latest], t.settings[0], 0
     loop = loop_of_pages(t, request)
@@ -70,7 +85,7 @@ def _can_lend(t, request):
 
 
 @compiled
-def _others_starve(t, worker, sequence):
+def _others_starve(t, sequence):
     """Whether an earlier request waits for pages that it holds at the host, or for its first ones."""
     for request_id in range(t.settings[0].num_requests):
         request = t.requests[request_id]

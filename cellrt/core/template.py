@@ -155,7 +155,7 @@ def _lay_out(program, types, ports, num_kinds):
     draft = read_program(program, types)
     uses, fits = find_uses(draft, program, types, ports)
     edges = find_edges(draft, program, types, ports)
-    group, num_groups = cut(draft, program, types, edges)
+    group, num_groups = cut(draft, types, edges)
     subgraphs = make_subgraphs(draft, group, num_groups)
     nodes, node_links, most = write_nodes(draft, program, types, ports, uses, edges, group, subgraphs)
     records = write_records(draft, program, types, ports, uses, edges, group, subgraphs, node_links.size)

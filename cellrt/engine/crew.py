@@ -118,7 +118,7 @@ class Crew:
         idle = sum([not other.num_outstanding for k, other in enumerate(self._workers, 1) if k not in self._lost])
         tasks = self._processor.schedule(location, idle)
         if self._processor.has_pages:
-            tasks = tasks or self._relieve(location, worker, idle)
+            tasks = self._relieve(location, idle, tasks)
             self._copy_pages()
         if not tasks and (left_s := self._processor.left_s):
             worker.rest(LATE * left_s)
@@ -135,14 +135,17 @@ class Crew:
                 self._copy(*copied)
             note_copies(self._processor.tables, len(copies), perf_counter_ns() - begin_ns)
 
-    def _relieve(self, location: int, worker: Worker, idle: int) -> list[int]:
-        """Where an idle worker has work but no pages for it, takes some from sessions and requests; returns the tasks
-        that can be formed then."""
-        tasks: list[int] = []
-        while not tasks and not worker.num_outstanding and is_starved(self._processor.tables, location):
-            if not (self._evict() or self._processor.suspend(location)):
+    def _relieve(self, location: int, idle: int, tasks: list[int]) -> list[int]:
+        """Where work of a worker found no pages, takes some from idle sessions, and if nothing that has pages can go on
+        there, from a request; whatever else keeps the worker busy. Returns its tasks: those that can be formed then, if
+        there were none."""
+        processor = self._processor
+        while is_starved(processor.tables, location):
+            if not (self._evict() or (processor.is_stuck(location) and processor.suspend(location))):
                 break
-            tasks = self._processor.schedule(location, idle)
+            if tasks:  # the next look finds what is free now
+                break
+            tasks = processor.schedule(location, idle)
         return tasks
 
     def end(self) -> None:

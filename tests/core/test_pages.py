@@ -31,6 +31,7 @@ from cellrt.core.program import (
     STEP,
 )
 from cellrt.core.room import has_rows
+from cellrt.core.session_state import sessions_at
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
 from cellrt.core.task_layout import TaskView
@@ -142,14 +143,14 @@ class PageMachine:
         return request, int(rows[-1])
 
     def schedule(self, worker: int) -> int:
-        """As the engine does: where nobody finds a page and nothing runs, the latest arrival lends its own."""
+        """As the engine does: where nobody who has pages can go on, the latest arrival lends its own."""
         tasks = self.processor.schedule(worker)
         flights = self.flights[worker - 1]
-        while not tasks and not flights and page_view.is_starved(self.processor.tables, worker):
-            if not self.processor.suspend(worker):
-                break
+        while self.processor.is_stuck(worker) and self.processor.suspend(worker):
             self.num_suspended += 1
             self.check()
+            if tasks:
+                break
             tasks = self.processor.schedule(worker)
         for kind, source, target in page_view.take_copies(self.processor.tables):
             assert kind == PAGES
@@ -317,6 +318,56 @@ def test_the_only_one_with_pages_lends_them_to_an_earlier_arrival_that_has_none(
     machine.check()
 
 
+def test_what_was_lent_in_part_does_not_come_back_before_the_earlier_one_took_of_it():
+    machine = PageMachine(1, 20, 6, max_rows=40)
+    machine.processor.set_priority(WRITE, 1)  # so that the later one asks first
+    early, late = Paged(numbers(26, 1)), Paged(numbers(1, 2), num_written=20)
+    machine.sequence = 5
+    assert machine.submit(late)
+    for _ in range(15):
+        machine.schedule(1)
+        machine.finish(1)
+    machine.sequence = 0
+    assert machine.submit(early)
+    machine.schedule(1)
+    machine.finish(1)  # it has all pages that the other has not, and wants one more
+    machine.schedule(1)
+    assert (machine.num_suspended, late.end) == (1, -1)
+    machine.finish(1)
+    assert early.end == NOTICE_DONE
+    while machine.live:
+        assert machine.schedule(1)
+        machine.finish(1)
+    assert (machine.num_suspended, late.end) == (1, NOTICE_DONE)
+
+
+def test_pages_are_lent_though_cells_without_any_keep_the_worker_busy():
+    machine = PageMachine(1, 20, 20)
+    program = np.array([OP_EXTERNAL, NUMBERS, 1, OP_CHAIN, PASS, 1, STEP, 0, 1, OP_RESULT, 1, 1, 1], np.int32)
+    plain, _ = machine.admit(program, [7], -1)
+    (busy,) = machine.processor.schedule(1)
+    early, late = Paged(numbers(1, 1), num_written=30), Paged(numbers(1, 2), num_written=30)
+    play(machine, early, late)
+    assert machine.num_suspended > 0
+    assert (early.end, late.end) == (NOTICE_DONE, NOTICE_DONE)
+    assert list(machine.processor.complete(busy, 1000)) == [(plain, NOTICE_DONE)]
+
+
+def test_what_found_no_page_is_stuck_only_if_nothing_that_has_pages_goes_on():
+    machine = PageMachine(1, 20, 20)
+    starved = machine.processor.tables.types["starved_at"]
+    assert machine.submit(Paged(numbers(8)))
+    machine.schedule(1)
+    starved[WRITE] = 1 << 1
+    assert not machine.processor.is_stuck(1)  # rows of it are in flight
+    machine.finish(1)
+    assert not machine.processor.is_stuck(1)  # and others are ready
+    starved[READ] = 1 << 1
+    assert machine.processor.is_stuck(1)
+    starved[:] = 0
+    assert not machine.processor.is_stuck(1)
+
+
 def test_a_session_goes_on_in_its_pages():
     machine = PageMachine(1, 12, 12)
     session = machine.processor.open_session()
@@ -381,6 +432,26 @@ def test_a_token_that_somebody_waits_for_does_not_wait_for_a_long_input_that_cam
     machine.schedule(1)
     machine.finish(1)
     assert (long.end, short.end) == (-1, NOTICE_DONE)
+
+
+def test_a_session_is_at_the_worker_where_any_of_its_pages_is():
+    machine = PageMachine(1, 6, 2)
+    session = machine.processor.open_session()
+    kept = Paged(numbers(6, 1), session=session)
+    play(machine, kept)
+    assert sessions_at(machine.processor.tables, 1) == [session]
+    assert machine.submit(Paged(numbers(8, 2)))
+    for _ in range(2):
+        machine.schedule(1)
+        machine.finish(1)
+    lender = Paged(numbers(2, 3), session=session, so_far=list(kept.so_far))
+    assert machine.submit(lender)
+    machine.schedule(1)
+    assert machine.num_suspended == 1  # the first two of its three pages went to the host
+    while machine.flights[0]:
+        machine.finish(1)
+    machine.processor.cancel(lender.id)
+    assert sessions_at(machine.processor.tables, 1) == [session]
 
 
 def test_a_worker_is_lost_with_the_requests_whose_pages_it_has():

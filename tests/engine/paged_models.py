@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 import torch
@@ -128,3 +129,17 @@ def make_request(seed: int, source: int, prompt: int, steps: int, leading: int =
         "steps": steps,
         "leading": min(leading, prompt),
     }
+
+
+def nap(left: Tensor) -> dict[str, Tensor]:
+    """Counts down, and takes its time."""
+    if left.device.type != "meta":
+        time.sleep(0.002)
+    return {"left": left - 1, "stop": left <= 1}
+
+
+NAPS = cell(nap, {"left": ()}, name="nap")
+"""In a loop it keeps a worker busy, without any page."""
+NAPPING = Unfolder(
+    "naps", lambda graph, count: {"left": graph.loop(NAPS, left=float(count), until="stop", max_steps=10_000).left}, 1
+)

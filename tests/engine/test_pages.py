@@ -17,7 +17,7 @@ from cellrt.graph.unfolder import Unfolder
 from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine, watch_suspensions
 from tests.engine.mixed_tasks import tasks_of_pieces_and_steps
-from tests.engine.paged_models import POISON, WIDTH, SumSoFar, make_cells, make_request, sums
+from tests.engine.paged_models import NAPPING, POISON, WIDTH, SumSoFar, make_cells, make_request, sums
 
 CELLS = {page_size: make_cells(page_size, rows) for page_size, rows in ((1, 5), (2, 64), (3, 7))}
 LEADING = st.one_of(st.just(0), st.integers(1, 40))
@@ -78,6 +78,24 @@ def test_pages_that_run_out_are_lent_by_the_latest_arrivals_and_all_requests_end
         for request, future in zip(requests, futures):
             assert_same(future.result(WAIT_S), run_one_by_one(model, request))
         assert any(suspended)
+    finally:
+        close_and_check(engine)
+
+
+def test_pages_are_lent_though_another_model_keeps_the_worker_busy():
+    model = sums(CELLS[1])
+    engine = small_engine(1, page_bytes=1, debug=True)
+    suspended = watch_suspensions(engine)
+    requests = [make_request(seed, 3, 8, 40) for seed in range(6)]
+    try:
+        engine.register(model, warm_up=False)
+        engine.register(NAPPING, warm_up=False)
+        naps = engine.submit("naps", 5_000)
+        futures = [engine.submit("sums", request) for request in requests]
+        for request, future in zip(requests, futures):
+            assert_same(future.result(WAIT_S), run_one_by_one(model, request))
+        assert any(suspended) and not naps.done()
+        naps.cancel()
     finally:
         close_and_check(engine)
 

@@ -13,7 +13,7 @@ from cellrt.errors import CellError, RequestTooLargeError
 from cellrt.graph.unfolder import Unfolder
 from tests.engine import models
 from tests.engine.helpers import SMALL, WAIT_S, close_and_check, error_of, small_engine
-from tests.engine.paged_models import WIDTH
+from tests.engine.paged_models import NAPPING, WIDTH
 
 
 def append(x: torch.Tensor, total: PagedRows) -> dict[str, torch.Tensor]:
@@ -120,5 +120,20 @@ def test_a_request_that_fails_leaves_all_states_of_its_session_as_they_were():
             before = session.export()
             assert type(error_of(session.submit(torch.ones(40, WIDTH)))) is CellError
             assert session.export() == before
+    finally:
+        close_and_check(engine)
+
+
+def test_pages_of_idle_sessions_go_to_a_request_though_another_model_keeps_the_worker_busy():
+    engine = small_engine(1, page_bytes=1, debug=True)
+    try:
+        engine.register(appending(1, keep=True, max_batch=8, max_batch_rows=8), warm_up=False)
+        engine.register(NAPPING, warm_up=False)
+        engine.session("append", "idle").submit(torch.ones(58, WIDTH)).result(WAIT_S)  # of 64 pages
+        naps = engine.submit("naps", 5_000)
+        with engine.session("append", "new") as new:
+            assert new.submit(torch.ones(20, WIDTH)).result(WAIT_S)["x"].shape == (20, WIDTH)
+        assert not naps.done()
+        naps.cancel()
     finally:
         close_and_check(engine)
