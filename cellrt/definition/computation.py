@@ -52,7 +52,7 @@ class Computation:
             for name, spec in self.inputs.items()
             if name not in self.carry and not spec.ragged and not spec.has_nodes
         }
-        self._steps = method_of(module, "steps")
+        self._steps = steps_of(module)
 
     @property
     def has_steps(self) -> bool:
@@ -61,22 +61,24 @@ class Computation:
 
     def replica(self) -> Self:
         """The same with a module for one thread, whose weights are these: see ``replica_of``."""
+        return self.with_module(replica_of(self.module))
+
+    def with_module(self, module: Callable[..., Any]) -> Self:
+        """The same with a copy of its module."""
         made = copy.copy(self)
-        made.module = replica_of(self.module)
-        made._steps = method_of(made.module, "steps")
+        made.module, made._steps = module, steps_of(module)
         return made
 
-    def run(self, *inputs: CellInput) -> list[torch.Tensor]:
-        """Runs one step: takes inputs ``[rows, *shape]`` and returns outputs ``[rows, *shape]``, both in order."""
-        return self.run_step(*inputs)
-
     def run_step(self, *inputs: CellInput) -> list[torch.Tensor]:
-        """As ``run``, and never looks at what it is given, as for the runtime, whose inputs are what they should be."""
+        """Runs one step: takes inputs ``[rows, *shape]`` and returns outputs ``[rows, *shape]``, both in order.
+
+        It never looks at what it is given: the runtime's inputs are what they should be.
+        """
         given = self._with_copies(inputs) if self.written else inputs
         return self._in_order(call(self.module, self.inputs, given, self.by_name))
 
     def run_padded(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
-        """As ``run``, padded with zero rows to the next supported batch size if there are such sizes."""
+        """As ``run_step``, padded with zero rows to the next supported batch size if there are such sizes."""
         if not self.batch_sizes:
             return self.run_step(*inputs)
         padded = self.padded(inputs)
@@ -89,7 +91,7 @@ class Computation:
         return inputs if size == rows else [_with_zeros(value, size - rows) for value in inputs]
 
     def run_watched(self, inputs: Sequence[CellInput], batch_sizes: list[int] | None = None) -> list[torch.Tensor]:
-        """As ``run`` or ``run_steps``, on tensors made outside inference; notes which of them the module writes to."""
+        """As ``run_step`` or ``run_steps``, on tensors made outside inference; notes which of them are written to."""
         watch = InputWatch(dict(zip(self.inputs, inputs, strict=True)))
         outputs = self.run_step(*inputs) if batch_sizes is None else self.run_steps(batch_sizes, *inputs)
         self.written |= watch.written()
@@ -197,9 +199,9 @@ def count_rows(value: CellInput) -> int:
     return value.offsets.shape[0] - 1 if isinstance(value, RaggedRows) else value.shape[0]
 
 
-def method_of(module: Callable[..., Any], name: str) -> Callable[..., Any] | None:
-    """A module's method of that name, if it has one."""
-    method = getattr(module, name, None)
+def steps_of(module: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A module's method ``steps``, if it has one."""
+    method = getattr(module, "steps", None)
     return method if callable(method) and not isinstance(method, nn.Module) else None
 
 

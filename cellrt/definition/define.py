@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from cellrt.definition.cell import Cell
-from cellrt.definition.computation import method_of
+from cellrt.definition.computation import steps_of
 from cellrt.definition.declaration import (
     Declaration,
     check_carry,
@@ -107,7 +107,7 @@ def _takes_names(name: str, module: Callable[..., Any], inputs: list[str]) -> bo
 
     Raises DefinitionError if one of them would so be taken for another, or if the module's ``steps`` has other names.
     """
-    steps = _parameters_of(method_of(module, "steps"))
+    steps = _parameters_of(steps_of(module))
     if steps and inspect.Parameter.VAR_KEYWORD not in steps.values() and not set(inputs) <= steps.keys():
         names = list(steps)[1:]
         raise DefinitionError(f"cell {name!r}: its method steps takes inputs by name: expected {names}, got {inputs}")

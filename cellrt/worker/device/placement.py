@@ -6,10 +6,9 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import is_changed
@@ -109,10 +108,8 @@ class PlacedCell:
         self._times: dict[int, tuple[float, float]] = {}
         self.limits = find_limits(cell)
         if device.type != "cpu":
-            self.cell = copy.copy(cell)
             with torch.inference_mode(False):
-                self.cell.module = move(cell.module, device)
-            self.cell._steps = _method(self.cell.module, "steps")
+                self.cell = cell.with_module(move(cell.module, device))
         self.run_rows = _fused_form(self.cell) if forms.fused is not False else None
         self.chains = _chain_form(self.cell, forms.chains) if self.run_rows is not None else None
         self.reads_spans = _reads_spans(self.cell, self.run_rows, self.chains)
@@ -393,8 +390,3 @@ def _reads_spans(cell: Cell, run_rows: RunRows | None, chains: Chains | None) ->
 def _run_class(sizes: Sequence[int], is_captured: bool) -> tuple[int, int, bool]:
     """Runs of one class have rows and steps that differ by less than a factor of two."""
     return sizes[0].bit_length(), len(sizes).bit_length(), is_captured
-
-
-def _method(module: Callable[..., Any], name: str) -> Callable[..., Any] | None:
-    method = getattr(module, name, None)
-    return method if callable(method) and not isinstance(method, nn.Module) else None
