@@ -38,14 +38,12 @@ class Arrival:
     Attributes:
         time_s: when it arrives, in seconds, 0 or later.
         work: its cell graph: a program (``program.py``), or a template that the same processor compiled.
-        label: a name for pictures.
         loop_steps: steps each loop takes before it stops, in order of their subgraphs; to the limit if None.
         lane: lane of the queues it waits in.
     """
 
     time_s: float
     work: SizedTemplate | NDArray[np.int32]
-    label: str = ""
     loop_steps: tuple[int, ...] | None = None
     lane: int = 0
 
@@ -69,7 +67,6 @@ class SimulatedRequest:
     """One request, by the index of its arrival; until its admission it waited for room in the tables."""
 
     request: int
-    label: str
     arrival_s: float
     admission_s: float
     finish_s: float
@@ -162,7 +159,7 @@ class _Simulator:
 
     def _request(self, k: int) -> SimulatedRequest:
         arrival, admission, finish = self.arrivals[k], self.admissions[k], self.finishes[k]
-        return SimulatedRequest(k, arrival.label, arrival.time_s, admission / 1e9, finish / 1e9)
+        return SimulatedRequest(k, arrival.time_s, admission / 1e9, finish / 1e9)
 
     def _admit(self, now: int) -> None:
         """Admits those who wait, in order of arrival, as far as there is room."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from cellrt.core.simulate import Simulation
 from cellrt.view.chrome_trace import save_chrome_trace
 from cellrt.view.paper import NEEDS_MATPLOTLIB, PICTURES, known_suffix
 from cellrt.view.spans import RequestSpan, TaskSpan, first_starts
@@ -167,16 +166,6 @@ class Timeline:
             for request in task.requests:
                 tasks_of.setdefault(request, set()).add(place)
         return tasks_of
-
-
-def to_timeline(simulation: Simulation, cells: Sequence[str]) -> Timeline:
-    """The timeline of a simulated run; ``cells`` names its cell types in order."""
-    tasks = [
-        TaskSpan(t.task, t.worker - 1, cells[t.cell_type], t.start_s, t.end_s, t.rows, t.steps, t.requests)
-        for t in simulation.tasks
-    ]
-    requests = [RequestSpan(r.request, r.label, r.arrival_s, r.finish_s) for r in simulation.requests]
-    return Timeline(tasks, requests)
 
 
 def _percentiles(name: str, values_s: Sequence[float]) -> dict[str, float]:

@@ -13,7 +13,6 @@ from cellrt.core.settings import SchedulerSettings
 from cellrt.core.simulate import Arrival, Simulation, simulate
 from cellrt.core.validate import broken_rules
 from cellrt.errors import RequestError, RequestTooLargeError
-from cellrt.view.timeline import to_timeline
 from tests.core.graphs import (
     SMALL,
     add_step,
@@ -132,17 +131,6 @@ def test_what_cannot_run_is_refused():
     with pytest.raises(ValueError, match="queue depth"):
         simulate(processor, [], unit_cost, queue_depth=0)
     assert simulate(processor, [], unit_cost) == Simulation((), ())
-
-
-def test_a_simulation_becomes_a_timeline():
-    processor = make_processor(2)
-    cell = add_step(processor, 2)
-    arrivals = [Arrival(k / 2, chain(cell, 2 + k), label=f"request {k}") for k in range(4)]
-    timeline = to_timeline(simulate(processor, arrivals, unit_cost), ["lstm"])
-    assert {task.cell for task in timeline.tasks} == {"lstm"}
-    assert {task.worker for task in timeline.tasks} == {0, 1}
-    assert [span.label for span in timeline.requests] == ["request 0", "request 1", "request 2", "request 3"]
-    assert timeline.summary()["requests"] == 4
 
 
 @given(
