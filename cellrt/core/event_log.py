@@ -49,12 +49,12 @@ def log_event(t, what, request_id, task, detail):
     settings.num_events += 1
 
 
-def read_events(t: Tables, since: int = 0, sequence: int | None = None) -> list[Event]:
-    """Returns the events from number ``since`` on that are still in the ring, of one request or of all."""
+def read_events(t: Tables, sequence: int | None) -> list[Event]:
+    """Returns the events that are still in the ring, of one request or of all."""
     count, size = int(t.settings["num_events"][0]), t.events.size
     if size == 0:
         return []
-    numbers = np.arange(max(since, count - size), count)
+    numbers = np.arange(max(0, count - size), count)
     rows: NDArray[np.void] = t.events[numbers % size]
     if sequence is not None:
         rows = rows[rows["sequence"] == sequence]

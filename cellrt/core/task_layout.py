@@ -151,12 +151,6 @@ class TaskView:
     def _part(self, at: int, count: int) -> NDArray[np.int32]:
         return self.buffer[at : at + count]
 
-    def layout_key(self) -> bytes:
-        """All but the numbers of rows and nodes: tasks of one cell with equal keys have equal parts at equal places."""
-        words = self.buffer[: len(self._words)]
-        key = words[:H_NOTES].tobytes() + words[HEADER:].tobytes()
-        return key + self.batch_sizes.tobytes() if self.num_steps > 1 else key
-
 
 def input_record_at(number: int) -> int:
     """Where the record of an input begins."""

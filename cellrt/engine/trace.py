@@ -54,7 +54,7 @@ def admission_of(tables: Tables, sequence: int, arrival_s: float) -> Admission |
     The first turn is the first after the arrival in which anything happened. Called in a turn.
     """
     arrival_ns, events_ns = round(arrival_s * 1e9), tables.events["now_ns"]
-    admitted = [event.now_ns for event in read_events(tables, sequence=sequence) if event.what == ADMITTED]
+    admitted = [event.now_ns for event in read_events(tables, sequence) if event.what == ADMITTED]
     if not admitted or (events_ns > arrival_ns).all():  # what was never written has a 0
         return None
     turn_ns = int(events_ns[events_ns >= min(arrival_ns, admitted[0])].min())

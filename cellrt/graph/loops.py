@@ -151,7 +151,7 @@ class LoopBody:
             starts.append((self._graph._value(use.cell, use.name, use.spec, given[name]), after.value))
         return starts
 
-    def _record(self, outputs: Mapping[str, Output], starts: list[tuple[int, int]], limit: int, stop: int) -> int:
+    def _record(self, starts: list[tuple[int, int]], limit: int, stop: int) -> int:
         """Writes the members to the program; returns the value of their first output."""
         first = self._graph._take_values(self._num_outputs)
         for left, member in zip(reversed(range(len(self._members))), self._members):
@@ -192,7 +192,7 @@ def loop_of_cells(
                 f"returned { ({name: str(output.spec) for name, output in outputs.items()}) }"
             )
         stop = outputs[until].value
-    first = body._record(outputs, body._starts(outputs, given), max_steps, stop)
+    first = body._record(body._starts(outputs, given), max_steps, stop)
     graph._loop_values.update({first + k: max_steps for k in range(body._num_outputs)})
     made = {name: Output(graph, first + each.value, each.spec) for name, each in outputs.items() if each.value >= 0}
     return LoopOfCells(made, max_steps)

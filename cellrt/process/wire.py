@@ -100,7 +100,7 @@ class Wire:
         self._num_freed_by_other = 0
         self._last_made = self._last_taken = 0
         """Numbers of packets; some may be left out."""
-        self._num_read = self._num_read_bytes = self._num_told = self._num_told_bytes = 0
+        self._num_read = self._num_read_bytes = self._num_told_bytes = 0
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._receiver = short_calls.Receiver(PACKET_BYTES, PACKET_MESSAGES)
         sock.setblocking(False)
@@ -142,7 +142,7 @@ class Wire:
                 _close_all(each)
             raise
         self._unsent.extend(zip(packets, fds))
-        self._num_told, self._num_told_bytes = num_read, num_read_bytes
+        self._num_told_bytes = num_read_bytes
         self.flush()
 
     def _place(self, parts: Sequence[Part], fds: list[int]) -> tuple[int, int, int]:

@@ -71,16 +71,6 @@ class Keeper:
         """Where HTTP is taken."""
         return int(self._sockets[0].getsockname()[1])
 
-    @property
-    def engine_pid(self) -> int:
-        """Of the engine's process; 0 before there is one."""
-        return 0 if self._engine is None else self._engine.process.pid
-
-    @property
-    def front_end_pids(self) -> list[int]:
-        """Of the front ends."""
-        return [process.pid for process in self._front_ends]
-
     def run(self) -> int:
         """Serves until it is told to end; returns the exit status. Raises DefinitionError if it cannot begin."""
         try:

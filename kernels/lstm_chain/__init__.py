@@ -21,17 +21,12 @@ from cellrt.kernels.lstm_chain.scratch import ChainScratch, make_scratch
 from cellrt.kernels.lstm_step import SECTIONS
 from cellrt.kernels.tiles import device_limits
 
-__all__ = ["ChainPlan", "ChainScratch", "find_plan", "is_worthwhile", "lstm_chain", "make_scratch"]
+__all__ = ["ChainPlan", "ChainScratch", "find_plan", "lstm_chain", "make_scratch"]
 
 
 def find_plan(weights: PackedWeights, num_rows: int, precision: Precision = "ieee") -> ChainPlan | None:
     """How a chain of ``num_rows`` rows runs in one launch, or None where the weights do not fit."""
     return fitting_plan(weights, num_rows, precision, *device_limits(weights.weight_hh.device))
-
-
-def is_worthwhile(weights: PackedWeights, num_rows: int, precision: Precision = "ieee") -> bool:
-    """Whether a chain of ``num_rows`` rows should be faster than its steps one at a time, by a rule of thumb."""
-    return choose_plan(weights, num_rows, precision, *device_limits(weights.weight_hh.device)) is not None
 
 
 def lstm_chain(

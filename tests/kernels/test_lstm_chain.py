@@ -3,8 +3,8 @@ import torch
 
 from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.gate_weights import PackedWeights
-from cellrt.kernels.lstm_chain import ChainPlan, find_plan, is_worthwhile, lstm_chain, make_scratch, reference
-from cellrt.kernels.lstm_chain.plan import persistent_plan, rows_plan
+from cellrt.kernels.lstm_chain import ChainPlan, find_plan, lstm_chain, make_scratch, reference
+from cellrt.kernels.lstm_chain.plan import choose_plan, persistent_plan, rows_plan
 from cellrt.kernels.lstm_step import pack_weights
 from cellrt.kernels.tiles import Tile, device_limits
 from cellrt.worker.device.executor import DeviceOptions
@@ -207,16 +207,16 @@ def test_persistent_form_needs_weights_that_fit_on_chip() -> None:
     assert plan is not None
     assert plan.groups * -(-1024 // plan.tile.units) <= H100[0]
     assert persistent_plan(half_weights(2048), 64, "ieee", *H100) is None
-    assert not is_worthwhile(half_weights(2048), 64)
+    assert choose_plan(half_weights(2048), 64, "ieee", *H100) is None
     assert find_plan(half_weights(2048), 64) is None
-    assert is_worthwhile(half_weights(128), 512)
+    assert choose_plan(half_weights(128), 512, "ieee", *H100) is not None
     assert find_plan(half_weights(128), 512).groups == 0
 
 
 def test_what_fits_need_not_be_what_the_rule_takes() -> None:
     """With many rows a program has many blocks: that is measured where it can be."""
     assert find_plan(half_weights(1024), 512) is not None
-    assert not is_worthwhile(half_weights(1024), 512)
+    assert choose_plan(half_weights(1024), 512, "ieee", *H100) is None
 
 
 def launch_of(kind: Kind, hidden: int, plan: ChainPlan) -> Launch:

@@ -137,7 +137,7 @@ class Plans:
         known = self._rules.get((type_id, form))
         if known is None:
             rules = rules_of(self._types[type_id].cell, form, self._pads)
-            known = self._rules[type_id, form] = rules, room_for(rules, 0)
+            known = self._rules[type_id, form] = rules, room_for(rules)
         return known
 
     def _room_for(self, needed: int) -> NDArray[np.int64]:

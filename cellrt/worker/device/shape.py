@@ -270,9 +270,9 @@ def find_shape(buffer, rules, shape):  # type: ignore[no-untyped-def]
     return at
 
 
-def room_for(rules: NDArray[np.int64], steps: int) -> int:
-    """How many numbers a shape may have."""
-    return SHAPE + SHAPE_INPUT * int(rules[NUM_INPUTS]) + SHAPE_OUTPUT * int(rules[NUM_OUTPUTS]) + steps
+def room_for(rules: NDArray[np.int64]) -> int:
+    """How many numbers a shape has, without the sizes of its steps."""
+    return SHAPE + SHAPE_INPUT * int(rules[NUM_INPUTS]) + SHAPE_OUTPUT * int(rules[NUM_OUTPUTS])
 
 
 def compile_shapes(buffer: NDArray[np.int32]) -> None:
