@@ -68,7 +68,7 @@ def _prepared(front_ends: int, port: int) -> Iterator[Command]:
     # Nothing compiles beside what is measured, and the engine in process runs the same forms.
     options = {"--port": port, "--device": "cpu:1", "--front-ends": front_ends, "--timeline": 0, "--compile": "off"}
     words = [word for option, value in options.items() for word in (option, str(value))]
-    yield [sys.executable, "-m", "cellrt.cli", "serve", MODEL, *words], os.environ
+    yield [sys.executable, "-m", "cellrt", "serve", MODEL, *words], os.environ
 
 
 def _tasks_and_rows(address: str) -> tuple[int, int]:

@@ -84,7 +84,7 @@ def measure_parts(recorder: Recorder, count: int) -> None:
 @contextmanager
 def _server() -> Iterator[tuple[float, dict[str, float]]]:
     """A server that is ready: after how many seconds, and how many each of its processes had of a processor."""
-    command = [sys.executable, "-m", "cellrt.cli", "serve", "--port", "0", "--device", "cpu:1", MODEL]
+    command = [sys.executable, "-m", "cellrt", "serve", "--port", "0", "--device", "cpu:1", MODEL]
     begin_s = time.perf_counter()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:

@@ -35,7 +35,7 @@ class Server:
     def __init__(
         self, arguments: Sequence[str], environment: dict[str, str] | None = None, *, is_whole: bool = True
     ) -> None:
-        command = [sys.executable, "-m", "cellrt.cli", "serve", *arguments]
+        command = [sys.executable, "-m", "cellrt", "serve", *arguments]
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,

@@ -1,5 +1,0 @@
-"""``python -m cellrt.cli``."""
-
-from cellrt.cli import main
-
-main()
