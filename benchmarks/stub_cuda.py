@@ -59,12 +59,6 @@ class StubStream:
         """What follows on it comes after what the other has."""
         _merge(self.clock, stream.clock)
 
-    def record_event(self, event: StubEvent | None = None) -> StubEvent:
-        """An event behind what it has."""
-        made = StubEvent(self._stub) if event is None else event
-        made.record(self)
-        return made
-
     def synchronize(self) -> None:
         """What is queued from now on comes after it."""
         self._stub.host_waits(self.clock)

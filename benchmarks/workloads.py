@@ -54,15 +54,15 @@ def europarl_lengths(count: int, seed: int, longest: int = EUROPARL_LONGEST) -> 
     return np.clip(np.rint(drawn), 1, longest).astype(np.int64)
 
 
-def translation_lengths(count: int, seed: int, longest: int = EUROPARL_LONGEST) -> tuple[Lengths, Lengths]:
+def translation_lengths(count: int, seed: int) -> tuple[Lengths, Lengths]:
     """Source and target lengths ``[count]`` of German sentences and their English translations.
 
     The sources are as in ``europarl_lengths``; a target has ``TARGET_RATIO`` times as many words, more or less.
     """
-    source = europarl_lengths(count, seed, longest)
+    source = europarl_lengths(count, seed)
     mu = math.log(TARGET_RATIO) - TARGET_SPREAD**2 / 2
     factor = np.random.default_rng(seed + 1).lognormal(mu, TARGET_SPREAD, count)
-    return source, np.clip(np.rint(source * factor), 1, longest).astype(np.int64)
+    return source, np.clip(np.rint(source * factor), 1, EUROPARL_LONGEST).astype(np.int64)
 
 
 def brown_lengths(count: int, seed: int) -> Lengths:
@@ -73,9 +73,9 @@ def brown_lengths(count: int, seed: int) -> Lengths:
     return np.random.default_rng(seed).choice(lengths, size=count, p=weights / weights.sum())
 
 
-def fixed_lengths(count: int, length: int = EUROPARL_MEAN) -> Lengths:
-    """The same length ``[count]`` times, as in the paper's artificial data set (figure 2.11)."""
-    return np.full(count, length, dtype=np.int64)
+def fixed_lengths(count: int) -> Lengths:
+    """The mean of Europarl's ``[count]`` times, as in the paper's artificial data set (figure 2.11)."""
+    return np.full(count, EUROPARL_MEAN, dtype=np.int64)
 
 
 def sentences(lengths: Lengths, input_size: int, seed: int) -> list[torch.Tensor]:
