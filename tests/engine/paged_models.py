@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,11 @@ from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import grows, pages, span
+from cellrt.engine.engine import Engine
+from cellrt.errors import CancelledError, CellError, RequestTooLargeError
+from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
+from tests.engine.helpers import assert_same, close_and_check, error_of
 
 WIDTH = 4
 POISON = 1000.0
@@ -143,3 +148,36 @@ NAPS = cell(nap, {"left": ()}, name="nap")
 NAPPING = Unfolder(
     "naps", lambda graph, count: {"left": graph.loop(NAPS, left=float(count), until="stop", max_steps=10_000).left}, 1
 )
+
+
+def serve_in_company(
+    engine: Engine, model: Unfolder, requests: Sequence[tuple[int, ...]], poisoned: Set[int], cancelled: Set[int]
+) -> None:
+    """Serves requests of ``sums`` all at once, some with a row that no cell takes and some cancelled, and closes the
+    engine: each of the others has what it has alone."""
+    try:
+        engine.register(model, warm_up=False)
+        made = [make_request(*drawn) for drawn in requests]
+        for k in poisoned.intersection(range(len(made))):
+            made[k]["source"][-1, 0] = POISON
+        futures = []
+        for k, request in enumerate(made):
+            try:
+                futures.append(engine.submit("sums", request))
+            except RequestTooLargeError:
+                futures.append(None)
+            if futures[k] is not None and k in cancelled:
+                futures[k].cancel()
+        for k, (request, future) in enumerate(zip(made, futures)):
+            if future is None:
+                continue
+            error = error_of(future)
+            if k in cancelled and isinstance(error, CancelledError):
+                continue
+            if k in poisoned:
+                assert isinstance(error, CellError), error
+            else:
+                assert error is None, error
+                assert_same(future.result(), run_one_by_one(model, request))
+    finally:
+        close_and_check(engine)

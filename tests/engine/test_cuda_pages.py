@@ -15,14 +15,14 @@ from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spans import PagedRows
 from cellrt.definition.spec import grows, token
-from cellrt.errors import CancelledError, CellError, RequestError, RequestTooLargeError
+from cellrt.errors import CellError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from cellrt.unfolders.completion import complete
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.executor import DeviceOptions
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, watch_suspensions
-from tests.engine.paged_models import POISON, WIDTH, SumSoFar, make_cells, make_request, sums
+from tests.engine.paged_models import POISON, WIDTH, SumSoFar, make_cells, make_request, serve_in_company, sums
 from tests.engine.test_cuda_device import stub, stub_engines  # noqa: F401 - fixtures
 from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, on_every_device
 from tests.unfolders.language_models import draw_prompt, small_cell, small_layers
@@ -95,32 +95,7 @@ def test_whatever_the_company_and_the_room_each_result_is_that_of_its_request_al
 ):
     model, chosen = sums(CELLS[page_size]), SchedulerSettings(loops_ahead=count)
     engine = device_engine("dry", workers, options, page_bytes=1, debug=True, queue_depth=queue_depth, settings=chosen)
-    try:
-        engine.register(model, warm_up=False)
-        made = [make_request(*drawn) for drawn in requests]
-        for k in poisoned.intersection(range(len(made))):
-            made[k]["source"][-1, 0] = POISON
-        futures = []
-        for k, request in enumerate(made):
-            try:
-                futures.append(engine.submit("sums", request))
-            except RequestTooLargeError:
-                futures.append(None)
-            if futures[k] is not None and k in cancelled:
-                futures[k].cancel()
-        for k, (request, future) in enumerate(zip(made, futures)):
-            if future is None:
-                continue
-            error = error_of(future)
-            if k in cancelled and isinstance(error, CancelledError):
-                continue
-            if k in poisoned:
-                assert isinstance(error, CellError), error
-            else:
-                assert error is None, error
-                assert_same(future.result(), run_one_by_one(model, request))
-    finally:
-        close_and_check(engine)
+    serve_in_company(engine, model, requests, poisoned, cancelled)
 
 
 @FEW

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from cellrt.definition.define import cell
 from cellrt.definition.spec import grows, pages, ragged, span
-from cellrt.errors import CancelledError, CellError, DefinitionError, RequestError, RequestTooLargeError
+from cellrt.errors import CellError, DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine, watch_suspensions
 from tests.engine.mixed_tasks import tasks_of_pieces_and_steps
-from tests.engine.paged_models import NAPPING, POISON, WIDTH, SumSoFar, make_cells, make_request, sums
+from tests.engine.paged_models import NAPPING, POISON, WIDTH, SumSoFar, make_cells, make_request, serve_in_company, sums
 
 CELLS = {page_size: make_cells(page_size, rows) for page_size, rows in ((1, 5), (2, 64), (3, 7))}
 LEADING = st.one_of(st.just(0), st.integers(1, 40))
@@ -39,32 +39,7 @@ def test_whatever_the_company_and_the_room_each_result_is_that_of_its_request_al
     # 64 pages at a worker: requests of up to 82 rows have to share them.
     model = sums(CELLS[page_size])
     engine = small_engine(workers, page_bytes=1, debug=True)
-    try:
-        engine.register(model, warm_up=False)
-        made = [make_request(*drawn) for drawn in requests]
-        for k in poisoned.intersection(range(len(made))):
-            made[k]["source"][-1, 0] = POISON
-        futures = []
-        for k, request in enumerate(made):
-            try:
-                futures.append(engine.submit("sums", request))
-            except RequestTooLargeError:
-                futures.append(None)
-            if futures[k] is not None and k in cancelled:
-                futures[k].cancel()
-        for k, (request, future) in enumerate(zip(made, futures)):
-            if future is None:
-                continue
-            error = error_of(future)
-            if k in cancelled and isinstance(error, CancelledError):
-                continue
-            if k in poisoned:
-                assert isinstance(error, CellError), error
-            else:
-                assert error is None, error
-                assert_same(future.result(), run_one_by_one(model, request))
-    finally:
-        close_and_check(engine)
+    serve_in_company(engine, model, requests, poisoned, cancelled)
 
 
 def test_pages_that_run_out_are_lent_by_the_latest_arrivals_and_all_requests_end():
