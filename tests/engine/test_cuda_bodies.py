@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.errors import CellError
@@ -21,10 +20,19 @@ from cellrt.worker.device.executor import DeviceOptions
 from tests.engine.helpers import WAIT_S, assert_same, assert_streamed, close_and_check, error_of
 from tests.engine.test_cuda_device import stub, stub_engines  # noqa: F401 - fixtures
 from tests.engine.test_cuda_fused_loops import Counts, CountsSpans
-from tests.engine.test_cuda_loops import BAD, MOST_STEPS, NUMBER, FailingError, Spoils, count_freely, count_to
+from tests.engine.test_cuda_loops import (
+    BAD,
+    LATE,
+    MOST_STEPS,
+    NUMBER,
+    FailingError,
+    Spoils,
+    ahead,
+    count_freely,
+    count_to,
+    note_in_flight,
+)
 from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, serve
-
-LATE = DeviceOptions(ring_bytes=1 << 16, graph_bytes=0, dry_delay_s=5e-4)
 
 
 class Halved(NamedTuple):
@@ -64,10 +72,6 @@ def counter(counts: Cell, looks: bool = False) -> Unfolder:
     return Unfolder("count", unfold, 3)
 
 
-def ahead(count: int | None) -> SchedulerSettings:
-    return SchedulerSettings(loops_ahead=count)
-
-
 @FEW
 @given(
     requests=st.lists(st.integers(0, MOST_STEPS + 2), min_size=1, max_size=12),
@@ -97,14 +101,7 @@ def test_a_next_step_is_at_the_device_before_the_stop_of_this_one_is_known():
     options = replace(LATE, dry_delay_s=1e-2)
     engine = device_engine("dry", 1, options, settings=ahead(None))
     engine.register(counter(counting(count_to)), warm_up=False)
-    worker = engine._manager.workers[0]
-    collect, behind = worker._executor.collect, list[int]()
-
-    def note(task):
-        behind.append(len(worker._in_flight))
-        return collect(task)
-
-    worker._executor.collect = note
+    behind = note_in_flight(engine)
     engine.submit("count", 8).result(WAIT_S)
     assert engine.drain(WAIT_S)
     close_and_check(engine)

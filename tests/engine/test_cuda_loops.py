@@ -16,6 +16,7 @@ from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
+from cellrt.engine.engine import Engine
 from cellrt.errors import CellError, DefinitionError, DeviceError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
@@ -76,6 +77,19 @@ def ahead(count: int | None, **others: object) -> SchedulerSettings:
     return SchedulerSettings(loops_ahead=count, **others)  # type: ignore[arg-type]
 
 
+def note_in_flight(engine: Engine) -> list[int]:
+    """Of each task that its worker collects from now on, how many are behind it at the device."""
+    worker = engine._manager.workers[0]
+    collect, behind = worker._executor.collect, list[int]()
+
+    def note(task):
+        behind.append(len(worker._in_flight))
+        return collect(task)
+
+    worker._executor.collect = note
+    return behind
+
+
 @FEW
 @given(
     requests=st.lists(st.integers(0, MOST_STEPS + 2), min_size=1, max_size=12),
@@ -106,18 +120,10 @@ def test_while_a_task_of_a_loop_runs_the_next_is_at_the_device():
     options = replace(LATE, dry_delay_s=2e-2)  # so long that the host of a busy machine has its turn meanwhile
     engine = device_engine("dry", 1, options, settings=ahead(None, runs=False))
     engine.register(counter(make_cell()), warm_up=False)
-    worker = engine._manager.workers[0]
-    collect, waiting = worker._executor.collect, []
-
-    def note(task):
-        waiting.append(len(worker._in_flight))
-        return collect(task)
-
-    worker._executor.collect = note
-    steps = 10
+    behind, steps = note_in_flight(engine), 10
     engine.submit("count", steps - 1).result(WAIT_S)
     engine.drain(WAIT_S)
-    assert waiting[: steps - 1] == [1] * (steps - 1)
+    assert behind[: steps - 1] == [1] * (steps - 1)
     close_and_check(engine)
 
 

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spans import PagedRows
-from cellrt.definition.spec import grows, rows
+from cellrt.definition.spec import grows
 from cellrt.errors import CancelledError, CellError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
@@ -27,19 +26,14 @@ from tests.effort import quickly
 from tests.engine.capturable_attention import capturable_attention  # noqa: F401 - a fixture
 from tests.engine.helpers import WAIT_S, assert_same, assert_streamed, close_and_check, error_of
 from tests.engine.test_cuda_device import stub, stub_engines  # noqa: F401 - fixtures
+from tests.engine.test_cuda_loops import LATE, NUMBER, ahead, note_in_flight
 from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, on_every_device
 from tests.unfolders.language_models import END, draw_prompt, small_cell, small_layers
 
 MODELS = {"one cell": small_cell(4, 16), "layers": small_layers(4, 16)}
 MOST = 12
-NUMBER = rows(dtype=torch.int64)
-LATE = DeviceOptions(ring_bytes=1 << 16, graph_bytes=0, dry_delay_s=5e-4)
 CAPTURED = DeviceOptions(ring_bytes=1 << 16, capture_after=1)
 SIZES = {"arena_bytes": 1 << 19, "page_bytes": 1 << 18, "debug": True}
-
-
-def ahead(count: int | None) -> SchedulerSettings:
-    return SchedulerSettings(loops_ahead=count)
 
 
 def prompts(count: int, first: int = 0) -> list[dict[str, object]]:
@@ -92,14 +86,7 @@ def test_while_a_step_is_on_the_device_the_next_is_there_before_its_stop_is_know
     model = complete("lm", MODELS[kind], max_tokens=MOST)
     engine = device_engine("dry", 1, replace(LATE, dry_delay_s=1e-2), settings=ahead(None), **SIZES)
     engine.register(model)
-    worker = engine._manager.workers[0]
-    collect, behind = worker._executor.collect, list[int]()
-
-    def note(task):
-        behind.append(len(worker._in_flight))
-        return collect(task)
-
-    worker._executor.collect = note
+    behind = note_in_flight(engine)
     try:
         made = engine.submit("lm", prompts(1)[0]).result(WAIT_S)
         assert engine.drain(WAIT_S)
