@@ -19,8 +19,8 @@ from cellrt.engine.discovery import Discovery
 from cellrt.engine.registry import Registry
 from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
-from cellrt.process.imports import environment, python
 from cellrt.process.source import ModelSource
+from cellrt.worker.python_process import environment, python
 
 COMMAND = "from cellrt.planning.elsewhere import main; main()"
 WAIT_S = 600.0

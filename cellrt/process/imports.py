@@ -1,10 +1,8 @@
-"""Where imports look: in a model's folder first, as in that of a program, and in children where their parent does."""
+"""Where imports look: in a model's folder first, as in that of a program."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterable
 
 
 def make_importable(folder: str) -> None:
@@ -18,16 +16,3 @@ def said(error: BaseException) -> str:
     is_missing = isinstance(error, ModuleNotFoundError)
     hint = ": install it, or have PYTHONPATH name the folder that it is in" if is_missing else ""
     return f"{type(error).__name__}: {error}{hint}"
-
-
-def python(command: str, words: Iterable[str]) -> list[str]:
-    """How another Python is started that runs a command; with ``environment``, its imports look where ours do.
-
-    Left to itself it would look into the current folder before the standard library.
-    """
-    return [sys.executable, "-P", "-c", command, *words]
-
-
-def environment() -> dict[str, str]:
-    """See ``python``."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import socket
 import struct
-import subprocess
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from cellrt.errors import DefinitionError, DeviceError
 from cellrt.process.blame import heard
-from cellrt.process.imports import environment, python
+from cellrt.worker.python_process import PythonProcess
 
 LENGTH = struct.Struct("<Q")
 START_S = 600.0
@@ -51,14 +48,9 @@ class Started:
             given = pickle.dumps((address, options, list(models), ends_without_workers))
         except Exception as error:
             raise DefinitionError(f"EngineProcess: an option cannot be handed to another process: {error}") from error
-        self._lifeline, theirs = socket.socketpair()
-        _LIFELINES.add(self._lifeline)
-        with theirs:
-            command = python(COMMAND, [str(theirs.fileno())])
-            self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment()
-            )
-        self.end = weakref.finalize(self, _end, self.process, self._lifeline)
+        self._python = PythonProcess(COMMAND)
+        self.process, self._lifeline = self._python.process, self._python.lifeline
+        self.end = weakref.finalize(self, self._python.end, END_S)
         try:
             self._lifeline.sendall(LENGTH.pack(len(given)) + given)
         except OSError as error:
@@ -67,7 +59,7 @@ class Started:
 
     def end_within(self, seconds: float) -> None:
         """Has it end in good order, or kills it after so long; may be called twice."""
-        _end(self.process, self._lifeline, seconds)
+        self._python.end(seconds)
         self.end.detach()
 
     def wait(self) -> None:
@@ -86,25 +78,3 @@ class Started:
             if isinstance(error, OSError):
                 raise DeviceError(f"the engine's process did not start: {error}") from error
             raise
-
-
-_LIFELINES: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    """In a forked process: the engine ends with the parent, whoever else lives on."""
-    for lifeline in list(_LIFELINES):
-        lifeline.close()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-
-
-def _end(process: subprocess.Popen[bytes], lifeline: socket.socket, seconds: float = END_S) -> None:
-    """Has the process end, and waits for it."""
-    lifeline.close()
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

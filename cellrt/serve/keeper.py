@@ -26,10 +26,10 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from cellrt.errors import CellrtError, DefinitionError
 from cellrt.process.address import new_address
-from cellrt.process.imports import environment, python
 from cellrt.process.starting import Started
 from cellrt.serve.settings import Settings
 from cellrt.serve.starting import start_engine
+from cellrt.worker.python_process import environment, python
 
 log = logging.getLogger("cellrt")
 COMMAND = "import gc; gc.disable(); from cellrt.serve.front_end import main; main()"

@@ -12,9 +12,6 @@ import ctypes
 import math
 import os
 import select
-import socket
-import subprocess
-import sys
 import time
 import weakref
 from collections import deque
@@ -31,6 +28,7 @@ from cellrt.worker.apart.pool import SharedPool
 from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, PLACES, READY, RING_BYTES, Record, Slot, TaskRing
 from cellrt.worker.base import Done, Launch, Unfinished, Worker
 from cellrt.worker.cell_type import CellType
+from cellrt.worker.python_process import PythonProcess
 
 COMMAND = "from cellrt.worker.apart.child import main; main()"
 END_S = 5.0
@@ -75,13 +73,12 @@ class ProcessWorker(Worker):
         for fd in (self._bell, self._back):  # not before the last who may ring
             weakref.finalize(self, os.close, fd)
         self._is_ending = False
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lifeline: socket.socket | None = None
+        self._python: PythonProcess | None = None
 
     @property
     def process_id(self) -> int | None:
         """Of the process; None before the start."""
-        return None if self._process is None else self._process.pid
+        return None if self._python is None else self._python.process.pid
 
     @property
     def num_outstanding(self) -> int:
@@ -90,18 +87,8 @@ class ProcessWorker(Worker):
 
     def start(self) -> None:
         """Starts the process, and waits for nothing."""
-        self._lifeline, theirs = socket.socketpair()
-        _LIFELINES.add(self._lifeline)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         fds = [self._cells.pool.fd, self._pool.fd, self._bell, self._back]
-        with theirs:
-            words = [theirs.fileno(), *self._arguments, *fds]
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", COMMAND, *map(str, words)],
-                pass_fds=[theirs.fileno(), *fds],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
+        self._python = PythonProcess(COMMAND, [*self._arguments, *fds], fds)
         super().start()
 
     def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
@@ -168,9 +155,9 @@ class ProcessWorker(Worker):
     def _serve(self) -> None:
         poll = select.poll()
         try:
-            if self._lifeline is None or self._process is None:
+            if self._python is None:
                 raise InternalError("a worker's thread began before its process")
-            for fd in (self._back, self._lifeline.fileno()):
+            for fd in (self._back, self._python.lifeline.fileno()):
                 poll.register(fd, select.POLLIN)
             while not self._is_ending:
                 if not self._has_taken_news():
@@ -210,15 +197,7 @@ class ProcessWorker(Worker):
 
     def _end_process(self) -> int:
         """Ends the process, and waits for it; returns its status."""
-        if self._lifeline is not None:
-            self._lifeline.close()
-        if self._process is None:
-            return 0
-        try:
-            return self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+        return 0 if self._python is None else self._python.end(END_S)
 
 
 def _ring(fd: int) -> None:
@@ -227,15 +206,3 @@ def _ring(fd: int) -> None:
 
 def _silence(fd: int) -> None:
     _LIBRARY.eventfd_read(fd, ctypes.byref(ctypes.c_uint64()))
-
-
-_LIFELINES: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    """In a forked process: workers end with the parent, whoever else lives on."""
-    for lifeline in list(_LIFELINES):
-        lifeline.close()
-
-
-os.register_at_fork(after_in_child=_forget_all)
