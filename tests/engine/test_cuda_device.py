@@ -27,7 +27,7 @@ from cellrt.worker.device.placement import Forms, PlacedCell, Placements
 from cellrt.worker.step_times import measure_steps
 from tests.effort import quickly
 from tests.engine.author import OPERATIONS, make_unfolder
-from tests.engine.helpers import close_and_check
+from tests.engine.helpers import WAIT_S, close_and_check
 from tests.engine.models import WIDTH, chain_model
 from tests.engine.test_cuda_worker import device_engine, serve
 from tests.engine.zoo import make_zoo
@@ -150,6 +150,29 @@ def test_tasks_that_compiled_code_launches_give_what_their_nodes_give(stub_engin
     assert stub_engines.races == []
     assert (stub_engines.num_launched > 0) == direct
     assert sum(each["replayed"] for each in counts) > 0, counts
+
+
+def halve_by_chance(x: Tensor, h: Tensor) -> Halved:
+    """Draws random numbers, which compiled code does not launch."""
+    return Halved(x + 0.5 * h + 0 * torch.rand_like(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "ring_bytes", "is_fused"),
+    [(halve, 1 << 13, False), (halve_by_chance, 1 << 16, False), (HalvesRows(), 1 << 13, True)],
+)
+def test_each_task_is_counted_once_however_often_it_found_no_room(stub_engines, function, ring_bytes, is_fused):
+    options = DeviceOptions(ring_bytes=ring_bytes, capture_after=1, fused=is_fused)
+    model = chain_model("chain", cell(function, {"x": (WIDTH,), "h": (WIDTH,)}, max_batch=64))
+    engine = device_engine("dry", 1, options, settings=SchedulerSettings(runs=False))
+    engine.register(model, warm_up=False)
+    for _ in range(4):
+        for future in engine.submit_many("chain", [torch.zeros(24, WIDTH) for _ in range(64)]):
+            future.result(WAIT_S)
+    (worker,) = engine._manager.workers
+    counts, tasks = worker.counts(), worker.num_tasks
+    close_and_check(engine)
+    assert tasks > 90 and counts["replayed"] + counts["eager"] == tasks, (counts, tasks)
 
 
 def run(device: CudaDevice, work) -> None:

@@ -45,7 +45,7 @@ class Capture:
     sides: list[Side]
     num_bytes: int
     last_used: int
-    """Of the tasks that asked for a capture, the number of the last that got this one."""
+    """The number of the last task that this was looked up for."""
 
     def next_numbers(self) -> NDArray[np.int64] | None:
         """Of the side whose turn it is; None: it must be replayed."""
@@ -67,8 +67,8 @@ class CapturedSteps:
         numbers: as compiled code launches it (``launch.py``): where the words are, and a graph for each size, or 0.
     """
 
-    def __init__(self, words: torch.Tensor, sizes: Sequence[int], num_asked: int) -> None:
-        self.words, self.num_bytes, self.last_used = words, 0, num_asked
+    def __init__(self, words: torch.Tensor, sizes: Sequence[int], num_tasks: int) -> None:
+        self.words, self.num_bytes, self.last_used = words, 0, num_tasks
         self.numbers = np.zeros(1 + len(sizes), np.int64)
         self.numbers[0] = words.data_ptr()
         self._sizes = list(sizes)
@@ -122,7 +122,7 @@ class Captures:
         self._known: dict[Signature, Capture | CapturedSteps | None] = {}
         """Those that cannot be captured have none."""
         self._seen: OrderedDict[Signature, int] = OrderedDict()
-        self._num_asked = 0
+        self._num_tasks = 0
         self._lost_bytes = 0
         """What captures took that failed: nobody gives it back."""
         self.counts: Counter[str] = Counter()
@@ -134,12 +134,8 @@ class Captures:
 
     def find(self, signature: Signature) -> Capture | None:
         """The capture of a signature, if there is one."""
-        self._num_asked += 1
         capture = self._use(signature)
-        if not isinstance(capture, Capture):
-            return None
-        self.counts["replayed"] += 1
-        return capture
+        return capture if isinstance(capture, Capture) else None
 
     def goes_whole(self, signature: Signature) -> bool:
         """Whether a run that may go by steps is captured, may not go by captured steps, or has gone by steps often
@@ -157,9 +153,9 @@ class Captures:
             self._seen.setdefault(signature, self._after - 1)
         return True
 
-    def note_run(self) -> None:
-        """A run was begun that goes by steps: that which was asked about last, if it may go whole."""
-        self._num_asked += 1
+    def note_task(self) -> None:
+        """A task was begun; if it is the run that was asked about last, it goes by steps."""
+        self._num_tasks += 1
         if self._by_steps_now is not None:
             if len(self._by_steps) > MAX_COUNTED:
                 self._by_steps.clear()
@@ -174,7 +170,7 @@ class Captures:
     def _use(self, signature: Signature) -> Capture | CapturedSteps | None:
         capture = self._known.get(signature)
         if capture is not None:
-            capture.last_used = self._num_asked
+            capture.last_used = self._num_tasks
         return capture
 
     def is_due(self, signature: Signature) -> bool:
@@ -209,7 +205,7 @@ class Captures:
             if sides[0].numbers is not None:
                 sides.append(self._side(words.clone(), operations_of, has_download))
             num_bytes = max(0, self._device.memory_in_use() - before)
-            self._known[signature] = Capture(sides, num_bytes, self._num_asked)
+            self._known[signature] = Capture(sides, num_bytes, self._num_tasks)
 
         return self._try(signature, make)
 
@@ -228,7 +224,7 @@ class Captures:
             if not isinstance(found, CapturedSteps):
                 most = steps.num_words(steps.sizes[-1])
                 words = torch.zeros(most, dtype=torch.int64, device=self._device.torch_device)
-                found = CapturedSteps(words, steps.sizes, self._num_asked)
+                found = CapturedSteps(words, steps.sizes, self._num_tasks)
             work = work_of(found.words[: signature.num_words])
             captured = self._device.capture(work, before=lambda: found.point_at(at))
             found.add(rows, captured, max(0, self._device.memory_in_use() - before))
@@ -278,7 +274,7 @@ class Captures:
         """Whether the budget allows one more, for which others may be dropped."""
         made = [(signature, capture) for signature, capture in list(self._known.items()) if capture is not None]
         for signature, capture in sorted(made, key=lambda known: known[1].last_used):
-            if self.used_bytes < self._budget_bytes or self._num_asked - capture.last_used < STALE_AFTER:
+            if self.used_bytes < self._budget_bytes or self._num_tasks - capture.last_used < STALE_AFTER:
                 break
             self._known.pop(signature, None)
             self.counts["captures_evicted"] += 1

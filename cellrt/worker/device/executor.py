@@ -33,7 +33,7 @@ from cellrt.worker.device.device import Device
 from cellrt.worker.device.in_flight import InFlight
 from cellrt.worker.device.operations import ANSWER, Memory
 from cellrt.worker.device.placement import Forms, PlacedCell, UnplacedCell
-from cellrt.worker.device.plans import Plans
+from cellrt.worker.device.plans import Plan, Plans
 from cellrt.worker.device.ring import Ring, bytes_for
 from cellrt.worker.device.shape import compile_shapes
 from cellrt.worker.device.works import WORD_BYTES, Works
@@ -110,6 +110,8 @@ class DeviceExecutor:
         self._memory = Memory(device, location, arenas, up, down, flags)
         self._works = Works(device, self._memory, self._captures)
         self._placed: dict[int, PlacedCell] = {}
+        self._waiting: tuple[Launch, Plan] | None = None
+        """A task that found no room in the rings, which comes again."""
         self._host_bytes: list[NDArray[np.uint8]] = []
         self._counts: Counter[str] = Counter()
 
@@ -145,20 +147,24 @@ class DeviceExecutor:
         """Submits a task; None if the rings have no room until a task in flight is collected."""
         begun_ns = time.perf_counter_ns()
         placed = self.place(self._types[launch.type_id])
-        plan = self._plans.of(placed, launch.type_id, launch.buffer)
+        if self._waiting is not None and self._waiting[0] is launch:
+            plan = self._waiting[1]
+        else:
+            plan = self._plans.of(placed, launch.type_id, launch.buffer)
         slots = np.empty(plan.num_slots, np.int64)
         begun = InFlight(launch, plan, self._memory.up, self._memory.down, slots, begun_ns)
         code = self._launch(begun)
         if code in (compiled.NO_ROOM, compiled.NOT_CAPTURED):
             if not self._submit(begun, placed):
+                self._waiting = launch, plan
                 return None
         elif code:
             raise RuntimeError(f"CUDA driver error {code} where a task was launched")
         else:
             self.device.note_launched(plan.has_download)
             self._check_inputs(begun, placed.cell)
-        if plan.packing.steps is not None:
-            self._captures.note_run()
+        self._waiting = None
+        self._captures.note_task()
         return begun
 
     def collect(self, done: InFlight) -> list[Failure]:
@@ -181,12 +187,13 @@ class DeviceExecutor:
             numbers = None if capture is None else capture.next_numbers()
             if numbers is None:
                 return compiled.NOT_CAPTURED
-            return int((compiled.launch_nogil if plan.is_large else compiled.launch)(*arguments, numbers))
-        captured = [self._captures.find_steps(signature) for signature in (steps.first, steps.later)]
-        if captured[0] is None or captured[1] is None:
-            return compiled.NOT_CAPTURED
-        run = compiled.launch_run_nogil if plan.is_large else compiled.launch_run
-        code = int(run(*arguments, captured[0].numbers, captured[1].numbers))
+            code = int((compiled.launch_nogil if plan.is_large else compiled.launch)(*arguments, numbers))
+        else:
+            captured = [self._captures.find_steps(signature) for signature in (steps.first, steps.later)]
+            if captured[0] is None or captured[1] is None:
+                return compiled.NOT_CAPTURED
+            run = compiled.launch_run_nogil if plan.is_large else compiled.launch_run
+            code = int(run(*arguments, captured[0].numbers, captured[1].numbers))
         self._captures.counts["replayed"] += code == 0
         return code
 

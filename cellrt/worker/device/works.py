@@ -74,6 +74,7 @@ class Works:
             capture = captures.find(signature) if can_capture else None
             if capture is not None and capture.sides[0].numbers is None:
                 capture.replay(words)
+                captures.counts["replayed"] += 1
                 return
             self.counts["eager"] += 1
             host_words = memory.up.host[words_bytes].view(torch.int64)
