@@ -82,17 +82,37 @@ class Told(NamedTuple):
         return np.concatenate([self.row] * len(requests))
 
 
-Slots = list[Slot | Told]
+class Empty(NamedTuple):
+    """A part without rows, such as a list of no nodes: no tensor tells whether a request has the like of it."""
+
+    path: Path
+    what: object
+
+    def is_in(self, request: Any) -> bool:
+        """Whether a request has such a part there. Raises LookupError or TypeError if it has none."""
+        for step in self.path:
+            request = request[step]
+        return _emptiness(request) == self.what
+
+
+class Slots(NamedTuple):
+    """What of a request its graph reads: the tensors that it brings, in order, and what must be empty in it."""
+
+    brought: list[Slot | Told]
+    empty: list[Empty]
 
 
 def collect(recorded: Recorded, slots: Slots, requests: Sequence[Any]) -> Recorded | None:
     """What requests record whose graph was recorded and reads that; None if one of them does not fit it."""
     program, _, results, states = recorded
     try:
+        for empty in slots.empty:
+            if not all(map(empty.is_in, requests)):
+                return None
         if len(requests) == 1:
-            externals = [(slot.kind, slot.rows_of_one(requests[0])) for slot in slots]
+            externals = [(slot.kind, slot.rows_of_one(requests[0])) for slot in slots.brought]
         else:
-            externals = [(slot.kind, slot.rows(requests)) for slot in slots]
+            externals = [(slot.kind, slot.rows(requests)) for slot in slots.brought]
         return Recorded(program, externals, results, states)
     except (RequestError, LookupError, TypeError, ValueError):
         return None
@@ -129,7 +149,7 @@ def trace(unfolder: Unfolder, binding: Binding, request: Any, recorded: Recorded
     """What of a request its graph reads; None if that is not the request's own tensors, arrays and lists alone, and
     numbers of its key."""
     found = _Trace(unfolder, binding, request)
-    if found.has_empty or not _is_told_by_key(unfolder, binding, request, recorded):
+    if not _is_told_by_key(unfolder, binding, request, recorded):
         return None
     if found.recorded is None or found.untraced or without_tensors(found.recorded) != without_tensors(recorded):
         return None
@@ -164,14 +184,13 @@ class _Trace:
     """Unfolds a copy of a request; ``slots`` are the parts that its graph reads, ``untraced`` names what is none."""
 
     def __init__(self, unfolder: Unfolder, binding: Binding, request: Any) -> None:
-        self.slots: Slots = []
+        self.slots = Slots([], [])
         self.untraced: list[str] = []
         self.recorded: Recorded | None = None
         paths: dict[int, Path] = {}
         copy = _copy(request, (), paths)
         told = _numbers_of_key(unfolder, copy)
-        self.has_empty = _has_empty(copy)
-        """Whether a part has no rows: nothing would tell whether a request has the like of it."""
+        _find_empty(copy, (), self.slots.empty)
         graph = _TracedGraph(binding)
         try:
             self.recorded = unfolder.record_in(graph, copy)
@@ -180,9 +199,9 @@ class _Trace:
         for (where, source, spec), (kind, rows) in zip(graph.given, self.recorded.externals):
             path = paths.get(id(source))
             if path is not None:
-                self.slots.append(Slot(path, spec, kind, bits_of(spec, source).shape, rows.shape))
+                self.slots.brought.append(Slot(path, spec, kind, bits_of(spec, source).shape, rows.shape))
             elif any(source is part for part in told):
-                self.slots.append(Told(kind, rows))
+                self.slots.brought.append(Told(kind, rows))
             else:
                 self.untraced.append(where)
 
@@ -271,12 +290,20 @@ def _like(value: Any, items: list[Any]) -> Any:
     return value._make(items) if hasattr(value, "_fields") else type(value)(items)
 
 
-def _has_empty(value: Any) -> bool:
+def _find_empty(value: Any, path: Path, found: list[Empty]) -> None:
+    """Adds the parts without rows of a request's part."""
+    if (what := _emptiness(value)) is not None:
+        found.append(Empty(path, what))
+    elif type(value) is dict or _is_list(value):
+        for step, item in value.items() if type(value) is dict else enumerate(value):
+            _find_empty(item, (*path, step), found)
+
+
+def _emptiness(value: Any) -> object:
+    """What two parts without rows have in common if one may stand for the other; None of what is not empty."""
     if type(value) in ARRAYS:
-        return 0 in value.shape
-    if type(value) is dict:
-        return any(map(_has_empty, value.values()))
-    return _is_list(value) and (not value or any(map(_has_empty, value)))
+        return (type(value), value.dtype, tuple(value.shape)) if 0 in value.shape else None
+    return type(value) if _is_list(value) and not value else None
 
 
 def _with_other_numbers(value: Any, kind: type[int | float]) -> Any:

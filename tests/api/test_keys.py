@@ -203,6 +203,33 @@ def test_what_is_empty_is_checked_for_each_request():
             known.record(binding, [request(wrong)])
 
 
+def test_requests_with_empty_parts_are_known_by_their_key():
+    """Such as lists of the nodes that come before each, of which the first has none."""
+    total = cell(lambda x, h: {"h": x + h.values.sum(0)}, {"x": (2,), "h": ragged(2)}, name="total")
+
+    @Counting
+    def function(graph: Graph, request: dict[str, Any]) -> object:
+        made: list[Any] = []
+        for x, before in zip(request["x"], request["before"]):
+            made.append(total(x=x, h=[made[node] for node in before]).h)
+        return {"h": made[-1]}
+
+    def request(seed: int, before: list[list[int]]) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        return {"x": list(torch.randn(len(before), 2)), "before": before}
+
+    unfolder = Unfolder("dag", function, request(0, [[], [0]]), key=lambda one: str(one["before"]))
+    known, binding = KnownGraphs(unfolder), Bound()
+    diamond = [[], [0], [0], [1, 2]]
+    for seed in range(3):
+        known.record(binding, [request(seed, diamond)])
+    before = function.count
+    for seed in range(20, 24):
+        (found,) = known.record(binding, [request(seed, diamond)])
+        same([found], [unfolder.record(binding, request(seed, diamond))])
+    assert function.count <= before + 4 + 1  # those that are compared with, and one that looks whether the key is right
+
+
 def test_a_number_of_the_request_is_read_anew_each_time():
     """Python has one object for all small numbers, so where one comes from cannot be told."""
 
