@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from cellrt.engine.engine import Engine
-from cellrt.engine.records import SessionRecord
+from cellrt.engine.records import Arrival, SessionRecord
 from cellrt.engine.registry import Model
 from cellrt.engine.session import Session
 from cellrt.errors import CellrtError, OverloadError, SessionError
@@ -208,6 +208,12 @@ class Guest:
         """Hands in requests, all or none. Raises what ``Engine.submit`` does."""
         submission = patient.submission
         sessions = [self.session(number)._record for number in submission.sessions]
+
+        def begin_first(arrival: Arrival) -> Entrusted:
+            if submission.is_patient:  # now: before one of them may fail, which is no refusal
+                self.tell(Message(Kind.ACCEPTED, (LENGTH.pack(submission.first_id),)))
+            return groups[0].begin(arrival)
+
         channel = None
         if submission.is_streamed:
             channel = GuestChannel(self.tell_of_turn, submission.first_id, patient.templates[0])
@@ -223,7 +229,7 @@ class Guest:
                 submission.priority,
                 channel,
                 sessions or None,
-                [group.begin for group in groups],
+                [begin_first, *[group.begin for group in groups[1:]]],
             )
         except BaseException:
             for id in submission.ids:
@@ -233,7 +239,6 @@ class Guest:
             for group in groups:
                 self._note_numbers(group)
         if submission.is_patient:
-            self.tell(Message(Kind.ACCEPTED, (LENGTH.pack(submission.first_id),)))
             for id in submission.ids:
                 self._patient.pop(id, None)
             for id in patient.cancelled:
@@ -373,11 +378,14 @@ def answer(call: int, value: Any = None, data: bytes = b"", error: object = None
 
 
 def _messages(news: Sequence[News]) -> list[Message]:
-    """What a guest is told, together: outcomes first, since an error is a request's end."""
+    """What a guest is told, together: first of requests that have places, since an error before that says that they
+    get none; then outcomes, since an error is a request's end."""
     outcomes = [one for one in news if isinstance(one, Outcome)]
     others = [one for one in news if not isinstance(one, Outcome)]
     errors = [(one[0], told(one[1])) for one in others if not isinstance(one, Message)]
-    messages = [Message(Kind.OUTCOMES, outcome_parts(outcomes))] if outcomes else []
+    messages = [one for one in others if isinstance(one, Message)]
+    ends = [Message(Kind.OUTCOMES, outcome_parts(outcomes))] if outcomes else []
     if errors:
-        messages.append(Message(Kind.ERRORS, (json.dumps(errors).encode(),)))
-    return [*messages, *[one for one in others if isinstance(one, Message)]]
+        ends.append(Message(Kind.ERRORS, (json.dumps(errors).encode(),)))
+    accepted = [one for one in messages if one.kind == Kind.ACCEPTED]
+    return [*accepted, *ends, *[one for one in messages if one.kind != Kind.ACCEPTED]]

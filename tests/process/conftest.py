@@ -1,13 +1,18 @@
-"""One engine's process for the tests that leave it as they found it."""
+"""One engine's process for the tests that leave it as they found it; a doorkeeper of their own for others."""
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+from cellrt.process import address as addresses
 from cellrt.process.client import Client, connect
 from cellrt.process.engine_process import EngineProcess
+from cellrt.process.host import Doorkeeper
+from tests.engine.helpers import WAIT_S, small_engine
 from tests.process.helpers import MODELS, start
 
 
@@ -24,3 +29,20 @@ def served() -> Iterator[EngineProcess]:
 def client(served: EngineProcess) -> Iterator[Client]:
     with connect(served.address) as made:
         yield made
+
+
+@pytest.fixture
+def doorkeeper():
+    """One in a thread of this process, where a test can look at it."""
+    engine = small_engine(max_queue=8192)
+    address = addresses.new_address()
+    ours, theirs = socket.socketpair()
+    made = Doorkeeper(engine, addresses.listen(address), theirs)
+    made.address = address
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    yield made
+    ours.close()
+    thread.join(WAIT_S)
+    made.end()
+    theirs.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 import threading
 from concurrent.futures import Future
 
@@ -16,29 +15,11 @@ from cellrt.process import guest as guest_module
 from cellrt.process import host as host_module
 from cellrt.process import memory
 from cellrt.process.client import connect
-from cellrt.process.host import Doorkeeper
 from cellrt.process.wire import HEAD
-from tests.engine.helpers import WAIT_S, assert_same, small_engine
+from tests.engine.helpers import WAIT_S, assert_same
 from tests.process import models
 from tests.process.helpers import held, steps
 from tests.waiting import until
-
-
-@pytest.fixture
-def doorkeeper():
-    """One in a thread of this process, where a test can look at it."""
-    engine = small_engine(max_queue=8192)
-    address = addresses.new_address()
-    ours, theirs = socket.socketpair()
-    made = Doorkeeper(engine, addresses.listen(address), theirs)
-    made.address = address
-    thread = threading.Thread(target=made.run)
-    thread.start()
-    yield made
-    ours.close()
-    thread.join(WAIT_S)
-    made.end()
-    theirs.close()
 
 
 @pytest.mark.parametrize("most_unsent", [10, 1 << 16])
