@@ -340,7 +340,7 @@ class Manager:
 
     def _look_who_is_gone(self) -> None:
         """Frees what no request and session of a retired model needs any more; wakes who waits for the last request."""
-        for model in [model for model in self._retired if model.is_idle]:
+        for model in [model for model in self._retired if self.sessions.give_up(model)]:
             self._retired.remove(model)
             for type_id, heir in self._registry.release(model.types).items():
                 self.statistics.forget_type(type_id, heir)

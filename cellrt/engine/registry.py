@@ -228,6 +228,7 @@ class Model:
         num_live: requests accepted and not over; written in turns.
         num_sessions: open sessions.
         unfolding: an item for each client that unfolds for it: see ``Submission``.
+        is_given_up: whether a turn found that nothing is left of it: its cells' numbers may mean others since.
     """
 
     def __init__(
@@ -248,6 +249,7 @@ class Model:
         self.origin = Origin()
         self.num_live = self.num_sessions = 0
         self.unfolding: set[object] = set()
+        self.is_given_up = False
         self._registry, self._processor = registry, processor
         self.kind, self.constant_row = registry.kind, registry.constant_row
         self.max_nodes = registry.max_nodes

@@ -4,8 +4,8 @@ A session's requests run one after the other; those of different sessions in any
 in rows of the worker that made it. When rows run short, or more sessions have some than may, the state of those idle
 longest is copied to host memory, and comes back with the session's next request.
 
-``open``, ``is_open``, ``pin`` and ``forget`` may be called from any thread; everything else belongs to the holder of
-the turn.
+``open``, ``pin``, ``unpin`` and ``forget`` may be called from any thread; everything else belongs to the holder of the
+turn.
 """
 
 from __future__ import annotations
@@ -117,10 +117,24 @@ class Sessions:
             model.num_sessions += 1
             return made, True
 
-    def pin(self, model: Model, change: int) -> None:
-        """Keeps a model as an open session would (1), or gives it up (-1): somebody elsewhere unfolds for it."""
+    def pin(self, model: Model) -> bool:
+        """Keeps a model as an open session would, since somebody elsewhere unfolds for it; False if it is given up."""
         with self._lock:
-            model.num_sessions += change
+            if model.is_given_up:
+                return False
+            model.num_sessions += 1
+            return True
+
+    def unpin(self, model: Model) -> None:
+        """Takes in that one who pinned a model unfolds for it no more."""
+        with self._lock:
+            model.num_sessions -= 1
+
+    def give_up(self, model: Model) -> bool:
+        """Gives up a model that takes no requests any more; False if something or somebody keeps it."""
+        with self._lock:  # or one could pin it in between
+            model.is_given_up = model.is_idle
+            return model.is_given_up
 
     def forget(self, record: SessionRecord) -> None:
         """Makes the session's id free for a new one."""

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from cellrt.engine.engine import Engine
 from cellrt.engine.registry import Model
 from cellrt.engine.trace import admission_of
-from cellrt.errors import DefinitionError, RequestError, UnknownModelError
+from cellrt.errors import DefinitionError, RequestError, SessionError, UnknownModelError
 from cellrt.process.binding import described
 from cellrt.process.guest import Guest
 from cellrt.process.source import ModelSource
@@ -124,7 +124,9 @@ class Calls:
             def news_for(guest: Guest) -> object:
                 its = None
                 if now is not None and description is not None and guest.wants(now):
-                    its = {"binding": guest.number_of(now), "description": description}
+                    number = guest.number_of(now)
+                    if number is not None:  # else another has taken its place, and whoever put it there tells, too
+                        its = {"binding": number, "description": description}
                 return {"model": name, "versions": versions, "now": its}
 
             self._announce(news_for)
@@ -152,16 +154,20 @@ class Calls:
         return None, b""
 
     def _bind(self, guest: Guest, _: bytes, model: str, known: list[int]) -> Answer:
-        value = self._binding(guest, self._engine._submission.model(model), known)
+        value = None
+        while value is None:  # if the model is given up meanwhile, another has taken its place, or none
+            value = self._binding(guest, self._engine._submission.model(model), known)
         guest.names.add(model)
         return value, b""
 
-    def _binding(self, guest: Guest, model: Model, known: list[int]) -> dict[str, Any]:
-        """What a client must know to unfold for a model: its description, unless it has that."""
+    def _binding(self, guest: Guest, model: Model, known: list[int]) -> dict[str, Any] | None:
+        """What a client must know to unfold for a model: its description, unless it has that. None: it is given up."""
         if model.origin.source is None:
             with self._register_lock:  # whoever registered it is about to note where it comes from
                 pass
         number = guest.number_of(model)
+        if number is None:
+            return None
         is_current = self._engine._models.get(model.name) is model
         description = None
         if number not in known:
@@ -179,8 +185,10 @@ class Calls:
         known: list[int],
     ) -> Answer:
         session = self._engine.session(model, id, state=state if has_state else None, must_be_open=must_be_open)
-        number = guest.add_session(session, is_own=id is None)
         binding = self._binding(guest, session._record.model, known)
+        if binding is None:  # the session, which kept its model, has ended meanwhile
+            raise SessionError(str(session._record.error))
+        number = guest.add_session(session, is_own=id is None)
         return {"session": number, "id": session.id, **binding}, b""
 
     def _export(self, guest: Guest, _: bytes, session: int) -> Answer:

@@ -277,15 +277,16 @@ class Guest:
             num_versions = sum(known.name == model.name for known in self.models.values())
         return model.name in self.names and num_versions < MAX_VERSIONS
 
-    def number_of(self, model: Model) -> int:
-        """The number of a model's binding; the model stays as long as the guest has it."""
+    def number_of(self, model: Model) -> int | None:
+        """The number of a model's binding; the model stays as long as the guest has it. None if it is given up."""
         with self.lock:
             for number, known in self.models.items():
                 if known is model:
                     return number
             number = self._num_bound = self._num_bound + 1
             if not self.is_gone:
-                self._house.engine._manager.sessions.pin(model, 1)
+                if not self._house.engine._manager.sessions.pin(model):
+                    return None
                 self.models[number] = model
             return number
 
@@ -337,7 +338,7 @@ class Guest:
 
     def _unpin(self, model: Model) -> None:
         manager = self._house.engine._manager
-        manager.sessions.pin(model, -1)
+        manager.sessions.unpin(model)
         manager.turns.wake()
 
     def leave(self) -> None:

@@ -1,21 +1,121 @@
-"""What a client has in the engine's process: the order in which it is told what became of its requests."""
+"""What a client has in the engine's process: models that stay as long as it has them, and in which order it is told
+what became of its requests."""
 
 from __future__ import annotations
 
+import threading
+
+import pytest
 import torch
 
-from cellrt.errors import CellError
+from cellrt.definition.cell import Cell
+from cellrt.definition.define import cell
+from cellrt.engine.engine import Engine
+from cellrt.errors import CellError, SessionError
 from cellrt.graph.reference import run_one_by_one
+from cellrt.graph.unfolder import Unfolder
 from cellrt.process.client import connect
-from cellrt.process.guest import _messages
+from cellrt.process.guest import Guest, _messages
 from cellrt.process.outcomes import Outcome
 from cellrt.process.recorded import LENGTH
+from cellrt.process.source import ModelSource
 from cellrt.process.wire import Kind, Message
 from tests.engine.helpers import WAIT_S, assert_same, error_of
 from tests.process import models
 from tests.process.helpers import steps
-from tests.steps import RAISE
+from tests.steps import RAISE, WIDTH
 from tests.waiting import until
+
+
+def adds(number: int) -> Cell:
+    """A cell that adds a number."""
+    return cell(lambda x: {"y": x + number}, {"x": (WIDTH,)}, name=f"adds {number}")
+
+
+ADD = {number: adds(number) for number in (1, 2, 3, 1000)}
+
+
+def adding(number: int, name: str = "adding") -> Unfolder:
+    """A model whose cell adds a number."""
+    return Unfolder(name, lambda graph, x: {"y": ADD[number](x=x).y}, torch.zeros(WIDTH))
+
+
+one, two, three = adding(1), adding(2), adding(3)
+other = adding(1000, "other")
+
+
+def register(doorkeeper, model: str) -> None:
+    """Registers a model of this module in the place of that of its name, and tells clients of it."""
+    doorkeeper.calls.register(ModelSource(f"{__name__}:{model}"), {"warm_up": False, "replace": True})
+
+
+def give_its_numbers_to_another(engine: Engine, number: int) -> None:
+    """Waits until the model that adds a number is given up, and registers one whose cell gets the number of its."""
+    until(lambda: all(made.cell is not ADD[number] for made in list(engine._registry.types.values())), "it is given up")
+    engine.register(other, warm_up=False)
+
+
+def before_the_first(monkeypatch, act) -> None:
+    """Calls a function when a guest first asks for the number of a model, which was looked up before."""
+    number_of = Guest.number_of
+
+    def number_later(guest, model):
+        monkeypatch.setattr(Guest, "number_of", number_of)
+        act()
+        return guest.number_of(model)
+
+    monkeypatch.setattr(Guest, "number_of", number_later)
+
+
+def test_who_asks_for_a_model_that_is_given_up_meanwhile_gets_the_one_in_its_place(doorkeeper, monkeypatch):
+    """Though nobody has told of it yet: what the client unfolds then is run by the cells it was unfolded for."""
+    replacing = threading.Thread(target=register, args=(doorkeeper, "two"))
+
+    def replace() -> None:
+        replacing.start()
+        give_its_numbers_to_another(doorkeeper.engine, 1)
+
+    register(doorkeeper, "one")
+    before_the_first(monkeypatch, replace)
+    with connect(doorkeeper.address) as client:
+        with doorkeeper.calls._tell_lock:
+            assert client.submit("adding", torch.ones(WIDTH)).result(WAIT_S)["y"][0] == 3
+        replacing.join(WAIT_S)
+
+
+def test_nobody_is_told_of_a_model_that_is_given_up_already(doorkeeper, monkeypatch):
+    replacing = threading.Thread(target=register, args=(doorkeeper, "three"))
+
+    def replace() -> None:
+        replacing.start()  # it tells when this has told
+        give_its_numbers_to_another(doorkeeper.engine, 2)
+
+    told: list[object] = []
+    register(doorkeeper, "one")
+    with connect(doorkeeper.address) as client:
+        assert client.submit("adding", torch.ones(WIDTH)).result(WAIT_S)["y"][0] == 2
+        change = client._link.on_rebind
+        client._link.on_rebind = lambda news: (told.append(news["now"]), change(news))[1]
+        before_the_first(monkeypatch, replace)
+        register(doorkeeper, "two")
+        replacing.join(WAIT_S)
+        until(lambda: len(told) == 2, "it was told twice")
+        assert told[0] is None
+        assert client.submit("adding", torch.ones(WIDTH)).result(WAIT_S)["y"][0] == 4
+
+
+def test_a_session_that_ends_while_it_is_asked_for_says_so(doorkeeper, monkeypatch):
+    def end() -> None:
+        shared.close()
+        another.register(models.kept, warm_up=False, replace=True)
+        until(lambda: not doorkeeper.engine._manager._retired, "the model before is given up")
+
+    with connect(doorkeeper.address) as client, connect(doorkeeper.address) as another:
+        another.register(models.kept, warm_up=False)
+        shared = doorkeeper.engine.session("kept", "shared")
+        before_the_first(monkeypatch, end)
+        with pytest.raises(SessionError, match="'shared'"):
+            client.session("kept", "shared")
 
 
 def test_requests_that_got_places_have_futures_though_the_first_has_failed_before_that_is_said(doorkeeper, monkeypatch):
