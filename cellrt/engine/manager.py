@@ -342,11 +342,11 @@ class Manager:
         """Frees what no request and session of a retired model needs any more; wakes who waits for the last request."""
         for model in [model for model in self._retired if self.sessions.give_up(model)]:
             self._retired.remove(model)
-            for type_id, heir in self._registry.release(model.types).items():
-                self.statistics.forget_type(type_id, heir)
-                self._processor.remove_type(type_id)
+            for made, heir in self._registry.release(model.types):
+                self.statistics.forget_type(made.id, heir)
+                self._processor.remove_type(made.id)
                 for worker in self.workers:
-                    worker.forget(type_id)
+                    worker.forget(made)
         while self._drains and self._is_drained():
             self._drains.pop().say()
 

@@ -189,20 +189,19 @@ class Registry:
         self._num_users.update(types.values())
         return types
 
-    def release(self, types: Mapping[str, int]) -> dict[int, int | None]:
+    def release(self, types: Mapping[str, int]) -> list[tuple[CellType, int | None]]:
         """Gives up what ``use`` gave; returns the types that are no more, each with another one of its cell, if any."""
         self._num_users.subtract(types.values())
-        unused = [type_id for type_id in types.values() if not self._num_users[type_id]]
-        for type_id in unused:
-            made = self.types.pop(type_id)
-            del self._num_users[type_id]
+        unused = [self.types.pop(type_id) for type_id in types.values() if not self._num_users[type_id]]
+        for made in unused:
+            del self._num_users[made.id]
             identity = made.cell.identity
-            if self._type_ids[identity] == type_id:
+            if self._type_ids[identity] == made.id:
                 del self._type_ids[identity]
                 for other in self.types.values():  # in an older form, with requests that go on
                     if other.cell.identity == identity:
                         self._type_ids[identity] = other.id
-        return {types[identity]: self._type_ids.get(identity) for identity in types if types[identity] in unused}
+        return [(made, self._type_ids.get(made.cell.identity)) for made in unused]
 
 
 @dataclass(eq=False, slots=True)

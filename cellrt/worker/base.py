@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.worker.blame import Failure
+from cellrt.worker.cell_type import CellType
 from cellrt.worker.service_thread import ServiceThread
 
 
@@ -149,8 +150,9 @@ class Worker(ABC):
             self._popped += 1
         return done
 
-    def forget(self, type_id: int) -> None:  # noqa: B027 - most have nothing to forget
-        """Drops what was kept for a cell type that is no more; its number may come to mean another."""
+    def forget(self, cell_type: CellType) -> None:  # noqa: B027 - most have nothing to forget
+        """Drops what was kept for a cell type that is no more, and maybe never had a task; its number may come to mean
+        another."""
 
     def take_unfinished(self) -> Unfinished:
         """Takes the tasks that a worker did not finish: once it died (``error`` says of what) and was polled."""

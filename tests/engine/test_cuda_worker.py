@@ -31,6 +31,7 @@ from tests.engine.helpers import SMALL, WAIT_S, assert_same, close_and_check, er
 from tests.engine.models import DIE, NOT_FINITE, RAISE, WIDTH, WRONG_SHAPE, chain_model, loop_model, make_cells
 from tests.engine.test_engine_properties import REQUESTS
 from tests.engine.zoo import make_zoo
+from tests.waiting import until
 
 DEVICES = ["dry", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 on_every_device = pytest.mark.parametrize("device", DEVICES)
@@ -149,6 +150,20 @@ def test_a_cell_that_takes_the_place_of_another_is_not_run_by_what_was_captured_
         engine.check()
         assert not executor._captures._known and not executor.device.placements._placed
         assert executor._captures.used_bytes == 0
+    close_and_check(engine)
+
+
+@on_every_device
+def test_a_cell_that_was_measured_and_had_no_task_leaves_no_weights_on_its_device(device):
+    engine = device_engine(device)
+    placements = engine._manager.workers[0]._device.placements
+    for factor in (1.0, 2.0, 3.0):
+        step = FusedAdd()
+        torch.nn.init.constant_(step.scale, factor)
+        engine.register(chain_model("chain", cell(step, {"x": (WIDTH,), "h": (WIDTH,)}, max_batch=4)), replace=True)
+        until(lambda: len(placements._placed) == 1, "the weights before are given up")
+    engine.unregister("chain")
+    until(lambda: not placements._placed, "the last weights are given up")
     close_and_check(engine)
 
 

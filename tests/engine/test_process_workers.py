@@ -117,6 +117,30 @@ def test_a_cell_that_no_other_process_finds_is_refused(engine):
         engine.register(unfolder)
 
 
+def linear(factor: float) -> cellrt.Unfolder:
+    """A model of 256 KiB of weights."""
+    module = torch.nn.Linear(256, 256)
+    torch.nn.init.constant_(module.weight, factor)
+    made = cellrt.cell(module, {"input": (256,)}, name="linear")
+    return cellrt.Unfolder("linear", lambda graph, x: {"y": made(input=x)}, torch.zeros(256))
+
+
+def test_a_model_that_had_no_task_leaves_no_weights_for_workers_processes():
+    with cellrt.Engine(2 * APART) as engine:
+        pool = engine._registrar._shared.pool
+
+        def used() -> int:
+            return os.fstat(pool.fd).st_blocks * 512
+
+        engine.register(linear(1.0), warm_up=False)
+        with_one = used()
+        for factor in (2.0, 3.0):
+            engine.register(linear(factor), warm_up=False, replace=True)
+            until(lambda: used() == with_one, "the weights before are given up")
+        engine.unregister("linear")
+        until(lambda: with_one - used() >= 1 << 18, "the last weights are given up")
+
+
 def test_a_closed_engine_leaves_no_process_and_no_memory():
     before = shared_files()
     with cellrt.Engine(APART) as engine:

@@ -54,14 +54,16 @@ class SharedCells:
         if cell.identity not in self._cells:
             self._cells[cell.identity] = self._write(_pickled(cell))
 
-    def forget(self, type_id: int) -> None:
-        """Gives up a type that no task has, and its cell if no other type has it; in a turn."""
-        known = self._types.pop(type_id, None)
+    def forget(self, cell_type: CellType) -> None:
+        """Gives up a type that no task has, and its cell if no type that is described has it; in a turn."""
+        known = self._types.pop(cell_type.id, None)
         if known is not None:
             self.pool.free(known[1])
-            identity = known[0].cell.identity
-            if all(other.cell.identity != identity for other, _ in self._types.values()):
-                self.pool.free(self._cells.pop(identity))
+        identity = cell_type.cell.identity
+        if all(other.cell.identity != identity for other, _ in self._types.values()):
+            cell = self._cells.pop(identity, None)
+            if cell is not None:
+                self.pool.free(cell)
 
     def place_of(self, cell_type: CellType, arenas: Sequence[SharedArenas]) -> Place:
         """Where a type of a known cell is described; in a turn."""

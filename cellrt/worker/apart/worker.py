@@ -116,9 +116,9 @@ class ProcessWorker(Worker):
             self._popped += 1
         return done
 
-    def forget(self, type_id: int) -> None:
+    def forget(self, cell_type: CellType) -> None:
         """See ``Worker.forget``; the process forgets a type when its number comes to mean another."""
-        self._cells.forget(type_id)
+        self._cells.forget(cell_type)
 
     def take_unfinished(self) -> Unfinished:
         """See ``Worker.take_unfinished``."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cellrt.core.task_layout import H_GOES_ON
 from cellrt.worker.base import Done, Worker
 from cellrt.worker.blame import Failure
+from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.executor import Executor
 from cellrt.worker.torch_state import use_torch_threads
 
@@ -42,9 +43,9 @@ class CpuWorker(Worker):
         self._executor = executor
         self._num_threads = num_threads
 
-    def forget(self, type_id: int) -> None:
+    def forget(self, cell_type: CellType) -> None:
         """See ``Worker.forget``."""
-        self._executor.forget(type_id)
+        self._executor.forget(cell_type.id)
 
     def _serve(self) -> None:
         use_torch_threads(self._num_threads)

@@ -135,13 +135,12 @@ class DeviceExecutor:
             self._placed[cell_type.id] = placed
         return placed
 
-    def forget(self, type_id: int) -> None:
+    def forget(self, cell_type: CellType) -> None:
         """Drops what was kept for a cell type that no task has: its weights and captures, above all."""
-        self._plans.forget(type_id)
-        self._captures.forget(type_id)
-        placed = self._placed.pop(type_id, None)
-        if placed is not None:
-            self.device.placements.forget(placed.cell.identity)
+        self._plans.forget(cell_type.id)
+        self._captures.forget(cell_type.id)
+        self._placed.pop(cell_type.id, None)
+        self.device.placements.forget(cell_type.cell.identity)  # though no task placed it: it may have been measured
 
     def begin(self, launch: Launch) -> InFlight | None:
         """Submits a task; None if the rings have no room until a task in flight is collected."""

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 
 from cellrt.worker.base import Done, Launch, Worker
+from cellrt.worker.cell_type import CellType
 from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
 from cellrt.worker.device.in_flight import InFlight
 from cellrt.worker.torch_state import HOST_THREADS, use_torch_threads
@@ -96,10 +97,10 @@ class CudaWorker(Worker):
         while serving, and cells that are ``not_compiled`` though ``DeviceOptions(compiled=True)`` asks for it."""
         return self._executor.counts()
 
-    def forget(self, type_id: int) -> None:
+    def forget(self, cell_type: CellType) -> None:
         """See ``Worker.forget``."""
-        self._longest_ns.pop(type_id, None)
-        self._executor.forget(type_id)
+        self._longest_ns.pop(cell_type.id, None)
+        self._executor.forget(cell_type)
 
     def _take_waiting(self) -> list[Launch]:
         waiting = [*self._waiting, *super()._take_waiting()]
